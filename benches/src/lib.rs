@@ -1,0 +1,1 @@
+//! Benches of umf, side by side with peers

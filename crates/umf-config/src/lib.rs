@@ -1,0 +1,1 @@
+//! Settings of umf: umf.toml, the environment and their sources

@@ -1,0 +1,1 @@
+//! Vocabulary of umf: addresses, regions, the Provider and Pool traits, the tracker

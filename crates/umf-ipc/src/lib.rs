@@ -1,0 +1,1 @@
+//! By-value memory handles: codec, ledger, fd transfer, exporter and importer

@@ -1,0 +1,1 @@
+//! GPU-device-aware unified memory framework: pools, by-value IPC handles, caches

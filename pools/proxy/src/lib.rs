@@ -1,0 +1,1 @@
+//! Proxy pool of umf: each request goes to the provider

@@ -1,0 +1,1 @@
+//! Slab pool of umf: size classes, per-thread caches, out-of-band metadata

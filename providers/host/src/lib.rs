@@ -1,0 +1,1 @@
+//! Host memory provider of umf: private, shared, named, huge pages, NUMA

@@ -1,0 +1,1 @@
+//! Multi-process and fault tests of umf
