@@ -1,1 +1,45 @@
-//! Vocabulary of umf: addresses, regions, the Provider and Pool traits, the tracker
+//! The vocabulary of umf, on which everything else stands.
+//!
+//! | word | here |
+//! |---|---|
+//! | provider | [`Provider`] and its abilities: [`provider`] |
+//! | region | [`Region`], got through an [`Upstream`] |
+//! | pool, block | [`Pool`] |
+//! | address | [`Address`], which cannot be dereferenced |
+//! | tracker | [`tracker::find`]: from an address to its region and pool |
+//! | exported memory | [`observer`]: who is told before it goes |
+//!
+//! A crate that brings a provider or a pool depends on this one alone, and runs the conformance suite of
+//! its trait with one line: [`provider_conformance!`], [`pool_conformance!`] (feature `conformance`).
+//!
+//! This crate knows no operating system resource except memory for its own metadata, which never comes from
+//! the global allocator.
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("umf runs on 64-bit Linux");
+
+mod address;
+#[cfg(feature = "conformance")]
+pub mod conformance;
+mod error;
+pub mod fork;
+mod layout;
+pub mod lock;
+pub mod metadata;
+pub mod observer;
+mod pool;
+pub mod provider;
+pub mod statistics;
+mod sys;
+pub mod thread;
+pub mod tracker;
+
+pub use address::{Address, AddressSpace};
+pub use error::{Error, Result};
+pub use layout::Layout;
+pub use pool::{BlockSpan, Pool};
+pub use provider::{
+    Access, Export, Import, ImportRequest, Imported, MemoryKind, NativeBytes, NativeExport, Properties,
+    Property, PropertyValue, Provider, ProviderKind, Purge, Region, RegionId, SplitMerge, Visibility,
+};
+pub use tracker::{ProviderRef, Upstream};

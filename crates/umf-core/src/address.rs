@@ -1,0 +1,182 @@
+//! [`Address`]: a place in memory that nobody can dereference by accident.
+
+use core::fmt;
+
+/// Which set of addresses an [`Address`] belongs to.
+///
+/// Space 0 is the address space of this process (host memory, and device memory with unified
+/// addressing, where a device address never equals a host one). A provider whose device numbers its
+/// memory on its own uses another space, so that its addresses cannot be confused with ours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AddressSpace(u8);
+
+impl AddressSpace {
+    /// The address space of this process.
+    pub const PROCESS: Self = Self(0);
+    /// How many spaces there are: numbers 0 to 127.
+    pub const COUNT: usize = 128;
+
+    /// Space number `number`, or `None` if it is 128 or more.
+    #[must_use]
+    pub const fn new(number: u8) -> Option<Self> {
+        if (number as usize) < Self::COUNT { Some(Self(number)) } else { None }
+    }
+
+    /// The number of this space.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        self.0
+    }
+}
+
+/// A byte address that can be computed with, compared and looked up, but not dereferenced.
+///
+/// Device memory may not be touched by the CPU, and pools never need to touch what they hand out;
+/// so pools and trackers use this type, and only memory whose provider says that it is
+/// host-accessible yields pointers ([`Address::as_ptr`] is the one door, and using what it returns is
+/// `unsafe` as for any raw pointer).
+///
+/// The lower 57 bits are the offset in the space (the user half of five-level paging), the upper 7
+/// the [`AddressSpace`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct Address(u64);
+
+impl Address {
+    /// Bits of an address inside its space.
+    pub const BITS: u32 = 57;
+    const MASK: u64 = (1 << Self::BITS) - 1;
+
+    /// Address `value` of this process, or `None` if it does not fit into 57 bits.
+    #[must_use]
+    pub const fn new(value: usize) -> Option<Self> {
+        Self::in_space(AddressSpace::PROCESS, value as u64)
+    }
+
+    /// Address `value` of `space`, or `None` if it does not fit into 57 bits.
+    #[must_use]
+    pub const fn in_space(space: AddressSpace, value: u64) -> Option<Self> {
+        if value <= Self::MASK { Some(Self(((space.0 as u64) << Self::BITS) | value)) } else { None }
+    }
+
+    /// The address that a pointer of this process holds.
+    ///
+    /// Pointers above 57 bits do not occur in user space; such a value is cut to 57 bits and is then
+    /// an address that no tracker knows.
+    #[must_use]
+    pub fn from_ptr<T: ?Sized>(pointer: *const T) -> Self {
+        Self(pointer.cast::<u8>().addr() as u64 & Self::MASK)
+    }
+
+    /// The space that this address belongs to.
+    #[must_use]
+    pub const fn space(self) -> AddressSpace {
+        AddressSpace((self.0 >> Self::BITS) as u8)
+    }
+
+    /// The offset in its space: for [`AddressSpace::PROCESS`] the virtual address.
+    #[must_use]
+    pub const fn value(self) -> u64 {
+        self.0 & Self::MASK
+    }
+
+    /// Space and value as one number, as page maps use it for an index.
+    #[must_use]
+    pub const fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// The inverse of [`Address::to_bits`].
+    #[must_use]
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// The address as a pointer of this process, or `None` in another address space.
+    ///
+    /// Dereferencing it is sound only for memory that the provider calls host-accessible.
+    #[must_use]
+    pub fn as_ptr(self) -> Option<*mut u8> {
+        if self.0 <= Self::MASK {
+            usize::try_from(self.0).ok().map(core::ptr::with_exposed_provenance_mut)
+        } else {
+            None
+        }
+    }
+
+    /// `self + bytes`, or `None` past the end of the space.
+    #[must_use]
+    pub const fn checked_add(self, bytes: u64) -> Option<Self> {
+        match self.value().checked_add(bytes) {
+            Some(value) => Self::in_space(self.space(), value),
+            None => None,
+        }
+    }
+
+    /// Bytes from `base` up to `self`, or `None` if `self` lies below it or in another space.
+    #[must_use]
+    pub const fn offset_from(self, base: Self) -> Option<u64> {
+        if self.space().0 == base.space().0 { self.0.checked_sub(base.0) } else { None }
+    }
+
+    /// Whether the address is a multiple of `alignment` (a power of two).
+    #[must_use]
+    pub const fn is_aligned_to(self, alignment: usize) -> bool {
+        self.0 & (alignment as u64).wrapping_sub(1) & Self::MASK == 0
+    }
+
+    /// The next multiple of `alignment` (a power of two), or `None` past the end of the space.
+    #[must_use]
+    pub const fn align_up(self, alignment: usize) -> Option<Self> {
+        let mask = (alignment as u64).wrapping_sub(1);
+        match self.value().checked_add(mask) {
+            Some(value) => Self::in_space(self.space(), value & !mask),
+            None => None,
+        }
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.space() == AddressSpace::PROCESS {
+            write!(f, "{:#x}", self.value())
+        } else {
+            write!(f, "{}:{:#x}", self.space().0, self.value())
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spaces_do_not_mix() {
+        let ours = Address::new(0x1000).unwrap();
+        let other = Address::in_space(AddressSpace::new(3).unwrap(), 0x1000).unwrap();
+        assert_ne!(ours, other);
+        assert_eq!(other.value(), 0x1000);
+        assert_eq!(other.space().number(), 3);
+        assert!(other.as_ptr().is_none());
+        assert_eq!(other.offset_from(ours), None);
+        assert_eq!(ours.checked_add(16).unwrap().offset_from(ours), Some(16));
+    }
+
+    #[test]
+    fn limits_are_checked() {
+        assert!(Address::new(1 << 57).is_none());
+        assert!(AddressSpace::new(128).is_none());
+        let last = Address::new((1 << 57) - 1).unwrap();
+        assert!(last.checked_add(1).is_none());
+        assert!(last.align_up(4096).is_none());
+        assert_eq!(Address::new(4097).unwrap().align_up(4096), Address::new(8192));
+        assert!(Address::new(8192).unwrap().is_aligned_to(4096));
+        assert!(!Address::new(8200).unwrap().is_aligned_to(4096));
+    }
+}

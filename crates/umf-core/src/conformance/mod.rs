@@ -1,0 +1,8 @@
+//! Conformance suites: one set of tests per trait, instantiated for every implementation.
+//!
+//! A crate that brings a provider or a pool turns on the feature `conformance` for its tests and writes one
+//! line, [`crate::provider_conformance!`] or [`crate::pool_conformance!`]. New behaviour of a trait is a new
+//! test here, so that every implementation gets it.
+
+pub mod pool;
+pub mod provider;

@@ -1,0 +1,1 @@
+//! What every pool must do: see [`crate::pool_conformance!`].

@@ -1,0 +1,179 @@
+//! The error that providers, pools and the tracker return.
+
+use crate::Address;
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T, E = Error> = core::result::Result<T, E>;
+
+/// What went wrong in a provider, a pool or the tracker.
+///
+/// Holds no heap memory: a pool may be the global allocator, and an allocator that fails must not
+/// allocate in order to say so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A size of zero bytes was asked for.
+    #[error("a size of 0 bytes was asked for; ask for at least 1")]
+    ZeroSize,
+    /// A size, after rounding up to its alignment, exceeds what an address space can hold.
+    #[error("{size} bytes aligned to {align} overflow the address space; ask for less")]
+    SizeOverflow {
+        /// The size asked for, in bytes.
+        size: usize,
+        /// The alignment asked for, in bytes.
+        align: usize,
+    },
+    /// An alignment is not a power of two, or more than the provider can give.
+    #[error("alignment {align} is not a power of two or exceeds what this provider or pool can give")]
+    BadAlignment {
+        /// The alignment asked for, in bytes.
+        align: usize,
+    },
+    /// The address belongs to no live region that this pool or provider owns.
+    #[error("address {address} does not belong to {owner}; free a block where it was allocated")]
+    ForeignAddress {
+        /// The address given.
+        address: Address,
+        /// Who was asked.
+        owner: &'static str,
+    },
+    /// The address was freed before.
+    #[error("address {address} is not allocated: freed twice, or never handed out")]
+    NotAllocated {
+        /// The address given.
+        address: Address,
+    },
+    /// The address lies inside a block, not at its start.
+    #[error("address {address} lies inside a block and not at its start; pass what allocate returned")]
+    InteriorAddress {
+        /// The address given.
+        address: Address,
+    },
+    /// The system or device has no memory left.
+    #[error("out of memory: {size} bytes from {owner}{}", NativeSuffix(*.native))]
+    OutOfMemory {
+        /// Bytes asked for.
+        size: usize,
+        /// Who was asked.
+        owner: &'static str,
+        /// The native error number (errno for system calls), 0 if none.
+        native: i32,
+    },
+    /// A limit set by the user would be exceeded.
+    #[error("{what} limit of {limit} bytes would be exceeded by {size} more; raise it or free some")]
+    LimitReached {
+        /// The name of the limit.
+        what: &'static str,
+        /// The limit, in bytes.
+        limit: u64,
+        /// Bytes asked for.
+        size: usize,
+    },
+    /// What is frozen cannot be used: shared memory that a forked child inherited.
+    #[error("{what} was inherited through fork and is frozen in the child; make a new one here")]
+    Frozen {
+        /// What was used.
+        what: &'static str,
+    },
+    /// The provider, pool or this system cannot do that.
+    #[error("{what} is not supported by {owner}{}", NativeSuffix(*.native))]
+    NotSupported {
+        /// What was asked.
+        what: &'static str,
+        /// Who was asked.
+        owner: &'static str,
+        /// The native error number, 0 if none.
+        native: i32,
+    },
+    /// An argument makes no sense.
+    #[error("{what}: {why}")]
+    InvalidArgument {
+        /// Which argument.
+        what: &'static str,
+        /// What would be valid.
+        why: &'static str,
+    },
+    /// A native call failed.
+    #[error("{call} failed{}{}", NativeSuffix(*.native), Hint(.hint))]
+    Native {
+        /// The system or driver call.
+        call: &'static str,
+        /// The native error number: errno for system calls, the driver's code for drivers.
+        native: i32,
+        /// What to do about it, empty if nothing is known.
+        hint: &'static str,
+    },
+    /// A memory object that came from elsewhere is not what it was said to be.
+    #[error("refused to map: {why}")]
+    Untrusted {
+        /// What was found instead.
+        why: &'static str,
+    },
+    /// The fixed number of something is used up.
+    #[error("no more than {limit} {what} are possible in one process")]
+    TooMany {
+        /// What there are too many of.
+        what: &'static str,
+        /// The bound.
+        limit: usize,
+    },
+}
+
+impl Error {
+    /// A failed system call, without a hint.
+    #[must_use]
+    pub const fn native(call: &'static str, native: i32) -> Self {
+        Self::Native { call, native, hint: "" }
+    }
+
+    /// The native error number behind this error, if there is one.
+    #[must_use]
+    pub const fn native_code(&self) -> Option<i32> {
+        match self {
+            Self::OutOfMemory { native, .. }
+            | Self::NotSupported { native, .. }
+            | Self::Native { native, .. }
+                if *native != 0 =>
+            {
+                Some(*native)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Shows ` (errno 12: Cannot allocate memory)`, or nothing for 0.
+struct NativeSuffix(i32);
+
+impl core::fmt::Display for NativeSuffix {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        if self.0 == 0 {
+            return Ok(());
+        }
+        write!(f, " ({})", std::io::Error::from_raw_os_error(self.0))
+    }
+}
+
+/// Shows `; hint`, or nothing.
+struct Hint(&'static str);
+
+impl core::fmt::Display for Hint {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, "; {}", self.0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_cause_and_remedy() {
+        let text = Error::OutOfMemory { size: 4096, owner: "host", native: 12 }.to_string();
+        assert!(text.contains("4096 bytes from host") && text.contains("os error 12"), "{text}");
+        let text = Error::Native { call: "mbind", native: 1, hint: "grant CAP_SYS_NICE" }.to_string();
+        assert!(text.contains("mbind failed") && text.ends_with("; grant CAP_SYS_NICE"), "{text}");
+        assert_eq!(Error::native("mmap", 22).native_code(), Some(22));
+        assert_eq!(Error::ZeroSize.native_code(), None);
+    }
+}

@@ -1,0 +1,119 @@
+//! [`Layout`]: a size and an alignment that have been checked once.
+
+use core::num::NonZeroUsize;
+
+use crate::Error;
+
+/// Size and alignment of a block or region, in bytes.
+///
+/// A `Layout` that exists is valid: the size is not zero, the alignment is a power of two, and the size
+/// rounded up to the alignment fits into `isize`. So zero size and overflow are errors of
+/// construction, in every build, and no provider or pool has to think of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Layout {
+    size: NonZeroUsize,
+    align: NonZeroUsize,
+}
+
+impl Layout {
+    /// The largest size that a layout can have.
+    pub const MAX_SIZE: usize = isize::MAX as usize;
+
+    /// A layout of `size` bytes at a multiple of `align`.
+    ///
+    /// # Errors
+    /// [`Error::ZeroSize`], [`Error::BadAlignment`] if `align` is not a power of two,
+    /// [`Error::SizeOverflow`] if `size` rounded up to `align` exceeds [`Layout::MAX_SIZE`].
+    pub const fn new(size: usize, align: usize) -> Result<Self, Error> {
+        let Some(nonzero) = NonZeroUsize::new(size) else {
+            return Err(Error::ZeroSize);
+        };
+        if !align.is_power_of_two() {
+            return Err(Error::BadAlignment { align });
+        }
+        if size > Self::MAX_SIZE - (align - 1) {
+            return Err(Error::SizeOverflow { size, align });
+        }
+        match NonZeroUsize::new(align) {
+            Some(align) => Ok(Self { size: nonzero, align }),
+            None => Err(Error::BadAlignment { align }),
+        }
+    }
+
+    /// `count` elements of `size` bytes each.
+    ///
+    /// # Errors
+    /// As [`Layout::new`]; the product overflowing is [`Error::SizeOverflow`].
+    pub const fn array(count: usize, size: usize, align: usize) -> Result<Self, Error> {
+        match count.checked_mul(size) {
+            Some(size) => Self::new(size, align),
+            None => Err(Error::SizeOverflow { size: usize::MAX, align }),
+        }
+    }
+
+    /// Size in bytes, never 0.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        self.size.get()
+    }
+
+    /// Alignment in bytes, a power of two.
+    #[must_use]
+    pub const fn align(self) -> usize {
+        self.align.get()
+    }
+
+    /// The same size with the larger of both alignments.
+    ///
+    /// # Errors
+    /// As [`Layout::new`].
+    pub const fn align_to(self, align: usize) -> Result<Self, Error> {
+        Self::new(self.size(), if align > self.align() { align } else { self.align() })
+    }
+
+    /// The size rounded up to a multiple of `granule` (a power of two), same alignment.
+    ///
+    /// # Errors
+    /// As [`Layout::new`].
+    pub const fn pad_to(self, granule: usize) -> Result<Self, Error> {
+        if !granule.is_power_of_two() {
+            return Err(Error::BadAlignment { align: granule });
+        }
+        match self.size().checked_next_multiple_of(granule) {
+            Some(size) => Self::new(size, self.align()),
+            None => Err(Error::SizeOverflow { size: self.size(), align: granule }),
+        }
+    }
+}
+
+impl TryFrom<core::alloc::Layout> for Layout {
+    type Error = Error;
+
+    fn try_from(layout: core::alloc::Layout) -> Result<Self, Error> {
+        Self::new(layout.size(), layout.align())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn malformed_layouts_are_errors() {
+        assert!(matches!(Layout::new(0, 8), Err(Error::ZeroSize)));
+        assert!(matches!(Layout::new(8, 0), Err(Error::BadAlignment { align: 0 })));
+        assert!(matches!(Layout::new(8, 24), Err(Error::BadAlignment { align: 24 })));
+        assert!(matches!(Layout::new(usize::MAX, 1), Err(Error::SizeOverflow { .. })));
+        assert!(matches!(Layout::new(Layout::MAX_SIZE, 4096), Err(Error::SizeOverflow { .. })));
+        assert!(matches!(Layout::array(usize::MAX, 2, 1), Err(Error::SizeOverflow { .. })));
+        assert_eq!(Layout::new(Layout::MAX_SIZE, 1).unwrap().size(), Layout::MAX_SIZE);
+    }
+
+    #[test]
+    fn padding_and_alignment() {
+        let layout = Layout::new(100, 8).unwrap();
+        assert_eq!(layout.pad_to(64).unwrap().size(), 128);
+        assert_eq!(layout.align_to(64).unwrap().align(), 64);
+        assert_eq!(layout.align_to(4).unwrap().align(), 8);
+    }
+}

@@ -1,0 +1,150 @@
+//! [`Lock`]: a mutual exclusion lock that needs no allocator and survives a fork.
+//!
+//! `std::sync::Mutex` would do, but for one thing: `fork` needs the lock taken in the parent and let
+//! go in the child by somebody who holds no guard (see [`crate::fork`]).
+
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::sys;
+
+const FREE: u32 = 0;
+const TAKEN: u32 = 1;
+const CONTENDED: u32 = 2;
+const SPINS: u32 = 100;
+
+/// A lock around a `T`. Waiting spins shortly, then sleeps on a futex.
+#[derive(Debug, Default)]
+pub struct Lock<T> {
+    state: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the lock hands the value to one thread at a time.
+unsafe impl<T: Send> Send for Lock<T> {}
+// SAFETY: as above; a shared `Lock` gives access to `T` only through its guard.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+impl<T> Lock<T> {
+    /// A free lock around `value`.
+    pub const fn new(value: T) -> Self {
+        Self { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+    }
+
+    /// Waits for the lock.
+    pub fn lock(&self) -> LockGuard<'_, T> {
+        if self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            self.lock_contended();
+        }
+        LockGuard { lock: self }
+    }
+
+    /// Takes the lock if it is free.
+    pub fn try_lock(&self) -> Option<LockGuard<'_, T>> {
+        self.state
+            .compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed)
+            .ok()
+            .map(|_| LockGuard { lock: self })
+    }
+
+    #[cold]
+    fn lock_contended(&self) {
+        for _ in 0..SPINS {
+            core::hint::spin_loop();
+            if self.state.load(Ordering::Relaxed) == FREE
+                && self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                return;
+            }
+        }
+        while self.state.swap(CONTENDED, Ordering::Acquire) != FREE {
+            sys::futex_wait(&self.state, CONTENDED);
+        }
+    }
+
+    /// Takes the lock and keeps it without a guard, for [`Lock::unlock_after_fork`].
+    pub fn lock_for_fork(&self) {
+        core::mem::forget(self.lock());
+    }
+
+    /// Lets go of a lock that [`Lock::lock_for_fork`] took, in the parent or in the child.
+    ///
+    /// # Safety
+    /// The calling thread (or the thread of which it is the forked copy) holds the lock by
+    /// `lock_for_fork`.
+    pub unsafe fn unlock_after_fork(&self) {
+        self.unlock();
+    }
+
+    /// The value of a lock that [`Lock::lock_for_fork`] took.
+    ///
+    /// # Safety
+    /// As [`Lock::unlock_after_fork`], and the reference is not kept past it.
+    pub(crate) unsafe fn get_locked(&self) -> &T {
+        // SAFETY: the caller holds the lock.
+        unsafe { &*self.value.get() }
+    }
+
+    fn unlock(&self) {
+        if self.state.swap(FREE, Ordering::Release) == CONTENDED {
+            sys::futex_wake_one(&self.state);
+        }
+    }
+}
+
+/// Access to the value of a [`Lock`], until dropped.
+#[derive(Debug)]
+pub struct LockGuard<'a, T> {
+    lock: &'a Lock<T>,
+}
+
+impl<T> Deref for LockGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the guard exists, so this thread alone holds the lock.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for LockGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the guard exists, so this thread alone holds the lock.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for LockGuard<'_, T> {
+    fn drop(&mut self) {
+        self.lock.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_under_contention() {
+        let lock = Lock::new(0_u64);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        *lock.lock() += 1;
+                    }
+                });
+            }
+        });
+        assert_eq!(*lock.lock(), 80_000);
+        let held = lock.lock();
+        assert!(lock.try_lock().is_none());
+        drop(held);
+        lock.lock_for_fork();
+        assert!(lock.try_lock().is_none());
+        // SAFETY: taken on the line above.
+        unsafe { lock.unlock_after_fork() };
+        assert!(lock.try_lock().is_some());
+    }
+}

@@ -1,0 +1,135 @@
+//! [`Chunks`]: an array that grows without moving its elements.
+
+use core::marker::PhantomData;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use crate::{Error, Result, sys};
+
+/// Types for which memory full of zeros is a valid value.
+///
+/// # Safety
+/// All-zero bytes are a valid value of the type, and it has no drop glue that matters: elements are
+/// never dropped.
+pub unsafe trait Zeroed: Sync {}
+
+// SAFETY: zero is a valid integer, and the atomics have the layout of their integers.
+unsafe impl Zeroed for AtomicU8 {}
+// SAFETY: as above.
+unsafe impl Zeroed for AtomicU16 {}
+// SAFETY: as above.
+unsafe impl Zeroed for AtomicU32 {}
+// SAFETY: as above.
+unsafe impl Zeroed for AtomicU64 {}
+// SAFETY: as above.
+unsafe impl Zeroed for AtomicUsize {}
+// SAFETY: a null pointer is a valid `AtomicPtr`.
+unsafe impl<T> Zeroed for AtomicPtr<T> {}
+
+const COUNT: usize = 26;
+
+/// An array of up to 2^31 zero-initialised elements in mappings of its own.
+///
+/// Chunk `k` holds `FIRST << k` elements, so that reading an element costs two loads whatever its
+/// index, and growing is one `mmap`. `FIRST` is a power of two.
+#[derive(Debug)]
+pub struct Chunks<T: Zeroed, const FIRST: usize = 64> {
+    chunks: [AtomicPtr<T>; COUNT],
+    elements: PhantomData<T>,
+}
+
+impl<T: Zeroed, const FIRST: usize> Default for Chunks<T, FIRST> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T: Zeroed, const FIRST: usize> Chunks<T, FIRST> {
+    const SHIFT: u32 = {
+        assert!(
+            FIRST.is_power_of_two() && FIRST.ilog2() as usize + COUNT < 40,
+            "FIRST: a small power of two"
+        );
+        FIRST.ilog2()
+    };
+
+    /// An empty array; maps nothing.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; COUNT], elements: PhantomData }
+    }
+
+    const fn locate(index: u32) -> (usize, usize) {
+        let position = index as usize + FIRST;
+        let chunk = (position.ilog2() - Self::SHIFT) as usize;
+        (chunk, position - (FIRST << chunk))
+    }
+
+    /// The element at `index`, or `None` where the array has not grown to.
+    #[inline]
+    pub fn get(&self, index: u32) -> Option<&T> {
+        let (chunk, offset) = Self::locate(index);
+        let first = NonNull::new(self.chunks.get(chunk)?.load(Ordering::Acquire))?;
+        // SAFETY: a published chunk `k` has FIRST << k zero-initialised elements, is never unmapped,
+        // and `locate` yields an offset below that.
+        Some(unsafe { first.add(offset).as_ref() })
+    }
+
+    /// The element at `index`; grows the array up to it.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if no memory can be mapped, [`Error::TooMany`] past 2^31 elements.
+    pub fn get_or_grow(&self, index: u32) -> Result<&T> {
+        if let Some(element) = self.get(index) {
+            return Ok(element);
+        }
+        let (chunk, _) = Self::locate(index);
+        let limit = (FIRST << COUNT) - FIRST;
+        let too_many = Error::TooMany { what: "metadata records", limit };
+        let slot = self.chunks.get(chunk).ok_or(too_many)?;
+        let size = (FIRST << chunk).checked_mul(size_of::<T>()).ok_or(too_many)?;
+        let mapped = sys::map_metadata(size)?;
+        if slot
+            .compare_exchange(ptr::null_mut(), mapped.as_ptr().cast(), Ordering::AcqRel, Ordering::Acquire)
+            .is_err()
+        {
+            // SAFETY: another thread published its chunk first; nobody has seen this one.
+            let _ = unsafe { rustix::mm::munmap(mapped.as_ptr().cast(), size) };
+        }
+        self.get(index).ok_or(too_many)
+    }
+}
+
+impl<T: Zeroed, const FIRST: usize> Drop for Chunks<T, FIRST> {
+    fn drop(&mut self) {
+        for (chunk, slot) in self.chunks.iter_mut().enumerate() {
+            let first = *slot.get_mut();
+            if !first.is_null() {
+                // SAFETY: `self` goes, so no reference into its chunks is left; the size is the one
+                // that the chunk was mapped with.
+                let _ = unsafe { rustix::mm::munmap(first.cast(), (FIRST << chunk) * size_of::<T>()) };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_are_zero_distinct_and_stay() {
+        let array: Chunks<AtomicU64, 4> = Chunks::new();
+        assert!(array.get(0).is_none());
+        for index in 0..5_000 {
+            let element = array.get_or_grow(index).unwrap();
+            assert_eq!(element.swap(u64::from(index) + 1, Ordering::Relaxed), 0);
+        }
+        let first: *const AtomicU64 = array.get(0).unwrap();
+        array.get_or_grow(1_000_000).unwrap();
+        assert!(ptr::eq(first, array.get(0).unwrap()));
+        for index in 0..5_000 {
+            assert_eq!(array.get(index).unwrap().load(Ordering::Relaxed), u64::from(index) + 1);
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Memory for metadata: mappings of our own, never the global allocator (a pool may *be* that).
+//!
+//! [`Chunks`] is an array that grows without moving; [`Table`] adds the handing out of its indices.
+//! Neither ever gives memory back: what a lock-free reader found under an index stays readable, and
+//! is at worst a record of something newer, which the reader notices by a generation.
+
+mod chunks;
+mod table;
+
+pub use chunks::{Chunks, Zeroed};
+pub use table::Table;

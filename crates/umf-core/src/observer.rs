@@ -1,0 +1,55 @@
+//! The seam between memory and whoever exports it.
+//!
+//! A block or region that is exported carries a flag. When a flagged one is freed, its observers are told
+//! *before* the memory goes, so that they can retire the export first. What was never exported pays a test
+//! of the flag, which lies in state that the free path reads anyway.
+
+use std::sync::{Arc, Weak};
+
+use crate::lock::Lock;
+use crate::{Address, Region};
+
+/// What is about to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Freed {
+    /// A block goes back to its pool, which may hand it out again.
+    Block {
+        /// Its address, as the pool handed it out.
+        address: Address,
+    },
+    /// A region goes back to its provider.
+    Region(Region),
+}
+
+/// Is told before exported memory goes.
+pub trait ExportObserver: Send + Sync {
+    /// Called in the freeing thread, before the memory can be used again. Must not allocate from or free to
+    /// pools, and must not fail: whatever names the memory has to be invalid when it returns.
+    fn before_free(&self, freed: Freed);
+}
+
+static OBSERVERS: Lock<Vec<Weak<dyn ExportObserver>>> = Lock::new(Vec::new());
+
+/// Adds an observer, for as long as an `Arc` to it exists.
+pub fn observe(observer: &Arc<dyn ExportObserver>) {
+    let mut observers = OBSERVERS.lock();
+    observers.retain(|known| known.strong_count() > 0);
+    observers.push(Arc::downgrade(observer));
+}
+
+/// Tells all observers. For pools and [`crate::tracker::Upstream`]; called for flagged memory only.
+#[cold]
+pub fn before_free(freed: Freed) {
+    let mut index = 0;
+    loop {
+        // One at a time, and not under the lock: an observer may take locks of its own.
+        let observer = OBSERVERS.lock().get(index).map(Weak::upgrade);
+        match observer {
+            Some(Some(observer)) => observer.before_free(freed),
+            Some(None) => {}
+            None => return,
+        }
+        index += 1;
+    }
+}

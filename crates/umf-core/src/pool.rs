@@ -1,0 +1,84 @@
+//! Pools: fine-grained blocks out of coarse regions.
+
+use crate::statistics::PoolStatistics;
+use crate::tracker::ProviderRef;
+use crate::{Address, Layout, Result};
+
+/// A live block: what [`Pool::block_at`] finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockSpan {
+    /// Where the block begins, as [`Pool::allocate`] returned it.
+    pub address: Address,
+    /// Bytes that its owner may use, at least what was asked for.
+    pub size: usize,
+}
+
+/// Hands out blocks from regions.
+///
+/// All methods may be called from several threads at once; a block may be freed by any thread. A pool
+/// never touches the memory that it hands out: what it has to remember lies elsewhere. Memory handed out
+/// again holds what its former owner left there.
+///
+/// Misuse is an error in every build, never corruption: zero size, overflow and bad alignments by the type
+/// [`Layout`]; a foreign, interior or twice freed address by [`Pool::free`]. (What cannot be detected is a
+/// block freed by someone who does not own it, while it is live.)
+///
+/// A pool is accepted by [`crate::pool_conformance!`], in one line.
+///
+/// # Safety
+/// An implementor promises that the blocks it hands out lie in regions of its provider, are aligned, do not
+/// overlap, and stay valid until freed; and that it tells [`crate::observer::before_free`] before a block
+/// that [`Pool::mark_exported`] marked can be handed out again.
+pub unsafe trait Pool: Send + Sync {
+    /// The name of this instance, for people.
+    fn name(&self) -> &str;
+
+    /// Where its regions come from.
+    fn provider(&self) -> &ProviderRef;
+
+    /// Allocates a block of at least `layout.size()` bytes at a multiple of `layout.align()`.
+    ///
+    /// # Errors
+    /// [`crate::Error::BadAlignment`] beyond what the provider can give, [`crate::Error::OutOfMemory`],
+    /// [`crate::Error::LimitReached`], [`crate::Error::Frozen`] in a forked child if the memory is shared, and
+    /// the provider's own.
+    fn allocate(&self, layout: Layout) -> Result<Address>;
+
+    /// Frees a block.
+    ///
+    /// In a forked child, freeing a block of inherited shared memory does nothing and succeeds: it belongs to
+    /// the parent.
+    ///
+    /// # Errors
+    /// [`crate::Error::ForeignAddress`], [`crate::Error::InteriorAddress`], [`crate::Error::NotAllocated`]. After
+    /// an error nothing has changed.
+    ///
+    /// # Safety
+    /// The caller owns the block, and nobody uses it any more. (An address that is no live block is safe to
+    /// pass: it is an error.)
+    unsafe fn free(&self, address: Address) -> Result<()>;
+
+    /// The live block that holds `address`, which may lie inside it.
+    ///
+    /// # Errors
+    /// [`crate::Error::ForeignAddress`], [`crate::Error::NotAllocated`].
+    fn block_at(&self, address: Address) -> Result<BlockSpan>;
+
+    /// Flags the live block at `address` (its start) as exported: [`crate::observer::before_free`] is told
+    /// when it is freed. Flagging twice is one flag.
+    ///
+    /// # Errors
+    /// As [`Pool::block_at`], and [`crate::Error::InteriorAddress`].
+    fn mark_exported(&self, address: Address) -> Result<()>;
+
+    /// Gives free memory back to the provider until at most `keep` bytes of free memory are left, and
+    /// returns how many bytes went. What other threads' caches hold goes at those threads' next
+    /// operation or exit.
+    ///
+    /// # Errors
+    /// What the provider says; memory that could not be given back stays in the pool.
+    fn trim(&self, keep: usize) -> Result<usize>;
+
+    /// What the pool holds. Summed up when asked for; counting costs nothing on the common path.
+    fn statistics(&self) -> PoolStatistics;
+}

@@ -1,0 +1,126 @@
+//! What kind of provider, what kind of memory.
+
+use core::fmt;
+
+/// The name of a kind of provider: 1 to 16 bytes of `a-z`, `0-9`, `-` and `_`.
+///
+/// It stands in handles, so that an importer finds who can open them, and in `umf.toml`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProviderKind {
+    bytes: [u8; Self::MAX],
+}
+
+impl ProviderKind {
+    /// The longest name, in bytes.
+    pub const MAX: usize = 16;
+
+    /// Host memory.
+    pub const HOST: Self = match Self::new("host") {
+        Some(kind) => kind,
+        None => panic!("a valid name"),
+    };
+
+    /// A kind by name, or `None` if the name breaks the rule above.
+    #[must_use]
+    pub const fn new(name: &str) -> Option<Self> {
+        Self::from_slice(name.as_bytes())
+    }
+
+    const fn from_slice(name: &[u8]) -> Option<Self> {
+        if name.is_empty() || name.len() > Self::MAX {
+            return None;
+        }
+        let mut bytes = [0; Self::MAX];
+        let mut i = 0;
+        while i < name.len() {
+            if !matches!(name[i], b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_') {
+                return None;
+            }
+            bytes[i] = name[i];
+            i += 1;
+        }
+        Some(Self { bytes })
+    }
+
+    /// A kind from the 16 bytes that [`ProviderKind::to_bytes`] gave; `None` for anything else.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; Self::MAX]) -> Option<Self> {
+        let len = bytes.iter().position(|&byte| byte == 0).unwrap_or(Self::MAX);
+        let padding_is_zero = bytes[len..].iter().all(|&byte| byte == 0);
+        Self::from_slice(&bytes[..len]).filter(|_| padding_is_zero)
+    }
+
+    /// The name, padded with zeros to 16 bytes.
+    #[must_use]
+    pub const fn to_bytes(self) -> [u8; Self::MAX] {
+        self.bytes
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        let len = self.bytes.iter().position(|&byte| byte == 0).unwrap_or(Self::MAX);
+        str::from_utf8(&self.bytes[..len]).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for ProviderKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Display for ProviderKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What memory is, and who may touch it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// Memory of the host.
+    Host,
+    /// Memory of a device, which the CPU must not touch.
+    Device,
+    /// Memory that moves between host and device as it is used; the CPU may touch it.
+    Managed,
+}
+
+impl MemoryKind {
+    /// Whether the CPU may read and write the memory.
+    #[must_use]
+    pub const fn is_host_accessible(self) -> bool {
+        matches!(self, Self::Host | Self::Managed)
+    }
+}
+
+/// Whether a forked child shares memory with its parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Visibility {
+    /// A child gets a copy; pools over it go on working in both.
+    Private,
+    /// Parent and child see the same bytes; pools over it are frozen in the child, because both would
+    /// hand out the same blocks.
+    Shared,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked() {
+        assert_eq!(ProviderKind::new("level-zero").unwrap().as_str(), "level-zero");
+        for bad in ["", "Host", "a b", "12345678901234567", "ä"] {
+            assert!(ProviderKind::new(bad).is_none(), "{bad}");
+        }
+        let kind = ProviderKind::HOST;
+        assert_eq!(ProviderKind::from_bytes(kind.to_bytes()), Some(kind));
+        let mut bytes = kind.to_bytes();
+        bytes[9] = b'x';
+        assert_eq!(ProviderKind::from_bytes(bytes), None);
+        assert_eq!(ProviderKind::from_bytes([0; 16]), None);
+    }
+}

@@ -1,0 +1,91 @@
+//! What pools and providers count.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// What a pool holds, in bytes and blocks. A snapshot: the parts are read one after another, while other
+/// threads go on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolStatistics {
+    /// Bytes in blocks that are handed out, as rounded up by the pool.
+    pub live_bytes: u64,
+    /// Blocks that are handed out.
+    pub live_blocks: u64,
+    /// Bytes free in the pool, thread caches included.
+    pub cached_bytes: u64,
+    /// Bytes got from the provider.
+    pub reserved_bytes: u64,
+    /// The most that `reserved_bytes` has been.
+    pub peak_reserved_bytes: u64,
+    /// Regions got from the provider.
+    pub regions: u64,
+    /// Allocations so far.
+    pub allocations: u64,
+    /// Frees so far.
+    pub frees: u64,
+}
+
+/// Bytes and regions that are allocated, and the most there have been. For providers and the slow paths of
+/// pools: every change writes one shared line.
+#[derive(Debug, Default)]
+pub struct Gauge {
+    bytes: AtomicU64,
+    count: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Gauge {
+    /// A gauge at zero.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { bytes: AtomicU64::new(0), count: AtomicU64::new(0), peak: AtomicU64::new(0) }
+    }
+
+    /// Counts one more, of `bytes` bytes.
+    pub fn add(&self, bytes: usize) {
+        let now = self.bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// Counts one more of `bytes` bytes, unless that would pass `limit` bytes (0: no limit).
+    pub fn try_add(&self, bytes: usize, limit: u64) -> bool {
+        if limit == 0 {
+            self.add(bytes);
+            return true;
+        }
+        let more = |now: u64| now.checked_add(bytes as u64).filter(|&sum| sum <= limit);
+        match self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(before) => {
+                self.count.fetch_add(1, Ordering::Relaxed);
+                self.peak.fetch_max(before + bytes as u64, Ordering::Relaxed);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Counts one less, of `bytes` bytes.
+    pub fn remove(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Bytes now.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// How many now.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// The most bytes there have been.
+    #[must_use]
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+}

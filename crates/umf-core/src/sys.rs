@@ -1,0 +1,44 @@
+//! System calls of this crate: memory for metadata, and nothing else.
+
+use core::ptr::NonNull;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::{Error, Result};
+
+/// Maps `size` bytes of zeroed private memory. Pages are committed when first touched.
+pub(crate) fn map_metadata(size: usize) -> Result<NonNull<u8>> {
+    // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
+    let mapped = unsafe {
+        rustix::mm::mmap_anonymous(
+            core::ptr::null_mut(),
+            size,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        )
+    };
+    let out_of_memory = |native| Error::OutOfMemory { size, owner: "metadata", native };
+    let pointer = mapped.map_err(|errno| out_of_memory(errno.raw_os_error()))?;
+    NonNull::new(pointer.cast::<u8>()).ok_or(out_of_memory(0))
+}
+
+/// Asks the kernel to give a forked child zeros in place of this page (Linux 4.14, `madvise(2)`).
+///
+/// # Safety
+/// `page..page + size` is a private anonymous mapping of this crate.
+pub(crate) unsafe fn wipe_on_fork(page: NonNull<u8>, size: usize) -> Result<()> {
+    // SAFETY: the caller owns the mapping; the advice changes nothing in this process.
+    unsafe { rustix::mm::madvise(page.as_ptr().cast(), size, Advice::LinuxWipeOnFork) }
+        .map_err(|errno| Error::native("madvise(MADV_WIPEONFORK)", errno.raw_os_error()))
+}
+
+/// Sleeps while `*word == expected`, until woken.
+pub(crate) fn futex_wait(word: &core::sync::atomic::AtomicU32, expected: u32) {
+    // Every outcome (woken, value changed, signal) leads to the caller looking at the word again.
+    let _ = rustix::thread::futex::wait(word, rustix::thread::futex::Flags::PRIVATE, expected, None);
+}
+
+/// Wakes one sleeper.
+pub(crate) fn futex_wake_one(word: &core::sync::atomic::AtomicU32) {
+    let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::PRIVATE, 1);
+}

@@ -1,0 +1,189 @@
+//! Dense thread numbers, for per-thread state that no lock guards.
+//!
+//! Each thread that uses umf gets a small number, which a later thread takes over when it ends. What
+//! is kept per thread (block caches, pins) lies in a table indexed by that number, outside of
+//! thread-local storage: so it can be summed over all threads, it is inherited with the number instead
+//! of being lost, and thread-local storage is one const-initialised word without a destructor.
+
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::sync::OnceLock;
+
+use crate::lock::Lock;
+use crate::metadata::Chunks;
+use crate::{Error, Result};
+
+/// The number of a living thread: dense, from 0, reused after the thread's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ThreadIndex(u32);
+
+impl ThreadIndex {
+    /// The most threads that can have a number at one time.
+    pub const LIMIT: u32 = 1 << 16;
+
+    /// The number.
+    #[inline]
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+const NONE: u32 = 0;
+const ENDED: u32 = u32::MAX;
+
+thread_local! {
+    /// 0: not asked yet; `u32::MAX`: the thread is ending; otherwise the number plus one.
+    static CURRENT: Cell<u32> = const { Cell::new(NONE) };
+}
+
+struct Numbers {
+    next: u32,
+    free: u32,
+}
+
+static NUMBERS: Lock<Numbers> = Lock::new(Numbers { next: 0, free: NONE });
+static LINKS: Chunks<AtomicU32> = Chunks::new();
+
+const HOOKS: usize = 16;
+type Hook = fn(ThreadIndex);
+static EXIT_HOOKS: Lock<([Option<Hook>; HOOKS], usize)> = Lock::new(([None; HOOKS], 0));
+
+/// The number of the calling thread.
+///
+/// `None` while the thread is ending (after this crate's pthread key destructor ran) and past
+/// [`ThreadIndex::LIMIT`] threads: callers then take their path without per-thread state.
+#[inline]
+pub fn current() -> Option<ThreadIndex> {
+    match CURRENT.get() {
+        NONE => enter(),
+        ENDED => None,
+        number => Some(ThreadIndex(number - 1)),
+    }
+}
+
+/// How many numbers have ever been in use at one time: each index lies below.
+pub fn end() -> u32 {
+    NUMBERS.lock().next
+}
+
+/// Runs `hook` in each thread that had a number, when it ends, while the number is still its own.
+///
+/// # Errors
+/// [`Error::TooMany`] past 16 hooks.
+pub fn on_exit(hook: fn(ThreadIndex)) -> Result<()> {
+    let mut hooks = EXIT_HOOKS.lock();
+    let len = hooks.1;
+    if hooks.0[..len].iter().flatten().any(|known| core::ptr::fn_addr_eq(*known, hook)) {
+        return Ok(());
+    }
+    if len == HOOKS {
+        return Err(Error::TooMany { what: "thread exit hooks", limit: HOOKS });
+    }
+    hooks.0[len] = Some(hook);
+    hooks.1 += 1;
+    Ok(())
+}
+
+#[cold]
+fn enter() -> Option<ThreadIndex> {
+    let key = exit_key()?;
+    let number = allocate()?;
+    // SAFETY: the key exists; any non-null value makes its destructor run at thread exit.
+    if unsafe { libc::pthread_setspecific(key, core::ptr::without_provenance(number as usize + 1)) } != 0 {
+        release(number);
+        return None;
+    }
+    CURRENT.set(number + 1);
+    Some(ThreadIndex(number))
+}
+
+fn exit_key() -> Option<libc::pthread_key_t> {
+    static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
+    *KEY.get_or_init(|| {
+        let mut key = 0;
+        // SAFETY: `key` is valid for the write; the destructor is a function of this crate.
+        (unsafe { libc::pthread_key_create(&raw mut key, Some(leave)) } == 0).then_some(key)
+    })
+}
+
+extern "C" fn leave(_value: *mut libc::c_void) {
+    let number = CURRENT.get();
+    if number == NONE || number == ENDED {
+        return;
+    }
+    let hooks = { EXIT_HOOKS.lock().0 };
+    for hook in hooks.into_iter().flatten() {
+        hook(ThreadIndex(number - 1));
+    }
+    CURRENT.set(ENDED);
+    release(number - 1);
+}
+
+fn allocate() -> Option<u32> {
+    let mut numbers = NUMBERS.lock();
+    if numbers.free != NONE {
+        let number = numbers.free - 1;
+        numbers.free = LINKS.get(number)?.load(Ordering::Relaxed);
+        return Some(number);
+    }
+    let number = numbers.next;
+    if number == ThreadIndex::LIMIT {
+        return None;
+    }
+    LINKS.get_or_grow(number).ok()?;
+    numbers.next += 1;
+    Some(number)
+}
+
+fn release(number: u32) {
+    let mut numbers = NUMBERS.lock();
+    if let Some(link) = LINKS.get(number) {
+        link.store(numbers.free, Ordering::Relaxed);
+        numbers.free = number + 1;
+    }
+}
+
+/// Before a fork: no other thread may be inside.
+pub(crate) fn lock_for_fork() {
+    NUMBERS.lock_for_fork();
+    EXIT_HOOKS.lock_for_fork();
+}
+
+/// # Safety
+/// [`lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
+pub(crate) unsafe fn unlock_after_fork() {
+    // SAFETY: passed on to the caller.
+    unsafe { EXIT_HOOKS.unlock_after_fork() };
+    // SAFETY: as above.
+    unsafe { NUMBERS.unlock_after_fork() };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_dense_and_reused() {
+        let mine = current().unwrap();
+        assert_eq!(current(), Some(mine));
+        for _ in 0..100 {
+            let other = std::thread::spawn(|| current().unwrap()).join().unwrap();
+            assert_ne!(other, mine);
+        }
+        // Other tests of this binary run beside this one; but nowhere near a hundred at once.
+        assert!(end() < 100, "numbers are not reused: {}", end());
+    }
+
+    #[test]
+    fn hooks_run_at_exit_with_the_number_of_the_thread() {
+        static SEEN: Lock<Vec<u32>> = Lock::new(Vec::new());
+        fn hook(index: ThreadIndex) {
+            SEEN.lock().push(index.get());
+        }
+        on_exit(hook).unwrap();
+        on_exit(hook).unwrap();
+        let number = std::thread::spawn(|| current().unwrap().get()).join().unwrap();
+        assert!(SEEN.lock().contains(&number));
+    }
+}

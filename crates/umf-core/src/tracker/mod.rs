@@ -1,0 +1,243 @@
+//! The tracker: the process-wide map from an address to its region and pool.
+//!
+//! [`find`] costs two dependent loads and the comparison with the region's bounds; it takes no lock
+//! and writes nothing. The map is a two-level table over granules of 64 KiB
+//! ([`GRANULE`]); an entry names a region and a *span*, a number that the region's pool sets for its own
+//! use, so that `free(address)` finds the slab in the same load. Granules with more than one region
+//! (small, unaligned or nested ones) fall back to a short list of their own.
+//!
+//! Records are never unmapped, and each carries a sequence number: a reader that races with a change either
+//! reads one consistent record or notices, and looks again when no writer is at work.
+
+mod crowd;
+mod owner;
+mod page_map;
+mod record;
+
+use core::sync::atomic::{AtomicU32, Ordering, fence};
+
+use crate::lock::Lock;
+use crate::provider::RegionId;
+use crate::{Address, Error, Region, Result};
+use crowd::CROWDS;
+use page_map::{Entry, PageMap, Slot};
+use record::REGIONS;
+
+pub use owner::{OwnerGuard, OwnerId, ProviderRef, Upstream};
+pub use page_map::GRANULE;
+
+/// What the tracker knows of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The innermost region that holds the address.
+    pub region: Region,
+    /// Who got it from which provider.
+    pub owner: OwnerId,
+    /// What the region's pool set for this granule; 0 if nothing.
+    pub span: u32,
+    /// The tracker's number for the region.
+    pub number: RegionNumber,
+}
+
+/// The tracker's number for a region, for as long as it is tracked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RegionNumber(u32);
+
+static MAP: PageMap = PageMap::new();
+static WRITERS: Lock<()> = Lock::new(());
+/// Odd while a writer is at work.
+static CHANGES: AtomicU32 = AtomicU32::new(0);
+
+/// The innermost live region that holds `address`, and what is known of it.
+#[inline]
+#[must_use]
+pub fn find(address: Address) -> Option<Found> {
+    let slot = MAP.get(address)?;
+    match look(slot, address) {
+        None if slot.load() == Entry::Empty => None,
+        // Outside of every region, or just being changed.
+        None => find_settled(slot, address),
+        found => found,
+    }
+}
+
+/// Looks once. What is found is true; `None` may be a change in progress.
+#[inline]
+fn look(slot: &Slot, address: Address) -> Option<Found> {
+    let found = match slot.load() {
+        Entry::Empty => None,
+        Entry::Region { number, span } => REGIONS.get(number)?.read(number, span),
+        Entry::Crowd(number) => CROWDS.get(number)?.find(address),
+    };
+    found.filter(|found| found.region.contains(address))
+}
+
+/// Looks when nothing is being changed. (Comparing the entry before and after would not do: numbers are
+/// used again, so that an entry can change and come back.)
+#[cold]
+fn find_settled(slot: &Slot, address: Address) -> Option<Found> {
+    const TRIES: usize = 100;
+    for _ in 0..TRIES {
+        let before = CHANGES.load(Ordering::Acquire);
+        let found = look(slot, address);
+        if found.is_some() {
+            return found;
+        }
+        fence(Ordering::Acquire);
+        if before & 1 == 0 && CHANGES.load(Ordering::Relaxed) == before {
+            return None;
+        }
+        core::hint::spin_loop();
+    }
+    let _writers = WRITERS.lock();
+    look(slot, address)
+}
+
+/// Runs `change` as the only writer, with [`CHANGES`] odd.
+fn change<T>(change: impl FnOnce() -> T) -> T {
+    let _writers = WRITERS.lock();
+    let before = CHANGES.load(Ordering::Relaxed);
+    CHANGES.store(before.wrapping_add(1), Ordering::Relaxed);
+    fence(Ordering::Release);
+    let result = change();
+    CHANGES.store(before.wrapping_add(2), Ordering::Release);
+    result
+}
+
+/// Number and span of the granule of `address`, without looking at the region: for pools, which check
+/// the address against their own record of the span. Granules shared by several regions yield the
+/// innermost.
+#[inline]
+#[must_use]
+pub fn span(address: Address) -> Option<(RegionNumber, u32)> {
+    match MAP.get(address)?.load() {
+        Entry::Region { number, span } => Some((RegionNumber(number), span)),
+        Entry::Empty => None,
+        Entry::Crowd(_) => find(address).map(|found| (found.number, found.span)),
+    }
+}
+
+/// Adds a region. Called by [`Upstream`]; pools do not call it.
+fn insert(region: Region, owner: OwnerId) -> Result<RegionNumber> {
+    change(|| insert_locked(region, owner))
+}
+
+fn insert_locked(region: Region, owner: OwnerId) -> Result<RegionNumber> {
+    // All memory that can be lacking is got before anything is published.
+    for granule in granules(region.base(), region.size())? {
+        MAP.get_or_grow(granule)?;
+    }
+    let (number, record) = REGIONS.allocate()?;
+    record.publish(region, owner);
+    for granule in granules(region.base(), region.size())? {
+        let placed = MAP.get_or_grow(granule).and_then(|slot| slot.place(number));
+        if let Err(error) = placed {
+            remove_locked(number, region);
+            return Err(error);
+        }
+    }
+    Ok(RegionNumber(number))
+}
+
+fn remove(number: RegionNumber, region: Region) {
+    change(|| remove_locked(number.0, region));
+}
+
+fn remove_locked(number: u32, region: Region) {
+    if let Ok(granules) = granules(region.base(), region.size()) {
+        for granule in granules {
+            if let Some(slot) = MAP.get(granule) {
+                slot.unplace(number);
+            }
+        }
+    }
+    if let Some(record) = REGIONS.get(number) {
+        record.retract();
+        REGIONS.release(number);
+    }
+}
+
+/// Puts `new` regions in the place of `old` ones that cover the same addresses. At each moment every
+/// address in them is found, in an old or a new region.
+fn replace(old: &[(RegionNumber, Region)], new: &[Region], owner: OwnerId) -> Result<()> {
+    change(|| {
+        let mut inserted = [None; 2];
+        for (region, slot) in new.iter().zip(&mut inserted) {
+            match insert_locked(*region, owner) {
+                Ok(number) => *slot = Some((number, *region)),
+                Err(error) => {
+                    for (number, region) in inserted.into_iter().flatten() {
+                        remove_locked(number.0, region);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        for (number, region) in old {
+            remove_locked(number.0, *region);
+        }
+        Ok(())
+    })
+}
+
+/// Sets what [`find`] and [`span`] yield as `span` for the granules of `size` bytes from `base`, which
+/// lie in region `number`. For the pool that owns the region.
+///
+/// # Errors
+/// [`Error::ForeignAddress`] if a granule does not belong to that region.
+pub fn set_span(number: RegionNumber, base: Address, size: usize, span: u32) -> Result<()> {
+    for granule in granules(base, size)? {
+        let foreign = Error::ForeignAddress { address: granule, owner: "the region" };
+        let slot = MAP.get(granule).ok_or(foreign)?;
+        let set = slot.set_span_alone(number.0, span) || change(|| slot.set_span(number.0, span));
+        if !set {
+            return Err(foreign);
+        }
+    }
+    Ok(())
+}
+
+/// Notes that the region has an export: its [`Upstream`] tells the observers before it goes.
+///
+/// # Errors
+/// [`Error::NotAllocated`] if the region has gone in the meantime.
+pub fn mark_exported(number: RegionNumber, id: RegionId) -> Result<()> {
+    let record = REGIONS.get(number.0);
+    if record.is_some_and(|record| record.mark_exported(id)) {
+        return Ok(());
+    }
+    Err(Error::NotAllocated { address: Address::from_bits(0) })
+}
+
+/// The first address of each granule that the range touches.
+fn granules(base: Address, size: usize) -> Result<impl Iterator<Item = Address>> {
+    let overflow = Error::SizeOverflow { size, align: 1 };
+    let last = base.checked_add((size as u64).saturating_sub(1)).ok_or(overflow)?;
+    let first = base.to_bits() / GRANULE as u64;
+    let last = last.to_bits() / GRANULE as u64;
+    Ok((first..=last).map(|granule| Address::from_bits(granule * GRANULE as u64)))
+}
+
+/// Before a fork: no other thread may be changing the map.
+pub(crate) fn lock_for_fork() {
+    owner::lock_for_fork();
+    WRITERS.lock_for_fork();
+    REGIONS.lock_for_fork();
+    CROWDS.lock_for_fork();
+}
+
+/// # Safety
+/// [`lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
+pub(crate) unsafe fn unlock_after_fork() {
+    // SAFETY: passed on to the caller, here and below.
+    unsafe { CROWDS.unlock_after_fork() };
+    // SAFETY: as above.
+    unsafe { REGIONS.unlock_after_fork() };
+    // SAFETY: as above.
+    unsafe { WRITERS.unlock_after_fork() };
+    // SAFETY: as above.
+    unsafe { owner::unlock_after_fork() };
+}
+
+#[cfg(test)]
+mod tests;

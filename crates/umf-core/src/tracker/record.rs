@@ -1,0 +1,86 @@
+//! What is known of one region, readable while it changes.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use super::owner::OwnerId;
+use super::{Found, RegionNumber};
+use crate::metadata::{Table, Zeroed};
+use crate::provider::RegionId;
+use crate::{Address, Region};
+
+pub(super) static REGIONS: Table<RegionRecord> = Table::new(u32::MAX >> 2);
+
+const LIVE: u32 = 1;
+const EXPORTED: u32 = 2;
+
+/// A region's record: a sequence lock over plain words, written under the tracker's writer lock.
+#[derive(Debug)]
+pub(super) struct RegionRecord {
+    /// Odd while the record is free or being written.
+    sequence: AtomicU32,
+    owner: AtomicU32,
+    base: AtomicU64,
+    size: AtomicU64,
+    id: AtomicU64,
+    state: AtomicU32,
+}
+
+// SAFETY: all fields are atomics. (A zeroed record reads as region of size 0, which holds no address.)
+unsafe impl Zeroed for RegionRecord {}
+
+impl RegionRecord {
+    /// Fills the record of a number that was just allocated.
+    pub(super) fn publish(&self, region: Region, owner: OwnerId) {
+        let sequence = self.sequence.load(Ordering::Relaxed) | 1;
+        self.sequence.store(sequence, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.owner.store(owner.number(), Ordering::Relaxed);
+        self.base.store(region.base().to_bits(), Ordering::Relaxed);
+        self.size.store(region.size() as u64, Ordering::Relaxed);
+        self.id.store(region.id().get(), Ordering::Relaxed);
+        self.state.store(LIVE, Ordering::Relaxed);
+        self.sequence.store(sequence.wrapping_add(1), Ordering::Release);
+    }
+
+    /// Marks the record as free.
+    pub(super) fn retract(&self) {
+        self.state.store(0, Ordering::Relaxed);
+        self.sequence.fetch_or(1, Ordering::Release);
+    }
+
+    /// A consistent copy, or `None` if the record is free or being changed.
+    #[inline]
+    pub(super) fn read(&self, number: u32, span: u32) -> Option<Found> {
+        let sequence = self.sequence.load(Ordering::Acquire);
+        let owner = self.owner.load(Ordering::Relaxed);
+        let base = self.base.load(Ordering::Relaxed);
+        let size = self.size.load(Ordering::Relaxed);
+        let id = self.id.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        if sequence & 1 != 0 || self.sequence.load(Ordering::Relaxed) != sequence {
+            return None;
+        }
+        let region = Region::with_id(Address::from_bits(base), size as usize, RegionId::from_raw(id)?);
+        Some(Found { region, owner: OwnerId::from_number(owner)?, span, number: RegionNumber(number) })
+    }
+
+    /// Notes an export; `false` if the record is no longer that of region `id`.
+    pub(super) fn mark_exported(&self, id: RegionId) -> bool {
+        let old = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
+            let same = state & LIVE != 0 && self.id.load(Ordering::Relaxed) == id.get();
+            same.then_some(state | EXPORTED)
+        });
+        old.is_ok()
+    }
+
+    /// Takes the region's life, once: `None` if it had none, else whether it had an export.
+    pub(super) fn end(&self) -> Option<bool> {
+        let old = self.state.swap(0, Ordering::AcqRel);
+        (old & LIVE != 0).then_some(old & EXPORTED != 0)
+    }
+
+    /// Gives life back after [`RegionRecord::end`]: the provider refused to free.
+    pub(super) fn revive(&self) {
+        self.state.store(LIVE, Ordering::Release);
+    }
+}

@@ -1,0 +1,229 @@
+use super::*;
+use crate::{AddressSpace, Layout, MemoryKind, Provider, ProviderKind, SplitMerge, Visibility};
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// A provider of addresses without memory, in a space of its own, so that tests do not meet.
+struct Numbers {
+    space: AddressSpace,
+    next: AtomicU64,
+}
+
+impl Numbers {
+    fn new(space: u8) -> Arc<Self> {
+        Arc::new(Self { space: AddressSpace::new(space).unwrap(), next: AtomicU64::new(0x10_0000) })
+    }
+
+    fn at(&self, value: u64) -> Address {
+        Address::in_space(self.space, value).unwrap()
+    }
+}
+
+// SAFETY: the "memory" is in an address space that nobody can touch; addresses are handed out once.
+unsafe impl Provider for Numbers {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::new("numbers").unwrap()
+    }
+    fn name(&self) -> &str {
+        "numbers"
+    }
+    fn memory_kind(&self) -> MemoryKind {
+        MemoryKind::Device
+    }
+    fn visibility(&self) -> Visibility {
+        Visibility::Private
+    }
+    fn page_size(&self) -> usize {
+        256
+    }
+    fn allocate(&self, layout: Layout) -> Result<Region> {
+        let size = layout.pad_to(256)?.size();
+        let align = layout.align().max(256) as u64;
+        let step = size as u64 + align;
+        let base = self.next.fetch_add(step, Ordering::Relaxed).next_multiple_of(align);
+        Ok(Region::new(self.at(base), size))
+    }
+    unsafe fn free(&self, _region: Region) -> Result<()> {
+        Ok(())
+    }
+    fn split_merge(&self) -> Option<&dyn SplitMerge> {
+        Some(self)
+    }
+}
+
+impl SplitMerge for Numbers {
+    unsafe fn split(&self, region: Region, first: usize) -> Result<(Region, Region)> {
+        let high = region.base().checked_add(first as u64).unwrap();
+        Ok((Region::new(region.base(), first), Region::new(high, region.size() - first)))
+    }
+    unsafe fn merge(&self, low: Region, high: Region) -> Result<Region> {
+        Ok(Region::new(low.base(), low.size() + high.size()))
+    }
+}
+
+fn layout(size: usize, align: usize) -> Layout {
+    Layout::new(size, align).unwrap()
+}
+
+#[test]
+fn finds_every_address_of_small_and_large_regions_and_none_outside() {
+    let provider = Numbers::new(100);
+    let upstream = Upstream::new(provider.clone()).unwrap();
+    let mut regions = Vec::new();
+    for size in [256, 512, 4096, 65536, 200_000, 256, 256, 1 << 20, 768] {
+        regions.push(upstream.allocate(layout(size, 256)).unwrap().0);
+    }
+    for region in &regions {
+        for offset in [0, 1, region.size() / 2, region.size() - 1] {
+            let address = region.base().checked_add(offset as u64).unwrap();
+            assert_eq!(find(address).unwrap().region, *region);
+            assert_eq!(find(address).unwrap().owner, upstream.id());
+        }
+        // Between two regions the provider leaves a gap.
+        assert!(find(region.base().checked_add(region.size() as u64).unwrap()).is_none());
+    }
+    for region in &regions {
+        // SAFETY: nobody uses the region.
+        unsafe { upstream.free(*region) }.unwrap();
+        assert!(find(region.base()).is_none());
+        // SAFETY: not live any more: an error.
+        assert!(matches!(unsafe { upstream.free(*region) }, Err(Error::ForeignAddress { .. })));
+    }
+}
+
+#[test]
+fn many_regions_in_one_granule() {
+    let provider = Numbers::new(101);
+    let upstream = Upstream::new(provider.clone()).unwrap();
+    let regions: Vec<_> = (0..100).map(|_| upstream.allocate(layout(256, 256)).unwrap().0).collect();
+    for (i, region) in regions.iter().enumerate() {
+        assert_eq!(find(region.base()).unwrap().region, *region, "{i}");
+    }
+    for region in regions.iter().step_by(2) {
+        // SAFETY: nobody uses the region.
+        unsafe { upstream.free(*region) }.unwrap();
+    }
+    for (i, region) in regions.iter().enumerate() {
+        assert_eq!(find(region.base()).map(|found| found.region), (i % 2 == 1).then_some(*region));
+    }
+}
+
+#[test]
+fn the_innermost_region_wins_and_the_outer_comes_back() {
+    let provider = Numbers::new(102);
+    let outer_user = Upstream::new(provider.clone()).unwrap();
+    let (outer, _) = outer_user.allocate(layout(1 << 20, 1 << 20)).unwrap();
+    let inner_user = Upstream::new(provider.clone()).unwrap();
+    // A region in the middle, one of the same base, and one that covers all of it.
+    for (offset, size) in [(0x4_0000, 0x1_0000), (0, 256), (0, 1 << 20)] {
+        let inner = Region::new(outer.base().checked_add(offset).unwrap(), size);
+        let number = insert(inner, inner_user.id()).unwrap();
+        assert_eq!(find(inner.base()).unwrap().region, inner);
+        // SAFETY: an error, because another region lies in it; nothing is freed.
+        assert!(offset != 0 || unsafe { outer_user.free(outer) }.is_err());
+        remove(number, inner);
+        assert_eq!(find(inner.base()).unwrap().region, outer);
+    }
+    // SAFETY: nobody uses the region.
+    unsafe { outer_user.free(outer) }.unwrap();
+}
+
+#[test]
+fn spans_belong_to_their_region() {
+    let provider = Numbers::new(103);
+    let upstream = Upstream::new(provider.clone()).unwrap();
+    let (region, number) = upstream.allocate(layout(4 * GRANULE, GRANULE)).unwrap();
+    let second = region.base().checked_add(GRANULE as u64).unwrap();
+    set_span(number, second, 2 * GRANULE, 77).unwrap();
+    assert_eq!(span(region.base()), Some((number, 0)));
+    assert_eq!(span(second), Some((number, 77)));
+    assert_eq!(find(second.checked_add(GRANULE as u64 + 5).unwrap()).unwrap().span, 77);
+    let nested = Region::new(second, 512);
+    let nested_number = insert(nested, upstream.id()).unwrap();
+    assert_eq!(find(second).unwrap().span, 0);
+    assert_eq!(find(second.checked_add(512).unwrap()).unwrap().span, 77);
+    set_span(number, second, GRANULE, 78).unwrap();
+    set_span(nested_number, second, 512, 5).unwrap();
+    assert_eq!(find(second).unwrap().span, 5);
+    assert_eq!(find(second.checked_add(512).unwrap()).unwrap().span, 78);
+    remove(nested_number, nested);
+    assert_eq!(span(second), Some((number, 78)));
+    assert!(set_span(nested_number, second, GRANULE, 1).is_err());
+}
+
+#[test]
+fn split_and_merge_keep_every_address_findable() {
+    let provider = Numbers::new(104);
+    let upstream = Upstream::new(provider.clone()).unwrap();
+    let (region, _) = upstream.allocate(layout(3 * GRANULE, GRANULE)).unwrap();
+    let probe = region.base().checked_add(GRANULE as u64 + 17).unwrap();
+    let stop = core::sync::atomic::AtomicBool::new(false);
+    let whole = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                assert!(find(probe).is_some_and(|found| found.region.contains(probe)));
+            }
+        });
+        let mut whole = region;
+        for _ in 0..5_000 {
+            // SAFETY: this thread owns the regions; nobody touches memory.
+            let (low, high) = unsafe { upstream.split(whole, GRANULE + 4096) }.unwrap();
+            // SAFETY: as above.
+            whole = unsafe { upstream.merge(low, high) }.unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+        whole
+    });
+    // SAFETY: nobody uses the region.
+    unsafe { upstream.free(whole) }.unwrap();
+}
+
+#[test]
+fn readers_race_with_churn_and_never_see_a_wrong_region() {
+    let provider = Numbers::new(105);
+    let upstream = Upstream::new(provider.clone()).unwrap();
+    let fixed = upstream.allocate(layout(256, 256)).unwrap().0;
+    let stop = core::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                assert_eq!(find(fixed.base()).unwrap().region, fixed);
+                for value in (0x10_0000..0x12_0000).step_by(4096) {
+                    let address = provider.at(value);
+                    if let Some(found) = find(address) {
+                        assert!(found.region.contains(address));
+                    }
+                }
+            }
+        });
+        for round in 0..3_000 {
+            let batch: Vec<_> = (0..20)
+                .map(|i| upstream.allocate(layout(256 * (1 + (round + i) % 9), 256)).unwrap().0)
+                .collect();
+            provider.next.store(0x10_1000, Ordering::Relaxed);
+            for region in batch {
+                // SAFETY: nobody uses the region.
+                unsafe { upstream.free(region) }.unwrap();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn owners_are_guarded_and_reused() {
+    let provider = Numbers::new(106);
+    let upstream = Upstream::new(provider.clone()).unwrap();
+    let id = upstream.id();
+    let guard = id.guard().unwrap();
+    assert_eq!(guard.provider().unwrap().name(), "numbers");
+    assert!(guard.pool().is_none());
+    drop(guard);
+    drop(upstream);
+    assert!(id.guard().is_none());
+    let before = Arc::strong_count(&provider);
+    for _ in 0..50_000 {
+        drop(Upstream::new(provider.clone()).unwrap());
+    }
+    assert_eq!(Arc::strong_count(&provider), before);
+}
