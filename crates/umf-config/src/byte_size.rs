@@ -1,0 +1,207 @@
+//! Sizes in bytes, written as people write them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::{Serialize, Serializer};
+
+const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+
+/// A number of bytes.
+///
+/// The text form is a whole number with an optional binary unit: `65536`, `64K`, `64KiB`, `2 MiB`,
+/// `1G`, `1TiB`, in any letter case. `KB`, `MB` and the like are refused: to some they mean powers of
+/// 1000, to others powers of 1024.
+///
+/// ```
+/// use umf_config::ByteSize;
+///
+/// let size: ByteSize = "64KiB".parse()?;
+/// assert_eq!(size.get(), 65_536);
+/// assert_eq!(size.to_string(), "64KiB");
+/// # Ok::<(), umf_config::ParseByteSizeError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ByteSize(u64);
+
+impl ByteSize {
+    /// Zero bytes; where a key is a limit, this is "no limit".
+    pub const ZERO: Self = Self(0);
+
+    /// A size of `bytes` bytes.
+    pub const fn new(bytes: u64) -> Self {
+        Self(bytes)
+    }
+
+    /// The number of bytes.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The size as a limit: `None` where zero means that there is none.
+    pub const fn limit(self) -> Option<u64> {
+        match self.0 {
+            0 => None,
+            bytes => Some(bytes),
+        }
+    }
+}
+
+impl From<u64> for ByteSize {
+    fn from(bytes: u64) -> Self {
+        Self(bytes)
+    }
+}
+
+impl From<ByteSize> for u64 {
+    fn from(size: ByteSize) -> Self {
+        size.0
+    }
+}
+
+impl fmt::Display for ByteSize {
+    /// The largest unit that divides the size exactly, so that the text reads back as the same size.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (unit, shift) in UNITS {
+            if self.0 != 0 && self.0.trailing_zeros() >= shift {
+                return write!(f, "{}{unit}", self.0 >> shift);
+            }
+        }
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Why a text is not a [`ByteSize`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParseByteSizeError {
+    /// The text does not start with a whole number.
+    #[error("a byte size starts with a whole number: write for example 65536 or 64KiB")]
+    NotANumber,
+    /// What follows the number is not a unit.
+    #[error("not a unit of bytes: write B, KiB, MiB, GiB, TiB or K, M, G, T (powers of 1024)")]
+    UnknownUnit,
+    /// The size does not fit into 64 bits.
+    #[error("a byte size must be below 2^64 bytes (16777216TiB)")]
+    TooLarge,
+}
+
+impl FromStr for ByteSize {
+    type Err = ParseByteSizeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.trim();
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, unit) = text.split_at(digits);
+        if number.is_empty() {
+            return Err(ParseByteSizeError::NotANumber);
+        }
+        let shift = match unit.trim_start().to_ascii_lowercase().as_str() {
+            "" | "b" => 0,
+            "k" | "kib" => 10,
+            "m" | "mib" => 20,
+            "g" | "gib" => 30,
+            "t" | "tib" => 40,
+            _ => return Err(ParseByteSizeError::UnknownUnit),
+        };
+        // Only digits are left, so the one way to fail is to be too large.
+        let number: u64 = number.parse().map_err(|_| ParseByteSizeError::TooLarge)?;
+        number.checked_mul(1 << shift).map(Self).ok_or(ParseByteSizeError::TooLarge)
+    }
+}
+
+impl Serialize for ByteSize {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ByteSizeVisitor)
+    }
+}
+
+struct ByteSizeVisitor;
+
+impl Visitor<'_> for ByteSizeVisitor {
+    type Value = ByteSize;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number of bytes such as 65536 or \"64KiB\"")
+    }
+
+    fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<ByteSize, E> {
+        Ok(ByteSize(bytes))
+    }
+
+    fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<ByteSize, E> {
+        u64::try_from(bytes).map(ByteSize).map_err(|_| E::invalid_value(de::Unexpected::Signed(bytes), &self))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
+        text.parse().map_err(E::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn units_are_powers_of_1024_in_any_case() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("7", 7),
+            ("7B", 7),
+            ("64K", 65_536),
+            ("64kib", 65_536),
+            (" 2 MiB ", 2 << 20),
+            ("1g", 1 << 30),
+            ("3TiB", 3 << 40),
+            ("18446744073709551615", u64::MAX),
+        ] {
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn refusals_say_which_part_is_wrong() {
+        use ParseByteSizeError::*;
+        for (text, error) in [
+            ("", NotANumber),
+            ("-1", NotANumber),
+            ("+1", NotANumber),
+            ("MiB", NotANumber),
+            ("64MB", UnknownUnit),
+            ("1.5GiB", UnknownUnit),
+            ("1 2", UnknownUnit),
+            ("18446744073709551616", TooLarge),
+            ("16777216TiB", TooLarge),
+        ] {
+            assert_eq!(text.parse::<ByteSize>(), Err(error), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_shown_reads_back_the_same(bytes in any::<u64>(), shift in 0_u32..64) {
+            let size = ByteSize((bytes >> shift) << (shift / 2));
+            prop_assert_eq!(size.to_string().parse(), Ok(size));
+        }
+
+        #[test]
+        fn number_and_unit_multiply(number in 0_u64..1 << 20, unit in 0_usize..4, space in "[ ]{0,3}") {
+            let (name, shift) = UNITS[unit];
+            let size: ByteSize = format!("{number}{space}{name}").parse().unwrap();
+            prop_assert_eq!(size.get(), number << shift);
+        }
+
+        #[test]
+        fn arbitrary_text_never_panics(text in ".{0,40}") {
+            let _ = text.parse::<ByteSize>();
+        }
+    }
+}

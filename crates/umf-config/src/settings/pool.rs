@@ -1,0 +1,117 @@
+//! `[pool.defaults]` and `[pool.<name>]`: what pools are made of.
+
+use std::collections::BTreeMap;
+
+use config::Value;
+use serde::{Deserialize, Serialize};
+
+use crate::ByteSize;
+use crate::field::{Field, Section, Setting, field};
+
+/// The shared limit that a pool counts against.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum SharedLimit {
+    /// None.
+    #[default]
+    None,
+    /// The one of this name in `[shared_limits]`.
+    Named(String),
+}
+
+impl Setting for SharedLimit {
+    const EXPECTED: &'static str = "the name of a limit in [shared_limits], or \"none\"";
+
+    fn read(value: &Value) -> Option<Self> {
+        if u64::read(value) == Some(0) {
+            return Some(Self::None);
+        }
+        match String::read(value)? {
+            word if word == "none" => Some(Self::None),
+            name => Some(Self::Named(name)),
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::None => "none".to_owned(),
+            Self::Named(name) => name.clone(),
+        }
+    }
+}
+
+/// One pool's settings. Environment names are `UMF_POOL_<NAME>_<KEY>`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Pool {
+    /// `slab`, `proxy` or a kind that the program registered. Default: `slab`.
+    pub kind: String,
+    /// The provider set that its memory comes from. Default: `host`.
+    pub provider: String,
+    /// Smallest slab that is taken from the provider, in bytes; not 0. Default: 64 KiB.
+    pub slab_min_size: ByteSize,
+    /// Largest request that is pooled, in bytes; larger ones go to the provider. Default: 2 MiB.
+    pub max_poolable_size: ByteSize,
+    /// Empty slabs that are kept per size class. Default: 4.
+    pub capacity: u64,
+    /// Smallest block, in bytes; a power of two. Default: 8. Also read as `min_bucket_size`.
+    pub min_block_size: ByteSize,
+    /// Limit that this pool shares with others. Default: none.
+    pub shared_limit: SharedLimit,
+    /// Bytes that this pool may hold; 0 is unlimited. Default: 0.
+    pub memory_limit: ByteSize,
+    /// How much is told about allocations, 0 (nothing) to 3. Default: 0.
+    pub trace: u32,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self {
+            kind: "slab".to_owned(),
+            provider: "host".to_owned(),
+            slab_min_size: ByteSize::new(64 << 10),
+            max_poolable_size: ByteSize::new(2 << 20),
+            capacity: 4,
+            min_block_size: ByteSize::new(8),
+            shared_limit: SharedLimit::None,
+            memory_limit: ByteSize::ZERO,
+            trace: 0,
+        }
+    }
+}
+
+impl Section for Pool {
+    const FIELDS: &'static [Field<Self>] = &[
+        field!(kind),
+        field!(provider),
+        field!(slab_min_size, "a number of bytes above 0, such as \"64KiB\"" if |size| size > ByteSize::ZERO),
+        field!(max_poolable_size),
+        field!(capacity),
+        field!(
+            min_block_size,
+            alias "min_bucket_size",
+            "a power of two of bytes, such as 8 or \"1KiB\"" if |size| ByteSize::get(size).is_power_of_two()
+        ),
+        field!(shared_limit),
+        field!(memory_limit),
+        field!(trace, "a whole number from 0 to 3" if |level| level <= 3),
+    ];
+}
+
+/// The sections `[pool.*]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Pools {
+    /// `[pool.defaults]`: what a pool has that says nothing else.
+    pub defaults: Pool,
+    /// `[pool.<name>]`, with what they do not set taken from the defaults.
+    pub named: BTreeMap<String, Pool>,
+}
+
+impl Pools {
+    /// The settings of the pool `name`: its own section, otherwise the defaults.
+    pub fn get(&self, name: &str) -> &Pool {
+        self.named.get(name).unwrap_or(&self.defaults)
+    }
+}

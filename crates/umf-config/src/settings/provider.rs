@@ -1,0 +1,278 @@
+//! `[provider.<name>]`: sets of settings that pools name as their source of memory.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use config::{Value, ValueKind};
+use serde::{Deserialize, Serialize};
+
+use crate::ByteSize;
+use crate::field::{Field, Section, Setting, elements_of, field, text_of, words};
+
+/// Linux numbers NUMA nodes from 0 to 1023 at most.
+const LAST_NODE: u32 = 1023;
+
+words! {
+    /// Who sees the memory.
+    Visibility {
+        /// This process only.
+        #[default]
+        Private = "private",
+        /// Processes that are handed a handle, or that know the name.
+        Shared = "shared",
+    }
+}
+
+words! {
+    /// Whether memory comes in huge pages.
+    HugePages {
+        /// No.
+        #[default]
+        None = "none",
+        /// The kernel is advised to use them.
+        Madvise = "madvise",
+        /// From the reserved ones; an allocation fails where there are none.
+        Hugetlb = "hugetlb",
+        /// From the reserved ones, normal pages where there are none.
+        HugetlbOrNormal = "hugetlb-or-normal",
+    }
+}
+
+words! {
+    /// How memory is placed on NUMA nodes.
+    NumaMode {
+        /// As the process's own policy says.
+        #[default]
+        Default = "default",
+        /// On the nodes listed, nowhere else.
+        Bind = "bind",
+        /// Round robin over the nodes listed.
+        Interleave = "interleave",
+        /// On the nodes listed as long as they have room.
+        Preferred = "preferred",
+        /// On the node of the processor that touches it first.
+        Local = "local",
+        /// Each allocation divided among nodes by weight.
+        Split = "split",
+    }
+}
+
+/// One node's share where memory is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct NumaWeight {
+    /// The NUMA node.
+    pub node: u32,
+    /// Its share, in relation to the other weights; not 0.
+    pub weight: u32,
+}
+
+fn node(value: &Value) -> Option<u32> {
+    u32::read(value).filter(|node| *node <= LAST_NODE)
+}
+
+impl Setting for Vec<u32> {
+    const EXPECTED: &'static str =
+        "a list of NUMA nodes from 0 to 1023, each once ([0, 1] in a file; 0,1 or 0-3 in the environment)";
+
+    fn read(value: &Value) -> Option<Self> {
+        let mut nodes = Self::new();
+        for element in elements_of(value)? {
+            let (first, last) = match text_of(&element).and_then(|text| text.split_once('-')) {
+                Some((first, last)) => (node(&Value::new(None, first))?, node(&Value::new(None, last))?),
+                None => (node(&element)?, node(&element)?),
+            };
+            if first > last || (first..=last).any(|node| nodes.contains(&node)) {
+                return None;
+            }
+            nodes.extend(first..=last);
+        }
+        Some(nodes)
+    }
+
+    fn text(&self) -> String {
+        let words: Vec<_> = self.iter().map(u32::to_string).collect();
+        words.join(",")
+    }
+}
+
+impl Setting for Vec<NumaWeight> {
+    const EXPECTED: &'static str = "a list of weights above 0, each node once ([{ node = 0, weight = 3 }] in a file, 0:3,1:1 in the \
+         environment)";
+
+    fn read(value: &Value) -> Option<Self> {
+        let mut weights = Self::new();
+        for element in elements_of(value)? {
+            let (of, weight) = match &element.kind {
+                ValueKind::Table(table) if table.len() == 2 => {
+                    (node(table.get("node")?)?, u32::read(table.get("weight")?)?)
+                }
+                ValueKind::String(text) => {
+                    let (of, weight) = text.split_once(':')?;
+                    (node(&Value::new(None, of))?, u32::read(&Value::new(None, weight))?)
+                }
+                _ => return None,
+            };
+            if weight == 0 || weights.iter().any(|other: &NumaWeight| other.node == of) {
+                return None;
+            }
+            weights.push(NumaWeight { node: of, weight });
+        }
+        Some(weights)
+    }
+
+    fn text(&self) -> String {
+        let words: Vec<_> = self.iter().map(|weight| format!("{}:{}", weight.node, weight.weight)).collect();
+        words.join(",")
+    }
+}
+
+impl Setting for Option<PathBuf> {
+    const EXPECTED: &'static str = "an absolute path (empty for none)";
+
+    fn read(value: &Value) -> Option<Self> {
+        let ValueKind::String(text) = &value.kind else {
+            return None;
+        };
+        if text.is_empty() {
+            return Some(None);
+        }
+        let path = PathBuf::from(text);
+        (path.is_absolute() && !text.contains('\0')).then_some(Some(path))
+    }
+
+    fn text(&self) -> String {
+        self.as_ref().map_or_else(String::new, |path| path.display().to_string())
+    }
+}
+
+/// The free-form keys of a provider kind.
+pub type Params = BTreeMap<String, crate::Value>;
+
+impl Setting for Params {
+    const EXPECTED: &'static str = "a table ({ key = value } in the environment)";
+
+    fn read(value: &Value) -> Option<Self> {
+        match crate::Value::from_config(value) {
+            crate::Value::Table(table) => Some(table),
+            _ => None,
+        }
+    }
+
+    fn text(&self) -> String {
+        crate::report::inline(&crate::Value::Table(self.clone()))
+    }
+}
+
+/// Shared memory names are at most 253 bytes, so that with a leading slash they fit a file name.
+fn is_shared_memory_name(name: &str) -> bool {
+    name.len() <= 253 && !name.contains(['/', '\0']) && name != "." && name != ".."
+}
+
+/// One provider set. Environment names are `UMF_PROVIDER_<NAME>_<KEY>`.
+///
+/// The set `host` always exists. The keys of the kind `host` come first, those of a plugin behind;
+/// any other kind finds what it needs in [`Provider::params`].
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Provider {
+    /// `host`, `plugin` or a kind that the program registered. Default: `host`.
+    pub kind: String,
+    /// Host: who sees the memory. Default: `private`.
+    pub visibility: Visibility,
+    /// Host: name of the shared memory, without a slash, at most 253 bytes. Default: none.
+    pub name: Option<String>,
+    /// Host: huge pages. Default: `none`.
+    pub huge_pages: HugePages,
+    /// Host: size of a huge page, a power of two of bytes; 0 is the system's own choice. Default: 0.
+    pub huge_page_size: ByteSize,
+    /// Host: NUMA placement. Default: `default`.
+    pub numa: NumaMode,
+    /// Host: NUMA nodes that the placement speaks of. Default: empty.
+    pub numa_nodes: Vec<u32>,
+    /// Host: bytes of each part where memory is interleaved; 0 is one page. Default: 0.
+    pub numa_part_size: ByteSize,
+    /// Host: shares of the nodes where memory is split. Default: empty, which is equal shares.
+    pub numa_weights: Vec<NumaWeight>,
+    /// Host: each region has a descriptor of its own, so that who opens one sees nothing else.
+    /// Default: false.
+    pub isolate: bool,
+    /// Plugin: absolute path of the shared object. Default: none. Refused from the working
+    /// directory's file and from a variable.
+    pub path: Option<PathBuf>,
+    /// Plugin: name of its table of functions. Default: none, which is the plugin's usual name.
+    /// Refused where [`Provider::path`] is.
+    pub symbol: Option<String>,
+    /// What a kind that this crate does not know is handed untouched. Default: empty.
+    pub params: Params,
+}
+
+impl Default for Provider {
+    fn default() -> Self {
+        Self {
+            kind: "host".to_owned(),
+            visibility: Visibility::Private,
+            name: None,
+            huge_pages: HugePages::None,
+            huge_page_size: ByteSize::ZERO,
+            numa: NumaMode::Default,
+            numa_nodes: Vec::new(),
+            numa_part_size: ByteSize::ZERO,
+            numa_weights: Vec::new(),
+            isolate: false,
+            path: None,
+            symbol: None,
+            params: Params::new(),
+        }
+    }
+}
+
+impl Section for Provider {
+    const FIELDS: &'static [Field<Self>] = &[
+        field!(kind),
+        field!(visibility),
+        field!(
+            name,
+            "a name of at most 253 bytes without a slash (empty for none)"
+                if |name| Option::as_deref(&name).is_none_or(is_shared_memory_name)
+        ),
+        field!(huge_pages),
+        field!(
+            huge_page_size,
+            "a power of two of bytes such as \"2MiB\", or 0"
+                if |size| size == ByteSize::ZERO || ByteSize::get(size).is_power_of_two()
+        ),
+        field!(numa),
+        field!(numa_nodes),
+        field!(numa_part_size),
+        field!(numa_weights),
+        field!(isolate),
+        field!(path),
+        field!(symbol),
+        field!(params),
+    ];
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_numbers_and_ranges_each_once() {
+        let read = |text: &str| Vec::<u32>::read(&Value::new(None, text));
+        assert_eq!(read("0,2-4"), Some(vec![0, 2, 3, 4]));
+        assert_eq!(read(""), Some(Vec::new()));
+        for text in ["0,0", "1-3,2", "3-1", "1024", "0-4294967295", "a", "-1", "1-"] {
+            assert_eq!(read(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn weights_read_back_what_they_show() {
+        let weights = vec![NumaWeight { node: 0, weight: 3 }, NumaWeight { node: 1, weight: 1 }];
+        assert_eq!(weights.text(), "0:3,1:1");
+        assert_eq!(Setting::read(&Value::new(None, "0:3, 1:1")), Some(weights));
+        for text in ["0:0", "0:1,0:2", "0", "x:1", "2000:1"] {
+            assert_eq!(Vec::<NumaWeight>::read(&Value::new(None, text)), None);
+        }
+    }
+}

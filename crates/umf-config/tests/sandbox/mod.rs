@@ -1,0 +1,68 @@
+//! Folders of a test's own that stand for the system's, the user's and the working directory.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use umf_config::{Context, Error, Loaded, Loader};
+
+pub struct Sandbox {
+    pub context: Context,
+    root: tempfile::TempDir,
+}
+
+impl Sandbox {
+    pub fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let mut context = Context::empty();
+        context.cwd = Some(root.path().join("cwd"));
+        context.home = Some(root.path().join("home"));
+        context.system = Some(root.path().join("etc"));
+        let sandbox = Self { context, root };
+        for file in [sandbox.system(), sandbox.user(), sandbox.cwd()] {
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        }
+        sandbox
+    }
+
+    pub fn system(&self) -> PathBuf {
+        self.root.path().join("etc/umf/umf.toml")
+    }
+
+    pub fn user(&self) -> PathBuf {
+        self.root.path().join("home/.config/umf/umf.toml")
+    }
+
+    pub fn cwd(&self) -> PathBuf {
+        self.root.path().join("cwd/umf.toml")
+    }
+
+    /// A sandbox whose user file holds `text`.
+    pub fn with_file(text: &str) -> Self {
+        let sandbox = Self::new();
+        std::fs::write(sandbox.user(), text).unwrap();
+        sandbox
+    }
+
+    pub fn variable(mut self, name: &str, value: impl Into<OsString>) -> Self {
+        self.context = self.context.with_variable(name, value);
+        self
+    }
+
+    pub fn loader(&self) -> Loader {
+        Loader::with_context(self.context.clone())
+    }
+
+    pub fn load(&self) -> Result<Loaded, Error> {
+        self.loader().load()
+    }
+
+    /// Loads what must be right.
+    pub fn loaded(&self) -> Loaded {
+        self.load().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Loads what must be wrong, and gives the text of the error.
+    pub fn refusal(&self) -> String {
+        self.load().unwrap_err().to_string()
+    }
+}
