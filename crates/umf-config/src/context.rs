@@ -65,3 +65,24 @@ impl Context {
             .map(|(name, value)| (name.as_os_str(), value.as_os_str()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_context_holds_what_matters_and_no_more() {
+        let context = Context::process();
+        assert!(context.cwd.is_some_and(|cwd| cwd.is_absolute()));
+        assert!(!context.env.contains_key(OsStr::new("PATH")));
+    }
+
+    #[test]
+    fn empty_variables_and_those_of_a_secure_process_are_unset() {
+        let mut context = Context::empty().with_variable("UMF_A", "").with_variable("UMF_B", "1");
+        assert_eq!(context.variable("UMF_A"), None);
+        assert_eq!(context.variable("UMF_B"), Some(OsStr::new("1")));
+        context.secure = true;
+        assert_eq!(context.variable("UMF_B"), None);
+    }
+}

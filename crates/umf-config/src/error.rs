@@ -58,7 +58,7 @@ pub enum Error {
     },
     /// A key that means nothing.
     #[error(
-        "unknown key `{key}` ({origin}){}; valid here: {}",
+        "unknown key `{key}` ({origin}); {}valid here: {}",
         suggestion(closest.as_deref()),
         valid.join(", ")
     )]
@@ -162,7 +162,7 @@ pub enum Error {
 }
 
 fn suggestion(closest: Option<&str>) -> String {
-    closest.map_or_else(String::new, |key| format!(", did you mean `{key}`?"))
+    closest.map_or_else(String::new, |key| format!("did you mean `{key}`? "))
 }
 
 fn existing(valid: &[String]) -> String {

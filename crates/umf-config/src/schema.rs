@@ -1,5 +1,7 @@
 //! Which keys there are, and the check of one source against them.
 
+use std::collections::BTreeMap;
+
 use config::{Value, ValueKind};
 use serde::Serialize;
 
@@ -77,11 +79,17 @@ pub(crate) fn closest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>)
         .map(|(_, key)| key.to_owned())
 }
 
+/// The key of this name in any section, for one that stands in the wrong section or in none.
+fn elsewhere(name: &str) -> Option<String> {
+    let same = |key: &KnownKey| key.key.rsplit('.').next() == Some(name);
+    known_keys().into_iter().find(same).map(|known| known.key)
+}
+
 /// Checks every key and value of a source, and gives the keys their present names.
 pub(crate) fn check(tree: Tree, origin: &Origin, trusted: bool) -> Result<Tree, Error> {
     let check = Check { origin, trusted };
     let mut checked = Tree::new();
-    for (name, value) in tree {
+    for (name, value) in sorted(tree) {
         let value = match name.as_str() {
             "ipc" => check.section::<Ipc>("ipc", value)?,
             "pool" => check.sets("pool", value, |key, value| check.section::<Pool>(key, value))?,
@@ -109,6 +117,11 @@ pub(crate) fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
 }
 
+/// In the order of the names, so that of several faults the same one is told each time.
+fn sorted(tree: Tree) -> BTreeMap<String, Value> {
+    tree.into_iter().collect()
+}
+
 struct Check<'a> {
     origin: &'a Origin,
     trusted: bool,
@@ -116,9 +129,9 @@ struct Check<'a> {
 
 impl Check<'_> {
     fn section<S: Section>(&self, section: &str, value: Value) -> Result<Value, Error> {
-        let (uri, table) = self.table(section, value, "a table of keys")?;
+        let (uri, table) = self.table(section, value, &format!("a table: keys under a line [{section}]"))?;
         let mut checked = Tree::new();
-        for (name, value) in table {
+        for (name, value) in sorted(table) {
             let Some(field) = S::field(&name) else {
                 let names: Vec<_> = S::FIELDS.iter().map(|field| field.name).collect();
                 return Err(self.unknown_key(section, &name, &names));
@@ -154,9 +167,13 @@ impl Check<'_> {
         value: Value,
         entry: impl Fn(&str, Value) -> Result<Value, Error>,
     ) -> Result<Value, Error> {
-        let (uri, table) = self.table(section, value, "a table of names")?;
+        let expected = match section {
+            "shared_limits" => "a table: names and sizes under a line [shared_limits]".to_owned(),
+            _ => format!("a table: keys under a line [{section}.<name>]"),
+        };
+        let (uri, table) = self.table(section, value, &expected)?;
         let mut checked = Tree::new();
-        for (name, value) in table {
+        for (name, value) in sorted(table) {
             if !is_name(&name) {
                 return Err(Error::BadName {
                     section,
@@ -194,7 +211,9 @@ impl Check<'_> {
         Error::UnknownKey {
             key: in_section(&shown::plain(name)),
             origin: self.origin.clone(),
-            closest: closest(name, names.iter().copied()).map(|name| in_section(&name)),
+            closest: closest(name, names.iter().copied())
+                .map(|name| in_section(&name))
+                .or_else(|| elsewhere(name)),
             valid: names.iter().map(|name| in_section(name)).collect(),
         }
     }

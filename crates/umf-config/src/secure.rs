@@ -6,3 +6,11 @@ pub(crate) fn is_secure() -> bool {
     // from any thread; for an entry that is not there it returns 0.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_plain_process_is_not_secure() {
+        assert!(!super::is_secure());
+    }
+}

@@ -44,6 +44,22 @@ fn an_unknown_key_names_file_likely_key_and_all_keys() {
 }
 
 #[test]
+fn a_key_in_the_wrong_section_is_shown_the_right_one() {
+    names(&Sandbox::with_file("exchange = 1").refusal(), &["did you mean `ipc.exchange`"]);
+    let refusal = Sandbox::with_file("[ipc]\ncapacity = 1").refusal();
+    names(&refusal, &["did you mean `pool.<name>.capacity`"]);
+    names(&Sandbox::with_file("[pool]\ncapacity = 1").refusal(), &["pool.capacity", "[pool.capacity]"]);
+}
+
+#[test]
+fn of_several_faults_the_same_one_is_told_each_time() {
+    let text = "[log]\nzeta = 1\nalpha = 1\n[ipc]\nzeta = 1\nbeta = 1\nalpha = 1\n";
+    for _ in 0..16 {
+        names(&Sandbox::with_file(text).refusal(), &["`ipc.alpha`"]);
+    }
+}
+
+#[test]
 fn a_bad_value_names_key_value_source_and_what_is_valid() {
     let sandbox = Sandbox::with_file("[ipc]\nlimit = \"medium\"\n");
     names(&sandbox.refusal(), &["ipc.limit", "\"medium\"", "umf.toml", "\"soft\"", "\"hard\""]);
