@@ -114,13 +114,31 @@ static REGISTRY: Lock<Registry> = Lock::new(Registry { entries: [None; LIMIT], l
 /// # Safety
 /// `object` stays valid until it is unregistered.
 pub unsafe fn register(object: NonNull<dyn ForkAware>) -> Result<()> {
+    enter(object, false)
+}
+
+/// As [`register`], but locked after all others, whenever it is registered: for locks under which no other
+/// lock is taken. So what cannot register itself before its users do (a `static`) can still take part.
+///
+/// # Errors
+/// As [`register`].
+///
+/// # Safety
+/// As [`register`], and whoever holds one of the object's locks takes no lock of another object.
+pub unsafe fn register_leaf(object: NonNull<dyn ForkAware>) -> Result<()> {
+    enter(object, true)
+}
+
+fn enter(object: NonNull<dyn ForkAware>, leaf: bool) -> Result<()> {
     generation();
     let mut registry = REGISTRY.lock();
     let len = registry.len;
     if len == LIMIT {
         return Err(Error::TooMany { what: "pools and providers that take part in forks", limit: LIMIT });
     }
-    registry.entries[len] = Some(Registered(object));
+    let place = if leaf { 0 } else { len };
+    registry.entries.copy_within(place..len, place + 1);
+    registry.entries[place] = Some(Registered(object));
     registry.len += 1;
     Ok(())
 }
