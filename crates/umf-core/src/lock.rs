@@ -81,7 +81,7 @@ impl<T> Lock<T> {
     ///
     /// # Safety
     /// As [`Lock::unlock_after_fork`], and the reference is not kept past it.
-    pub(crate) unsafe fn get_locked(&self) -> &T {
+    pub unsafe fn get_locked(&self) -> &T {
         // SAFETY: the caller holds the lock.
         unsafe { &*self.value.get() }
     }

@@ -1,1 +1,39 @@
-//! By-value memory handles: codec, ledger, fd transfer, exporter and importer
+//! By-value memory handles between processes of one machine.
+//!
+//! A [`Handle`] is 256 plain bytes. The way of one is a walk through this crate:
+//!
+//! ```text
+//! Exporter::get(address) -> Handle        Importer::open(bytes) -> Mapping
+//!   exporter: region -> native export       handle:    decode, check
+//!   ledger:   slot, generation              importer:  memo, cache of mappings
+//!   handle:   encode                        transfer:  the producer's fd comes here
+//!                                           ledger:    is it current, before and after
+//! ```
+//!
+//! - [`exporter`]: makes blocks and regions visible, and retires them before their memory goes
+//! - [`importer`]: opens handles, keeps mappings in a bounded cache
+//! - [`transfer`]: how an fd travels: `pidfd`, `procfs`, `socket`
+//! - `ledger`: the shared pages that say which exports are current
+//! - `cache`: what both sides' caches are made of
+//!
+//! This crate knows no provider. Whoever opens handles says which kinds of memory can be
+//! ([`ImporterBuilder::import`]).
+
+mod cache;
+mod error;
+pub mod exporter;
+mod handle;
+mod identity;
+pub mod importer;
+mod ledger;
+mod sys;
+pub mod transfer;
+
+pub use cache::{CacheStatistics, LimitPolicy};
+pub use error::{Error, Refusal, Result};
+pub use exporter::{Export, Exporter, ExporterSettings, Ptracer};
+pub use handle::{DecodeError, Handle, SIZE as HANDLE_SIZE};
+pub use identity::{BootId, Nonce};
+pub use importer::{Access, Importer, ImporterBuilder, ImporterSettings, Mapping};
+pub use transfer::{Exchange, Mode};
+pub use vm_memory::VolatileSlice;

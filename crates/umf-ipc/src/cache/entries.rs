@@ -1,0 +1,373 @@
+//! [`Cache`]: the entries, their order of use, and their limits.
+
+use core::hash::{BuildHasher, Hash};
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+use intrusive_collections::{LinkedList, LinkedListAtomicLink, intrusive_adapter};
+use umf_core::lock::Lock;
+
+use super::limits::Counters;
+use super::{CacheStatistics, LimitPolicy, Limits, Pins};
+use crate::{Error, Result};
+
+/// One entry: a single allocation that the table and the LRU list share.
+#[derive(Debug)]
+pub(crate) struct Entry<K, V> {
+    link: LinkedListAtomicLink,
+    key: K,
+    number: u32,
+    stamp: u64,
+    bytes: u64,
+    /// What is cached. Dropping it gives it back.
+    pub value: V,
+}
+
+impl<K, V> Entry<K, V> {
+    pub(crate) const fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub(crate) const fn stamp(&self) -> u64 {
+        self.stamp
+    }
+}
+
+intrusive_adapter!(Adapter<K, V> = Arc<Entry<K, V>>: Entry<K, V> { link: LinkedListAtomicLink });
+
+#[derive(Debug)]
+struct Shard<K, V> {
+    table: HashTable<Arc<Entry<K, V>>>,
+    /// Most recently used first.
+    order: LinkedList<Adapter<K, V>>,
+}
+
+/// A bounded cache. Entries in use are never evicted.
+#[derive(Debug)]
+pub(crate) struct Cache<K, V> {
+    shards: Box<[Lock<Shard<K, V>>]>,
+    hasher: DefaultHashBuilder,
+    pins: Pins,
+    limits: Limits,
+    counters: Counters,
+    next_stamp: AtomicU64,
+    /// Keys that are being made, so that each is made once.
+    making: Lock<HashMap<K, Arc<Mutex<()>>>>,
+}
+
+/// A pin on an entry, taken back when dropped.
+#[derive(Debug)]
+pub(crate) struct Pinned<'c, K: Hash + Eq + Clone, V> {
+    cache: &'c Cache<K, V>,
+    entry: Arc<Entry<K, V>>,
+}
+
+impl<K: Hash + Eq + Clone, V> Pinned<'_, K, V> {
+    pub(crate) fn entry(&self) -> &Entry<K, V> {
+        &self.entry
+    }
+
+    /// Leaves the pin to whoever unpins the entry's number later.
+    pub(crate) fn into_number(self) -> u32 {
+        let number = self.entry.number;
+        self.cache.pins.pin(number);
+        number
+    }
+}
+
+impl<K: Hash + Eq + Clone, V> Drop for Pinned<'_, K, V> {
+    fn drop(&mut self) {
+        self.cache.pins.unpin(self.entry.number);
+    }
+}
+
+/// Room for one entry, given back when dropped unused.
+struct Room<'c, K: Hash + Eq + Clone, V> {
+    cache: &'c Cache<K, V>,
+    bytes: u64,
+}
+
+impl<K: Hash + Eq + Clone, V> Drop for Room<'_, K, V> {
+    fn drop(&mut self) {
+        self.cache.shrink(self.bytes);
+    }
+}
+
+/// How far an eviction looks in each shard before a soft limit gives way.
+const LOOK: usize = 32;
+
+impl<K: Hash + Eq + Clone, V> Cache<K, V> {
+    /// An empty cache of `shards` (a power of two) shards.
+    pub(crate) fn new(limits: Limits, shards: usize) -> Self {
+        let shard = || Lock::new(Shard { table: HashTable::new(), order: LinkedList::new(Adapter::new()) });
+        Self {
+            shards: (0..shards.next_power_of_two().max(1)).map(|_| shard()).collect(),
+            hasher: DefaultHashBuilder::default(),
+            pins: Pins::new(),
+            limits,
+            counters: Counters::default(),
+            next_stamp: AtomicU64::new(1),
+            making: Lock::new(HashMap::new()),
+        }
+    }
+
+    pub(crate) const fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
+    pub(crate) const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    fn shard(&self, hash: u64) -> &Lock<Shard<K, V>> {
+        // hashbrown uses the low bits; these are others.
+        &self.shards[(hash >> 32) as usize & (self.shards.len() - 1)]
+    }
+
+    /// The entry, pinned, and now the most recently used.
+    pub(crate) fn get(&self, key: &K) -> Option<Pinned<'_, K, V>> {
+        let hash = self.hasher.hash_one(key);
+        let mut shard = self.shard(hash).lock();
+        let shard = &mut *shard;
+        let entry = Arc::clone(shard.table.find(hash, |entry| entry.key == *key)?);
+        // SAFETY: an entry in the table is in the list of the same shard, and the lock is held.
+        if let Some(linked) = unsafe { shard.order.cursor_mut_from_ptr(Arc::as_ptr(&entry)) }.remove() {
+            shard.order.push_front(linked);
+        }
+        self.pins.pin(entry.number);
+        Some(Pinned { cache: self, entry })
+    }
+
+    /// The entry without pinning or touching it.
+    pub(crate) fn peek<T>(&self, key: &K, look: impl FnOnce(&Entry<K, V>) -> T) -> Option<T> {
+        let hash = self.hasher.hash_one(key);
+        let shard = self.shard(hash).lock();
+        let entry = Arc::clone(shard.table.find(hash, |entry| entry.key == *key)?);
+        drop(shard);
+        Some(look(&entry))
+    }
+
+    /// The entry, made by `make` if there is none, by one thread only. `bytes` counts against the limits.
+    pub(crate) fn get_or_make(
+        &self,
+        key: &K,
+        bytes: u64,
+        make: impl FnOnce() -> Result<V>,
+    ) -> Result<Pinned<'_, K, V>> {
+        if let Some(found) = self.get(key) {
+            Counters::count(&self.counters.table_hits);
+            return Ok(found);
+        }
+        let turn = Arc::clone(self.making.lock().entry(key.clone()).or_default());
+        let result = {
+            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            match self.get(key) {
+                Some(found) => {
+                    Counters::count(&self.counters.table_hits);
+                    Ok(found)
+                }
+                None => self.make(key, bytes, make),
+            }
+        };
+        let mut making = self.making.lock();
+        // The map and this thread: nobody else waits for a turn.
+        if Arc::strong_count(&turn) <= 2 {
+            making.remove(key);
+        }
+        result
+    }
+
+    fn make(&self, key: &K, bytes: u64, make: impl FnOnce() -> Result<V>) -> Result<Pinned<'_, K, V>> {
+        Counters::count(&self.counters.misses);
+        let room = self.make_room(bytes)?;
+        let value = make()?;
+        let number = self.pins.allocate()?;
+        let stamp = self.next_stamp.fetch_add(1, Ordering::Relaxed);
+        let entry = Arc::new(Entry {
+            link: LinkedListAtomicLink::new(),
+            key: key.clone(),
+            number,
+            stamp,
+            bytes,
+            value,
+        });
+        let hash = self.hasher.hash_one(key);
+        let mut shard = self.shard(hash).lock();
+        self.pins.pin(number);
+        self.pins.stamp(number, stamp);
+        shard.table.insert_unique(hash, Arc::clone(&entry), |entry| self.hasher.hash_one(&entry.key));
+        shard.order.push_front(Arc::clone(&entry));
+        core::mem::forget(room);
+        Ok(Pinned { cache: self, entry })
+    }
+
+    fn shrink(&self, bytes: u64) {
+        self.counters.entries.fetch_sub(1, Ordering::Relaxed);
+        self.counters.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts one more entry and evicts idle ones until it fits.
+    fn make_room(&self, bytes: u64) -> Result<Room<'_, K, V>> {
+        let limits = &self.limits;
+        self.counters.entries.fetch_add(1, Ordering::Relaxed);
+        self.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let room = Room { cache: self, bytes };
+        loop {
+            let entries = self.counters.entries.load(Ordering::Relaxed);
+            let held = self.counters.bytes.load(Ordering::Relaxed);
+            let too_many = limits.entries != 0 && entries > limits.entries;
+            let too_large = limits.bytes != 0 && held > limits.bytes;
+            if !too_many && !too_large {
+                return Ok(room);
+            }
+            let hard = limits.policy == LimitPolicy::Hard;
+            if self.evict_one(hard) {
+                continue;
+            }
+            if !hard {
+                return Ok(room);
+            }
+            let limit = if too_many { limits.entries } else { limits.bytes };
+            return Err(Error::LimitReached { what: limits.what, limit, setting: limits.setting });
+        }
+    }
+
+    /// Evicts the entry that was used least recently, of those that are idle. `thorough` looks at all.
+    fn evict_one(&self, thorough: bool) -> bool {
+        let start = self.counters.evictions.load(Ordering::Relaxed) as usize;
+        for step in 0..self.shards.len() {
+            let mut shard = self.shards[(start + step) % self.shards.len()].lock();
+            // Twice round: the first time clears the marks of use.
+            let looks = if thorough { shard.table.len() * 2 + 1 } else { LOOK };
+            for _ in 0..looks {
+                let Some(entry) = shard.order.pop_back() else { break };
+                if !self.pins.take_touched(entry.number) && self.close(&entry) {
+                    self.unlink(&mut shard, &entry);
+                    drop(shard);
+                    Counters::count(&self.counters.evictions);
+                    return true;
+                }
+                shard.order.push_front(entry);
+            }
+        }
+        false
+    }
+
+    /// Keeps an entry from being pinned any more, if it is idle. Under its shard's lock.
+    fn close(&self, entry: &Entry<K, V>) -> bool {
+        self.pins.stamp(entry.number, 0);
+        if self.pins.sum(entry.number) == 0 {
+            return true;
+        }
+        self.pins.stamp(entry.number, entry.stamp);
+        false
+    }
+
+    /// Takes an entry that is no longer in the list out of the table.
+    fn unlink(&self, shard: &mut Shard<K, V>, entry: &Entry<K, V>) {
+        let hash = self.hasher.hash_one(&entry.key);
+        if let Ok(found) = shard.table.find_entry(hash, |other| other.number == entry.number) {
+            found.remove();
+        }
+        self.pins.release(entry.number);
+        self.shrink(entry.bytes);
+    }
+
+    /// Removes an entry, in use or not. Its pins drain on their own.
+    pub(crate) fn remove(&self, key: &K) -> Option<Arc<Entry<K, V>>> {
+        let hash = self.hasher.hash_one(key);
+        let mut shard = self.shard(hash).lock();
+        let shard = &mut *shard;
+        let entry = Arc::clone(shard.table.find(hash, |entry| entry.key == *key)?);
+        self.pins.stamp(entry.number, 0);
+        // SAFETY: an entry in the table is in the list of the same shard, and the lock is held.
+        unsafe { shard.order.cursor_mut_from_ptr(Arc::as_ptr(&entry)) }.remove();
+        self.unlink(shard, &entry);
+        Some(entry)
+    }
+
+    /// Evicts all idle entries that `condition` holds for, and returns how many.
+    pub(crate) fn evict_idle(&self, mut condition: impl FnMut(&Entry<K, V>) -> bool) -> usize {
+        let mut evicted = Vec::new();
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let shard = &mut *shard;
+            let mut cursor = shard.order.front_mut();
+            let mut gone = Vec::new();
+            while let Some(entry) = cursor.get() {
+                if condition(entry) && self.close(entry) {
+                    gone.extend(cursor.remove());
+                } else {
+                    cursor.move_next();
+                }
+            }
+            for entry in &gone {
+                self.unlink(shard, entry);
+                Counters::count(&self.counters.evictions);
+            }
+            evicted.extend(gone);
+        }
+        // Values are dropped here, outside of the locks.
+        evicted.len()
+    }
+
+    /// Looks at every entry, in no order.
+    pub(crate) fn for_each(&self, mut look: impl FnMut(&Entry<K, V>)) {
+        for shard in &self.shards {
+            shard.lock().order.iter().for_each(&mut look);
+        }
+    }
+
+    pub(crate) fn statistics(&self) -> CacheStatistics {
+        let mut in_use = 0;
+        self.for_each(|entry| in_use += u64::from(self.pins.sum(entry.number) != 0));
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        CacheStatistics {
+            hits: self.pins.hits(),
+            table_hits: load(&self.counters.table_hits),
+            misses: load(&self.counters.misses),
+            stale: load(&self.counters.stale),
+            evictions: load(&self.counters.evictions),
+            entries: load(&self.counters.entries),
+            in_use,
+            bytes: load(&self.counters.bytes),
+            fds: 0,
+        }
+    }
+
+    /// Takes every lock, before a fork.
+    pub(crate) fn lock_for_fork(&self) {
+        self.making.lock_for_fork();
+        self.shards.iter().for_each(Lock::lock_for_fork);
+        self.pins.lock_for_fork();
+    }
+
+    /// # Safety
+    /// [`Cache::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
+    pub(crate) unsafe fn unlock_after_fork(&self, in_child: bool) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.pins.unlock_after_fork() };
+        for shard in &self.shards {
+            // SAFETY: as above.
+            unsafe { shard.unlock_after_fork() };
+        }
+        // SAFETY: as above.
+        unsafe { self.making.unlock_after_fork() };
+        if in_child {
+            // Whoever was making something is not here, but may hold its turn: forget the turns, without
+            // freeing memory in the middle of a fork.
+            core::mem::take(&mut *self.making.lock()).into_iter().for_each(core::mem::forget);
+        }
+    }
+}
+
+impl<K, V> Drop for Cache<K, V> {
+    fn drop(&mut self) {
+        for shard in &mut self.shards {
+            let mut shard = shard.lock();
+            shard.table.clear();
+            shard.order.clear();
+        }
+    }
+}

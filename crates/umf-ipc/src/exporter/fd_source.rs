@@ -1,0 +1,23 @@
+//! What the socket thread asks the exporter for.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+
+use super::state::State;
+use crate::transfer::socket::server::FdSource;
+
+/// The exporter's state, as its socket thread holds it: the thread does not keep it alive.
+pub(super) struct Source {
+    pub ledger: Arc<OwnedFd>,
+    pub state: Weak<State>,
+}
+
+impl FdSource for Source {
+    fn ledger(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.ledger)
+    }
+
+    fn data(&self, slot: u32, generation: u64) -> Result<Arc<OwnedFd>, u64> {
+        self.state.upgrade().map_or(Err(0), |state| state.fd_of(slot, generation))
+    }
+}

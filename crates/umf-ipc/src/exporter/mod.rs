@@ -1,0 +1,217 @@
+//! The producer's side: making blocks and regions visible, and retiring them in time.
+
+mod export;
+mod fd_source;
+mod region_export;
+mod settings;
+mod state;
+
+pub use export::Export;
+pub use settings::{ExporterSettings, Ptracer};
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::Arc;
+
+use umf_core::fork::{self, ForkAware};
+use umf_core::lock::Lock;
+use umf_core::observer::{self, ExportObserver, Freed};
+use umf_core::{Address, Region};
+
+use crate::Result;
+use crate::cache::CacheStatistics;
+use crate::handle::Handle;
+use crate::identity::Nonce;
+use state::State;
+
+/// Makes memory visible to other processes, and keeps one native export per region in a bounded cache.
+///
+/// A process normally has one. Each has a ledger of its own: the first export makes it (and starts the socket
+/// thread, if the exchange settings call for one). All methods may be called from several threads at once; an
+/// export that is already there costs no lock and no system call.
+///
+/// # What happens to an export
+/// - The block is freed, or its region: retired before the memory goes. Every later open fails as stale.
+/// - It is idle (nobody holds an [`Export`] of its region and none was kept) and the cache is over its
+///   limit: the region's exports are retired, so that handles that are still around fail as stale.
+/// - The exporter is dropped: all are retired.
+/// - The process forks: the child starts anew, with a ledger of its own. Handles made by the parent still name
+///   the parent's memory.
+#[derive(Debug)]
+pub struct Exporter {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    settings: ExporterSettings,
+    /// Made by the first export, in each process: null until then. Replaced states are those of a parent
+    /// process; they are leaked, because nothing of them may be touched here.
+    state: AtomicPtr<State>,
+    making: Lock<()>,
+}
+
+impl Exporter {
+    /// An exporter. Nothing is made until the first export.
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`] if there are too many exporters in this process (4096).
+    pub fn new(settings: ExporterSettings) -> Result<Self> {
+        let inner =
+            Arc::new(Inner { settings, state: AtomicPtr::new(core::ptr::null_mut()), making: Lock::new(()) });
+        let observer: Arc<dyn ExportObserver> = Arc::clone(&inner) as _;
+        observer::observe(&observer);
+        // SAFETY: the object is in an Arc that `self` holds, and is unregistered in `drop`.
+        unsafe { fork::register(inner.fork_aware()) }?;
+        Ok(Self { inner })
+    }
+
+    /// Exports the block that holds `address` (or the region, if it belongs to no pool), until the guard is
+    /// dropped. Handles stay valid after that as long as the export stays cached: see [`Exporter`].
+    ///
+    /// # Errors
+    /// [`crate::Error::NotTracked`], [`crate::Error::NotExportable`], [`crate::Error::LimitReached`] over a hard limit,
+    /// [`crate::Error::Memory`] if the address is not in a live block, [`crate::Error::System`].
+    #[inline]
+    pub fn get(&self, address: Address) -> Result<Export<'_>> {
+        if let Some(state) = self.inner.current()
+            && let Some((handle, number)) = state.hit(address)
+        {
+            return Ok(Export::new(state, handle, number));
+        }
+        self.inner.state(address)?.export(address)
+    }
+
+    /// As [`Exporter::get`], until the block is freed: its region is not evicted before.
+    ///
+    /// # Errors
+    /// As [`Exporter::get`].
+    pub fn handle(&self, address: Address) -> Result<Handle> {
+        Ok(self.get(address)?.keep())
+    }
+
+    /// The nonce that handles of this exporter carry, once something was exported.
+    #[must_use]
+    pub fn nonce(&self) -> Option<Nonce> {
+        self.inner.current().map(State::nonce)
+    }
+
+    /// What the cache of native exports holds and has done.
+    #[must_use]
+    pub fn statistics(&self) -> CacheStatistics {
+        self.inner.current().map_or_else(CacheStatistics::default, State::statistics)
+    }
+
+    /// Whether this process answers on a socket (the exchange mode `socket`).
+    #[must_use]
+    pub fn is_served(&self) -> bool {
+        self.inner.current().is_some_and(State::is_served)
+    }
+
+    /// Retires the exports of regions that nobody holds, and returns how many regions there were.
+    pub fn evict_idle(&self) -> usize {
+        self.inner.current().map_or(0, State::evict_idle)
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        fork::unregister(self.inner.fork_aware());
+    }
+}
+
+impl Inner {
+    fn fork_aware(self: &Arc<Self>) -> NonNull<dyn ForkAware + 'static> {
+        let object: &dyn ForkAware = &**self;
+        NonNull::from(object)
+    }
+
+    /// The state, if it was made, and in this process.
+    #[inline]
+    fn current(&self) -> Option<&State> {
+        let state = NonNull::new(self.state.load(Ordering::Acquire))?;
+        // SAFETY: a published state is freed only when `self` is dropped.
+        let state = unsafe { state.as_ref() };
+        state.belongs_here().then_some(state)
+    }
+
+    /// The state; made if this is the first export of this process, which is that of `first`.
+    #[cold]
+    fn state(&self, first: Address) -> Result<&State> {
+        let _making = self.making.lock();
+        if let Some(state) = self.current() {
+            return Ok(state);
+        }
+        let procfs = umf_core::tracker::find(first)
+            .and_then(|found| found.owner.guard())
+            .and_then(|owner| owner.provider()?.export().map(umf_core::Export::fd_opens_through_procfs));
+        let state = State::new(&self.settings, procfs.unwrap_or(true))?;
+        // The old one is a parent's, or null.
+        self.state.store(Arc::into_raw(state).cast_mut(), Ordering::Release);
+        self.current().ok_or(crate::Error::Memory(umf_core::Error::Frozen { what: "the exporter" }))
+    }
+}
+
+impl ExportObserver for Inner {
+    fn before_free(&self, freed: Freed) {
+        let Some(state) = self.current() else { return };
+        match freed {
+            Freed::Block { address } => state.retire_block(address),
+            Freed::Region(region) => state.retire_region(&region),
+            _ => {}
+        }
+    }
+}
+
+impl ForkAware for Inner {
+    fn prepare(&self) {
+        self.making.lock_for_fork();
+        if let Some(state) = self.current() {
+            state.lock_for_fork();
+        }
+    }
+
+    fn parent(&self) {
+        if let Some(state) = self.current() {
+            // SAFETY: `prepare` took the locks.
+            unsafe { state.unlock_after_fork() };
+        }
+        // SAFETY: as above.
+        unsafe { self.making.unlock_after_fork() };
+    }
+
+    fn child(&self) {
+        if let Some(state) = NonNull::new(self.state.load(Ordering::Acquire)) {
+            // SAFETY: a published state is freed only when `self` is dropped; `prepare` took its locks.
+            unsafe { state.as_ref().abandon_in_child() };
+        }
+        // SAFETY: `prepare` took it.
+        unsafe { self.making.unlock_after_fork() };
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let state = *self.state.get_mut();
+        if state.is_null() {
+            return;
+        }
+        // SAFETY: the pointer came from Arc::into_raw and is taken back once.
+        let state = unsafe { Arc::from_raw(state) };
+        if state.belongs_here() {
+            state.close();
+        } else {
+            // A parent's: its ledger is not mapped here, its thread does not run here.
+            core::mem::forget(state);
+        }
+    }
+}
+
+/// The region that an address belongs to, and what of it is exported.
+#[derive(Clone, Copy, Debug)]
+struct Target {
+    region: Region,
+    start: Address,
+    size: usize,
+    is_region: bool,
+}

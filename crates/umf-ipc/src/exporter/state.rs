@@ -1,0 +1,460 @@
+//! What an exporter has in one process: its ledger, its cache, its socket.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use umf_core::lock::Lock;
+use umf_core::metadata::Chunks;
+use umf_core::tracker::{self, Found};
+use umf_core::{Address, Region, fork};
+
+use super::fd_source::Source;
+use super::region_export::{BlockExport, Blocks, RegionExport};
+use super::settings::ExporterSettings;
+use super::{Export, Target};
+use crate::cache::{Cache, CacheStatistics, Entry, Limits, Memo, WORDS, Words};
+use crate::handle::{FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET, Fields, Handle};
+use crate::identity::Nonce;
+use crate::ledger::{LedgerWriter, SlotContent};
+use crate::sys;
+use crate::transfer::socket::server::Server;
+use crate::transfer::{Exchange, Mode, yama_scope};
+use crate::{Error, Result};
+
+type RegionEntry = Entry<u64, RegionExport>;
+
+/// All that the exporter has in one process.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// The process that made it, as [`fork::generation`] counts.
+    generation: u32,
+    ledger: Arc<LedgerWriter>,
+    cache: Cache<u64, RegionExport>,
+    memo: Memo,
+    /// By ledger slot: the id of its region.
+    regions: Chunks<AtomicU64>,
+    server: Lock<Option<Server>>,
+    served: bool,
+    fd_limit: u64,
+    settings: ExporterSettings,
+}
+
+/// Notes beside a remembered handle: address, entry, stamp, where the generation lies, generation.
+type Notes = [u64; 6];
+
+impl State {
+    /// `procfs` says whether the memory that is exported first can be opened through `/proc`.
+    pub(super) fn new(settings: &ExporterSettings, procfs: bool) -> Result<Arc<Self>> {
+        let served = wants_socket(&settings.exchange, procfs);
+        let ledger = Arc::new(LedgerWriter::new(settings.slots, served)?);
+        match sys::set_ptracer(settings.ptracer) {
+            Ok(()) => {}
+            // There is no yama, so nothing to be excepted from.
+            Err(rustix::io::Errno::INVAL) => tracing::debug!("PR_SET_PTRACER: this kernel has no yama"),
+            Err(errno) => return Err(Error::system("prctl(PR_SET_PTRACER)", errno)),
+        }
+        let limits = Limits {
+            entries: settings.max_created_handles,
+            bytes: 0,
+            policy: settings.limit,
+            what: "exported regions",
+            setting: "UMF_MAX_CREATED_IPC_HANDLES",
+        };
+        let listener = if served { Some(Server::bind(ledger.nonce())?) } else { None };
+        let state = Arc::new(Self {
+            generation: fork::generation(),
+            ledger,
+            cache: Cache::new(limits, 8),
+            memo: Memo::new(),
+            regions: Chunks::new(),
+            server: Lock::new(None),
+            served,
+            fd_limit: sys::fd_limit() / 2,
+            settings: settings.clone(),
+        });
+        if let Some(listener) = listener {
+            let source =
+                Source { ledger: Arc::clone(state.ledger.shared_fd()), state: Arc::downgrade(&state) };
+            *state.server.lock() = Some(Server::serve(listener, state.ledger.nonce(), Arc::new(source))?);
+        }
+        tracing::debug!(nonce = %state.ledger.nonce(), served, "ledger made");
+        Ok(state)
+    }
+
+    /// Whether this process made it.
+    #[inline]
+    pub(super) fn belongs_here(&self) -> bool {
+        self.generation == fork::generation()
+    }
+
+    pub(super) fn nonce(&self) -> Nonce {
+        self.ledger.nonce()
+    }
+
+    pub(super) const fn is_served(&self) -> bool {
+        self.served
+    }
+
+    const fn hash(address: Address) -> u64 {
+        // Blocks are at least 8 bytes apart; the multiplication spreads what is left.
+        (address.to_bits() >> 3).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
+    }
+
+    /// The handle of a block that was exported before and not freed since, with a pin on its region.
+    #[inline]
+    pub(super) fn hit(&self, address: Address) -> Option<(Handle, u32)> {
+        let (words, notes) = self.memo.by_key(Self::hash(address), address.to_bits())?;
+        let [_, number, stamp, slot, generation, _]: Notes = notes;
+        let number = number as u32;
+        if !self.cache.pins().pin_stamped(number, stamp) {
+            return None;
+        }
+        // SAFETY: the ledger stays mapped as long as this state, and `slot` is one of its slots: it was stored
+        // by `remember`, as one record with the rest.
+        let current = unsafe { self.ledger.generation_at(slot as u32) };
+        if current != generation {
+            self.cache.pins().unpin(number);
+            return None;
+        }
+        Some((Handle::from_words(&words), number))
+    }
+
+    fn remember(&self, entry: &RegionEntry, address: Address, block: &BlockExport) {
+        let words: Words = block.handle.to_words();
+        debug_assert_eq!(words.len(), WORDS);
+        let notes: Notes = [
+            address.to_bits(),
+            u64::from(entry.number()),
+            entry.stamp(),
+            u64::from(block.slot),
+            block.generation,
+            0,
+        ];
+        self.memo.store(Self::hash(address), &words, notes);
+    }
+
+    pub(super) fn put(&self, number: u32) {
+        self.cache.pins().unpin(number);
+    }
+
+    /// Exports what holds `address`.
+    #[cold]
+    pub(super) fn export(&self, address: Address) -> Result<Export<'_>> {
+        let found = tracker::find(address).ok_or(Error::NotTracked { address })?;
+        let owner = found.owner.guard().ok_or(Error::NotTracked { address })?;
+        let target = match owner.pool() {
+            Some(pool) => {
+                let block = pool.block_at(address)?;
+                Target { region: found.region, start: block.address, size: block.size, is_region: false }
+            }
+            None => Target {
+                region: found.region,
+                start: found.region.base(),
+                size: found.region.size(),
+                is_region: true,
+            },
+        };
+        loop {
+            let pinned =
+                self.cache.get_or_make(&found.region.id().get(), found.region.size() as u64, || {
+                    let provider = owner.provider().ok_or(Error::NotTracked { address })?;
+                    self.export_region(&found, provider)
+                })?;
+            let entry = pinned.entry();
+            // From here on the observer finds the entry when the region is freed.
+            if let Err(error) = tracker::mark_exported(found.number, found.region.id()) {
+                drop(pinned);
+                self.retire_region(&found.region);
+                return Err(error.into());
+            }
+            let mut blocks = entry.value.blocks.lock();
+            if blocks.closed {
+                // Evicted between the look-up and here: make it again.
+                drop(blocks);
+                continue;
+            }
+            let key = target.start.to_bits();
+            let handle = match blocks.by_address.get(&key) {
+                Some(block) => block.handle,
+                None => {
+                    let block = self.publish(entry, &target)?;
+                    let handle = block.handle;
+                    let slot = (block.slot, block.generation);
+                    self.remember(entry, target.start, &block);
+                    blocks.by_address.insert(key, block);
+                    // The block may have been freed by somebody who should not have; then it is not exported.
+                    let marked = owner.pool().map_or(Ok(()), |pool| pool.mark_exported(target.start));
+                    if let Err(error) = marked {
+                        blocks.by_address.remove(&key);
+                        self.ledger.retire(slot.0, slot.1);
+                        self.ledger.give_back(slot.0);
+                        return Err(error.into());
+                    }
+                    handle
+                }
+            };
+            if let Some(block) = blocks.by_address.get(&key) {
+                self.remember(entry, target.start, block);
+            }
+            drop(blocks);
+            let number = pinned.into_number();
+            return Ok(Export::new(self, handle, number));
+        }
+    }
+
+    fn export_region(&self, found: &Found, provider: &umf_core::ProviderRef) -> Result<RegionExport> {
+        let region = found.region;
+        let refuse =
+            |why| Error::NotExportable { kind: provider.kind(), name: provider.name().to_owned(), why };
+        let ability = provider
+            .export()
+            .ok_or_else(|| refuse("it has no memory that other processes can map; use shared memory"))?;
+        if ability.uses_fd_per_export()
+            && self.settings.max_created_handles == 0
+            && self.cache.counters().entries.load(Ordering::Relaxed) > self.fd_limit
+        {
+            // No limit was set, but the process's own is near: idle exports make room.
+            self.cache.evict_idle(|_| true);
+        }
+        let native = ability.export(&region)?;
+        let identity = match &native.fd {
+            Some(fd) => {
+                Some(sys::identity(fd).map_err(|errno| Error::system("fstat of the exported fd", errno))?)
+            }
+            None => None,
+        };
+        let slot = match self.ledger.take() {
+            Ok(slot) => slot,
+            Err(error) => {
+                // The first error is the one to report.
+                let _ = ability.unexport(&region, native);
+                return Err(error);
+            }
+        };
+        let mut export = RegionExport {
+            region,
+            provider: provider.clone(),
+            kind: provider.kind(),
+            native: Some(native),
+            identity,
+            opens_through_procfs: ability.fd_opens_through_procfs(),
+            ledger: Arc::clone(&self.ledger),
+            slot,
+            generation: self.ledger.next_generation(slot),
+            blocks: Lock::new(Blocks::default()),
+        };
+        export.generation = self.ledger.publish(slot, &content(&export));
+        self.regions.get_or_grow(slot)?.store(region.id().get(), Ordering::Release);
+        Ok(export)
+    }
+
+    fn publish(&self, entry: &RegionEntry, target: &Target) -> Result<BlockExport> {
+        let export = &entry.value;
+        let slot = self.ledger.take()?;
+        match self.regions.get_or_grow(slot) {
+            Ok(word) => word.store(export.region.id().get(), Ordering::Release),
+            Err(error) => {
+                self.ledger.give_back(slot);
+                return Err(error.into());
+            }
+        }
+        let generation = self.ledger.publish(slot, &content(export));
+        let handle = self.encode(export, target, slot, generation);
+        Ok(BlockExport { slot, generation, handle, kept: 0 })
+    }
+
+    fn encode(&self, export: &RegionExport, target: &Target, slot: u32, generation: u64) -> Handle {
+        let identity = self.ledger.identity();
+        let native = export.native.as_ref();
+        let flag = |condition, flag| if condition { flag } else { 0 };
+        let content = content(export);
+        Fields {
+            flags: flag(native.is_some_and(|native| native.isolated), FLAG_ISOLATED)
+                | flag(native.is_some_and(|native| native.read_only), FLAG_READ_ONLY)
+                | flag(self.served, FLAG_SOCKET)
+                | flag(target.is_region, FLAG_REGION)
+                | flag(export.opens_through_procfs, FLAG_PROCFS),
+            boot_id: identity.boot_id,
+            nonce: self.ledger.nonce(),
+            pid: identity.pid,
+            ledger_fd: self.ledger.raw_fd(),
+            pid_namespace: identity.pid_namespace,
+            pidfs_inode: identity.pidfs_inode,
+            start_time: identity.start_time,
+            data_fd: content.fd,
+            slot,
+            generation,
+            data_device: content.device,
+            data_inode: content.inode,
+            data_offset: content.offset,
+            region_base: target.region.base().to_bits(),
+            region_size: target.region.size() as u64,
+            region_id: target.region.id().get(),
+            offset: target.start.offset_from(target.region.base()).unwrap_or(0),
+            length: target.size as u64,
+            kind: export.kind,
+            allocation_id: native.map_or(0, |native| native.allocation_id),
+            native: native.map_or(umf_core::NativeBytes::EMPTY, |native| native.native),
+        }
+        .encode()
+    }
+
+    /// Counts a use of the handle's block as lasting until the block is freed; `false` if it was freed.
+    pub(super) fn keep(&self, handle: &Handle) -> bool {
+        let address = Address::from_bits(handle.region_base() + handle.offset());
+        let kept = self.cache.peek(&handle.region_id(), |entry| {
+            let mut blocks = entry.value.blocks.lock();
+            let block = blocks.by_address.get_mut(&address.to_bits());
+            block
+                .filter(|block| block.generation == handle.generation() && block.slot == handle.slot())
+                .map(|block| block.kept += 1)
+        });
+        matches!(kept, Some(Some(())))
+    }
+
+    /// The block at `address` is about to be freed.
+    pub(super) fn retire_block(&self, address: Address) {
+        let Some(found) = tracker::find(address) else { return };
+        self.cache.peek(&found.region.id().get(), |entry| {
+            let block = entry.value.blocks.lock().by_address.remove(&address.to_bits());
+            let Some(block) = block else { return };
+            self.ledger.retire(block.slot, block.generation);
+            self.ledger.give_back(block.slot);
+            for _ in 0..block.kept {
+                self.cache.pins().unpin(entry.number());
+            }
+        });
+    }
+
+    /// The region is about to be freed.
+    pub(super) fn retire_region(&self, region: &Region) {
+        if let Some(entry) = self.cache.remove(&region.id().get()) {
+            for _ in 0..entry.value.retire_all() {
+                self.cache.pins().unpin(entry.number());
+            }
+            // Somebody may be looking at the entry right now; the provider must have its export back before this
+            // returns, so wait for them. They do not wait for anything but the locks that are free now.
+            while Arc::strong_count(&entry) > 1 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// The fd behind a current export.
+    pub(super) fn fd_of(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64> {
+        let now = || self.ledger.generation_of(slot).unwrap_or(0);
+        let region = self.regions.get(slot).map_or(0, |word| word.load(Ordering::Acquire));
+        let fd = self
+            .cache
+            .peek(&region, |entry| entry.value.native.as_ref().and_then(|native| native.fd.clone()))
+            .flatten();
+        match fd {
+            // Read after the fd was taken: it was the right one then.
+            Some(fd) if now() == generation => Ok(fd),
+            _ => Err(now()),
+        }
+    }
+
+    pub(super) fn evict_idle(&self) -> usize {
+        self.cache.evict_idle(|_| true)
+    }
+
+    pub(super) fn statistics(&self) -> CacheStatistics {
+        let mut fds = 1;
+        self.cache.for_each(|entry| {
+            fds += u64::from(entry.value.native.as_ref().is_some_and(|native| native.fd.is_some()));
+        });
+        CacheStatistics { fds, ..self.cache.statistics() }
+    }
+
+    /// Retires everything and stops the socket. The exporter is being dropped.
+    pub(super) fn close(&self) {
+        let server = self.server.lock().take();
+        drop(server);
+        let mut regions = Vec::new();
+        self.cache.for_each(|entry| regions.push(entry.value.region));
+        for region in regions {
+            self.retire_region(&region);
+        }
+    }
+
+    pub(super) fn lock_for_fork(&self) {
+        self.server.lock_for_fork();
+        // SAFETY: taken on the line above.
+        if let Some(server) = unsafe { self.server.get_locked() } {
+            server.lock_for_fork();
+        }
+        self.cache.lock_for_fork();
+        self.ledger.lock_for_fork();
+    }
+
+    /// # Safety
+    /// [`State::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
+    pub(super) unsafe fn unlock_after_fork(&self) {
+        // SAFETY: passed on to the caller, here and below.
+        unsafe { self.ledger.unlock_after_fork() };
+        // SAFETY: as above.
+        unsafe { self.cache.unlock_after_fork(false) };
+        // SAFETY: as above.
+        unsafe { self.unlock_server() };
+    }
+
+    /// # Safety
+    /// As [`State::unlock_after_fork`].
+    unsafe fn unlock_server(&self) {
+        // SAFETY: `lock_for_fork` took the lock; nothing is kept of the reference.
+        if let Some(server) = unsafe { self.server.get_locked() } {
+            // SAFETY: `lock_for_fork` took this one as well.
+            unsafe { server.unlock_after_fork() };
+        }
+        // SAFETY: as above.
+        unsafe { self.server.unlock_after_fork() };
+    }
+
+    /// In a forked child: closes the fds that only the parent needs. Nothing else of the state is touched, now or
+    /// later.
+    ///
+    /// # Safety
+    /// [`State::lock_for_fork`] ran in the thread of which this is the forked copy.
+    pub(super) unsafe fn abandon_in_child(&self) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.unlock_server() };
+        if let Some(server) = self.server.lock().take() {
+            server.abandon();
+        }
+        // SAFETY: the state, which owns the fd, is leaked in this process: see `Inner`.
+        unsafe { sys::close_inherited(self.ledger.shared_fd().as_raw_fd()) };
+    }
+}
+
+/// What the ledger says of a region's exports.
+fn content(export: &RegionExport) -> SlotContent {
+    let native = export.native.as_ref();
+    let identity = export.identity;
+    SlotContent {
+        device: identity.map_or(0, |identity| identity.device),
+        inode: identity.map_or(0, |identity| identity.inode),
+        fd: native.and_then(|native| native.fd.as_ref()).map_or(-1, |fd| fd.as_raw_fd()),
+        region_slot: export.slot,
+        region_generation: export.generation,
+        region_id: export.region.id().get(),
+        region_size: export.region.size() as u64,
+        offset: native.map_or(0, |native| native.offset),
+    }
+}
+
+/// Whether importers will need the socket, as far as can be told at the first export.
+///
+/// `procfs` serves the same user at every yama scope, so yama alone is a reason only for memory that cannot be opened
+/// that way. An undumpable process and one in a pid namespace of its own cannot be reached by number.
+fn wants_socket(exchange: &Exchange, procfs: bool) -> bool {
+    match exchange {
+        Exchange::Order(modes) => modes.contains(&Mode::Socket),
+        Exchange::Auto => {
+            !sys::is_dumpable()
+                || (!procfs && yama_scope() > 0)
+                || !crate::identity::ProcessIdentity::current().is_in_initial_pid_namespace()
+        }
+    }
+}

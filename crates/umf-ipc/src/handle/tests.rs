@@ -1,0 +1,126 @@
+use super::*;
+use proptest::prelude::*;
+use umf_core::NativeBytes;
+
+fn sample() -> Handle {
+    Fields {
+        flags: FLAG_ISOLATED,
+        boot_id: BootId::from_bytes([7; 16]),
+        nonce: Nonce::from_bytes([9; 16]),
+        pid: 4711,
+        ledger_fd: 5,
+        pid_namespace: 4_026_531_836,
+        pidfs_inode: 99,
+        start_time: 123_456,
+        data_fd: 6,
+        slot: 3,
+        generation: 41,
+        data_device: 1,
+        data_inode: 1234,
+        data_offset: 1 << 20,
+        region_base: 0x7f00_0000_0000,
+        region_size: 1 << 21,
+        region_id: 17,
+        offset: 4096,
+        length: 100,
+        kind: ProviderKind::HOST,
+        allocation_id: 0,
+        native: NativeBytes::new(b"native").unwrap(),
+    }
+    .encode()
+}
+
+/// The same handle with one field changed and a checksum that fits again, as a hostile peer would send it.
+fn forged(at: usize, value: &[u8]) -> Result<Handle, DecodeError> {
+    let mut bytes = sample().to_bytes();
+    bytes[at..at + value.len()].copy_from_slice(value);
+    let checksum = crc32fast::hash(&bytes[..252]);
+    bytes[252..].copy_from_slice(&checksum.to_le_bytes());
+    Handle::from_bytes(&bytes)
+}
+
+#[test]
+fn bytes_text_and_serde_round_trip() {
+    let handle = sample();
+    assert_eq!(Handle::from_bytes(&handle.to_bytes()), Ok(handle));
+    let text = handle.to_string();
+    assert_eq!(text.len(), 5 + 342);
+    assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)));
+    assert_eq!(text.parse(), Ok(handle));
+    assert_eq!(format!(" {text}\r\n").parse(), Ok(handle));
+    let json = serde_json::to_string(&handle).unwrap();
+    assert_eq!(serde_json::from_str::<Handle>(&json).unwrap(), handle);
+    assert_eq!(handle.native(), b"native");
+    assert_eq!((handle.pid(), handle.slot(), handle.generation()), (4711, 3, 41));
+    assert_eq!((handle.offset(), handle.length(), handle.region_size()), (4096, 100, 1 << 21));
+}
+
+/// UMF W11: the wire format has no version, length or check.
+#[test]
+fn every_flipped_bit_is_noticed() {
+    let bytes = sample().to_bytes();
+    for bit in 0..SIZE * 8 {
+        let mut bytes = bytes;
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        assert!(Handle::from_bytes(&bytes).is_err(), "bit {bit}");
+    }
+}
+
+#[test]
+fn cut_or_extended_handles_are_refused() {
+    let bytes = sample().to_bytes();
+    for length in 0..SIZE {
+        assert_eq!(Handle::from_bytes(&bytes[..length]), Err(DecodeError::Length { length }));
+    }
+    assert!(Handle::from_bytes(&[bytes.as_slice(), &[0]].concat()).is_err());
+    let text = sample().to_string();
+    for length in 0..text.len() {
+        assert!(text[..length].parse::<Handle>().is_err());
+    }
+}
+
+#[test]
+fn forged_fields_are_refused_by_name() {
+    let field = |field| Err(DecodeError::Field { field });
+    assert_eq!(forged(0, b"UMFX"), Err(DecodeError::Magic));
+    assert_eq!(forged(4, &[2, 0]), Err(DecodeError::Version { version: 2 }));
+    assert_eq!(forged(6, &[0, 0x80]), field("flags"));
+    assert_eq!(forged(40, &[0; 4]), field("pid"));
+    assert_eq!(forged(44, &[0xff; 4]), field("ledger fd"));
+    assert_eq!(forged(80, &[2]), field("generation"));
+    assert_eq!(forged(120, &[0xff; 8]), field("region size"));
+    assert_eq!(forged(120, &[0; 8]), field("region size"));
+    assert_eq!(forged(104, &[0xff; 8]), field("data offset"));
+    assert_eq!(forged(128, &[0xff; 8]), field("offset"));
+    assert_eq!(forged(136, &[0xff; 8]), field("length"));
+    assert_eq!(forged(136, &[0; 8]), field("length"));
+    assert_eq!(forged(144, b"HOST"), field("provider kind"));
+    assert_eq!(forged(168, &[65]), field("native length"));
+    assert_eq!(forged(168, &[2]), field("native length"));
+    assert_eq!(forged(169, &[1]), field("reserved"));
+    assert_eq!(forged(240, &[0; 8]), field("region id"));
+    assert_eq!(forged(248, &[1]), field("reserved"));
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_bytes_and_text_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..600), text in ".{0,400}") {
+        let _ = Handle::from_bytes(&bytes);
+        let _ = text.parse::<Handle>();
+    }
+
+    #[test]
+    fn a_forged_handle_that_decodes_has_lengths_that_fit(changes in prop::collection::vec((0..252_usize, any::<u8>()), 1..40)) {
+        let mut bytes = sample().to_bytes();
+        for (at, value) in changes {
+            bytes[at] = value;
+        }
+        let checksum = crc32fast::hash(&bytes[..252]);
+        bytes[252..].copy_from_slice(&checksum.to_le_bytes());
+        if let Ok(handle) = Handle::from_bytes(&bytes) {
+            prop_assert!(handle.offset() + handle.length() <= handle.region_size());
+            prop_assert!(i64::try_from(handle.data_offset() + handle.region_size()).is_ok());
+            prop_assert!(handle.native().len() <= 64);
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Who a process is, so that no other can be taken for it.
+
+use core::fmt;
+use core::str::FromStr;
+use std::os::fd::OwnedFd;
+
+use crate::sys;
+
+/// 128 random bits, made when a ledger is: two producers never share it, whatever happens to pids.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Nonce([u8; 16]);
+
+impl Nonce {
+    pub(crate) const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    pub(crate) const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+
+    pub(crate) fn random() -> Result<Self, rustix::io::Errno> {
+        Ok(Self(sys::random()?))
+    }
+}
+
+impl fmt::Display for Nonce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Nonce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The boot of a machine (`/proc/sys/kernel/random/boot_id`, `random(4)`): differs on every machine and after
+/// every boot.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BootId([u8; 16]);
+
+impl BootId {
+    /// What it is where `/proc` is not there to read.
+    pub(crate) const UNKNOWN: Self = Self([0; 16]);
+
+    pub(crate) const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    pub(crate) const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+
+    /// Whether both are known and differ.
+    pub(crate) fn contradicts(self, other: Self) -> bool {
+        self != Self::UNKNOWN && other != Self::UNKNOWN && self != other
+    }
+}
+
+impl FromStr for BootId {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let mut bytes = [0; 16];
+        let digits: Vec<u8> = text.trim().bytes().filter(|&byte| byte != b'-').collect();
+        if digits.len() != 2 * bytes.len() {
+            return Err(());
+        }
+        data_encoding::HEXLOWER.decode_mut(&digits, &mut bytes).map_err(|_| ())?;
+        Ok(Self(bytes))
+    }
+}
+
+impl fmt::Debug for BootId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", data_encoding::HEXLOWER.encode_display(&self.0))
+    }
+}
+
+/// What a producer writes about itself into handles and into its ledger.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProcessIdentity {
+    pub boot_id: BootId,
+    pub pid: u32,
+    pub pid_namespace: u64,
+    /// 0 before Linux 6.9.
+    pub pidfs_inode: u64,
+    pub start_time: u64,
+}
+
+/// Inode of the pid namespace that the machine booted with (`PROC_PID_INIT_INO` in the kernel).
+const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+
+impl ProcessIdentity {
+    /// This process. What cannot be read (no `/proc`, an old kernel) is 0, and then not compared.
+    pub(crate) fn current() -> Self {
+        let pid = sys::pid();
+        Self {
+            boot_id: boot_id(),
+            pid,
+            pid_namespace: pid_namespace(),
+            pidfs_inode: sys::pidfd_open(pid).ok().and_then(|pidfd| pidfs_inode(&pidfd)).unwrap_or(0),
+            start_time: start_time(pid).unwrap_or(0),
+        }
+    }
+
+    pub(crate) const fn is_in_initial_pid_namespace(&self) -> bool {
+        self.pid_namespace == INITIAL_PID_NAMESPACE
+    }
+}
+
+pub(crate) fn boot_id() -> BootId {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(BootId::UNKNOWN)
+}
+
+pub(crate) fn pid_namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid")
+        .map_or(0, |metadata| std::os::unix::fs::MetadataExt::ino(&metadata))
+}
+
+/// The process's inode in pidfs, where pidfds have one (Linux 6.9): never used again in this boot.
+pub(crate) fn pidfs_inode(pidfd: &OwnedFd) -> Option<u64> {
+    const PID_FS_MAGIC: u64 = 0x5049_4446;
+    let identity = sys::identity(pidfd).ok()?;
+    (sys::filesystem(pidfd).ok()? == PID_FS_MAGIC).then_some(identity.inode)
+}
+
+/// Field 22 of `/proc/<pid>/stat` (`proc_pid_stat(5)`), in clock ticks.
+pub(crate) fn start_time(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command name is in parentheses and may contain anything; fields are counted behind it.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_knows_itself() {
+        let identity = ProcessIdentity::current();
+        assert_eq!(identity.pid, std::process::id());
+        assert_ne!(identity.pid_namespace, 0);
+        assert!(identity.start_time > 0);
+        assert_ne!(identity.boot_id, BootId::UNKNOWN);
+        assert_eq!(start_time(0), None);
+    }
+
+    #[test]
+    fn boot_ids() {
+        let text = "0123abcd-0123-4567-89ab-0123456789ab\n";
+        let id: BootId = text.parse().unwrap();
+        assert_eq!(format!("{id:?}"), "0123abcd0123456789ab0123456789ab");
+        for bad in ["", "0", "zz", &"0".repeat(31), &"g".repeat(32), &"0".repeat(34)] {
+            assert!(bad.parse::<BootId>().is_err(), "{bad}");
+        }
+        assert!(!id.contradicts(BootId::UNKNOWN) && id.contradicts(BootId([1; 16])));
+    }
+}

@@ -1,0 +1,156 @@
+//! [`Mapping`]: a block of another process, open in this one.
+
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use umf_core::Address;
+use vm_memory::{Bytes as _, VolatileSlice};
+
+use super::Inner;
+use super::open::word_at;
+use crate::{Error, Result};
+
+/// Where a mapping is and how its validity is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub number: u32,
+    pub base: Address,
+    pub length: usize,
+    pub generation: u64,
+    /// Address of the generation in the producer's ledger.
+    pub word: usize,
+    pub host_accessible: bool,
+    pub read_only: bool,
+}
+
+/// A block (or region) of another process, open in this one. Dropping it closes it; the region stays mapped in the
+/// importer's cache until it is evicted.
+///
+/// The memory stays valid as long as the mapping exists, whatever the producer does: if it frees the block, the
+/// bytes may change to something else (ask [`Mapping::is_current`]); if it dies, they stay.
+///
+/// Another process may write the memory at any time, so there is no `&[u8]` of it: use
+/// [`Mapping::read`], [`Mapping::write`], or the volatile slice with its copies, atomics and typed access.
+pub struct Mapping<'i> {
+    importer: &'i Inner,
+    place: Place,
+}
+
+impl<'i> Mapping<'i> {
+    /// Takes over a pin on the entry `place.number`.
+    ///
+    /// # Safety
+    /// The pin is the caller's; the entry's region has `place.base .. + place.length`, accessible as the flags
+    /// say; `place.word` is the address of a generation in the ledger that the entry keeps mapped.
+    #[inline]
+    pub(super) const unsafe fn new(importer: &'i Inner, place: Place) -> Self {
+        Self { importer, place }
+    }
+
+    /// Where the block is in this process.
+    #[must_use]
+    pub const fn address(&self) -> Address {
+        self.place.base
+    }
+
+    /// Its size in bytes, never 0.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a block is never empty")]
+    pub const fn len(&self) -> usize {
+        self.place.length
+    }
+
+    /// Whether writing is refused.
+    #[must_use]
+    pub const fn is_read_only(&self) -> bool {
+        self.place.read_only
+    }
+
+    /// Whether the CPU may touch the memory.
+    #[must_use]
+    pub const fn is_host_accessible(&self) -> bool {
+        self.place.host_accessible
+    }
+
+    #[inline]
+    pub(super) fn generation_now(&self) -> u64 {
+        // SAFETY: by `new`'s contract the word is in a mapped ledger, which the pin keeps.
+        let word: &AtomicU64 = unsafe { word_at(self.place.word).as_ref() };
+        word.load(Ordering::Acquire)
+    }
+
+    /// Whether the block has not been freed since the handle was made. One load.
+    #[inline]
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.generation_now() == self.place.generation
+    }
+
+    /// The memory as a volatile slice, which may be read and written while other processes do the same.
+    ///
+    /// # Errors
+    /// [`Error::NotHostAccessible`]; [`Error::ReadOnly`], since such a slice could be written: use
+    /// [`Mapping::read`].
+    pub fn memory(&self) -> Result<VolatileSlice<'_>> {
+        if self.place.read_only {
+            return Err(Error::ReadOnly);
+        }
+        self.slice()
+    }
+
+    fn slice(&self) -> Result<VolatileSlice<'_>> {
+        let pointer = self.place.base.as_ptr().filter(|_| self.place.host_accessible);
+        let pointer = pointer.ok_or(Error::NotHostAccessible)?;
+        // SAFETY: by `new`'s contract the range is mapped and may be accessed as long as the pin lasts, which is
+        // as long as `self`; callers inside this crate do not write through it if it is read-only.
+        Ok(unsafe { VolatileSlice::new(pointer, self.place.length) })
+    }
+
+    fn part(&self, offset: usize, length: usize) -> Result<VolatileSlice<'_>> {
+        let out_of_bounds = Error::OutOfBounds { offset, length, size: self.place.length };
+        self.slice()?.subslice(offset, length).map_err(|_| out_of_bounds)
+    }
+
+    /// Copies `into.len()` bytes at `offset` out of the block.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] (nothing is copied then), [`Error::NotHostAccessible`].
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        self.part(offset, into.len())?.copy_to(into);
+        Ok(())
+    }
+
+    /// Copies `from` to `offset` in the block.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] (nothing is copied then), [`Error::ReadOnly`], [`Error::NotHostAccessible`].
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        if self.place.read_only {
+            return Err(Error::ReadOnly);
+        }
+        let part = self.part(offset, from.len())?;
+        let out_of_bounds = Error::OutOfBounds { offset, length: from.len(), size: self.place.length };
+        if from.is_empty() {
+            return Ok(());
+        }
+        part.write_slice(from, 0).map_err(|_| out_of_bounds)
+    }
+}
+
+impl Drop for Mapping<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.importer.pins().unpin(self.place.number);
+    }
+}
+
+impl fmt::Debug for Mapping<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapping")
+            .field("address", &self.place.base)
+            .field("length", &self.place.length)
+            .field("current", &self.is_current())
+            .field("read_only", &self.place.read_only)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,154 @@
+//! The consumer's side: opening handles, and keeping mappings in a bounded cache.
+
+mod builder;
+mod mapping;
+mod open;
+mod producer;
+mod region;
+
+pub use builder::{ImporterBuilder, ImporterSettings};
+pub use mapping::Mapping;
+pub use umf_core::Access;
+
+use core::ptr::NonNull;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use umf_core::fork::{self, ForkAware};
+use umf_core::lock::Lock;
+use umf_core::{Import, ProviderKind};
+
+use crate::Result;
+use crate::cache::{Cache, CacheStatistics, Memo};
+use crate::handle::Handle;
+use crate::identity::Nonce;
+use producer::Producer;
+use region::{ImportedRegion, RegionKey};
+
+/// Opens handles of other processes (and of this one). Needs no pool and no provider, only somebody who can
+/// [`Import`] each kind of memory.
+///
+/// One mapping per region is cached and shared by all blocks in it. Opening a block of a region that is mapped
+/// already costs a comparison of the handle's bytes, a pin and one load from the producer's ledger: no
+/// lock, no system call.
+///
+/// All methods may be called from several threads at once. In a forked child, mappings that the parent opened
+/// stay valid, and the importer works on with a cache of its own.
+#[derive(Debug)]
+pub struct Importer {
+    inner: Box<Inner>,
+}
+
+pub(crate) struct Inner {
+    settings: ImporterSettings,
+    imports: HashMap<ProviderKind, Arc<dyn Import>>,
+    cache: Cache<RegionKey, ImportedRegion>,
+    memo: [Memo; 2],
+    producers: Lock<HashMap<Nonce, Arc<Producer>>>,
+}
+
+impl core::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Importer")
+            .field("settings", &self.settings)
+            .field("kinds", &self.imports.keys().collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Importer {
+    /// A builder; add at least one kind of memory with [`ImporterBuilder::import`].
+    #[must_use]
+    pub fn builder() -> ImporterBuilder {
+        ImporterBuilder::default()
+    }
+
+    fn new(inner: Inner) -> Result<Self> {
+        let importer = Self { inner: Box::new(inner) };
+        // SAFETY: the object is in a Box that `importer` holds, and is unregistered in `drop`.
+        unsafe { fork::register(importer.fork_aware()) }?;
+        Ok(importer)
+    }
+
+    fn fork_aware(&self) -> NonNull<dyn ForkAware + 'static> {
+        let object: &dyn ForkAware = &*self.inner;
+        NonNull::from(object)
+    }
+
+    /// Opens a handle for reading and writing.
+    ///
+    /// # Errors
+    /// See [`crate::Error`]: each says what happened to which producer and what to do. Nothing stays open after an
+    /// error.
+    #[inline]
+    pub fn open(&self, handle: &Handle) -> Result<Mapping<'_>> {
+        self.inner.open(handle.as_bytes(), Access::ReadWrite)
+    }
+
+    /// Opens a handle for reading. A guarantee that nobody can write through this mapping; whether others write
+    /// is another question ([`Handle::is_read_only`]).
+    ///
+    /// # Errors
+    /// As [`Importer::open`].
+    #[inline]
+    pub fn open_read_only(&self, handle: &Handle) -> Result<Mapping<'_>> {
+        self.inner.open(handle.as_bytes(), Access::ReadOnly)
+    }
+
+    /// As [`Importer::open`] or [`Importer::open_read_only`], from the bytes as they came: they are decoded and
+    /// checked only if they have not been seen before.
+    ///
+    /// # Errors
+    /// As [`Importer::open`], and [`crate::Error::Decode`].
+    #[inline]
+    pub fn open_bytes(&self, bytes: &[u8], access: Access) -> Result<Mapping<'_>> {
+        match bytes.try_into() {
+            Ok(bytes) => self.inner.open(bytes, access),
+            Err(_) => Err(crate::DecodeError::Length { length: bytes.len() }.into()),
+        }
+    }
+
+    /// Closes idle mappings, and forgets producers that have ended. Returns how many mappings were closed.
+    pub fn evict_idle(&self) -> usize {
+        self.inner.evict_idle()
+    }
+
+    /// What the cache holds and has done.
+    #[must_use]
+    pub fn statistics(&self) -> CacheStatistics {
+        self.inner.statistics()
+    }
+
+    /// The settings in force.
+    #[must_use]
+    pub fn settings(&self) -> &ImporterSettings {
+        &self.inner.settings
+    }
+}
+
+impl Drop for Importer {
+    fn drop(&mut self) {
+        fork::unregister(self.fork_aware());
+    }
+}
+
+impl ForkAware for Inner {
+    fn prepare(&self) {
+        self.producers.lock_for_fork();
+        self.cache.lock_for_fork();
+    }
+
+    fn parent(&self) {
+        // SAFETY: `prepare` took the locks.
+        unsafe { self.cache.unlock_after_fork(false) };
+        // SAFETY: as above.
+        unsafe { self.producers.unlock_after_fork() };
+    }
+
+    fn child(&self) {
+        // SAFETY: `prepare` took the locks.
+        unsafe { self.cache.unlock_after_fork(true) };
+        // SAFETY: as above.
+        unsafe { self.producers.unlock_after_fork() };
+    }
+}

@@ -1,0 +1,100 @@
+//! One producer, as the importer knows it.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use crate::handle::Handle;
+use crate::ledger::{LedgerReader, SlotReader};
+use crate::sys;
+use crate::transfer::{Channel, Exchange, Wanted};
+use crate::{Error, Result};
+
+/// A producer that was found, with its ledger mapped.
+#[derive(Debug)]
+pub(super) struct Producer {
+    channel: Channel,
+    ledger: LedgerReader,
+    ledger_fd: i32,
+}
+
+impl Producer {
+    /// Finds the producer of a handle and maps its ledger.
+    pub(super) fn contact(handle: &Handle, exchange: &Exchange, timeout: Duration) -> Result<Self> {
+        let channel = Channel::new(handle, timeout)?;
+        let (fd, mode) = channel.fetch(Wanted::Ledger(handle.ledger_fd()), exchange)?;
+        let ledger = LedgerReader::open(&fd, handle).map_err(|error| match error {
+            // A process that ended meanwhile explains everything else.
+            error @ Error::ProducerReplaced { .. } if channel.has_ended() => {
+                tracing::debug!(%error, "and the producer has ended");
+                Error::ProducerGone { pid: handle.pid() }
+            }
+            error => error,
+        })?;
+        tracing::debug!(pid = handle.pid(), nonce = %handle.nonce(), %mode, "producer found");
+        Ok(Self { channel, ledger, ledger_fd: handle.ledger_fd() })
+    }
+
+    pub(super) const fn ledger(&self) -> &LedgerReader {
+        &self.ledger
+    }
+
+    pub(super) const fn pid(&self) -> u32 {
+        self.channel.pid()
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.channel.has_ended()
+    }
+
+    pub(super) fn fds(&self) -> u64 {
+        self.channel.fds()
+    }
+
+    /// The slot that a handle names, if the handle is current.
+    pub(super) fn slot(&self, handle: &Handle) -> Result<SlotReader<'_>> {
+        let slot = self.ledger.slot(handle.slot()).ok_or_else(|| self.stale(handle, 0))?;
+        let now = slot.generation();
+        if now == handle.generation() { Ok(slot) } else { Err(self.stale(handle, now)) }
+    }
+
+    pub(super) fn stale(&self, handle: &Handle, now: u64) -> Error {
+        Error::Stale { pid: self.pid(), slot: handle.slot(), generation: handle.generation(), now }
+    }
+
+    /// A duplicate of the fd behind the handle's region, and certainty that it is that.
+    ///
+    /// The file's identity must be what the ledger says, and the ledger must still say it *after* the fetch:
+    /// then the producer had that file under that number when it was fetched. (Identity alone does not do:
+    /// two eventfds have the same inode.)
+    pub(super) fn fetch(&self, handle: &Handle, exchange: &Exchange) -> Result<Option<OwnedFd>> {
+        let Some(number) = handle.data_fd() else { return Ok(None) };
+        let wanted = Wanted::Data {
+            fd: number,
+            slot: handle.slot(),
+            generation: handle.generation(),
+            opens_through_procfs: handle.has(crate::handle::FLAG_PROCFS),
+        };
+        let fetched = self.channel.fetch(wanted, exchange);
+        // Whatever came of it: a handle that has gone stale is that in the first place.
+        self.slot(handle)?;
+        let fd = match fetched {
+            Ok((fd, _)) => fd,
+            Err(error @ Error::OtherObject { .. }) => return Err(self.explain(error, exchange)),
+            Err(error) => return Err(error),
+        };
+        let identity = sys::identity(&fd).map_err(|errno| Error::system("fstat of the fetched fd", errno))?;
+        if (identity.device, identity.inode) != handle.data_identity() {
+            let evidence = "its device and inode differ";
+            return Err(self.explain(Error::OtherObject { pid: self.pid(), fd: number, evidence }, exchange));
+        }
+        Ok(Some(fd))
+    }
+
+    /// Whether another object behind the fd means another program in the process: `exec` closes the ledger too.
+    fn explain(&self, error: Error, exchange: &Exchange) -> Error {
+        let ledger = self.channel.fetch(Wanted::Ledger(self.ledger_fd), exchange);
+        let same =
+            ledger.is_ok_and(|(fd, _)| sys::identity(fd).is_ok_and(|found| found == self.ledger.identity()));
+        if same { error } else { Error::ProducerGone { pid: self.pid() } }
+    }
+}

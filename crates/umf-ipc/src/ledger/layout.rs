@@ -1,0 +1,77 @@
+//! What lies where in the ledger. `docs/ledger.md` has the same tables with words.
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// `"UMFLEDG1"`, little-endian.
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLEDG1");
+/// The version that this code reads and writes.
+pub(super) const VERSION: u32 = 1;
+/// Where slots begin, in bytes.
+pub(super) const HEADER_SIZE: usize = 4096;
+/// The most exports that a process can have at one time (256 MiB of sparse file).
+pub(crate) const MAX_SLOTS: u32 = 1 << 22;
+
+/// The first page. Written before the ledger's fd is known to anyone, but for `slots_used`.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Header {
+    pub magic: AtomicU64,
+    pub version: AtomicU32,
+    pub header_size: AtomicU32,
+    pub nonce: [AtomicU64; 2],
+    pub boot_id: [AtomicU64; 2],
+    pub pid: AtomicU32,
+    pub uid: AtomicU32,
+    pub start_time: AtomicU64,
+    pub pid_namespace: AtomicU64,
+    pub pidfs_inode: AtomicU64,
+    pub slot_size: AtomicU32,
+    pub slot_capacity: AtomicU32,
+    /// Slots below this number have been used; beyond, the file may have holes.
+    pub slots_used: AtomicU32,
+    /// Bit 0: the producer answers on its socket.
+    pub flags: AtomicU32,
+    /// Fd of the door (the pages that importers may write) and its size; -1 and 0 while there is none.
+    pub door_fd: AtomicU32,
+    pub door_size: AtomicU32,
+    /// Where statistics and the flight recorder begin, 0 while there are none.
+    pub statistics_offset: AtomicU64,
+    pub events_offset: AtomicU64,
+}
+
+/// One export: a cache line.
+///
+/// The generation is odd while the export exists and even otherwise, and only ever grows. Everything
+/// else is written before the generation becomes odd (release) and may be read after it was seen odd
+/// (acquire), if it is still the same afterwards.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Slot {
+    pub generation: AtomicU64,
+    pub device: AtomicU64,
+    pub inode: AtomicU64,
+    pub fd: AtomicU32,
+    /// Slot of the region that the block lies in; its own number for a region.
+    pub region_slot: AtomicU32,
+    pub region_generation: AtomicU64,
+    pub region_id: AtomicU64,
+    pub region_size: AtomicU64,
+    pub offset: AtomicU64,
+}
+
+const _: () = assert!(size_of::<Slot>() == 64 && size_of::<Header>() <= HEADER_SIZE);
+
+/// What a slot says of its export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotContent {
+    pub device: u64,
+    pub inode: u64,
+    /// The producer's number of the data fd, -1 if there is none.
+    pub fd: i32,
+    pub region_slot: u32,
+    pub region_generation: u64,
+    pub region_id: u64,
+    pub region_size: u64,
+    /// Where the region begins in the file.
+    pub offset: u64,
+}

@@ -1,0 +1,146 @@
+//! The importer's side of somebody else's ledger.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::SealFlags;
+
+use super::layout::{HEADER_SIZE, Header, MAGIC, Slot, SlotContent, VERSION};
+use crate::handle::Handle;
+use crate::identity::{BootId, Nonce};
+use crate::sys::{self, FileIdentity, SharedMapping};
+use crate::{Error, Result};
+
+/// A ledger mapped read-only, its header checked.
+#[derive(Debug)]
+pub(crate) struct LedgerReader {
+    mapping: SharedMapping,
+    capacity: u32,
+    identity: FileIdentity,
+}
+
+impl LedgerReader {
+    /// Maps what should be the ledger that `handle` names, and checks that it is.
+    ///
+    /// The fd came from a process that may be another one by now, or hostile: nothing is mapped before the kernel
+    /// has said that it is a sealed tmpfs file, so that no read can fault or hang.
+    pub(crate) fn open(fd: &OwnedFd, handle: &Handle) -> Result<Self> {
+        let pid = handle.pid();
+        let other = |evidence| Error::ProducerReplaced { pid, evidence };
+        let system = |call| move |errno| Error::system(call, errno);
+        if sys::filesystem(fd).map_err(system("fstatfs of the ledger"))? != sys::TMPFS_MAGIC {
+            return Err(other("its ledger fd is no shared memory"));
+        }
+        let needed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
+        match sys::seals(fd) {
+            Ok(seals) if seals.contains(needed) => {}
+            _ => return Err(other("its ledger fd is not sealed as a ledger is")),
+        }
+        let size = sys::size(fd).map_err(system("fstat of the ledger"))?;
+        let size = usize::try_from(size).unwrap_or(0);
+        if size < HEADER_SIZE + size_of::<Slot>() {
+            return Err(other("its ledger fd is too small for a ledger"));
+        }
+        let identity = sys::identity(fd.as_fd()).map_err(system("fstat of the ledger"))?;
+        let mapping = SharedMapping::new(fd, size, false).map_err(system("mmap of the ledger"))?;
+        let mut ledger = Self { mapping, capacity: 0, identity };
+        let header = ledger.header();
+        if header.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(other("its ledger fd is no ledger"));
+        }
+        if header.version.load(Ordering::Relaxed) != VERSION
+            || header.header_size.load(Ordering::Relaxed) as usize != HEADER_SIZE
+            || header.slot_size.load(Ordering::Relaxed) as usize != size_of::<Slot>()
+        {
+            return Err(Error::Misbehaved { pid, what: "its ledger has another version than its handle" });
+        }
+        if ledger.nonce() != handle.nonce() {
+            return Err(other("its ledger has another nonce"));
+        }
+        let boot_id = join(&ledger.header().boot_id);
+        if BootId::from_bytes(boot_id).contradicts(handle.boot_id()) {
+            return Err(Error::OtherBoot);
+        }
+        let capacity = ledger.header().slot_capacity.load(Ordering::Relaxed);
+        if HEADER_SIZE + capacity as usize * size_of::<Slot>() > size {
+            return Err(Error::Misbehaved { pid, what: "its ledger has fewer slots than it says" });
+        }
+        ledger.capacity = capacity;
+        Ok(ledger)
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: `open` maps no file shorter than a header; the seals keep it that long; fields are atomics.
+        unsafe { self.mapping.base().cast().as_ref() }
+    }
+
+    fn nonce(&self) -> Nonce {
+        Nonce::from_bytes(join(&self.header().nonce))
+    }
+
+    /// Device and inode of the ledger's file.
+    pub(crate) const fn identity(&self) -> FileIdentity {
+        self.identity
+    }
+
+    /// A slot, if the ledger has it and it has been used.
+    pub(crate) fn slot(&self, number: u32) -> Option<SlotReader<'_>> {
+        // Slots beyond that are holes in the file, which reading would fill.
+        let used = self.header().slots_used.load(Ordering::Acquire).min(self.capacity);
+        if number >= used {
+            return None;
+        }
+        let offset = HEADER_SIZE + number as usize * size_of::<Slot>();
+        debug_assert!(offset + size_of::<Slot>() <= self.mapping.size());
+        // SAFETY: `number < capacity`, which `open` compared with the size of the mapping; fields are atomics.
+        Some(SlotReader { slot: unsafe { self.mapping.base().add(offset).cast().as_ref() } })
+    }
+}
+
+fn join(halves: &[AtomicU64; 2]) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&halves[0].load(Ordering::Relaxed).to_le_bytes());
+    bytes[8..].copy_from_slice(&halves[1].load(Ordering::Relaxed).to_le_bytes());
+    bytes
+}
+
+/// One slot of somebody else's ledger.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotReader<'a> {
+    slot: &'a Slot,
+}
+
+impl SlotReader<'_> {
+    /// The generation now.
+    pub(crate) fn generation(self) -> u64 {
+        self.slot.generation.load(Ordering::Acquire)
+    }
+
+    /// Where the generation lies, for one-load checks while the ledger stays mapped.
+    pub(crate) fn generation_word(self) -> NonNull<AtomicU64> {
+        NonNull::from(&self.slot.generation)
+    }
+
+    /// What the slot says, if it has this generation before and after reading.
+    pub(crate) fn read(self, generation: u64) -> core::result::Result<SlotContent, u64> {
+        let before = self.generation();
+        if before != generation {
+            return Err(before);
+        }
+        let slot = self.slot;
+        let content = SlotContent {
+            device: slot.device.load(Ordering::Relaxed),
+            inode: slot.inode.load(Ordering::Relaxed),
+            fd: slot.fd.load(Ordering::Relaxed).cast_signed(),
+            region_slot: slot.region_slot.load(Ordering::Relaxed),
+            region_generation: slot.region_generation.load(Ordering::Relaxed),
+            region_id: slot.region_id.load(Ordering::Relaxed),
+            region_size: slot.region_size.load(Ordering::Relaxed),
+            offset: slot.offset.load(Ordering::Relaxed),
+        };
+        fence(Ordering::Acquire);
+        let after = slot.generation.load(Ordering::Relaxed);
+        if after == generation { Ok(content) } else { Err(after) }
+    }
+}

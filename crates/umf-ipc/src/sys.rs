@@ -1,0 +1,213 @@
+//! System calls of this crate.
+
+use core::ptr::NonNull;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use rustix::io::{Errno, FdFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource};
+
+pub(crate) type Result<T> = core::result::Result<T, Errno>;
+
+/// Device and inode of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FileIdentity {
+    pub device: u64,
+    pub inode: u64,
+}
+
+pub(crate) const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+pub(crate) fn random() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(bytes)
+}
+
+pub(crate) fn pid() -> u32 {
+    rustix::process::getpid().as_raw_nonzero().get().cast_unsigned()
+}
+
+pub(crate) fn effective_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+pub(crate) fn pidfd_open(pid: u32) -> Result<OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+    rustix::process::pidfd_open(pid, PidfdFlags::empty())
+}
+
+/// A duplicate of fd `number` of the process behind `pidfd`, close-on-exec.
+pub(crate) fn pidfd_getfd(pidfd: BorrowedFd<'_>, number: RawFd) -> Result<OwnedFd> {
+    rustix::process::pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())
+}
+
+/// Whether the process behind `pidfd` has ended (its pidfd is readable then).
+pub(crate) fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    loop {
+        match poll(&mut fds, Some(&at_once)) {
+            Ok(count) => return count > 0,
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+pub(crate) fn open(path: &str, writable: bool) -> Result<OwnedFd> {
+    let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
+    // NONBLOCK and NOCTTY: the path is a link to whatever another process has open.
+    let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    rustix::fs::open(path, flags, rustix::fs::Mode::empty())
+}
+
+pub(crate) fn identity(fd: impl AsFd) -> Result<FileIdentity> {
+    let stat = rustix::fs::fstat(fd)?;
+    Ok(FileIdentity { device: stat.st_dev, inode: stat.st_ino })
+}
+
+pub(crate) fn size(fd: impl AsFd) -> Result<u64> {
+    Ok(rustix::fs::fstat(fd)?.st_size.cast_unsigned())
+}
+
+/// The magic number of the file system that the file is on (`statfs(2)`).
+pub(crate) fn filesystem(fd: impl AsFd) -> Result<u64> {
+    Ok(rustix::fs::fstatfs(fd)?.f_type.cast_unsigned())
+}
+
+pub(crate) fn seals(fd: impl AsFd) -> Result<SealFlags> {
+    rustix::fs::fcntl_get_seals(fd)
+}
+
+pub(crate) fn add_seals(fd: impl AsFd, seals: SealFlags) -> Result<()> {
+    rustix::fs::fcntl_add_seals(fd, seals)
+}
+
+/// A sealable, close-on-exec memfd of `size` bytes, none of them allocated.
+pub(crate) fn memfd(name: &str, size: u64) -> Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        // Linux before 6.3 does not know MFD_NOEXEC_SEAL.
+        Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
+        other => other?,
+    };
+    rustix::fs::ftruncate(&fd, size)?;
+    Ok(fd)
+}
+
+/// Allocates the pages of a range of a memfd, so that touching them cannot be SIGBUS.
+pub(crate) fn reserve(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
+    loop {
+        match rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::KEEP_SIZE, offset, size) {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+/// The largest file that this process may make.
+pub(crate) fn file_size_limit() -> u64 {
+    rustix::process::getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
+}
+
+/// How many fds this process may have open.
+pub(crate) fn fd_limit() -> u64 {
+    rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// A shared mapping of the beginning of a file, unmapped when dropped.
+#[derive(Debug)]
+pub(crate) struct SharedMapping {
+    base: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: the mapping is memory; whoever reads or writes it takes care of races.
+unsafe impl Send for SharedMapping {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMapping {}
+
+impl SharedMapping {
+    pub(crate) fn new(fd: impl AsFd, size: usize, writable: bool) -> Result<Self> {
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe {
+            rustix::mm::mmap(
+                core::ptr::null_mut(),
+                size,
+                protection,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                fd,
+                0,
+            )
+        }?;
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Self { base, size })
+    }
+
+    /// A forked child does not get this mapping.
+    pub(crate) fn keep_from_children(&self) -> Result<()> {
+        // SAFETY: the range is this mapping; the advice changes nothing in this process.
+        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.size, Advice::LinuxDontFork) }
+    }
+
+    pub(crate) const fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(crate) const fn size(&self) -> usize {
+        self.size
+    }
+}
+
+impl Drop for SharedMapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this object's own, and nothing borrowed from it is left.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
+    }
+}
+
+/// Whether other processes of the same user may attach to this one (`PR_GET_DUMPABLE`, `prctl(2)`).
+pub(crate) fn is_dumpable() -> bool {
+    matches!(rustix::process::dumpable_behavior(), Ok(rustix::process::DumpableBehavior::Dumpable) | Err(_))
+}
+
+/// `PR_SET_PTRACER` (`prctl(2)`): who may attach in spite of yama. EINVAL where there is no yama.
+pub(crate) fn set_ptracer(who: crate::exporter::Ptracer) -> Result<()> {
+    use rustix::process::PTracer;
+    let ptracer = match who {
+        crate::exporter::Ptracer::None => return Ok(()),
+        crate::exporter::Ptracer::Any => PTracer::Any,
+        crate::exporter::Ptracer::Process(pid) => {
+            PTracer::ProcessID(i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?)
+        }
+    };
+    rustix::process::set_ptracer(ptracer)
+}
+
+/// Closes an fd that a forked child inherited and that no object of the child owns.
+///
+/// # Safety
+/// The number is open in this process and nobody else will close or use it.
+pub(crate) unsafe fn close_inherited(number: RawFd) {
+    // SAFETY: passed on to the caller.
+    drop(unsafe { OwnedFd::from_raw_fd(number) });
+}
+
+/// Whether the fd is close-on-exec.
+#[cfg(test)]
+pub(crate) fn is_cloexec(fd: impl AsFd) -> bool {
+    rustix::io::fcntl_getfd(fd).is_ok_and(|flags| flags.contains(FdFlags::CLOEXEC))
+}
+#[cfg(not(test))]
+const _: FdFlags = FdFlags::CLOEXEC;

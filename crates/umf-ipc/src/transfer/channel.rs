@@ -1,0 +1,248 @@
+//! [`Channel`]: the importer's way to one producer's fds.
+
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use umf_core::lock::Lock;
+
+use super::socket::client::{Answer, Client};
+use super::{Exchange, Mode, diagnosis};
+use crate::error::Refusal;
+use crate::handle::Handle;
+use crate::identity;
+use crate::sys;
+use crate::{Error, Result};
+
+/// Which fd of the producer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wanted {
+    /// Its ledger, under this number.
+    Ledger(RawFd),
+    /// The memory behind an export.
+    Data { fd: RawFd, slot: u32, generation: u64, opens_through_procfs: bool },
+}
+
+impl Wanted {
+    const fn number(self) -> RawFd {
+        match self {
+            Self::Ledger(fd) | Self::Data { fd, .. } => fd,
+        }
+    }
+}
+
+/// One producer, held by a pidfd where that is possible, so that its pid cannot come to mean another process
+/// unnoticed.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    pid: u32,
+    pidfd: core::result::Result<OwnedFd, Errno>,
+    same_pid_namespace: bool,
+    served: bool,
+    client: Lock<Client>,
+    timeout: Duration,
+}
+
+enum Failure {
+    /// This way is closed; another may work.
+    Refused(Refusal),
+    /// No way can work.
+    Final(Error),
+}
+
+impl Channel {
+    /// Prepares to talk to the producer of `handle`.
+    pub(crate) fn new(handle: &Handle, timeout: Duration) -> Result<Self> {
+        let pid = handle.pid();
+        let mine = identity::pid_namespace();
+        let theirs = handle.pid_namespace();
+        let same_pid_namespace = mine == 0 || theirs == 0 || mine == theirs;
+        let pidfd = if same_pid_namespace { sys::pidfd_open(pid) } else { Err(Errno::SRCH) };
+        if same_pid_namespace {
+            match &pidfd {
+                Err(Errno::SRCH) => return Err(Error::ProducerGone { pid }),
+                Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
+                    return Err(Error::system("pidfd_open", *errno));
+                }
+                Ok(pidfd) => {
+                    let inode = identity::pidfs_inode(pidfd).unwrap_or(0);
+                    if inode != 0 && handle.pidfs_inode() != 0 && inode != handle.pidfs_inode() {
+                        return Err(Error::ProducerReplaced { pid, evidence: "its pidfs inode differs" });
+                    }
+                    if sys::has_ended(pidfd.as_fd()) {
+                        return Err(Error::ProducerGone { pid });
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(Self {
+            pid,
+            pidfd,
+            same_pid_namespace,
+            served: handle.is_served(),
+            client: Lock::new(Client::new(handle.nonce(), pid)),
+            timeout,
+        })
+    }
+
+    /// Whether the producer is known to have ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        match &self.pidfd {
+            Ok(pidfd) => sys::has_ended(pidfd.as_fd()),
+            Err(_) => self.client.lock().has_hung_up(),
+        }
+    }
+
+    /// A duplicate of an fd of the producer, and the way it took.
+    ///
+    /// Whether it is the right file is for the caller to check: by identity and by what the ledger says
+    /// afterwards.
+    pub(crate) fn fetch(&self, wanted: Wanted, exchange: &Exchange) -> Result<(OwnedFd, Mode)> {
+        let mut refusals = Vec::new();
+        for &mode in exchange.modes() {
+            let fetched = match mode {
+                Mode::Pidfd => self.by_pidfd(wanted),
+                Mode::Procfs => self.by_procfs(wanted),
+                Mode::Socket => self.by_socket(wanted),
+            };
+            match fetched {
+                Ok(fd) => return Ok((fd, mode)),
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Refused(refusal)) => {
+                    tracing::debug!(pid = self.pid, %mode, reason = refusal.reason, "exchange mode refused");
+                    refusals.push(refusal);
+                }
+            }
+        }
+        Err(Error::NotPermitted { pid: self.pid, refusals })
+    }
+
+    fn other_namespace(mode: Mode) -> Failure {
+        Failure::Refused(Refusal {
+            mode,
+            reason: "the producer is in another pid namespace, where its pid means another process"
+                .to_owned(),
+            remedy: "UMF_IPC_EXCHANGE=socket in the producer, with a network namespace in common",
+        })
+    }
+
+    fn closed(&self, wanted: Wanted) -> Failure {
+        if self.has_ended() {
+            return Failure::Final(Error::ProducerGone { pid: self.pid });
+        }
+        Failure::Final(match wanted {
+            // A ledger's fd is open as long as the process image that made it lives.
+            Wanted::Ledger(_) => Error::ProducerGone { pid: self.pid },
+            Wanted::Data { fd, .. } => {
+                Error::OtherObject { pid: self.pid, fd, evidence: "no such fd is open there any more" }
+            }
+        })
+    }
+
+    fn by_pidfd(&self, wanted: Wanted) -> core::result::Result<OwnedFd, Failure> {
+        if !self.same_pid_namespace {
+            return Err(Self::other_namespace(Mode::Pidfd));
+        }
+        let pidfd = match &self.pidfd {
+            Ok(pidfd) => pidfd,
+            Err(errno) => return Err(Failure::Refused(diagnosis::refused(Mode::Pidfd, self.pid, *errno))),
+        };
+        sys::pidfd_getfd(pidfd.as_fd(), wanted.number()).map_err(|errno| match errno {
+            Errno::SRCH => Failure::Final(Error::ProducerGone { pid: self.pid }),
+            Errno::BADF => self.closed(wanted),
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM => Failure::Final(Error::system("pidfd_getfd", errno)),
+            errno => Failure::Refused(diagnosis::refused(Mode::Pidfd, self.pid, errno)),
+        })
+    }
+
+    fn by_procfs(&self, wanted: Wanted) -> core::result::Result<OwnedFd, Failure> {
+        if !self.same_pid_namespace {
+            return Err(Self::other_namespace(Mode::Procfs));
+        }
+        if let Wanted::Data { opens_through_procfs: false, .. } = wanted {
+            return Err(Failure::Refused(Refusal {
+                mode: Mode::Procfs,
+                reason: "this kind of memory (a dma-buf) cannot be opened through /proc".to_owned(),
+                remedy: "use pidfd or socket",
+            }));
+        }
+        let path = format!("/proc/{}/fd/{}", self.pid, wanted.number());
+        let writable = matches!(wanted, Wanted::Data { .. });
+        let fd = sys::open(&path, writable).map_err(|errno| match errno {
+            Errno::NOENT => self.closed(wanted),
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM => {
+                Failure::Final(Error::system("open in /proc", errno))
+            }
+            Errno::ACCESS | Errno::PERM => {
+                Failure::Refused(diagnosis::refused(Mode::Procfs, self.pid, errno))
+            }
+            errno => Failure::Refused(Refusal {
+                mode: Mode::Procfs,
+                reason: format!("opening {path}: {errno}"),
+                remedy: "use pidfd or socket",
+            }),
+        })?;
+        // The path went by number. If the process is still there, the number has meant it all the time.
+        if self.pidfd.as_ref().is_ok_and(|pidfd| sys::has_ended(pidfd.as_fd())) {
+            return Err(Failure::Final(Error::ProducerGone { pid: self.pid }));
+        }
+        Ok(fd)
+    }
+
+    fn by_socket(&self, wanted: Wanted) -> core::result::Result<OwnedFd, Failure> {
+        if !self.served {
+            return Err(Failure::Refused(Refusal {
+                mode: Mode::Socket,
+                reason: "the producer does not answer on a socket; it decided so at its first export"
+                    .to_owned(),
+                remedy: "UMF_IPC_EXCHANGE=socket in the producer",
+            }));
+        }
+        let gone = || Failure::Final(Error::ProducerGone { pid: self.pid });
+        match self.client.lock().ask(wanted, self.timeout) {
+            Ok(Answer::Fd(fd)) => Ok(fd),
+            Ok(Answer::Stale(now)) => {
+                let (slot, generation) = match wanted {
+                    Wanted::Ledger(_) => return Err(gone()),
+                    Wanted::Data { slot, generation, .. } => (slot, generation),
+                };
+                Err(Failure::Final(Error::Stale { pid: self.pid, slot, generation, now }))
+            }
+            Ok(Answer::NotPermitted) => Err(Failure::Refused(Refusal {
+                mode: Mode::Socket,
+                reason: format!("the producer does not serve uid {}", sys::effective_uid()),
+                remedy: "run both as the same user",
+            })),
+            Ok(Answer::Misbehaved(what)) => Err(Failure::Final(Error::Misbehaved { pid: self.pid, what })),
+            Err(Errno::CONNREFUSED | Errno::NOENT)
+                if self.same_pid_namespace && !self.has_ended_by_pidfd() =>
+            {
+                Err(Failure::Refused(Refusal {
+                    mode: Mode::Socket,
+                    reason: "nobody listens on the producer's socket in this network namespace".to_owned(),
+                    remedy: "run both in one network namespace",
+                }))
+            }
+            Err(Errno::CONNREFUSED | Errno::NOENT | Errno::PIPE | Errno::CONNRESET) => Err(gone()),
+            Err(Errno::AGAIN | Errno::TIMEDOUT) => Err(Failure::Final(Error::TimedOut {
+                pid: self.pid,
+                milliseconds: u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
+            })),
+            Err(errno) => Err(Failure::Final(Error::system("asking the producer's socket", errno))),
+        }
+    }
+
+    fn has_ended_by_pidfd(&self) -> bool {
+        self.pidfd.as_ref().is_ok_and(|pidfd| sys::has_ended(pidfd.as_fd()))
+    }
+
+    pub(crate) const fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The fds that this channel holds open.
+    pub(crate) fn fds(&self) -> u64 {
+        u64::from(self.pidfd.is_ok()) + u64::from(self.client.lock().is_connected())
+    }
+}

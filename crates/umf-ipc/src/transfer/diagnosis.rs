@@ -1,0 +1,110 @@
+//! Why the kernel said no, as far as it can be found out, and what to do about it.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::io::Errno;
+
+use super::Mode;
+use crate::error::Refusal;
+use crate::sys;
+
+/// Explains a refused `pidfd_getfd` or open of `/proc/<pid>/fd/<n>`.
+pub(super) fn refused(mode: Mode, pid: u32, errno: Errno) -> Refusal {
+    let (reason, remedy) = cause(mode, pid, errno);
+    Refusal { mode, reason, remedy }
+}
+
+fn cause(mode: Mode, pid: u32, errno: Errno) -> (String, &'static str) {
+    if errno == Errno::NOSYS {
+        return (
+            "this kernel (or the sandbox's seccomp filter) has no pidfd_getfd".to_owned(),
+            "use Linux 5.6 or later, allow the call in the container's seccomp profile, or \
+             UMF_IPC_EXCHANGE=procfs",
+        );
+    }
+    let mine = sys::effective_uid();
+    if let Some(theirs) = uid_of(pid).filter(|&theirs| theirs != mine && mine != 0) {
+        return (
+            format!("{errno}: the producer runs as uid {theirs}, this process as uid {mine}"),
+            "run both as the same user, or give this process CAP_SYS_PTRACE",
+        );
+    }
+    let scope = yama_scope();
+    if mode == Mode::Pidfd && scope > 0 {
+        return match scope {
+            1 => (
+                format!(
+                    "{errno}: kernel.yama.ptrace_scope is 1, so only ancestors may attach to process {pid}"
+                ),
+                "sysctl kernel.yama.ptrace_scope=0, or UMF_IPC_PTRACER=any in the producer, or \
+                 UMF_IPC_EXCHANGE=auto or procfs",
+            ),
+            2 => (
+                format!("{errno}: kernel.yama.ptrace_scope is 2, so only CAP_SYS_PTRACE may attach"),
+                "sysctl kernel.yama.ptrace_scope=0, grant CAP_SYS_PTRACE, or UMF_IPC_EXCHANGE=procfs or socket",
+            ),
+            _ => (
+                format!(
+                    "{errno}: kernel.yama.ptrace_scope is {scope}, so nobody may attach until the next boot"
+                ),
+                "use UMF_IPC_EXCHANGE=procfs or socket",
+            ),
+        };
+    }
+    if is_undumpable(pid) {
+        return (
+            format!(
+                "{errno}: producer {pid} is not dumpable (setuid, changed credentials, or PR_SET_DUMPABLE 0)"
+            ),
+            "UMF_IPC_EXCHANGE=socket in the producer, or prctl(PR_SET_DUMPABLE, 1) there",
+        );
+    }
+    if in_other_user_namespace(pid) {
+        return (
+            format!("{errno}: producer {pid} is in another user namespace, where this process has no rights"),
+            "UMF_IPC_EXCHANGE=socket in the producer, or run both in one user namespace",
+        );
+    }
+    if has_seccomp_filter() {
+        return (
+            format!("{errno}: this process runs under a seccomp filter, which may forbid it"),
+            "allow pidfd_open, pidfd_getfd and ptrace access in the container's seccomp profile, or \
+             UMF_IPC_EXCHANGE=socket in the producer",
+        );
+    }
+    (format!("{errno}"), "UMF_IPC_EXCHANGE=socket in the producer; `umf info` tells what this process may do")
+}
+
+pub(crate) fn yama_scope() -> u32 {
+    fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+/// The real uid of a process. (The owner of `/proc/<pid>` would not do: it is root for undumpable processes.)
+fn uid_of(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// `/proc/<pid>` of an undumpable process belongs to root (`proc_pid(5)`).
+fn is_undumpable(pid: u32) -> bool {
+    let owner = fs::metadata(format!("/proc/{pid}")).map(|metadata| metadata.uid());
+    matches!((owner, uid_of(pid)), (Ok(owner), Some(uid)) if owner != uid)
+}
+
+fn in_other_user_namespace(pid: u32) -> bool {
+    let mine = fs::metadata("/proc/self/ns/user").map(|metadata| metadata.ino());
+    // Looking needs the rights that are missing, so being refused says the same.
+    let theirs = fs::metadata(format!("/proc/{pid}/ns/user")).map(|metadata| metadata.ino());
+    matches!((mine, theirs), (Ok(mine), theirs) if theirs.as_ref().ok() != Some(&mine))
+}
+
+fn has_seccomp_filter() -> bool {
+    fs::read_to_string("/proc/self/status").is_ok_and(|status| {
+        status.lines().any(|line| line.starts_with("Seccomp:") && line.trim_end().ends_with('2'))
+    })
+}

@@ -1,0 +1,251 @@
+//! The producer's end of the socket: one thread that answers with fds.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
+};
+use umf_core::fork;
+use umf_core::lock::Lock;
+
+use super::wire::{self, Reply, Request};
+use crate::identity::Nonce;
+use crate::sys;
+use crate::{Error, Result};
+
+/// Where the server gets what it hands out.
+pub(crate) trait FdSource: Send + Sync {
+    /// The ledger.
+    fn ledger(&self) -> Arc<OwnedFd>;
+    /// The fd behind a current export, or the generation that its slot has now.
+    fn data(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64>;
+}
+
+/// Connections beyond this number replace the oldest one; its importer connects again when it needs to.
+const CONNECTIONS: usize = 256;
+
+/// The listening socket and its thread. Dropping it ends both.
+#[derive(Debug)]
+pub(crate) struct Server {
+    wake: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+    /// All fds of the server, for a forked child to close.
+    fds: Arc<Lock<Vec<RawFd>>>,
+    generation: u32,
+}
+
+impl Server {
+    /// Binds the socket. Its thread starts with [`Server::serve`].
+    pub(crate) fn bind(nonce: Nonce) -> Result<OwnedFd> {
+        let system = |call| move |errno| Error::system(call, errno);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+            .map_err(system("socket"))?;
+        let address = SocketAddrUnix::new_abstract_name(&wire::name(nonce)).map_err(system("socket name"))?;
+        rustix::net::bind(&listener, &address).map_err(system("bind of the abstract socket"))?;
+        rustix::net::listen(&listener, 128).map_err(system("listen"))?;
+        Ok(listener)
+    }
+
+    /// Answers on `listener` until dropped.
+    pub(crate) fn serve(listener: OwnedFd, nonce: Nonce, source: Arc<dyn FdSource>) -> Result<Self> {
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| Error::system("eventfd", errno))?;
+        let wake = Arc::new(wake);
+        let fds = Arc::new(Lock::new(vec![listener.as_raw_fd(), wake.as_raw_fd()]));
+        let serving = Serving {
+            listener,
+            nonce,
+            source,
+            wake: Arc::clone(&wake),
+            fds: Arc::clone(&fds),
+            connections: Vec::new(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("umf-fd-server".to_owned())
+            .spawn(move || serving.run())
+            .map_err(|error| Error::System {
+                call: "starting the socket's thread",
+                errno: error.raw_os_error().map_or(Errno::AGAIN, Errno::from_raw_os_error),
+                hint: "; raise RLIMIT_NPROC, or set UMF_IPC_EXCHANGE=pidfd,procfs",
+            })?;
+        Ok(Self { wake, thread: Some(thread), fds, generation: fork::generation() })
+    }
+
+    pub(crate) fn lock_for_fork(&self) {
+        self.fds.lock_for_fork();
+    }
+
+    /// # Safety
+    /// [`Server::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
+    pub(crate) unsafe fn unlock_after_fork(&self) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.fds.unlock_after_fork() };
+    }
+
+    /// In a forked child: closes what belongs to the parent's thread, which is not here.
+    pub(crate) fn abandon(mut self) {
+        for fd in self.fds.lock().drain(..) {
+            // SAFETY: the fds belong to the server thread's objects, which do not exist in this process, and to
+            // `wake`, which is forgotten below.
+            unsafe { sys::close_inherited(fd) };
+        }
+        core::mem::forget(Arc::clone(&self.wake));
+        core::mem::forget(self.thread.take());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.generation != fork::generation() {
+            core::mem::forget(self.thread.take());
+            return;
+        }
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Serving {
+    listener: OwnedFd,
+    nonce: Nonce,
+    source: Arc<dyn FdSource>,
+    wake: Arc<OwnedFd>,
+    fds: Arc<Lock<Vec<RawFd>>>,
+    connections: Vec<Connection>,
+}
+
+struct Connection {
+    fd: OwnedFd,
+    permitted: bool,
+}
+
+impl Serving {
+    fn run(mut self) {
+        block_signals();
+        loop {
+            let (stop, new, mut ready) = {
+                let mut fds =
+                    vec![PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+                fds.extend(
+                    self.connections.iter().map(|connection| PollFd::new(&connection.fd, PollFlags::IN)),
+                );
+                match poll(&mut fds, None) {
+                    Ok(_) => {}
+                    Err(Errno::INTR) => continue,
+                    Err(errno) => {
+                        tracing::error!(%errno, "the fd server cannot wait and ends");
+                        return;
+                    }
+                }
+                let happened = |fd: &PollFd<'_>| !fd.revents().is_empty();
+                (happened(&fds[0]), happened(&fds[1]), fds[2..].iter().map(happened).collect::<Vec<_>>())
+            };
+            if stop {
+                return;
+            }
+            ready.resize(self.connections.len(), false);
+            let mut index = 0;
+            for ready in ready {
+                if ready && !self.answer(index) {
+                    self.close(index);
+                } else {
+                    index += 1;
+                }
+            }
+            if new {
+                self.accept();
+            }
+        }
+    }
+
+    fn close(&mut self, index: usize) {
+        let connection = self.connections.remove(index);
+        self.fds.lock().retain(|&fd| fd != connection.fd.as_raw_fd());
+    }
+
+    fn accept(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = match rustix::net::accept_with(&self.listener, flags) {
+            Ok(fd) => fd,
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                // The pending connection stays pending. Make room, or wait until there is some.
+                if self.connections.is_empty() {
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                } else {
+                    self.close(0);
+                }
+                return;
+            }
+            Err(_) => return,
+        };
+        if self.connections.len() == CONNECTIONS {
+            self.close(0);
+        }
+        let uid = rustix::net::sockopt::socket_peercred(&fd).map(|cred| cred.uid.as_raw());
+        let permitted = uid.is_ok_and(|uid| uid == sys::effective_uid() || uid == 0);
+        self.fds.lock().push(fd.as_raw_fd());
+        self.connections.push(Connection { fd, permitted });
+    }
+
+    /// Answers one request; `false` if the connection is to be closed.
+    fn answer(&self, index: usize) -> bool {
+        let Some(connection) = self.connections.get(index) else { return false };
+        let mut bytes = [0; wire::REQUEST_SIZE + 1];
+        let received = match rustix::net::recv(&connection.fd, &mut bytes, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return false,
+            Ok((count, _)) => count,
+            Err(Errno::AGAIN | Errno::INTR) => return true,
+            Err(_) => return false,
+        };
+        if !connection.permitted {
+            let _ = reply(connection.fd.as_fd(), Reply::NotPermitted, None);
+            return false;
+        }
+        let (answer, fd) = match Request::decode(&bytes[..received.min(bytes.len())], self.nonce) {
+            None => (Reply::BadRequest, None),
+            Some(Request::Ledger) => (Reply::Ok, Some(self.source.ledger())),
+            Some(Request::Data { slot, generation }) => match self.source.data(slot, generation) {
+                Ok(fd) => (Reply::Ok, Some(fd)),
+                Err(now) => (Reply::Stale(now), None),
+            },
+        };
+        // A peer that does not read its answers loses its connection.
+        reply(connection.fd.as_fd(), answer, fd.as_deref()).is_ok() && answer != Reply::BadRequest
+    }
+}
+
+fn reply(connection: BorrowedFd<'_>, reply: Reply, fd: Option<&OwnedFd>) -> core::result::Result<(), Errno> {
+    let bytes = reply.encode();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = fd.map(|fd| [fd.as_fd()]);
+    if let Some(fds) = &fds {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(connection, &[IoSlice::new(&bytes)], &mut control, flags)
+    })?;
+    Ok(())
+}
+
+/// Signals are for the application's threads.
+fn block_signals() {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `set` is valid for the write and is initialised by sigfillset before it is read; the mask concerns
+    // this thread alone.
+    unsafe {
+        libc::sigfillset(set.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), core::ptr::null_mut());
+    }
+}
