@@ -1,0 +1,254 @@
+//! Providers for tests: address numbers without memory, and host memory. Both count, and fail on demand.
+
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::{
+    Address, AddressSpace, Error, Layout, MemoryKind, Provider, ProviderKind, Region, Result, Visibility,
+};
+
+/// Regions by base, and what is left of an injected failure.
+#[derive(Debug, Default)]
+struct Books {
+    regions: Mutex<BTreeMap<u64, Region>>,
+    /// Allocations that still succeed; `u64::MAX`: all.
+    successes: AtomicU64,
+    allocations: AtomicU64,
+}
+
+impl Books {
+    fn new() -> Self {
+        Self { successes: AtomicU64::new(u64::MAX), ..Self::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Region>> {
+        // A test that panicked elsewhere has its own message.
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn admit(&self, size: usize) -> Result<()> {
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+        let fewer = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(1) };
+        let failed = Error::OutOfMemory { size, owner: "the test's provider", native: 0 };
+        self.successes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).map(drop).map_err(|_| failed)
+    }
+
+    fn remove(&self, region: &Region) -> Result<()> {
+        let mut regions = self.lock();
+        let address = region.base();
+        if regions.get(&address.to_bits()) != Some(region) {
+            return Err(Error::ForeignAddress { address, owner: "the test's provider" });
+        }
+        regions.remove(&address.to_bits());
+        Ok(())
+    }
+}
+
+macro_rules! bookkeeping {
+    () => {
+        /// Regions that are allocated now.
+        pub fn live_regions(&self) -> usize {
+            self.books.lock().len()
+        }
+
+        /// Bytes that are allocated now.
+        pub fn live_bytes(&self) -> usize {
+            self.books.lock().values().map(Region::size).sum()
+        }
+
+        /// Calls of `allocate` so far.
+        pub fn allocations(&self) -> u64 {
+            self.books.allocations.load(Ordering::Relaxed)
+        }
+
+        /// From now on `n` allocations succeed, and all later ones fail; `None` lets all succeed.
+        pub fn fail_after(&self, n: Option<u64>) {
+            self.books.successes.store(n.unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
+
+        /// Whether `size` bytes at `address` lie in one live region.
+        pub fn contains(&self, address: Address, size: usize) -> bool {
+            let regions = self.books.lock();
+            let below = regions.range(..=address.to_bits()).next_back();
+            below.is_some_and(|(_, region)| {
+                address
+                    .offset_from(region.base())
+                    .is_some_and(|offset| offset + size as u64 <= region.size() as u64)
+            })
+        }
+    };
+}
+
+/// Addresses without memory, in an address space of their own, as a device would have: who touches them
+/// crashes. First fit, so that addresses are used again.
+#[derive(Debug)]
+pub struct Numbers {
+    space: AddressSpace,
+    page: usize,
+    books: Books,
+}
+
+impl Numbers {
+    /// Where the addresses begin and end.
+    const RANGE: (u64, u64) = (1 << 20, 1 << 46);
+
+    /// A provider with pages of `page` bytes, in a space that no other one of this process has (there are 100
+    /// of them, used in turn).
+    #[must_use]
+    pub fn new(page: usize) -> Arc<Self> {
+        static NEXT: AtomicU8 = AtomicU8::new(0);
+        let number = 20 + NEXT.fetch_add(1, Ordering::Relaxed) % 100;
+        let space = AddressSpace::new(number).unwrap_or_default();
+        Arc::new(Self { space, page, books: Books::new() })
+    }
+
+    bookkeeping!();
+}
+
+// SAFETY: regions are ranges of numbers in a space that nobody can touch; first fit keeps them apart.
+unsafe impl Provider for Numbers {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::new("numbers").unwrap_or(ProviderKind::HOST)
+    }
+
+    fn name(&self) -> &str {
+        "numbers"
+    }
+
+    fn memory_kind(&self) -> MemoryKind {
+        MemoryKind::Device
+    }
+
+    fn visibility(&self) -> Visibility {
+        Visibility::Private
+    }
+
+    fn page_size(&self) -> usize {
+        self.page
+    }
+
+    fn allocate(&self, layout: Layout) -> Result<Region> {
+        let layout = layout.pad_to(self.page)?.align_to(self.page)?;
+        let (size, align) = (layout.size() as u64, layout.align() as u64);
+        self.books.admit(layout.size())?;
+        let failed = Error::OutOfMemory { size: layout.size(), owner: "numbers", native: 0 };
+        let mut regions = self.books.lock();
+        let mut place = Self::RANGE.0.next_multiple_of(align);
+        for region in regions.values() {
+            let base = region.base().value();
+            if place + size <= base {
+                break;
+            }
+            place = place.max((base + region.size() as u64).next_multiple_of(align));
+        }
+        if place.checked_add(size).is_none_or(|end| end > Self::RANGE.1) {
+            return Err(failed);
+        }
+        let region = Region::new(Address::in_space(self.space, place).ok_or(failed)?, layout.size());
+        regions.insert(region.base().to_bits(), region);
+        Ok(region)
+    }
+
+    unsafe fn free(&self, region: Region) -> Result<()> {
+        self.books.remove(&region)
+    }
+}
+
+/// Anonymous host memory: private, or shared with forked children; readable, or not to be touched at all.
+#[derive(Debug)]
+pub struct Pages {
+    visibility: Visibility,
+    touchable: bool,
+    books: Books,
+}
+
+const PAGE: usize = 4096;
+
+impl Pages {
+    /// Private memory.
+    #[must_use]
+    pub fn private() -> Arc<Self> {
+        Arc::new(Self { visibility: Visibility::Private, touchable: true, books: Books::new() })
+    }
+
+    /// Memory that a forked child shares.
+    #[must_use]
+    pub fn shared() -> Arc<Self> {
+        Arc::new(Self { visibility: Visibility::Shared, touchable: true, books: Books::new() })
+    }
+
+    /// Memory that is mapped without any access: a pool that touches it is killed.
+    #[must_use]
+    pub fn untouchable() -> Arc<Self> {
+        Arc::new(Self { visibility: Visibility::Private, touchable: false, books: Books::new() })
+    }
+
+    bookkeeping!();
+}
+
+// SAFETY: regions are mappings of this provider alone, unmapped when freed.
+unsafe impl Provider for Pages {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::new("pages").unwrap_or(ProviderKind::HOST)
+    }
+
+    fn name(&self) -> &str {
+        "pages"
+    }
+
+    fn memory_kind(&self) -> MemoryKind {
+        if self.touchable { MemoryKind::Host } else { MemoryKind::Device }
+    }
+
+    fn visibility(&self) -> Visibility {
+        self.visibility
+    }
+
+    fn page_size(&self) -> usize {
+        PAGE
+    }
+
+    fn allocate(&self, layout: Layout) -> Result<Region> {
+        let layout = layout.pad_to(PAGE)?.align_to(PAGE)?;
+        let (size, align) = (layout.size(), layout.align());
+        self.books.admit(size)?;
+        let failed = |native| Error::OutOfMemory { size, owner: "pages", native };
+        let padded = size.checked_add(align - PAGE).ok_or(failed(0))?;
+        let access = if self.touchable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+        let sharing = match self.visibility {
+            Visibility::Private => libc::MAP_PRIVATE,
+            Visibility::Shared => libc::MAP_SHARED,
+        };
+        let flags = sharing | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
+        let mapped = unsafe { libc::mmap(core::ptr::null_mut(), padded, access, flags, -1, 0) };
+        if mapped == libc::MAP_FAILED {
+            return Err(failed(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)));
+        }
+        let start = mapped.expose_provenance();
+        let base = start.next_multiple_of(align);
+        for (from, to) in [(start, base), (base + size, start + padded)] {
+            if from < to {
+                // SAFETY: both ends of the mapping made above, which nobody has seen.
+                unsafe { libc::munmap(core::ptr::with_exposed_provenance_mut(from), to - from) };
+            }
+        }
+        let region = Region::new(Address::new(base).ok_or(failed(0))?, size);
+        self.books.lock().insert(region.base().to_bits(), region);
+        Ok(region)
+    }
+
+    unsafe fn free(&self, region: Region) -> Result<()> {
+        self.books.remove(&region)?;
+        if let Some(base) = region.base().as_ptr() {
+            // SAFETY: the region was one of ours, mapped by `allocate`; the caller says that nobody uses it.
+            unsafe { libc::munmap(base.cast(), region.size()) };
+        }
+        Ok(())
+    }
+
+    fn zeroed(&self) -> bool {
+        true
+    }
+}

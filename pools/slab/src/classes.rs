@@ -1,0 +1,152 @@
+//! Size classes: eight per doubling, so that rounding up wastes at most 12.5 %.
+
+use umf_core::Layout;
+use umf_core::tracker::GRANULE;
+
+/// The most classes that a pool can have.
+pub(crate) const MAX_CLASSES: usize = 256;
+/// Blocks of classes up to this size come from slabs, larger ones straight from the large allocator.
+const SLAB_LIMIT: usize = 32 << 10;
+/// Fewer blocks than this are not worth a slab.
+const BLOCKS_PER_SLAB: usize = 8;
+
+/// The size classes of one pool.
+///
+/// With `m` the smallest block, classes 0 to 7 are `m` to `8m` in steps of `m`; each following eight divide
+/// one doubling evenly.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Classes {
+    shift: u32,
+    count: usize,
+    slab_count: usize,
+}
+
+impl Classes {
+    /// The classes from `min_block` (a power of two) up to at least `max_poolable`.
+    pub(crate) const fn new(min_block: usize, max_poolable: usize) -> Self {
+        let mut classes = Self { shift: min_block.ilog2(), count: 0, slab_count: 0 };
+        if max_poolable > 0 {
+            classes.count = classes.of(max_poolable) + 1;
+            let limit = if max_poolable < SLAB_LIMIT { max_poolable } else { SLAB_LIMIT };
+            while classes.slab_count < classes.count && classes.size(classes.slab_count) <= limit {
+                classes.slab_count += 1;
+            }
+            if max_poolable < SLAB_LIMIT {
+                classes.slab_count = classes.count;
+            }
+        }
+        classes
+    }
+
+    /// How many classes there are.
+    #[inline]
+    pub(crate) const fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Classes below this number are served from slabs.
+    #[inline]
+    pub(crate) const fn slab_count(&self) -> usize {
+        self.slab_count
+    }
+
+    /// The smallest class that holds `size` bytes (not 0); may lie past [`Classes::count`].
+    #[inline]
+    pub(crate) const fn of(&self, size: usize) -> usize {
+        let last = (size - 1) >> self.shift;
+        if last < 8 {
+            return last;
+        }
+        let log = last.ilog2();
+        (((log - 2) << 3) as usize) + ((last >> (log - 3)) & 7)
+    }
+
+    /// Bytes of a block of this class.
+    #[inline]
+    pub(crate) const fn size(&self, class: usize) -> usize {
+        if class < 8 {
+            (class + 1) << self.shift
+        } else {
+            (9 + (class & 7)) << ((class >> 3) as u32 - 1 + self.shift)
+        }
+    }
+
+    /// The smallest class whose blocks hold the layout, its size being a multiple of the alignment.
+    #[inline]
+    pub(crate) const fn of_layout(&self, layout: Layout) -> usize {
+        let align = layout.align();
+        if align >> self.shift <= 1 {
+            return self.of(layout.size());
+        }
+        // Not past isize::MAX, by the rule of `Layout`.
+        let mut class = self.of((layout.size() + (align - 1)) & !(align - 1));
+        // Each doubling has a class that is a power of two, so this ends within eight steps.
+        while class < self.count && self.size(class) & (align - 1) != 0 {
+            class += 1;
+        }
+        class
+    }
+
+    /// Bytes of a slab of this class: a multiple of [`GRANULE`].
+    pub(crate) const fn slab_size(&self, class: usize, slab_min: usize) -> usize {
+        let blocks = self.size(class) * BLOCKS_PER_SLAB;
+        let size = if blocks > slab_min { blocks } else { slab_min };
+        size.next_multiple_of(GRANULE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_size_has_the_smallest_class_that_holds_it_and_wastes_an_eighth_at_most() {
+        for min in [8_usize, 16, 64, 256, 4096] {
+            let classes = Classes::new(min, 2 << 20);
+            assert!(classes.count() <= MAX_CLASSES);
+            for class in 1..classes.count() {
+                assert!(classes.size(class) > classes.size(class - 1));
+                assert_eq!(classes.of(classes.size(class)), class);
+                assert_eq!(classes.of(classes.size(class - 1) + 1), class);
+                if classes.size(class) > 8 * min {
+                    let least = classes.size(class - 1) + 1;
+                    assert!((classes.size(class) - least) * 8 <= classes.size(class));
+                }
+            }
+            assert!(classes.size(classes.count() - 1) >= 2 << 20);
+        }
+    }
+
+    #[test]
+    fn aligned_classes_are_multiples_of_the_alignment() {
+        let classes = Classes::new(8, 2 << 20);
+        for size in [1, 7, 8, 24, 100, 1000, 4097, 70_000] {
+            for bits in 0..16 {
+                let layout = Layout::new(size, 1 << bits).unwrap();
+                let class = classes.of_layout(layout);
+                assert!(classes.size(class) >= size);
+                assert_eq!(classes.size(class) % (1 << bits).min(8), 0);
+                if bits >= 3 {
+                    assert_eq!(classes.size(class) % (1 << bits), 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn large_classes_are_whole_units() {
+        for min in [8, 64, 4096, 1 << 16] {
+            let classes = Classes::new(min, 16 << 20);
+            for class in classes.slab_count()..classes.count() {
+                assert_eq!(classes.size(class) % crate::large::UNIT, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_limit_below_the_smallest_block_or_of_nothing() {
+        assert_eq!(Classes::new(8, 0).count(), 0);
+        let classes = Classes::new(64, 100);
+        assert_eq!((classes.count(), classes.slab_count()), (2, 2));
+    }
+}

@@ -1,0 +1,58 @@
+//! How a pool's locks come through a fork.
+
+use core::ptr::NonNull;
+
+use umf_core::fork::ForkAware;
+
+use crate::SlabPool;
+
+/// The pool as what [`umf_core::fork::register`] takes.
+pub(crate) fn erased(pool: &SlabPool) -> NonNull<dyn ForkAware> {
+    let pool: &dyn ForkAware = pool;
+    // SAFETY: only the lifetime changes; the pool unregisters itself before it goes.
+    unsafe { core::mem::transmute::<NonNull<dyn ForkAware>, NonNull<dyn ForkAware>>(NonNull::from(pool)) }
+}
+
+impl SlabPool {
+    /// # Safety
+    /// [`ForkAware::prepare`] ran in this thread, or in the one of which it is the forked copy.
+    unsafe fn unlock_after_fork(&self) {
+        // SAFETY: passed on to the caller, here and below.
+        unsafe { self.spans.unlock_after_fork() };
+        // SAFETY: as above.
+        unsafe { self.states.unlock_after_fork() };
+        // SAFETY: as above.
+        unsafe { self.arena.unlock_after_fork() };
+        // SAFETY: as above.
+        unsafe { self.large.unlock_after_fork() };
+        for central in &self.centrals[..self.classes.count()] {
+            // SAFETY: as above.
+            unsafe { central.unlock_after_fork() };
+        }
+    }
+}
+
+// What other threads were doing outside of these locks is lost to a child: blocks in their caches, and a slab
+// or region on its way between two lists. Nothing that the child reaches refers to either.
+impl ForkAware for SlabPool {
+    fn prepare(&self) {
+        // A class's lock may be held while the arena's is taken; no other two are held at one time.
+        for central in &self.centrals[..self.classes.count()] {
+            central.lock_for_fork();
+        }
+        self.large.lock_for_fork();
+        self.arena.lock_for_fork();
+        self.states.lock_for_fork();
+        self.spans.lock_for_fork();
+    }
+
+    fn parent(&self) {
+        // SAFETY: `prepare` ran in this thread.
+        unsafe { self.unlock_after_fork() };
+    }
+
+    fn child(&self) {
+        // SAFETY: `prepare` ran in the thread of which this is the copy.
+        unsafe { self.unlock_after_fork() };
+    }
+}

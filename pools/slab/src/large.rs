@@ -1,0 +1,370 @@
+//! [`Large`]: a two-level segregated fit over units of 4 KiB, with boundary tags out of band.
+//!
+//! Every region has a table with a record per unit. The record of a block's first unit says how long the block
+//! is and how long the one before it, so that free neighbours are merged at once; the record of each granule's
+//! first unit says where the block around it begins, so that an address inside a block finds its start within
+//! 16 steps. Slabs and large blocks are cut from the same regions.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use umf_core::metadata::Table;
+use umf_core::tracker::GRANULE;
+
+use crate::arena::Arena;
+use crate::span::Span;
+
+/// Bytes per unit.
+pub(crate) const UNIT: usize = 4096;
+/// Units per granule of the tracker.
+pub(crate) const GRANULE_UNITS: u32 = (GRANULE / UNIT) as u32;
+
+const STEPS: usize = 16;
+const LEVELS: usize = 29;
+/// How many blocks are looked at for a better fit before one that surely fits is taken.
+const LOOK: u32 = 24;
+
+const INSIDE: u32 = 0;
+const FREE: u32 = 1;
+const USED: u32 = 2;
+
+/// What is known of one unit. All words are written under the allocator's lock; those of a live block are read
+/// without it by whoever owns the block.
+#[repr(C, align(32))]
+pub(crate) struct Unit {
+    kind: AtomicU32,
+    /// First unit: units of this block, and of the one before it in the region (0: none).
+    size: AtomicU32,
+    before: AtomicU32,
+    /// Free: neighbours in the list, as unit ids plus one. Used: the size class.
+    next: AtomicU32,
+    prev: AtomicU32,
+    /// First unit: the span of the region.
+    region: AtomicU32,
+    /// First unit of a granule, inside a used block: where in the region the block begins.
+    head: AtomicU32,
+}
+
+const UNITS_PER_LINE: u32 = 64 / size_of::<Unit>() as u32;
+
+fn get(word: &AtomicU32) -> u32 {
+    word.load(Ordering::Relaxed)
+}
+
+fn set(word: &AtomicU32, value: u32) {
+    word.store(value, Ordering::Relaxed);
+}
+
+/// A range of units in a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    /// The span of the region.
+    pub(crate) region: u32,
+    /// The first unit, counted from the region's base.
+    pub(crate) first: u32,
+}
+
+/// Where the records of units and regions lie.
+#[derive(Clone, Copy)]
+pub(crate) struct Tables<'a> {
+    pub(crate) arena: &'a Arena,
+    pub(crate) spans: &'a Table<Span>,
+}
+
+impl<'a> Tables<'a> {
+    /// The record of unit `id`, where the first unit of a region has the id that [`Tables::first_id`] yields.
+    fn unit(self, id: u32) -> Option<&'a Unit> {
+        let line = self.arena.line(id / UNITS_PER_LINE)?;
+        // SAFETY: unit ids lie in runs that a region owns, which hold units only and stay mapped; a line holds
+        // UNITS_PER_LINE of them, all of whose words are atomics.
+        Some(unsafe { line.cast::<Unit>().add((id % UNITS_PER_LINE) as usize).as_ref() })
+    }
+
+    /// The id of the first unit of a region whose table begins at `line`.
+    const fn first_id(line: u32) -> u32 {
+        line * UNITS_PER_LINE
+    }
+
+    /// Id of the first unit, and number of units, of a region.
+    fn region(self, region: u32) -> Option<(u32, u32)> {
+        let span = self.spans.get(region)?;
+        // SAFETY: both fields are written once, before the region is entered, and read while it is.
+        unsafe {
+            let cold = span.cold();
+            Some((Self::first_id(cold.table_run.assume_init_ref().first()), cold.unit))
+        }
+    }
+
+    /// Bytes of table for `units` units.
+    pub(crate) const fn bytes_for(units: u32) -> usize {
+        units as usize * size_of::<Unit>()
+    }
+
+    /// The used block around unit `unit` of `region`: its first unit, its length and its class.
+    pub(crate) fn block_around(self, region: u32, unit: u32) -> Option<(u32, u32, u32)> {
+        let (id, units) = self.region(region)?;
+        let granule = unit / GRANULE_UNITS * GRANULE_UNITS;
+        let first = (granule..=unit)
+            .rev()
+            .find(|&unit| self.unit(id + unit).is_some_and(|unit| get(&unit.kind) != INSIDE))
+            .or_else(|| self.unit(id + granule).map(|unit| get(&unit.head)))?;
+        let head = self.unit(id + first)?;
+        let size = get(&head.size);
+        let holds = get(&head.kind) == USED && first <= unit && unit - first < size && first + size <= units;
+        holds.then(|| (first, size, get(&head.next)))
+    }
+
+    /// The class of the block that begins at `unit` of `region`.
+    #[inline]
+    pub(crate) fn class(self, region: u32, unit: u32) -> Option<usize> {
+        let (id, _) = self.region(region)?;
+        self.unit(id + unit).map(|unit| get(&unit.next) as usize)
+    }
+}
+
+/// The free lists. Guarded by a lock that the owner brings.
+pub(crate) struct Large {
+    levels: u32,
+    steps: [u16; LEVELS],
+    /// Unit ids plus one; 0 for an empty list.
+    heads: [[u32; STEPS]; LEVELS],
+    free: u64,
+    /// Units in regions that are wholly free, and how many such regions.
+    idle: u64,
+    idle_regions: u32,
+}
+
+const fn list_of(size: u32) -> (usize, usize) {
+    if size < STEPS as u32 {
+        return (0, size as usize);
+    }
+    let log = size.ilog2();
+    ((log - 3) as usize, ((size >> (log - 4)) & (STEPS as u32 - 1)) as usize)
+}
+
+impl Large {
+    pub(crate) const fn new() -> Self {
+        Self { levels: 0, steps: [0; LEVELS], heads: [[0; STEPS]; LEVELS], free: 0, idle: 0, idle_regions: 0 }
+    }
+
+    /// Free units.
+    #[cfg(test)]
+    pub(crate) const fn free_units(&self) -> u64 {
+        self.free
+    }
+
+    /// Units in wholly free regions, and the number of those.
+    pub(crate) const fn idle(&self) -> (u64, u32) {
+        (self.idle, self.idle_regions)
+    }
+
+    /// Enters a region, all of it free. Its span and unit table are in place.
+    pub(crate) fn add_region(&mut self, tables: Tables<'_>, region: u32) {
+        let Some((id, units)) = tables.region(region) else { return };
+        for offset in 0..units {
+            if let Some(unit) = tables.unit(id + offset) {
+                set(&unit.kind, INSIDE);
+                set(&unit.head, 0);
+            }
+        }
+        self.insert(tables, id, units, 0, region);
+        self.free += u64::from(units);
+        self.idle += u64::from(units);
+        self.idle_regions += 1;
+    }
+
+    /// Takes a wholly free region out; `false` if it is not wholly free (or not in).
+    pub(crate) fn remove_region(&mut self, tables: Tables<'_>, region: u32) -> bool {
+        let Some((id, units)) = tables.region(region) else { return false };
+        let whole = tables.unit(id).is_some_and(|unit| get(&unit.kind) == FREE && get(&unit.size) == units);
+        if whole {
+            self.unlink(tables, id);
+            self.free -= u64::from(units);
+            self.idle -= u64::from(units);
+            self.idle_regions -= 1;
+        }
+        whole
+    }
+
+    /// `size` units at a multiple of `align` units (of the address), for a block of class `class`.
+    pub(crate) fn allocate(
+        &mut self,
+        tables: Tables<'_>,
+        size: u32,
+        align: u32,
+        class: u32,
+    ) -> Option<Range> {
+        let (id, front) = self.find(tables, size, align)?;
+        let block = tables.unit(id)?;
+        let (whole, before, region) = (get(&block.size), get(&block.before), get(&block.region));
+        let (first, units) = tables.region(region)?;
+        if whole == units {
+            self.idle -= u64::from(units);
+            self.idle_regions -= 1;
+        }
+        self.unlink(tables, id);
+        let used = id + front;
+        let back = whole - front - size;
+        if front > 0 {
+            self.insert(tables, id, front, before, region);
+        }
+        let head = tables.unit(used)?;
+        set(&head.size, size);
+        set(&head.before, if front > 0 { front } else { before });
+        set(&head.region, region);
+        set(&head.next, class);
+        set(&head.kind, USED);
+        if back > 0 {
+            self.insert(tables, used + size, back, size, region);
+        }
+        let after = used + size + back;
+        if after < first + units {
+            set(&tables.unit(after)?.before, if back > 0 { back } else { size });
+        }
+        let offset = used - first;
+        let mut granule = (offset / GRANULE_UNITS + 1) * GRANULE_UNITS;
+        while granule < offset + size {
+            set(&tables.unit(first + granule)?.head, offset);
+            granule += GRANULE_UNITS;
+        }
+        self.free -= u64::from(size);
+        Some(Range { region, first: offset })
+    }
+
+    /// Takes a block back. Yields its units, and whether its region is now wholly free; `None` if no block
+    /// begins there.
+    pub(crate) fn free(&mut self, tables: Tables<'_>, range: Range) -> Option<(u32, bool)> {
+        let (first, units) = tables.region(range.region)?;
+        let mut id = first + range.first;
+        let block = tables.unit(id).filter(|unit| get(&unit.kind) == USED)?;
+        let freed = get(&block.size);
+        let (mut size, mut before) = (freed, get(&block.before));
+        let after = id + size;
+        if after < first + units
+            && let Some(next) = tables.unit(after).filter(|unit| get(&unit.kind) == FREE)
+        {
+            size += get(&next.size);
+            self.unlink(tables, after);
+        }
+        if before > 0
+            && let Some(prev) = tables.unit(id - before).filter(|unit| get(&unit.kind) == FREE)
+        {
+            set(&block.kind, INSIDE);
+            id -= before;
+            size += before;
+            before = get(&prev.before);
+            self.unlink(tables, id);
+        }
+        self.insert(tables, id, size, before, range.region);
+        if id + size < first + units {
+            set(&tables.unit(id + size)?.before, size);
+        }
+        self.free += u64::from(freed);
+        let whole = size == units;
+        if whole {
+            self.idle += u64::from(units);
+            self.idle_regions += 1;
+        }
+        Some((freed, whole))
+    }
+
+    /// A free block that holds `size` units at the alignment, and how many units lie before them.
+    fn find(&self, tables: Tables<'_>, size: u32, align: u32) -> Option<(u32, u32)> {
+        // Lists that may hold a fit: a short look, since it leaves the larger blocks whole.
+        let mut looks = 0;
+        let sure = size.checked_add(align - 1)?;
+        let mut list = self.next_list(list_of(size));
+        while let Some((level, step)) = list {
+            if (level, step) > list_of(sure) || looks == LOOK {
+                break;
+            }
+            let mut next = self.heads[level][step];
+            while let Some(id) = next.checked_sub(1) {
+                if let Some(front) = fit(tables, id, size, align) {
+                    return Some((id, front));
+                }
+                looks += 1;
+                if looks == LOOK {
+                    break;
+                }
+                next = tables.unit(id).map_or(0, |unit| get(&unit.next));
+            }
+            list = self.next_list((level, step + 1));
+        }
+        // Every block of a list above that of the padded size fits.
+        let (level, step) = list_of(sure);
+        let mut list = self.next_list((level, step + 1));
+        while let Some((level, step)) = list {
+            let id = self.heads[level][step].checked_sub(1)?;
+            if let Some(front) = fit(tables, id, size, align) {
+                return Some((id, front));
+            }
+            list = self.next_list((level, step + 1));
+        }
+        None
+    }
+
+    /// The first list that is not empty, from this one on.
+    fn next_list(&self, (mut level, mut step): (usize, usize)) -> Option<(usize, usize)> {
+        if step == STEPS {
+            (level, step) = (level + 1, 0);
+        }
+        let here = self.steps.get(level)? >> step;
+        if here != 0 {
+            return Some((level, step + here.trailing_zeros() as usize));
+        }
+        let above = self.levels.checked_shr(level as u32 + 1).filter(|&above| above != 0)?;
+        let level = level + 1 + above.trailing_zeros() as usize;
+        Some((level, self.steps.get(level)?.trailing_zeros() as usize))
+    }
+
+    fn insert(&mut self, tables: Tables<'_>, id: u32, size: u32, before: u32, region: u32) {
+        let Some(unit) = tables.unit(id) else { return };
+        let (level, step) = list_of(size);
+        let head = self.heads[level][step];
+        set(&unit.kind, FREE);
+        set(&unit.size, size);
+        set(&unit.before, before);
+        set(&unit.region, region);
+        set(&unit.prev, 0);
+        set(&unit.next, head);
+        if let Some(head) = head.checked_sub(1).and_then(|head| tables.unit(head)) {
+            set(&head.prev, id + 1);
+        }
+        self.heads[level][step] = id + 1;
+        self.steps[level] |= 1 << step;
+        self.levels |= 1 << level;
+    }
+
+    fn unlink(&mut self, tables: Tables<'_>, id: u32) {
+        let Some(unit) = tables.unit(id) else { return };
+        let (next, prev) = (get(&unit.next), get(&unit.prev));
+        if let Some(next) = next.checked_sub(1).and_then(|next| tables.unit(next)) {
+            set(&next.prev, prev);
+        }
+        match prev.checked_sub(1).and_then(|prev| tables.unit(prev)) {
+            Some(prev) => set(&prev.next, next),
+            None => {
+                let (level, step) = list_of(get(&unit.size));
+                self.heads[level][step] = next;
+                if next == 0 {
+                    self.steps[level] &= !(1 << step);
+                    if self.steps[level] == 0 {
+                        self.levels &= !(1 << level);
+                    }
+                }
+            }
+        }
+        set(&unit.kind, INSIDE);
+    }
+}
+
+/// How many units of free block `id` lie before `size` units at a multiple of `align`; `None` if they do not fit.
+fn fit(tables: Tables<'_>, id: u32, size: u32, align: u32) -> Option<u32> {
+    let unit = tables.unit(id)?;
+    let region = get(&unit.region);
+    let (first, _) = tables.region(region)?;
+    let base = tables.spans.get(region)?.base().value() / UNIT as u64;
+    let place = base + u64::from(id - first);
+    let front = (place.wrapping_neg() & u64::from(align - 1)) as u32;
+    (front.checked_add(size)? <= get(&unit.size)).then_some(front)
+}

@@ -1,0 +1,235 @@
+//! Regions: got from the provider a few MiB at a time, given back when nothing in them is used.
+
+use core::mem::MaybeUninit;
+
+use umf_core::tracker::{self, GRANULE, RegionNumber};
+use umf_core::{Address, Error, Layout, Region, Result};
+
+use crate::SlabPool;
+use crate::large::{Range, Tables, UNIT};
+use crate::pool::OWNER;
+use crate::span::{Cold, Kind, Place};
+
+/// A pool begins with regions of this size, and grows by an eighth of what it has, up to the largest.
+const SMALLEST: usize = 1 << 20;
+const LARGEST: usize = 16 << 20;
+
+impl SlabPool {
+    /// Units from a region, if need be a new one.
+    pub(crate) fn obtain(&self, units: u32, align: u32, class: u32) -> Result<Range> {
+        loop {
+            if let Some(range) = self.large.lock().allocate(self.tables(), units, align, class) {
+                return Ok(range);
+            }
+            // No lock is held while the provider is at work.
+            self.add_region(units as usize * UNIT, align as usize * UNIT)?;
+        }
+    }
+
+    /// Takes units back, and gives their region back if it is idle and there is another.
+    pub(crate) fn give_range(&self, range: Range) {
+        let removed = {
+            let mut large = self.large.lock();
+            let whole = large.free(self.tables(), range).is_some_and(|(_, whole)| whole);
+            let (units, regions) = large.idle();
+            // One idle region, or an eighth of all, is kept against coming and going.
+            let enough = regions > 1 && units * UNIT as u64 > self.reserve.bytes() / 8;
+            whole && enough && large.remove_region(self.tables(), range.region)
+        };
+        if removed {
+            // A provider that does not take it back leaves it with us.
+            let _ = self.give_back(range.region);
+        }
+    }
+
+    /// Address of the first unit, and the tracker's number of the region.
+    pub(crate) fn region_of(&self, range: Range) -> Option<(Address, RegionNumber)> {
+        let span = self.spans.get(range.region)?;
+        // SAFETY: written before the region is entered, and not while units of it are used.
+        let (_, number) = unsafe { span.cold().upstream.assume_init() };
+        Some((span.base().checked_add(u64::from(range.first) * UNIT as u64)?, number))
+    }
+
+    /// Adds a region in which `size` bytes at `align` fit.
+    fn add_region(&self, size: usize, align: usize) -> Result<()> {
+        let page = self.upstream.provider().page_size().max(UNIT);
+        let align = align.max(GRANULE);
+        let wanted = usize::try_from(self.reserve.bytes() / 8).unwrap_or(LARGEST).clamp(SMALLEST, LARGEST);
+        let wanted = (wanted + 1).next_power_of_two() / 2;
+        let overflow = Error::SizeOverflow { size, align };
+        let least = size.checked_next_multiple_of(page).ok_or(overflow)?;
+        let mut ask = least.max(wanted.next_multiple_of(page));
+        loop {
+            match self.enter_region(ask, size, align) {
+                Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) if ask > least => {
+                    ask = (ask / 2).next_multiple_of(page).max(least);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// A region of `ask` bytes, its size counted against the limits.
+    fn take_region(&self, layout: Layout) -> Result<(Region, RegionNumber)> {
+        let page = self.upstream.provider().page_size();
+        let asked = layout.pad_to(page)?.size();
+        self.reserve.add(asked)?;
+        let got = self.upstream.allocate(layout).inspect_err(|_| self.reserve.remove(asked))?;
+        let more = got.0.size().saturating_sub(asked);
+        if more > 0
+            && let Err(error) = self.reserve.add(more)
+        {
+            self.reserve.remove(asked);
+            // SAFETY: nobody has seen the region. The error that matters is the limit's.
+            let _ = unsafe { self.upstream.free(got.0) };
+            return Err(error);
+        }
+        self.reserve.region_came();
+        Ok(got)
+    }
+
+    fn enter_region(&self, ask: usize, need: usize, align: usize) -> Result<()> {
+        let (region, number) = match self.take_region(Layout::new(ask, align)?) {
+            Err(Error::BadAlignment { .. }) => {
+                // Aligned by taking more.
+                let padded = ask.checked_add(align).ok_or(Error::SizeOverflow { size: ask, align })?;
+                self.take_region(Layout::new(padded, self.upstream.provider().page_size().min(GRANULE))?)?
+            }
+            result => result?,
+        };
+        let entered = self.make_region(region, number, need, align);
+        if entered.is_err() {
+            self.return_region(region)?;
+        }
+        self.trace_region("got", region);
+        entered
+    }
+
+    fn make_region(&self, region: Region, number: RegionNumber, need: usize, align: usize) -> Result<()> {
+        let too_small = Error::OutOfMemory { size: need, owner: OWNER, native: 0 };
+        let base = region.base().align_up(GRANULE).ok_or(too_small)?;
+        let front = base.offset_from(region.base()).ok_or(too_small)? as usize;
+        let units = region.size().saturating_sub(front) / UNIT;
+        let aligned =
+            base.align_up(align).and_then(|place| place.offset_from(base)).ok_or(too_small)? as usize;
+        if aligned + need > units * UNIT {
+            return Err(too_small);
+        }
+        let units = u32::try_from(units).map_err(|_| too_small)?;
+        let (state_run, states) = self.states.allocate(units as usize)?;
+        let table =
+            self.arena.allocate(Tables::bytes_for(units)).inspect_err(|_| self.states.release(state_run));
+        let (table_run, _) = table?;
+        let undo = || {
+            self.states.release(state_run);
+            self.arena.release(table_run);
+        };
+        let (span_number, span) = self.spans.allocate().inspect_err(|_| undo())?;
+        // SAFETY: the run is ours and long enough; nobody else knows the span's number yet.
+        unsafe {
+            states.as_ptr().write_bytes(0, units as usize);
+            *span.cold() = Cold {
+                unit: units,
+                state_run: MaybeUninit::new(state_run),
+                table_run: MaybeUninit::new(table_run),
+                upstream: MaybeUninit::new((region, number)),
+                ..Cold::EMPTY
+            };
+        }
+        let bytes = u64::from(units) * UNIT as u64;
+        // SAFETY: `states` has a zeroed byte per unit, in the arena.
+        unsafe { span.publish(Kind::Region, 0, base, bytes, UNIT as u64, states.cast()) };
+        if let Err(error) = tracker::set_span(number, region.base(), region.size(), span_number) {
+            span.retract();
+            self.spans.release(span_number);
+            undo();
+            return Err(error);
+        }
+        self.large.lock().add_region(self.tables(), span_number);
+        Ok(())
+    }
+
+    /// Gives a region back that [`crate::large::Large::remove_region`] took out. If the provider refuses, it is
+    /// entered again.
+    pub(crate) fn give_back(&self, number: u32) -> Result<usize> {
+        let Some(span) = self.spans.get(number) else { return Ok(0) };
+        // SAFETY: the region was taken out, so nobody else uses its record.
+        let cold = unsafe { *span.cold() };
+        // SAFETY: a region has it.
+        let (region, _) = unsafe { cold.upstream.assume_init() };
+        if let Err(error) = self.return_region(region) {
+            // The tracker may have taken the region out and in again, under another number.
+            if let Some(found) = tracker::find(region.base()).filter(|found| found.region == region) {
+                // SAFETY: as above.
+                unsafe { span.cold().upstream = MaybeUninit::new((region, found.number)) };
+                let _ = tracker::set_span(found.number, region.base(), region.size(), number);
+            }
+            self.large.lock().add_region(self.tables(), number);
+            return Err(error);
+        }
+        span.retract();
+        // SAFETY: a region has both runs.
+        unsafe {
+            self.states.release(cold.state_run.assume_init());
+            self.arena.release(cold.table_run.assume_init());
+        }
+        self.spans.release(number);
+        Ok(region.size())
+    }
+
+    /// Hands a region to the provider, and counts that.
+    pub(crate) fn return_region(&self, region: Region) -> Result<()> {
+        // SAFETY: no block of the region is live, or the pool goes; the caller took it out of everyone's reach.
+        unsafe { self.upstream.free(region)? };
+        self.reserve.region_went(region.size());
+        self.trace_region("gave back", region);
+        Ok(())
+    }
+
+    /// A block that is a region.
+    pub(crate) fn allocate_direct(&self, layout: Layout) -> Result<Address> {
+        let (region, number) = match self.take_region(layout) {
+            Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) => {
+                let _ = self.release_free(0);
+                self.take_region(layout)?
+            }
+            result => result?,
+        };
+        let entered = self.spans.allocate().and_then(|(span_number, span)| {
+            // SAFETY: nobody else knows the number yet.
+            unsafe { *span.cold() = Cold { upstream: MaybeUninit::new((region, number)), ..Cold::EMPTY } };
+            span.publish_direct(region.base(), region.size() as u64);
+            tracker::set_span(number, region.base(), region.size(), span_number).inspect_err(|_| {
+                span.retract();
+                self.spans.release(span_number);
+            })
+        });
+        if let Err(error) = entered {
+            self.return_region(region)?;
+            return Err(error);
+        }
+        self.direct.add(region.size());
+        self.direct_allocations.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+        Ok(region.base())
+    }
+
+    /// Frees a block that is a region, whose life the caller has taken.
+    pub(crate) fn free_direct(&self, place: Place<'_>) -> Result<()> {
+        let span = place.span;
+        // SAFETY: a direct span has it, and the caller alone took the block's life.
+        let (region, _) = unsafe { span.cold().upstream.assume_init() };
+        if let Err(error) = self.return_region(region) {
+            if let Some(found) = tracker::find(region.base()).filter(|found| found.region == region) {
+                // SAFETY: as above.
+                unsafe { span.cold().upstream = MaybeUninit::new((region, found.number)) };
+                let _ = tracker::set_span(found.number, region.base(), region.size(), place.number);
+            }
+            place.state.store(crate::state::LIVE, core::sync::atomic::Ordering::Release);
+            return Err(error);
+        }
+        span.retract();
+        self.spans.release(place.number);
+        self.direct.remove(region.size());
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! Giving memory back: trimming, and the end of a pool.
+
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+
+use umf_core::{Result, fork, thread};
+
+use crate::pool::{CLOSING, SHARED};
+use crate::span::Kind;
+use crate::state::Entry;
+use crate::{SlabPool, roster};
+
+impl SlabPool {
+    fn is_frozen(&self) -> bool {
+        self.gates.load(Ordering::Relaxed) & SHARED != 0 && self.upstream.is_frozen()
+    }
+
+    /// Gives free regions back until at most `keep` bytes are free; yields the bytes that went.
+    pub(crate) fn release_free(&self, keep: usize) -> Result<usize> {
+        let keep = keep as u64;
+        if self.is_frozen() || self.sum_up().cached_bytes <= keep {
+            return Ok(0);
+        }
+        let own = thread::current();
+        for index in 0..thread::end() {
+            // What another thread keeps, only it can give back: at its next operation.
+            if own.is_none_or(|own| own.get() != index)
+                && let Some(cache) = self.caches.get(index)
+                && cache.used().next().is_some()
+            {
+                cache.pending.store(true, Ordering::Relaxed);
+            }
+        }
+        if let Some(cache) = self.cache() {
+            self.flush(cache);
+        }
+        let before = self.reserve.bytes();
+        let mut result = Ok(());
+        for class in 0..self.classes.count() {
+            let mut doomed = 0;
+            if class < self.classes.slab_count() {
+                self.centrals[class].lock().trim(&self.spans, 0, &mut doomed);
+                self.remove_slabs(doomed);
+            } else {
+                loop {
+                    let mut portion = [const { MaybeUninit::<Entry>::uninit() }; 16];
+                    // SAFETY: there is room for that many.
+                    let n =
+                        unsafe { self.centrals[class].lock().take_buffered(portion.as_mut_ptr().cast(), 16) };
+                    if n == 0 {
+                        break;
+                    }
+                    // SAFETY: that many were written.
+                    self.give_units(unsafe { core::slice::from_raw_parts(portion.as_ptr().cast(), n) });
+                }
+            }
+        }
+        for number in 1..self.spans.end() {
+            let live = self.live_bytes();
+            if self.reserve.bytes() <= live.saturating_add(keep) {
+                break;
+            }
+            let region = self.spans.get(number).is_some_and(|span| span.kind() == Kind::Region);
+            if region && self.large.lock().remove_region(self.tables(), number) {
+                result = result.and(self.give_back(number).map(drop));
+            }
+        }
+        let went = before.saturating_sub(self.reserve.bytes()) as usize;
+        result.map(|()| went)
+    }
+}
+
+impl Drop for SlabPool {
+    fn drop(&mut self) {
+        self.gates.fetch_or(CLOSING, Ordering::Relaxed);
+        roster::leave(NonNull::from(&*self));
+        fork::unregister(crate::fork::erased(self));
+        self.trace_end();
+        let frozen = self.is_frozen();
+        for number in 1..self.spans.end() {
+            let Some(span) = self.spans.get(number) else { continue };
+            if span.kind() != Kind::Free && self.any_exported.load(Ordering::Relaxed) && !frozen {
+                self.announce(span);
+            }
+        }
+        for number in 1..self.spans.end() {
+            let Some(span) = self.spans.get(number) else { continue };
+            if matches!(span.kind(), Kind::Region | Kind::Direct) {
+                // SAFETY: regions and direct spans have it, and nobody else is using the pool.
+                let (region, _) = unsafe { span.cold().upstream.assume_init() };
+                span.retract();
+                // A provider that refuses keeps the region: there is nobody left who could try again.
+                let _ = self.return_region(region);
+            } else {
+                span.retract();
+            }
+        }
+        // What could not be given back no longer counts against the shared limit.
+        self.reserve.remove(usize::try_from(self.reserve.bytes()).unwrap_or(0));
+    }
+}

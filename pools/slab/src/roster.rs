@@ -1,0 +1,104 @@
+//! Which pools a thread that ends has to give its blocks back to.
+//!
+//! A fixed table without a lock: a thread's end may not wait for a fork that waits for a pool.
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::Once;
+
+use umf_core::fork::{self, ForkAware};
+use umf_core::thread::{self, ThreadIndex};
+use umf_core::{Error, Result};
+
+use crate::SlabPool;
+
+const LIMIT: usize = 4096;
+
+struct Place {
+    pool: AtomicPtr<SlabPool>,
+    /// Ending threads that are using the pool.
+    visitors: AtomicU32,
+}
+
+static PLACES: [Place; LIMIT] =
+    [const { Place { pool: AtomicPtr::new(ptr::null_mut()), visitors: AtomicU32::new(0) } }; LIMIT];
+/// Places from here on were never used.
+static END: AtomicU32 = AtomicU32::new(0);
+
+/// Visitors that were at work in the parent do not exist in the child.
+struct Visitors;
+
+impl ForkAware for Visitors {
+    fn prepare(&self) {}
+    fn parent(&self) {}
+    fn child(&self) {
+        for place in &PLACES[..END.load(Ordering::Relaxed) as usize] {
+            place.visitors.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+static VISITORS: Visitors = Visitors;
+
+/// Enters a pool.
+///
+/// # Errors
+/// [`Error::TooMany`] past 4096 pools.
+///
+/// # Safety
+/// The pool stays where it is until [`leave`] returned.
+pub(crate) unsafe fn enter(pool: NonNull<SlabPool>) -> Result<()> {
+    static ONCE: Once = Once::new();
+    let mut ready = Ok(());
+    ONCE.call_once(|| {
+        ready = thread::on_exit(flush);
+        let visitors: &'static dyn ForkAware = &VISITORS;
+        // SAFETY: a static is always valid.
+        ready = ready.and(unsafe { fork::register(NonNull::from(visitors)) });
+    });
+    ready?;
+    for (index, place) in PLACES.iter().enumerate() {
+        if place.pool.load(Ordering::Relaxed).is_null()
+            && place
+                .pool
+                .compare_exchange(ptr::null_mut(), pool.as_ptr(), Ordering::SeqCst, Ordering::Relaxed)
+                .is_ok()
+        {
+            END.fetch_max(index as u32 + 1, Ordering::SeqCst);
+            return Ok(());
+        }
+    }
+    Err(Error::TooMany { what: "slab pools", limit: LIMIT })
+}
+
+/// Takes a pool out, and waits for ending threads that are using it.
+pub(crate) fn leave(pool: NonNull<SlabPool>) {
+    for place in &PLACES[..END.load(Ordering::SeqCst) as usize] {
+        if place
+            .pool
+            .compare_exchange(pool.as_ptr(), ptr::null_mut(), Ordering::SeqCst, Ordering::Relaxed)
+            .is_ok()
+        {
+            while place.visitors.load(Ordering::SeqCst) != 0 {
+                std::thread::yield_now();
+            }
+            return;
+        }
+    }
+}
+
+/// A thread ends: every pool takes back what it keeps.
+fn flush(index: ThreadIndex) {
+    for place in &PLACES[..END.load(Ordering::SeqCst) as usize] {
+        if place.pool.load(Ordering::Relaxed).is_null() {
+            continue;
+        }
+        // Announced before the pool is looked at: `leave` takes the pool out before it looks at the visitors.
+        place.visitors.fetch_add(1, Ordering::SeqCst);
+        if let Some(pool) = NonNull::new(place.pool.load(Ordering::SeqCst)) {
+            // SAFETY: the pool stays until `leave`, which waits for this visitor.
+            unsafe { pool.as_ref() }.flush_thread(index);
+        }
+        place.visitors.fetch_sub(1, Ordering::SeqCst);
+    }
+}

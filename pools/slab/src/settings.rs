@@ -1,0 +1,196 @@
+//! [`SlabSettings`]: the knobs, named as users of the field know them.
+
+use core::fmt;
+
+use umf_core::{Error, Result};
+
+use crate::limits::SharedLimitRef;
+
+const NAME: usize = 48;
+
+/// A name without heap memory, cut to 48 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Name {
+    bytes: [u8; NAME],
+    len: usize,
+}
+
+impl Name {
+    fn new(name: &str) -> Self {
+        let mut len = name.len().min(NAME);
+        while !name.is_char_boundary(len) {
+            len -= 1;
+        }
+        let mut bytes = [0; NAME];
+        bytes[..len].copy_from_slice(&name.as_bytes()[..len]);
+        Self { bytes, len }
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
+    }
+}
+
+/// What can be set of a [`crate::SlabPool`]. Sizes are in bytes.
+///
+/// ```
+/// use umf_pool_slab::SlabSettings;
+///
+/// let settings = SlabSettings::new().name("tensors").max_poolable_size(16 << 20).memory_limit(1 << 30);
+/// # let _ = settings;
+/// ```
+#[derive(Clone, Debug)]
+pub struct SlabSettings {
+    pub(crate) name: Name,
+    pub(crate) slab_min_size: usize,
+    pub(crate) max_poolable_size: usize,
+    pub(crate) capacity: u32,
+    pub(crate) min_block_size: usize,
+    pub(crate) memory_limit: u64,
+    pub(crate) shared_limit: Option<SharedLimitRef>,
+    pub(crate) thread_cache_size: usize,
+    pub(crate) trace: u32,
+}
+
+impl Default for SlabSettings {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl SlabSettings {
+    /// The smallest `min_block_size` that has an effect.
+    pub const SMALLEST_BLOCK: usize = 8;
+    /// The largest `max_poolable_size`.
+    pub const LARGEST_POOLABLE: usize = 16 << 30;
+    /// The largest `slab_min_size`.
+    pub const LARGEST_SLAB: usize = 1 << 30;
+    /// The largest `min_block_size`.
+    pub const LARGEST_MIN_BLOCK: usize = 64 << 10;
+
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            name: Name::new("slab"),
+            slab_min_size: 64 << 10,
+            max_poolable_size: 2 << 20,
+            capacity: 4,
+            min_block_size: Self::SMALLEST_BLOCK,
+            memory_limit: 0,
+            shared_limit: None,
+            thread_cache_size: 8 << 20,
+            trace: 0,
+        }
+    }
+
+    /// The name of the pool, for people; cut to 48 bytes. Default: `slab`.
+    #[must_use]
+    pub fn name(mut self, name: &str) -> Self {
+        self.name = Name::new(name);
+        self
+    }
+
+    /// The smallest slab; rounded up to 64 KiB, at most 1 GiB. Default: 64 KiB.
+    #[must_use]
+    pub const fn slab_min_size(mut self, bytes: usize) -> Self {
+        self.slab_min_size = bytes;
+        self
+    }
+
+    /// The largest request that is pooled; larger ones go to the provider. At most 16 GiB; 0 pools nothing.
+    /// Default: 2 MiB.
+    #[must_use]
+    pub const fn max_poolable_size(mut self, bytes: usize) -> Self {
+        self.max_poolable_size = bytes;
+        self
+    }
+
+    /// How many empty slabs are kept per size class. Default: 4.
+    #[must_use]
+    pub const fn capacity(mut self, slabs: u32) -> Self {
+        self.capacity = slabs;
+        self
+    }
+
+    /// The smallest block: a power of two up to 64 KiB; below 8 it acts as 8. Default: 8.
+    #[must_use]
+    pub const fn min_block_size(mut self, bytes: usize) -> Self {
+        self.min_block_size = bytes;
+        self
+    }
+
+    /// The most that the pool may take from its provider; 0 is unlimited. Default: 0.
+    #[must_use]
+    pub const fn memory_limit(mut self, bytes: u64) -> Self {
+        self.memory_limit = bytes;
+        self
+    }
+
+    /// A limit that this pool shares with others: an `Arc<SharedLimit>` or a `&'static SharedLimit`. Default:
+    /// none.
+    #[must_use]
+    pub fn shared_limit(mut self, limit: impl Into<SharedLimitRef>) -> Self {
+        self.shared_limit = Some(limit.into());
+        self
+    }
+
+    /// The most that one thread keeps in blocks above 32 KiB. (What it keeps in smaller ones is bounded per
+    /// size class, at 32 KiB or 8 blocks.) Default: 8 MiB.
+    #[must_use]
+    pub const fn thread_cache_size(mut self, bytes: usize) -> Self {
+        self.thread_cache_size = bytes;
+        self
+    }
+
+    /// How much is told through `tracing`: 0 nothing, 1 the pool's end, 2 regions and slabs, 3 each block. A
+    /// pool that is the global allocator ignores it. Default: 0.
+    #[must_use]
+    pub const fn trace(mut self, level: u32) -> Self {
+        self.trace = level;
+        self
+    }
+
+    /// The settings with everything in its range, or what is out of it.
+    pub(crate) fn checked(mut self) -> Result<Self> {
+        let invalid = |what, why| Err(Error::InvalidArgument { what, why });
+        if self.slab_min_size == 0 || self.slab_min_size > Self::LARGEST_SLAB {
+            return invalid("slab_min_size", "1 byte to 1 GiB");
+        }
+        if !self.min_block_size.is_power_of_two() || self.min_block_size > Self::LARGEST_MIN_BLOCK {
+            return invalid("min_block_size", "a power of two up to 64 KiB");
+        }
+        if self.max_poolable_size > Self::LARGEST_POOLABLE {
+            return invalid("max_poolable_size", "at most 16 GiB");
+        }
+        self.min_block_size = self.min_block_size.max(Self::SMALLEST_BLOCK);
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        assert!(SlabSettings::new().checked().is_ok());
+        for bad in [
+            SlabSettings::new().slab_min_size(0),
+            SlabSettings::new().slab_min_size(2 << 30),
+            SlabSettings::new().min_block_size(24),
+            SlabSettings::new().min_block_size(0),
+            SlabSettings::new().max_poolable_size(1 << 40),
+        ] {
+            assert!(matches!(bad.checked(), Err(Error::InvalidArgument { .. })));
+        }
+        let long = "ä".repeat(100);
+        assert_eq!(SlabSettings::new().name(&long).name.as_str().len(), 48);
+    }
+}

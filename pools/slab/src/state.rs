@@ -1,0 +1,47 @@
+//! One byte of state per block, out of band.
+//!
+//! Freeing is one atomic swap of this byte: what comes back says whether the block was live, so of two that
+//! free it one succeeds, and whether it was exported, so that the observers are told before the block goes
+//! anywhere.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, Ordering};
+
+/// The block is handed out.
+pub(crate) const LIVE: u8 = 1;
+/// An export names the block.
+pub(crate) const EXPORTED: u8 = 2;
+
+/// A free block, as caches hold it: its address, and where its state lies, so that handing it out looks
+/// nothing up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    /// [`umf_core::Address::to_bits`].
+    pub(crate) address: u64,
+    state: NonNull<AtomicU8>,
+}
+
+impl Entry {
+    /// A free block at `address` whose state is `state`.
+    #[inline]
+    pub(crate) const fn new(address: u64, state: NonNull<AtomicU8>) -> Self {
+        Self { address, state }
+    }
+
+    /// Marks the block as handed out, and yields its address.
+    ///
+    /// # Safety
+    /// The state lies in metadata of a pool that is alive, and the caller alone has this entry.
+    #[inline]
+    pub(crate) unsafe fn hand_out(self) -> u64 {
+        // SAFETY: passed on to the caller.
+        unsafe { self.state.as_ref() }.store(LIVE, Ordering::Release);
+        self.address
+    }
+}
+
+/// Flags a live block as exported; `false` if it is not live.
+pub(crate) fn mark_exported(state: &AtomicU8) -> bool {
+    let flag = |old: u8| (old & LIVE != 0).then_some(old | EXPORTED);
+    state.fetch_update(Ordering::AcqRel, Ordering::Acquire, flag).is_ok()
+}
