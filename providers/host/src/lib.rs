@@ -1,1 +1,56 @@
-//! Host memory provider of umf: private, shared, named, huge pages, NUMA
+//! Host memory for umf: private, shared, named, on huge pages, on chosen NUMA nodes.
+//!
+//! | what | how |
+//! |---|---|
+//! | private memory | `HostProvider::builder().build()`: anonymous mappings |
+//! | shared memory | `.visibility(Visibility::Shared)`: sealed memfds, many regions in each |
+//! | one region, one file | `.isolate(true)`, `.read_only_export(true)` |
+//! | a name in `/dev/shm` | `.named("/name")` |
+//! | huge pages | `.huge_pages(..)`: [`HugePages`] |
+//! | NUMA nodes | `.numa(..)`: [`Numa`] |
+//! | for the global allocator | [`HostProvider::private_static`] |
+//! | memory of another process | [`HostImport`], which needs no provider |
+//!
+//! ```
+//! use umf_core::{Layout, Provider, Visibility};
+//! use umf_provider_host::HostProvider;
+//!
+//! # fn main() -> Result<(), umf_core::Error> {
+//! let provider = HostProvider::builder().visibility(Visibility::Shared).build()?;
+//! let region = provider.allocate(Layout::new(1 << 20, 4096)?)?;
+//! let export = provider.export().map(|ability| ability.export(&region)).transpose()?;
+//! assert!(export.is_some_and(|export| export.fd.is_some()));
+//! // SAFETY: nobody uses the region.
+//! unsafe { provider.free(region)? };
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Shared memory lies in memory files that are sealed at their final size before anything is put into them, so that
+//! no process can take it from under another. A region is a range of a file and a mapping of its own; a
+//! freed region gives its pages back at once, and its range is used again. Private providers never use the global
+//! allocator to allocate or free; shared ones use it when they open a file, so that a pool over one is not to be
+//! the global allocator.
+
+mod arena;
+mod builder;
+mod huge;
+mod import;
+mod mapping;
+mod memfd;
+mod named;
+mod nodes;
+mod numa;
+mod pages;
+mod private;
+mod provider;
+mod ranges;
+mod records;
+mod shared;
+mod sys;
+
+pub use builder::HostBuilder;
+pub use huge::HugePages;
+pub use import::HostImport;
+pub use numa::{NodeSet, NodeShare, Numa};
+pub use provider::HostProvider;

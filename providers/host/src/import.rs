@@ -1,0 +1,113 @@
+//! [`HostImport`]: opens host memory that another process exported.
+
+use core::ptr::NonNull;
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+use umf_core::{Access, Address, Error, Import, ImportRequest, Imported, ProviderKind, Result};
+
+use crate::mapping::{Mapping, map_error};
+use crate::sys::{self, FileSystem};
+
+/// Opens host memory that another process exported: maps a range of a memory file. Needs no provider, and keeps
+/// no state.
+///
+/// Nothing is mapped that its exporter could take away again. The file must be of tmpfs or hugetlbfs (memfd
+/// counts as such), be sealed against shrinking, and hold the whole range. What it is asked for, it is asked
+/// without calling into a file system that somebody else implements, so that no file, device, pipe or FUSE mount
+/// can hang or kill the importer.
+///
+/// Thread-safe. See `memfd_create(2)` and `fcntl(2)` on seals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostImport {
+    allow_unsealed: bool,
+}
+
+impl HostImport {
+    /// An importer that refuses files that can shrink.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { allow_unsealed: false }
+    }
+
+    /// Whether to open files that are not sealed, which is what named shared memory is. Whoever may write to such
+    /// a file may truncate it, and the next touch of a page that is gone is SIGBUS here: allow it only where
+    /// every such process is trusted not to. Everything else is still checked.
+    #[must_use]
+    pub const fn allow_unsealed(mut self, allow: bool) -> Self {
+        self.allow_unsealed = allow;
+        self
+    }
+
+    fn map(self, request: &ImportRequest) -> Result<Imported> {
+        let file = request.fd.as_ref().ok_or(Error::Untrusted { why: "no file descriptor came along" })?;
+        let file = file.as_fd();
+        // First of all, because it is the one question that only the kernel answers.
+        let seals = sys::seals(file).map_err(|errno| match errno {
+            Errno::INVAL | Errno::BADF => {
+                Error::Untrusted { why: "the descriptor is not a file of shared memory (tmpfs or hugetlbfs)" }
+            }
+            _ => Error::native("fcntl(F_GET_SEALS)", errno.raw_os_error()),
+        })?;
+        if !seals.shrink && !self.allow_unsealed {
+            return Err(Error::Untrusted {
+                why: "the file is not sealed against shrinking, so a touch of it could be SIGBUS; named shared \
+                      memory is like that: allow it by the setting for unsealed imports",
+            });
+        }
+        if seals.write && request.access == Access::ReadWrite {
+            return Err(Error::Untrusted { why: "the file is sealed against writing; import it read-only" });
+        }
+        let (file_size, kind) =
+            sys::size_and_kind(file).map_err(|errno| Error::native("fstat", errno.raw_os_error()))?;
+        let page = match kind {
+            FileSystem::Tmpfs => sys::page_size(),
+            FileSystem::Hugetlbfs(page) if page.is_power_of_two() => page,
+            _ => return Err(Error::Untrusted { why: "the file is neither of tmpfs nor of hugetlbfs" }),
+        };
+        if !request.offset.is_multiple_of(page as u64) {
+            return Err(Error::Untrusted { why: "the offset is not a multiple of the page size" });
+        }
+        let size = Some(request.size)
+            .filter(|&size| size > 0)
+            .and_then(|size| size.checked_next_multiple_of(page))
+            .filter(|&size| isize::try_from(size).is_ok())
+            .ok_or(Error::Untrusted { why: "the size is 0 or exceeds an address space" })?;
+        let end = request.offset.checked_add(size as u64);
+        if end.is_none_or(|end| end > file_size) {
+            return Err(Error::Untrusted { why: "the range does not lie inside the file" });
+        }
+        let writable = request.access == Access::ReadWrite;
+        let mapping =
+            Mapping::shared(file, request.offset, size, page, writable).map_err(|errno| match errno {
+                Errno::ACCESS | Errno::PERM => Error::Native {
+                    call: "mmap",
+                    native: errno.raw_os_error(),
+                    hint: "the exporter opened the file read-only: import it read-only",
+                },
+                _ => map_error(size, errno),
+            })?;
+        Ok(Imported::host(mapping.keep(), size, request.access))
+    }
+}
+
+// SAFETY: what is mapped is sealed against shrinking (or the user has allowed otherwise) and lies inside of the file,
+// so every page of it can be touched until it is unmapped, whatever becomes of the exporter and its descriptor.
+unsafe impl Import for HostImport {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::HOST
+    }
+
+    fn import(&self, request: ImportRequest) -> Result<Imported> {
+        self.map(&request)
+    }
+
+    unsafe fn release(&self, imported: Imported) -> Result<()> {
+        let foreign = Error::ForeignAddress { address: imported.base, owner: "the host importer" };
+        let base = imported.base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
+        debug_assert_eq!(Address::from_ptr(base.as_ptr()), imported.base);
+        // SAFETY: `map` mapped this much there, and the caller says that nobody uses it any more.
+        unsafe { sys::unmap(base, imported.size) }
+            .map_err(|errno| Error::native("munmap", errno.raw_os_error()))
+    }
+}

@@ -1,0 +1,286 @@
+//! [`Numa`]: on which nodes memory lies (`mbind(2)`).
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use umf_core::{Error, Result};
+
+use crate::mapping::Mapping;
+use crate::sys::{self, Policy};
+
+/// A set of NUMA nodes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct NodeSet {
+    words: [u64; Self::LIMIT / 64],
+}
+
+impl NodeSet {
+    /// Nodes have numbers below this.
+    pub const LIMIT: usize = 1024;
+    /// No nodes.
+    pub const EMPTY: Self = Self { words: [0; Self::LIMIT / 64] };
+
+    /// The set with `node` in it as well; `None` if the number is not below [`NodeSet::LIMIT`].
+    #[must_use]
+    pub const fn with(mut self, node: u32) -> Option<Self> {
+        if node as usize >= Self::LIMIT {
+            return None;
+        }
+        self.words[node as usize / 64] |= 1 << (node % 64);
+        Some(self)
+    }
+
+    /// The nodes given.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if a number is not below [`NodeSet::LIMIT`].
+    pub fn from_nodes(nodes: impl IntoIterator<Item = u32>) -> Result<Self> {
+        let outside = Error::InvalidArgument { what: "NUMA node", why: "must be below 1024" };
+        nodes.into_iter().try_fold(Self::EMPTY, |set, node| set.with(node).ok_or(outside))
+    }
+
+    /// Whether `node` is in it.
+    #[must_use]
+    pub const fn contains(&self, node: u32) -> bool {
+        (node as usize) < Self::LIMIT && self.words[node as usize / 64] & (1 << (node % 64)) != 0
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.words == Self::EMPTY.words
+    }
+
+    /// The nodes, in order.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + Clone + '_ {
+        (0..Self::LIMIT as u32).filter(|&node| self.contains(node))
+    }
+
+    fn len(&self) -> usize {
+        self.words.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    pub(crate) const fn words(&self) -> &[u64; Self::LIMIT / 64] {
+        &self.words
+    }
+
+    pub(crate) const fn words_mut(&mut self) -> &mut [u64; Self::LIMIT / 64] {
+        &mut self.words
+    }
+}
+
+impl core::fmt::Debug for NodeSet {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+/// On which NUMA nodes memory lies.
+///
+/// Nodes that do not exist, or that this process may not use, are refused when the provider is built. On a kernel
+/// without NUMA nothing is bound and nothing refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Numa {
+    /// As the thread's policy says (`set_mempolicy(2)`); usually the node of whoever touches a page first.
+    #[default]
+    Default,
+    /// On these nodes and no others.
+    Bind(NodeSet),
+    /// On these nodes in turn.
+    Interleave {
+        /// The nodes.
+        nodes: NodeSet,
+        /// Bytes per turn, rounded up to pages. 0: one page per turn, done by the kernel. Larger parts are bound
+        /// one by one, and the turn goes on from region to region.
+        part_size: usize,
+    },
+    /// On these nodes while they have memory left (`MPOL_PREFERRED_MANY`; before Linux 5.15 the first of them).
+    /// None: as [`Numa::Local`].
+    Preferred(NodeSet),
+    /// On the node of whoever touches a page first, whatever the thread's policy says.
+    Local,
+    /// Each region is cut into one part per node, in this order, sized by weight.
+    Split(Box<[NodeShare]>),
+}
+
+/// A node's part of each region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeShare {
+    /// The node.
+    pub node: u32,
+    /// Its part, relative to the sum of all weights.
+    pub weight: u32,
+}
+
+impl Numa {
+    fn nodes(&self) -> Result<NodeSet> {
+        match self {
+            Self::Default | Self::Local => Ok(NodeSet::EMPTY),
+            Self::Bind(nodes) | Self::Preferred(nodes) | Self::Interleave { nodes, .. } => Ok(*nodes),
+            Self::Split(shares) => NodeSet::from_nodes(shares.iter().map(|share| share.node)),
+        }
+    }
+
+    /// Refuses empty sets and nodes that this process cannot use.
+    pub(crate) fn check(&self) -> Result<()> {
+        let nodes = self.nodes()?;
+        match self {
+            Self::Default | Self::Local => return Ok(()),
+            Self::Preferred(_) => {}
+            Self::Split(shares) if shares.iter().all(|share| share.weight == 0) => {
+                return Err(Error::InvalidArgument { what: "NUMA split", why: "needs a weight above 0" });
+            }
+            _ if nodes.is_empty() => {
+                return Err(Error::InvalidArgument { what: "NUMA nodes", why: "at least one is needed" });
+            }
+            _ => {}
+        }
+        let allowed = match sys::allowed_nodes() {
+            Ok(allowed) => allowed,
+            Err(Errno::NOSYS) => return Ok(()),
+            Err(errno) => return Err(refused("get_mempolicy", errno)),
+        };
+        if nodes.iter().all(|node| allowed.contains(node)) {
+            return Ok(());
+        }
+        Err(Error::InvalidArgument {
+            what: "NUMA node",
+            why: "does not exist or is outside this process's cpuset (see Mems_allowed_list in /proc/self/status)",
+        })
+    }
+
+    /// The node on which the first page of a region will lie, as far as that is decided.
+    pub(crate) fn first_node(&self) -> Option<u32> {
+        match self {
+            Self::Default | Self::Local => None,
+            Self::Split(shares) => shares.iter().find(|share| share.weight > 0).map(|share| share.node),
+            _ => self.nodes().ok()?.iter().next(),
+        }
+    }
+
+    /// Places the pages of a fresh mapping, in units of `granularity` bytes. `turn` is the provider's count of
+    /// parts handed out to nodes.
+    pub(crate) fn apply(&self, mapping: &Mapping, granularity: usize, turn: &AtomicU64) -> Result<()> {
+        let bound = match self {
+            Self::Default => Ok(()),
+            Self::Bind(nodes) => bind(mapping, 0, mapping.size(), Policy::Bind, nodes),
+            Self::Local => bind(mapping, 0, mapping.size(), Policy::Local, &NodeSet::EMPTY),
+            Self::Preferred(nodes) => prefer(mapping, nodes),
+            Self::Interleave { nodes, part_size: 0 } => {
+                bind(mapping, 0, mapping.size(), Policy::Interleave, nodes)
+            }
+            Self::Interleave { nodes, part_size } => {
+                interleave(mapping, nodes, *part_size, granularity, turn)
+            }
+            Self::Split(shares) => split(mapping, shares, granularity),
+        };
+        match bound {
+            Ok(()) | Err(Errno::NOSYS) => Ok(()),
+            Err(errno) => Err(refused("mbind", errno)),
+        }
+    }
+}
+
+fn refused(call: &'static str, errno: Errno) -> Error {
+    let hint = match errno {
+        Errno::PERM => "a seccomp profile forbids it: grant CAP_SYS_NICE, or leave NUMA at its default",
+        Errno::INVAL => "a node is missing or outside this process's cpuset",
+        _ => "",
+    };
+    Error::Native { call, native: errno.raw_os_error(), hint }
+}
+
+fn bind(mapping: &Mapping, start: usize, size: usize, policy: Policy, nodes: &NodeSet) -> Result<(), Errno> {
+    debug_assert!(start + size <= mapping.size());
+    // SAFETY: `start` lies inside of the mapping.
+    let base = unsafe { mapping.base().add(start) };
+    sys::bind(base, size, policy, nodes)
+}
+
+fn prefer(mapping: &Mapping, nodes: &NodeSet) -> Result<(), Errno> {
+    let whole = |policy, nodes: &NodeSet| bind(mapping, 0, mapping.size(), policy, nodes);
+    match nodes.len() {
+        0 => whole(Policy::Local, nodes),
+        1 => whole(Policy::Preferred, nodes),
+        _ => match whole(Policy::PreferredMany, nodes) {
+            // Before Linux 5.15: the first of them.
+            Err(Errno::INVAL) => whole(Policy::Preferred, nodes),
+            other => other,
+        },
+    }
+}
+
+fn interleave(
+    mapping: &Mapping,
+    nodes: &NodeSet,
+    part_size: usize,
+    granularity: usize,
+    turn: &AtomicU64,
+) -> Result<(), Errno> {
+    let part_size = part_size.checked_next_multiple_of(granularity).unwrap_or(mapping.size());
+    let parts = mapping.size().div_ceil(part_size) as u64;
+    let first = turn.fetch_add(parts, Ordering::Relaxed);
+    let mut turns = nodes.iter().cycle().skip((first % nodes.len() as u64) as usize);
+    for start in (0..mapping.size()).step_by(part_size) {
+        let size = part_size.min(mapping.size() - start);
+        bind(mapping, start, size, Policy::Bind, &one(turns.next()))?;
+    }
+    Ok(())
+}
+
+fn split(mapping: &Mapping, shares: &[NodeShare], granularity: usize) -> Result<(), Errno> {
+    let pages = mapping.size() / granularity;
+    let mut start = 0;
+    for (share, end) in shares.iter().zip(split_ends(pages, shares)) {
+        let end = end * granularity;
+        if end > start {
+            bind(mapping, start, end - start, Policy::Bind, &one(Some(share.node)))?;
+        }
+        start = end;
+    }
+    Ok(())
+}
+
+/// Where each share of so many pages ends. Rounding is carried along, so no share is off by more than a page.
+fn split_ends(pages: usize, shares: &[NodeShare]) -> impl Iterator<Item = usize> {
+    let total: u128 = shares.iter().map(|share| u128::from(share.weight)).sum::<u128>().max(1);
+    shares.iter().scan(0_u128, move |sum, share| {
+        *sum += u128::from(share.weight);
+        usize::try_from(pages as u128 * *sum / total).ok()
+    })
+}
+
+fn one(node: Option<u32>) -> NodeSet {
+    node.and_then(|node| NodeSet::EMPTY.with(node)).unwrap_or(NodeSet::EMPTY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets() {
+        let set = NodeSet::from_nodes([0, 63, 64, 1023]).unwrap();
+        assert_eq!(set.iter().collect::<Vec<_>>(), [0, 63, 64, 1023]);
+        assert_eq!(set.len(), 4);
+        assert!(NodeSet::from_nodes([1024]).is_err());
+        assert_eq!(format!("{set:?}"), "{0, 63, 64, 1023}");
+    }
+
+    #[test]
+    fn shares_add_up() {
+        let shares = [1, 2, 0, 1].map(|weight| NodeShare { node: 0, weight });
+        assert_eq!(split_ends(8, &shares).collect::<Vec<_>>(), [2, 6, 6, 8]);
+        assert_eq!(split_ends(3, &shares).collect::<Vec<_>>(), [0, 2, 2, 3]);
+        assert_eq!(split_ends(1, &shares).collect::<Vec<_>>(), [0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn missing_nodes_and_empty_sets_are_refused() {
+        let missing = NodeSet::from_nodes([1000]).unwrap();
+        assert!(matches!(Numa::Bind(missing).check(), Err(Error::InvalidArgument { .. })));
+        assert!(Numa::Bind(NodeSet::EMPTY).check().is_err());
+        assert!(Numa::Preferred(NodeSet::EMPTY).check().is_ok());
+        assert!(Numa::Split(Box::new([NodeShare { node: 0, weight: 0 }])).check().is_err());
+    }
+}

@@ -1,0 +1,153 @@
+//! Private anonymous memory.
+//!
+//! The live regions of all private providers of the process are in one static table. So a provider that is a
+//! `static` itself has nothing to set up, and the one lock takes part in forks from the first region on: a
+//! private provider works on in a forked child, even if another thread of the parent was in the middle of an
+//! allocation.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use umf_core::fork::{self, ForkAware};
+use umf_core::lock::Lock;
+use umf_core::{Address, Error, Layout, Region, Result};
+
+use crate::huge;
+use crate::mapping::{Mapping, map_error};
+use crate::pages::Pages;
+use crate::records::{Backing, Record, Records};
+
+struct Regions(Lock<Records>);
+
+static REGIONS: Regions = Regions(Lock::new(Records::new()));
+
+impl ForkAware for Regions {
+    fn prepare(&self) {
+        self.0.lock_for_fork();
+    }
+
+    fn parent(&self) {
+        // SAFETY: `prepare` took it in this thread, or in the one of which this is the forked copy.
+        unsafe { self.0.unlock_after_fork() };
+    }
+
+    fn child(&self) {
+        self.parent();
+    }
+}
+
+/// Has the table take part in forks, from the first call on.
+pub(crate) fn take_part_in_forks() -> Result<()> {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if DONE.load(Ordering::Relaxed) || DONE.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
+    let table: &'static dyn ForkAware = &REGIONS;
+    // SAFETY: a static lives for ever; and while the table is locked only metadata is mapped.
+    let registered = unsafe { fork::register_leaf(NonNull::from(table)) };
+    if registered.is_err() {
+        DONE.store(false, Ordering::Relaxed);
+    }
+    registered
+}
+
+/// Where private memory comes from.
+#[derive(Debug)]
+pub(crate) struct Private {
+    /// The provider's number, 0 until it is used.
+    number: AtomicU32,
+}
+
+impl Private {
+    pub(crate) const fn new() -> Self {
+        Self { number: AtomicU32::new(0) }
+    }
+
+    /// A number that no other private provider has.
+    fn number(&self) -> u32 {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let number = self.number.load(Ordering::Relaxed);
+        if number != 0 {
+            return number;
+        }
+        let fresh = NEXT.fetch_add(1, Ordering::Relaxed);
+        match self.number.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => fresh,
+            Err(other) => other,
+        }
+    }
+
+    pub(crate) fn allocate(&self, pages: &Pages, layout: Layout) -> Result<Region> {
+        take_part_in_forks()?;
+        let (size, align) = pages.place(layout)?;
+        REGIONS.0.lock().ensure(1)?;
+        let mapping = Self::map(pages, size, align)?;
+        pages.prepare(&mapping)?;
+        pages.populate(&mapping)?;
+        let region = Region::new(Address::from_ptr(mapping.base().as_ptr()), size);
+        let record = Record { region, owner: self.number(), backing: Backing::Anonymous };
+        REGIONS.0.lock().insert(record)?;
+        mapping.keep();
+        Ok(region)
+    }
+
+    fn map(pages: &Pages, size: usize, align: usize) -> Result<Mapping> {
+        let mut failed = Error::OutOfMemory { size, owner: "host", native: 0 };
+        for choice in pages.choices() {
+            let mapped = match choice {
+                Some(huge_page) => Mapping::private_huge(size, align, huge_page)
+                    .map_err(|errno| huge::none_left(size, errno.raw_os_error())),
+                None => Mapping::private(size, align).map_err(|errno| map_error(size, errno)),
+            };
+            match mapped {
+                Ok(mapping) => return Ok(mapping),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    /// # Safety
+    /// As `Provider::free`.
+    pub(crate) unsafe fn free(&self, region: &Region) -> Result<()> {
+        // The record goes first: once unmapped, another thread may get the same address.
+        let record = REGIONS.0.lock().remove(self.number(), region)?;
+        // SAFETY: the region was live until now, and the caller says that nobody uses it.
+        let mapping = unsafe { Mapping::of(region) };
+        let unmapped = mapping.map_or(Ok(()), Mapping::unmap);
+        if unmapped.is_err() {
+            // The place that the record had is most likely still free.
+            REGIONS.0.lock().insert(record)?;
+        }
+        unmapped
+    }
+
+    pub(crate) fn check(&self, region: &Region) -> Result<()> {
+        REGIONS.0.lock().get(self.number(), region).map(|_| ())
+    }
+
+    pub(crate) fn split(&self, region: &Region, first: usize) -> Result<(Region, Region)> {
+        REGIONS.0.lock().split(self.number(), region, first)
+    }
+
+    pub(crate) fn merge(&self, low: &Region, high: &Region) -> Result<Region> {
+        REGIONS.0.lock().merge(self.number(), low, high)
+    }
+
+    /// # Safety
+    /// Nobody needs the content of the range.
+    pub(crate) unsafe fn purge(&self, base: Address, size: usize, lazily: bool) -> Result<()> {
+        let region = REGIONS.0.lock().holding(self.number(), base, size)?.region;
+        let foreign = Error::ForeignAddress { address: base, owner: "this host provider" };
+        let start = base.offset_from(region.base()).and_then(|start| usize::try_from(start).ok());
+        let start = start.ok_or(foreign)?;
+        // SAFETY: a live region, whose owner is in this call; the mapping is kept again below.
+        let mapping = unsafe { Mapping::of(&region) }.ok_or(foreign)?;
+        // SAFETY: passed on to the caller.
+        let purged = unsafe {
+            if lazily { mapping.discard_lazily(start, size) } else { mapping.discard(start, size) }
+        };
+        mapping.keep();
+        purged
+    }
+}

@@ -1,0 +1,266 @@
+//! [`HostProvider`].
+
+use std::borrow::Cow;
+
+use umf_core::statistics::Gauge;
+use umf_core::{
+    Address, Error, Export, Import, Layout, MemoryKind, NativeExport, Properties, Property, PropertyValue,
+    Provider, ProviderKind, Purge, Region, Result, SplitMerge, Visibility,
+};
+
+use crate::builder::HostBuilder;
+use crate::import::HostImport;
+use crate::mapping::Mapping;
+use crate::pages::Pages;
+use crate::private::Private;
+use crate::shared::Shared;
+use crate::sys;
+
+/// Host memory: private, or shared on memory files.
+///
+/// Made with [`HostProvider::builder`], or as a `static` with [`HostProvider::private_static`]. Thread-safe.
+///
+/// Dropping a provider does not unmap regions that were not freed: whoever has one may still use it.
+///
+/// In a forked child, a private provider works on. A shared one is frozen there: allocating is
+/// [`Error::Frozen`], and freeing does nothing, since the memory is still the parent's.
+#[derive(Debug)]
+pub struct HostProvider {
+    name: Cow<'static, str>,
+    source: Source,
+    pages: Pages,
+    import: HostImport,
+    read_only_export: bool,
+    gauge: Gauge,
+}
+
+#[derive(Debug)]
+pub(crate) enum Source {
+    Private(Private),
+    Shared(Shared),
+}
+
+impl HostProvider {
+    /// Sets up a provider.
+    pub const fn builder() -> HostBuilder {
+        HostBuilder::new()
+    }
+
+    /// Private memory in normal pages, as a `static` for a pool that is the global allocator: nothing is set up
+    /// before the first region, and neither allocating nor freeing uses the global allocator.
+    ///
+    /// ```
+    /// use umf_provider_host::HostProvider;
+    /// static HOST: HostProvider = HostProvider::private_static();
+    /// ```
+    #[must_use]
+    pub const fn private_static() -> Self {
+        Self {
+            name: Cow::Borrowed("host"),
+            source: Source::Private(Private::new()),
+            pages: Pages::NORMAL,
+            import: HostImport::new(),
+            read_only_export: false,
+            gauge: Gauge::new(),
+        }
+    }
+
+    pub(crate) fn new(
+        name: Cow<'static, str>,
+        source: Source,
+        pages: Pages,
+        import: HostImport,
+        read_only_export: bool,
+    ) -> Self {
+        Self { name, source, pages, import, read_only_export, gauge: Gauge::new() }
+    }
+
+    /// Bytes and regions that are allocated now, and the most bytes there have been.
+    pub const fn statistics(&self) -> &Gauge {
+        &self.gauge
+    }
+
+    fn check(&self, region: &Region) -> Result<()> {
+        match &self.source {
+            Source::Private(private) => private.check(region),
+            Source::Shared(shared) => shared.check(region),
+        }
+    }
+
+    fn check_pages(&self, base: Address, size: usize) -> Result<()> {
+        let page = self.page_size();
+        if size == 0 || !base.is_aligned_to(page) || !size.is_multiple_of(page) {
+            return Err(Error::InvalidArgument { what: "range", why: "must be one or more whole pages" });
+        }
+        Ok(())
+    }
+}
+
+// SAFETY: regions are mappings of their own (of ranges that no other live region has), of host memory that can be read
+// and written, and are unmapped by `free` only.
+unsafe impl Provider for HostProvider {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::HOST
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn memory_kind(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
+
+    fn visibility(&self) -> Visibility {
+        match self.source {
+            Source::Private(_) => Visibility::Private,
+            Source::Shared(_) => Visibility::Shared,
+        }
+    }
+
+    fn page_size(&self) -> usize {
+        self.pages.granularity()
+    }
+
+    fn recommended_page_size(&self, size: usize) -> usize {
+        self.pages.recommended(size)
+    }
+
+    fn allocate(&self, layout: Layout) -> Result<Region> {
+        let region = match &self.source {
+            Source::Private(private) => private.allocate(&self.pages, layout),
+            Source::Shared(shared) => shared.allocate(&self.pages, layout),
+        }?;
+        self.gauge.add(region.size());
+        Ok(region)
+    }
+
+    unsafe fn free(&self, region: Region) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        let gone = unsafe {
+            match &self.source {
+                Source::Private(private) => private.free(&region).map(|()| true),
+                Source::Shared(shared) => shared.free(&region),
+            }
+        }?;
+        if gone {
+            self.gauge.remove(region.size());
+        }
+        Ok(())
+    }
+
+    fn zeroed(&self) -> bool {
+        // Fresh mappings are, and ranges that are used again were punched.
+        true
+    }
+
+    fn export(&self) -> Option<&dyn Export> {
+        matches!(self.source, Source::Shared(_)).then_some(self)
+    }
+
+    fn import(&self) -> Option<&dyn Import> {
+        Some(&self.import)
+    }
+
+    fn purge(&self) -> Option<&dyn Purge> {
+        // A reserved huge page that was given back may not be had again, and touching it is then a signal. What is
+        // sealed against writing cannot be punched.
+        let possible = self.pages.huge.hugetlb().is_none() && !self.read_only_export;
+        possible.then_some(self)
+    }
+
+    fn split_merge(&self) -> Option<&dyn SplitMerge> {
+        Some(self)
+    }
+
+    fn properties(&self) -> Option<&dyn Properties> {
+        Some(self)
+    }
+}
+
+impl Export for HostProvider {
+    fn export(&self, region: &Region) -> Result<NativeExport> {
+        match &self.source {
+            Source::Shared(shared) => shared.export(region),
+            Source::Private(_) => Err(Error::NotSupported {
+                what: "exporting private memory",
+                owner: "the host provider; set the visibility to shared",
+                native: 0,
+            }),
+        }
+    }
+
+    fn uses_fd_per_export(&self) -> bool {
+        // The files are open anyway, exported or not.
+        false
+    }
+}
+
+impl Purge for HostProvider {
+    unsafe fn purge_lazy(&self, base: Address, size: usize) -> Result<()> {
+        self.check_pages(base, size)?;
+        match &self.source {
+            // SAFETY: passed on to the caller.
+            Source::Private(private) => unsafe { private.purge(base, size, true) },
+            Source::Shared(_) => Err(Error::NotSupported {
+                what: "purging lazily",
+                owner: "shared host memory; purge it at once",
+                native: 0,
+            }),
+        }
+    }
+
+    unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
+        self.check_pages(base, size)?;
+        match &self.source {
+            // SAFETY: passed on to the caller.
+            Source::Private(private) => unsafe { private.purge(base, size, false) },
+            Source::Shared(shared) => shared.purge(base, size),
+        }
+    }
+}
+
+impl SplitMerge for HostProvider {
+    unsafe fn split(&self, region: Region, first: usize) -> Result<(Region, Region)> {
+        if !first.is_multiple_of(self.page_size()) {
+            return Err(Error::InvalidArgument {
+                what: "split",
+                why: "must be at a multiple of the page size",
+            });
+        }
+        let parts = match &self.source {
+            Source::Private(private) => private.split(&region, first),
+            Source::Shared(shared) => shared.split(&region, first),
+        }?;
+        self.gauge.add(0);
+        Ok(parts)
+    }
+
+    unsafe fn merge(&self, low: Region, high: Region) -> Result<Region> {
+        let merged = match &self.source {
+            Source::Private(private) => private.merge(&low, &high),
+            Source::Shared(shared) => shared.merge(&low, &high),
+        }?;
+        self.gauge.remove(0);
+        Ok(merged)
+    }
+}
+
+impl Properties for HostProvider {
+    fn property(&self, region: &Region, property: Property) -> Result<PropertyValue> {
+        self.check(region)?;
+        match property {
+            Property::AllocationId => Ok(PropertyValue::Number(region.id().get())),
+            Property::CacheLine => Ok(PropertyValue::Number(sys::cache_line())),
+            Property::Node => {
+                let foreign = Error::ForeignAddress { address: region.base(), owner: "this host provider" };
+                // SAFETY: a live region; only asked about, and kept again.
+                let mapping = unsafe { Mapping::of(region) }.ok_or(foreign)?;
+                let node = self.pages.node(&mapping);
+                mapping.keep();
+                Ok(PropertyValue::Number(node))
+            }
+            _ => Err(Error::NotSupported { what: "this property", owner: "the host provider", native: 0 }),
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! [`Ranges`]: which parts of a file are free.
+//!
+//! Best fit, lowest offset first, with neighbours joined when they become free. Nothing is written into the
+//! file, and giving back never needs memory: there are at most as many free ranges as taken ones plus one, and
+//! taking makes sure of a node for each.
+
+use intrusive_collections::{Bound, KeyAdapter, RBTree, RBTreeLink, UnsafeRef, intrusive_adapter};
+use umf_core::Result;
+
+use crate::nodes::Nodes;
+
+struct Free {
+    by_offset: RBTreeLink,
+    by_size: RBTreeLink,
+    number: u32,
+    offset: u64,
+    size: u64,
+}
+
+intrusive_adapter!(ByOffset = UnsafeRef<Free>: Free { by_offset: RBTreeLink });
+intrusive_adapter!(BySize = UnsafeRef<Free>: Free { by_size: RBTreeLink });
+
+impl<'a> KeyAdapter<'a> for ByOffset {
+    type Key = u64;
+    fn get_key(&self, free: &'a Free) -> u64 {
+        free.offset
+    }
+}
+
+impl<'a> KeyAdapter<'a> for BySize {
+    type Key = (u64, u64);
+    fn get_key(&self, free: &'a Free) -> (u64, u64) {
+        (free.size, free.offset)
+    }
+}
+
+/// How many free ranges that are long enough are looked at for one where the alignment costs nothing, before one
+/// is taken that fits whatever the alignment.
+const CANDIDATES: usize = 8;
+
+/// The free ranges of a file.
+pub(crate) struct Ranges {
+    by_offset: RBTree<ByOffset>,
+    by_size: RBTree<BySize>,
+    nodes: Nodes<Free>,
+    taken: u32,
+}
+
+// SAFETY: the trees' nodes lie in `nodes`, which moves along, and nobody else points to them.
+unsafe impl Send for Ranges {}
+
+impl Ranges {
+    /// A file of `size` bytes, all free.
+    pub(crate) fn new(size: u64) -> Result<Self> {
+        let mut ranges = Self {
+            by_offset: RBTree::new(ByOffset::NEW),
+            by_size: RBTree::new(BySize::NEW),
+            nodes: Nodes::new(),
+            taken: 0,
+        };
+        ranges.nodes.ensure(1)?;
+        ranges.insert(0, size);
+        Ok(ranges)
+    }
+
+    /// Takes `size` bytes at a multiple of `align` (a power of two); `None` if no free range is long enough.
+    pub(crate) fn take(&mut self, size: u64, align: u64) -> Result<Option<u64>> {
+        // One range becomes up to two; when everything taken is given back, each may be one of its own.
+        self.prepare(1)?;
+        let Some((free_offset, free_size, offset)) = self.find(size, align) else { return Ok(None) };
+        self.remove(free_offset);
+        self.insert(free_offset, offset - free_offset);
+        self.insert(offset + size, free_offset + free_size - offset - size);
+        self.taken += 1;
+        Ok(Some(offset))
+    }
+
+    /// Notes that a taken range is now two, which are given back each by itself.
+    pub(crate) fn split_taken(&mut self) -> Result<()> {
+        self.prepare(1)?;
+        self.taken += 1;
+        Ok(())
+    }
+
+    /// Notes that two adjacent taken ranges are now one.
+    pub(crate) fn merge_taken(&mut self) {
+        self.taken -= 1;
+    }
+
+    /// Gives back a range that was taken.
+    pub(crate) fn give(&mut self, offset: u64, size: u64) {
+        let (mut start, mut end) = (offset, offset + size);
+        let below = self.by_offset.upper_bound(Bound::Excluded(&offset));
+        if let Some((free_offset, free_size)) = below.get().map(|free| (free.offset, free.size))
+            && free_offset + free_size == start
+        {
+            self.remove(free_offset);
+            start = free_offset;
+        }
+        if let Some(free_size) = self.by_offset.find(&end).get().map(|free| free.size) {
+            self.remove(end);
+            end += free_size;
+        }
+        self.taken -= 1;
+        self.insert(start, end - start);
+    }
+
+    /// Room for the nodes that `more` further taken ranges can leave behind.
+    fn prepare(&mut self, more: u32) -> Result<()> {
+        let wanted = self.taken.saturating_add(more).saturating_add(1);
+        let free = self.nodes.used();
+        self.nodes.ensure(wanted.saturating_sub(free))
+    }
+
+    /// The free range (offset, size) to take from, and where in it.
+    fn find(&self, size: u64, align: u64) -> Option<(u64, u64, u64)> {
+        let fits = |free: &Free| {
+            let offset = free.offset.checked_next_multiple_of(align)?;
+            let end = offset.checked_add(size)?;
+            (end <= free.offset + free.size).then_some((free.offset, free.size, offset))
+        };
+        let mut cursor = self.by_size.lower_bound(Bound::Included(&(size, 0)));
+        for _ in 0..CANDIDATES {
+            if let Some(found) = fits(cursor.get()?) {
+                return Some(found);
+            }
+            cursor.move_next();
+        }
+        // Any range of this size fits, and the first such is the shortest.
+        let surely = size.checked_add(align)?;
+        if let Some(found) = self.by_size.lower_bound(Bound::Included(&(surely, 0))).get().and_then(fits) {
+            return Some(found);
+        }
+        // All that is left are the few between `size` and `surely`.
+        while let Some(free) = cursor.get() {
+            if let Some(found) = fits(free) {
+                return Some(found);
+            }
+            cursor.move_next();
+        }
+        None
+    }
+
+    fn insert(&mut self, offset: u64, size: u64) {
+        if size == 0 {
+            return;
+        }
+        let make =
+            |number| Free { by_offset: RBTreeLink::new(), by_size: RBTreeLink::new(), number, offset, size };
+        // Cannot fail: there is a node for it, see the module text. Were it to, the range would be lost, and
+        // never used again.
+        if let Ok(node) = self.nodes.insert(make) {
+            // SAFETY: the node stays at its place until `remove` has taken it out of both trees.
+            let (first, second) =
+                unsafe { (UnsafeRef::from_raw(node.as_ptr()), UnsafeRef::from_raw(node.as_ptr())) };
+            self.by_offset.insert(first);
+            self.by_size.insert(second);
+        }
+    }
+
+    fn remove(&mut self, offset: u64) {
+        let Some(free) = self.by_offset.find_mut(&offset).remove() else { return };
+        let number = free.number;
+        // SAFETY: the node is in both trees, or in none.
+        drop(unsafe { self.by_size.cursor_mut_from_ptr(&raw const *free) }.remove());
+        drop(free);
+        // SAFETY: the node is in neither tree now, and both references to it are gone.
+        drop(unsafe { self.nodes.remove(number) });
+    }
+
+    /// Bytes that are free, and in how many ranges.
+    #[cfg(test)]
+    fn free(&self) -> (u64, usize) {
+        self.by_offset.iter().fold((0, 0), |(bytes, count), free| (bytes + free.size, count + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SIZE: u64 = 64;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Take { size: u64, align: u64 },
+        Give(usize),
+        Split(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (1_u64..16, 0_u32..5).prop_map(|(size, align)| Step::Take { size, align: 1 << align }),
+            2 => any::<usize>().prop_map(Step::Give),
+            1 => any::<usize>().prop_map(Step::Split),
+        ]
+    }
+
+    proptest! {
+        /// Against a map of which unit is taken.
+        #[test]
+        fn agrees_with_a_map(steps in proptest::collection::vec(step(), 1..200)) {
+            let mut ranges = Ranges::new(SIZE).unwrap();
+            let mut map = [false; SIZE as usize];
+            let mut taken: Vec<(u64, u64)> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Take { size, align } => {
+                        let possible = (0..=SIZE - size).step_by(align as usize).any(|offset| {
+                            map[offset as usize..(offset + size) as usize].iter().all(|taken| !taken)
+                        });
+                        let got = ranges.take(size, align).unwrap();
+                        prop_assert_eq!(got.is_some(), possible);
+                        if let Some(offset) = got {
+                            prop_assert_eq!(offset % align, 0);
+                            for unit in &mut map[offset as usize..(offset + size) as usize] {
+                                prop_assert!(!*unit);
+                                *unit = true;
+                            }
+                            taken.push((offset, size));
+                        }
+                    }
+                    Step::Give(which) if !taken.is_empty() => {
+                        let (offset, size) = taken.swap_remove(which % taken.len());
+                        let capacity = ranges.nodes.capacity();
+                        ranges.give(offset, size);
+                        prop_assert_eq!(ranges.nodes.capacity(), capacity, "giving back took memory");
+                        map[offset as usize..(offset + size) as usize].fill(false);
+                    }
+                    Step::Split(which) if !taken.is_empty() => {
+                        let which = which % taken.len();
+                        let (offset, size) = taken[which];
+                        if size > 1 {
+                            ranges.split_taken().unwrap();
+                            taken[which] = (offset, size / 2);
+                            taken.push((offset + size / 2, size - size / 2));
+                        }
+                    }
+                    _ => {}
+                }
+                let free = map.iter().filter(|taken| !**taken).count() as u64;
+                let runs = map.chunk_by(|a, b| a == b).filter(|run| !run[0]).count();
+                prop_assert_eq!(ranges.free(), (free, runs), "neighbours are joined, nothing is lost");
+            }
+        }
+    }
+
+    #[test]
+    fn best_fit_and_alignment() {
+        let mut ranges = Ranges::new(1 << 30).unwrap();
+        assert_eq!(ranges.take(4096, 1 << 21).unwrap(), Some(0));
+        assert_eq!(ranges.take(4096, 1 << 21).unwrap(), Some(1 << 21));
+        // The hole in between is what fits best.
+        assert_eq!(ranges.take(4096, 4096).unwrap(), Some(4096));
+        assert_eq!(ranges.take(1 << 30, 4096).unwrap(), None);
+        ranges.give(0, 4096);
+        ranges.give(1 << 21, 4096);
+        ranges.give(4096, 4096);
+        assert_eq!(ranges.free(), (1 << 30, 1));
+    }
+}

@@ -1,0 +1,399 @@
+//! Memory that other processes can map: ranges of memory files.
+
+use core::mem::ManuallyDrop;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use umf_core::lock::Lock;
+use umf_core::{Address, Error, Layout, NativeExport, Region, Result, fork};
+
+use crate::arena::{self, Arena};
+use crate::mapping::{Mapping, map_error};
+use crate::named::{self, Name};
+use crate::pages::Pages;
+use crate::records::{Backing, Record, Records};
+use crate::{huge, memfd, sys};
+
+/// How regions share files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Many in each file of this many bytes (or of one region that is larger).
+    Arenas(u64),
+    /// All in one file.
+    Named,
+    /// A file for each.
+    Isolated {
+        /// Importers can only read.
+        read_only: bool,
+    },
+}
+
+/// The number of the owner in records of a table that nobody else uses.
+const OWNER: u32 = 0;
+
+/// File offsets have the alignment of their regions up to this, so that an importer can have huge pages, too.
+const FILE_ALIGN: u64 = 2 << 20;
+
+struct State {
+    records: Records,
+    arenas: Vec<Arena>,
+}
+
+/// Where shared memory comes from.
+pub(crate) struct Shared {
+    form: Form,
+    /// The fork generation in which it was made: in a child it is frozen, and none of its locks are taken.
+    generation: u32,
+    state: ManuallyDrop<Lock<State>>,
+    /// Held while an arena is added.
+    growth: Lock<()>,
+    name: ManuallyDrop<Option<Name>>,
+}
+
+impl core::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{:?}, {:?}", self.form, *self.name)
+    }
+}
+
+impl Shared {
+    /// Opens the first file, unless each region gets its own.
+    pub(crate) fn new(form: Form, name: Option<&str>, size: u64, pages: &Pages) -> Result<Self> {
+        let mut arenas = Vec::new();
+        let mut made_name = None;
+        let size = arena::possible_size(size, pages.granularity());
+        match name {
+            Some(name) => {
+                let (file, name) = named::create(name, size)?;
+                made_name = Some(name);
+                arenas.push(Arena::over(file, size, None)?);
+            }
+            None if matches!(form, Form::Arenas(_)) => {
+                // Of the second choice, too, an arena is made: when the first has no pages left.
+                let mut made = None;
+                for choice in pages.choices() {
+                    made = Some(Arena::sealed(size, choice));
+                    if let Some(Ok(_)) = made {
+                        break;
+                    }
+                }
+                arenas.extend(made.transpose()?);
+            }
+            None => {}
+        }
+        Ok(Self {
+            form,
+            generation: fork::generation(),
+            state: ManuallyDrop::new(Lock::new(State { records: Records::new(), arenas })),
+            growth: Lock::new(()),
+            name: ManuallyDrop::new(made_name),
+        })
+    }
+
+    /// Whether this process is a child of the one that made the provider.
+    fn is_inherited(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
+    fn check_not_inherited(&self) -> Result<()> {
+        if self.is_inherited() { Err(Error::Frozen { what: "shared memory" }) } else { Ok(()) }
+    }
+
+    pub(crate) fn allocate(&self, pages: &Pages, layout: Layout) -> Result<Region> {
+        self.check_not_inherited()?;
+        let (size, align) = pages.place(layout)?;
+        let mut failed = Error::OutOfMemory { size, owner: "host", native: 0 };
+        for choice in pages.choices() {
+            let allocated = match self.form {
+                Form::Arenas(arena) => self.carve(pages, size, align, choice, Some(arena)),
+                Form::Named => self.carve(pages, size, align, choice, None),
+                Form::Isolated { read_only } => self.isolate(pages, size, align, choice, read_only),
+            };
+            match allocated {
+                Ok(region) => return Ok(region),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    /// A region in an arena.
+    fn carve(
+        &self,
+        pages: &Pages,
+        size: usize,
+        align: usize,
+        huge_page: Option<usize>,
+        arena_size: Option<u64>,
+    ) -> Result<Region> {
+        let (arena, file, offset) = self.take(pages, size, align, huge_page, arena_size)?;
+        let made = map(pages, &file, offset, size, align, huge_page).and_then(|mapping| {
+            let region = Region::new(Address::from_ptr(mapping.base().as_ptr()), size);
+            let backing = Backing::Arena { arena, offset };
+            self.state.lock().records.insert(Record { region, owner: OWNER, backing })?;
+            mapping.keep();
+            Ok(region)
+        });
+        if made.is_err() {
+            // Pages that were made before the failure.
+            if sys::punch(file.as_fd(), offset, size).is_ok() {
+                self.give(arena, offset, size);
+            }
+        }
+        made
+    }
+
+    /// A range of an arena: its number, its file, the offset.
+    fn take(
+        &self,
+        pages: &Pages,
+        size: usize,
+        align: usize,
+        huge_page: Option<usize>,
+        arena_size: Option<u64>,
+    ) -> Result<(u32, Arc<OwnedFd>, u64)> {
+        let file_align = (align as u64).min(FILE_ALIGN).max(pages.granularity() as u64);
+        let take = || {
+            let mut state = self.state.lock();
+            for (number, arena) in (0..).zip(&mut state.arenas) {
+                if arena.huge_page == huge_page
+                    && let Some(offset) = arena.ranges.take(size as u64, file_align)?
+                {
+                    return Ok(Some((number, Arc::clone(&arena.file), offset)));
+                }
+            }
+            Ok(None)
+        };
+        if let Some(taken) = take()? {
+            return Ok(taken);
+        }
+        let full = Error::OutOfMemory { size, owner: "the shared memory file, which is full", native: 0 };
+        let arena_size = arena_size.ok_or(full)?;
+        let growing = self.growth.lock();
+        // Another thread may have added one while this one waited.
+        if let Some(taken) = take()? {
+            return Ok(taken);
+        }
+        if size as u64 > arena_size {
+            // A file is cheap, but stays; addresses are what such a size lacks most often.
+            Mapping::probe(size).map_err(|errno| map_error(size, errno))?;
+        }
+        let arena_size = arena::possible_size(arena_size.max(size as u64), pages.granularity());
+        if arena_size < size as u64 {
+            let limit = sys::file_size_limit();
+            return Err(Error::LimitReached { what: "file size (RLIMIT_FSIZE)", limit, size });
+        }
+        let arena = Arena::sealed(arena_size, huge_page)?;
+        self.state.lock().arenas.push(arena);
+        drop(growing);
+        take()?.ok_or(full)
+    }
+
+    fn give(&self, arena: u32, offset: u64, size: usize) {
+        if let Some(arena) = self.state.lock().arenas.get_mut(arena as usize) {
+            arena.ranges.give(offset, size as u64);
+        }
+    }
+
+    /// A region with a file of its own.
+    fn isolate(
+        &self,
+        pages: &Pages,
+        size: usize,
+        align: usize,
+        huge_page: Option<usize>,
+        read_only: bool,
+    ) -> Result<Region> {
+        self.state.lock().records.ensure(1)?;
+        let file = Arc::new(memfd::create(size as u64, huge_page)?);
+        let mapping = map(pages, &file, 0, size, align, huge_page)?;
+        // After mapping: a mapping that exists stays writable.
+        memfd::seal(&file, read_only)?;
+        let region = Region::new(Address::from_ptr(mapping.base().as_ptr()), size);
+        let backing = Backing::Own { file, offset: 0 };
+        self.state.lock().records.insert(Record { region, owner: OWNER, backing })?;
+        mapping.keep();
+        Ok(region)
+    }
+
+    /// # Safety
+    /// As `Provider::free`.
+    pub(crate) unsafe fn free(&self, region: &Region) -> Result<bool> {
+        if self.is_inherited() {
+            // The region is the parent's. Punching it would take it from under the parent.
+            return Ok(false);
+        }
+        // The record goes first: once unmapped, another thread may get the same address.
+        let (record, file) = {
+            let mut state = self.state.lock();
+            let record = state.records.remove(OWNER, region)?;
+            let file = state.file(&record.backing);
+            (record, file)
+        };
+        let arena = match record.backing {
+            Backing::Arena { arena, offset } => Some((arena, offset)),
+            _ => None,
+        };
+        // SAFETY: the region was live until now, and the caller says that nobody uses it.
+        let mapping = unsafe { Mapping::of(region) };
+        // What has a file of its own is not punched: importers keep what they mapped, and the pages go with the
+        // last mapping of the file.
+        let punched = match (&file, arena) {
+            (Some(file), Some((_, offset))) => punch(file, offset, region.size()),
+            _ => Ok(()),
+        };
+        let gone = match (punched, mapping) {
+            (Ok(()), Some(mapping)) => mapping.unmap(),
+            (punched, mapping) => {
+                mapping.map(Mapping::keep);
+                punched
+            }
+        };
+        if let Err(error) = gone {
+            // The place that the record had is most likely still free.
+            self.state.lock().records.insert(record)?;
+            return Err(error);
+        }
+        if let Some((arena, offset)) = arena {
+            self.give(arena, offset, region.size());
+        }
+        Ok(true)
+    }
+
+    pub(crate) fn check(&self, region: &Region) -> Result<()> {
+        self.check_not_inherited()?;
+        self.state.lock().records.get(OWNER, region).map(|_| ())
+    }
+
+    pub(crate) fn export(&self, region: &Region) -> Result<NativeExport> {
+        self.check_not_inherited()?;
+        let state = self.state.lock();
+        let record = state.records.get(OWNER, region)?;
+        let gone = Error::NotAllocated { address: region.base() };
+        let file = state.file(&record.backing).ok_or(gone)?;
+        let (offset, isolated) = match record.backing {
+            Backing::Anonymous => (0, false),
+            Backing::Arena { offset, .. } => (offset, false),
+            // Split off parts share their file.
+            Backing::Own { offset, .. } => (offset, offset == 0 && state.is_whole(&file, region.size())),
+        };
+        let mut export = NativeExport::from_fd(file, offset);
+        export.isolated = isolated;
+        export.read_only = self.form == Form::Isolated { read_only: true };
+        Ok(export)
+    }
+
+    pub(crate) fn split(&self, region: &Region, first: usize) -> Result<(Region, Region)> {
+        self.check_not_inherited()?;
+        let mut state = self.state.lock();
+        let State { records, arenas } = &mut *state;
+        let backing = records.get(OWNER, region)?.backing.clone();
+        let mut arena = match backing {
+            Backing::Arena { arena, .. } => arenas.get_mut(arena as usize),
+            _ => None,
+        };
+        if let Some(arena) = &mut arena {
+            arena.ranges.split_taken()?;
+        }
+        let parts = records.split(OWNER, region, first);
+        if let (Err(_), Some(arena)) = (&parts, arena) {
+            arena.ranges.merge_taken();
+        }
+        parts
+    }
+
+    pub(crate) fn merge(&self, low: &Region, high: &Region) -> Result<Region> {
+        self.check_not_inherited()?;
+        let mut state = self.state.lock();
+        let State { records, arenas } = &mut *state;
+        let backing = records.get(OWNER, low)?.backing.clone();
+        let merged = records.merge(OWNER, low, high)?;
+        if let Backing::Arena { arena, .. } = backing
+            && let Some(arena) = arenas.get_mut(arena as usize)
+        {
+            arena.ranges.merge_taken();
+        }
+        Ok(merged)
+    }
+
+    /// Gives the pages of a range back, in every process that maps them.
+    pub(crate) fn purge(&self, base: Address, size: usize) -> Result<()> {
+        self.check_not_inherited()?;
+        let (file, offset) = {
+            let state = self.state.lock();
+            let record = state.records.holding(OWNER, base, size)?;
+            let gone = Error::NotAllocated { address: base };
+            let inside = record.offset_of(base, size).ok_or(gone)?;
+            let offset = match record.backing {
+                Backing::Anonymous => 0,
+                Backing::Arena { offset, .. } | Backing::Own { offset, .. } => offset,
+            };
+            (state.file(&record.backing).ok_or(gone)?, offset + inside)
+        };
+        punch(&file, offset, size)
+    }
+}
+
+impl State {
+    fn file(&self, backing: &Backing) -> Option<Arc<OwnedFd>> {
+        match backing {
+            Backing::Anonymous => None,
+            Backing::Arena { arena, .. } => {
+                self.arenas.get(*arena as usize).map(|arena| Arc::clone(&arena.file))
+            }
+            Backing::Own { file, .. } => Some(Arc::clone(file)),
+        }
+    }
+
+    /// Whether a file has `size` bytes.
+    fn is_whole(&self, file: &OwnedFd, size: usize) -> bool {
+        sys::size_and_kind(file.as_fd()).is_ok_and(|(all, _)| all == size as u64)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.is_inherited() {
+            // The name is the parent's, and the tables may have been in the middle of a change at the fork.
+            return;
+        }
+        // SAFETY: dropped once, here, and not used after.
+        unsafe {
+            ManuallyDrop::drop(&mut self.state);
+            ManuallyDrop::drop(&mut self.name);
+        }
+    }
+}
+
+/// Maps a fresh range of a file and makes its pages, if they are to be made now.
+fn map(
+    pages: &Pages,
+    file: &OwnedFd,
+    offset: u64,
+    size: usize,
+    align: usize,
+    huge_page: Option<usize>,
+) -> Result<Mapping> {
+    let mapping =
+        Mapping::shared(file.as_fd(), offset, size, align, true).map_err(|errno| map_error(size, errno))?;
+    // Where the pages shall lie has to be said before there are any.
+    pages.prepare(&mapping)?;
+    // Huge pages are always made now: a touch that finds none left is a signal.
+    if pages.reserve || huge_page.is_some() {
+        sys::commit(file.as_fd(), offset, size).map_err(|errno| match errno {
+            Errno::NOSPC | Errno::NOMEM if huge_page.is_some() => huge::none_left(size, errno.raw_os_error()),
+            Errno::NOSPC | Errno::NOMEM | Errno::FBIG | Errno::DQUOT => {
+                Error::OutOfMemory { size, owner: "host", native: errno.raw_os_error() }
+            }
+            _ => Error::native("fallocate", errno.raw_os_error()),
+        })?;
+    }
+    pages.collapse(&mapping);
+    Ok(mapping)
+}
+
+fn punch(file: &OwnedFd, offset: u64, size: usize) -> Result<()> {
+    sys::punch(file.as_fd(), offset, size)
+        .map_err(|errno| Error::native("fallocate(FALLOC_FL_PUNCH_HOLE)", errno.raw_os_error()))
+}
