@@ -239,7 +239,7 @@ impl<K: Hash + Eq + Clone, V> Cache<K, V> {
         for step in 0..self.shards.len() {
             let mut shard = self.shards[(start + step) % self.shards.len()].lock();
             // Twice round: the first time clears the marks of use.
-            let looks = if thorough { shard.table.len() * 2 + 1 } else { LOOK };
+            let looks = if thorough { shard.table.len() * 2 } else { LOOK.min(shard.table.len()) };
             for _ in 0..looks {
                 let Some(entry) = shard.order.pop_back() else { break };
                 if !self.pins.take_touched(entry.number) && self.close(&entry) {

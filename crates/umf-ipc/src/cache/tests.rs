@@ -1,1 +1,290 @@
+use super::*;
+use crate::Error;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
+/// A value that counts how many of it live.
+#[derive(Debug)]
+struct Counted(u64, Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(value: u64, live: &Arc<AtomicUsize>) -> Self {
+        live.fetch_add(1, Ordering::Relaxed);
+        Self(value, Arc::clone(live))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn limits(entries: u64, bytes: u64, policy: LimitPolicy) -> Limits {
+    Limits { entries, bytes, policy, what: "test entries", setting: "NONE" }
+}
+
+/// UMF #1003: a cache without a limit. UMF ipc cache: entries in use are replaced.
+#[test]
+fn idle_entries_go_in_order_of_use_and_used_ones_stay() {
+    let live = Arc::default();
+    let cache = Cache::new(limits(3, 0, LimitPolicy::Soft), 1);
+    let make = |key: u64| cache.get_or_make(&key, 1, || Ok(Counted::new(key, &live)));
+    let held = make(1).unwrap();
+    for key in 2..=3 {
+        drop(make(key).unwrap());
+    }
+    drop(make(2).unwrap());
+    drop(make(4).unwrap());
+    assert!(cache.get(&3).is_none(), "3 was used least recently");
+    for key in 5..100 {
+        drop(make(key).unwrap());
+        assert!(live.load(Ordering::Relaxed) <= 3);
+    }
+    assert_eq!(held.entry().value.0, 1);
+    assert_eq!(cache.get(&1).unwrap().entry().value.0, 1, "in use is never evicted");
+    let statistics = cache.statistics();
+    assert_eq!((statistics.entries, statistics.in_use, statistics.evictions), (3, 1, 96));
+    drop(held);
+    drop(cache);
+    assert_eq!(live.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn soft_gives_way_and_comes_back_and_hard_is_an_error() {
+    let live = Arc::default();
+    let soft = Cache::new(limits(2, 0, LimitPolicy::Soft), 4);
+    let held: Vec<_> =
+        (0..10_u64).map(|key| soft.get_or_make(&key, 1, || Ok(Counted::new(key, &live))).unwrap()).collect();
+    assert_eq!(soft.statistics().entries, 10);
+    drop(held);
+    for key in 10..20 {
+        drop(soft.get_or_make(&key, 1, || Ok(Counted::new(key, &live))).unwrap());
+    }
+    assert!(soft.statistics().entries <= 2, "{:?}", soft.statistics());
+
+    let hard = Cache::new(limits(2, 0, LimitPolicy::Hard), 4);
+    let first = hard.get_or_make(&1_u64, 1, || Ok(Counted::new(1, &live))).unwrap();
+    let second = hard.get_or_make(&2, 1, || Ok(Counted::new(2, &live))).unwrap();
+    for _ in 0..3 {
+        let refused = hard.get_or_make(&3, 1, || Ok(Counted::new(3, &live))).map(drop);
+        assert!(matches!(refused, Err(Error::LimitReached { limit: 2, .. })), "{refused:?}");
+    }
+    assert_eq!(hard.statistics().entries, 2, "a refusal leaves nothing behind");
+    drop(first);
+    drop(hard.get_or_make(&3, 1, || Ok(Counted::new(3, &live))).unwrap());
+    drop(second);
+}
+
+/// UMF W7: a failed open leaves an entry behind.
+#[test]
+fn failing_to_make_leaves_nothing() {
+    let cache: Cache<u64, ()> = Cache::new(limits(0, 0, LimitPolicy::Soft), 2);
+    for _ in 0..100 {
+        assert!(cache.get_or_make(&1, 10, || Err(Error::ReadOnly)).is_err());
+    }
+    let statistics = cache.statistics();
+    assert_eq!((statistics.entries, statistics.bytes, statistics.misses), (0, 0, 100));
+}
+
+#[test]
+fn byte_limits_count_bytes() {
+    let cache = Cache::new(limits(0, 1000, LimitPolicy::Soft), 2);
+    for key in 0..50_u64 {
+        drop(cache.get_or_make(&key, 300, || Ok(())).unwrap());
+        assert!(cache.statistics().bytes <= 1000);
+    }
+    drop(cache.get_or_make(&99, 5000, || Ok(())).unwrap());
+    assert_eq!(cache.statistics().entries, 1, "a single entry above the limit is let in when it is soft");
+}
+
+#[test]
+fn each_key_is_made_once_however_many_ask() {
+    let cache = Cache::new(limits(0, 0, LimitPolicy::Soft), 4);
+    let made = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for key in 0..200_u64 {
+                    let pinned = cache
+                        .get_or_make(&key, 1, || {
+                            made.fetch_add(1, Ordering::Relaxed);
+                            std::thread::yield_now();
+                            Ok(key)
+                        })
+                        .unwrap();
+                    assert_eq!(pinned.entry().value, key);
+                }
+            });
+        }
+    });
+    assert_eq!(made.load(Ordering::Relaxed), 200);
+}
+
+/// The protocol between a thread that pins by stamp and one that evicts: what is pinned is alive.
+#[test]
+fn stamped_pins_race_with_eviction_and_never_hold_what_is_gone() {
+    struct Alive(Arc<AtomicUsize>);
+    impl Drop for Alive {
+        fn drop(&mut self) {
+            self.0.store(0, Ordering::SeqCst);
+        }
+    }
+    let cache: Cache<u64, Alive> = Cache::new(limits(1, 0, LimitPolicy::Soft), 1);
+    // What the memo would hold: number, stamp, and here whether the value lives.
+    let known: Mutex<Vec<(u32, u64, Arc<AtomicUsize>)>> = Mutex::new(Vec::new());
+    let hits = AtomicUsize::new(0);
+    let stop = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while stop.load(Ordering::Relaxed) == 0 {
+                    let Some((number, stamp, alive)) = known.lock().unwrap().last().cloned() else {
+                        continue;
+                    };
+                    for _ in 0..50 {
+                        if cache.pins().pin_stamped(number, stamp) {
+                            assert_eq!(alive.load(Ordering::SeqCst), 1, "pinned and gone");
+                            hits.fetch_add(1, Ordering::Relaxed);
+                            cache.pins().unpin(number);
+                        }
+                    }
+                }
+            });
+        }
+        let mut round = 0;
+        while round < 30_000 || hits.load(Ordering::Relaxed) < 1000 {
+            round += 1;
+            let alive = Arc::new(AtomicUsize::new(1));
+            let value = Alive(Arc::clone(&alive));
+            let pinned = cache.get_or_make(&round, 1, || Ok(value)).unwrap();
+            let note = (pinned.entry().number(), pinned.entry().stamp(), alive);
+            let mut known = known.lock().unwrap();
+            known.push(note);
+            if known.len() > 8 {
+                known.remove(0);
+            }
+        }
+        stop.store(1, Ordering::Relaxed);
+    });
+    assert!(hits.load(Ordering::Relaxed) > 0);
+}
+
+#[test]
+fn pins_are_summed_over_threads() {
+    let pins = Pins::new();
+    let number = pins.allocate().unwrap();
+    pins.stamp(number, 7);
+    assert!(pins.pin_stamped(number, 7) && !pins.pin_stamped(number, 8));
+    std::thread::scope(|scope| {
+        scope.spawn(|| pins.pin(number)).join().unwrap();
+        assert_eq!(pins.sum(number), 2);
+        // Taken back in other threads than they were taken in: each part alone is below zero.
+        scope.spawn(|| pins.unpin(number)).join().unwrap();
+        scope.spawn(|| pins.unpin(number)).join().unwrap();
+    });
+    assert_eq!(pins.sum(number), 0);
+    pins.pin(number);
+    pins.release(number);
+    let other = pins.allocate().unwrap();
+    assert_ne!(other, number, "a number that is still pinned is not used again");
+    pins.unpin(number);
+    pins.release(other);
+    assert_eq!([pins.allocate().unwrap(), pins.allocate().unwrap()].iter().max(), Some(&number.max(other)));
+    assert_eq!(pins.hits(), 1);
+}
+
+#[test]
+fn memo_finds_what_was_stored_and_nothing_else() {
+    let memo = Memo::new();
+    let words = |seed: u64| -> Words { core::array::from_fn(|index| seed * 1000 + index as u64) };
+    assert!(memo.notes(1, &words(1)).is_none());
+    for seed in 0..100 {
+        memo.store(seed, &words(seed), [seed, 1, 2, 3, 4, 5]);
+    }
+    for seed in 0..100 {
+        assert_eq!(memo.notes(seed, &words(seed)), Some([seed, 1, 2, 3, 4, 5]));
+        assert_eq!(memo.by_key(seed, seed).map(|found| found.0), Some(words(seed)));
+        let mut other = words(seed);
+        other[31] ^= 1 << 63;
+        assert_eq!(memo.notes(seed, &other), None);
+    }
+    // Both places of one hash, and the third in the place of one of them.
+    for seed in 1000..1003 {
+        memo.store(4000, &words(seed), [seed; 6]);
+    }
+    assert!(memo.notes(4000, &words(1002)).is_some());
+}
+
+#[test]
+fn memo_readers_never_see_a_mixture() {
+    let memo = Memo::new();
+    let words = |seed: u64| -> Words { [seed; WORDS] };
+    let stop = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while stop.load(Ordering::Relaxed) == 0 {
+                for seed in 1..6 {
+                    if let Some(notes) = memo.notes(3, &words(seed)) {
+                        assert_eq!(notes, [seed; 6]);
+                    }
+                    if let Some((found, notes)) = memo.by_key(3, seed) {
+                        assert_eq!((found, notes), (words(seed), [seed; 6]));
+                    }
+                }
+            }
+        });
+        for round in 0..200_000 {
+            let seed = round % 5 + 1;
+            memo.store(3, &words(seed), [seed; 6]);
+        }
+        stop.store(1, Ordering::Relaxed);
+    });
+}
+
+proptest! {
+    /// Against a plain reference: a list in order of use, of which idle ones at the end go.
+    #[test]
+    fn behaves_like_a_list(operations in prop::collection::vec((0..12_u64, 0..4_u8), 1..200), limit in 1..6_u64) {
+        let live = Arc::default();
+        let cache = Cache::new(limits(limit, 0, LimitPolicy::Soft), 1);
+        let mut held = BTreeMap::new();
+        let mut model: Vec<u64> = Vec::new();
+        for (key, operation) in operations {
+            match operation {
+                0 | 1 => {
+                    let pinned = cache.get_or_make(&key, 1, || Ok(Counted::new(key, &live))).unwrap();
+                    prop_assert_eq!(pinned.entry().value.0, key);
+                    if let Some(place) = model.iter().position(|&known| known == key) {
+                        model.remove(place);
+                    } else {
+                        while model.len() as u64 >= limit {
+                            let Some(place) = model.iter().rposition(|known| !held.contains_key(known)) else { break };
+                            // Those in use that were passed over count as used: they move to the front.
+                            let passed = model.split_off(place + 1);
+                            model.pop();
+                            model.splice(0..0, passed);
+                        }
+                    }
+                    model.insert(0, key);
+                    if operation == 1 {
+                        held.entry(key).or_insert_with(Vec::new).push(pinned);
+                    }
+                }
+                2 => drop(held.remove(&key)),
+                _ => {
+                    let found = cache.peek(&key, |entry| entry.value.0);
+                    prop_assert_eq!(found, model.contains(&key).then_some(key));
+                }
+            }
+            prop_assert_eq!(cache.statistics().entries, model.len() as u64);
+            prop_assert_eq!(live.load(Ordering::Relaxed), model.len());
+            prop_assert_eq!(cache.statistics().in_use, held.len() as u64);
+        }
+        held.clear();
+        cache.evict_idle(|_| true);
+        prop_assert_eq!(live.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,1 +1,161 @@
+use super::layout::{Header, Slot};
+use super::*;
+use crate::handle::{Fields, Handle};
+use crate::identity::Nonce;
+use crate::sys;
+use crate::{Error, Result};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use umf_core::{NativeBytes, ProviderKind};
 
+fn content(inode: u64) -> SlotContent {
+    SlotContent {
+        device: 1,
+        inode,
+        fd: 9,
+        region_slot: 0,
+        region_generation: 1,
+        region_id: 5,
+        region_size: 4096,
+        offset: 0,
+    }
+}
+
+fn handle(ledger: &LedgerWriter, nonce: Nonce) -> Handle {
+    let identity = ledger.identity();
+    Fields {
+        flags: 0,
+        boot_id: identity.boot_id,
+        nonce,
+        pid: identity.pid,
+        ledger_fd: ledger.raw_fd(),
+        pid_namespace: identity.pid_namespace,
+        pidfs_inode: identity.pidfs_inode,
+        start_time: identity.start_time,
+        data_fd: 9,
+        slot: 0,
+        generation: 1,
+        data_device: 1,
+        data_inode: 1,
+        data_offset: 0,
+        region_base: 4096,
+        region_size: 4096,
+        region_id: 5,
+        offset: 0,
+        length: 4096,
+        kind: ProviderKind::HOST,
+        allocation_id: 0,
+        native: NativeBytes::EMPTY,
+    }
+    .encode()
+}
+
+fn reader(ledger: &LedgerWriter) -> LedgerReader {
+    let fd = ledger.shared_fd().try_clone().unwrap();
+    LedgerReader::open(&fd, &handle(ledger, ledger.nonce())).unwrap()
+}
+
+#[test]
+fn publish_check_retire() {
+    let ledger = LedgerWriter::new(100, false).unwrap();
+    let reader = reader(&ledger);
+    assert!(reader.slot(0).is_none(), "slots that were never used are not looked at");
+    let slot = ledger.take().unwrap();
+    assert_eq!(ledger.next_generation(slot), 1);
+    assert_eq!(ledger.publish(slot, &content(1)), 1);
+    assert_eq!(reader.slot(slot).unwrap().read(1), Ok(content(1)));
+    ledger.retire(slot, 1);
+    assert_eq!(reader.slot(slot).unwrap().read(1), Err(2));
+    ledger.give_back(slot);
+    assert_eq!(ledger.take().unwrap(), slot);
+    assert_eq!(ledger.publish(slot, &content(2)), 3);
+    assert_eq!(reader.slot(slot).unwrap().read(1), Err(3));
+    assert_eq!(reader.slot(slot).unwrap().read(3), Ok(content(2)));
+    // A writable mapping of the ledger is refused by the kernel.
+    let fd = ledger.shared_fd().try_clone().unwrap();
+    assert!(sys::SharedMapping::new(&fd, 4096, true).is_err());
+    assert!(rustix::fs::ftruncate(&fd, 0).is_err());
+}
+
+#[test]
+fn slots_run_out_with_an_error_and_come_back() {
+    let ledger = LedgerWriter::new(2000, false).unwrap();
+    let slots: Vec<u32> = (0..2000).map(|_| ledger.take().unwrap()).collect();
+    assert!(matches!(ledger.take(), Err(Error::LimitReached { limit: 2000, .. })));
+    for slot in &slots {
+        let generation = ledger.publish(*slot, &content(u64::from(*slot)));
+        ledger.retire(*slot, generation);
+        ledger.give_back(*slot);
+    }
+    assert!(ledger.take().is_ok());
+}
+
+#[test]
+fn readers_see_an_export_whole_or_not_at_all() {
+    let ledger = LedgerWriter::new(4, false).unwrap();
+    let reader = reader(&ledger);
+    let slot = ledger.take().unwrap();
+    let seen = AtomicUsize::new(0);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let found = reader.slot(slot).unwrap();
+                let generation = found.generation();
+                if let Ok(content) = found.read(generation)
+                    && generation & 1 == 1
+                {
+                    assert_eq!(content.inode, generation);
+                    seen.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        let mut round = 0;
+        while round < 200_000 || seen.load(Ordering::Relaxed) < 1000 {
+            let generation = ledger.publish(slot, &content(round * 2 + 1));
+            std::hint::spin_loop();
+            ledger.retire(slot, generation);
+            round += 1;
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// What a hostile or other process may have under the ledger's number: nothing is mapped before it is known
+/// that no read can fault or hang.
+#[test]
+fn what_is_no_ledger_is_refused() {
+    let ledger = LedgerWriter::new(4, false).unwrap();
+    let good = handle(&ledger, ledger.nonce());
+    let open = |fd: OwnedFd| -> Result<()> { LedgerReader::open(&fd, &good).map(drop) };
+    let (pipe, _other) = rustix::pipe::pipe().unwrap();
+    assert!(matches!(open(pipe), Err(Error::ProducerReplaced { .. })));
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    assert!(matches!(open(file.into()), Err(Error::ProducerReplaced { .. })));
+    let unsealed = sys::memfd("test", 1 << 20).unwrap();
+    assert!(matches!(open(unsealed), Err(Error::ProducerReplaced { .. })));
+    let seals =
+        rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW | rustix::fs::SealFlags::FUTURE_WRITE;
+    for size in [0, 100, 4096] {
+        let small = sys::memfd("test", size).unwrap();
+        sys::add_seals(small.as_fd(), seals).unwrap();
+        assert!(matches!(open(small), Err(Error::ProducerReplaced { .. })));
+    }
+    let empty = sys::memfd("test", 1 << 20).unwrap();
+    sys::add_seals(empty.as_fd(), seals).unwrap();
+    assert!(matches!(open(empty), Err(Error::ProducerReplaced { .. })));
+    let other = LedgerWriter::new(4, false).unwrap();
+    assert!(matches!(open(other.shared_fd().try_clone().unwrap()), Err(Error::ProducerReplaced { .. })));
+    // One that claims more slots than its file has.
+    let liar = sys::memfd("test", 8192).unwrap();
+    let mut header = [0; 4096];
+    rustix::io::pread(ledger.shared_fd(), &mut header, 0).unwrap();
+    let capacity = std::mem::offset_of!(Header, slot_capacity);
+    header[capacity..capacity + 4].copy_from_slice(&1_000_000_u32.to_le_bytes());
+    rustix::io::pwrite(&liar, &header, 0).unwrap();
+    sys::add_seals(liar.as_fd(), seals).unwrap();
+    assert!(matches!(open(liar), Err(Error::Misbehaved { .. })));
+    assert!(open(ledger.shared_fd().try_clone().unwrap()).is_ok());
+    assert_eq!(size_of::<Slot>(), 64);
+    assert!(sys::is_cloexec(ledger.shared_fd()));
+}
