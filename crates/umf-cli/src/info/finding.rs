@@ -1,0 +1,148 @@
+//! What `umf info` finds: one [`Finding`] per question, in groups.
+
+use std::borrow::Cow;
+
+use rustix::io::Errno;
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::Value;
+
+use super::errno;
+
+/// How well umf is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    /// Nothing to do.
+    Ok,
+    /// It works in part, or could not be tried.
+    Limited,
+    /// It is not there, or refused.
+    Missing,
+}
+
+/// A question, before it has an answer.
+pub(crate) struct Question {
+    key: Cow<'static, str>,
+    why: Cow<'static, str>,
+}
+
+/// The answer to one question.
+#[derive(serde::Serialize)]
+pub(crate) struct Finding {
+    #[serde(skip)]
+    pub(crate) key: Cow<'static, str>,
+    pub(crate) state: State,
+    /// The answer as people read it.
+    pub(crate) text: String,
+    /// The answer as programs read it.
+    pub(crate) value: Value,
+    /// Why it matters to umf.
+    pub(crate) why: Cow<'static, str>,
+    /// What to do about it, where it is not ok.
+    pub(crate) remedy: Option<String>,
+}
+
+/// Asks `key`, which matters because of `why`.
+pub(crate) fn ask(key: impl Into<Cow<'static, str>>, why: impl Into<Cow<'static, str>>) -> Question {
+    Question { key: key.into(), why: why.into() }
+}
+
+impl Question {
+    /// All is well.
+    pub(crate) fn ok(self, text: impl Into<String>) -> Finding {
+        self.answer(State::Ok, text.into(), None)
+    }
+
+    /// It works in part.
+    pub(crate) fn limited(self, text: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        self.answer(State::Limited, text.into(), Some(remedy.into()))
+    }
+
+    /// It is not there.
+    pub(crate) fn missing(self, text: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        self.answer(State::Missing, text.into(), Some(remedy.into()))
+    }
+
+    /// A source that could not be read: nothing is known, which is a finding as well.
+    pub(crate) fn unknown(self, unread: impl Into<String>) -> Finding {
+        let remedy = "Mount /proc and /sys, or run where they can be read.";
+        self.answer(State::Limited, format!("unknown: {}", unread.into()), Some(remedy.to_owned()))
+            .value(Value::Null)
+    }
+
+    /// The outcome of trying out an ability of the kernel that exists since release `since`. `value` is whether it works.
+    pub(crate) fn tried(self, outcome: Result<(), Errno>, since: &str) -> Finding {
+        let Err(number) = outcome else {
+            return self.ok("works").value(true);
+        };
+        let name = errno::name(number);
+        if errno::ran_short(number) {
+            self.limited(format!("could not be tried ({name})"), errno::make_room(number)).value(Value::Null)
+        } else if errno::refused(number) {
+            let remedy =
+                "A seccomp filter or a security module refuses it: allow it in the container's profile.";
+            self.missing(format!("refused ({name})"), remedy).value(false)
+        } else {
+            let remedy = format!("Linux {since} or newer has it, unless a seccomp filter hides it.");
+            self.missing(format!("not there ({name})"), remedy).value(false)
+        }
+    }
+
+    fn answer(self, state: State, text: String, remedy: Option<String>) -> Finding {
+        let value = Value::String(text.clone());
+        Finding { key: self.key, state, text, value, why: self.why, remedy }
+    }
+}
+
+impl Finding {
+    /// Gives the answer that programs read; without this it is the text.
+    pub(crate) fn value(mut self, value: impl Into<Value>) -> Finding {
+        self.value = value.into();
+        self
+    }
+}
+
+/// Findings about one thing.
+pub(crate) struct Group {
+    /// The stable name.
+    pub(crate) key: &'static str,
+    /// The heading.
+    pub(crate) title: &'static str,
+    /// The findings, in the order in which they are shown.
+    pub(crate) findings: Vec<Finding>,
+}
+
+impl Serialize for Group {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.findings.len()))?;
+        for finding in &self.findings {
+            map.serialize_entry(&finding.key, finding)?;
+        }
+        map.end()
+    }
+}
+
+/// Everything that was found.
+pub(crate) struct Report {
+    /// The groups, in the order in which they are shown.
+    pub(crate) groups: Vec<Group>,
+}
+
+impl Report {
+    /// How many findings are in `state`.
+    pub(crate) fn count(&self, state: State) -> usize {
+        self.groups.iter().flat_map(|group| &group.findings).filter(|finding| finding.state == state).count()
+    }
+}
+
+impl Serialize for Report {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("format", &1)?;
+        map.serialize_entry("version", env!("CARGO_PKG_VERSION"))?;
+        for group in &self.groups {
+            map.serialize_entry(group.key, group)?;
+        }
+        map.end()
+    }
+}

@@ -1,0 +1,155 @@
+//! How much this process may have.
+
+use rustix::process::Resource;
+use rustix::thread::CapabilitySet;
+use serde_json::{Value, json};
+
+use super::bytes::human;
+use super::finding::{Finding, Group, ask};
+use super::{errno, kernel_files, memory_cgroup, permissions};
+use crate::sys;
+
+/// Linux's default number of open files, which umf's arenas are made to live with.
+const DEFAULT_FILES: u64 = 1024;
+
+/// Linux's default number of mappings.
+const DEFAULT_MAPPINGS: u64 = 65_530;
+
+/// What a container gets for `/dev/shm` when nobody thought of it.
+const SMALL_SHM: u64 = 64 << 20;
+
+/// Probes the limits.
+pub(crate) fn probe() -> Group {
+    let findings =
+        vec![files(), locked(), address_space(), mappings(), overcommit(), dev_shm(), cgroup_memory()];
+    Group { key: "limits", title: "Limits", findings }
+}
+
+fn files() -> Finding {
+    let question =
+        ask("rlimit_nofile", "An isolated region costs one fd; an arena of many regions costs one.");
+    let limit = sys::resource_limit(Resource::Nofile);
+    let open = std::fs::read_dir("/proc/self/fd").map(Iterator::count).ok();
+    // The folder itself was open while it was read.
+    let open = open.map(|count| count.saturating_sub(1) as u64);
+    let soft = limit.current.unwrap_or(u64::MAX);
+    let fit = soft.saturating_sub(open.unwrap_or(3));
+    let text = format!("{} of {}: {} isolated regions fit", count(limit.current), count(limit.maximum), fit);
+    let value = json!({ "soft": limit.current, "hard": limit.maximum, "open": open, "regions": fit });
+    if soft >= DEFAULT_FILES {
+        return question.ok(text).value(value);
+    }
+    let remedy = match limit.maximum {
+        Some(hard) if hard <= soft => "Have the hard limit raised (limits.conf, LimitNOFILE=).".to_owned(),
+        Some(hard) => format!("ulimit -n {hard}"),
+        None => "ulimit -n unlimited".to_owned(),
+    };
+    question.limited(text, remedy).value(value)
+}
+
+fn locked() -> Finding {
+    let question = ask("rlimit_memlock", "Bounds memory that is locked or pinned for a device.");
+    let limit = sys::resource_limit(Resource::Memlock);
+    let value = json!({ "soft": limit.current, "hard": limit.maximum });
+    // The kernel wants it in the initial user namespace.
+    let free = permissions::in_initial_user_namespace()
+        && sys::effective_capabilities().is_ok_and(|held| held.contains(CapabilitySet::IPC_LOCK));
+    match limit.current {
+        None => question.ok("unlimited").value(value),
+        Some(soft) if free => question.ok(format!("{}, lifted by CAP_IPC_LOCK", human(soft))).value(value),
+        Some(soft) => {
+            question.limited(human(soft), "ulimit -l unlimited, or LimitMEMLOCK=infinity.").value(value)
+        }
+    }
+}
+
+fn address_space() -> Finding {
+    let question = ask("rlimit_as", "Arenas reserve far more addresses than they use memory.");
+    let limit = sys::resource_limit(Resource::As);
+    let value = json!({ "soft": limit.current, "hard": limit.maximum });
+    match limit.current {
+        None => question.ok("unlimited").value(value),
+        Some(soft) => question
+            .limited(human(soft), "ulimit -v unlimited; bound memory with a cgroup instead.")
+            .value(value),
+    }
+}
+
+fn mappings() -> Finding {
+    let question = ask("max_map_count", "Each imported region or arena window is a mapping.");
+    match kernel_files::number("/proc/sys/vm/max_map_count") {
+        Ok(most) if most >= DEFAULT_MAPPINGS => question.ok(most.to_string()).value(most),
+        Ok(most) => question
+            .limited(most.to_string(), format!("sysctl vm.max_map_count={DEFAULT_MAPPINGS} or more."))
+            .value(most),
+        Err(unread) => question.unknown(unread),
+    }
+}
+
+fn overcommit() -> Finding {
+    let question =
+        ask("overcommit_memory", "Whether memory can be reserved without being accounted at once.");
+    match kernel_files::number("/proc/sys/vm/overcommit_memory") {
+        Ok(0) => question.ok("0: heuristic").value(0),
+        Ok(1) => question.ok("1: always").value(1),
+        Ok(mode) => {
+            let meminfo = kernel_files::text("/proc/meminfo").unwrap_or_default();
+            let bytes = |key| kernel_files::field(&meminfo, key).and_then(kernel_files::kilobytes);
+            let left = bytes("CommitLimit").zip(bytes("Committed_AS"));
+            let left = left.map(|(limit, used)| human(limit.saturating_sub(used)));
+            let left = left.map(|left| format!(", {left} left to commit")).unwrap_or_default();
+            question
+                .limited(
+                    format!("{mode}: never{left}"),
+                    "sysctl vm.overcommit_memory=0, or raise vm.overcommit_ratio.",
+                )
+                .value(mode)
+        }
+        Err(unread) => question.unknown(unread),
+    }
+}
+
+fn dev_shm() -> Finding {
+    let question =
+        ask("dev_shm", "Holds named shared memory only; the rest is memfd, which it does not bound.");
+    let remedy = "Only for named shared memory: mount a larger tmpfs (docker run --shm-size=8g).";
+    let found = match sys::file_system("/dev/shm") {
+        Ok(found) => found,
+        Err(number) => {
+            return question
+                .missing(format!("not there ({})", errno::name(number)), remedy)
+                .value(Value::Null);
+        }
+    };
+    let size = found.f_blocks.saturating_mul(found.f_frsize);
+    let free = found.f_bavail.saturating_mul(found.f_frsize);
+    let text = format!("{} of {} free", human(free), human(size));
+    let value = json!({ "size": size, "free": free });
+    if free <= SMALL_SHM {
+        question.limited(text, remedy).value(value)
+    } else {
+        question.ok(text).value(value)
+    }
+}
+
+fn cgroup_memory() -> Finding {
+    let question = ask("cgroup_memory", "Shared memory counts against whoever touches a page first.");
+    match memory_cgroup::tightest() {
+        Ok(None) => question.ok("no limit").value(Value::Null),
+        Ok(Some(limit)) => {
+            let value = json!({ "limit": limit.bytes, "used": limit.used, "group": limit.group });
+            let used = limit.used.map(|used| format!("{} of ", human(used))).unwrap_or_default();
+            let text = format!("{used}{} used", human(limit.bytes));
+            if limit.used.is_some_and(|used| used > limit.bytes - limit.bytes / 10) {
+                question.limited(text, "Raise the container's or job's memory limit.").value(value)
+            } else {
+                question.ok(text).value(value)
+            }
+        }
+        Err(unread) => question.unknown(unread),
+    }
+}
+
+fn count(limit: Option<u64>) -> String {
+    limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string())
+}

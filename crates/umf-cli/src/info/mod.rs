@@ -1,0 +1,80 @@
+//! `umf info`: what this machine can do for umf, found by trying, with the remedy where something is missing.
+
+use clap::Args;
+
+use crate::output;
+
+mod bytes;
+mod child;
+mod cpu;
+mod devices;
+mod errno;
+mod finding;
+mod huge_pages;
+mod kernel;
+mod kernel_files;
+mod limits;
+mod loader_cache;
+mod memory_cgroup;
+mod numa;
+mod permissions;
+mod text;
+mod transfer;
+mod trial;
+
+use finding::Report;
+
+/// Shows what this machine can do for umf, and what to do where something is missing.
+///
+/// Everything is tried out where it can be, as the user who asks: short-lived children try to reach each other,
+/// as two processes of a job would. Nothing is changed or left behind.
+#[derive(Args)]
+pub(crate) struct InfoCommand {
+    /// Print one JSON document: GROUP.FINDING has state, text, value, why and remedy
+    #[arg(long)]
+    json: bool,
+
+    /// Say for every finding why it matters, not only where something is missing
+    #[arg(short, long)]
+    verbose: bool,
+
+    /// The part that a child of this command plays.
+    #[arg(long, hide = true, value_name = "ROLE")]
+    child: Option<child::Role>,
+}
+
+impl InfoCommand {
+    /// Probes the machine and prints what was found.
+    ///
+    /// # Errors
+    /// Standard output cannot be written. What a probe meets is a finding, never an error.
+    pub(crate) fn run(&self) -> std::io::Result<()> {
+        if let Some(role) = &self.child {
+            return role.play();
+        }
+        let report = probe();
+        let printed = if self.json {
+            let mut document = serde_json::to_string_pretty(&report)?;
+            document.push('\n');
+            document
+        } else {
+            text::render(&report, output::colour(), self.verbose)
+        };
+        output::print(&printed)
+    }
+}
+
+fn probe() -> Report {
+    Report {
+        groups: vec![
+            kernel::probe(),
+            permissions::probe(),
+            transfer::probe(),
+            limits::probe(),
+            huge_pages::probe(),
+            numa::probe(),
+            devices::probe(),
+            cpu::probe(),
+        ],
+    }
+}

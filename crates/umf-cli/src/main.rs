@@ -1,0 +1,30 @@
+//! The `umf` command. Each subcommand is a module with an argument type that has `run`, and a variant of [`Command`].
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod info;
+mod output;
+mod sys;
+
+/// Memory shared between processes and devices.
+#[derive(Parser)]
+#[command(name = "umf", version, arg_required_else_help = true)]
+struct Umf {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What the user asks for.
+#[derive(Subcommand)]
+enum Command {
+    Info(info::InfoCommand),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Umf::parse().command {
+        Command::Info(command) => command.run(),
+    };
+    output::exit_code(outcome)
+}

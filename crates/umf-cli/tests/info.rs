@@ -1,0 +1,393 @@
+//! `umf info`, run as its users run it: under limits, as another user, with filters, and killed.
+
+// Functions that tests share are tests to us, if not to clippy.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Error;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const NOBODY: u32 = 65_534;
+const GROUPS: [&str; 8] =
+    ["kernel", "permissions", "transfer", "limits", "huge_pages", "numa", "devices", "cpu"];
+
+fn program(path: impl AsRef<OsStr>, arguments: &[&str]) -> Command {
+    let mut command = Command::new(path);
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn umf(arguments: &[&str]) -> Command {
+    program(env!("CARGO_BIN_EXE_umf"), arguments)
+}
+
+/// A copy of the command where every user can reach it, with the given permissions.
+fn copy_of_umf(name: &str, mode: u32) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("umf-info-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = folder.join("umf");
+    std::fs::copy(env!("CARGO_BIN_EXE_umf"), &path).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    path
+}
+
+fn remove_copy(path: &std::path::Path) {
+    std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Runs to a success that printed nothing to standard error.
+fn run(mut command: Command) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert!(status.success() && stderr.is_empty(), "{status}: {stderr}");
+    String::from_utf8(stdout).unwrap()
+}
+
+/// Runs `umf info --json` and looks at the form of what it prints.
+fn report(command: Command) -> Value {
+    let report: Value = serde_json::from_str(&run(command)).unwrap();
+    assert_eq!(report["format"], 1);
+    for group in GROUPS {
+        let findings = report[group].as_object().unwrap();
+        assert!(!findings.is_empty(), "{group} is empty");
+        for (key, finding) in findings {
+            let state = finding["state"].as_str().unwrap();
+            assert!(["ok", "limited", "missing"].contains(&state), "{key}: {state}");
+            assert!(!finding["text"].as_str().unwrap().is_empty(), "{key} has no text");
+            assert!(!finding["why"].as_str().unwrap().is_empty(), "{key} does not say why");
+            assert!(finding.get("value").is_some(), "{key} has no value");
+            assert_eq!(finding["remedy"].is_null(), state == "ok", "{key} is {state}: {}", finding["remedy"]);
+        }
+    }
+    report
+}
+
+/// Has the child set a soft and hard limit before it becomes the command.
+fn limit(command: &mut Command, resource: rustix::process::Resource, to: u64) {
+    let limit = rustix::process::Rlimit { current: Some(to), maximum: Some(to) };
+    // SAFETY: the closure makes one system call.
+    unsafe { command.pre_exec(move || Ok(rustix::process::setrlimit(resource, limit)?)) };
+}
+
+/// Has the child install a filter that answers system call `number` with `action`.
+fn filter(command: &mut Command, number: libc::c_long, action: u32) {
+    let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let program = [
+        // The number of the call is the first word of what a filter sees.
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, u32::try_from(number).unwrap()),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, action),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let install = move || {
+        let filter = libc::sock_fprog { len: 4, filter: program.as_ptr().cast_mut() };
+        // SAFETY: the program lives through the call, which copies it.
+        let rc = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter)
+        };
+        if rc == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+    };
+    // SAFETY: the closure makes two system calls and allocates nothing.
+    unsafe { command.pre_exec(install) };
+}
+
+#[test]
+fn text_is_narrow_and_plain_without_a_terminal() {
+    for arguments in [&["info"][..], &["info", "--verbose"]] {
+        let text = run(umf(arguments));
+        assert!(!text.contains('\x1b'), "colour without a terminal");
+        for line in text.lines() {
+            let unbreakable = line.split_whitespace().count() <= 1;
+            assert!(line.chars().count() <= 80 || unbreakable, "too long: {line}");
+            assert_eq!(line, line.trim_end());
+        }
+        assert!(text.lines().last().unwrap().contains(" ok, "));
+    }
+}
+
+#[test]
+fn text_and_json_tell_of_the_same() {
+    let report = report(umf(&["info", "--json"]));
+    let keys: BTreeSet<String> =
+        GROUPS.iter().flat_map(|group| report[group].as_object().unwrap().keys().cloned()).collect();
+    let shown: BTreeSet<String> = run(umf(&["info"]))
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.strip_prefix("  ")?.split_whitespace();
+            ["ok", "limited", "missing"].contains(&words.next()?).then(|| words.next())?.map(str::to_owned)
+        })
+        .collect();
+    assert_eq!(keys, shown);
+}
+
+#[test]
+fn auto_is_the_first_way_that_works() {
+    let report = report(umf(&["info", "--json"]));
+    let transfer = &report["transfer"];
+    let first = ["pidfd", "procfs", "socket"].into_iter().find(|way| transfer[way]["value"] == true);
+    assert_eq!(transfer["auto"]["value"].as_str(), first);
+}
+
+#[test]
+fn few_files_are_a_finding() {
+    // Below four, the loader cannot open a library.
+    for files in 4..=20 {
+        let mut command = umf(&["info", "--json"]);
+        limit(&mut command, rustix::process::Resource::Nofile, files);
+        let report = report(command);
+        assert_eq!(report["limits"]["rlimit_nofile"]["state"], "limited");
+        assert_eq!(report["limits"]["rlimit_nofile"]["value"]["soft"], files);
+    }
+}
+
+#[test]
+fn little_address_space_is_a_finding() {
+    let mut command = umf(&["info", "--json"]);
+    limit(&mut command, rustix::process::Resource::As, 64 << 20);
+    assert_eq!(report(command)["limits"]["rlimit_as"]["state"], "limited");
+}
+
+#[test]
+fn another_user_sees_what_that_user_may() {
+    if !is_root() {
+        println!("skipped: becoming another user takes root");
+        return;
+    }
+    let path = copy_of_umf("nobody", 0o755);
+    let mut command = program(&path, &["info", "--json"]);
+    command.uid(NOBODY).gid(NOBODY);
+    let report = report(command);
+    remove_copy(&path);
+    assert_eq!(report["permissions"]["euid"]["value"], NOBODY);
+    assert_eq!(report["permissions"]["cap_sys_ptrace"]["value"], false);
+    // The same user's files are within reach whatever yama says.
+    assert_eq!(report["transfer"]["procfs"]["value"], true);
+}
+
+#[test]
+fn a_program_that_is_not_dumpable_is_left_with_sockets() {
+    if !is_root() {
+        println!("skipped: a program that its user may run but not read takes another user, hence root");
+        return;
+    }
+    let path = copy_of_umf("undumpable", 0o711);
+    let mut command = program(&path, &["info", "--json"]);
+    command.uid(NOBODY).gid(NOBODY);
+    let report = report(command);
+    remove_copy(&path);
+    assert_eq!(report["permissions"]["dumpable"]["value"], false);
+    let transfer = &report["transfer"];
+    assert_eq!(transfer["pidfd"]["value"], false);
+    assert_eq!(transfer["procfs"]["value"], false);
+    assert_eq!(transfer["process_vm"]["value"], false);
+    assert_eq!(transfer["auto"]["value"], "socket");
+}
+
+#[test]
+fn a_user_namespace_is_seen() {
+    let mut command = umf(&["info", "--json"]);
+    // SAFETY: the closure makes one system call.
+    unsafe {
+        command.pre_exec(|| match libc::unshare(libc::CLONE_NEWUSER) {
+            0 => Ok(()),
+            _ => Err(Error::last_os_error()),
+        })
+    };
+    if let Err(error) = command.output() {
+        println!("skipped: no new user namespace here: {error}");
+        return;
+    }
+    let report = report(command);
+    assert_eq!(report["permissions"]["user_namespace"]["value"]["initial"], false);
+    assert!(!report["limits"]["rlimit_memlock"]["text"].as_str().unwrap().contains("lifted"));
+}
+
+#[test]
+fn no_room_for_children_is_a_finding() {
+    if !is_root() {
+        println!("skipped: a user without other processes takes root to become");
+        return;
+    }
+    let path = copy_of_umf("alone", 0o755);
+    let mut command = program(&path, &["info", "--json"]);
+    command.uid(NOBODY - 7).gid(NOBODY - 7);
+    limit(&mut command, rustix::process::Resource::Nproc, 1);
+    let report = report(command);
+    remove_copy(&path);
+    for way in ["pidfd", "procfs", "socket", "process_vm", "auto"] {
+        assert_eq!(report["transfer"][way]["state"], "limited", "{}", report["transfer"][way]);
+        assert!(report["transfer"][way]["value"].is_null());
+    }
+}
+
+#[test]
+fn a_filter_that_refuses_pidfd_getfd_leaves_procfs() {
+    let mut command = umf(&["info", "--json"]);
+    filter(
+        &mut command,
+        libc::SYS_pidfd_getfd,
+        libc::SECCOMP_RET_ERRNO | u32::try_from(libc::EPERM).unwrap(),
+    );
+    let report = report(command);
+    assert_eq!(report["kernel"]["seccomp"]["value"], "filter");
+    assert_eq!(report["kernel"]["pidfd_getfd"]["text"], "refused (EPERM)");
+    assert_eq!(report["kernel"]["pidfd_open"]["value"], true);
+    assert_eq!(report["transfer"]["pidfd"]["value"], false);
+    assert_eq!(report["transfer"]["auto"]["value"], "procfs");
+}
+
+#[test]
+fn a_filter_that_hides_a_call_looks_like_an_old_kernel() {
+    let mut command = umf(&["info", "--json"]);
+    filter(
+        &mut command,
+        libc::SYS_pidfd_open,
+        libc::SECCOMP_RET_ERRNO | u32::try_from(libc::ENOSYS).unwrap(),
+    );
+    let report = report(command);
+    assert_eq!(report["kernel"]["pidfd_open"]["state"], "missing");
+    assert_eq!(report["transfer"]["auto"]["value"], "procfs");
+}
+
+#[test]
+fn a_filter_that_kills_takes_a_child_only() {
+    for (call, group, key) in [
+        (libc::SYS_membarrier, "kernel", "membarrier"),
+        (libc::SYS_mbind, "numa", "mbind"),
+        (libc::SYS_pidfd_getfd, "transfer", "pidfd"),
+        (libc::SYS_process_vm_readv, "transfer", "process_vm"),
+    ] {
+        let mut command = umf(&["info", "--json"]);
+        filter(&mut command, call, libc::SECCOMP_RET_KILL_PROCESS);
+        let report = report(command);
+        assert_eq!(report[group][key]["state"], "missing", "{}", report[group][key]);
+        assert!(report[group][key]["text"].as_str().unwrap().contains("killed"));
+        assert_eq!(report["kernel"]["pidfd_open"]["value"], true);
+    }
+}
+
+#[test]
+fn a_reader_that_went_away_is_no_failure() {
+    for arguments in [&["info"][..], &["info", "--json"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = umf(arguments);
+        command.stdout(writer);
+        run(command);
+    }
+}
+
+#[test]
+fn no_standard_output_at_all_is_no_panic() {
+    let mut command = umf(&["info"]);
+    // SAFETY: the closure makes one system call, on a descriptor that is the child's own.
+    unsafe {
+        command.pre_exec(|| {
+            libc::close(1);
+            Ok(())
+        })
+    };
+    assert_eq!(run(command), "");
+}
+
+#[test]
+fn a_full_disk_is_a_failure_that_says_so() {
+    let mut command = umf(&["info"]);
+    command.stdout(File::options().write(true).open("/dev/full").unwrap());
+    let Output { status, stderr, .. } = command.output().unwrap();
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(1), "{stderr}");
+    assert!(stderr.starts_with("umf: ") && stderr.lines().count() == 1, "{stderr}");
+}
+
+/// Whether the process group still has members. Orphans of it that have ended are buried.
+fn alive(group: u32) -> bool {
+    let group = libc::pid_t::try_from(group).unwrap();
+    // SAFETY: only members of this group are waited for, whose leader is gone already; signal 0 only looks.
+    unsafe {
+        while libc::waitpid(-group, std::ptr::null_mut(), libc::WNOHANG) > 0 {}
+        libc::kill(-group, 0) == 0
+    }
+}
+
+#[test]
+fn no_child_is_left() {
+    let mut child = umf(&["info"]).process_group(0).stdout(Stdio::null()).spawn().unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(!alive(child.id()));
+}
+
+#[test]
+fn no_child_is_left_by_a_kill() {
+    // Orphans come to this process, since not every init buries them at once.
+    // SAFETY: this changes only who is told of an orphan's end.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
+    for step in 0..24 {
+        let mut child = umf(&["info"]).process_group(0).stdout(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_micros(500 * step));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // Its children learn of it by a signal, by a closed pipe, and at the latest by their own alarm.
+        let deadline = Instant::now() + Duration::from_secs(4);
+        while alive(child.id()) {
+            assert!(Instant::now() < deadline, "a child outlived step {step}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_stopped_child_holds_up_nothing_for_long() {
+    let begun = Instant::now();
+    let mut child = umf(&["info", "--json"])
+        .process_group(0)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stopped = 0;
+    while child.try_wait().unwrap().is_none() && stopped == 0 && begun.elapsed() < Duration::from_secs(1) {
+        let children = format!("/proc/{0}/task/{0}/children", child.id());
+        let Ok(children) = std::fs::read_to_string(children) else { break };
+        for pid in children.split_whitespace() {
+            // Before its exec, a child that is stopped stops its parent too, as vfork(2) has it.
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            if line.contains("--child") {
+                // SAFETY: the signal goes to a child of the command that this test started.
+                stopped += i32::from(unsafe { libc::kill(pid.parse().unwrap(), libc::SIGSTOP) } == 0);
+            }
+        }
+    }
+    if stopped == 0 {
+        println!("nothing was stopped: the trial was over too soon, or the kernel does not list children");
+    }
+    let group = child.id();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice::<Value>(&output.stdout).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(6), "took {:?}", begun.elapsed());
+    assert!(!alive(group));
+}
+
+#[test]
+fn nonsense_for_a_child_is_refused() {
+    for role in ["", "nonsense", "{\"reach\":1}", "{\"attempt\":\"nothing\"}"] {
+        let output = umf(&["info", "--child", role]).output().unwrap();
+        assert!(!output.status.success());
+        assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"));
+    }
+}
