@@ -167,6 +167,7 @@ fn each(registry: &Registry, step: impl Fn(&dyn ForkAware)) {
 
 extern "C" fn prepare() {
     let registry = REGISTRY.lock();
+    crate::observer::lock_for_fork();
     each(&registry, |object| object.prepare());
     crate::tracker::lock_for_fork();
     crate::thread::lock_for_fork();
@@ -198,6 +199,8 @@ unsafe fn release(step: impl Fn(&dyn ForkAware)) {
     // SAFETY: `prepare` holds the registry's lock, and forgot its guard: nobody else reaches it.
     let registry = unsafe { REGISTRY.get_locked() };
     each(registry, step);
+    // SAFETY: `prepare` took the observers' lock.
+    unsafe { crate::observer::unlock_after_fork() };
     // SAFETY: `prepare` took it.
     unsafe { REGISTRY.unlock_after_fork() };
 }

@@ -53,3 +53,16 @@ pub fn before_free(freed: Freed) {
         index += 1;
     }
 }
+
+/// Before a fork: taken before any pool's locks, since adding an observer may allocate from a pool that is
+/// the global allocator.
+pub(crate) fn lock_for_fork() {
+    OBSERVERS.lock_for_fork();
+}
+
+/// # Safety
+/// [`lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
+pub(crate) unsafe fn unlock_after_fork() {
+    // SAFETY: passed on to the caller.
+    unsafe { OBSERVERS.unlock_after_fork() };
+}
