@@ -26,10 +26,10 @@ pub(crate) type Outcome<T> = Result<T, Errno>;
 const SO_PEERPIDFD: libc::c_int = 77;
 
 /// `UDMABUF_CREATE`: `_IOW('u', 0x42, struct udmabuf_create)`.
-const UDMABUF_CREATE: libc::Ioctl = 0x4018_7542;
+const UDMABUF_CREATE: libc::Ioctl = 0x4018_7542_u32 as libc::Ioctl;
 
 /// `DMA_HEAP_IOCTL_ALLOC`: `_IOWR('H', 0, struct dma_heap_allocation_data)`.
-const DMA_HEAP_IOCTL_ALLOC: libc::Ioctl = 0xC018_4800;
+const DMA_HEAP_IOCTL_ALLOC: libc::Ioctl = 0xC018_4800_u32 as libc::Ioctl;
 
 /// `MPOL_BIND` of `set_mempolicy(2)`.
 const MPOL_BIND: libc::c_int = 2;
@@ -79,7 +79,9 @@ impl Drop for Mapping {
 
 /// The size of a page in bytes.
 pub(crate) fn page_size() -> usize {
-    rustix::param::page_size()
+    // rustix's own panics on old kernels where /proc is not mounted.
+    // SAFETY: sysconf only looks.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 /// The release of the running kernel.

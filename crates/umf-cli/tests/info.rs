@@ -217,6 +217,37 @@ fn a_user_namespace_is_seen() {
 }
 
 #[test]
+fn no_proc_and_no_sys_are_findings() {
+    if !is_root() {
+        println!("skipped: hiding /proc takes root");
+        return;
+    }
+    let mut command = umf(&["info", "--json"]);
+    // SAFETY: the closure makes system calls only, and what it mounts is seen by the child alone.
+    unsafe {
+        command.pre_exec(|| {
+            let mount = |on: &std::ffi::CStr, flags| {
+                libc::mount(c"none".as_ptr(), on.as_ptr(), c"tmpfs".as_ptr(), flags, std::ptr::null()) == 0
+            };
+            let hidden = libc::unshare(libc::CLONE_NEWNS) == 0
+                && mount(c"/", libc::MS_REC | libc::MS_PRIVATE)
+                && mount(c"/proc", libc::MS_RDONLY)
+                && mount(c"/sys", libc::MS_RDONLY);
+            if hidden { Ok(()) } else { Err(Error::last_os_error()) }
+        })
+    };
+    if let Err(error) = command.output() {
+        println!("skipped: /proc cannot be hidden here: {error}");
+        return;
+    }
+    let report = report(command);
+    assert_eq!(report["transfer"]["auto"]["state"], "limited");
+    assert_eq!(report["limits"]["max_map_count"]["state"], "limited");
+    assert!(report["permissions"]["yama_ptrace_scope"]["text"].as_str().unwrap().starts_with("unknown"));
+    assert_eq!(report["kernel"]["pidfd_getfd"]["value"], true);
+}
+
+#[test]
 fn no_room_for_children_is_a_finding() {
     if !is_root() {
         println!("skipped: a user without other processes takes root to become");

@@ -52,7 +52,7 @@ fn locked() -> Finding {
     let limit = sys::resource_limit(Resource::Memlock);
     let value = json!({ "soft": limit.current, "hard": limit.maximum });
     // The kernel wants it in the initial user namespace.
-    let free = permissions::in_initial_user_namespace()
+    let free = permissions::in_initial_user_namespace() == Some(true)
         && sys::effective_capabilities().is_ok_and(|held| held.contains(CapabilitySet::IPC_LOCK));
     match limit.current {
         None => question.ok("unlimited").value(value),

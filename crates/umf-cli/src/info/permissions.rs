@@ -44,6 +44,8 @@ pub(crate) fn probe() -> Group {
 
 /// The scope of yama's restriction; none where yama is absent. `Err` where it is there and cannot be read.
 pub(crate) fn yama_scope() -> Result<Option<u64>, String> {
+    // Without this one /proc is not there, and tells nothing of yama.
+    kernel_files::text("/proc/sys/kernel/osrelease")?;
     if !std::path::Path::new("/proc/sys/kernel/yama").exists() {
         return Ok(None);
     }
@@ -59,7 +61,9 @@ fn euid() -> Finding {
 fn capability(key: &'static str, wanted: CapabilitySet, why: &'static str) -> Finding {
     let question = ask(key, why);
     match sys::effective_capabilities() {
-        Ok(held) if held.contains(wanted) && in_initial_user_namespace() => question.ok("held").value(true),
+        Ok(held) if held.contains(wanted) && in_initial_user_namespace() != Some(false) => {
+            question.ok("held").value(true)
+        }
         Ok(held) if held.contains(wanted) => question.ok("held, over this user namespace only").value(true),
         Ok(_) => {
             let upper = key.trim_start_matches("cap_").to_uppercase();
@@ -111,9 +115,9 @@ fn dumpable() -> Finding {
     }
 }
 
-/// Whether capabilities reach beyond a container.
-pub(crate) fn in_initial_user_namespace() -> bool {
-    std::fs::metadata("/proc/self/ns/user").is_ok_and(|found| found.ino() == INITIAL_USER)
+/// Whether capabilities reach beyond a container; none where /proc does not tell.
+pub(crate) fn in_initial_user_namespace() -> Option<bool> {
+    std::fs::metadata("/proc/self/ns/user").ok().map(|found| found.ino() == INITIAL_USER)
 }
 
 fn namespace(key: &'static str, file: &str, initial: u64, why: &'static str) -> Finding {
