@@ -5,6 +5,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
+use umf_core::fork::{self, ForkAware};
 use umf_core::metadata::Table;
 use umf_core::observer::{Freed, before_free};
 use umf_core::statistics::{Gauge, PoolStatistics};
@@ -55,7 +56,15 @@ impl ProxyPool {
             // SAFETY: an `Arc`'s content does not move, and `upstream`, a field, is dropped before it goes.
             unsafe { pool.upstream.set_pool(this) };
         }
+        // SAFETY: as above, and `drop` unregisters.
+        unsafe { fork::register(pool.fork_aware())? };
         Ok(pool)
+    }
+
+    fn fork_aware(&self) -> NonNull<dyn ForkAware> {
+        let this: &dyn ForkAware = self;
+        // SAFETY: only the lifetime changes; `drop` unregisters the pool before it goes.
+        unsafe { core::mem::transmute::<NonNull<dyn ForkAware>, NonNull<dyn ForkAware>>(NonNull::from(this)) }
     }
 
     /// Makes the region known as a block.
@@ -66,6 +75,15 @@ impl ProxyPool {
             block.end(region);
             self.blocks.release(span);
         })
+    }
+
+    /// Makes a block live again whose region the provider did not take back.
+    fn reenter(&self, freed: &Found, block: &Block) {
+        block.revive(&freed.region);
+        // The tracker may have taken the region out and in again, without its span.
+        if let Some(found) = tracker::find(freed.region.base()).filter(|found| found.region == freed.region) {
+            let _ = tracker::set_span(found.number, found.region.base(), found.region.size(), freed.span);
+        }
     }
 
     /// The region and record that hold `address`, if the block is live.
@@ -132,7 +150,7 @@ unsafe impl Pool for ProxyPool {
             None => return Err(Error::NotAllocated { address }),
         }
         // SAFETY: the caller owns the block, which is the whole region, and `end` let nobody else through.
-        unsafe { self.upstream.free(found.region) }.inspect_err(|_| block.revive(&found.region))?;
+        unsafe { self.upstream.free(found.region) }.inspect_err(|_| self.reenter(&found, block))?;
         self.blocks.release(found.span);
         self.live.remove(found.region.size());
         Ok(())
@@ -166,8 +184,24 @@ unsafe impl Pool for ProxyPool {
     }
 }
 
+impl ForkAware for ProxyPool {
+    fn prepare(&self) {
+        self.blocks.lock_for_fork();
+    }
+
+    fn parent(&self) {
+        // SAFETY: `prepare` took it in this thread, or in the one of which this is the copy.
+        unsafe { self.blocks.unlock_after_fork() };
+    }
+
+    fn child(&self) {
+        self.parent();
+    }
+}
+
 impl Drop for ProxyPool {
     fn drop(&mut self) {
+        fork::unregister(self.fork_aware());
         for number in 1..self.blocks.end() {
             let Some((address, block)) =
                 self.blocks.get(number).and_then(|block| Some((block.address()?, block)))

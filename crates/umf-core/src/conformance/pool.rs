@@ -1,5 +1,130 @@
 //! What every pool must do: see [`crate::pool_conformance!`].
+//!
+//! The cases are functions that take a way to make a pool, [`Make`]; the macro turns each into a test. They bring
+//! providers of their own, [`Numbers`] and [`Pages`], which count what is allocated and fail on demand.
 
+mod blocks;
+mod forks;
+mod misuse;
 mod providers;
+mod threads;
 
+use std::sync::Arc;
+
+use crate::{Address, Layout, Pool, ProviderRef};
+
+pub use blocks::{
+    addresses_are_used_again, blocks_are_aligned_contained_and_apart, dropping_gives_everything_back,
+    everything_goes_back_after_trim, failure_of_the_provider_leaves_the_pool_usable, memory_is_not_touched,
+    nothing_grows_over_a_million_cycles, statistics_add_up, trim_keeps_what_it_is_told_to,
+};
+pub use forks::{private_memory_works_on_in_a_child, shared_memory_is_frozen_in_a_child};
+pub use misuse::{
+    every_other_address_is_refused, exported_blocks_are_announced_once, of_two_frees_one_succeeds,
+};
 pub use providers::{Numbers, Pages};
+pub use threads::{blocks_may_be_freed_elsewhere, ended_threads_strand_nothing, threads_share_a_pool};
+
+/// How to make the pool that is tested.
+pub type Make<'a> = &'a dyn Fn(ProviderRef) -> Arc<dyn Pool>;
+
+/// Runs the conformance suite against a pool, as a module of tests.
+///
+/// The second argument makes a pool over a provider, with settings that allow blocks of up to 64 MiB and set no
+/// limit.
+///
+/// ```ignore
+/// umf_core::pool_conformance!(conformance, |provider: ProviderRef| -> Arc<dyn Pool> {
+///     MyPool::new(provider).unwrap()
+/// });
+/// ```
+#[macro_export]
+macro_rules! pool_conformance {
+    ($module:ident, $make:expr) => {
+        mod $module {
+            #[allow(unused_imports, reason = "what the expression needs is in scope around it")]
+            use super::*;
+
+            fn make(provider: $crate::ProviderRef) -> ::std::sync::Arc<dyn $crate::Pool> {
+                let make: fn($crate::ProviderRef) -> ::std::sync::Arc<dyn $crate::Pool> = $make;
+                make(provider)
+            }
+
+            $crate::pool_conformance! { @tests
+                blocks_are_aligned_contained_and_apart,
+                memory_is_not_touched,
+                addresses_are_used_again,
+                nothing_grows_over_a_million_cycles,
+                statistics_add_up,
+                failure_of_the_provider_leaves_the_pool_usable,
+                everything_goes_back_after_trim,
+                trim_keeps_what_it_is_told_to,
+                dropping_gives_everything_back,
+                every_other_address_is_refused,
+                of_two_frees_one_succeeds,
+                exported_blocks_are_announced_once,
+                threads_share_a_pool,
+                blocks_may_be_freed_elsewhere,
+                ended_threads_strand_nothing,
+                private_memory_works_on_in_a_child,
+                shared_memory_is_frozen_in_a_child,
+            }
+        }
+    };
+    (@tests $($case:ident,)*) => {
+        $(
+            #[test]
+            fn $case() {
+                $crate::conformance::pool::$case(&make);
+            }
+        )*
+    };
+}
+
+fn layout(size: usize, align: usize) -> Layout {
+    Layout::new(size, align).expect("the suite's layouts are valid")
+}
+
+fn allocate(pool: &dyn Pool, size: usize) -> Address {
+    allocate_at(pool, size, 1)
+}
+
+fn allocate_at(pool: &dyn Pool, size: usize, align: usize) -> Address {
+    pool.allocate(layout(size, align)).unwrap_or_else(|error| panic!("{size} bytes at {align}: {error}"))
+}
+
+fn free(pool: &dyn Pool, address: Address) {
+    // SAFETY: the suite frees blocks that it allocated, and that nobody uses.
+    unsafe { pool.free(address) }.unwrap_or_else(|error| panic!("freeing {address}: {error}"));
+}
+
+fn try_free(pool: &dyn Pool, address: Address) -> crate::Result<()> {
+    // SAFETY: the suite passes addresses that are no live block, or blocks of its own.
+    unsafe { pool.free(address) }
+}
+
+fn at(address: Address, offset: u64) -> Address {
+    address.checked_add(offset).expect("the suite's addresses lie far from the end")
+}
+
+/// Numbers without order, the same in each run (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    /// A size of up to `1 << bits` bytes, all magnitudes alike.
+    fn size(&mut self, bits: u32) -> usize {
+        let magnitude = self.next() % u64::from(bits);
+        self.below(2 << magnitude) + 1
+    }
+}

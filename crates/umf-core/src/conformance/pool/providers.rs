@@ -1,9 +1,12 @@
 //! Providers for tests: address numbers without memory, and host memory. Both count, and fail on demand.
 
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use crate::fork::{self, ForkAware};
+use crate::lock::{Lock, LockGuard};
 use crate::{
     Address, AddressSpace, Error, Layout, MemoryKind, Provider, ProviderKind, Region, Result, Visibility,
 };
@@ -11,7 +14,7 @@ use crate::{
 /// Regions by base, and what is left of an injected failure.
 #[derive(Debug, Default)]
 struct Books {
-    regions: Mutex<BTreeMap<u64, Region>>,
+    regions: Lock<BTreeMap<u64, Region>>,
     /// Allocations that still succeed; `u64::MAX`: all.
     successes: AtomicU64,
     allocations: AtomicU64,
@@ -22,9 +25,16 @@ impl Books {
         Self { successes: AtomicU64::new(u64::MAX), ..Self::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Region>> {
-        // A test that panicked elsewhere has its own message.
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> LockGuard<'_, BTreeMap<u64, Region>> {
+        self.regions.lock()
+    }
+
+    fn erased(&self) -> NonNull<dyn ForkAware> {
+        let books: &dyn ForkAware = self;
+        // SAFETY: only the lifetime changes; the providers unregister their books before they go.
+        unsafe {
+            core::mem::transmute::<NonNull<dyn ForkAware>, NonNull<dyn ForkAware>>(NonNull::from(books))
+        }
     }
 
     fn admit(&self, size: usize) -> Result<()> {
@@ -42,6 +52,22 @@ impl Books {
         }
         regions.remove(&address.to_bits());
         Ok(())
+    }
+}
+
+// A forked child goes on allocating, while another thread of the parent may have been in here.
+impl ForkAware for Books {
+    fn prepare(&self) {
+        self.regions.lock_for_fork();
+    }
+
+    fn parent(&self) {
+        // SAFETY: `prepare` took it in this thread, or in the one of which this is the copy.
+        unsafe { self.regions.unlock_after_fork() };
+    }
+
+    fn child(&self) {
+        self.parent();
     }
 }
 
@@ -166,25 +192,39 @@ pub struct Pages {
 const PAGE: usize = 4096;
 
 impl Pages {
+    fn new(visibility: Visibility, touchable: bool) -> Arc<Self> {
+        let pages = Arc::new(Self { visibility, touchable, books: Books::new() });
+        // SAFETY: an `Arc`'s content does not move, and `drop` unregisters.
+        let registered = unsafe { fork::register(pages.books.erased()) };
+        assert!(registered.is_ok(), "{registered:?}");
+        pages
+    }
+
     /// Private memory.
     #[must_use]
     pub fn private() -> Arc<Self> {
-        Arc::new(Self { visibility: Visibility::Private, touchable: true, books: Books::new() })
+        Self::new(Visibility::Private, true)
     }
 
     /// Memory that a forked child shares.
     #[must_use]
     pub fn shared() -> Arc<Self> {
-        Arc::new(Self { visibility: Visibility::Shared, touchable: true, books: Books::new() })
+        Self::new(Visibility::Shared, true)
     }
 
     /// Memory that is mapped without any access: a pool that touches it is killed.
     #[must_use]
     pub fn untouchable() -> Arc<Self> {
-        Arc::new(Self { visibility: Visibility::Private, touchable: false, books: Books::new() })
+        Self::new(Visibility::Private, false)
     }
 
     bookkeeping!();
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        fork::unregister(self.books.erased());
+    }
 }
 
 // SAFETY: regions are mappings of this provider alone, unmapped when freed.

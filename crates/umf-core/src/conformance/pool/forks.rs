@@ -1,0 +1,120 @@
+//! Forks, in the middle of everything.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use super::threads::join;
+use super::{Make, Pages, Random, allocate, free, layout, try_free};
+use crate::{Error, Pool};
+
+const FORKS: usize = 50;
+
+/// Forks `FORKS` times while two other threads allocate and free; `child` yields the exit status of a child, 0
+/// for good.
+fn fork_amid_traffic(pool: &dyn Pool, child: impl Fn() -> i32) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let work = |seed| {
+            let stop = &stop;
+            move || {
+                let mut random = Random(seed);
+                let mut live = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    live.push(allocate(pool, random.size(18)));
+                    if live.len() > 200 {
+                        live.drain(random.below(200)..).for_each(|address| free(pool, address));
+                    }
+                }
+                live.into_iter().for_each(|address| free(pool, address));
+            }
+        };
+        let threads = (0..2).map(|seed| scope.spawn(work(seed))).collect();
+        let mut bad = None;
+        for round in 0..FORKS {
+            // SAFETY: the child runs pool code, whose locks come through a fork, and ends without unwinding.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                // A child that hangs is killed, so that the parent learns of it.
+                // SAFETY: sets a timer of this process; ends it at once.
+                unsafe {
+                    libc::alarm(20);
+                    libc::_exit(child());
+                }
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child made above.
+            let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+            if waited != pid || status != 0 {
+                bad = Some((round, status));
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        join(threads);
+        assert_eq!(bad, None, "fork number and wait status");
+    });
+}
+
+/// Over private memory a child allocates and frees on, its own blocks and inherited ones.
+pub fn private_memory_works_on_in_a_child(make: Make<'_>) {
+    let provider = Pages::private();
+    let pool = make(provider.clone().into());
+    let pool = &*pool;
+    let inherited: Vec<_> = (0..50).map(|n| allocate(pool, 100 << (n % 12))).collect();
+    fork_amid_traffic(pool, || {
+        let mut random = Random(99);
+        let mut live = Vec::new();
+        for _ in 0..2_000 {
+            let size = random.size(17);
+            let Ok(address) = pool.allocate(layout(size, 8)) else { return 1 };
+            if let Some(pointer) = address.as_ptr() {
+                // SAFETY: the block is ours and of that size.
+                unsafe { pointer.write_bytes(7, size) };
+            }
+            live.push(address);
+            if live.len() == 100 && live.drain(..).any(|address| try_free(pool, address).is_err()) {
+                return 2;
+            }
+        }
+        if inherited.iter().any(|&address| try_free(pool, address).is_err()) {
+            return 3;
+        }
+        if inherited.iter().any(|&address| try_free(pool, address).is_ok()) {
+            return 4;
+        }
+        0
+    });
+    for address in inherited {
+        free(pool, address);
+    }
+    pool.trim(0).expect("the provider takes everything back");
+    assert_eq!(provider.live_regions(), 0);
+}
+
+/// Over shared memory a child gets nothing, and what it frees stays the parent's.
+pub fn shared_memory_is_frozen_in_a_child(make: Make<'_>) {
+    let provider = Pages::shared();
+    let pool = make(provider.clone().into());
+    let pool = &*pool;
+    let inherited: Vec<_> = (0..50).map(|n| allocate(pool, 100 << (n % 12))).collect();
+    fork_amid_traffic(pool, || {
+        for size in [8, 100, 5000, 100_000, 10 << 20] {
+            if !matches!(pool.allocate(layout(size, 8)), Err(Error::Frozen { .. })) {
+                return 1;
+            }
+        }
+        for &address in inherited.iter().chain(&inherited) {
+            if try_free(pool, address).is_err() || pool.block_at(address).is_err() {
+                return 2;
+            }
+        }
+        if pool.trim(0) != Ok(0) {
+            return 3;
+        }
+        0
+    });
+    for address in inherited {
+        free(pool, address);
+    }
+    pool.trim(0).expect("the provider takes everything back");
+    assert_eq!(provider.live_regions(), 0);
+}

@@ -1,0 +1,18 @@
+//! The conformance suite, against slab pools of several settings.
+
+use umf_pool_slab::{SlabPool, SlabSettings};
+
+umf_core::pool_conformance!(defaults, |provider| SlabPool::new(provider, SlabSettings::new()).unwrap());
+
+umf_core::pool_conformance!(coarse, |provider| {
+    let settings = SlabSettings::new().min_block_size(256).slab_min_size(1 << 20).capacity(0);
+    SlabPool::new(provider, settings.max_poolable_size(16 << 20)).unwrap()
+});
+
+umf_core::pool_conformance!(without_thread_caches_for_large_blocks, |provider| {
+    SlabPool::new(provider, SlabSettings::new().thread_cache_size(0).max_poolable_size(100_000)).unwrap()
+});
+
+umf_core::pool_conformance!(nothing_poolable, |provider| {
+    SlabPool::new(provider, SlabSettings::new().max_poolable_size(0)).unwrap()
+});
