@@ -1,1 +1,91 @@
 //! What every provider must do: see [`crate::provider_conformance!`].
+//!
+//! Each public function is a case. It gets a function that makes a provider, and panics if the provider breaks what
+//! its traits promise. Abilities that a provider does not have are passed over with one printed line.
+
+mod abilities;
+mod allocation;
+mod export;
+mod memory;
+mod process;
+
+pub use abilities::{
+    properties_are_told_of_live_regions_only, purged_memory_reads_as_promised,
+    split_and_merged_regions_keep_content,
+};
+pub use allocation::{
+    absurd_sizes_are_errors, alignments_are_kept_or_refused, foreign_and_double_frees_are_errors,
+    fresh_memory_is_zero_where_promised, ids_are_never_used_again, it_says_what_it_is,
+    regions_do_not_overlap, sizes_are_whole_pages, threads_do_not_disturb_each_other,
+};
+pub use export::{
+    exports_open_at_the_right_bytes, imports_outlive_the_region, junk_is_not_imported,
+    read_only_imports_cannot_be_written,
+};
+pub use process::{a_forked_child_does_no_harm, cycles_leak_nothing, dropped_providers_leave_nothing};
+
+use std::sync::Arc;
+
+use crate::Provider;
+
+/// Makes a provider, a new one at each call.
+pub type Make<'a> = &'a (dyn Fn() -> Arc<dyn Provider> + Sync);
+
+/// Says why a case, or the rest of one, does not apply.
+fn passed_over(provider: &dyn Provider, why: &str) {
+    println!("passed over for {} provider {:?}: {why}", provider.kind(), provider.name());
+}
+
+/// Makes a module of tests that hold a provider to what [`Provider`] and its abilities promise.
+///
+/// The second argument is called for each test, several times in some, and yields an `Arc<dyn Provider>`. A
+/// provider needs room for some 32 MiB of regions. Needs feature `conformance` of `umf-core`, and the process to be
+/// free to fork.
+///
+/// ```ignore
+/// umf_core::provider_conformance!(private, || HostProvider::builder().build().unwrap());
+/// ```
+#[macro_export]
+macro_rules! provider_conformance {
+    ($module:ident, $make:expr) => {
+        $crate::provider_conformance!(
+            @cases $module, $make,
+            it_says_what_it_is
+            sizes_are_whole_pages
+            alignments_are_kept_or_refused
+            regions_do_not_overlap
+            ids_are_never_used_again
+            fresh_memory_is_zero_where_promised
+            foreign_and_double_frees_are_errors
+            absurd_sizes_are_errors
+            threads_do_not_disturb_each_other
+            purged_memory_reads_as_promised
+            split_and_merged_regions_keep_content
+            properties_are_told_of_live_regions_only
+            exports_open_at_the_right_bytes
+            read_only_imports_cannot_be_written
+            imports_outlive_the_region
+            junk_is_not_imported
+            cycles_leak_nothing
+            dropped_providers_leave_nothing
+            a_forked_child_does_no_harm
+        );
+    };
+    (@cases $module:ident, $make:expr, $($case:ident)*) => {
+        mod $module {
+            #[allow(unused_imports)]
+            use super::*;
+
+            fn make() -> ::std::sync::Arc<dyn $crate::Provider> {
+                ($make)()
+            }
+
+            $(
+                #[test]
+                fn $case() {
+                    $crate::conformance::provider::$case(&make);
+                }
+            )*
+        }
+    };
+}
