@@ -1,1 +1,58 @@
-//! GPU-device-aware unified memory framework: pools, by-value IPC handles, caches
+//! umf: pools over host and device memory, and handles that are plain bytes.
+//!
+//! ```
+//! fn main() -> umf::Result<()> {
+//!     let pool = umf::Pool::shared()?;
+//!     let block = pool.allocate(4096)?;
+//!     block.write(0, b"hello")?;
+//!     let handle = block.handle()?; // 256 plain bytes; as text: handle.to_string()
+//!
+//!     // In any other process that may (or, here, in this one):
+//!     let mapping = umf::open(&handle)?;
+//!     let mut text = [0; 5];
+//!     mapping.read(0, &mut text)?;
+//!     assert_eq!(&text, b"hello");
+//!     Ok(())
+//! }
+//! ```
+//!
+//! | what | where |
+//! |---|---|
+//! | pools and blocks | [`Pool`], [`Block`], [`PoolBuilder`] |
+//! | a pool in `Vec` and `HashMap`, or as the global allocator | `&Pool` is an `allocator_api2` allocator; [`GlobalPool`] |
+//! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`] |
+//! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`] |
+//! | kinds of provider and pool from elsewhere | [`registry`], [`plugin`] |
+//! | parts for those who build their own | [`core`], [`ipc`], [`host`], [`slab`], [`proxy`] |
+
+mod allocator;
+mod assembly;
+mod block;
+mod error;
+mod global;
+mod logging;
+pub mod plugin;
+mod pool;
+mod process;
+pub mod registry;
+
+pub use block::Block;
+pub use error::{Error, Result};
+pub use global::GlobalPool;
+pub use pool::{Pool, PoolBuilder};
+pub use process::{exporter, importer, init, open, open_read_only, settings, warnings};
+pub use umf_core::{Access, Address, Layout, MemoryKind, ProviderKind, Visibility};
+pub use umf_ipc::{Exchange, Export, Exporter, Handle, Importer, Mapping, Mode, VolatileSlice};
+
+#[doc(inline)]
+pub use umf_config as config;
+#[doc(inline)]
+pub use umf_core as core;
+#[doc(inline)]
+pub use umf_ipc as ipc;
+#[doc(inline)]
+pub use umf_pool_proxy as proxy;
+#[doc(inline)]
+pub use umf_pool_slab as slab;
+#[doc(inline)]
+pub use umf_provider_host as host;

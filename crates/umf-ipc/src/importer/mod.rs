@@ -41,7 +41,7 @@ pub struct Importer {
 
 pub(crate) struct Inner {
     settings: ImporterSettings,
-    imports: HashMap<ProviderKind, Arc<dyn Import>>,
+    imports: Lock<HashMap<ProviderKind, Arc<dyn Import>>>,
     cache: Cache<RegionKey, ImportedRegion>,
     memo: [Memo; 2],
     producers: Lock<HashMap<Nonce, Arc<Producer>>>,
@@ -51,7 +51,7 @@ impl core::fmt::Debug for Inner {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Importer")
             .field("settings", &self.settings)
-            .field("kinds", &self.imports.keys().collect::<Vec<_>>())
+            .field("kinds", &self.imports.lock().keys().collect::<Vec<_>>())
             .finish_non_exhaustive()
     }
 }
@@ -108,6 +108,12 @@ impl Importer {
         }
     }
 
+    /// Lets the importer open one more kind of memory. Replaces what opened that kind before; mappings that are
+    /// open stay with what opened them.
+    pub fn add_import(&self, import: Arc<dyn Import>) {
+        self.inner.imports.lock().insert(import.kind(), import);
+    }
+
     /// Closes idle mappings, and forgets producers that have ended. Returns how many mappings were closed.
     pub fn evict_idle(&self) -> usize {
         self.inner.evict_idle()
@@ -134,6 +140,7 @@ impl Drop for Importer {
 
 impl ForkAware for Inner {
     fn prepare(&self) {
+        self.imports.lock_for_fork();
         self.producers.lock_for_fork();
         self.cache.lock_for_fork();
     }
@@ -143,6 +150,8 @@ impl ForkAware for Inner {
         unsafe { self.cache.unlock_after_fork(false) };
         // SAFETY: as above.
         unsafe { self.producers.unlock_after_fork() };
+        // SAFETY: as above.
+        unsafe { self.imports.unlock_after_fork() };
     }
 
     fn child(&self) {
@@ -150,5 +159,7 @@ impl ForkAware for Inner {
         unsafe { self.cache.unlock_after_fork(true) };
         // SAFETY: as above.
         unsafe { self.producers.unlock_after_fork() };
+        // SAFETY: as above.
+        unsafe { self.imports.unlock_after_fork() };
     }
 }

@@ -79,7 +79,7 @@ impl Inner {
             return Err(Error::OtherBoot);
         }
         let kind = handle.provider_kind();
-        let import = self.imports.get(&kind).ok_or(Error::UnknownProvider { kind })?;
+        let import = self.imports.lock().get(&kind).cloned().ok_or(Error::UnknownProvider { kind })?;
         if access == Access::ReadWrite && handle.is_read_only() {
             return Err(Error::ReadOnly);
         }
@@ -108,7 +108,7 @@ impl Inner {
             Ok(ImportedRegion {
                 producer: Arc::clone(&producer),
                 imported,
-                import: Arc::clone(import),
+                import: Arc::clone(&import),
                 slot: content.region_slot,
                 generation: content.region_generation,
             })

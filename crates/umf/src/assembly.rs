@@ -1,0 +1,176 @@
+//! From settings to providers and pools, by name.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use umf_config::{HugePages, NumaMode, Settings, SharedLimit as LimitSetting};
+use umf_core::tracker::ProviderRef;
+use umf_core::{Provider, ProviderKind, Visibility};
+use umf_pool_proxy::{ProxyPool, ProxySettings};
+use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
+use umf_provider_host::{HostProvider, NodeSet, NodeShare, Numa};
+
+use crate::{Error, Result, plugin, registry};
+
+/// The provider that the settings call `name`.
+pub(crate) fn provider(settings: &Settings, name: &str) -> Result<Arc<dyn Provider>> {
+    let set = settings.provider.get(name).ok_or_else(|| Error::UnknownName {
+        what: "provider",
+        name: name.to_owned(),
+        known: settings.provider.keys().cloned().collect::<Vec<_>>().join(", "),
+    })?;
+    match set.kind.as_str() {
+        "host" => Ok(host(name, set)?),
+        "plugin" => loaded(name, set),
+        kind => match registry::provider_factory(kind) {
+            Some(make) => make(name, set),
+            None => Err(Error::UnknownKind {
+                what: "provider",
+                name: name.to_owned(),
+                kind: kind.to_owned(),
+                known: registry::provider_kinds().join(", "),
+            }),
+        },
+    }
+}
+
+fn host(name: &str, set: &umf_config::Provider) -> Result<Arc<HostProvider>> {
+    let contradiction = |why| Error::Contradiction { what: "provider", name: name.to_owned(), why };
+    let visibility = match set.visibility {
+        umf_config::Visibility::Shared => Visibility::Shared,
+        _ => Visibility::Private,
+    };
+    if visibility == Visibility::Private && (set.isolate || set.name.is_some()) {
+        return Err(contradiction("isolate and name are for shared memory: set visibility = \"shared\""));
+    }
+    if !set.params.is_empty() || set.path.is_some() {
+        return Err(contradiction(
+            "path and params are for plugins and kinds from elsewhere, not for kind \"host\"",
+        ));
+    }
+    let size = usize::try_from(set.huge_page_size.get()).unwrap_or(0);
+    let size = if size == 0 { 2 << 20 } else { size };
+    let huge = match set.huge_pages {
+        HugePages::Madvise => umf_provider_host::HugePages::Transparent,
+        HugePages::Hugetlb => umf_provider_host::HugePages::Hugetlb { size, or_normal: false },
+        HugePages::HugetlbOrNormal => umf_provider_host::HugePages::Hugetlb { size, or_normal: true },
+        _ => umf_provider_host::HugePages::Normal,
+    };
+    let mut builder = HostProvider::builder()
+        .name(name.to_owned())
+        .visibility(visibility)
+        .huge_pages(huge)
+        .numa(numa(set, contradiction)?)
+        .isolate(set.isolate);
+    if let Some(shared_name) = &set.name {
+        builder = builder.named(format!("/{shared_name}"));
+    }
+    Ok(builder.build()?)
+}
+
+fn numa(set: &umf_config::Provider, contradiction: impl Fn(&'static str) -> Error) -> Result<Numa> {
+    let nodes = || -> Result<NodeSet> { Ok(NodeSet::from_nodes(set.numa_nodes.iter().copied())?) };
+    let some_nodes = || {
+        if set.numa_nodes.is_empty() {
+            Err(contradiction("this numa mode needs numa_nodes"))
+        } else {
+            nodes()
+        }
+    };
+    Ok(match set.numa {
+        NumaMode::Bind => Numa::Bind(some_nodes()?),
+        NumaMode::Interleave => Numa::Interleave {
+            nodes: some_nodes()?,
+            part_size: usize::try_from(set.numa_part_size.get()).unwrap_or(usize::MAX),
+        },
+        NumaMode::Preferred => Numa::Preferred(nodes()?),
+        NumaMode::Local if set.numa_nodes.is_empty() => Numa::Local,
+        NumaMode::Local => return Err(contradiction("numa = \"local\" takes no numa_nodes")),
+        NumaMode::Split if set.numa_weights.is_empty() => {
+            let equal = set.numa_nodes.iter().map(|&node| NodeShare { node, weight: 1 });
+            some_nodes()?;
+            Numa::Split(equal.collect())
+        }
+        NumaMode::Split => Numa::Split(
+            set.numa_weights
+                .iter()
+                .map(|share| NodeShare { node: share.node, weight: share.weight })
+                .collect(),
+        ),
+        _ => Numa::Default,
+    })
+}
+
+/// A provider from a shared object.
+fn loaded(name: &str, set: &umf_config::Provider) -> Result<Arc<dyn Provider>> {
+    let path = set.path.as_deref().ok_or_else(|| Error::Contradiction {
+        what: "provider",
+        name: name.to_owned(),
+        why: "kind = \"plugin\" needs path = \"/where/it/is.so\"",
+    })?;
+    let kind = ProviderKind::new(name).ok_or_else(|| Error::Contradiction {
+        what: "provider",
+        name: name.to_owned(),
+        why: "the name of a plugin set stands in handles: 1 to 16 of a-z, 0-9, - and _",
+    })?;
+    let params = (!set.params.is_empty()).then(|| serde_json::to_value(&set.params).unwrap_or_default());
+    let provider = plugin::load(path, set.symbol.as_deref(), params.as_ref(), kind)?;
+    if let Some(import) = plugin::import_of(&provider) {
+        registry::import(import);
+    }
+    Ok(provider)
+}
+
+/// The pool that the settings call `name` (its keys come from `pool.defaults` where it has none), over `provider`.
+pub(crate) fn pool(
+    settings: &Settings,
+    name: &str,
+    set: &umf_config::Pool,
+    provider: ProviderRef,
+) -> Result<Arc<dyn umf_core::Pool>> {
+    match set.kind.as_str() {
+        "slab" => Ok(SlabPool::new(provider, slab_settings(settings, name, set)?)?),
+        "proxy" => {
+            let settings = ProxySettings::default().name(name).memory_limit(set.memory_limit.get());
+            Ok(ProxyPool::with_settings(provider, settings)?)
+        }
+        kind => match registry::pool_factory(kind) {
+            Some(make) => make(name, set, provider),
+            None => Err(Error::UnknownKind {
+                what: "pool",
+                name: name.to_owned(),
+                kind: kind.to_owned(),
+                known: registry::pool_kinds().join(", "),
+            }),
+        },
+    }
+}
+
+fn slab_settings(settings: &Settings, name: &str, set: &umf_config::Pool) -> Result<SlabSettings> {
+    let bytes = |size: umf_config::ByteSize| usize::try_from(size.get()).unwrap_or(usize::MAX);
+    let mut slab = SlabSettings::new()
+        .name(name)
+        .slab_min_size(bytes(set.slab_min_size))
+        .max_poolable_size(bytes(set.max_poolable_size))
+        .capacity(u32::try_from(set.capacity).unwrap_or(u32::MAX))
+        .min_block_size(bytes(set.min_block_size))
+        .memory_limit(set.memory_limit.get())
+        .trace(set.trace);
+    if let LimitSetting::Named(limit) = &set.shared_limit {
+        slab = slab.shared_limit(shared_limit(settings, limit)?);
+    }
+    Ok(slab)
+}
+
+/// The limit of this name, the same for all pools of the process that name it.
+fn shared_limit(settings: &Settings, name: &str) -> Result<Arc<SharedLimit>> {
+    static LIMITS: Mutex<BTreeMap<String, Arc<SharedLimit>>> = Mutex::new(BTreeMap::new());
+    let bytes = settings.shared_limits.get(name).ok_or_else(|| Error::UnknownName {
+        what: "shared limit",
+        name: name.to_owned(),
+        known: settings.shared_limits.keys().cloned().collect::<Vec<_>>().join(", "),
+    })?;
+    let mut limits = LIMITS.lock().unwrap_or_else(PoisonError::into_inner);
+    let limit = limits.entry(name.to_owned()).or_insert_with(|| Arc::new(SharedLimit::new(bytes.get())));
+    Ok(Arc::clone(limit))
+}

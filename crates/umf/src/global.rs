@@ -1,0 +1,89 @@
+//! [`GlobalPool`]: a slab pool as the allocator of a whole program.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use umf_core::Address;
+use umf_core::Pool as _;
+use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_provider_host::HostProvider;
+
+/// A slab pool over private host memory as the global allocator:
+///
+/// ```
+/// #[global_allocator]
+/// static ALLOCATOR: umf::GlobalPool = umf::GlobalPool::new();
+/// # fn main() { assert_eq!(vec![7; 1000].iter().sum::<i32>(), 7000); }
+/// ```
+///
+/// It takes its first memory when it is first used, and never gives its metadata back. After a fork it works on in
+/// both processes.
+#[derive(Debug)]
+pub struct GlobalPool {
+    pool: AtomicPtr<SlabPool>,
+}
+
+static PROVIDER: HostProvider = HostProvider::private_static();
+
+impl GlobalPool {
+    /// For a `static`.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { pool: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    fn pool(&self) -> Option<&'static SlabPool> {
+        let pool = self.pool.load(Ordering::Acquire);
+        if pool.is_null() {
+            return self.make();
+        }
+        // SAFETY: only `make` stores pointers here, to pools that live for ever.
+        Some(unsafe { &*pool })
+    }
+
+    #[cold]
+    fn make(&self) -> Option<&'static SlabPool> {
+        let made = SlabPool::new_static(&PROVIDER, SlabSettings::new().name("global")).ok()?;
+        let pointer = std::ptr::from_ref(made).cast_mut();
+        match self.pool.compare_exchange(std::ptr::null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Some(made),
+            // Another thread was first; this pool stays empty.
+            // SAFETY: as in `pool`.
+            Err(first) => Some(unsafe { &*first }),
+        }
+    }
+
+    /// What the pool holds; `None` before it was first used.
+    #[must_use]
+    pub fn statistics(&self) -> Option<umf_core::statistics::PoolStatistics> {
+        let pool = self.pool.load(Ordering::Acquire);
+        // SAFETY: as in `pool`.
+        (!pool.is_null()).then(|| unsafe { &*pool }.statistics())
+    }
+}
+
+impl Default for GlobalPool {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+// SAFETY: blocks are aligned, large enough, do not overlap and stay valid until freed, by the contract of `Pool`;
+// nothing here unwinds or allocates from the global allocator.
+unsafe impl GlobalAlloc for GlobalPool {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let block = self.pool().and_then(|pool| {
+            let layout = umf_core::Layout::try_from(layout).ok()?;
+            pool.allocate(layout).ok()?.as_ptr()
+        });
+        block.unwrap_or(std::ptr::null_mut())
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, _layout: Layout) {
+        if let Some(pool) = self.pool() {
+            // SAFETY: the caller's contract: the block came from `alloc` and is not used any more.
+            let freed = unsafe { pool.free(Address::from_ptr(pointer)) };
+            debug_assert!(freed.is_ok());
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! [`Pool`]: what an application allocates from.
+
+use std::sync::Arc;
+
+use umf_core::statistics::PoolStatistics;
+use umf_core::tracker::ProviderRef;
+use umf_core::{Layout, Visibility};
+use umf_provider_host::HostProvider;
+
+use crate::{Block, Result, assembly, settings};
+
+/// Hands out blocks of memory.
+///
+/// Blocks borrow their pool, and free themselves when dropped. All methods may be called from several threads at
+/// once; keep a pool in a `static` (`OnceLock<Pool>`) or an `Arc` where blocks have to live anywhere.
+///
+/// As `&Pool` it is an allocator for `allocator_api2::vec::Vec` and `hashbrown::HashMap`, if its memory is
+/// host-accessible.
+#[derive(Clone)]
+pub struct Pool {
+    pool: Arc<dyn umf_core::Pool>,
+}
+
+impl Pool {
+    /// A pool over shared host memory, whose blocks can be exported to other processes: the set `[pool.shared]` of
+    /// the settings, over `[provider.shared]` if that is given.
+    ///
+    /// # Errors
+    /// [`crate::Error::Settings`] and others if the settings cannot be used; [`crate::Error::Memory`].
+    pub fn shared() -> Result<Self> {
+        let settings = settings()?;
+        let set = settings.pool.get("shared");
+        let provider: ProviderRef = if settings.provider.contains_key("shared") {
+            assembly::provider(settings, "shared")?.into()
+        } else if settings.pool.named.contains_key("shared") && set.provider != "host" {
+            assembly::provider(settings, &set.provider)?.into()
+        } else {
+            HostProvider::builder().name("shared").visibility(Visibility::Shared).build()?.into()
+        };
+        Ok(Self { pool: assembly::pool(settings, "shared", set, provider)? })
+    }
+
+    /// A pool over private host memory: fast, and not for export.
+    ///
+    /// # Errors
+    /// As [`Pool::shared`].
+    pub fn private() -> Result<Self> {
+        let provider: ProviderRef = HostProvider::builder().name("private").build()?.into();
+        let settings = settings()?;
+        Ok(Self { pool: assembly::pool(settings, "private", settings.pool.get("private"), provider)? })
+    }
+
+    /// A pool over shared host memory in which every block is a memory file of its own: exporting one exposes
+    /// nothing else, and no page is shared with another block. Costs an fd, a mapping and system calls per block.
+    ///
+    /// # Errors
+    /// As [`Pool::shared`].
+    pub fn isolated() -> Result<Self> {
+        let provider =
+            HostProvider::builder().name("isolated").visibility(Visibility::Shared).isolate(true).build()?;
+        Ok(Self { pool: umf_pool_proxy::ProxyPool::new(provider)? })
+    }
+
+    /// The pool `[pool.<name>]` of the settings, over the provider that it names.
+    ///
+    /// # Errors
+    /// As [`Pool::shared`]; [`crate::Error::UnknownName`], [`crate::Error::UnknownKind`].
+    pub fn named(name: &str) -> Result<Self> {
+        let settings = settings()?;
+        let set = settings.pool.get(name);
+        let provider = assembly::provider(settings, &set.provider)?;
+        Ok(Self { pool: assembly::pool(settings, name, set, provider.into())? })
+    }
+
+    /// A pool of one's own making.
+    #[must_use]
+    pub fn from_pool(pool: Arc<dyn umf_core::Pool>) -> Self {
+        Self { pool }
+    }
+
+    /// A builder for a slab pool over any provider.
+    #[must_use]
+    pub fn builder() -> PoolBuilder {
+        PoolBuilder::default()
+    }
+
+    /// Allocates a block of `size` bytes, aligned to 16 (or to `size` rounded up to a power of two, if that is
+    /// less).
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`]: zero size, overflow, no memory left, a limit reached, frozen after a fork.
+    pub fn allocate(&self, size: usize) -> Result<Block<'_>> {
+        let align = size.checked_next_power_of_two().map_or(1, |size| size.min(16));
+        self.allocate_aligned(size, align)
+    }
+
+    /// Allocates a block of `size` bytes at a multiple of `align`, a power of two.
+    ///
+    /// # Errors
+    /// As [`Pool::allocate`]; an alignment that is no power of two or beyond what the provider can give.
+    pub fn allocate_aligned(&self, size: usize, align: usize) -> Result<Block<'_>> {
+        let layout = Layout::new(size, align)?;
+        let address = self.pool.allocate(layout)?;
+        Ok(Block::new(self, address, size))
+    }
+
+    /// Gives free memory back to the provider until at most `keep` bytes of free memory are left; returns how many
+    /// bytes went.
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`], what the provider says.
+    pub fn trim(&self, keep: usize) -> Result<usize> {
+        Ok(self.pool.trim(keep)?)
+    }
+
+    /// What the pool holds.
+    #[must_use]
+    pub fn statistics(&self) -> PoolStatistics {
+        self.pool.statistics()
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.pool.name()
+    }
+
+    /// Where its memory comes from.
+    #[must_use]
+    pub fn provider(&self) -> &ProviderRef {
+        self.pool.provider()
+    }
+
+    /// The pool behind this one.
+    #[must_use]
+    pub fn as_core(&self) -> &dyn umf_core::Pool {
+        &*self.pool
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pool {:?} over {:?}", self.name(), self.provider())
+    }
+}
+
+/// Builds a slab pool.
+#[derive(Clone, Debug, Default)]
+pub struct PoolBuilder {
+    provider: Option<ProviderRef>,
+    slab: umf_pool_slab::SlabSettings,
+}
+
+impl PoolBuilder {
+    /// Where the memory comes from. Default: shared host memory.
+    #[must_use]
+    pub fn provider(mut self, provider: impl Into<ProviderRef>) -> Self {
+        self.provider = Some(provider.into());
+        self
+    }
+
+    /// Changes the knobs of the slab pool.
+    #[must_use]
+    pub fn slab(mut self, slab: umf_pool_slab::SlabSettings) -> Self {
+        self.slab = slab;
+        self
+    }
+
+    /// The pool.
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`].
+    pub fn build(self) -> Result<Pool> {
+        let provider = match self.provider {
+            Some(provider) => provider,
+            None => HostProvider::builder().name("shared").visibility(Visibility::Shared).build()?.into(),
+        };
+        Ok(Pool { pool: umf_pool_slab::SlabPool::new(provider, self.slab)? })
+    }
+}

@@ -1,0 +1,151 @@
+//! What a process has one of: settings, exporter, importer.
+
+use std::sync::OnceLock;
+
+use umf_config::{Loader, Settings, Warning};
+use umf_core::Access;
+use umf_ipc::{
+    Exporter, ExporterSettings, Handle, Importer, ImporterSettings, LimitPolicy, Mapping, Mode, Ptracer,
+};
+use umf_provider_host::HostImport;
+
+use crate::{Error, Result, logging, registry};
+
+struct Process {
+    settings: Settings,
+    warnings: Vec<Warning>,
+    exporter: Exporter,
+    importer: Importer,
+}
+
+static PROCESS: OnceLock<Result<Process>> = OnceLock::new();
+
+/// Uses the settings that `loader` yields instead of those found in files and the environment.
+///
+/// # Errors
+/// [`Error::AlreadyInitialised`] if umf was used before; [`Error::Settings`] and others if they cannot be used.
+pub fn init(loader: Loader) -> Result<()> {
+    let mut loader = Some(loader);
+    let process = PROCESS.get_or_init(|| match loader.take() {
+        Some(loader) => make(loader),
+        None => Err(Error::AlreadyInitialised),
+    });
+    match process {
+        _ if loader.is_some() => Err(Error::AlreadyInitialised),
+        Ok(_) => Ok(()),
+        Err(error) => Err(error.clone()),
+    }
+}
+
+fn process() -> Result<&'static Process> {
+    PROCESS.get_or_init(|| make(Loader::new())).as_ref().map_err(Clone::clone)
+}
+
+fn make(loader: Loader) -> Result<Process> {
+    let loaded = loader.load()?;
+    logging::start(&loaded.settings.log);
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+    let ipc = &loaded.settings.ipc;
+    let limit = match ipc.limit {
+        umf_config::LimitPolicy::Hard => LimitPolicy::Hard,
+        _ => LimitPolicy::Soft,
+    };
+    let mut exporter = ExporterSettings::default();
+    exporter.exchange = exchange(&ipc.exchange);
+    exporter.ptracer = match ipc.ptracer {
+        umf_config::Ptracer::Any => Ptracer::Any,
+        umf_config::Ptracer::Pid(pid) => Ptracer::Process(pid),
+        _ => Ptracer::None,
+    };
+    exporter.max_created_handles = ipc.max_created_handles;
+    exporter.limit = limit;
+    let mut importer = ImporterSettings::default();
+    importer.exchange = exchange(&ipc.exchange);
+    importer.max_opened_handles = ipc.max_opened_handles;
+    importer.max_opened_bytes = ipc.max_opened_bytes.get();
+    importer.limit = limit;
+    importer.open_timeout = ipc.open_timeout();
+    if let umf_config::Shards::Count(shards) = ipc.importer_shards {
+        importer.shards = shards as usize;
+    }
+    let importer =
+        Importer::builder().settings(importer).import(std::sync::Arc::new(HostImport::new())).build()?;
+    for import in registry::imports() {
+        importer.add_import(import);
+    }
+    Ok(Process {
+        exporter: Exporter::new(exporter)?,
+        importer,
+        settings: loaded.settings,
+        warnings: loaded.warnings,
+    })
+}
+
+fn exchange(setting: &umf_config::Exchange) -> umf_ipc::Exchange {
+    match setting {
+        umf_config::Exchange::Order(methods) => {
+            let mode = |method: &umf_config::ExchangeMethod| match method {
+                umf_config::ExchangeMethod::Procfs => Mode::Procfs,
+                umf_config::ExchangeMethod::Socket => Mode::Socket,
+                _ => Mode::Pidfd,
+            };
+            umf_ipc::Exchange::Order(methods.iter().map(mode).collect())
+        }
+        _ => umf_ipc::Exchange::Auto,
+    }
+}
+
+/// The settings in force.
+///
+/// # Errors
+/// [`Error::Settings`] if `umf.toml` or a variable is wrong. Every later call says the same.
+pub fn settings() -> Result<&'static Settings> {
+    Ok(&process()?.settings)
+}
+
+/// What was found odd in the settings, though not wrong.
+///
+/// # Errors
+/// As [`settings`].
+pub fn warnings() -> Result<&'static [Warning]> {
+    Ok(&process()?.warnings)
+}
+
+/// The exporter of this process, which [`crate::Block::export`] uses.
+///
+/// # Errors
+/// As [`settings`].
+pub fn exporter() -> Result<&'static Exporter> {
+    Ok(&process()?.exporter)
+}
+
+/// The importer of this process, which [`open`] uses.
+///
+/// # Errors
+/// As [`settings`].
+pub fn importer() -> Result<&'static Importer> {
+    Ok(&process()?.importer)
+}
+
+/// Whether the importer was made, so that what is registered from now on has to be added to it.
+pub(crate) fn made_importer() -> Option<&'static Importer> {
+    PROCESS.get()?.as_ref().ok().map(|process| &process.importer)
+}
+
+/// Opens a handle for reading and writing. Closing is dropping.
+///
+/// # Errors
+/// [`Error::Ipc`] with the reason; as [`settings`].
+pub fn open(handle: &Handle) -> Result<Mapping<'static>> {
+    Ok(process()?.importer.open(handle)?)
+}
+
+/// Opens a handle for reading.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_read_only(handle: &Handle) -> Result<Mapping<'static>> {
+    Ok(process()?.importer.open_bytes(handle.as_bytes(), Access::ReadOnly)?)
+}

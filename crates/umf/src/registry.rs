@@ -1,0 +1,87 @@
+//! Kinds of provider and pool that come from elsewhere, so that `umf.toml` can name them.
+//!
+//! ```
+//! # use std::sync::Arc;
+//! umf::registry::provider_kind("scratch", |_name, settings| {
+//!     let provider = umf::host::HostProvider::builder().isolate(settings.isolate).build()?;
+//!     Ok(provider)
+//! });
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use umf_core::tracker::ProviderRef;
+use umf_core::{Import, Pool, Provider};
+
+use crate::{Result, process};
+
+/// Makes a provider from the settings of a `[provider.<name>]`, of which `params` is passed through untouched.
+pub type ProviderFactory = dyn Fn(&str, &umf_config::Provider) -> Result<Arc<dyn Provider>> + Send + Sync;
+
+/// Makes a pool over a provider from the settings of a `[pool.<name>]`.
+pub type PoolFactory = dyn Fn(&str, &umf_config::Pool, ProviderRef) -> Result<Arc<dyn Pool>> + Send + Sync;
+
+static PROVIDERS: Mutex<BTreeMap<String, Arc<ProviderFactory>>> = Mutex::new(BTreeMap::new());
+static POOLS: Mutex<BTreeMap<String, Arc<PoolFactory>>> = Mutex::new(BTreeMap::new());
+static IMPORTS: Mutex<Vec<Arc<dyn Import>>> = Mutex::new(Vec::new());
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Registers a kind of provider. A second one of the same name replaces the first; the kinds `host` and `plugin` are
+/// built in and cannot be replaced.
+pub fn provider_kind<P: Provider + 'static>(
+    kind: &str,
+    make: impl Fn(&str, &umf_config::Provider) -> Result<Arc<P>> + Send + Sync + 'static,
+) {
+    let make = move |name: &str, settings: &umf_config::Provider| -> Result<Arc<dyn Provider>> {
+        Ok(make(name, settings)?)
+    };
+    locked(&PROVIDERS).insert(kind.to_owned(), Arc::new(make));
+}
+
+/// Registers a kind of pool. The kinds `slab` and `proxy` are built in and cannot be replaced.
+pub fn pool_kind<P: Pool + 'static>(
+    kind: &str,
+    make: impl Fn(&str, &umf_config::Pool, ProviderRef) -> Result<Arc<P>> + Send + Sync + 'static,
+) {
+    let make = move |name: &str,
+                     settings: &umf_config::Pool,
+                     provider: ProviderRef|
+          -> Result<Arc<dyn Pool>> { Ok(make(name, settings, provider)?) };
+    locked(&POOLS).insert(kind.to_owned(), Arc::new(make));
+}
+
+/// Lets [`crate::open`] open one more kind of memory.
+pub fn import(import: Arc<dyn Import>) {
+    locked(&IMPORTS).push(Arc::clone(&import));
+    if let Some(importer) = process::made_importer() {
+        importer.add_import(import);
+    }
+}
+
+pub(crate) fn imports() -> Vec<Arc<dyn Import>> {
+    locked(&IMPORTS).clone()
+}
+
+pub(crate) fn provider_factory(kind: &str) -> Option<Arc<ProviderFactory>> {
+    locked(&PROVIDERS).get(kind).cloned()
+}
+
+pub(crate) fn pool_factory(kind: &str) -> Option<Arc<PoolFactory>> {
+    locked(&POOLS).get(kind).cloned()
+}
+
+/// All kinds of provider that settings can name.
+#[must_use]
+pub fn provider_kinds() -> Vec<String> {
+    ["host", "plugin"].into_iter().map(str::to_owned).chain(locked(&PROVIDERS).keys().cloned()).collect()
+}
+
+/// All kinds of pool that settings can name.
+#[must_use]
+pub fn pool_kinds() -> Vec<String> {
+    ["proxy", "slab"].into_iter().map(str::to_owned).chain(locked(&POOLS).keys().cloned()).collect()
+}
