@@ -34,6 +34,7 @@ pub(crate) struct Central {
 // SAFETY: the buffer belongs to this value alone.
 unsafe impl Send for Central {}
 
+#[expect(clippy::mut_from_ref, reason = "the class's lock, not the borrow, makes it exclusive")]
 fn cold(spans: &Table<Span>, number: u32) -> Option<&mut crate::span::Cold> {
     // SAFETY: the callers are methods of `Central`, which its lock guards; the spans in its lists, and those of
     // the blocks that it is given, are slabs of its class. Each reference is used before the next is made.

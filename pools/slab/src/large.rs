@@ -112,13 +112,6 @@ impl<'a> Tables<'a> {
         let holds = get(&head.kind) == USED && first <= unit && unit - first < size && first + size <= units;
         holds.then(|| (first, size, get(&head.next)))
     }
-
-    /// The class of the block that begins at `unit` of `region`.
-    #[inline]
-    pub(crate) fn class(self, region: u32, unit: u32) -> Option<usize> {
-        let (id, _) = self.region(region)?;
-        self.unit(id + unit).map(|unit| get(&unit.next) as usize)
-    }
 }
 
 /// The free lists. Guarded by a lock that the owner brings.
@@ -368,3 +361,6 @@ fn fit(tables: Tables<'_>, id: u32, size: u32, align: u32) -> Option<u32> {
     let front = (place.wrapping_neg() & u64::from(align - 1)) as u32;
     (front.checked_add(size)? <= get(&unit.size)).then_some(front)
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,11 +20,11 @@ impl SlabPool {
         }
     }
 
-    /// Why the place is not the start of a live block.
+    /// Why a place in a span is not the start of a live block.
     #[cold]
-    pub(crate) fn why_not(&self, place: Place<'_>, address: Address) -> Error {
-        match self.block_of(place) {
-            Some((block, _)) if block.address != address => Error::InteriorAddress { address },
+    pub(crate) fn why_not(&self, address: Address) -> Error {
+        match self.find_block(address) {
+            Ok((block, _)) if block.address != address => Error::InteriorAddress { address },
             _ => Error::NotAllocated { address },
         }
     }
@@ -52,14 +52,6 @@ impl SlabPool {
         };
         let live = state.load(Ordering::Acquire) & LIVE != 0 && place.is_current();
         live.then_some((block, state))
-    }
-
-    /// The class of the large block that begins at a place in a region.
-    #[inline]
-    pub(crate) fn large_class(&self, place: Place<'_>) -> Result<usize> {
-        let class = self.tables().class(place.number, place.index as u32);
-        let address = place.start();
-        class.filter(|&class| class < self.classes.count()).ok_or(Error::NotAllocated { address })
     }
 
     /// The units that begin at `address`, which lies in a region and in no slab.

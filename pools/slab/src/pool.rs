@@ -2,7 +2,7 @@
 
 use core::fmt;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use umf_core::lock::Lock;
@@ -62,7 +62,7 @@ pub struct SlabPool {
     pub(crate) reserve: Reserve,
     /// Live blocks that are regions.
     pub(crate) direct: Gauge,
-    pub(crate) direct_allocations: core::sync::atomic::AtomicU64,
+    pub(crate) direct_allocations: AtomicU64,
     /// Whether any block was ever exported.
     pub(crate) any_exported: AtomicBool,
     pub(crate) large: Lock<Large>,
@@ -106,7 +106,7 @@ impl SlabPool {
             arena: Arena::new(),
             reserve: Reserve::new(settings.memory_limit, settings.shared_limit.clone()),
             direct: Gauge::new(),
-            direct_allocations: core::sync::atomic::AtomicU64::new(0),
+            direct_allocations: AtomicU64::new(0),
             any_exported: AtomicBool::new(false),
             large: Lock::new(Large::new()),
             centrals: [const { Lock::new(Central::new()) }; MAX_CLASSES],
@@ -121,7 +121,10 @@ impl SlabPool {
     pub(crate) unsafe fn settle(&self) -> Result<()> {
         let pool: &dyn Pool = self;
         // SAFETY: only the lifetime of the trait object changes. The upstream, a field, goes before the pool does.
-        unsafe { self.upstream.set_pool(core::mem::transmute::<NonNull<dyn Pool>, _>(NonNull::from(pool))) };
+        unsafe {
+            self.upstream
+                .set_pool(core::mem::transmute::<NonNull<dyn Pool>, NonNull<dyn Pool>>(NonNull::from(pool)))
+        };
         // SAFETY: passed on to the caller; `drop` unregisters.
         unsafe { umf_core::fork::register(crate::fork::erased(self))? };
         // SAFETY: passed on to the caller; `drop` leaves.
@@ -194,8 +197,8 @@ impl SlabPool {
     fn put(&self, place: Place<'_>, address: Address) -> Result<()> {
         let class = match place.span.slab_class() {
             Some(class) => class,
-            None if place.span.kind() == Kind::Direct => return self.free_direct(place),
-            None => self.large_class(place)?,
+            None if place.span.kind() == Kind::Direct => return self.free_direct(address),
+            None => usize::from(place.large_class().load(Ordering::Relaxed)),
         };
         let entry = Entry::new(address.to_bits(), NonNull::from(place.state));
         if let Some(cache) = self.cache() {
@@ -270,7 +273,7 @@ unsafe impl Pool for SlabPool {
         }
         let place = self.locate(address)?;
         if place.rest != 0 {
-            return Err(self.why_not(place, address));
+            return Err(self.why_not(address));
         }
         let old = place.state.swap(0, Ordering::AcqRel);
         if old != LIVE || !place.is_current() {
@@ -280,7 +283,7 @@ unsafe impl Pool for SlabPool {
                 return Err(Error::NotAllocated { address });
             }
             if old & LIVE == 0 {
-                return Err(self.why_not(place, address));
+                return Err(self.why_not(address));
             }
             before_free(Freed::Block { address });
         }

@@ -139,6 +139,10 @@ impl SlabPool {
             owner: "metadata",
             native: 0,
         })?;
+        let first = Address::from_bits(span.base().to_bits() + u64::from(range.first) * UNIT as u64);
+        if let Some(place) = span.locate(range.region, first) {
+            place.large_class().store(class as u8, Ordering::Relaxed);
+        }
         // SAFETY: the region is in use and has this unit.
         Ok(unsafe { span.entry(u64::from(range.first)) })
     }

@@ -1,6 +1,7 @@
 //! Regions: got from the provider a few MiB at a time, given back when nothing in them is used.
 
 use core::mem::MaybeUninit;
+use core::sync::atomic::Ordering;
 
 use umf_core::tracker::{self, GRANULE, RegionNumber};
 use umf_core::{Address, Error, Layout, Region, Result};
@@ -8,7 +9,7 @@ use umf_core::{Address, Error, Layout, Region, Result};
 use crate::SlabPool;
 use crate::large::{Range, Tables, UNIT};
 use crate::pool::OWNER;
-use crate::span::{Cold, Kind, Place};
+use crate::span::{Cold, Kind};
 
 /// A pool begins with regions of this size, and grows by an eighth of what it has, up to the largest.
 const SMALLEST: usize = 1 << 20;
@@ -116,7 +117,8 @@ impl SlabPool {
             return Err(too_small);
         }
         let units = u32::try_from(units).map_err(|_| too_small)?;
-        let (state_run, states) = self.states.allocate(units as usize)?;
+        // Behind the states lie the classes, a byte per unit too.
+        let (state_run, states) = self.states.allocate(2 * units as usize)?;
         let table =
             self.arena.allocate(Tables::bytes_for(units)).inspect_err(|_| self.states.release(state_run));
         let (table_run, _) = table?;
@@ -127,7 +129,7 @@ impl SlabPool {
         let (span_number, span) = self.spans.allocate().inspect_err(|_| undo())?;
         // SAFETY: the run is ours and long enough; nobody else knows the span's number yet.
         unsafe {
-            states.as_ptr().write_bytes(0, units as usize);
+            states.as_ptr().write_bytes(0, 2 * units as usize);
             *span.cold() = Cold {
                 unit: units,
                 state_run: MaybeUninit::new(state_run),
@@ -209,12 +211,14 @@ impl SlabPool {
             return Err(error);
         }
         self.direct.add(region.size());
-        self.direct_allocations.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+        self.direct_allocations.fetch_add(1, Ordering::Relaxed);
         Ok(region.base())
     }
 
     /// Frees a block that is a region, whose life the caller has taken.
-    pub(crate) fn free_direct(&self, place: Place<'_>) -> Result<()> {
+    #[cold]
+    pub(crate) fn free_direct(&self, address: Address) -> Result<()> {
+        let place = self.locate(address)?;
         let span = place.span;
         // SAFETY: a direct span has it, and the caller alone took the block's life.
         let (region, _) = unsafe { span.cold().upstream.assume_init() };
@@ -224,7 +228,7 @@ impl SlabPool {
                 unsafe { span.cold().upstream = MaybeUninit::new((region, found.number)) };
                 let _ = tracker::set_span(found.number, region.base(), region.size(), place.number);
             }
-            place.state.store(crate::state::LIVE, core::sync::atomic::Ordering::Release);
+            place.state.store(crate::state::LIVE, Ordering::Release);
             return Err(error);
         }
         span.retract();

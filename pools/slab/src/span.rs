@@ -15,6 +15,7 @@ use umf_core::tracker::RegionNumber;
 use umf_core::{Address, Region};
 
 use crate::arena::Run;
+use crate::large::UNIT;
 use crate::state::Entry;
 
 /// What kind of span.
@@ -108,7 +109,7 @@ impl Span {
     /// Fills the record of a number that was just allocated.
     ///
     /// # Safety
-    /// `states` has a zeroed byte for each of the `bytes / block` blocks, in metadata that lives as long as the
+    /// `states` has a zeroed byte for each of the `bytes / block` blocks (two for a region), in metadata that lives as long as the
     /// table that this record is in.
     pub(crate) unsafe fn publish(
         &self,
@@ -236,6 +237,15 @@ impl Span {
 }
 
 impl Place<'_> {
+    /// Where the class of the large block that begins here is kept, for a place in a region.
+    #[inline]
+    pub(crate) fn large_class(&self) -> &AtomicU8 {
+        let units = self.span.bytes() / UNIT as u64;
+        // SAFETY: in a region the run of states is twice as long as the units are many, and the index is below
+        // that number. The caller has just taken the life of a block in it, so the region is still there.
+        unsafe { &*self.span.states.load(Ordering::Relaxed).add((units + self.index) as usize) }
+    }
+
     /// Whether the span is still what [`Span::locate`] saw.
     #[inline]
     pub(crate) fn is_current(&self) -> bool {

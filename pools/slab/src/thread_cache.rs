@@ -43,6 +43,7 @@ unsafe impl Send for ThreadCache {}
 // SAFETY: zeros are valid: bins without entries.
 unsafe impl Zeroed for ThreadCache {}
 
+#[inline]
 fn count(counter: &AtomicU64) {
     // Written by the owner alone: no read-modify-write is needed.
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);

@@ -41,6 +41,7 @@ pub type Make<'a> = &'a dyn Fn(ProviderRef) -> Arc<dyn Pool>;
 #[macro_export]
 macro_rules! pool_conformance {
     ($module:ident, $make:expr) => {
+        #[cfg(test)]
         mod $module {
             #[allow(unused_imports, reason = "what the expression needs is in scope around it")]
             use super::*;

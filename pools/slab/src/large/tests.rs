@@ -1,0 +1,139 @@
+//! The allocator of units against a plain reference.
+
+use core::mem::MaybeUninit;
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use umf_core::{Address, AddressSpace};
+
+use super::*;
+use crate::span::{Cold, Kind};
+
+struct Bed {
+    arena: Arena,
+    states: Arena,
+    spans: Table<Span>,
+    large: Large,
+    regions: Vec<(u32, u32)>,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let (arena, states) = (Arena::new(), Arena::new());
+        Self { arena, states, spans: Table::new(1000), large: Large::new(), regions: Vec::new() }
+    }
+
+    fn add(&mut self, units: u32) {
+        let (table_run, _) = self.arena.allocate(Tables::bytes_for(units)).unwrap();
+        let (state_run, states) = self.states.allocate(2 * units as usize).unwrap();
+        let (number, span) = self.spans.allocate().unwrap();
+        let base = Address::in_space(AddressSpace::new(9).unwrap(), u64::from(number) * (7 << 24)).unwrap();
+        // SAFETY: nobody else knows the number yet; the run of states is long enough.
+        unsafe {
+            *span.cold() = Cold {
+                unit: units,
+                state_run: MaybeUninit::new(state_run),
+                table_run: MaybeUninit::new(table_run),
+                ..Cold::EMPTY
+            };
+            span.publish(Kind::Region, 0, base, u64::from(units) * 4096, 4096, states.cast());
+        }
+        self.large.add_region(Tables { arena: &self.arena, spans: &self.spans }, number);
+        self.regions.push((number, units));
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate { size: u32, align: u32 },
+    Free(usize),
+    Add(u32),
+    Remove(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (1_u32..200, 0_u32..7).prop_map(|(size, bits)| Step::Allocate { size, align: 1 << bits }),
+        5 => any::<prop::sample::Index>().prop_map(|index| Step::Free(index.index(1 << 20))),
+        1 => (1_u32..2_000).prop_map(Step::Add),
+        1 => any::<prop::sample::Index>().prop_map(|index| Step::Remove(index.index(1 << 20))),
+    ]
+}
+
+/// Length of the longest free range of a region.
+fn longest(used: &BTreeMap<(u32, u32), u32>, region: u32, units: u32) -> u32 {
+    let (mut at, mut best) = (0, 0);
+    for (&(_, first), &size) in used.range((region, 0)..(region + 1, 0)) {
+        best = best.max(first - at);
+        at = first + size;
+    }
+    best.max(units - at)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn agrees_with_a_plain_reference(steps in prop::collection::vec(step(), 1..400)) {
+        let mut bed = Bed::new();
+        let mut used: BTreeMap<(u32, u32), u32> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Add(units) if bed.regions.len() < 20 => bed.add(units),
+                Step::Add(_) => {}
+                Step::Allocate { size, align } => {
+                    let tables = Tables { arena: &bed.arena, spans: &bed.spans };
+                    let Some(range) = bed.large.allocate(tables, size, align, 5) else {
+                        // It may miss a fit, but not one in a range that surely has room.
+                        let sure = (size + align - 1).next_power_of_two() * 2;
+                        for &(region, units) in &bed.regions {
+                            prop_assert!(longest(&used, region, units) < sure);
+                        }
+                        continue;
+                    };
+                    let units = bed.regions.iter().find(|&&(number, _)| number == range.region).unwrap().1;
+                    prop_assert!(range.first + size <= units);
+                    let base = bed.spans.get(range.region).unwrap().base().value() / 4096;
+                    prop_assert_eq!((base + u64::from(range.first)) % u64::from(align), 0);
+                    let place = (range.region, range.first);
+                    if let Some((&(region, first), &length)) = used.range(..(place.0, place.1 + size)).next_back() {
+                        prop_assert!(region != range.region || first + length <= range.first);
+                    }
+                    used.insert(place, size);
+                }
+                Step::Free(index) => {
+                    let tables = Tables { arena: &bed.arena, spans: &bed.spans };
+                    let Some((&(region, first), &size)) = used.iter().nth(index % used.len().max(1)) else { continue };
+                    for unit in [first, first + size / 2, first + size - 1] {
+                        prop_assert_eq!(tables.block_around(region, unit), Some((first, size, 5)));
+                    }
+                    used.remove(&(region, first));
+                    let (freed, whole) = bed.large.free(tables, Range { region, first }).unwrap();
+                    prop_assert_eq!(freed, size);
+                    prop_assert_eq!(whole, used.range((region, 0)..(region + 1, 0)).next().is_none());
+                    prop_assert_eq!(bed.large.free(tables, Range { region, first }), None);
+                    prop_assert_eq!(tables.block_around(region, first), None);
+                }
+                Step::Remove(index) => {
+                    let tables = Tables { arena: &bed.arena, spans: &bed.spans };
+                    if bed.regions.is_empty() {
+                        continue;
+                    }
+                    let index = index % bed.regions.len();
+                    let (region, _) = bed.regions[index];
+                    let idle = used.range((region, 0)..(region + 1, 0)).next().is_none();
+                    prop_assert_eq!(bed.large.remove_region(tables, region), idle);
+                    if idle {
+                        bed.regions.swap_remove(index);
+                    }
+                }
+            }
+            let all: u64 = bed.regions.iter().map(|&(_, units)| u64::from(units)).sum();
+            let taken: u64 = used.values().map(|&size| u64::from(size)).sum();
+            prop_assert_eq!(bed.large.free_units(), all - taken);
+            let idle = bed.regions.iter().filter(|&&(number, _)| used.range((number, 0)..(number + 1, 0)).next().is_none());
+            let idle: Vec<u64> = idle.map(|&(_, units)| u64::from(units)).collect();
+            prop_assert_eq!(bed.large.idle(), (idle.iter().sum(), idle.len() as u32));
+        }
+    }
+}
