@@ -9,7 +9,7 @@ use intrusive_collections::{LinkedList, LinkedListAtomicLink, intrusive_adapter}
 use umf_core::lock::Lock;
 
 use super::limits::Counters;
-use super::{CacheStatistics, LimitPolicy, Limits, Pins};
+use super::{CacheStatistics, LimitPolicy, Limits, Pin, Pins};
 use crate::{Error, Result};
 
 /// One entry: a single allocation that the table and the LRU list share.
@@ -68,11 +68,11 @@ impl<K: Hash + Eq + Clone, V> Pinned<'_, K, V> {
         &self.entry
     }
 
-    /// Leaves the pin to whoever unpins the entry's number later.
-    pub(crate) fn into_number(self) -> u32 {
+    /// Leaves the pin to whoever gives it back later.
+    pub(crate) fn into_pin(self) -> Pin {
         let number = self.entry.number;
         self.cache.pins.pin(number);
-        number
+        Pin::of_number(number)
     }
 }
 
@@ -324,7 +324,7 @@ impl<K: Hash + Eq + Clone, V> Cache<K, V> {
         self.for_each(|entry| in_use += u64::from(self.pins.sum(entry.number) != 0));
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         CacheStatistics {
-            hits: self.pins.hits(),
+            hits: 0,
             table_hits: load(&self.counters.table_hits),
             misses: load(&self.counters.misses),
             stale: load(&self.counters.stale),

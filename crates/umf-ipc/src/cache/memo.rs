@@ -1,134 +1,173 @@
-//! Handles that were looked at before, whole.
+//! Handles that a thread looked at before, whole.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use core::cell::UnsafeCell;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use umf_core::metadata::{Chunks, Zeroed};
+use umf_core::thread::{self, ThreadIndex};
 
-/// A handle as 32 words.
-pub(crate) type Words = [u64; WORDS];
-/// Words in a handle.
-pub(crate) const WORDS: usize = crate::handle::SIZE / 8;
-/// Words that the user of the memo keeps beside it.
-const NOTES: usize = 6;
-const RECORDS: usize = 4096;
+use super::pins::PinCell;
+use crate::handle::SIZE;
 
-/// A lossy table of handles with notes beside them: two places per hash, the older one is replaced.
+const RECORDS: usize = 1024;
+
+/// What is remembered of a handle: all that a hit needs, found by one look.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Note {
+    /// What the user looks for besides the handle's bytes; not 0.
+    pub key: u64,
+    /// How to pin the handle's region.
+    pub pin: PinCell,
+    pub stamp: u64,
+    /// Where the generation lies that decides, and what it has to be.
+    pub word: NonNull<AtomicU64>,
+    pub generation: u64,
+    /// The user's.
+    pub base: u64,
+    pub length: u64,
+    pub flags: u64,
+}
+
+/// A lossy table of handles for each thread, two places per hash. Nothing depends on a handle being found.
 ///
-/// Reading takes no lock and writes nothing: each record is a sequence lock over atomics. A record that is
-/// being written, or was, is a miss. Nothing depends on a record being found; and what is found was stored as
-/// one, so its notes belong to its handle.
+/// A thread reads and writes its own table alone, so there is nothing to synchronise: not even with the thread that
+/// had its number before, which ended first. What a note says is checked at each use by stamp and generation.
 #[derive(Debug)]
 pub(crate) struct Memo {
-    records: Chunks<Record, RECORDS>,
+    rows: Chunks<Row>,
 }
+
+/// One thread's table.
+#[derive(Debug)]
+struct Row {
+    /// Null, or the first of `RECORDS` records, which are the first chunk of `chunk`.
+    first: AtomicPtr<Record>,
+    hits: AtomicU64,
+    chunk: Chunks<Record, RECORDS>,
+}
+
+// SAFETY: null pointers, atomics, and an empty `Chunks`.
+unsafe impl Zeroed for Row {}
 
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Record {
-    /// Odd while being written; 0 if never written.
-    sequence: AtomicU32,
-    words: [AtomicU64; WORDS],
-    notes: [AtomicU64; NOTES],
+    bytes: UnsafeCell<[u8; SIZE]>,
+    /// `None` while unused: a zeroed `PinCell` has a null pointer.
+    note: UnsafeCell<Option<Note>>,
+    /// Which of the two places of a hash was written last.
+    turn: UnsafeCell<bool>,
 }
 
-// SAFETY: all fields are atomics.
+// SAFETY: a record is used by one thread at a time, by `Memo`'s rule, and points to atomics that any thread may use.
+unsafe impl Send for Record {}
+// SAFETY: as above.
+unsafe impl Sync for Record {}
+// SAFETY: `None` of an `Option` with a `NonNull` inside is null there, and is all that is read of an unused note.
 unsafe impl Zeroed for Record {}
+
+const _: () = assert!(size_of::<Option<Note>>() == size_of::<Note>(), "None is a null pointer");
+
+/// The calling thread's table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThreadMemo<'m> {
+    row: &'m Row,
+    first: NonNull<Record>,
+    thread: ThreadIndex,
+}
 
 impl Memo {
     pub(crate) const fn new() -> Self {
-        Self { records: Chunks::new() }
+        Self { rows: Chunks::new() }
     }
 
+    /// The calling thread's table, if it has one by now.
     #[inline]
-    fn places(hash: u64) -> [u32; 2] {
-        let first = (hash % RECORDS as u64) as u32;
-        [first, first ^ 1]
+    pub(crate) fn current(&self) -> Option<ThreadMemo<'_>> {
+        let thread = thread::current()?;
+        let row = self.rows.get(thread.get())?;
+        let first = NonNull::new(row.first.load(Ordering::Relaxed))?;
+        Some(ThreadMemo { row, first, thread })
     }
 
-    /// The notes beside exactly this handle.
-    #[inline]
-    pub(crate) fn notes(&self, hash: u64, words: &Words) -> Option<[u64; NOTES]> {
-        Self::places(hash).into_iter().find_map(|place| {
-            let record = self.records.get(place)?;
-            let sequence = record.begin()?;
-            let different =
-                record.words.iter().zip(words).fold(0, |different, (stored, given)| {
-                    different | (stored.load(Ordering::Relaxed) ^ given)
-                });
-            if different != 0 {
-                return None;
-            }
-            let notes = core::array::from_fn(|index| record.notes[index].load(Ordering::Relaxed));
-            record.is_unchanged(sequence).then_some(notes)
-        })
+    /// The calling thread's table, made if there is none; `None` if there is no memory for it.
+    pub(crate) fn current_or_new(&self) -> Option<ThreadMemo<'_>> {
+        if let Some(memo) = self.current() {
+            return Some(memo);
+        }
+        let row = self.rows.get_or_grow(thread::current()?.get()).ok()?;
+        let first = NonNull::from(row.chunk.get_or_grow(0).ok()?);
+        row.first.store(first.as_ptr(), Ordering::Relaxed);
+        self.current()
     }
 
-    /// The handle whose first note is `key`, and its notes.
-    #[inline]
-    pub(crate) fn by_key(&self, hash: u64, key: u64) -> Option<(Words, [u64; NOTES])> {
-        Self::places(hash).into_iter().find_map(|place| {
-            let record = self.records.get(place)?;
-            let sequence = record.begin()?;
-            if record.notes[0].load(Ordering::Relaxed) != key {
-                return None;
-            }
-            let words = core::array::from_fn(|index| record.words[index].load(Ordering::Relaxed));
-            let notes = core::array::from_fn(|index| record.notes[index].load(Ordering::Relaxed));
-            record.is_unchanged(sequence).then_some((words, notes))
-        })
-    }
-
-    /// Remembers a handle. Forgets another one where there is no place, and gives up where another thread is
-    /// writing.
-    pub(crate) fn store(&self, hash: u64, words: &Words, notes: [u64; NOTES]) {
-        let [first, second] = Self::places(hash);
-        let (Ok(first), Ok(second)) = (self.records.get_or_grow(first), self.records.get_or_grow(second))
-        else {
-            return;
-        };
-        let same_key = |record: &Record| {
-            record.sequence.load(Ordering::Relaxed) != 0
-                && record.notes[0].load(Ordering::Relaxed) == notes[0]
-        };
-        let age = |record: &Record| record.sequence.load(Ordering::Relaxed);
-        // Same key in place; else the one that was written less often, which alternates the two.
-        let record =
-            if same_key(second) || (!same_key(first) && age(second) < age(first)) { second } else { first };
-        record.write(words, notes);
+    /// Hits of all threads.
+    pub(crate) fn hits(&self) -> u64 {
+        let hits = |row| self.rows.get(row).map_or(0, |row| row.hits.load(Ordering::Relaxed));
+        (0..thread::end()).map(hits).sum()
     }
 }
 
-impl Record {
+impl<'m> ThreadMemo<'m> {
     #[inline]
-    fn begin(&self) -> Option<u32> {
-        let sequence = self.sequence.load(Ordering::Acquire);
-        (sequence != 0 && sequence & 1 == 0).then_some(sequence)
+    fn places(self, hash: u64) -> [&'m Record; 2] {
+        let first = hash as usize % RECORDS;
+        // SAFETY: `first` is the beginning of a chunk of RECORDS records that stays mapped as long as the memo.
+        [first, first ^ 1].map(|place| unsafe { self.first.add(place).as_ref() })
+    }
+
+    /// The note beside exactly these bytes.
+    #[inline]
+    pub(crate) fn by_bytes(self, hash: u64, bytes: &[u8; SIZE]) -> Option<&'m Note> {
+        self.places(hash).into_iter().find_map(|record| {
+            // SAFETY: the record is this thread's, and nothing writes it while the reference is in use: `store` is
+            // called by this thread, after what was found here was copied out.
+            let (known, note) = unsafe { (&*record.bytes.get(), (*record.note.get()).as_ref()?) };
+            (known == bytes).then_some(note)
+        })
+    }
+
+    /// The bytes and the note that have this key.
+    #[inline]
+    pub(crate) fn by_key(self, hash: u64, key: u64) -> Option<(&'m [u8; SIZE], &'m Note)> {
+        self.places(hash).into_iter().find_map(|record| {
+            // SAFETY: as in `by_bytes`.
+            let (known, note) = unsafe { (&*record.bytes.get(), (*record.note.get()).as_ref()?) };
+            (note.key == key).then_some((known, note))
+        })
+    }
+
+    /// Remembers a handle, in the place of an older one if there is none free.
+    pub(crate) fn store(self, hash: u64, bytes: &[u8; SIZE], note: Note) {
+        let places = self.places(hash);
+        // SAFETY: the records are this thread's, and no reference into them is in use: see `by_bytes`.
+        let same =
+            |record: &&Record| unsafe { &*record.note.get() }.is_none_or(|known| known.key == note.key);
+        let record = match places.iter().find(|record| same(record)) {
+            Some(record) => record,
+            None => {
+                // SAFETY: as above.
+                let turn = unsafe { &mut *places[0].turn.get() };
+                *turn = !*turn;
+                places[usize::from(*turn)]
+            }
+        };
+        // SAFETY: as above.
+        unsafe {
+            *record.bytes.get() = *bytes;
+            *record.note.get() = Some(note);
+        }
+    }
+
+    /// The thread whose table this is.
+    #[inline]
+    pub(crate) const fn thread(self) -> ThreadIndex {
+        self.thread
     }
 
     #[inline]
-    fn is_unchanged(&self, sequence: u32) -> bool {
-        fence(Ordering::Acquire);
-        self.sequence.load(Ordering::Relaxed) == sequence
-    }
-
-    fn write(&self, words: &Words, notes: [u64; NOTES]) {
-        let sequence = self.sequence.load(Ordering::Relaxed);
-        let taken = sequence & 1 == 0
-            && self
-                .sequence
-                .compare_exchange(sequence, sequence.wrapping_add(1), Ordering::Acquire, Ordering::Relaxed)
-                .is_ok();
-        if !taken {
-            return;
-        }
-        fence(Ordering::Release);
-        for (stored, given) in self.words.iter().zip(words) {
-            stored.store(*given, Ordering::Relaxed);
-        }
-        for (stored, given) in self.notes.iter().zip(notes) {
-            stored.store(given, Ordering::Relaxed);
-        }
-        // Never back to 0, which means never written.
-        self.sequence.store(sequence.wrapping_add(2).max(2), Ordering::Release);
+    pub(crate) fn count_hit(self) {
+        self.row.hits.store(self.row.hits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 }

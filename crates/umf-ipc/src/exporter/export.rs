@@ -4,6 +4,7 @@ use core::fmt;
 use core::ops::Deref;
 
 use super::state::State;
+use crate::cache::Pin;
 use crate::handle::Handle;
 
 /// An export in use. Dropping it gives the use back (what other libraries call "put"); the handle's bytes may
@@ -11,14 +12,19 @@ use crate::handle::Handle;
 pub struct Export<'e> {
     state: &'e State,
     handle: Handle,
-    number: u32,
+    pin: Pin,
 }
 
+// SAFETY: its pin points to atomics that stay as long as the state, and any thread may give it back.
+unsafe impl Send for Export<'_> {}
+// SAFETY: as above; nothing of it changes while it is shared.
+unsafe impl Sync for Export<'_> {}
+
 impl<'e> Export<'e> {
-    /// Takes over a pin on `number`.
+    /// Takes over a pin on the handle's region.
     #[inline]
-    pub(super) const fn new(state: &'e State, handle: Handle, number: u32) -> Self {
-        Self { state, handle, number }
+    pub(super) const fn new(state: &'e State, handle: Handle, pin: Pin) -> Self {
+        Self { state, handle, pin }
     }
 
     /// The handle.
@@ -50,7 +56,7 @@ impl Deref for Export<'_> {
 impl Drop for Export<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.state.put(self.number);
+        self.state.put(self.pin);
     }
 }
 

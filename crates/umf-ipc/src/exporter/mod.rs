@@ -75,9 +75,9 @@ impl Exporter {
     #[inline]
     pub fn get(&self, address: Address) -> Result<Export<'_>> {
         if let Some(state) = self.inner.current()
-            && let Some((handle, number)) = state.hit(address)
+            && let Some((bytes, pin)) = state.hit(address)
         {
-            return Ok(Export::new(state, handle, number));
+            return Ok(Export::new(state, Handle::from_known(bytes), pin));
         }
         self.inner.state(address)?.export(address)
     }

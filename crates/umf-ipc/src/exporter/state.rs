@@ -13,8 +13,10 @@ use super::fd_source::Source;
 use super::region_export::{BlockExport, Blocks, RegionExport};
 use super::settings::ExporterSettings;
 use super::{Export, Target};
-use crate::cache::{Cache, CacheStatistics, Entry, Limits, Memo, WORDS, Words};
-use crate::handle::{FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET, Fields, Handle};
+use crate::cache::{Cache, CacheStatistics, Entry, Limits, Memo, Note, Pin};
+use crate::handle::{
+    FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET, Fields, Handle, SIZE as HANDLE_SIZE,
+};
 use crate::identity::Nonce;
 use crate::ledger::{LedgerWriter, SlotContent};
 use crate::sys;
@@ -39,9 +41,6 @@ pub(crate) struct State {
     fd_limit: u64,
     settings: ExporterSettings,
 }
-
-/// Notes beside a remembered handle: address, entry, stamp, where the generation lies, generation.
-type Notes = [u64; 6];
 
 impl State {
     /// `procfs` says whether the memory that is exported first can be opened through `/proc`.
@@ -101,41 +100,45 @@ impl State {
         (address.to_bits() >> 3).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
     }
 
-    /// The handle of a block that was exported before and not freed since, with a pin on its region.
+    /// The handle of a block that this thread exported before and that was not freed since, with a pin on its region.
+    /// Borrowed, so that the 256 bytes are copied once, to where the caller wants them.
     #[inline]
-    pub(super) fn hit(&self, address: Address) -> Option<(Handle, u32)> {
-        let (words, notes) = self.memo.by_key(Self::hash(address), address.to_bits())?;
-        let [_, number, stamp, slot, generation, _]: Notes = notes;
-        let number = number as u32;
-        if !self.cache.pins().pin_stamped(number, stamp) {
+    pub(super) fn hit(&self, address: Address) -> Option<(&[u8; HANDLE_SIZE], Pin)> {
+        let memo = self.memo.current()?;
+        let (bytes, note) = memo.by_key(Self::hash(address), address.to_bits())?;
+        // SAFETY: the note was made in this thread's table for the pins of this state.
+        if !unsafe { note.pin.pin_stamped(note.stamp) } {
             return None;
         }
-        // SAFETY: the ledger stays mapped as long as this state, and `slot` is one of its slots: it was stored
-        // by `remember`, as one record with the rest.
-        let current = unsafe { self.ledger.generation_at(slot as u32) };
-        if current != generation {
-            self.cache.pins().unpin(number);
+        let pin = Pin::new(memo.thread(), note.pin);
+        // SAFETY: `word` is a generation in the ledger, which stays mapped as long as this state.
+        if unsafe { note.word.as_ref() }.load(Ordering::Acquire) != note.generation {
+            self.cache.pins().give_back(pin);
             return None;
         }
-        Some((Handle::from_words(&words), number))
+        memo.count_hit();
+        Some((bytes, pin))
     }
 
     fn remember(&self, entry: &RegionEntry, address: Address, block: &BlockExport) {
-        let words: Words = block.handle.to_words();
-        debug_assert_eq!(words.len(), WORDS);
-        let notes: Notes = [
-            address.to_bits(),
-            u64::from(entry.number()),
-            entry.stamp(),
-            u64::from(block.slot),
-            block.generation,
-            0,
-        ];
-        self.memo.store(Self::hash(address), &words, notes);
+        let Some(memo) = self.memo.current_or_new() else { return };
+        let Some((_, pin)) = self.cache.pins().cell(entry.number()) else { return };
+        let note = Note {
+            key: address.to_bits(),
+            pin,
+            stamp: entry.stamp(),
+            word: self.ledger.generation_word(block.slot),
+            generation: block.generation,
+            base: 0,
+            length: 0,
+            flags: 0,
+        };
+        memo.store(Self::hash(address), block.handle.as_bytes(), note);
     }
 
-    pub(super) fn put(&self, number: u32) {
-        self.cache.pins().unpin(number);
+    #[inline]
+    pub(super) fn put(&self, pin: Pin) {
+        self.cache.pins().give_back(pin);
     }
 
     /// Exports what holds `address`.
@@ -198,8 +201,7 @@ impl State {
                 self.remember(entry, target.start, block);
             }
             drop(blocks);
-            let number = pinned.into_number();
-            return Ok(Export::new(self, handle, number));
+            return Ok(Export::new(self, handle, pinned.into_pin()));
         }
     }
 
@@ -365,7 +367,7 @@ impl State {
         self.cache.for_each(|entry| {
             fds += u64::from(entry.value.native.as_ref().is_some_and(|native| native.fd.is_some()));
         });
-        CacheStatistics { fds, ..self.cache.statistics() }
+        CacheStatistics { fds, hits: self.memo.hits(), ..self.cache.statistics() }
     }
 
     /// Retires everything and stops the socket. The exporter is being dropped.

@@ -100,18 +100,10 @@ impl Handle {
         &self.bytes
     }
 
-    /// The bytes as 32 words in memory order, as the memo stores them.
+    /// A handle from the bytes of one.
     #[inline]
-    pub(crate) fn to_words(self) -> [u64; SIZE / 8] {
-        // SAFETY: both are 256 plain bytes, and any bytes are valid words.
-        unsafe { core::mem::transmute(self.bytes) }
-    }
-
-    /// The inverse of [`Handle::to_words`], for words that came from a handle.
-    #[inline]
-    pub(crate) fn from_words(words: &[u64; SIZE / 8]) -> Self {
-        // SAFETY: as in `to_words`.
-        Self { bytes: unsafe { core::mem::transmute::<[u64; SIZE / 8], [u8; SIZE]>(*words) } }
+    pub(crate) const fn from_known(bytes: &[u8; SIZE]) -> Self {
+        Self { bytes: *bytes }
     }
 
     /// Process id of the producer, in its own pid namespace.

@@ -1,24 +1,25 @@
 //! [`Mapping`]: a block of another process, open in this one.
 
 use core::fmt;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use umf_core::Address;
 use vm_memory::{Bytes as _, VolatileSlice};
 
 use super::Inner;
-use super::open::word_at;
+use crate::cache::Pin;
 use crate::{Error, Result};
 
 /// Where a mapping is and how its validity is read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    pub number: u32,
+    pub pin: Pin,
     pub base: Address,
     pub length: usize,
     pub generation: u64,
-    /// Address of the generation in the producer's ledger.
-    pub word: usize,
+    /// The generation in the producer's ledger.
+    pub word: NonNull<AtomicU64>,
     pub host_accessible: bool,
     pub read_only: bool,
 }
@@ -36,8 +37,13 @@ pub struct Mapping<'i> {
     place: Place,
 }
 
+// SAFETY: what it points to are atomics that stay mapped as long as the pin, which any thread may give back.
+unsafe impl Send for Mapping<'_> {}
+// SAFETY: as above; a shared mapping yields volatile slices, whose accesses may race.
+unsafe impl Sync for Mapping<'_> {}
+
 impl<'i> Mapping<'i> {
-    /// Takes over a pin on the entry `place.number`.
+    /// Takes over the pin `place.pin`.
     ///
     /// # Safety
     /// The pin is the caller's; the entry's region has `place.base .. + place.length`, accessible as the flags
@@ -75,7 +81,7 @@ impl<'i> Mapping<'i> {
     #[inline]
     pub(super) fn generation_now(&self) -> u64 {
         // SAFETY: by `new`'s contract the word is in a mapped ledger, which the pin keeps.
-        let word: &AtomicU64 = unsafe { word_at(self.place.word).as_ref() };
+        let word = unsafe { self.place.word.as_ref() };
         word.load(Ordering::Acquire)
     }
 
@@ -140,7 +146,7 @@ impl<'i> Mapping<'i> {
 impl Drop for Mapping<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.importer.pins().unpin(self.place.number);
+        self.importer.pins().give_back(self.place.pin);
     }
 }
 

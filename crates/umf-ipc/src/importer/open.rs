@@ -1,7 +1,6 @@
 //! Opening a handle: bytes, memo, or else decoding, producer, ledger, fd, mapping.
 
-use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use umf_core::{Access, Address, ImportRequest};
@@ -10,10 +9,9 @@ use super::Inner;
 use super::mapping::{Mapping, Place};
 use super::producer::Producer;
 use super::region::{ImportedRegion, RegionKey};
-use crate::cache::{CacheStatistics, WORDS, Words};
+use crate::cache::{CacheStatistics, Note, Pin};
 use crate::handle::{Handle, SIZE};
 use crate::identity;
-use crate::sys;
 use crate::{Error, Result};
 
 /// Producers without an open region that are remembered beyond this number are forgotten, and found again when
@@ -27,38 +25,35 @@ const READ_ONLY: u64 = 2;
 impl Inner {
     #[inline]
     pub(super) fn open(&self, bytes: &[u8; SIZE], access: Access) -> Result<Mapping<'_>> {
-        let words = words_of(bytes);
-        let memo = &self.memo[access as usize];
-        // The checksum is as good a hash as any. That it is right was checked when the handle was remembered.
-        let hash = words[WORDS - 1] >> 32;
-        if let Some([number, stamp, word, base, length, flags]) = memo.notes(hash, &words) {
-            let number = number as u32;
-            if self.cache.pins().pin_stamped(number, stamp) {
-                let generation = u64::from_le(words[10]);
-                let place = Place {
-                    number,
-                    base: Address::from_bits(base),
-                    length: length as usize,
-                    generation,
-                    word: word as usize,
-                    host_accessible: flags & HOST_ACCESSIBLE != 0,
-                    read_only: flags & READ_ONLY != 0,
-                };
-                // SAFETY: the notes were stored together by `remember` for an entry with this stamp; the pin keeps
-                // that entry, which keeps the ledger mapped.
-                let mapping = unsafe { Mapping::new(self, place) };
-                if mapping.is_current() {
-                    return Ok(mapping);
-                }
+        if let Some(memo) = self.memo[access as usize].current()
+            && let Some(note) = memo.by_bytes(hash(bytes), bytes)
+            // SAFETY: the note was made in this thread's table for the pins of this importer.
+            && unsafe { note.pin.pin_stamped(note.stamp) }
+        {
+            let place = Place {
+                pin: Pin::new(memo.thread(), note.pin),
+                base: Address::from_bits(note.base),
+                length: note.length as usize,
+                generation: note.generation,
+                word: note.word,
+                host_accessible: note.flags & HOST_ACCESSIBLE != 0,
+                read_only: note.flags & READ_ONLY != 0,
+            };
+            // SAFETY: the note was stored by `remember` for an entry with this stamp; the pin keeps that entry, which
+            // keeps region and ledger mapped.
+            let mapping = unsafe { Mapping::new(self, place) };
+            if mapping.is_current() {
+                memo.count_hit();
+                return Ok(mapping);
             }
         }
-        self.open_anew(bytes, access, hash, &words)
+        self.open_anew(bytes, access)
     }
 
     #[cold]
-    fn open_anew(&self, bytes: &[u8; SIZE], access: Access, hash: u64, words: &Words) -> Result<Mapping<'_>> {
+    fn open_anew(&self, bytes: &[u8; SIZE], access: Access) -> Result<Mapping<'_>> {
         let handle = Handle::from_bytes(bytes)?;
-        let opened = self.open_checked(&handle, access, hash, words);
+        let opened = self.open_checked(&handle, access);
         match &opened {
             Ok(_) => {}
             Err(Error::Stale { .. }) => {
@@ -74,7 +69,7 @@ impl Inner {
         opened
     }
 
-    fn open_checked(&self, handle: &Handle, access: Access, hash: u64, words: &Words) -> Result<Mapping<'_>> {
+    fn open_checked(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
         if identity::boot_id().contradicts(handle.boot_id()) {
             return Err(Error::OtherBoot);
         }
@@ -122,40 +117,41 @@ impl Inner {
         };
         // The entry's own producer: the one found above may be another object for the same process, and go.
         let word = entry.value.producer.slot(handle)?.generation_word();
+        let length = usize::try_from(handle.length()).unwrap_or(0);
+        let flags = if imported.host_accessible { HOST_ACCESSIBLE } else { 0 }
+            | if imported.read_only || access == Access::ReadOnly { READ_ONLY } else { 0 };
+        let (stamp, number) = (entry.stamp(), entry.number());
         let place = Place {
-            number: entry.number(),
+            pin: pinned.into_pin(),
             base,
-            length: usize::try_from(handle.length()).unwrap_or(0),
+            length,
             generation: handle.generation(),
-            word: word.as_ptr().expose_provenance(),
-            host_accessible: imported.host_accessible,
-            read_only: imported.read_only || access == Access::ReadOnly,
+            word,
+            host_accessible: flags & HOST_ACCESSIBLE != 0,
+            read_only: flags & READ_ONLY != 0,
         };
-        let stamp = entry.stamp();
-        let number = pinned.into_number();
         // SAFETY: the pin keeps the entry, and with it region and ledger; `word` is the generation of its slot.
-        let mapping = unsafe { Mapping::new(self, Place { number, ..place }) };
-        // Leased now; if it was retired before that, this sees it.
+        let mapping = unsafe { Mapping::new(self, place) };
+        // It is held now; if it was retired before that, this sees it.
         if !mapping.is_current() {
-            let now = mapping.generation_now();
-            return Err(producer.stale(handle, now));
+            return Err(producer.stale(handle, mapping.generation_now()));
         }
-        self.remember(access, hash, words, &place, stamp);
+        if let Some(memo) = self.memo[access as usize].current_or_new()
+            && let Some((_, pin)) = self.cache.pins().cell(number)
+        {
+            let note = Note {
+                key: u64::from(handle.slot()) << 32 | u64::from(number),
+                pin,
+                stamp,
+                word,
+                generation: handle.generation(),
+                base: base.to_bits(),
+                length: length as u64,
+                flags,
+            };
+            memo.store(hash(handle.as_bytes()), handle.as_bytes(), note);
+        }
         Ok(mapping)
-    }
-
-    fn remember(&self, access: Access, hash: u64, words: &Words, place: &Place, stamp: u64) {
-        let flags = if place.host_accessible { HOST_ACCESSIBLE } else { 0 }
-            | if place.read_only { READ_ONLY } else { 0 };
-        let notes = [
-            u64::from(place.number),
-            stamp,
-            place.word as u64,
-            place.base.to_bits(),
-            place.length as u64,
-            flags,
-        ];
-        self.memo[access as usize].store(hash, words, notes);
     }
 
     /// The producer of a handle, found if it is not known.
@@ -204,7 +200,8 @@ impl Inner {
 
     pub(super) fn statistics(&self) -> CacheStatistics {
         let fds = self.producers.lock().values().map(|producer| producer.fds()).sum();
-        CacheStatistics { fds, ..self.cache.statistics() }
+        let hits = self.memo.iter().map(crate::cache::Memo::hits).sum();
+        CacheStatistics { fds, hits, ..self.cache.statistics() }
     }
 
     pub(super) const fn pins(&self) -> &crate::cache::Pins {
@@ -212,16 +209,8 @@ impl Inner {
     }
 }
 
+/// The checksum is as good a hash as any. (That it is right was checked when the handle was remembered.)
 #[inline]
-fn words_of(bytes: &[u8; SIZE]) -> Words {
-    // SAFETY: both are 256 plain bytes, and any bytes are valid words.
-    unsafe { core::mem::transmute(*bytes) }
+fn hash(bytes: &[u8; SIZE]) -> u64 {
+    u64::from(u32::from_le_bytes([bytes[SIZE - 4], bytes[SIZE - 3], bytes[SIZE - 2], bytes[SIZE - 1]]))
 }
-
-/// A pointer into a mapped ledger, from its address.
-pub(super) fn word_at(address: usize) -> NonNull<AtomicU64> {
-    let pointer = core::ptr::with_exposed_provenance_mut(address);
-    NonNull::new(pointer).unwrap_or(NonNull::dangling())
-}
-
-const _: () = assert!(sys::TMPFS_MAGIC != 0);

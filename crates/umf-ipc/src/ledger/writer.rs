@@ -1,6 +1,7 @@
 //! The producer's side of its ledger.
 
-use core::sync::atomic::{Ordering, fence};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -192,16 +193,9 @@ impl LedgerWriter {
         self.slot(number).generation.store(generation + 1, Ordering::SeqCst);
     }
 
-    /// The slot's generation now, as this process wrote it.
-    ///
-    /// # Safety
-    /// `number` came from [`LedgerWriter::take`].
-    #[inline]
-    pub(crate) unsafe fn generation_at(&self, number: u32) -> u64 {
-        let offset = HEADER_SIZE + number as usize * size_of::<Slot>();
-        // SAFETY: slots that were taken lie below the capacity, and the mapping has that many; atomics.
-        let slot: &Slot = unsafe { self.mapping.base().add(offset).cast().as_ref() };
-        slot.generation.load(Ordering::Acquire)
+    /// Where the slot's generation lies, for one-load checks while the ledger stays mapped.
+    pub(crate) fn generation_word(&self, number: u32) -> NonNull<AtomicU64> {
+        NonNull::from(&self.slot(number).generation)
     }
 
     /// The slot's generation now, or `None` if there is no such slot.
