@@ -268,4 +268,33 @@ mod tests {
         assert_eq!(counted.prepared.load(Ordering::Relaxed), 50);
         unregister(object);
     }
+
+    #[test]
+    fn leaves_are_locked_last() {
+        struct Nothing;
+        impl ForkAware for Nothing {
+            fn prepare(&self) {}
+            fn parent(&self) {}
+            fn child(&self) {}
+        }
+        // Of some size, so that their addresses differ.
+        static PAIR: [(Nothing, u64); 2] = [(Nothing, 0), (Nothing, 1)];
+        let object = |index: usize| NonNull::from(&PAIR[index].0 as &'static dyn ForkAware);
+        // SAFETY: statics, with no locks at all.
+        unsafe {
+            register(object(0)).unwrap();
+            register_leaf(object(1)).unwrap();
+        }
+        let place = |index| {
+            let wanted = object(index);
+            let registry = REGISTRY.lock();
+            registry.entries[..registry.len].iter().position(|entry| {
+                entry.is_some_and(|entry| core::ptr::addr_eq(entry.0.as_ptr(), wanted.as_ptr()))
+            })
+        };
+        // The latest entry is locked first.
+        assert!(place(1) < place(0));
+        unregister(object(0));
+        unregister(object(1));
+    }
 }
