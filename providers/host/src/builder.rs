@@ -150,7 +150,7 @@ impl HostBuilder {
                 (None, true) => Form::Isolated { read_only: self.read_only_export },
                 (None, false) => Form::Arenas(self.arena_size),
             };
-            Source::Shared(Shared::new(form, self.object.as_deref(), self.arena_size, &pages)?)
+            Source::Shared(Box::new(Shared::new(form, self.object.as_deref(), self.arena_size, &pages)?))
         } else {
             private::take_part_in_forks()?;
             Source::Private(Private::new())

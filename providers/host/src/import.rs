@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use umf_core::{Access, Address, Error, Import, ImportRequest, Imported, ProviderKind, Result};
 
 use crate::mapping::{Mapping, map_error};
+use crate::shared::FILE_ALIGN;
 use crate::sys::{self, FileSystem};
 
 /// Opens host memory that another process exported: maps a range of a memory file. Needs no provider, and keeps
@@ -16,6 +17,12 @@ use crate::sys::{self, FileSystem};
 /// counts as such), be sealed against shrinking, and hold the whole range. What it is asked for, it is asked
 /// without calling into a file system that somebody else implements, so that no file, device, pipe or FUSE mount
 /// can hang or kill the importer.
+///
+/// One thing remains: a page of hugetlbfs that the exporter punches while it is imported (as freeing a region in an
+/// arena does) is SIGBUS at the next touch if the reserved huge pages have run out. Exporters of such memory hold it
+/// while it is leased, isolate it, or export it read-only, which rules punching out.
+///
+/// The import is aligned to pages; to 2 MiB if region and offset are, so that huge pages can be mapped as such.
 ///
 /// Thread-safe. See `memfd_create(2)` and `fcntl(2)` on seals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,9 +84,11 @@ impl HostImport {
         if end.is_none_or(|end| end > file_size) {
             return Err(Error::Untrusted { why: "the range does not lie inside the file" });
         }
+        let can_be_huge = size as u64 >= FILE_ALIGN && request.offset.is_multiple_of(FILE_ALIGN);
+        let align = if can_be_huge { page.max(FILE_ALIGN as usize) } else { page };
         let writable = request.access == Access::ReadWrite;
         let mapping =
-            Mapping::shared(file, request.offset, size, page, writable).map_err(|errno| match errno {
+            Mapping::shared(file, request.offset, size, align, writable).map_err(|errno| match errno {
                 Errno::ACCESS | Errno::PERM => Error::Native {
                     call: "mmap",
                     native: errno.raw_os_error(),

@@ -27,14 +27,16 @@ pub(crate) struct Pages {
 
 impl Pages {
     /// Normal pages, wherever the system puts them.
-    pub(crate) const NORMAL: Self = Self {
-        huge: HugePages::Normal,
-        numa: Numa::Default,
-        reserve: false,
-        transparent_size: 2 << 20,
-        collapse: false,
-        turn: AtomicU64::new(0),
-    };
+    pub(crate) const fn normal() -> Self {
+        Self {
+            huge: HugePages::Normal,
+            numa: Numa::Default,
+            reserve: false,
+            transparent_size: 2 << 20,
+            collapse: false,
+            turn: AtomicU64::new(0),
+        }
+    }
 
     /// As asked for, if this system can do that.
     pub(crate) fn new(huge: HugePages, numa: Numa, reserve: bool, shared: bool) -> Result<Self> {

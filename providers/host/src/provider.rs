@@ -37,7 +37,7 @@ pub struct HostProvider {
 #[derive(Debug)]
 pub(crate) enum Source {
     Private(Private),
-    Shared(Shared),
+    Shared(Box<Shared>),
 }
 
 impl HostProvider {
@@ -58,7 +58,7 @@ impl HostProvider {
         Self {
             name: Cow::Borrowed("host"),
             source: Source::Private(Private::new()),
-            pages: Pages::NORMAL,
+            pages: Pages::normal(),
             import: HostImport::new(),
             read_only_export: false,
             gauge: Gauge::new(),

@@ -160,12 +160,12 @@ impl Ranges {
 
     fn remove(&mut self, offset: u64) {
         let Some(free) = self.by_offset.find_mut(&offset).remove() else { return };
-        let number = free.number;
-        // SAFETY: the node is in both trees, or in none.
-        drop(unsafe { self.by_size.cursor_mut_from_ptr(&raw const *free) }.remove());
-        drop(free);
-        // SAFETY: the node is in neither tree now, and both references to it are gone.
-        drop(unsafe { self.nodes.remove(number) });
+        // SAFETY: the node is in both trees, or in none. It is in neither when its place is given up, and `free`
+        // is not used any more.
+        unsafe {
+            let _ = self.by_size.cursor_mut_from_ptr(&raw const *free).remove();
+            let _ = self.nodes.remove(free.number);
+        }
     }
 
     /// Bytes that are free, and in how many ranges.

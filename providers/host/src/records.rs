@@ -157,10 +157,8 @@ impl Records {
         let gone = Error::NotAllocated { address: region.base() };
         let tree = self.tree.as_mut().ok_or(gone)?;
         let node = tree.find_mut(&region.base().to_bits()).remove().ok_or(gone)?;
-        let number = node.number;
-        drop(node);
-        // SAFETY: the node is out of the tree, and the reference to it is gone.
-        let node = unsafe { self.nodes.remove(number) };
+        // SAFETY: the node is out of the tree, and the reference to it is not used any more.
+        let node = unsafe { self.nodes.remove(node.number) };
         node.map(|node| node.record).ok_or(gone)
     }
 
@@ -204,10 +202,8 @@ impl Drop for Records {
     fn drop(&mut self) {
         // What is still live stays mapped; the files behind it are let go of.
         while let Some(node) = self.tree.as_mut().and_then(|tree| tree.front_mut().remove()) {
-            let number = node.number;
-            drop(node);
             // SAFETY: as in `remove`.
-            drop(unsafe { self.nodes.remove(number) });
+            drop(unsafe { self.nodes.remove(node.number) });
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::mapping::{Mapping, map_error};
 use crate::named::{self, Name};
 use crate::pages::Pages;
 use crate::records::{Backing, Record, Records};
+use crate::sys::FileSystem;
 use crate::{huge, memfd, sys};
 
 /// How regions share files.
@@ -33,7 +34,7 @@ pub(crate) enum Form {
 const OWNER: u32 = 0;
 
 /// File offsets have the alignment of their regions up to this, so that an importer can have huge pages, too.
-const FILE_ALIGN: u64 = 2 << 20;
+pub(crate) const FILE_ALIGN: u64 = 2 << 20;
 
 struct State {
     records: Records,
@@ -63,6 +64,11 @@ impl Shared {
         let mut arenas = Vec::new();
         let mut made_name = None;
         let size = arena::possible_size(size, pages.granularity());
+        if size == 0 {
+            let limit = sys::file_size_limit();
+            let what = "file size (RLIMIT_FSIZE)";
+            return Err(Error::LimitReached { what, limit, size: pages.granularity() });
+        }
         match name {
             Some(name) => {
                 let (file, name) = named::create(name, size)?;
@@ -237,10 +243,11 @@ impl Shared {
         };
         // SAFETY: the region was live until now, and the caller says that nobody uses it.
         let mapping = unsafe { Mapping::of(region) };
-        // What has a file of its own is not punched: importers keep what they mapped, and the pages go with the
-        // last mapping of the file.
-        let punched = match (&file, arena) {
-            (Some(file), Some((_, offset))) => punch(file, offset, region.size()),
+        let punched = match (&file, &record.backing) {
+            (Some(file), Backing::Arena { offset, .. }) => punch(file, *offset, region.size()),
+            (Some(file), Backing::Own { offset, .. }) if self.goes_with_punch(file, region.size()) => {
+                punch(file, *offset, region.size())
+            }
             _ => Ok(()),
         };
         let gone = match (punched, mapping) {
@@ -259,6 +266,17 @@ impl Shared {
             self.give(arena, offset, region.size());
         }
         Ok(true)
+    }
+
+    /// Whether the pages of a region with a file of its own are to be given back by punching.
+    ///
+    /// Those of a whole file are not: they go with its last mapping, so that importers keep what they mapped. Parts
+    /// that were split off would stay until the last part goes. What is sealed against writing cannot be punched,
+    /// and a huge page that an importer touches again may not be there.
+    fn goes_with_punch(&self, file: &OwnedFd, size: usize) -> bool {
+        let read_only = self.form == Form::Isolated { read_only: true };
+        let kind = sys::size_and_kind(file.as_fd());
+        !read_only && kind.is_ok_and(|(all, kind)| kind == FileSystem::Tmpfs && all != size as u64)
     }
 
     pub(crate) fn check(&self, region: &Region) -> Result<()> {

@@ -72,6 +72,7 @@ macro_rules! provider_conformance {
         );
     };
     (@cases $module:ident, $make:expr, $($case:ident)*) => {
+        #[cfg(test)]
         mod $module {
             #[allow(unused_imports)]
             use super::*;

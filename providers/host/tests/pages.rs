@@ -1,0 +1,311 @@
+//! Huge pages, NUMA nodes, and memory that is made when it is allocated.
+
+mod machine;
+
+use std::sync::Mutex;
+
+use machine::{committed, export, fd, free, is_root, layout, pointer, shared, touch};
+use umf_core::{Error, Properties, Property, PropertyValue, Provider, Region};
+use umf_provider_host::{HostBuilder, HostProvider, HugePages, NodeSet, NodeShare, Numa};
+
+const HUGE: usize = 2 << 20;
+
+fn both() -> [(&'static str, HostBuilder); 2] {
+    [("private", HostProvider::builder()), ("shared", shared())]
+}
+
+/// The sum of a field of `/proc/self/smaps` over the mappings that begin inside of a region, in bytes.
+fn smaps(region: &Region, field: &str) -> usize {
+    let text = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+    let (mut inside, mut sum) = (false, 0);
+    for line in text.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let first = words.next().unwrap_or_default();
+        if let Some((start, _)) = first.split_once('-')
+            && let Ok(start) = u64::from_str_radix(start, 16)
+        {
+            inside = region.contains(umf_core::Address::from_bits(start));
+        } else if inside && first.strip_suffix(':') == Some(field) {
+            sum += words.next().and_then(|kib| kib.parse::<usize>().ok()).unwrap_or(0) * 1024;
+        }
+    }
+    sum
+}
+
+#[test]
+fn reserve_makes_pages_at_once() {
+    for (what, builder) in both() {
+        let lazy = builder.clone().build().unwrap();
+        let region = lazy.allocate(layout(1 << 20)).unwrap();
+        assert_eq!(smaps(&region, "Rss"), 0, "{what}");
+        free(&lazy, region);
+        let eager = builder.reserve(true).build().unwrap();
+        let region = eager.allocate(layout(1 << 20)).unwrap();
+        if what == "shared" {
+            assert_eq!(committed(&*fd(&export(&eager, &region))), 1 << 20);
+        } else if smaps(&region, "Rss") == 0 {
+            println!("cannot check: MADV_POPULATE_WRITE needs Linux 5.14");
+        }
+        free(&eager, region);
+    }
+}
+
+#[test]
+fn transparent_huge_pages() {
+    for (what, builder) in both() {
+        let provider = builder.huge_pages(HugePages::Transparent).build().unwrap();
+        assert_eq!(provider.page_size(), rustix::param::page_size());
+        let huge = provider.recommended_page_size(1 << 30);
+        assert!(huge > provider.page_size());
+        assert_eq!(provider.recommended_page_size(4096), provider.page_size());
+        let region = provider.allocate(layout(4 * huge)).unwrap();
+        assert!(region.base().is_aligned_to(huge), "{what}");
+        touch(&region, 1);
+        let (private, shared) = (smaps(&region, "AnonHugePages"), smaps(&region, "ShmemPmdMapped"));
+        if private + shared == 0 {
+            println!("{what}: no transparent huge pages came; the system has them switched off or none left");
+        }
+        free(&provider, region);
+        let small = provider.allocate(layout(4096)).unwrap();
+        assert_eq!(small.size(), 4096);
+        free(&provider, small);
+    }
+}
+
+/// Adds huge pages to those that are reserved and takes them away again; `None` with a word about it where that cannot
+/// be done.
+struct Reserved {
+    before: usize,
+    _alone: std::sync::MutexGuard<'static, ()>,
+    _file: std::fs::File,
+}
+
+impl Reserved {
+    const FILE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+
+    fn add(pages: usize) -> Option<Self> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let number = || std::fs::read_to_string(Self::FILE).ok()?.trim().parse::<usize>().ok();
+        let Some(file) = is_root().then(|| std::fs::File::open(Self::FILE).ok()).flatten() else {
+            println!("cannot run: reserving huge pages of 2 MiB needs root and a kernel that has them");
+            return None;
+        };
+        // Test processes that do this at the same time wait for each other.
+        let lock = std::fs::File::create(std::env::temp_dir().join("umf-huge-pages.lock")).ok()?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).ok()?;
+        drop(file);
+        let before = number()?;
+        let wanted = before + pages;
+        let written = std::fs::write(Self::FILE, wanted.to_string());
+        let this = Self { before, _alone: alone, _file: lock };
+        if written.is_err() || number() != Some(wanted) {
+            println!("cannot run: {pages} huge pages could not be reserved");
+            return None;
+        }
+        Some(this)
+    }
+
+    fn free() -> usize {
+        let file = Self::FILE.replace("nr_hugepages", "free_hugepages");
+        std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()).expect("a number")
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let _ = std::fs::write(Self::FILE, self.before.to_string());
+    }
+}
+
+const STRICT: HugePages = HugePages::Hugetlb { size: HUGE, or_normal: false };
+const LENIENT: HugePages = HugePages::Hugetlb { size: HUGE, or_normal: true };
+
+#[test]
+fn reserved_huge_pages_are_used_and_given_back() {
+    let Some(_reserved) = Reserved::add(8) else { return };
+    let before = Reserved::free();
+    for (what, builder) in both()
+        .into_iter()
+        .chain([("isolated", shared().isolate(true)), ("read-only", shared().read_only_export(true))])
+    {
+        let provider = builder.huge_pages(STRICT).build().unwrap();
+        assert_eq!(provider.page_size(), HUGE);
+        assert!(provider.purge().is_none());
+        for _ in 0..20 {
+            let region = provider.allocate(layout(3 * HUGE - 5)).unwrap();
+            assert_eq!(region.size(), 3 * HUGE);
+            touch(&region, 6);
+            assert_eq!(Reserved::free(), before - 3, "{what}");
+            // More than there are is an error, not a signal.
+            let error = provider.allocate(layout((before + 1) * HUGE)).unwrap_err();
+            assert!(
+                matches!(error, Error::OutOfMemory { .. }) && error.to_string().contains("nr_hugepages"),
+                "{error}"
+            );
+            // SAFETY: the region is this test's.
+            let (low, high) = unsafe { provider.split_merge().unwrap().split(region, HUGE) }.unwrap();
+            // SAFETY: as above.
+            assert!(unsafe { provider.split_merge().unwrap().split(high, 4096) }.is_err());
+            free(&provider, low);
+            free(&provider, high);
+            assert_eq!(Reserved::free(), before, "{what}");
+        }
+        let aligned = umf_core::Layout::new(HUGE, 1 << 30).unwrap();
+        let region = provider.allocate(aligned).unwrap();
+        assert!(region.base().is_aligned_to(1 << 30));
+        free(&provider, region);
+        drop(provider);
+        assert_eq!(Reserved::free(), before, "{what}");
+    }
+}
+
+#[test]
+fn reserved_huge_pages_are_imported() {
+    let Some(_reserved) = Reserved::add(8) else { return };
+    let provider = shared().huge_pages(STRICT).build().unwrap();
+    let regions = [0, 1].map(|_| provider.allocate(layout(2 * HUGE)).unwrap());
+    touch(&regions[1], 77);
+    let exported = export(&provider, &regions[1]);
+    assert!(exported.offset.is_multiple_of(HUGE as u64));
+    let imports = provider.import().unwrap();
+    let imported =
+        imports.import(machine::request(&exported, 2 * HUGE, umf_core::Access::ReadWrite)).unwrap();
+    // SAFETY: an import is memory until released.
+    assert_eq!(unsafe { imported.base.as_ptr().unwrap().add(HUGE).read_volatile() }, 77);
+    // SAFETY: released once.
+    unsafe { imports.release(imported) }.unwrap();
+    let mut skewed = machine::request(&exported, HUGE, umf_core::Access::ReadWrite);
+    skewed.offset += 4096;
+    assert!(matches!(imports.import(skewed), Err(Error::Untrusted { .. })));
+    regions.into_iter().for_each(|region| free(&provider, region));
+}
+
+#[test]
+fn normal_pages_serve_when_huge_ones_are_out_and_may() {
+    for (what, builder) in both().into_iter().chain([("isolated", shared().isolate(true))]) {
+        let provider = builder.huge_pages(LENIENT).build().unwrap();
+        // More than anyone reserves on a test machine.
+        let regions: Vec<_> = (0..4).map(|_| provider.allocate(layout(64 * HUGE)).unwrap()).collect();
+        for region in regions {
+            assert!(region.base().is_aligned_to(HUGE), "{what}");
+            // SAFETY: the first byte of the region.
+            unsafe { pointer(&region).write_volatile(1) };
+            free(&provider, region);
+        }
+    }
+}
+
+#[test]
+fn huge_page_sizes_that_do_not_exist_are_refused() {
+    for size in [0, 4096, 3 << 20] {
+        let huge = HugePages::Hugetlb { size, or_normal: false };
+        assert!(matches!(
+            HostProvider::builder().huge_pages(huge).build(),
+            Err(Error::InvalidArgument { .. })
+        ));
+    }
+    let huge = HugePages::Hugetlb { size: 1 << 23, or_normal: false };
+    if !std::path::Path::new("/sys/kernel/mm/hugepages/hugepages-8192kB").exists() {
+        for (_, builder) in both() {
+            let made = builder.huge_pages(huge).build().and_then(|provider| provider.allocate(layout(1)));
+            assert!(made.is_err(), "{made:?}");
+        }
+    }
+}
+
+/// Policy and nodes of the page at an address (`get_mempolicy(2)`); `None` on a kernel without NUMA.
+fn policy(region: &Region, place: usize) -> Option<(i32, u64)> {
+    const ADDR: libc::c_ulong = 2;
+    let mut mode = -1_i32;
+    let mut nodes = [0_u64; 16];
+    // SAFETY: `mode` and `nodes` are valid for the writes; the address is in a live region.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_get_mempolicy,
+            &raw mut mode,
+            nodes.as_mut_ptr(),
+            1024_u64,
+            pointer(region).add(place),
+            ADDR,
+        )
+    };
+    (result == 0).then_some((mode, nodes[0]))
+}
+
+#[test]
+fn memory_is_bound_as_asked() {
+    let node = NodeSet::from_nodes([0]).unwrap();
+    let shares = [1, 3].map(|weight| NodeShare { node: 0, weight });
+    // MPOL_PREFERRED with no nodes reads back as such or as MPOL_LOCAL.
+    let cases: [(Numa, &[i32]); 8] = [
+        (Numa::Default, &[0]),
+        (Numa::Bind(node), &[2]),
+        (Numa::Interleave { nodes: node, part_size: 0 }, &[3]),
+        (Numa::Interleave { nodes: node, part_size: 5000 }, &[2]),
+        (Numa::Preferred(node), &[1]),
+        (Numa::Preferred(NodeSet::EMPTY), &[4, 1]),
+        (Numa::Local, &[4, 1]),
+        (Numa::Split(Box::new(shares)), &[2]),
+    ];
+    for (numa, modes) in cases {
+        for (what, builder) in both() {
+            let provider = match builder.numa(numa.clone()).build() {
+                Ok(provider) => provider,
+                Err(Error::Native { native: libc::EPERM, .. }) => {
+                    println!("cannot run: NUMA calls are forbidden here");
+                    return;
+                }
+                Err(error) => panic!("{numa:?}: {error}"),
+            };
+            let region = provider.allocate(layout(1 << 20)).unwrap();
+            touch(&region, 1);
+            for place in [0, 300 << 10, (1 << 20) - 1] {
+                let Some((mode, nodes)) = policy(&region, place) else {
+                    println!("cannot check: this kernel has no NUMA");
+                    continue;
+                };
+                assert!(modes.contains(&mode), "{what} {numa:?}: mode {mode}");
+                assert!(mode == 0 || mode == 4 || nodes <= 1, "{what} {numa:?}: nodes {nodes:#x}");
+            }
+            assert_eq!(provider.property(&region, Property::Node), Ok(PropertyValue::Number(0)));
+            free(&provider, region);
+            // Again, at a range of the file that was bound before.
+            let region = provider.allocate(layout(1 << 19)).unwrap();
+            touch(&region, 1);
+            free(&provider, region);
+        }
+    }
+}
+
+#[test]
+fn nodes_that_do_not_exist_are_refused_when_building() {
+    let missing = NodeSet::from_nodes([0, 1023]).unwrap();
+    for numa in [
+        Numa::Bind(missing),
+        Numa::Preferred(missing),
+        Numa::Interleave { nodes: missing, part_size: 0 },
+        Numa::Split(Box::new([NodeShare { node: 1023, weight: 1 }])),
+    ] {
+        let error = HostProvider::builder().numa(numa).build().unwrap_err();
+        assert!(error.to_string().contains("does not exist"), "{error}");
+    }
+}
+
+#[test]
+fn properties() {
+    for (_, builder) in both() {
+        let provider = builder.build().unwrap();
+        let region = provider.allocate(layout(1)).unwrap();
+        let Ok(PropertyValue::Number(line)) = provider.property(&region, Property::CacheLine) else {
+            panic!("no cache line")
+        };
+        assert!(line.is_power_of_two());
+        let node = provider.property(&region, Property::Node).unwrap();
+        assert!(matches!(node, PropertyValue::Number(_)), "also where there is no page yet: {node:?}");
+        let id = PropertyValue::Number(region.id().get());
+        assert_eq!(provider.property(&region, Property::AllocationId), Ok(id));
+        assert!(provider.property(&region, Property::Context).is_err());
+        free(&provider, region);
+    }
+}

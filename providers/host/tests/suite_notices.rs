@@ -1,0 +1,215 @@
+//! The conformance suite is worth something only if it fails: a provider with one fault at a time, each of which a
+//! system in use has or had, does not pass the case that is there for it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+
+use umf_core::conformance::provider::{self as suite, Make};
+use umf_core::{
+    Access, Address, Export, Import, ImportRequest, Imported, Layout, MemoryKind, NativeExport, Provider,
+    ProviderKind, Purge, Region, Result, SplitMerge, Visibility,
+};
+use umf_provider_host::{HostImport, HostProvider};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// An export names the place one page before the region.
+    WrongOffset,
+    /// Purging succeeds and does nothing.
+    PurgesNothing,
+    /// Freed memory comes back as it was, and is said to be zero.
+    NotZero,
+    /// Freeing what is no region succeeds.
+    FreesAnything,
+    /// Each export leaves a descriptor behind.
+    LeaksDescriptors,
+    /// Each import stays mapped.
+    LeaksMappings,
+    /// Read-only imports can be written.
+    Writable,
+    /// Maps files that can shrink.
+    Trusting,
+    /// The size asked for is what a region has.
+    PartialPages,
+    /// Regions are aligned to pages, whatever is asked for.
+    Unaligned,
+    /// The second part of a split is one page too short.
+    LosesPages,
+    /// A region is handed out while it is live.
+    HandsOutTwice,
+}
+
+struct Faulty {
+    sound: Arc<HostProvider>,
+    import: HostImport,
+    fault: Fault,
+    kept: Mutex<Vec<Region>>,
+}
+
+impl Faulty {
+    fn is(&self, fault: Fault) -> bool {
+        self.fault == fault
+    }
+}
+
+// SAFETY: none; it is faulty on purpose. The cases it is given to fail before it does harm.
+unsafe impl Provider for Faulty {
+    fn kind(&self) -> ProviderKind {
+        self.sound.kind()
+    }
+    fn name(&self) -> &str {
+        "faulty"
+    }
+    fn memory_kind(&self) -> MemoryKind {
+        self.sound.memory_kind()
+    }
+    fn visibility(&self) -> Visibility {
+        self.sound.visibility()
+    }
+    fn page_size(&self) -> usize {
+        self.sound.page_size()
+    }
+    fn allocate(&self, layout: Layout) -> Result<Region> {
+        if self.is(Fault::NotZero) || self.is(Fault::HandsOutTwice) {
+            let mut kept = self.kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if let Some(place) = kept.iter().position(|region| region.size() >= layout.size()) {
+                let region = kept[place];
+                if self.is(Fault::NotZero) {
+                    kept.swap_remove(place);
+                }
+                return Ok(region);
+            }
+        }
+        let layout = if self.is(Fault::Unaligned) { Layout::new(layout.size(), 1)? } else { layout };
+        let region = self.sound.allocate(layout)?;
+        if self.is(Fault::HandsOutTwice) {
+            let mut kept = self.kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            kept.push(Region::new(region.base(), region.size()));
+        }
+        if self.is(Fault::PartialPages) {
+            return Ok(Region::new(region.base(), layout.size()));
+        }
+        Ok(region)
+    }
+    unsafe fn free(&self, region: Region) -> Result<()> {
+        if self.is(Fault::NotZero) {
+            self.kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(region);
+            return Ok(());
+        }
+        if self.is(Fault::HandsOutTwice) {
+            return Ok(());
+        }
+        // SAFETY: passed on to the caller.
+        let result = unsafe { self.sound.free(region) };
+        if self.is(Fault::FreesAnything) { Ok(()) } else { result }
+    }
+    fn zeroed(&self) -> bool {
+        true
+    }
+    fn export(&self) -> Option<&dyn Export> {
+        Some(self)
+    }
+    fn import(&self) -> Option<&dyn Import> {
+        Some(self)
+    }
+    fn purge(&self) -> Option<&dyn Purge> {
+        if self.is(Fault::PurgesNothing) { Some(self) } else { Provider::purge(&*self.sound) }
+    }
+    fn split_merge(&self) -> Option<&dyn SplitMerge> {
+        Some(self)
+    }
+}
+
+impl Export for Faulty {
+    fn export(&self, region: &Region) -> Result<NativeExport> {
+        let mut export = Export::export(&*self.sound, region)?;
+        match self.fault {
+            Fault::WrongOffset => export.offset = export.offset.saturating_sub(4096),
+            Fault::LeaksDescriptors => std::mem::forget(export.fd.as_ref().map(|fd| fd.try_clone())),
+            _ => {}
+        }
+        Ok(export)
+    }
+}
+
+// SAFETY: none, as above.
+unsafe impl Import for Faulty {
+    fn kind(&self) -> ProviderKind {
+        self.import.kind()
+    }
+    fn import(&self, mut request: ImportRequest) -> Result<Imported> {
+        let access = request.access;
+        if self.is(Fault::Writable) {
+            request.access = Access::ReadWrite;
+        }
+        let imported = self.import.import(request)?;
+        Ok(Imported::host(imported.base, imported.size, access))
+    }
+    unsafe fn release(&self, imported: Imported) -> Result<()> {
+        if self.is(Fault::LeaksMappings) {
+            return Ok(());
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { self.import.release(imported) }
+    }
+}
+
+impl Purge for Faulty {
+    unsafe fn purge_lazy(&self, _: Address, _: usize) -> Result<()> {
+        Ok(())
+    }
+    unsafe fn purge_forced(&self, _: Address, _: usize) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl SplitMerge for Faulty {
+    unsafe fn split(&self, region: Region, first: usize) -> Result<(Region, Region)> {
+        // SAFETY: passed on to the caller.
+        let (low, high) = unsafe { self.sound.split_merge().map(|ability| ability.split(region, first)) }
+            .unwrap_or(Ok((region, region)))?;
+        if self.is(Fault::LosesPages) {
+            return Ok((low, Region::new(high.base(), high.size() - 4096)));
+        }
+        Ok((low, high))
+    }
+    unsafe fn merge(&self, low: Region, high: Region) -> Result<Region> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.sound.split_merge().map(|ability| ability.merge(low, high)) }.unwrap_or(Ok(low))
+    }
+}
+
+fn passes(fault: Fault, case: fn(Make<'_>)) -> bool {
+    let make = move || -> Arc<dyn Provider> {
+        Arc::new(Faulty {
+            sound: HostProvider::builder().visibility(Visibility::Shared).build().expect("a provider"),
+            import: HostImport::new().allow_unsealed(fault == Fault::Trusting),
+            fault,
+            kept: Mutex::default(),
+        })
+    };
+    catch_unwind(AssertUnwindSafe(|| case(&make))).is_ok()
+}
+
+#[test]
+fn each_fault_is_noticed() {
+    let faults: [(Fault, fn(Make<'_>)); 12] = [
+        (Fault::WrongOffset, suite::exports_open_at_the_right_bytes),
+        (Fault::PurgesNothing, suite::purged_memory_reads_as_promised),
+        (Fault::NotZero, suite::fresh_memory_is_zero_where_promised),
+        (Fault::FreesAnything, suite::foreign_and_double_frees_are_errors),
+        (Fault::LeaksDescriptors, suite::cycles_leak_nothing),
+        (Fault::LeaksMappings, suite::cycles_leak_nothing),
+        (Fault::Writable, suite::read_only_imports_cannot_be_written),
+        (Fault::Trusting, suite::junk_is_not_imported),
+        (Fault::PartialPages, suite::sizes_are_whole_pages),
+        (Fault::Unaligned, suite::alignments_are_kept_or_refused),
+        (Fault::LosesPages, suite::split_and_merged_regions_keep_content),
+        (Fault::HandsOutTwice, suite::regions_do_not_overlap),
+    ];
+    for (fault, case) in faults {
+        assert!(passes(Fault::None, case), "{fault:?}: the sound provider does not pass");
+        assert!(!passes(fault, case), "{fault:?} was not noticed");
+    }
+}
