@@ -89,7 +89,7 @@ impl<'a> Tables<'a> {
         let span = self.spans.get(region)?;
         // SAFETY: both fields are written once, before the region is entered, and read while it is.
         unsafe {
-            let cold = span.cold();
+            let cold = span.settled();
             Some((Self::first_id(cold.table_run.assume_init_ref().first()), cold.unit))
         }
     }

@@ -15,7 +15,7 @@ const SMALL: (usize, usize, usize) = (128, 32 << 10, 8);
 const LARGE: (usize, usize, usize) = (16, 1 << 20, 4);
 /// The same for what a class buffers for all threads.
 const SMALL_BUFFER: (usize, usize, usize) = (512, 256 << 10, 0);
-const LARGE_BUFFER: (usize, usize, usize) = (64, 4 << 20, 0);
+const LARGE_BUFFER: (usize, usize, usize) = (16, 1 << 20, 0);
 
 const fn bounded((most, bytes, least): (usize, usize, usize), size: usize) -> usize {
     let n = bytes / size;

@@ -47,7 +47,7 @@ impl SlabPool {
     pub(crate) fn region_of(&self, range: Range) -> Option<(Address, RegionNumber)> {
         let span = self.spans.get(range.region)?;
         // SAFETY: written before the region is entered, and not while units of it are used.
-        let (_, number) = unsafe { span.cold().upstream.assume_init() };
+        let (_, number) = unsafe { span.settled().upstream.assume_init() };
         Some((span.base().checked_add(u64::from(range.first) * UNIT as u64)?, number))
     }
 

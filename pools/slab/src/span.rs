@@ -224,6 +224,15 @@ impl Span {
         Entry::new(address, unsafe { self.state(index) })
     }
 
+    /// The guarded part, for reading what is written before the span is published and not while it is used.
+    ///
+    /// # Safety
+    /// The span is in use as long as the reference is.
+    pub(crate) unsafe fn settled(&self) -> &Cold {
+        // SAFETY: passed on to the caller; a region's or slab's place and tables do not change while it is used.
+        unsafe { &*self.cold.get() }
+    }
+
     /// The guarded part.
     ///
     /// # Safety
