@@ -203,7 +203,7 @@ impl Handle {
         self.u64_at(layout::BLOCK_OFFSET)
     }
 
-    /// Length of the block in bytes.
+    /// Length of the block in bytes, as its pool rounded it up.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.u64_at(layout::BLOCK_LENGTH)

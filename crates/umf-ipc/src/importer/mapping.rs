@@ -59,7 +59,7 @@ impl<'i> Mapping<'i> {
         self.place.base
     }
 
-    /// Its size in bytes, never 0.
+    /// Its size in bytes, never 0: what the producer's pool set aside, which may be more than was asked for there.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a block is never empty")]
     pub const fn len(&self) -> usize {

@@ -1,0 +1,61 @@
+//! Runs every example, as a newcomer would.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Command, Stdio};
+
+fn run(program: &str) -> String {
+    let output = Command::new(program).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn first() {
+    let mut producer = Command::new(env!("CARGO_BIN_EXE_first"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(producer.stdout.take().unwrap());
+    let mut handle = String::new();
+    output.read_line(&mut handle).unwrap();
+    let consumer = Command::new(env!("CARGO_BIN_EXE_first")).arg(handle.trim()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&consumer.stdout), "hello from the producer\n", "{consumer:?}");
+    producer.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "hello from the consumer\n");
+    assert!(producer.wait().unwrap().success());
+    // The producer is gone, and says so.
+    let late = Command::new(env!("CARGO_BIN_EXE_first")).arg(handle.trim()).output().unwrap();
+    assert!(!late.status.success());
+    assert!(String::from_utf8_lossy(&late.stderr).contains("ProducerGone"), "{late:?}");
+}
+
+#[test]
+fn collections() {
+    let output = run(env!("CARGO_BIN_EXE_collections"));
+    assert_eq!(output, "sum 332833500 names 2\n2 blocks live\n0 blocks live\n");
+}
+
+#[test]
+fn global() {
+    let output = run(env!("CARGO_BIN_EXE_global"));
+    assert_eq!(output, "4000 entries, and more than 4000 allocations: true\n");
+}
+
+#[test]
+fn serde() {
+    assert_eq!(run(env!("CARGO_BIN_EXE_serde")), "weights [2, 3]: 24 bytes of 7\n");
+}
+
+#[test]
+fn read_only() {
+    let output = run(env!("CARGO_BIN_EXE_read_only"));
+    let lines: Vec<&str> = output.lines().collect();
+    assert_eq!(lines[0], "isolated: true");
+    assert!(lines[1].contains("read-only"), "{output}");
+    assert_eq!(lines[2], "still current: false");
+    assert!(lines[3].starts_with("stale handle"), "{output}");
+}

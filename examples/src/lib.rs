@@ -1,1 +1,0 @@
-//! Programs a newcomer copies.
