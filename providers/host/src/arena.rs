@@ -10,8 +10,8 @@ use crate::{memfd, sys};
 
 /// One memory file out of which many regions are carved.
 ///
-/// The file has its final size from the start, so that it can be sealed; what no region has used is a hole that
-/// costs nothing.
+/// The file has its final size from the start, so that it can be sealed; what no region has used is a hole
+/// that costs nothing.
 pub(crate) struct Arena {
     pub(crate) file: Arc<OwnedFd>,
     pub(crate) ranges: Ranges,
@@ -33,8 +33,8 @@ impl Arena {
     }
 }
 
-/// The size that an arena can have where `wanted` bytes are wanted: as much as this process may put into one file, a
-/// multiple of `granularity`. 0 if that is nothing.
+/// The size that an arena can have where `wanted` bytes are wanted: as much as this process may put into one
+/// file, a multiple of `granularity`. 0 if that is nothing.
 pub(crate) fn possible_size(wanted: u64, granularity: usize) -> u64 {
     let granularity = granularity as u64;
     let wanted = wanted.checked_next_multiple_of(granularity).unwrap_or(wanted);

@@ -71,20 +71,20 @@ impl HostBuilder {
         self
     }
 
-    /// Make all pages of a region when it is allocated, and fail with [`Error::OutOfMemory`] if they cannot be had
-    /// (`fallocate(2)` for shared memory, `MADV_POPULATE_WRITE` for private).
+    /// Make all pages of a region when it is allocated, and fail with [`Error::OutOfMemory`] if they cannot
+    /// be had (`fallocate(2)` for shared memory, `MADV_POPULATE_WRITE` for private).
     ///
-    /// Off by default, as with `malloc`: pages come when they are touched, and a pool may take large regions of
-    /// which it uses little. The price is the same as with `malloc`, too: where the pages do not come because
-    /// memory is really out, touching one ends the process (SIGBUS where a tmpfs is full, which only named memory
-    /// can be; the out-of-memory killer otherwise). Reserved huge pages are always made at once.
+    /// Off by default, as with `malloc`: pages come when they are touched, and a pool may take large regions
+    /// of which it uses little. The price is the same as with `malloc`, too: where the pages do not come
+    /// because memory is really out, touching one ends the process (SIGBUS where a tmpfs is full, which only
+    /// named memory can be; the out-of-memory killer otherwise). Reserved huge pages are always made at once.
     pub fn reserve(mut self, reserve: bool) -> Self {
         self.reserve = reserve;
         self
     }
 
-    /// Give each region a file of its own, so that exporting it shows nothing else. Costs a descriptor per region.
-    /// For shared memory without a name.
+    /// Give each region a file of its own, so that exporting it shows nothing else. Costs a descriptor per
+    /// region. For shared memory without a name.
     pub fn isolate(mut self, isolate: bool) -> Self {
         self.isolate = isolate;
         self
@@ -97,18 +97,18 @@ impl HostBuilder {
         self
     }
 
-    /// Size in bytes of the files that regions are carved from. Default: [`HostBuilder::DEFAULT_ARENA_SIZE`], or
-    /// what `RLIMIT_FSIZE` leaves. All of it is a hole that costs nothing; a file that is full is followed by
-    /// another (but not with a name: then this is all there is).
+    /// Size in bytes of the files that regions are carved from. Default: [`HostBuilder::DEFAULT_ARENA_SIZE`],
+    /// or what `RLIMIT_FSIZE` leaves. All of it is a hole that costs nothing; a file that is full is followed
+    /// by another (but not with a name: then this is all there is).
     pub fn arena_size(mut self, bytes: u64) -> Self {
         self.arena_size = bytes;
         self
     }
 
-    /// Use a named object in `/dev/shm` (`"/name"`, `shm_open(3)`), for programs that open memory by name. Implies
-    /// [`Visibility::Shared`]. A name that exists is an error, whoever made it; it is taken away when the provider
-    /// is dropped. A process that is killed leaves it behind, and it cannot be sealed, so that importers
-    /// refuse it unless they [`HostImport::allow_unsealed`].
+    /// Use a named object in `/dev/shm` (`"/name"`, `shm_open(3)`), for programs that open memory by name.
+    /// Implies [`Visibility::Shared`]. A name that exists is an error, whoever made it; it is taken away when
+    /// the provider is dropped. A process that is killed leaves it behind, and it cannot be sealed, so that
+    /// importers refuse it unless they [`HostImport::allow_unsealed`].
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.object = Some(name.into());
         self.visibility = Visibility::Shared;
@@ -124,9 +124,9 @@ impl HostBuilder {
     /// Builds the provider.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for settings that contradict each other, NUMA nodes that do not exist and names
-    /// that are none; [`Error::NotSupported`] for huge pages that this system does not have; [`Error::Native`]
-    /// if the first file cannot be made, a name that is taken included.
+    /// [`Error::InvalidArgument`] for settings that contradict each other, NUMA nodes that do not exist and
+    /// names that are none; [`Error::NotSupported`] for huge pages that this system does not have;
+    /// [`Error::Native`] if the first file cannot be made, a name that is taken included.
     pub fn build(self) -> Result<Arc<HostProvider>> {
         let isolate = self.isolate || self.read_only_export;
         let shared = self.visibility == Visibility::Shared;

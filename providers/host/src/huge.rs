@@ -17,8 +17,8 @@ pub enum HugePages {
     Transparent,
     /// Pages of `size` bytes from those that the operator reserved (`/proc/sys/vm/nr_hugepages`,
     /// `/sys/kernel/mm/hugepages/`). They are the provider's granularity and are committed when a region is
-    /// allocated; none left is [`Error::OutOfMemory`], never a signal later. Such memory cannot be purged, and a
-    /// region that others have imported is to be held until they let go of it (or isolated): see
+    /// allocated; none left is [`Error::OutOfMemory`], never a signal later. Such memory cannot be purged,
+    /// and a region that others have imported is to be held until they let go of it (or isolated): see
     /// [`crate::HostImport`].
     Hugetlb {
         /// Size of a page in bytes: a power of two that the system has pages of, 2 MiB for one.

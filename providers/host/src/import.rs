@@ -10,19 +10,20 @@ use crate::mapping::{Mapping, map_error};
 use crate::shared::FILE_ALIGN;
 use crate::sys::{self, FileSystem};
 
-/// Opens host memory that another process exported: maps a range of a memory file. Needs no provider, and keeps
-/// no state.
+/// Opens host memory that another process exported: maps a range of a memory file. Needs no provider, and
+/// keeps no state.
 ///
 /// Nothing is mapped that its exporter could take away again. The file must be of tmpfs or hugetlbfs (memfd
 /// counts as such), be sealed against shrinking, and hold the whole range. What it is asked for, it is asked
-/// without calling into a file system that somebody else implements, so that no file, device, pipe or FUSE mount
-/// can hang or kill the importer.
+/// without calling into a file system that somebody else implements, so that no file, device, pipe or FUSE
+/// mount can hang or kill the importer.
 ///
-/// One thing remains: a page of hugetlbfs that the exporter punches while it is imported (as freeing a region in an
-/// arena does) is SIGBUS at the next touch if the reserved huge pages have run out. Exporters of such memory hold it
-/// while it is leased, isolate it, or export it read-only, which rules punching out.
+/// One thing remains: a page of hugetlbfs that the exporter punches while it is imported (as freeing a region
+/// in an arena does) is SIGBUS at the next touch if the reserved huge pages have run out. Exporters of such
+/// memory hold it while it is leased, isolate it, or export it read-only, which rules punching out.
 ///
-/// The import is aligned to pages; to 2 MiB if region and offset are, so that huge pages can be mapped as such.
+/// The import is aligned to pages; to 2 MiB if region and offset are, so that huge pages can be mapped as
+/// such.
 ///
 /// Thread-safe. See `memfd_create(2)` and `fcntl(2)` on seals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,9 +38,9 @@ impl HostImport {
         Self { allow_unsealed: false }
     }
 
-    /// Whether to open files that are not sealed, which is what named shared memory is. Whoever may write to such
-    /// a file may truncate it, and the next touch of a page that is gone is SIGBUS here: allow it only where
-    /// every such process is trusted not to. Everything else is still checked.
+    /// Whether to open files that are not sealed, which is what named shared memory is. Whoever may write to
+    /// such a file may truncate it, and the next touch of a page that is gone is SIGBUS here: allow it only
+    /// where every such process is trusted not to. Everything else is still checked.
     #[must_use]
     pub const fn allow_unsealed(mut self, allow: bool) -> Self {
         self.allow_unsealed = allow;
@@ -100,8 +101,9 @@ impl HostImport {
     }
 }
 
-// SAFETY: what is mapped is sealed against shrinking (or the user has allowed otherwise) and lies inside of the file,
-// so every page of it can be touched until it is unmapped, whatever becomes of the exporter and its descriptor.
+// SAFETY: what is mapped is sealed against shrinking (or the user has allowed otherwise) and lies inside of
+// the file, so every page of it can be touched until it is unmapped, whatever becomes of the exporter and its
+// descriptor.
 unsafe impl Import for HostImport {
     fn kind(&self) -> ProviderKind {
         ProviderKind::HOST

@@ -26,11 +26,11 @@
 //! # }
 //! ```
 //!
-//! Shared memory lies in memory files that are sealed at their final size before anything is put into them, so that
-//! no process can take it from under another. A region is a range of a file and a mapping of its own; a
-//! freed region gives its pages back at once, and its range is used again. Private providers never use the global
-//! allocator to allocate or free; shared ones use it when they open a file, so that a pool over one is not to be
-//! the global allocator.
+//! Shared memory lies in memory files that are sealed at their final size before anything is put into them,
+//! so that no process can take it from under another. A region is a range of a file and a mapping of its own;
+//! a freed region gives its pages back at once, and its range is used again. Private providers never use the
+//! global allocator to allocate or free; shared ones use it when they open a file, so that a pool over one is
+//! not to be the global allocator.
 
 mod arena;
 mod builder;

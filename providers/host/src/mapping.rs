@@ -56,11 +56,11 @@ impl Mapping {
         Ok(())
     }
 
-    /// Maps at a multiple of `align` what cannot be trimmed: the byte at the base must be the first of its file
-    /// range.
+    /// Maps at a multiple of `align` what cannot be trimmed: the byte at the base must be the first of its
+    /// file range.
     ///
-    /// Never replaces a mapping (`MAP_FIXED` would, and leaves a hole when it fails, into which another thread
-    /// may map something before it can be closed).
+    /// Never replaces a mapping (`MAP_FIXED` would, and leaves a hole when it fails, into which another
+    /// thread may map something before it can be closed).
     fn place(
         size: usize,
         align: usize,
@@ -95,8 +95,8 @@ impl Mapping {
         // SAFETY: `align` was added to the size when mapping, so the aligned part lies inside.
         let (base, end) = unsafe { (whole.base.add(head), whole.base.add(head + size)) };
         let tail = whole.size - head - size;
-        // Each part is a mapping of its own from here on, and is unmapped when dropped. That may fail only for
-        // want of memory in the kernel; the part then stays mapped, unused.
+        // Each part is a mapping of its own from here on, and is unmapped when dropped. That may fail only
+        // for want of memory in the kernel; the part then stays mapped, unused.
         for (base, size) in [(whole.base, head), (end, tail)] {
             if size > 0 {
                 drop(Self { base, size });
@@ -192,8 +192,8 @@ impl Mapping {
     /// The mapping of a region that [`Mapping::keep`] left.
     ///
     /// # Safety
-    /// The region is one of this crate's, live, and nobody uses it while the mapping exists unless that is kept
-    /// again.
+    /// The region is one of this crate's, live, and nobody uses it while the mapping exists unless that is
+    /// kept again.
     pub(crate) unsafe fn of(region: &Region) -> Option<Self> {
         let base = NonNull::new(region.base().as_ptr()?)?;
         Some(Self { base, size: region.size() })

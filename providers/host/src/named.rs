@@ -2,13 +2,13 @@
 //!
 //! What the name costs, compared to memory without one:
 //!
-//! - It cannot be sealed. Whoever may write to the object may also truncate it, and the next touch of a page that
-//!   is gone is SIGBUS, in every process that maps it. So importers refuse it unless they are told to allow it
-//!   ([`crate::HostImport::allow_unsealed`]).
-//! - A process that is killed leaves the name behind, and with it the memory, until somebody unlinks it or the
-//!   machine restarts.
-//! - It counts against the size of `/dev/shm`, which is small in containers. A page that does not fit is SIGBUS,
-//!   unless regions are reserved when they are allocated ([`crate::HostBuilder::reserve`]).
+//! - It cannot be sealed. Whoever may write to the object may also truncate it, and the next touch of a page
+//!   that is gone is SIGBUS, in every process that maps it. So importers refuse it unless they are told to
+//!   allow it ([`crate::HostImport::allow_unsealed`]).
+//! - A process that is killed leaves the name behind, and with it the memory, until somebody unlinks it or
+//!   the machine restarts.
+//! - It counts against the size of `/dev/shm`, which is small in containers. A page that does not fit is
+//!   SIGBUS, unless regions are reserved when they are allocated ([`crate::HostBuilder::reserve`]).
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};

@@ -18,8 +18,8 @@ struct Place<T>(UnsafeCell<MaybeUninit<Content<T>>>);
 
 // SAFETY: uninitialised is valid for MaybeUninit, and so are zeros; dropping does nothing.
 unsafe impl<T> Zeroed for Place<T> {}
-// SAFETY: places are reached only through `&mut Nodes`, or through the pointers that it gave out, whose use is
-// the unsafe business of their holder.
+// SAFETY: places are reached only through `&mut Nodes`, or through the pointers that it gave out, whose use
+// is the unsafe business of their holder.
 unsafe impl<T> Sync for Place<T> {}
 
 /// Places for nodes of `T`. Keeps the memory of what was removed for what comes next.
@@ -69,8 +69,8 @@ impl<T> Nodes<T> {
         self.ensure(1)?;
         let number = if self.free == 0 { self.fresh } else { self.free - 1 };
         let place = self.places.get_or_grow(number)?.0.get();
-        // SAFETY: `number` is free, so nobody else looks at the place, and `Nodes` is borrowed mutably. A place
-        // that was in use before holds the number of the next free one.
+        // SAFETY: `number` is free, so nobody else looks at the place, and `Nodes` is borrowed mutably. A
+        // place that was in use before holds the number of the next free one.
         unsafe {
             if self.free == 0 {
                 self.fresh += 1;

@@ -77,8 +77,8 @@ impl core::fmt::Debug for NodeSet {
 
 /// On which NUMA nodes memory lies.
 ///
-/// Nodes that do not exist, or that this process may not use, are refused when the provider is built. On a kernel
-/// without NUMA nothing is bound and nothing refused.
+/// Nodes that do not exist, or that this process may not use, are refused when the provider is built. On a
+/// kernel without NUMA nothing is bound and nothing refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Numa {
     /// As the thread's policy says (`set_mempolicy(2)`); usually the node of whoever touches a page first.
@@ -90,12 +90,12 @@ pub enum Numa {
     Interleave {
         /// The nodes.
         nodes: NodeSet,
-        /// Bytes per turn, rounded up to pages. 0: one page per turn, done by the kernel. Larger parts are bound
-        /// one by one, and the turn goes on from region to region.
+        /// Bytes per turn, rounded up to pages. 0: one page per turn, done by the kernel. Larger parts are
+        /// bound one by one, and the turn goes on from region to region.
         part_size: usize,
     },
-    /// On these nodes while they have memory left (`MPOL_PREFERRED_MANY`; before Linux 5.15 the first of them).
-    /// None: as [`Numa::Local`].
+    /// On these nodes while they have memory left (`MPOL_PREFERRED_MANY`; before Linux 5.15 the first of
+    /// them). None: as [`Numa::Local`].
     Preferred(NodeSet),
     /// On the node of whoever touches a page first, whatever the thread's policy says.
     Local,
@@ -145,7 +145,7 @@ impl Numa {
         }
         Err(Error::InvalidArgument {
             what: "NUMA node",
-            why: "does not exist or is outside this process's cpuset (see Mems_allowed_list in /proc/self/status)",
+            why: "does not exist or is outside this process's cpuset (Mems_allowed in /proc/self/status)",
         })
     }
 
@@ -158,8 +158,8 @@ impl Numa {
         }
     }
 
-    /// Places the pages of a fresh mapping, in units of `granularity` bytes. `turn` is the provider's count of
-    /// parts handed out to nodes.
+    /// Places the pages of a fresh mapping, in units of `granularity` bytes. `turn` is the provider's count
+    /// of parts handed out to nodes.
     pub(crate) fn apply(&self, mapping: &Mapping, granularity: usize, turn: &AtomicU64) -> Result<()> {
         let bound = match self {
             Self::Default => Ok(()),

@@ -46,8 +46,8 @@ impl HostProvider {
         HostBuilder::new()
     }
 
-    /// Private memory in normal pages, as a `static` for a pool that is the global allocator: nothing is set up
-    /// before the first region, and neither allocating nor freeing uses the global allocator.
+    /// Private memory in normal pages, as a `static` for a pool that is the global allocator: nothing is set
+    /// up before the first region, and neither allocating nor freeing uses the global allocator.
     ///
     /// ```
     /// use umf_provider_host::HostProvider;
@@ -96,8 +96,8 @@ impl HostProvider {
     }
 }
 
-// SAFETY: regions are mappings of their own (of ranges that no other live region has), of host memory that can be read
-// and written, and are unmapped by `free` only.
+// SAFETY: regions are mappings of their own (of ranges that no other live region has), of host memory that
+// can be read and written, and are unmapped by `free` only.
 unsafe impl Provider for HostProvider {
     fn kind(&self) -> ProviderKind {
         ProviderKind::HOST
@@ -163,8 +163,8 @@ unsafe impl Provider for HostProvider {
     }
 
     fn purge(&self) -> Option<&dyn Purge> {
-        // A reserved huge page that was given back may not be had again, and touching it is then a signal. What is
-        // sealed against writing cannot be punched.
+        // A reserved huge page that was given back may not be had again, and touching it is then a signal.
+        // What is sealed against writing cannot be punched.
         let possible = self.pages.huge.hugetlb().is_none() && !self.read_only_export;
         possible.then_some(self)
     }

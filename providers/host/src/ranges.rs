@@ -1,8 +1,8 @@
 //! [`Ranges`]: which parts of a file are free.
 //!
 //! Best fit, lowest offset first, with neighbours joined when they become free. Nothing is written into the
-//! file, and giving back never needs memory: there are at most as many free ranges as taken ones plus one, and
-//! taking makes sure of a node for each.
+//! file, and giving back never needs memory: there are at most as many free ranges as taken ones plus one,
+//! and taking makes sure of a node for each.
 
 use intrusive_collections::{Bound, KeyAdapter, RBTree, RBTreeLink, UnsafeRef, intrusive_adapter};
 use umf_core::Result;
@@ -34,8 +34,8 @@ impl<'a> KeyAdapter<'a> for BySize {
     }
 }
 
-/// How many free ranges that are long enough are looked at for one where the alignment costs nothing, before one
-/// is taken that fits whatever the alignment.
+/// How many free ranges that are long enough are looked at for one where the alignment costs nothing, before
+/// one is taken that fits whatever the alignment.
 const CANDIDATES: usize = 8;
 
 /// The free ranges of a file.
@@ -160,8 +160,8 @@ impl Ranges {
 
     fn remove(&mut self, offset: u64) {
         let Some(free) = self.by_offset.find_mut(&offset).remove() else { return };
-        // SAFETY: the node is in both trees, or in none. It is in neither when its place is given up, and `free`
-        // is not used any more.
+        // SAFETY: the node is in both trees, or in none. It is in neither when its place is given up, and
+        // `free` is not used any more.
         unsafe {
             let _ = self.by_size.cursor_mut_from_ptr(&raw const *free).remove();
             let _ = self.nodes.remove(free.number);

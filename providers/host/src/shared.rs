@@ -270,9 +270,9 @@ impl Shared {
 
     /// Whether the pages of a region with a file of its own are to be given back by punching.
     ///
-    /// Those of a whole file are not: they go with its last mapping, so that importers keep what they mapped. Parts
-    /// that were split off would stay until the last part goes. What is sealed against writing cannot be punched,
-    /// and a huge page that an importer touches again may not be there.
+    /// Those of a whole file are not: they go with its last mapping, so that importers keep what they mapped.
+    /// Parts that were split off would stay until the last part goes. What is sealed against writing cannot
+    /// be punched, and a huge page that an importer touches again may not be there.
     fn goes_with_punch(&self, file: &OwnedFd, size: usize) -> bool {
         let read_only = self.form == Form::Isolated { read_only: true };
         let kind = sys::size_and_kind(file.as_fd());

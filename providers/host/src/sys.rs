@@ -26,8 +26,8 @@ pub(crate) fn cache_line() -> u64 {
     u64::try_from(line).ok().filter(|&line| line > 0).unwrap_or(64)
 }
 
-/// The largest file that this process may make, in bytes (`RLIMIT_FSIZE`). Growing a file past it is not just an
-/// error but a signal that ends the process.
+/// The largest file that this process may make, in bytes (`RLIMIT_FSIZE`). Growing a file past it is not just
+/// an error but a signal that ends the process.
 pub(crate) fn file_size_limit() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
 }
@@ -179,8 +179,8 @@ pub(crate) struct Seals {
     pub(crate) write: bool,
 }
 
-/// The seals of a file; `EINVAL` if it is no file of tmpfs or hugetlbfs. Answered by the kernel alone, whatever
-/// file system the file is of: safe to ask of a file that came from someone hostile.
+/// The seals of a file; `EINVAL` if it is no file of tmpfs or hugetlbfs. Answered by the kernel alone,
+/// whatever file system the file is of: safe to ask of a file that came from someone hostile.
 pub(crate) fn seals(file: BorrowedFd<'_>) -> Result<Seals> {
     let seals = rustix::fs::fcntl_get_seals(file)?;
     Ok(Seals {
@@ -189,8 +189,8 @@ pub(crate) fn seals(file: BorrowedFd<'_>) -> Result<Seals> {
     })
 }
 
-/// Fixes the size of a file for ever and allows no further seals; with `read_only`, allows no further writable
-/// mappings either. (Mappings that exist stay writable.)
+/// Fixes the size of a file for ever and allows no further seals; with `read_only`, allows no further
+/// writable mappings either. (Mappings that exist stay writable.)
 pub(crate) fn seal(file: BorrowedFd<'_>, read_only: bool) -> Result<()> {
     let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     if read_only {
@@ -304,8 +304,8 @@ pub(crate) fn bind(base: NonNull<u8>, size: usize, policy: Policy, nodes: &NodeS
     };
     let (mask, bits) =
         if policy == Policy::Local { (ptr::null(), 0) } else { (nodes.words().as_ptr(), MASK_BITS) };
-    // SAFETY: the mask has as many bits as the call is told (one less, as it wants), and the call changes where
-    // pages will lie, not what is in them.
+    // SAFETY: the mask has as many bits as the call is told (one less, as it wants), and the call changes
+    // where pages will lie, not what is in them.
     let result = unsafe {
         libc::syscall(libc::SYS_mbind, base.as_ptr(), size as c_ulong, c_long::from(mode), mask, bits, 0_u64)
     };
@@ -317,8 +317,8 @@ pub(crate) fn allowed_nodes() -> Result<NodeSet> {
     const MEMS_ALLOWED: c_ulong = 1 << 2;
     let mut nodes = NodeSet::EMPTY;
     let none: *mut u8 = ptr::null_mut();
-    // SAFETY: the mask has room for the bits that the call is told; a null mode and address are what this flag
-    // asks for.
+    // SAFETY: the mask has room for the bits that the call is told; a null mode and address are what this
+    // flag asks for.
     let result = unsafe {
         libc::syscall(
             libc::SYS_get_mempolicy,
@@ -337,7 +337,8 @@ pub(crate) fn node_of_page(address: NonNull<u8>) -> Result<Option<u32>> {
     let pages = [address.as_ptr()];
     let mut status: [c_int; 1] = [-1];
     let no_nodes: *const c_int = ptr::null();
-    // SAFETY: both arrays have the one element that the call is told of; without target nodes it moves nothing.
+    // SAFETY: both arrays have the one element that the call is told of; without target nodes it moves
+    // nothing.
     let result = unsafe {
         libc::syscall(
             libc::SYS_move_pages,

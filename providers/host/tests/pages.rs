@@ -72,38 +72,52 @@ fn transparent_huge_pages() {
     }
 }
 
-/// Adds huge pages to those that are reserved and takes them away again; `None` with a word about it where that cannot
-/// be done.
+/// The only test that uses reserved huge pages, of those of this process and of others that run the same
+/// tests: how many are free is what they look at.
+struct Alone {
+    _here: std::sync::MutexGuard<'static, ()>,
+    _elsewhere: Option<std::fs::File>,
+}
+
+fn alone() -> Alone {
+    static HERE: Mutex<()> = Mutex::new(());
+    let here = HERE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let path =
+        std::env::temp_dir().join(format!("umf-huge-pages-{}.lock", rustix::process::geteuid().as_raw()));
+    let file = std::fs::File::create(path).ok();
+    if let Some(file) = &file {
+        let _ = rustix::fs::flock(file, rustix::fs::FlockOperation::LockExclusive);
+    }
+    Alone { _here: here, _elsewhere: file }
+}
+
+/// Huge pages added to those that are reserved, and taken away again when dropped.
 struct Reserved {
     before: usize,
-    _alone: std::sync::MutexGuard<'static, ()>,
-    _file: std::fs::File,
+    _alone: Alone,
 }
 
 impl Reserved {
     const FILE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
+    /// `None` with a word about it where that cannot be done.
     fn add(pages: usize) -> Option<Self> {
-        static ALONE: Mutex<()> = Mutex::new(());
-        let alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let number = || std::fs::read_to_string(Self::FILE).ok()?.trim().parse::<usize>().ok();
-        let Some(file) = is_root().then(|| std::fs::File::open(Self::FILE).ok()).flatten() else {
+        let alone = alone();
+        let Some(before) = Self::number().filter(|_| is_root()) else {
             println!("cannot run: reserving huge pages of 2 MiB needs root and a kernel that has them");
             return None;
         };
-        // Test processes that do this at the same time wait for each other.
-        let lock = std::fs::File::create(std::env::temp_dir().join("umf-huge-pages.lock")).ok()?;
-        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).ok()?;
-        drop(file);
-        let before = number()?;
+        let this = Self { before, _alone: alone };
         let wanted = before + pages;
-        let written = std::fs::write(Self::FILE, wanted.to_string());
-        let this = Self { before, _alone: alone, _file: lock };
-        if written.is_err() || number() != Some(wanted) {
+        if std::fs::write(Self::FILE, wanted.to_string()).is_err() || Self::number() != Some(wanted) {
             println!("cannot run: {pages} huge pages could not be reserved");
             return None;
         }
         Some(this)
+    }
+
+    fn number() -> Option<usize> {
+        std::fs::read_to_string(Self::FILE).ok()?.trim().parse().ok()
     }
 
     fn free() -> usize {
@@ -114,6 +128,7 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
+        // The number does not sink below what is in use, which a test that failed may still hold.
         let _ = std::fs::write(Self::FILE, self.before.to_string());
     }
 }
@@ -183,6 +198,7 @@ fn reserved_huge_pages_are_imported() {
 
 #[test]
 fn normal_pages_serve_when_huge_ones_are_out_and_may() {
+    let _alone = alone();
     for (what, builder) in both().into_iter().chain([("isolated", shared().isolate(true))]) {
         let provider = builder.huge_pages(LENIENT).build().unwrap();
         // More than anyone reserves on a test machine.

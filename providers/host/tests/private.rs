@@ -70,7 +70,8 @@ fn regions_of_other_private_providers_are_foreign() {
     free(&two, other);
 }
 
-/// Unmapping the middle of a large mapping needs one more mapping than before, of which there is a highest number.
+/// Unmapping the middle of a large mapping needs one more mapping than before, of which there is a highest
+/// number.
 #[test]
 fn a_region_that_cannot_be_unmapped_stays_a_region() {
     in_child(|| {

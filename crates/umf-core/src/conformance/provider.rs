@@ -1,7 +1,8 @@
 //! What every provider must do: see [`crate::provider_conformance!`].
 //!
-//! Each public function is a case. It gets a function that makes a provider, and panics if the provider breaks what
-//! its traits promise. Abilities that a provider does not have are passed over with one printed line.
+//! Each public function is a case. It gets a function that makes a provider, and panics if the provider
+//! breaks what its traits promise. Abilities that a provider does not have are passed over with one printed
+//! line.
 
 mod abilities;
 mod allocation;
@@ -39,8 +40,8 @@ fn passed_over(provider: &dyn Provider, why: &str) {
 /// Makes a module of tests that hold a provider to what [`Provider`] and its abilities promise.
 ///
 /// The second argument is called for each test, several times in some, and yields an `Arc<dyn Provider>`. A
-/// provider needs room for some 32 MiB of regions. Needs feature `conformance` of `umf-core`, and the process to be
-/// free to fork.
+/// provider needs room for some 32 MiB of regions. Needs feature `conformance` of `umf-core`, and the process
+/// to be free to fork.
 ///
 /// ```ignore
 /// umf_core::provider_conformance!(private, || HostProvider::builder().build().unwrap());

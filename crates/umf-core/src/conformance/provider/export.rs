@@ -52,8 +52,8 @@ fn release(ability: &dyn Import, imported: Imported) {
     }
 }
 
-/// What is written in the region is seen in the import and the other way round, at every alignment and beside other
-/// regions.
+/// What is written in the region is seen in the import and the other way round, at every alignment and beside
+/// other regions.
 pub fn exports_open_at_the_right_bytes(make: Make<'_>) {
     let _beside = beside_others();
     let provider = make();
@@ -108,8 +108,8 @@ pub fn exports_open_at_the_right_bytes(make: Make<'_>) {
     assert!(exports.export(&foreign).is_err(), "what is no region was exported, pages of {page} bytes");
 }
 
-/// A read-only import reads, and writing to it ends the process that tries. An export that is read-only cannot be
-/// imported otherwise.
+/// A read-only import reads, and writing to it ends the process that tries. An export that is read-only
+/// cannot be imported otherwise.
 pub fn read_only_imports_cannot_be_written(make: Make<'_>) {
     let _beside = beside_others();
     let provider = make();
@@ -143,7 +143,8 @@ pub fn read_only_imports_cannot_be_written(make: Make<'_>) {
     free(&*provider, region);
 }
 
-/// Freeing the region does not take the memory from under an importer, which may read what it likes but not fault.
+/// Freeing the region does not take the memory from under an importer, which may read what it likes but not
+/// fault.
 pub fn imports_outlive_the_region(make: Make<'_>) {
     let _beside = beside_others();
     let provider = make();

@@ -1,4 +1,5 @@
-//! Regions as the cases use them: allocated with a word of why it failed, filled with a pattern and looked at.
+//! Regions as the cases use them: allocated with a word of why it failed, filled with a pattern and looked
+//! at.
 
 use core::ptr;
 
@@ -75,8 +76,8 @@ pub(super) fn assert_filled(base: Address, size: usize, seed: u8) {
     assert_eq!(last, expected(seed, size - 1), "last of {size} bytes at {base}");
 }
 
-/// As [`assert_filled`] for a part of what was filled, `skipped` bytes in, of which the last byte of the whole is not
-/// looked at.
+/// As [`assert_filled`] for a part of what was filled, `skipped` bytes in, of which the last byte of the
+/// whole is not looked at.
 #[track_caller]
 pub(super) fn assert_part_filled(base: Address, size: usize, seed: u8, skipped: usize) {
     if let Err(place) = holds_from(base, size, seed, skipped) {

@@ -122,8 +122,8 @@ pub(super) fn in_child(body: impl FnOnce() -> i32) -> Ended {
     }
 }
 
-/// In a child, private memory is a copy and the provider works on, whatever other threads of the parent were doing;
-/// shared memory is the parent's, and freeing it there changes nothing.
+/// In a child, private memory is a copy and the provider works on, whatever other threads of the parent were
+/// doing; shared memory is the parent's, and freeing it there changes nothing.
 pub fn a_forked_child_does_no_harm(make: Make<'_>) {
     let _beside = beside_others();
     let provider = make();
