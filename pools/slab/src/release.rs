@@ -22,6 +22,7 @@ impl SlabPool {
         if self.is_frozen() || self.sum_up().cached_bytes <= keep {
             return Ok(0);
         }
+        let before = self.reserve.bytes();
         let own = thread::current();
         for index in 0..thread::end() {
             // What another thread keeps, only it can give back: at its next operation.
@@ -35,7 +36,6 @@ impl SlabPool {
         if let Some(cache) = self.cache() {
             self.flush(cache);
         }
-        let before = self.reserve.bytes();
         let mut result = Ok(());
         for class in 0..self.classes.count() {
             let mut doomed = 0;

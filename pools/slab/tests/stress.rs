@@ -15,19 +15,21 @@ struct Owned {
 
 impl Owned {
     fn new(pool: &SlabPool, size: usize, mark: u8) -> Self {
-        let address = pool.allocate(Layout::new(size, 1 << (size % 7)).unwrap()).unwrap();
+        let address =
+            Layout::new(size, 1 << (size % 7)).and_then(|layout| pool.allocate(layout)).expect("memory");
         assert!(address.is_aligned_to(1 << (size % 7)));
         // SAFETY: the block is ours, host memory of at least that size.
-        unsafe { address.as_ptr().unwrap().write_bytes(mark, size) };
+        unsafe { address.as_ptr().expect("host memory").write_bytes(mark, size) };
         Self { address, size, mark }
     }
 
     fn free(self, pool: &SlabPool) {
         // SAFETY: the block is ours, and was written in full.
-        let bytes = unsafe { core::slice::from_raw_parts(self.address.as_ptr().unwrap(), self.size) };
+        let bytes =
+            unsafe { core::slice::from_raw_parts(self.address.as_ptr().expect("host memory"), self.size) };
         assert!(bytes.iter().all(|&byte| byte == self.mark), "{} has two owners", self.address);
         // SAFETY: nobody uses the block any more.
-        unsafe { pool.free(self.address) }.unwrap();
+        unsafe { pool.free(self.address) }.expect("the block is live");
     }
 }
 
@@ -68,13 +70,12 @@ fn every_byte_has_one_owner_while_threads_come_trim_and_go() {
                 }
             };
             let threads: Vec<_> = (0..4).map(|n| scope.spawn(work(generation * 4 + n))).collect();
-            let good =
-                threads.into_iter().map(|thread| thread.join().is_ok()).fold(true, |all, one| all && one);
-            if !good {
+            let failed = threads.into_iter().filter_map(|thread| thread.join().err()).count();
+            if failed > 0 {
                 // The scope ends, and passes the panic on, only when the trimming thread has ended.
                 stop.store(true, Ordering::Relaxed);
             }
-            assert!(good);
+            assert_eq!(failed, 0, "threads failed");
         }
         stop.store(true, Ordering::Relaxed);
         trimming.join().unwrap();
