@@ -4,9 +4,14 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod demo;
+mod failure;
 mod info;
 mod output;
+mod progress;
 mod sys;
+mod timing;
+mod worker;
 
 /// Memory shared between processes and devices.
 #[derive(Parser)]
@@ -19,12 +24,14 @@ struct Umf {
 /// What the user asks for.
 #[derive(Subcommand)]
 enum Command {
+    Demo(demo::DemoCommand),
     Info(info::InfoCommand),
 }
 
 fn main() -> ExitCode {
     let outcome = match Umf::parse().command {
-        Command::Info(command) => command.run(),
+        Command::Demo(command) => command.run(),
+        Command::Info(command) => command.run().map_err(Into::into),
     };
-    output::exit_code(outcome)
+    failure::exit_code(outcome)
 }

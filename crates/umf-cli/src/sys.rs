@@ -2,6 +2,8 @@
 //!
 //! Every function undoes what it did before it returns: descriptors are closed, mappings unmapped.
 
+pub(crate) mod pipes;
+
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};

@@ -4,7 +4,7 @@ use clap::Args;
 
 use crate::output;
 
-mod bytes;
+pub(crate) mod bytes;
 mod child;
 mod cpu;
 mod devices;
@@ -12,10 +12,10 @@ mod errno;
 mod finding;
 mod huge_pages;
 mod kernel;
-mod kernel_files;
+pub(crate) mod kernel_files;
 mod limits;
 mod loader_cache;
-mod memory_cgroup;
+pub(crate) mod memory_cgroup;
 mod numa;
 mod permissions;
 mod text;
