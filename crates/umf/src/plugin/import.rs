@@ -1,0 +1,215 @@
+//! [`PluginImport`]: opens what the same plugin exported in another process.
+
+use core::fmt;
+use core::ptr::NonNull;
+use std::sync::{Arc, Once};
+
+use intrusive_collections::{KeyAdapter, RBTree, RBTreeLink, intrusive_adapter};
+use umf_core::fork::{self, ForkAware};
+use umf_core::lock::Lock;
+use umf_core::{
+    Access, Address, Error, Import, ImportRequest, Imported, MemoryKind, NativeBytes, ProviderKind, Result,
+};
+
+use super::instance::Instance;
+
+/// Opens handles of a plugin's memory. Got from [`super::PluginProvider::importer`].
+///
+/// The bytes of a handle are refused unless they are as long as the plugin's handles are; what is in them is for the
+/// plugin to judge. Of host memory it is checked that all of it is mapped. What a plugin opens can always be
+/// written; where it is host memory, a read-only import has its pages protected.
+pub struct PluginImport {
+    instance: Arc<Instance>,
+    kind: ProviderKind,
+    memory_kind: MemoryKind,
+    handle_size: usize,
+}
+
+/// An import that is open. It keeps the plugin that opened it as it is, whatever becomes of the provider.
+struct Opened {
+    link: RBTreeLink,
+    base: Address,
+    size: usize,
+    instance: Arc<Instance>,
+}
+
+intrusive_adapter!(ByBase = Box<Opened>: Opened { link: RBTreeLink });
+
+impl<'a> KeyAdapter<'a> for ByBase {
+    type Key = u64;
+    fn get_key(&self, opened: &'a Opened) -> u64 {
+        opened.base.to_bits()
+    }
+}
+
+/// All open imports of all plugins: one may be released through another object than the one that opened it.
+struct AllOpened(Lock<Option<RBTree<ByBase>>>);
+
+static OPENED: AllOpened = AllOpened(Lock::new(None));
+
+impl ForkAware for AllOpened {
+    fn prepare(&self) {
+        self.0.lock_for_fork();
+    }
+
+    fn parent(&self) {
+        // SAFETY: `prepare` took it in this thread, or in the one of which this is the forked copy.
+        unsafe { self.0.unlock_after_fork() };
+    }
+
+    fn child(&self) {
+        self.parent();
+    }
+}
+
+impl AllOpened {
+    fn take_part_in_forks() {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            let table: &'static dyn ForkAware = &OPENED;
+            // SAFETY: a static lives for ever; and under the lock nothing is allocated, freed or called. Where there is
+            // no room left, a child may find the lock taken.
+            let _ = unsafe { fork::register_leaf(NonNull::from(table)) };
+        });
+    }
+
+    fn holds(&self, base: Address) -> bool {
+        let tree = self.0.lock();
+        tree.as_ref().is_some_and(|tree| !tree.find(&base.to_bits()).is_null())
+    }
+
+    fn insert(&self, opened: Box<Opened>) {
+        let mut tree = self.0.lock();
+        tree.get_or_insert_with(|| RBTree::new(ByBase::NEW)).insert(opened);
+    }
+
+    fn remove(&self, base: Address, size: usize) -> Option<Box<Opened>> {
+        let mut tree = self.0.lock();
+        let mut cursor = tree.as_mut()?.find_mut(&base.to_bits());
+        cursor.get().filter(|opened| opened.size == size)?;
+        cursor.remove()
+    }
+}
+
+impl PluginImport {
+    pub(super) const fn new(
+        instance: Arc<Instance>,
+        kind: ProviderKind,
+        memory_kind: MemoryKind,
+        handle_size: usize,
+    ) -> Self {
+        Self { instance, kind, memory_kind, handle_size }
+    }
+
+    fn native_of(&self, request: &ImportRequest) -> Result<NativeBytes> {
+        let refused = |why| Err(Error::Untrusted { why });
+        if request.fd.is_some() {
+            return refused("the export has a file descriptor, which exports of plugins do not have");
+        }
+        if request.offset != 0 || request.size == 0 {
+            return refused("the export has an offset or no size, which exports of plugins do not have");
+        }
+        match request.native.get(..request.native_len) {
+            Some(bytes) if bytes.len() == self.handle_size => NativeBytes::new(bytes),
+            _ => refused("the native bytes are not as many as an IPC handle of this plugin has"),
+        }
+    }
+
+    /// What is known of memory that the plugin has just opened.
+    fn examine(&self, base: Address, size: usize, access: Access) -> Result<Imported> {
+        if base.checked_add(size as u64).is_none() {
+            return Err(Error::Untrusted { why: "the region does not fit into the address space" });
+        }
+        if !self.memory_kind.is_host_accessible() {
+            return Ok(Imported::device(base, size));
+        }
+        let pages = Pages::around(base, size)?;
+        if self.memory_kind == MemoryKind::Host {
+            pages.check_mapped()?;
+        }
+        if access == Access::ReadOnly {
+            // Protecting pages that somebody else opened for writing would take them away from there.
+            if self.memory_kind != MemoryKind::Host || OPENED.holds(base) {
+                let owner = self.instance.owner();
+                return Err(Error::NotSupported { what: "this import as read-only", owner, native: 0 });
+            }
+            pages.protect(libc::PROT_READ)?;
+        }
+        Ok(Imported::host(base, size, access))
+    }
+}
+
+/// The pages of the system that memory lies in.
+struct Pages {
+    start: *mut libc::c_void,
+    len: usize,
+}
+
+impl Pages {
+    fn around(base: Address, size: usize) -> Result<Self> {
+        const PAGE: usize = 4096;
+        let outside = Error::Untrusted { why: "the plugin opened a handle outside of the address space" };
+        let start = base.as_ptr().ok_or(outside)?;
+        let inside = start.addr() % PAGE;
+        let len =
+            size.checked_add(inside).and_then(|len| len.checked_next_multiple_of(PAGE)).ok_or(outside)?;
+        Ok(Self { start: start.wrapping_sub(inside).cast(), len })
+    }
+
+    fn check_mapped(&self) -> Result<()> {
+        // SAFETY: asks the kernel about a range of addresses, and changes nothing: MS_ASYNC has been without effect since
+        // Linux 2.6.19.
+        if unsafe { libc::msync(self.start, self.len, libc::MS_ASYNC) } == 0 {
+            return Ok(());
+        }
+        Err(Error::Untrusted { why: "the plugin opened less memory than the handle says that there is" })
+    }
+
+    fn protect(&self, protection: i32) -> Result<()> {
+        // SAFETY: the plugin has opened this memory just now, and nobody else has it.
+        if unsafe { libc::mprotect(self.start, self.len, protection) } == 0 {
+            return Ok(());
+        }
+        let native = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+        Err(Error::NotSupported { what: "protecting a read-only import", owner: "this system", native })
+    }
+}
+
+// SAFETY: what the plugin opened stays until it is closed, which `release` alone does; the plugin is neither finalised
+// nor unloaded before that. That it cannot shrink is what the plugin is trusted in.
+unsafe impl Import for PluginImport {
+    fn kind(&self) -> ProviderKind {
+        self.kind
+    }
+
+    fn import(&self, request: ImportRequest) -> Result<Imported> {
+        let native = self.native_of(&request)?;
+        AllOpened::take_part_in_forks();
+        let base = self.instance.open_handle(&native)?;
+        let size = request.size;
+        let imported = match self.examine(base, size, request.access) {
+            Ok(imported) => imported,
+            Err(error) => {
+                // SAFETY: opened above, and nobody has seen it. What the plugin says to that changes nothing.
+                let _ = unsafe { self.instance.close_handle(base, size) };
+                return Err(error);
+            }
+        };
+        let instance = Arc::clone(&self.instance);
+        OPENED.insert(Box::new(Opened { link: RBTreeLink::new(), base, size, instance }));
+        Ok(imported)
+    }
+
+    unsafe fn release(&self, imported: Imported) -> Result<()> {
+        let address = imported.base;
+        let opened = OPENED.remove(address, imported.size).ok_or(Error::NotAllocated { address })?;
+        // SAFETY: it was open until now, and the caller says that nobody uses it.
+        unsafe { opened.instance.close_handle(address, opened.size) }
+    }
+}
+
+impl fmt::Debug for PluginImport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "import of {} memory by {}", self.kind, self.instance.owner())
+    }
+}
