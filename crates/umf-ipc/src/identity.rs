@@ -2,6 +2,7 @@
 
 use core::fmt;
 use core::str::FromStr;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::os::fd::OwnedFd;
 
 use crate::sys;
@@ -111,11 +112,23 @@ impl ProcessIdentity {
     }
 }
 
+/// The boot of this machine. Read once: every open asks for it, and reading it costs 5 us.
 pub(crate) fn boot_id() -> BootId {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(BootId::UNKNOWN)
+    // Not a OnceLock: a child forked while another thread fills that would wait for ever. Threads that come here at
+    // the same time all store the same.
+    static HALVES: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+    static KNOWN: AtomicBool = AtomicBool::new(false);
+    if !KNOWN.load(Ordering::Acquire) {
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
+        let Some(id) = text.and_then(|text| text.parse::<BootId>().ok()) else { return BootId::UNKNOWN };
+        let id = u128::from_ne_bytes(id.0);
+        HALVES[0].store(id as u64, Ordering::Relaxed);
+        HALVES[1].store((id >> 64) as u64, Ordering::Relaxed);
+        KNOWN.store(true, Ordering::Release);
+    }
+    let [low, high] = &HALVES;
+    let id = u128::from(low.load(Ordering::Relaxed)) | u128::from(high.load(Ordering::Relaxed)) << 64;
+    BootId(id.to_ne_bytes())
 }
 
 pub(crate) fn pid_namespace() -> u64 {
