@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod config;
 mod demo;
 mod failure;
 mod info;
@@ -24,12 +25,14 @@ struct Umf {
 /// What the user asks for.
 #[derive(Subcommand)]
 enum Command {
+    Config(config::ConfigCommand),
     Demo(demo::DemoCommand),
     Info(info::InfoCommand),
 }
 
 fn main() -> ExitCode {
     let outcome = match Umf::parse().command {
+        Command::Config(command) => command.run(),
         Command::Demo(command) => command.run(),
         Command::Info(command) => command.run().map_err(Into::into),
     };

@@ -1,0 +1,100 @@
+//! `umf config`: the settings in force, and where each came from.
+
+use std::fmt::Write;
+
+use clap::Args;
+use clap::builder::styling::Style;
+use serde_json::json;
+use umf::config::{Loaded, Loader, Origin};
+
+use crate::failure::Failure;
+use crate::output;
+
+/// Shows the settings in force, and where each came from.
+///
+/// Defaults, then the settings files, then the environment: later ones win. What is odd is told on standard error; what
+/// is wrong ends with exit code 2.
+#[derive(Args)]
+pub(crate) struct ConfigCommand {
+    /// Print one JSON document: settings, files, variables obeyed elsewhere, warnings
+    #[arg(long)]
+    json: bool,
+
+    /// Leave out what nobody set
+    #[arg(long)]
+    changed: bool,
+}
+
+impl ConfigCommand {
+    /// Loads the settings and prints them.
+    ///
+    /// # Errors
+    /// What is wrong with the settings; standard output cannot be written.
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let loaded = Loader::new().load()?;
+        for warning in &loaded.warnings {
+            output::tell(&format!("warning: {warning}"));
+        }
+        let printed = if self.json { self.document(&loaded)? } else { self.table(&loaded, output::colour()) };
+        output::print(&printed)?;
+        Ok(())
+    }
+
+    fn rows(&self, loaded: &Loaded) -> Vec<umf::config::Row> {
+        let shown = |row: &umf::config::Row| !self.changed || row.origin != Origin::Default;
+        loaded.settings.report().into_iter().filter(shown).collect()
+    }
+
+    fn document(&self, loaded: &Loaded) -> Result<String, std::io::Error> {
+        let files: Vec<_> = loaded.settings.files().map(|path| path.display().to_string()).collect();
+        let warnings: Vec<_> = loaded.warnings.iter().map(ToString::to_string).collect();
+        let document = json!({
+            "format": 1,
+            "settings": self.rows(loaded),
+            "files": files,
+            "elsewhere": loaded.settings.recognised(),
+            "warnings": warnings,
+        });
+        Ok(serde_json::to_string_pretty(&document)? + "\n")
+    }
+
+    fn table(&self, loaded: &Loaded, colour: bool) -> String {
+        let rows = self.rows(loaded);
+        let width = |text: fn(&umf::config::Row) -> &str, most: usize| {
+            rows.iter().map(|row| shown(text(row)).chars().count()).max().unwrap_or(0).min(most)
+        };
+        let (keys, values) = (width(|row| &row.key, 40), width(|row| &row.value, 32));
+        let mut out = String::new();
+        let mut section = "";
+        // Writing to a String does not fail.
+        for row in &rows {
+            let (its, _) = row.key.rsplit_once('.').unwrap_or((&row.key, ""));
+            if !section.is_empty() && its != section {
+                out.push('\n');
+            }
+            section = its;
+            let text = format!("{:<keys$}  {:<values$}  {}", row.key, shown(&row.value), row.origin);
+            let style =
+                if row.origin == Origin::Default { Style::new().dimmed() } else { Style::new().bold() };
+            let _ = if colour { writeln!(out, "{style}{text}{style:#}") } else { writeln!(out, "{text}") };
+        }
+        if !rows.is_empty() {
+            out.push('\n');
+        }
+        match loaded.settings.files().collect::<Vec<_>>().as_slice() {
+            [] => out.push_str("no settings file was read\n"),
+            files => files.iter().for_each(|path| {
+                let _ = writeln!(out, "read {}", path.display());
+            }),
+        }
+        for variable in loaded.settings.recognised() {
+            let _ = writeln!(out, "{}={} ({})", variable.variable, variable.value, variable.note);
+        }
+        out
+    }
+}
+
+/// A value, such that none is seen.
+fn shown(value: &str) -> &str {
+    if value.is_empty() { "-" } else { value }
+}
