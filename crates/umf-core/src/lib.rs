@@ -10,7 +10,7 @@
 //! | exported memory | [`observer`]: who is told before it goes |
 //!
 //! A crate that brings a provider or a pool depends on this one alone, and runs the conformance suite of
-//! its trait with one line: [`provider_conformance!`], [`pool_conformance!`] (feature `conformance`).
+//! its trait with one line: `provider_conformance!`, `pool_conformance!` (feature `conformance`).
 //!
 //! This crate knows no operating system resource except memory for its own metadata, which never comes from
 //! the global allocator.

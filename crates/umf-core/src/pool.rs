@@ -23,7 +23,7 @@ pub struct BlockSpan {
 /// [`Layout`]; a foreign, interior or twice freed address by [`Pool::free`]. (What cannot be detected is a
 /// block freed by someone who does not own it, while it is live.)
 ///
-/// A pool is accepted by [`crate::pool_conformance!`], in one line.
+/// A pool is accepted by `umf_core::pool_conformance!` (feature `conformance`), in one line.
 ///
 /// # Safety
 /// An implementor promises that the blocks it hands out lie in regions of its provider, are aligned, do not

@@ -15,6 +15,7 @@
 //! - [`transfer`]: how an fd travels: `pidfd`, `procfs`, `socket`
 //! - `ledger`: the shared pages that say which exports are current
 //! - `cache`: what both sides' caches are made of
+//! - `protocol`: the lock-free parts of both, as loom models them
 //!
 //! This crate knows no provider. Whoever opens handles says which kinds of memory can be
 //! ([`ImporterBuilder::import`]).
@@ -26,6 +27,7 @@ mod handle;
 mod identity;
 pub mod importer;
 mod ledger;
+mod protocol;
 mod sys;
 pub mod transfer;
 

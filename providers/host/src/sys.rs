@@ -16,7 +16,10 @@ type Result<T> = core::result::Result<T, Errno>;
 
 /// The system's page size in bytes.
 pub(crate) fn page_size() -> usize {
-    rustix::param::page_size()
+    // Not from rustix, which panics on Linux before 6.4 where there is no /proc.
+    // SAFETY: sysconf reads no memory of ours.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
 }
 
 /// Size in bytes of a line of the first-level data cache, 64 if the system does not say.

@@ -3,7 +3,7 @@
 //! [`Provider`] is the small mandatory part. What a provider can do beyond that it offers through an
 //! accessor that yields the ability, each a trait of its own: [`Export`] and [`Import`] (other
 //! processes), [`Purge`] (give pages back, keep the addresses), [`SplitMerge`], [`Properties`].
-//! A provider is accepted by [`crate::provider_conformance!`], in one line.
+//! A provider is accepted by `umf_core::provider_conformance!` (feature `conformance`), in one line.
 
 mod export;
 mod import;

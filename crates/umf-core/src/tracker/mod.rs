@@ -202,11 +202,18 @@ pub fn set_span(number: RegionNumber, base: Address, size: usize, span: u32) -> 
 /// # Errors
 /// [`Error::NotAllocated`] if the region has gone in the meantime.
 pub fn mark_exported(number: RegionNumber, id: RegionId) -> Result<()> {
-    let record = REGIONS.get(number.0);
-    if record.is_some_and(|record| record.mark_exported(id)) {
+    let _writers = WRITERS.lock();
+    if REGIONS.get(number.0).is_some_and(|record| record.mark_exported(id)) {
         return Ok(());
     }
     Err(Error::NotAllocated { address: Address::from_bits(0) })
+}
+
+/// Takes the life of a region, once, so that of several frees one succeeds; says whether it had an export.
+fn end(number: RegionNumber, region: Region) -> Result<bool> {
+    let _writers = WRITERS.lock();
+    let ended = REGIONS.get(number.0).and_then(|record| record.end(region.id()));
+    ended.ok_or(Error::NotAllocated { address: region.base() })
 }
 
 /// The first address of each granule that the range touches.

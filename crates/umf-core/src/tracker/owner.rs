@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
 use super::record::REGIONS;
-use super::{RegionNumber, find, insert, remove, replace};
+use super::{RegionNumber, end, find, insert, remove, replace};
 use crate::lock::Lock;
 use crate::observer::{Freed, before_free};
 use crate::{Error, Layout, Pool, Provider, Region, Result, fork};
@@ -284,7 +284,8 @@ impl Upstream {
     ///
     /// # Errors
     /// [`Error::ForeignAddress`] if it is no live region of this upstream (or regions carved from it are still
-    /// live), or what the provider says; the region then stays tracked, its exports retired.
+    /// live), or what the provider says; the region then stays tracked, its exports retired, under another number and
+    /// without spans: find it again.
     /// In a forked child, freeing shared memory does nothing and succeeds.
     ///
     /// # Safety
@@ -299,18 +300,16 @@ impl Upstream {
         // SAFETY: passed on to the caller; nothing names the region any more.
         let freed = unsafe { self.provider.free(region) };
         if freed.is_err() {
-            // Still mapped as far as anyone knows: keep it findable. If even that fails, it is merely not found.
+            // Still mapped as far as anyone knows: keep it findable. If even that fails, it is merely not found. (It was
+            // taken out first, because after the provider's free the addresses may be another region's.)
             let _ = insert(region, self.id);
         }
         freed
     }
 
     fn retire(&self, number: RegionNumber, region: Region) -> Result<()> {
-        let record = REGIONS.get(number.0).ok_or(Error::NotAllocated { address: region.base() })?;
-        match record.end() {
-            Some(true) => before_free(Freed::Region(region)),
-            Some(false) => {}
-            None => return Err(Error::NotAllocated { address: region.base() }),
+        if end(number, region)? {
+            before_free(Freed::Region(region));
         }
         Ok(())
     }
@@ -350,7 +349,10 @@ impl Upstream {
         let ability = self.split_merge()?;
         let numbers = (self.number_of(&low)?, self.number_of(&high)?);
         self.retire(numbers.0, low)?;
-        self.retire(numbers.1, high)?;
+        if let Err(error) = self.retire(numbers.1, high) {
+            revive(numbers.0);
+            return Err(error);
+        }
         // SAFETY: passed on to the caller.
         match unsafe { ability.merge(low, high) } {
             Ok(merged) => {

@@ -64,17 +64,19 @@ impl RegionRecord {
         Some(Found { region, owner: OwnerId::from_number(owner)?, span, number: RegionNumber(number) })
     }
 
-    /// Notes an export; `false` if the record is no longer that of region `id`.
+    /// Notes an export; `false` if the record is no longer that of a live region `id`. Under the tracker's writer
+    /// lock, which keeps the record from being given to another region meanwhile.
     pub(super) fn mark_exported(&self, id: RegionId) -> bool {
-        let old = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
-            let same = state & LIVE != 0 && self.id.load(Ordering::Relaxed) == id.get();
-            same.then_some(state | EXPORTED)
-        });
-        old.is_ok()
+        let mine = self.id.load(Ordering::Relaxed) == id.get();
+        mine && self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, mark).is_ok()
     }
 
-    /// Takes the region's life, once: `None` if it had none, else whether it had an export.
-    pub(super) fn end(&self) -> Option<bool> {
+    /// Takes the life of region `id`, once: `None` if it had none, else whether it had an export. Under the tracker's
+    /// writer lock.
+    pub(super) fn end(&self, id: RegionId) -> Option<bool> {
+        if self.id.load(Ordering::Relaxed) != id.get() {
+            return None;
+        }
         let old = self.state.swap(0, Ordering::AcqRel);
         (old & LIVE != 0).then_some(old & EXPORTED != 0)
     }
@@ -83,4 +85,8 @@ impl RegionRecord {
     pub(super) fn revive(&self) {
         self.state.store(LIVE, Ordering::Release);
     }
+}
+
+fn mark(state: u32) -> Option<u32> {
+    (state & LIVE != 0).then_some(state | EXPORTED)
 }

@@ -256,12 +256,7 @@ impl<K: Hash + Eq + Clone, V> Cache<K, V> {
 
     /// Keeps an entry from being pinned any more, if it is idle. Under its shard's lock.
     fn close(&self, entry: &Entry<K, V>) -> bool {
-        self.pins.stamp(entry.number, 0);
-        if self.pins.sum(entry.number) == 0 {
-            return true;
-        }
-        self.pins.stamp(entry.number, entry.stamp);
-        false
+        self.pins.close(entry.number, entry.stamp)
     }
 
     /// Takes an entry that is no longer in the list out of the table.

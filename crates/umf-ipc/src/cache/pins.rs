@@ -7,7 +7,7 @@ use umf_core::lock::Lock;
 use umf_core::metadata::{Chunks, Zeroed};
 use umf_core::thread::{self, ThreadIndex};
 
-use crate::{Error, Result};
+use crate::{Error, Result, protocol};
 
 /// Use counts of numbered entries, split by thread.
 ///
@@ -15,9 +15,8 @@ use crate::{Error, Result};
 /// own part then goes "below zero" (they are added modulo 2^64). Only the sum means something, and only while
 /// the entry's stamp is 0, when it can but fall.
 ///
-/// Pinning by stamp is a store to a word that only this thread writes, a sequentially consistent fence, and a load of the
-/// stamp; closing an entry is a store of the stamp, such a fence, and loads of the counts. So of a pin and a close
-/// that race, at least one sees the other. (An atomic add in place of store and fence costs half as much again.)
+/// Pinning and closing are the protocol of [`protocol::pin`] and [`protocol::close`]. (An atomic add in place of its
+/// store and fence costs half as much again.)
 #[derive(Debug)]
 pub(crate) struct Pins {
     rows: Chunks<Row>,
@@ -68,11 +67,7 @@ impl PinCell {
         // SAFETY: the words stay as long as the pins, which exist.
         let (count, current, touched) =
             unsafe { (self.count.as_ref(), self.stamp.as_ref(), self.touched.as_ref()) };
-        let before = count.load(Ordering::Relaxed);
-        count.store(before.wrapping_add(1), Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        if current.load(Ordering::Acquire) != stamp {
-            count.store(before, Ordering::Relaxed);
+        if !protocol::pin(count, current, stamp) {
             return false;
         }
         if touched.load(Ordering::Relaxed) == 0 {
@@ -185,10 +180,7 @@ impl Pins {
     pub(crate) fn give_back(&self, pin: Pin) {
         if thread::current().is_some_and(|thread| thread.get() == pin.thread) {
             // SAFETY: the pin was made by this thread, whose words stay as long as the pins.
-            let count = unsafe { pin.count.as_ref() };
-            // Only this thread writes it. Release: what was done with the memory happens before whoever sums up sees
-            // the pin gone.
-            count.store(count.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Release);
+            protocol::unpin(unsafe { pin.count.as_ref() });
         } else {
             self.unpin(pin.number);
         }
@@ -203,6 +195,11 @@ impl Pins {
         } else if let Some(count) = self.rows.get(SHARED_ROW).and_then(|row| row.counts.get(number)) {
             count.fetch_add(delta, Ordering::SeqCst);
         }
+    }
+
+    /// Makes the stamp of an entry invalid, if it is idle. Under the lock of its shard.
+    pub(crate) fn close(&self, number: u32, stamp: u64) -> bool {
+        self.stamps.get(number).is_some_and(|word| protocol::close(word, stamp, || self.sum(number)))
     }
 
     /// The number of pins. Exact only while nobody pins: with the stamp at 0, under the shard's lock.

@@ -1,7 +1,7 @@
 //! The importer's side of somebody else's ledger.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::SealFlags;
@@ -10,7 +10,7 @@ use super::layout::{HEADER_SIZE, Header, MAGIC, Slot, SlotContent, VERSION};
 use crate::handle::Handle;
 use crate::identity::{BootId, Nonce};
 use crate::sys::{self, FileIdentity, SharedMapping};
-use crate::{Error, Result};
+use crate::{Error, Result, protocol};
 
 /// A ledger mapped read-only, its header checked.
 #[derive(Debug)]
@@ -124,12 +124,8 @@ impl SlotReader<'_> {
 
     /// What the slot says, if it has this generation before and after reading.
     pub(crate) fn read(self, generation: u64) -> core::result::Result<SlotContent, u64> {
-        let before = self.generation();
-        if before != generation {
-            return Err(before);
-        }
         let slot = self.slot;
-        let content = SlotContent {
+        protocol::read(&slot.generation, generation, || SlotContent {
             device: slot.device.load(Ordering::Relaxed),
             inode: slot.inode.load(Ordering::Relaxed),
             fd: slot.fd.load(Ordering::Relaxed).cast_signed(),
@@ -138,9 +134,6 @@ impl SlotReader<'_> {
             region_id: slot.region_id.load(Ordering::Relaxed),
             region_size: slot.region_size.load(Ordering::Relaxed),
             offset: slot.offset.load(Ordering::Relaxed),
-        };
-        fence(Ordering::Acquire);
-        let after = slot.generation.load(Ordering::Relaxed);
-        if after == generation { Ok(content) } else { Err(after) }
+        })
     }
 }

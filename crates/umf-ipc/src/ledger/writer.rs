@@ -1,7 +1,7 @@
 //! The producer's side of its ledger.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use umf_core::lock::Lock;
 use super::layout::{HEADER_SIZE, Header, MAGIC, MAX_SLOTS, Slot, SlotContent, VERSION};
 use crate::identity::{Nonce, ProcessIdentity};
 use crate::sys::{self, SharedMapping};
-use crate::{Error, Result};
+use crate::{Error, Result, protocol};
 
 /// How many slots get their pages at a time: 64 KiB of file.
 const RESERVE: u32 = 1024;
@@ -166,19 +166,16 @@ impl LedgerWriter {
     /// Makes an export visible in a slot that [`LedgerWriter::take`] gave, and returns its generation.
     pub(crate) fn publish(&self, number: u32, content: &SlotContent) -> u64 {
         let slot = self.slot(number);
-        let generation = slot.generation.load(Ordering::Relaxed) + 1;
-        // Whoever sees a field of this export also sees that the one before was retired.
-        fence(Ordering::Release);
-        slot.device.store(content.device, Ordering::Relaxed);
-        slot.inode.store(content.inode, Ordering::Relaxed);
-        slot.fd.store(content.fd.cast_unsigned(), Ordering::Relaxed);
-        slot.region_slot.store(content.region_slot, Ordering::Relaxed);
-        slot.region_generation.store(content.region_generation, Ordering::Relaxed);
-        slot.region_id.store(content.region_id, Ordering::Relaxed);
-        slot.region_size.store(content.region_size, Ordering::Relaxed);
-        slot.offset.store(content.offset, Ordering::Relaxed);
-        slot.generation.store(generation, Ordering::Release);
-        generation
+        protocol::publish(&slot.generation, || {
+            slot.device.store(content.device, Ordering::Relaxed);
+            slot.inode.store(content.inode, Ordering::Relaxed);
+            slot.fd.store(content.fd.cast_unsigned(), Ordering::Relaxed);
+            slot.region_slot.store(content.region_slot, Ordering::Relaxed);
+            slot.region_generation.store(content.region_generation, Ordering::Relaxed);
+            slot.region_id.store(content.region_id, Ordering::Relaxed);
+            slot.region_size.store(content.region_size, Ordering::Relaxed);
+            slot.offset.store(content.offset, Ordering::Relaxed);
+        })
     }
 
     /// The generation that [`LedgerWriter::publish`] will give the slot.
@@ -188,9 +185,7 @@ impl LedgerWriter {
 
     /// Ends an export: from now on every open of a handle with `generation` fails as stale.
     pub(crate) fn retire(&self, number: u32, generation: u64) {
-        // Only the exporter's bookkeeping calls this, once per publish; a sequentially consistent store, because
-        // importers that lease must either be seen by whoever frees or see this.
-        self.slot(number).generation.store(generation + 1, Ordering::SeqCst);
+        protocol::retire(&self.slot(number).generation, generation);
     }
 
     /// Where the slot's generation lies, for one-load checks while the ledger stays mapped.

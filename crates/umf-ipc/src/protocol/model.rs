@@ -1,0 +1,127 @@
+//! The protocols in loom's model: every interleaving that the memory model allows, of a few threads.
+
+use core::sync::atomic::Ordering;
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, AtomicU64, fence};
+use loom::thread;
+
+use super::*;
+
+impl Word for AtomicU64 {
+    fn load(&self, order: Ordering) -> u64 {
+        self.load(order)
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        self.store(value, order);
+    }
+
+    fn fence(order: Ordering) {
+        fence(order);
+    }
+}
+
+/// Two threads pin and unpin, a third closes: nobody holds what was closed.
+#[test]
+fn loom_what_is_pinned_is_not_closed() {
+    loom::model(|| {
+        let stamp = Arc::new(AtomicU64::new(7));
+        let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let gone = Arc::new(AtomicBool::new(false));
+        let users: Vec<_> = (0..2)
+            .map(|me| {
+                let (stamp, counts, gone) = (Arc::clone(&stamp), Arc::clone(&counts), Arc::clone(&gone));
+                thread::spawn(move || {
+                    if pin(&counts[me], &*stamp, 7) {
+                        assert!(!gone.load(Ordering::Relaxed), "in use and gone");
+                        unpin(&counts[me]);
+                    }
+                })
+            })
+            .collect();
+        let sum = || counts.iter().fold(0, |sum: u64, count| sum.wrapping_add(count.load(Ordering::Acquire)));
+        if close(&*stamp, 7, sum) {
+            gone.store(true, Ordering::Relaxed);
+        }
+        for user in users {
+            user.join().unwrap();
+        }
+        assert_eq!(counts.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>(), 0);
+    });
+}
+
+/// A pin that another thread takes back: the count of each is wrong, their sum is right, and the entry is not
+/// closed before.
+#[test]
+fn loom_a_pin_taken_back_elsewhere_counts() {
+    loom::model(|| {
+        let stamp = Arc::new(AtomicU64::new(7));
+        let counts = Arc::new([AtomicU64::new(1), AtomicU64::new(0)]);
+        let released = Arc::new(AtomicBool::new(false));
+        let other = {
+            let (counts, released) = (Arc::clone(&counts), Arc::clone(&released));
+            thread::spawn(move || {
+                released.store(true, Ordering::Relaxed);
+                unpin(&counts[1]);
+            })
+        };
+        let sum = || counts.iter().fold(0, |sum: u64, count| sum.wrapping_add(count.load(Ordering::Acquire)));
+        if close(&*stamp, 7, sum) {
+            assert!(released.load(Ordering::Relaxed), "closed while in use");
+        }
+        other.join().unwrap();
+    });
+}
+
+/// A slot that is published, retired and published again: readers see each export whole or not at all.
+#[test]
+fn loom_an_export_is_seen_whole() {
+    loom::model(|| {
+        let slot = Arc::new([AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)]);
+        let writer = {
+            let slot = Arc::clone(&slot);
+            thread::spawn(move || {
+                for round in [1, 3] {
+                    let generation = publish(&slot[0], || {
+                        slot[1].store(round, Ordering::Relaxed);
+                        slot[2].store(round, Ordering::Relaxed);
+                    });
+                    assert_eq!(generation, round);
+                    if round == 1 {
+                        retire(&slot[0], generation);
+                    }
+                }
+            })
+        };
+        for expected in [1, 3] {
+            let fields = || (slot[1].load(Ordering::Relaxed), slot[2].load(Ordering::Relaxed));
+            if let Ok(found) = read(&slot[0], expected, fields) {
+                assert_eq!(found, (expected, expected));
+            }
+        }
+        writer.join().unwrap();
+    });
+}
+
+/// The order that "never stale" rests on: who retires, and then gives the memory to somebody else, is noticed by who
+/// used the memory and looks at the generation afterwards.
+#[test]
+fn loom_use_after_reuse_is_noticed() {
+    loom::model(|| {
+        let generation = Arc::new(AtomicU64::new(1));
+        let memory = Arc::new(AtomicU64::new(10));
+        let producer = {
+            let (generation, memory) = (Arc::clone(&generation), Arc::clone(&memory));
+            thread::spawn(move || {
+                retire(&*generation, 1);
+                // The block is handed out again; its new owner writes.
+                fence(Ordering::Release);
+                memory.store(20, Ordering::Relaxed);
+            })
+        };
+        let seen = read(&*generation, 1, || memory.load(Ordering::Relaxed));
+        assert!(seen.is_err() || seen == Ok(10), "{seen:?}");
+        producer.join().unwrap();
+    });
+}
