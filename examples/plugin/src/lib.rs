@@ -89,10 +89,11 @@ unsafe fn provider<'a>(state: *mut c_void) -> &'a Provider {
     unsafe { &*state.cast::<Provider>() }
 }
 
-/// Keeps errno for [`get_last_native_error`].
+/// Keeps errno for [`get_last_native_error`]; being out of memory has a result of its own.
 fn native_error() -> Code {
-    LAST_ERROR.set(std::io::Error::last_os_error().raw_os_error().unwrap_or(0));
-    code::PROVIDER_SPECIFIC
+    let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+    LAST_ERROR.set(errno);
+    if errno == libc::ENOMEM { code::OUT_OF_HOST_MEMORY } else { code::PROVIDER_SPECIFIC }
 }
 
 unsafe extern "C" fn initialize(params: *const c_void, state: *mut *mut c_void) -> Code {
