@@ -1,0 +1,134 @@
+//! [`ClassPool`].
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use umf_core::fork::{self, ForkAware};
+use umf_core::lock::Lock;
+use umf_core::observer::{Freed, before_free};
+use umf_core::statistics::PoolStatistics;
+use umf_core::{Address, BlockSpan, Layout, Pool, ProviderRef, Result, Upstream};
+
+use crate::books::Books;
+use crate::slab::State;
+
+/// A pool of blocks whose sizes are powers of two.
+pub struct ClassPool {
+    // First, so that it is dropped before what its guards could still reach.
+    upstream: Upstream,
+    books: Lock<Books>,
+}
+
+impl ForkAware for ClassPool {
+    fn prepare(&self) {
+        self.books.lock_for_fork();
+    }
+
+    fn parent(&self) {
+        // SAFETY: `prepare` took it in this thread, or in the one of which this is the forked copy.
+        unsafe { self.books.unlock_after_fork() };
+    }
+
+    fn child(&self) {
+        self.parent();
+    }
+}
+
+impl ClassPool {
+    /// A pool over `provider`.
+    ///
+    /// # Errors
+    /// [`umf_core::Error::TooMany`] past some thousand pools in one process.
+    pub fn new(provider: impl Into<ProviderRef>) -> Result<Arc<Self>> {
+        let upstream = Upstream::new(provider)?;
+        let pool = Arc::new(Self { upstream, books: Lock::new(Books::default()) });
+        let this: &(dyn Pool + 'static) = &*pool;
+        // SAFETY: an `Arc`'s content does not move, and `upstream`, a field, is dropped before it goes.
+        unsafe { pool.upstream.set_pool(NonNull::from(this)) };
+        // SAFETY: as above; `drop` unregisters it first.
+        unsafe { fork::register(pool.object()) }?;
+        Ok(pool)
+    }
+
+    fn object(&self) -> NonNull<dyn ForkAware> {
+        let object: &(dyn ForkAware + 'static) = self;
+        NonNull::from(object)
+    }
+}
+
+// SAFETY: blocks are parts of regions that the upstream handed out, at multiples of a block size that is a multiple of
+// the alignment; the books hand none out twice, and `free` announces exported ones while they are still nobody's.
+unsafe impl Pool for ClassPool {
+    fn name(&self) -> &str {
+        "classes"
+    }
+
+    fn provider(&self) -> &ProviderRef {
+        self.upstream.provider()
+    }
+
+    fn allocate(&self, layout: Layout) -> Result<Address> {
+        if self.upstream.is_frozen() {
+            return Err(umf_core::Error::Frozen { what: "a pool of shared memory" });
+        }
+        self.books.lock().allocate(&self.upstream, layout)
+    }
+
+    unsafe fn free(&self, address: Address) -> Result<()> {
+        if self.upstream.is_frozen() {
+            return Ok(());
+        }
+        let was = {
+            let mut books = self.books.lock();
+            std::mem::replace(books.slab_at(address)?.state_at(address)?, State::Leaving)
+        };
+        if was == State::Exported {
+            // Without the lock: an observer takes locks of its own.
+            before_free(Freed::Block { address });
+        }
+        self.books.lock().free(&self.upstream, address)
+    }
+
+    fn block_at(&self, address: Address) -> Result<BlockSpan> {
+        self.books.lock().slab_at(address)?.block_at(address)
+    }
+
+    fn mark_exported(&self, address: Address) -> Result<()> {
+        *self.books.lock().slab_at(address)?.state_at(address)? = State::Exported;
+        Ok(())
+    }
+
+    fn trim(&self, keep: usize) -> Result<usize> {
+        if self.upstream.is_frozen() {
+            return Ok(0);
+        }
+        self.books.lock().trim(&self.upstream, keep)
+    }
+
+    fn statistics(&self) -> PoolStatistics {
+        let mut statistics = self.books.lock().statistics;
+        statistics.cached_bytes = statistics.reserved_bytes - statistics.live_bytes;
+        statistics
+    }
+}
+
+impl Drop for ClassPool {
+    fn drop(&mut self) {
+        fork::unregister(self.object());
+        for slab in self.books.lock().take_all() {
+            if !self.upstream.is_frozen() {
+                slab.exported().for_each(|address| before_free(Freed::Block { address }));
+            }
+            // SAFETY: whoever still uses a block of a pool that is gone breaks the contract of `allocate`. A provider that
+            // refuses keeps the region.
+            let _ = unsafe { self.upstream.free(slab.region) };
+        }
+    }
+}
+
+impl fmt::Debug for ClassPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "class pool over {:?}", self.upstream.provider())
+    }
+}

@@ -1,0 +1,5 @@
+//! The pool does what a pool must do.
+
+use own_pool::ClassPool;
+
+umf_core::pool_conformance!(classes, |provider| ClassPool::new(provider).unwrap());

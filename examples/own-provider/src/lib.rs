@@ -1,0 +1,22 @@
+//! A memory provider for umf, as you would write it in your own repository: it depends on `umf-core` alone.
+//!
+//! [`Arena`] reserves one large range of addresses when it is made, and hands out parts of it: all its memory lies
+//! within a fixed distance, so that (for one) offsets of 32 bits reach everywhere. What is freed gives its pages back
+//! to the system and its addresses to the arena.
+//!
+//! What is worth copying:
+//!
+//! - [`Provider`]'s mandatory methods are few; abilities (exporting, purging, ...) are traits of their own, which
+//!   this one does not have.
+//! - `unsafe impl Provider` is a promise, and the comment at it says why it is kept.
+//! - Everything wrong that a caller can pass is an error and leaves the provider as it was.
+//! - The books are kept beside the memory, never in it.
+//! - The lock takes part in forks, so that a child may allocate on, whatever other threads of its parent were doing.
+//! - One line, in `tests/conformance.rs`, has all of this checked.
+//!
+//! To have it named in `umf.toml`, a program registers it: `umf::registry`.
+
+mod arena;
+mod ranges;
+
+pub use arena::Arena;

@@ -1,0 +1,5 @@
+//! The arena does what a provider must do.
+
+use own_provider::Arena;
+
+umf_core::provider_conformance!(arena, || Arena::new(1 << 30).unwrap());
