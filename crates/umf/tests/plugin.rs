@@ -1,5 +1,7 @@
 //! Plugins: loaded, held to the conformance suite, and refused.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -243,6 +245,7 @@ static result name(void *s, const char **n) { (void)s; *n = "in-c"; return 0; }
 static result handle_size(void *s, size_t *n) { (void)s; *n = 16; return 0; }
 static result huge_handle(void *s, size_t *n) { (void)s; *n = 65; return 0; }
 static result no_handle(void *s, size_t *n) { (void)s; (void)n; return 5; }
+static result private_handle(void *s, size_t *n) { (void)s; (void)n; return 3; }
 static result get(void *s, const void *p, size_t size, void *h) {
     (void)s;
     counts[2]++;
@@ -286,6 +289,7 @@ static const struct table v11 = {0x10001, {HEAD, 0, 0, 0, 0, IPC(handle_size), (
 static const struct table v12 = {0x10002, {HEAD, 0, 0, 0, 0, 0, 0, 0, 0, 0, (any)ctl, (any)property, (any)property_size, (any)line}};
 static const struct table large = {0x10001, {HEAD, 0, 0, 0, 0, IPC(huge_handle)}};
 static const struct table off = {0x10001, {HEAD, 0, 0, 0, 0, IPC(no_handle)}};
+static const struct table private = {0x10001, {HEAD, 0, 0, 0, 0, IPC(private_handle)}};
 static const struct table half = {0x10001, {HEAD, 0, 0, 0, 0, (any)handle_size}};
 static const struct table newer = {0x10003, {HEAD}};
 const void *umfPluginProviderOps(void) { return &v11; }
@@ -293,6 +297,7 @@ const void *ops10(void) { return &v10; }
 const void *ops12(void) { return &v12; }
 const void *opsLarge(void) { return &large; }
 const void *opsOff(void) { return &off; }
+const void *opsPrivate(void) { return &private; }
 const void *opsHalf(void) { return &half; }
 const void *opsNewer(void) { return &newer; }
 "#;
@@ -488,7 +493,10 @@ fn each_version_is_read_as_what_it_is() {
     assert!(matches!(error, Error::NotSupported { .. }) && error.to_string().contains("64 bytes"), "{error}");
     // SAFETY: allocated above and not used.
     unsafe { large.free(region) }.unwrap();
-    assert!(loader("opsOff").load().unwrap().export().is_none(), "switched off");
+    for symbol in ["opsOff", "opsPrivate"] {
+        let off = loader(symbol).load().unwrap();
+        assert!(off.export().is_none() && off.visibility() == Visibility::Private, "switched off");
+    }
 
     let error = loader("opsHalf").load().unwrap_err();
     assert!(matches!(error, PluginError::Table { fault: TableFault::Incomplete { .. }, .. }), "{error}");

@@ -9,7 +9,9 @@ use libloading::os::unix::Library;
 use umf_core::{Address, Error, NativeBytes, Result, fork};
 
 use super::ops::{Code, Operations, State};
-use super::result::{self, Asked, INVALID_CTL_PATH, NOT_SUPPORTED, PROVIDER_SPECIFIC, SUCCESS};
+use super::result::{
+    self, Asked, INVALID_ARGUMENT, INVALID_CTL_PATH, NOT_SUPPORTED, PROVIDER_SPECIFIC, SUCCESS,
+};
 use super::text::lasting;
 
 const PROGRAMMATIC: i32 = 1;
@@ -243,7 +245,8 @@ impl Instance {
         let mut size = 0;
         // SAFETY: the place lives as long as the call.
         let code = unsafe { (ipc.size)(self.state, &raw mut size) };
-        if code == NOT_SUPPORTED {
+        if code == NOT_SUPPORTED || code == INVALID_ARGUMENT {
+            // The first is what the header says; the second is what UMF's own provider says of private memory.
             return Ok(None);
         }
         self.check(code, Asked::to("ext_get_ipc_handle_size"))?;
