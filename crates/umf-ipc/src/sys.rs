@@ -1,7 +1,7 @@
 //! System calls of this crate.
 
 use core::ptr::NonNull;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::io::{Errno, FdFlags};
@@ -38,6 +38,30 @@ pub(crate) fn pid() -> u32 {
 
 pub(crate) fn effective_uid() -> u32 {
     rustix::process::geteuid().as_raw()
+}
+
+/// The effective uid of a socket's peer when it connected or listened (`SO_PEERCRED`, `unix(7)`).
+///
+/// Not by rustix, which has no value for the pid of a peer that this pid namespace does not see: 0.
+pub(crate) fn peer_uid(socket: BorrowedFd<'_>) -> Result<u32> {
+    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `credentials` is valid for a write of `length` bytes, and so is `length`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 {
+        Ok(credentials.uid)
+    } else {
+        let errno = std::io::Error::last_os_error().raw_os_error();
+        Err(errno.map_or(Errno::IO, Errno::from_raw_os_error))
+    }
 }
 
 pub(crate) fn pidfd_open(pid: u32) -> Result<OwnedFd> {

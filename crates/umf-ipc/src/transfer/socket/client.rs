@@ -99,14 +99,14 @@ impl Client {
 
 /// Connects, unless the socket belongs to another user than this one or root.
 fn connect(nonce: Nonce, timeout: Duration) -> Result<Option<OwnedFd>, Errno> {
-    use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&socket, Timeout::Recv, Some(timeout))?;
     set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
     let address = SocketAddrUnix::new_abstract_name(&wire::name(nonce))?;
     rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address))?;
-    let theirs = socket_peercred(socket.as_fd())?.uid.as_raw();
+    let theirs = sys::peer_uid(socket.as_fd())?;
     Ok((theirs == sys::effective_uid() || theirs == 0).then_some(socket))
 }
 

@@ -191,8 +191,7 @@ impl Serving {
         if self.connections.len() == CONNECTIONS {
             self.close(0);
         }
-        let uid = rustix::net::sockopt::socket_peercred(&fd).map(|cred| cred.uid.as_raw());
-        let permitted = uid.is_ok_and(|uid| uid == sys::effective_uid() || uid == 0);
+        let permitted = sys::peer_uid(fd.as_fd()).is_ok_and(|uid| uid == sys::effective_uid() || uid == 0);
         self.fds.lock().push(fd.as_raw_fd());
         self.connections.push(Connection { fd, permitted });
     }
