@@ -216,12 +216,16 @@ impl Channel {
             })),
             Ok(Answer::Misbehaved(what)) => Err(Failure::Final(Error::Misbehaved { pid: self.pid, what })),
             Err(Errno::CONNREFUSED | Errno::NOENT)
-                if self.same_pid_namespace && !self.has_ended_by_pidfd() =>
+                if self.same_pid_namespace
+                    && !self.has_ended_by_pidfd()
+                    && !diagnosis::shares_network_namespace(self.pid) =>
             {
                 Err(Failure::Refused(Refusal {
                     mode: Mode::Socket,
-                    reason: "nobody listens on the producer's socket in this network namespace".to_owned(),
-                    remedy: "run both in one network namespace",
+                    reason: "nobody listens on the producer's socket in this network namespace: it is in another one, \
+                             or has called exec since"
+                        .to_owned(),
+                    remedy: "run both in one network namespace; get a new handle if it called exec",
                 }))
             }
             Err(Errno::CONNREFUSED | Errno::NOENT | Errno::PIPE | Errno::CONNRESET) => Err(gone()),

@@ -83,17 +83,24 @@ pub(crate) fn yama_scope() -> u32 {
         .unwrap_or(0)
 }
 
-/// The real uid of a process. (The owner of `/proc/<pid>` would not do: it is root for undumpable processes.)
+/// The real uid of a process.
 fn uid_of(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// `/proc/<pid>` of an undumpable process belongs to root (`proc_pid(5)`).
+/// The files in `/proc/<pid>` of an undumpable process belong to root; the folder itself does not (`proc_pid(5)`).
 fn is_undumpable(pid: u32) -> bool {
-    let owner = fs::metadata(format!("/proc/{pid}")).map(|metadata| metadata.uid());
+    let owner = fs::metadata(format!("/proc/{pid}/status")).map(|metadata| metadata.uid());
     matches!((owner, uid_of(pid)), (Ok(owner), Some(uid)) if owner != uid)
+}
+
+/// Whether a process is known to be in the network namespace of this one. `false` where looking is not permitted.
+pub(super) fn shares_network_namespace(pid: u32) -> bool {
+    let inode = |path: &str| fs::metadata(path).map(|metadata| metadata.ino()).ok();
+    let mine = inode("/proc/self/ns/net");
+    mine.is_some() && mine == inode(&format!("/proc/{pid}/ns/net"))
 }
 
 fn in_other_user_namespace(pid: u32) -> bool {
