@@ -1,1 +1,35 @@
-//! Multi-process and fault tests of umf
+//! What the multi-process and fault tests of umf are written with. The tests are in `tests/`, one file for each
+//! theme; what users of other systems report as broken is named in the test that covers it.
+//!
+//! - [`Actor`]: a process of its own (`umf-actor`) that obeys one line at a time
+//! - [`Census`]: what a process has open, counted from outside
+//! - [`forge`]: handles that no producer made
+//! - [`machine`]: what this machine lets a test do
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+mod actor_client;
+mod census;
+pub mod forge;
+pub mod machine;
+mod spawn;
+
+pub use actor_client::{Actor, Failure};
+pub use census::Census;
+pub use spawn::Spawn;
+
+/// Starts a [`Spawn`] of the `umf-actor` that was built for the test.
+#[macro_export]
+macro_rules! spawn {
+    () => {
+        $crate::Spawn::new(env!("CARGO_BIN_EXE_umf-actor"))
+    };
+}
+
+/// Starts an actor with everything at its default.
+#[macro_export]
+macro_rules! actor {
+    () => {
+        $crate::spawn!().start()
+    };
+}

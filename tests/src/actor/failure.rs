@@ -1,0 +1,79 @@
+//! Errors as a line.
+
+use std::fmt;
+
+/// The innermost variant of an error, and what a user would read.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    variant: String,
+    message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(variant: &str, message: impl fmt::Display) -> Self {
+        Self { variant: variant.to_owned(), message: message.to_string() }
+    }
+
+    pub(crate) fn unknown(line: &str) -> Self {
+        Self::new("Unknown", format!("no such command, block or mapping: {line}"))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.variant, self.message)
+    }
+}
+
+/// The name of the variant, as `Debug` begins with it.
+fn variant(error: &impl fmt::Debug) -> String {
+    let text = format!("{error:?}");
+    text.split(|character: char| !character.is_alphanumeric()).next().unwrap_or("").to_owned()
+}
+
+impl From<umf::ipc::Error> for Failure {
+    fn from(error: umf::ipc::Error) -> Self {
+        let variant = match &error {
+            umf::ipc::Error::Decode(inner) => variant(inner),
+            umf::ipc::Error::Memory(inner) => variant(inner),
+            other => variant(other),
+        };
+        Self { variant, message: error.to_string() }
+    }
+}
+
+impl From<umf::Error> for Failure {
+    fn from(error: umf::Error) -> Self {
+        let variant = match &error {
+            umf::Error::Ipc(inner) => return inner.clone().into(),
+            umf::Error::Memory(inner) => variant(inner),
+            umf::Error::Settings(inner) => variant(inner),
+            other => variant(other),
+        };
+        Self { variant, message: error.to_string() }
+    }
+}
+
+impl From<umf::core::Error> for Failure {
+    fn from(error: umf::core::Error) -> Self {
+        umf::Error::from(error).into()
+    }
+}
+
+impl From<umf::ipc::DecodeError> for Failure {
+    fn from(error: umf::ipc::DecodeError) -> Self {
+        umf::Error::from(error).into()
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::new("Io", error)
+    }
+}
+
+impl From<std::num::ParseIntError> for Failure {
+    fn from(error: std::num::ParseIntError) -> Self {
+        Self::new("Number", error)
+    }
+}

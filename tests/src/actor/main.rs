@@ -1,0 +1,64 @@
+//! `umf-actor`: a process that does what it is told, a line at a time, with umf. Each line is answered by one:
+//! `ok ...` or `err <variant> <message>`.
+//!
+//! | module | commands |
+//! |---|---|
+//! | [`memory`] | pools, blocks, regions, handles, mappings, what they hold |
+//! | [`process`] | what a process can do to itself: fork, exec, limits, credentials, fds |
+//! | [`storm`] | many threads and many cycles in one command |
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+mod failure;
+mod memory;
+mod process;
+mod storm;
+
+use std::io::{BufRead, BufReader, Read, Write};
+
+use failure::Failure;
+
+/// What a command answers.
+type Answer = Result<String, Failure>;
+
+fn main() {
+    let mut actor = memory::Actor::default();
+    serve(&mut actor, std::io::stdin(), std::io::stdout());
+    process::end(actor);
+}
+
+/// Obeys until told to `exit`, or nobody is there to tell.
+fn serve(actor: &mut memory::Actor, input: impl Read, mut output: impl Write) {
+    let mut input = BufReader::new(input);
+    let mut line = String::new();
+    loop {
+        line.clear();
+        if !matches!(input.read_line(&mut line), Ok(count) if count > 0) {
+            return;
+        }
+        let line = line.trim_end_matches('\n');
+        if line == "exit" {
+            return;
+        }
+        let answer = match obey(actor, line) {
+            Ok(text) => format!("ok {text}"),
+            Err(failure) => format!("err {failure}"),
+        };
+        // Nobody who reads is the end, too.
+        if writeln!(output, "{}", answer.replace('\n', " | ")).and_then(|()| output.flush()).is_err() {
+            return;
+        }
+    }
+}
+
+fn obey(actor: &mut memory::Actor, line: &str) -> Answer {
+    if let Some(command) = line.strip_prefix("child ") {
+        return process::tell_child(actor, command);
+    }
+    let words: Vec<&str> = line.split(' ').collect();
+    let Some((command, rest)) = words.split_first() else { return Ok(String::new()) };
+    memory::obey(actor, command, rest)
+        .or_else(|| process::obey(actor, command, rest))
+        .or_else(|| storm::obey(actor, command, rest))
+        .unwrap_or_else(|| Err(Failure::unknown(line)))
+}

@@ -1,0 +1,248 @@
+//! Pools, blocks, regions, handles, mappings.
+
+use std::collections::HashMap;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use umf::core::{Layout, Region, Upstream};
+use umf::host::HostProvider;
+use umf::{Access, Address, Export, Handle, Mapping, Pool, Visibility, VolatileSlice};
+
+use crate::{Answer, Failure};
+
+/// What the actor has, by the names that commands give.
+#[derive(Default)]
+pub(crate) struct Actor {
+    pub(crate) pools: HashMap<String, Pool>,
+    pub(crate) blocks: HashMap<String, Held>,
+    regions: HashMap<String, (Arc<Upstream>, Region)>,
+    exports: HashMap<String, Export<'static>>,
+    pub(crate) mappings: HashMap<String, Mapping<'static>>,
+    pub(crate) child: Option<(i32, UnixStream)>,
+}
+
+/// A block. It does not keep its pool, so that a pool can go with blocks in it; it frees nothing by itself.
+#[derive(Clone, Copy)]
+pub(crate) struct Held {
+    pub(crate) address: Address,
+    pub(crate) size: usize,
+}
+
+pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<Answer> {
+    Some(match (command, words) {
+        ("pool", [name, kind @ ..]) => pool(actor, name, kind),
+        ("drop-pool", [name]) => {
+            actor.blocks.retain(|block, _| !block.starts_with(&format!("{name}.")));
+            done(actor.pools.remove(*name))
+        }
+        ("trim", [name]) => actor.pool(name).and_then(|pool| Ok(pool.trim(0)?.to_string())),
+        ("alloc", [pool, size, "->", name]) => alloc(actor, pool, size, name),
+        ("free", [pool, name]) => free(actor, pool, name),
+        ("address", [name]) => actor.block(name).map(|block| block.address.to_string()),
+        ("handle", [name]) => actor.start(name).and_then(|address| Ok(handle(address)?.to_string())),
+        ("export", [block, "->", name]) => export(actor, block, name),
+        ("unexport", [name]) => done(actor.exports.remove(*name)),
+        ("evict-exports", []) => umf::exporter().map_err(Failure::from).map(|it| it.evict_idle().to_string()),
+        ("region", [size, "->", name]) => region(actor, size, name),
+        ("free-region", [name]) => free_region(actor, name),
+        ("open", [handle, "->", name]) => open(actor, handle, Access::ReadWrite, name),
+        ("open-read", [handle, "->", name]) => open(actor, handle, Access::ReadOnly, name),
+        ("try", [handle]) => decode(handle).and_then(|bytes| probe(&bytes)),
+        ("parse", [text]) => text.parse::<Handle>().map_err(Failure::from).map(|handle| handle.to_string()),
+        ("close", [name]) => done(actor.mappings.remove(*name)),
+        ("is_current", [name]) => actor.mapping(name).map(|mapping| mapping.is_current().to_string()),
+        ("evict", []) => umf::importer().map_err(Failure::from).map(|it| it.evict_idle().to_string()),
+        ("fill", [name, seed]) => {
+            seed_of(seed).and_then(|seed| actor.with(name, |memory| fill(memory, seed)))
+        }
+        ("check", [name, seed]) => check(actor, name, seed),
+        ("poke", [name]) => {
+            actor.mapping(name).and_then(|it| Ok(it.write(0, b"x").map(|()| String::new())?))
+        }
+        ("importer", []) => umf::importer().map_err(Failure::from).map(|it| counters(it.statistics())),
+        ("exporter", []) => umf::exporter().map_err(Failure::from).map(|it| counters(it.statistics())),
+        ("nonce", []) => nonce(),
+        ("settings", []) => umf::settings().map_err(Failure::from).map(|it| format!("{:?}", it.ipc)),
+        _ => return None,
+    })
+}
+
+fn done<T>(removed: Option<T>) -> Answer {
+    if removed.is_some() { Ok(String::new()) } else { Err(Failure::unknown("")) }
+}
+
+impl Actor {
+    pub(crate) fn pool(&self, name: &str) -> Result<&Pool, Failure> {
+        self.pools.get(name).ok_or_else(|| Failure::unknown(name))
+    }
+
+    pub(crate) fn block(&self, name: &str) -> Result<Held, Failure> {
+        self.blocks.get(name).copied().ok_or_else(|| Failure::unknown(name))
+    }
+
+    fn mapping(&self, name: &str) -> Result<&Mapping<'static>, Failure> {
+        self.mappings.get(name).ok_or_else(|| Failure::unknown(name))
+    }
+
+    /// Where a block or region begins.
+    fn start(&self, name: &str) -> Result<Address, Failure> {
+        match self.regions.get(name) {
+            Some((_, region)) => Ok(region.base()),
+            None => Ok(self.block(name)?.address),
+        }
+    }
+
+    /// Shows the memory of a block, region or mapping.
+    fn with(&self, name: &str, look: impl FnOnce(&VolatileSlice<'_>)) -> Answer {
+        if let Some(mapping) = self.mappings.get(name) {
+            look(&mapping.memory()?);
+            return Ok(String::new());
+        }
+        let (address, size) = match self.regions.get(name) {
+            Some((_, region)) => (region.base(), region.size()),
+            None => self.block(name).map(|block| (block.address, block.size))?,
+        };
+        // SAFETY: a live block or region of host memory, whose bytes may change at any time.
+        look(&unsafe { VolatileSlice::new(address.as_ptr().unwrap(), size) });
+        Ok(String::new())
+    }
+}
+
+fn pool(actor: &mut Actor, name: &str, kind: &[&str]) -> Answer {
+    let shared = || HostProvider::builder().visibility(Visibility::Shared);
+    let over = |provider| -> Result<Pool, Failure> { Ok(Pool::builder().provider(provider).build()?) };
+    let each = |provider: Arc<HostProvider>| -> Result<Pool, Failure> {
+        Ok(Pool::from_pool(umf::proxy::ProxyPool::new(provider)?))
+    };
+    let pool = match kind {
+        ["shared"] => Pool::shared()?,
+        ["private"] => Pool::private()?,
+        ["isolated"] => Pool::isolated()?,
+        ["settings", name] => Pool::named(name)?,
+        ["proxy"] => each(shared().build()?)?,
+        ["read-only"] => each(shared().read_only_export(true).build()?)?,
+        ["named", object] => over(shared().named(*object).arena_size(64 << 20).build()?)?,
+        ["reserved", object] => each(shared().named(*object).arena_size(64 << 20).reserve(true).build()?)?,
+        ["small", bytes] => each(shared().arena_size(bytes.parse()?).build()?)?,
+        _ => return Err(Failure::unknown(name)),
+    };
+    actor.pools.insert(name.to_owned(), pool);
+    Ok(String::new())
+}
+
+fn alloc(actor: &mut Actor, pool: &str, size: &str, name: &str) -> Answer {
+    let pool = actor.pool(pool)?;
+    let address = pool.allocate(size.parse()?)?.into_address();
+    // All of what a handle will name, which may be more than was asked for.
+    let size = pool.as_core().block_at(address)?.size;
+    actor.blocks.insert(name.to_owned(), Held { address, size });
+    Ok(String::new())
+}
+
+fn free(actor: &mut Actor, pool: &str, name: &str) -> Answer {
+    let block = actor.block(name)?;
+    // SAFETY: the actor's own block; forgotten below, and nothing borrows from it.
+    unsafe { actor.pool(pool)?.as_core().free(block.address) }?;
+    actor.blocks.remove(name);
+    Ok(String::new())
+}
+
+pub(crate) fn handle(address: Address) -> Result<Handle, Failure> {
+    Ok(umf::exporter()?.handle(address)?)
+}
+
+fn export(actor: &mut Actor, block: &str, name: &str) -> Answer {
+    let export = umf::exporter()?.get(actor.start(block)?)?;
+    let text = export.handle().to_string();
+    actor.exports.insert(name.to_owned(), export);
+    Ok(text)
+}
+
+/// A whole region, without a pool.
+fn region(actor: &mut Actor, size: &str, name: &str) -> Answer {
+    let provider = HostProvider::builder().visibility(Visibility::Shared).build()?;
+    let upstream = Arc::new(Upstream::new(provider)?);
+    let (region, _) = upstream.allocate(Layout::new(size.parse()?, 4096)?)?;
+    actor.regions.insert(name.to_owned(), (upstream, region));
+    Ok(region.base().to_string())
+}
+
+fn free_region(actor: &mut Actor, name: &str) -> Answer {
+    let (upstream, region) = actor.regions.remove(name).ok_or_else(|| Failure::unknown(name))?;
+    // SAFETY: the actor's own region; nothing borrows from it.
+    unsafe { upstream.free(region) }?;
+    Ok(String::new())
+}
+
+/// The bytes of a handle: its text, or any bytes in hexadecimal.
+pub(crate) fn decode(text: &str) -> Result<Vec<u8>, Failure> {
+    if text.starts_with("umf1.") {
+        return Ok(text.parse::<Handle>()?.to_bytes().to_vec());
+    }
+    let digits = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap_or("?"), 16);
+    Ok(text.as_bytes().chunks(2).map(digits).collect::<Result<_, _>>()?)
+}
+
+fn open(actor: &mut Actor, handle: &str, access: Access, name: &str) -> Answer {
+    let mapping = umf::importer()?.open_bytes(&decode(handle)?, access)?;
+    let length = mapping.len();
+    actor.mappings.insert(name.to_owned(), mapping);
+    Ok(length.to_string())
+}
+
+/// Opens, reads every byte, and closes: whatever the bytes say, this must not fault.
+fn probe(bytes: &[u8]) -> Answer {
+    let mapping = umf::importer()?.open_bytes(bytes, Access::ReadOnly)?;
+    let mut content = vec![0; mapping.len().min(1 << 20)];
+    mapping.read(0, &mut content)?;
+    let mut end = [0];
+    mapping.read(mapping.len() - 1, &mut end)?;
+    Ok(mapping.len().to_string())
+}
+
+fn seed_of(text: &str) -> Result<u64, Failure> {
+    Ok(text.parse()?)
+}
+
+/// The byte at a place of a block with this seed.
+fn byte(seed: u64, place: usize) -> u8 {
+    (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (8 * (place % 8))) as u8 ^ (place >> 3) as u8
+}
+
+pub(crate) fn fill(memory: &VolatileSlice<'_>, seed: u64) {
+    let content: Vec<u8> = (0..memory.len()).map(|place| byte(seed, place)).collect();
+    memory.copy_from(&content);
+}
+
+pub(crate) fn holds(content: &[u8], seed: u64) -> bool {
+    content.iter().enumerate().all(|(place, &found)| found == byte(seed, place))
+}
+
+fn check(actor: &Actor, name: &str, seed: &str) -> Answer {
+    let seed = seed_of(seed)?;
+    let mut content = Vec::new();
+    if let Some(mapping) = actor.mappings.get(name) {
+        content.resize(mapping.len(), 0);
+        mapping.read(0, &mut content)?;
+    } else {
+        actor.with(name, |memory| {
+            content.resize(memory.len(), 0);
+            memory.copy_to(&mut content);
+        })?;
+    }
+    Ok(if holds(&content, seed) { "same" } else { "different" }.to_owned())
+}
+
+fn counters(it: umf::ipc::CacheStatistics) -> String {
+    format!(
+        "hits={} table_hits={} misses={} stale={} evictions={} entries={} in_use={} bytes={} fds={}",
+        it.hits, it.table_hits, it.misses, it.stale, it.evictions, it.entries, it.in_use, it.bytes, it.fds
+    )
+}
+
+/// The name of the socket that this process would answer on, and whether it does.
+fn nonce() -> Answer {
+    let exporter = umf::exporter()?;
+    let nonce = exporter.nonce().map_or_else(|| "none".to_owned(), |nonce| format!("umf-{nonce}"));
+    Ok(format!("{nonce} {}", exporter.is_served()))
+}

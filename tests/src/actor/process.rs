@@ -1,0 +1,230 @@
+//! What a process can do to itself.
+
+use std::ffi::CString;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use crate::memory::Actor;
+use crate::{Answer, Failure, serve};
+
+pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<Answer> {
+    Some(match (command, words) {
+        ("ping", []) => Ok(String::new()),
+        ("counts", []) => counts(),
+        ("maps", [part]) => maps(part),
+        ("fork", []) => fork(actor),
+        ("reap", []) => reap(actor),
+        ("exec", []) => exec(),
+        ("rlimit", [which, value]) => rlimit(which, value),
+        ("setuid", [uid]) => set_uid(uid),
+        ("dumpable", [flag]) => dumpable(flag),
+        ("replace-fd", [number, path]) => replace_fd(number, path),
+        ("close-fd", [number]) => number.parse().map_err(Failure::from).and_then(|number: i32| {
+            // SAFETY: the test wants this fd to be gone, whoever owns it.
+            check(unsafe { libc::close(number) })
+        }),
+        ("use-up-fds", []) => use_up_fds(),
+        ("mount", [kind, target, options]) => mount(kind, target, options),
+        ("sleep", [milliseconds]) => milliseconds.parse().map_err(Failure::from).map(|milliseconds| {
+            std::thread::sleep(Duration::from_millis(milliseconds));
+            String::new()
+        }),
+        _ => return None,
+    })
+}
+
+/// Ends the process: mappings are closed, its child reaped; pools stay, as those in a `static` do.
+pub(crate) fn end(mut actor: Actor) -> ! {
+    actor.mappings.clear();
+    let _ = reap(&mut actor);
+    std::process::exit(0)
+}
+
+fn check(result: i32) -> Answer {
+    if result < 0 { Err(std::io::Error::last_os_error().into()) } else { Ok(result.to_string()) }
+}
+
+/// What this process has, in one line.
+fn counts() -> Answer {
+    let fds = std::fs::read_dir("/proc/self/fd")?.count() - 1;
+    let maps = std::fs::read_to_string("/proc/self/maps")?.lines().count();
+    let threads = std::fs::read_dir("/proc/self/task")?.count();
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0");
+    let resident: u64 = resident.trim().trim_end_matches(" kB").parse()?;
+    Ok(format!("fds={fds} maps={maps} threads={threads} rss={resident}"))
+}
+
+/// The mappings whose line has `part` in it.
+fn maps(part: &str) -> Answer {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let lines: Vec<&str> = maps.lines().filter(|line| line.contains(part)).collect();
+    Ok(lines.join(" | "))
+}
+
+/// A child with all that this process has, which obeys what is sent with `child` before it.
+fn fork(actor: &mut Actor) -> Answer {
+    reap(actor)?;
+    let (ours, theirs) = UnixStream::pair()?;
+    ours.set_read_timeout(Some(Duration::from_secs(9)))?;
+    // SAFETY: the child goes on with what umf and the allocator brought through the fork by their handlers.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        drop(ours);
+        // Only the parent answers on the test's pipes.
+        for number in [0, 1] {
+            // SAFETY: stdin and stdout are not used in the child.
+            unsafe { libc::close(number) };
+        }
+        actor.child = None;
+        let input = theirs.try_clone().unwrap();
+        serve(actor, input, theirs);
+        // SAFETY: ends the child without running what belongs to the parent.
+        unsafe { libc::_exit(0) };
+    }
+    check(pid)?;
+    actor.child = Some((pid, ours));
+    Ok(pid.to_string())
+}
+
+pub(crate) fn tell_child(actor: &mut Actor, command: &str) -> Answer {
+    let Some((_, stream)) = &mut actor.child else { return Err(Failure::unknown(command)) };
+    writeln!(stream, "{command}")?;
+    let mut answer = Vec::new();
+    while answer.last() != Some(&b'\n') {
+        let mut byte = [0; 65536];
+        let count = match stream.read(&mut byte) {
+            Ok(0) => return Err(Failure::new("ChildEnded", format!("before it answered {command:?}"))),
+            Ok(count) => count,
+            Err(error) => return Err(Failure::new("ChildHangs", format!("{command:?}: {error}"))),
+        };
+        answer.extend_from_slice(&byte[..count]);
+    }
+    let answer = String::from_utf8_lossy(&answer).trim_end().to_owned();
+    match answer.split_once(' ').unwrap_or((&answer, "")) {
+        ("err", rest) => {
+            let (variant, message) = rest.split_once(' ').unwrap_or((rest, ""));
+            Err(Failure::new(variant, message))
+        }
+        (_, rest) => Ok(rest.to_owned()),
+    }
+}
+
+/// Ends the child, if there is one, and says how it ended.
+fn reap(actor: &mut Actor) -> Answer {
+    let Some((pid, stream)) = actor.child.take() else { return Ok("none".to_owned()) };
+    drop(stream);
+    wait_for(pid)
+}
+
+/// How a child ended: `0`, or its wait status. One that does not end within 9 s is killed, and that is an error.
+pub(crate) fn wait_for(pid: i32) -> Answer {
+    let mut status = 0;
+    for _ in 0..9000 {
+        // SAFETY: a child of this process; `status` is valid for the write.
+        if unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == pid {
+            return Ok(status.to_string());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // SAFETY: the child exists, since it was not reaped.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, &raw mut status, 0);
+    }
+    Err(Failure::new("ChildHangs", format!("child {pid} does not end")))
+}
+
+/// Becomes this program anew, with the same pid and the same pipes.
+fn exec() -> Answer {
+    let program = CString::new(std::fs::read_link("/proc/self/exe")?.to_string_lossy().as_bytes()).unwrap();
+    // The answer comes first: afterwards nobody remembers the question.
+    std::io::stdout().write_all(b"ok \n")?;
+    std::io::stdout().flush()?;
+    let arguments = [program.as_ptr(), std::ptr::null()];
+    // SAFETY: both are valid, the list ends with null, and the environment is this process's own.
+    unsafe { libc::execv(program.as_ptr(), arguments.as_ptr()) };
+    Err(std::io::Error::last_os_error().into())
+}
+
+fn rlimit(which: &str, value: &str) -> Answer {
+    let resource = match which {
+        "nofile" => libc::RLIMIT_NOFILE,
+        "fsize" => libc::RLIMIT_FSIZE,
+        "as" => libc::RLIMIT_AS,
+        _ => return Err(Failure::unknown(which)),
+    };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is valid for the write.
+    check(unsafe { libc::getrlimit(resource, &raw mut limit) })?;
+    limit.rlim_cur = if value == "max" { limit.rlim_max } else { value.parse()? };
+    // SAFETY: the structure is valid; the limits are this process's own.
+    check(unsafe { libc::setrlimit(resource, &raw const limit) })?;
+    // A write past the limit is to be an error, not a signal.
+    // SAFETY: ignoring a signal.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    Ok(String::new())
+}
+
+fn set_uid(uid: &str) -> Answer {
+    let uid: u32 = uid.parse()?;
+    // SAFETY: numbers only.
+    check(unsafe { libc::setgroups(0, std::ptr::null()) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::setresgid(uid, uid, uid) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::setresuid(uid, uid, uid) })
+}
+
+fn dumpable(flag: &str) -> Answer {
+    let flag: libc::c_ulong = flag.parse()?;
+    // SAFETY: numbers only.
+    check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, flag) })
+}
+
+/// Puts another file behind an fd number, as a program does that closes what is not its own.
+fn replace_fd(number: &str, path: &str) -> Answer {
+    let number: i32 = number.parse()?;
+    let file = if path == "memfd" {
+        // SAFETY: the name is a C string.
+        check(unsafe { libc::memfd_create(c"other".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?
+            .parse()?
+    } else {
+        let path = CString::new(path).unwrap();
+        // SAFETY: a C string.
+        unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) }
+    };
+    check(file)?;
+    if path == "memfd" {
+        // SAFETY: an fd of this process.
+        check(unsafe { libc::ftruncate(file, 1 << 30) })?;
+        // SAFETY: as above.
+        check(unsafe { libc::fcntl(file, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW) })?;
+    }
+    // SAFETY: the test wants the number to mean another file, whoever owns it.
+    check(unsafe { libc::dup2(file, number) })?;
+    // SAFETY: the duplicate is kept.
+    check(unsafe { libc::close(file) })
+}
+
+/// Takes every fd that is left; a raised limit makes room again.
+fn use_up_fds() -> Answer {
+    let mut taken = 0;
+    // SAFETY: duplicates an open fd.
+    while unsafe { libc::dup(2) } >= 0 {
+        taken += 1;
+    }
+    Ok(taken.to_string())
+}
+
+fn mount(kind: &str, target: &str, options: &str) -> Answer {
+    let text = |text: &str| CString::new(text).unwrap();
+    let (kind, target, options) = (text(kind), text(target), text(options));
+    let none = std::ptr::null();
+    let private = libc::MS_REC | libc::MS_PRIVATE;
+    // SAFETY: C strings and numbers; only this process's mount namespace changes.
+    check(unsafe { libc::mount(none, c"/".as_ptr(), none, private, none.cast()) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, options.as_ptr().cast()) })
+}

@@ -1,0 +1,327 @@
+//! Many threads and many cycles in one command, so that they take little time.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use umf::{Access, Handle, Mapping, Pool};
+use vm_memory::VolatileMemory as _;
+
+use crate::memory::{self, Actor, fill, holds};
+use crate::process::wait_for;
+use crate::{Answer, Failure};
+
+pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<Answer> {
+    Some(match (command, words) {
+        ("open-storm", [threads, rounds, handles @ ..]) => open_storm(threads, rounds, handles),
+        ("export-storm", [pool, threads, rounds]) => export_storm(actor, pool, threads, rounds),
+        ("fork-storm", [pool, forks, handles @ ..]) => fork_storm(actor, pool, forks, handles),
+        ("produce", [pool, control, cycles]) => produce(actor, pool, control, cycles),
+        ("consume", [control, cycles]) => consume(actor, control, cycles),
+        ("cycle", [handle, cycles]) => cycle(handle, cycles),
+        ("background-open", [handle]) => background_open(handle),
+        _ => return None,
+    })
+}
+
+/// A cheap sequence of numbers that need not be random.
+fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *state >> 33
+}
+
+/// The seed and the handle of `seed=handle`.
+fn targets(words: &[&str]) -> Result<Vec<(u64, Handle)>, Failure> {
+    let target = |word: &&str| {
+        let (seed, text) = word.split_once('=').ok_or_else(|| Failure::unknown(word))?;
+        Ok((seed.parse()?, text.parse()?))
+    };
+    words.iter().map(target).collect()
+}
+
+fn content_is(mapping: &Mapping<'_>, seed: u64) -> bool {
+    let mut content = vec![0; mapping.len()];
+    mapping.read(0, &mut content).is_ok() && holds(&content, seed)
+}
+
+/// Threads open, hold, check, evict and close the same handles. Answers with the number of opens.
+fn open_storm(threads: &str, rounds: &str, words: &[&str]) -> Answer {
+    let (threads, rounds): (u64, u64) = (threads.parse()?, rounds.parse()?);
+    let targets = targets(words)?;
+    let importer = umf::importer()?;
+    let run = |thread: u64| -> Result<u64, Failure> {
+        let mut state = thread + 1;
+        let mut held: Vec<(u64, Mapping<'static>)> = Vec::new();
+        for round in 0..rounds {
+            let (seed, handle) = &targets[next(&mut state) as usize % targets.len()];
+            let access = if next(&mut state) % 4 == 0 { Access::ReadOnly } else { Access::ReadWrite };
+            held.push((*seed, importer.open_bytes(handle.as_bytes(), access)?));
+            // Up to three at a time, of which one is checked and one goes.
+            let (seed, mapping) = &held[next(&mut state) as usize % held.len()];
+            if !content_is(mapping, *seed) {
+                return Err(Failure::new("WrongContent", format!("round {round}, seed {seed}")));
+            }
+            if held.len() == 3 {
+                held.swap_remove(next(&mut state) as usize % 3);
+            }
+            if next(&mut state) % 64 == 0 {
+                importer.evict_idle();
+            }
+        }
+        Ok(rounds)
+    };
+    sum(threads, &run)
+}
+
+fn sum(threads: u64, run: &(impl Fn(u64) -> Result<u64, Failure> + Sync)) -> Answer {
+    let mut total = 0;
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let started: Vec<_> = (0..threads).map(|thread| scope.spawn(move || run(thread))).collect();
+        started.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+    });
+    for result in results {
+        total += result.map_err(|_| Failure::new("Panic", "in a thread"))??;
+    }
+    Ok(total.to_string())
+}
+
+/// Allocates, exports, opens, checks, frees: what is freed must be stale, what is live must hold its own.
+fn one_export(pool: &Pool, state: &mut u64) -> Result<(), Failure> {
+    let seed = next(state);
+    let size = 1 + next(state) as usize % 5000;
+    let block = pool.allocate(size)?;
+    fill(&block.memory()?, seed);
+    let kept = next(state) % 2 == 0;
+    let handle = if kept { block.handle()? } else { *block.export()?.handle() };
+    {
+        let mapping = umf::open(&handle)?;
+        if !mapping.is_current() || !content_is_part(&mapping, seed, size) {
+            return Err(Failure::new("WrongContent", format!("seed {seed}")));
+        }
+    }
+    drop(block);
+    match umf::open(&handle) {
+        Err(umf::Error::Ipc(umf::ipc::Error::Stale { .. })) => Ok(()),
+        other => Err(Failure::new("NotStale", format!("{other:?}"))),
+    }
+}
+
+fn content_is_part(mapping: &Mapping<'_>, seed: u64, size: usize) -> bool {
+    let mut content = vec![0; size];
+    mapping.len() >= size && mapping.read(0, &mut content).is_ok() && holds(&content, seed)
+}
+
+/// Threads export and free blocks of the same pool.
+fn export_storm(actor: &Actor, pool: &str, threads: &str, rounds: &str) -> Answer {
+    let (threads, rounds): (u64, u64) = (threads.parse()?, rounds.parse()?);
+    let pool = actor.pool(pool)?;
+    sum(threads, &|thread| {
+        let mut state = thread + 77;
+        (0..rounds).try_for_each(|_| one_export(pool, &mut state)).map(|()| rounds)
+    })
+}
+
+/// Forks again and again while threads export and open. Each child does the same, with its own pool, then ends.
+fn fork_storm(actor: &Actor, pool: &str, forks: &str, words: &[&str]) -> Answer {
+    let forks: u64 = forks.parse()?;
+    let pool = actor.pool(pool)?;
+    let targets = targets(words)?;
+    let stop = AtomicBool::new(false);
+    let work = |thread: u64| -> Result<u64, Failure> {
+        let mut state = thread + 7;
+        let mut rounds = 0;
+        while !stop.load(Ordering::Relaxed) {
+            one_export(pool, &mut state)?;
+            for (seed, handle) in &targets {
+                if !content_is(&umf::open(handle)?, *seed) {
+                    return Err(Failure::new("WrongContent", format!("seed {seed}")));
+                }
+            }
+            rounds += 1;
+        }
+        Ok(rounds)
+    };
+    let in_child = || -> Result<(), Failure> {
+        match pool.allocate(64) {
+            Err(umf::Error::Memory(umf::core::Error::Frozen { .. })) => {}
+            other => return Err(Failure::new("NotFrozen", format!("{other:?}"))),
+        }
+        for (seed, handle) in &targets {
+            if !content_is(&umf::open(handle)?, *seed) {
+                return Err(Failure::new("WrongContent", format!("seed {seed} in a child")));
+            }
+        }
+        let own = Pool::shared()?;
+        (0..20).try_for_each(|round| one_export(&own, &mut (round + 1)))
+    };
+    let mut failed = None;
+    let mut rounds = 0;
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = (0..2).map(|thread| scope.spawn(move || work(thread))).collect();
+        for _ in 0..forks {
+            // SAFETY: the child goes on with what umf and the allocator brought through the fork by their handlers.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                let code = match in_child() {
+                    Ok(()) => 0,
+                    Err(failure) => {
+                        eprintln!("in a forked child: {failure}");
+                        1
+                    }
+                };
+                // SAFETY: ends the child without running what belongs to the parent.
+                unsafe { libc::_exit(code) };
+            }
+            let ended = wait_for(pid);
+            if !matches!(&ended, Ok(status) if status == "0") {
+                failed = Some(ended.map_or_else(|failure| failure, |status| Failure::new("Child", status)));
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        for thread in threads {
+            match thread.join() {
+                Ok(Ok(count)) => rounds += count,
+                Ok(Err(failure)) => failed = Some(failure),
+                Err(_) => failed = Some(Failure::new("Panic", "in a thread")),
+            }
+        }
+    });
+    failed.map_or(Ok(rounds.to_string()), Err)
+}
+
+/// The words of the control block: whose turn it is, then a handle.
+const TURN: usize = 0;
+const HANDLE: usize = 64;
+
+struct Turns<'m> {
+    memory: umf::VolatileSlice<'m>,
+}
+
+impl Turns<'_> {
+    fn turn(&self) -> &AtomicU64 {
+        self.memory.get_atomic_ref(TURN).unwrap()
+    }
+
+    /// Waits until it is this turn; an error if the other side is gone.
+    fn wait(&self, turn: u64) -> Result<(), Failure> {
+        let begun = Instant::now();
+        let mut tries = 0_u32;
+        loop {
+            let now = self.turn().load(Ordering::Acquire);
+            if now == turn {
+                return Ok(());
+            }
+            if now == u64::MAX {
+                return Err(Failure::new("OtherSide", "it failed"));
+            }
+            tries += 1;
+            if tries.is_multiple_of(64) {
+                std::thread::yield_now();
+            }
+            if tries.is_multiple_of(1 << 20) && begun.elapsed() > Duration::from_secs(5) {
+                return Err(Failure::new("OtherSide", format!("turn {now}, waiting for {turn}")));
+            }
+        }
+    }
+
+    fn run(
+        &self,
+        cycles: u64,
+        mut step: impl FnMut(u64) -> Result<(), Failure>,
+        own: u64,
+    ) -> Result<(), Failure> {
+        for cycle in 0..cycles {
+            let result = self.wait(2 * cycle + own).and_then(|()| step(cycle));
+            if result.is_err() {
+                self.turn().store(u64::MAX, Ordering::Release);
+                return result;
+            }
+            self.turn().store(2 * cycle + own + 1, Ordering::Release);
+        }
+        Ok(())
+    }
+}
+
+/// Allocates, exports and frees a block, again and again, in step with [`consume`] in another process. Answers
+/// with how many different addresses the blocks had.
+fn produce(actor: &Actor, pool: &str, control: &str, cycles: &str) -> Answer {
+    let cycles: u64 = cycles.parse()?;
+    let control = actor.block(control)?;
+    let pool = actor.pool(pool)?;
+    // SAFETY: a live block of shared memory, which stays until the actor frees it.
+    let memory = unsafe { umf::VolatileSlice::new(control.address.as_ptr().unwrap(), control.size) };
+    let turns = Turns { memory };
+    turns.turn().store(0, Ordering::Release);
+    let mut live: Option<umf::Block<'_>> = None;
+    let mut addresses = std::collections::HashSet::new();
+    turns.run(
+        cycles,
+        |cycle| {
+            // The other side has opened the one before; from here on that is stale.
+            drop(live.take());
+            let block = pool.allocate(192)?;
+            addresses.insert(block.address());
+            fill(&block.memory()?, cycle);
+            let handle = if cycle % 2 == 0 { block.handle()? } else { *block.export()?.handle() };
+            turns.memory.subslice(HANDLE, 256).unwrap().copy_from(handle.as_bytes());
+            live = Some(block);
+            Ok(())
+        },
+        0,
+    )?;
+    turns.wait(2 * cycles)?;
+    Ok(addresses.len().to_string())
+}
+
+/// Opens each handle of [`produce`] and looks at what it holds; the one before must be stale, opened anew and held.
+fn consume(actor: &Actor, control: &str, cycles: &str) -> Answer {
+    let cycles: u64 = cycles.parse()?;
+    let mapping = actor.mappings.get(control).ok_or_else(|| Failure::unknown(control))?;
+    let turns = Turns { memory: mapping.memory()? };
+    let importer = umf::importer()?;
+    let mut before: Option<([u8; 256], Mapping<'static>)> = None;
+    turns.run(
+        cycles,
+        |cycle| {
+            let mut bytes = [0; 256];
+            turns.memory.subslice(HANDLE, 256).unwrap().copy_to(&mut bytes);
+            if let Some((old, mapping)) = before.take() {
+                if mapping.is_current() {
+                    return Err(Failure::new("NotStale", format!("the mapping, cycle {cycle}")));
+                }
+                match importer.open_bytes(&old, Access::ReadWrite) {
+                    Err(umf::ipc::Error::Stale { .. }) => {}
+                    other => return Err(Failure::new("NotStale", format!("cycle {cycle}: {other:?}"))),
+                }
+            }
+            let mapping = importer.open_bytes(&bytes, Access::ReadWrite)?;
+            if !mapping.is_current() || !content_is_part(&mapping, cycle, 192) {
+                return Err(Failure::new("WrongContent", format!("cycle {cycle}")));
+            }
+            before = Some((bytes, mapping));
+            Ok(())
+        },
+        1,
+    )?;
+    Ok(cycles.to_string())
+}
+
+/// Opens and closes the same handle.
+fn cycle(handle: &str, cycles: &str) -> Answer {
+    let bytes = memory::decode(handle)?;
+    let importer = umf::importer()?;
+    for _ in 0..cycles.parse::<u64>()? {
+        importer.open_bytes(&bytes, Access::ReadWrite)?;
+    }
+    Ok(String::new())
+}
+
+/// Opens a handle in another thread, which goes on while further commands are obeyed.
+fn background_open(handle: &str) -> Answer {
+    let bytes = memory::decode(handle)?;
+    std::thread::spawn(move || {
+        drop(umf::importer().map(|importer| importer.open_bytes(&bytes, Access::ReadWrite).is_ok()))
+    });
+    Ok(String::new())
+}

@@ -1,0 +1,331 @@
+//! Handle bytes that are cut, damaged, of another time or forged: each is a clear error, and nothing is mapped that
+//! the producer did not export.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use umf::Handle;
+use umf_tests::forge::{self, field};
+use umf_tests::{Actor, Census, actor};
+
+const SIZE: usize = 4096;
+
+/// A producer with one block that holds seed 7, and its handle.
+fn producer() -> (Actor, Handle) {
+    let mut producer = actor!();
+    producer.ok("pool p shared");
+    producer.ok(&format!("alloc p {SIZE} -> p.b"));
+    producer.ok("fill p.b 7");
+    let handle = producer.handle("handle p.b");
+    (producer, handle)
+}
+
+/// compute-runtime #448: handles could not be copied by value between processes. Bytes and text are all that
+/// travels here; UMF #859, #831: and no pool is needed to open them.
+#[test]
+fn bytes_and_text_are_all_that_is_needed() {
+    let (mut producer, handle) = producer();
+    let mut importer = actor!();
+    let before = Census::of(&importer);
+    for text in [handle.to_string(), forge::hex(handle.as_bytes())] {
+        importer.ok(&format!("open {text} -> m"));
+        importer.check("m", 7);
+        importer.ok("fill m 8");
+        producer.check("p.b", 8);
+        importer.ok("fill m 7");
+        importer.ok("close m");
+    }
+    importer.ok("evict");
+    assert_eq!(Census::of(&importer), before);
+    importer.finish();
+    producer.finish();
+}
+
+#[test]
+fn text_that_is_cut_or_foreign_is_refused_with_what_is_wrong() {
+    let (_producer, handle) = producer();
+    let mut importer = actor!();
+    let text = handle.to_string();
+    assert_eq!(importer.ok(&format!("parse {text}")), text);
+    for wrong in [
+        String::new(),
+        "umf1.".to_owned(),
+        text[..text.len() - 1].to_owned(),
+        text.clone() + "A",
+        text.replacen("umf1", "umf2", 1),
+        text[5..].to_owned(),
+        text.replacen(&text[100..101], "+", 1),
+        "umf1.".to_owned() + &"=".repeat(342),
+        "x".repeat(5000),
+    ] {
+        let message = importer.fails(&format!("parse {wrong}"), "Text");
+        assert!(message.contains("umf1."), "{message}");
+    }
+    // The last character carries 2 bits that mean nothing: two texts for one handle would defeat comparing texts.
+    let last = text.chars().last().unwrap();
+    for other in ["A", "B", "C", "D", "Q", "g", "w", "_", "-"] {
+        if !other.starts_with(last) {
+            assert!(importer.ask(&format!("parse {}{other}", &text[..text.len() - 1])).is_err());
+        }
+    }
+}
+
+/// UMF OS provider, as read: IPC handles have no version, length or check.
+#[test]
+fn bytes_that_are_cut_or_flipped_are_refused() {
+    let (_producer, handle) = producer();
+    let mut importer = actor!();
+    let before = Census::of(&importer);
+    let bytes = handle.to_bytes();
+    for length in (0..256).step_by(5).chain([1, 255]) {
+        let cut = forge::hex(&bytes[..length]);
+        let message = importer.fails(&format!("open {cut} -> m"), "Length");
+        assert!(message.contains(&format!("not {length}")), "{message}");
+    }
+    importer.fails(&format!("open {}00 -> m", forge::hex(&bytes)), "Length");
+    for (place, bit) in (0..256).flat_map(|place| [(place, 1), (place, 0x80), (place, 0xFF)]) {
+        let mut flipped = bytes;
+        flipped[place] ^= bit;
+        let variant = match place {
+            0..4 => "Magic",
+            4..6 => "Version",
+            _ => "Checksum",
+        };
+        importer.fails(&format!("open {} -> m", forge::hex(&flipped)), variant);
+    }
+    assert_eq!(Census::of(&importer), before, "nothing was contacted for any of them");
+}
+
+#[test]
+fn another_version_and_another_boot_are_told_apart() {
+    let (_producer, handle) = producer();
+    let mut importer = actor!();
+    let message =
+        importer.fails(&format!("open {} -> m", forge::with(&handle, field::VERSION, 2)), "Version");
+    assert!(message.contains("version 2") && message.contains("same release"), "{message}");
+    let other = forge::with(&handle, field::BOOT_ID, 12345);
+    let message = importer.fails(&format!("open {other} -> m"), "OtherBoot");
+    assert!(message.contains("another boot"), "{message}");
+    // The right one works after all that.
+    importer.ok(&format!("open {handle} -> m"));
+    importer.check("m", 7);
+}
+
+/// Whoever can write a handle can compute its checksum. What it may open is the ledger's word against the handle's.
+#[test]
+fn forged_fields_with_a_fitting_checksum() {
+    let (mut producer, handle) = producer();
+    producer.ok(&format!("alloc p {SIZE} -> p.neighbour"));
+    let neighbour = producer.handle("handle p.neighbour");
+    let mut importer = actor!();
+    let region = handle.region_size();
+    let forged = [
+        ("a length past the region", vec![(field::BLOCK_LENGTH, region + 1)], "Field"),
+        ("an offset past the region", vec![(field::BLOCK_OFFSET, region)], "Field"),
+        ("no length", vec![(field::BLOCK_LENGTH, 0)], "Field"),
+        ("a sum that overflows", vec![(field::BLOCK_OFFSET, u64::MAX - 10)], "Field"),
+        ("a length that overflows", vec![(field::BLOCK_LENGTH, u64::MAX)], "Field"),
+        ("a larger region", vec![(field::REGION_SIZE, region * 2)], "Misbehaved"),
+        (
+            "a larger region and block",
+            vec![
+                (field::REGION_SIZE, region * 2),
+                (field::BLOCK_OFFSET, region),
+                (field::BLOCK_LENGTH, region),
+            ],
+            "Misbehaved",
+        ),
+        ("a smaller region", vec![(field::REGION_SIZE, region / 2), (field::BLOCK_OFFSET, 0)], "Misbehaved"),
+        ("a region of everything", vec![(field::REGION_SIZE, 1 << 56)], "Misbehaved"),
+        ("a region beyond everything", vec![(field::REGION_SIZE, u64::MAX)], "Field"),
+        ("another place in the file", vec![(field::DATA_OFFSET, handle.data_offset() + 4096)], "Misbehaved"),
+        ("a crooked place in the file", vec![(field::DATA_OFFSET, 1)], "Misbehaved"),
+        ("a place beyond files", vec![(field::DATA_OFFSET, u64::MAX)], "Field"),
+        ("another fd", vec![(field::DATA_FD, 0)], "Misbehaved"),
+        ("an fd that is none", vec![(field::DATA_FD, u64::from(u32::MAX))], "Misbehaved"),
+        ("another inode", vec![(field::DATA_INODE, 1)], "Misbehaved"),
+        ("another device", vec![(field::DATA_DEVICE, 77)], "Misbehaved"),
+        ("another region", vec![(field::REGION_ID, 999)], "Misbehaved"),
+        ("no region", vec![(field::REGION_ID, 0)], "Field"),
+        ("a slot that was never used", vec![(field::SLOT, 1000)], "Stale"),
+        ("a slot beyond the ledger", vec![(field::SLOT, u64::from(u32::MAX))], "Stale"),
+        ("an older generation", vec![(field::GENERATION, handle.generation() + 2)], "Stale"),
+        ("a generation that is none", vec![(field::GENERATION, 2)], "Field"),
+        ("the last generation", vec![(field::GENERATION, u64::MAX)], "Stale"),
+        ("no pid", vec![(field::PID, 0)], "Field"),
+        ("a pid beyond all", vec![(field::PID, u64::from(u32::MAX))], "Field"),
+        ("a pid that nobody has", vec![(field::PID, (1 << 30) + 1)], "ProducerGone"),
+        (
+            "a kind that nobody knows",
+            vec![(field::PROVIDER_KIND, u64::from_le_bytes(*b"nobody\0\0"))],
+            "UnknownProvider",
+        ),
+        ("a kind that is no name", vec![(field::PROVIDER_KIND, u64::MAX)], "Field"),
+        ("flags that do not exist", vec![(field::FLAGS, 0x8000)], "Field"),
+        ("native bytes past their field", vec![(field::NATIVE_LENGTH, 65)], "Field"),
+        ("native bytes beyond their length", vec![(field::NATIVE, 1)], "Field"),
+        ("a ledger fd that is none", vec![(field::LEDGER_FD, u64::from(u32::MAX))], "Field"),
+    ];
+    // Each before the producer is known to the importer, and after.
+    for known in [false, true] {
+        if known {
+            importer.ok(&format!("open {handle} -> good"));
+        }
+        let before = Census::of(&importer);
+        for (what, changes, variant) in &forged {
+            // A pid is looked at only to find a producer that is not known yet.
+            if known && *variant == "ProducerGone" {
+                continue;
+            }
+            if !known {
+                importer.ok("evict");
+            }
+            let bytes = forge::with_all(&handle, changes);
+            match importer.ask(&format!("open {bytes} -> m")) {
+                Ok(length) => panic!("{what} opened with length {length}, known: {known}"),
+                Err(failure) => assert_eq!(failure.variant, *variant, "{what}, known: {known}: {failure}"),
+            }
+        }
+        importer.ok("evict");
+        assert_eq!(Census::of(&importer), before, "known: {known}");
+    }
+    // The slot of another live block of the same region, with its generation, is the other block's handle in all but
+    // offset: it opens, inside of the region, which handles of an arena expose anyway.
+    let bytes = forge::with_all(
+        &handle,
+        &[(field::SLOT, u64::from(neighbour.slot())), (field::GENERATION, neighbour.generation())],
+    );
+    importer.ok(&format!("open {bytes} -> m"));
+    importer.check("good", 7);
+    importer.finish();
+    producer.finish();
+}
+
+/// A handle may send the importer to any process and any fd number: nothing there may hang or be taken for a ledger.
+#[test]
+fn handles_that_point_to_other_processes_and_fds() {
+    let (mut producer, handle) = producer();
+    let mut other = actor!();
+    other.ok("pool p shared");
+    other.ok("alloc p 64 -> p.b");
+    let theirs = other.handle("handle p.b");
+    let mut importer = actor!();
+    let pid = u64::from(other.pid());
+    let own = u64::from(importer.pid());
+    let no_pidfs = (field::PIDFS_INODE, 0);
+    let before = Census::of(&importer);
+    // The pidfs inode tells; without it (older kernels) the ledger does.
+    let forged = forge::with(&handle, field::PID, pid);
+    assert!(importer.fails(&format!("open {forged} -> m"), "ProducerReplaced").contains("another process"));
+    let fd = (field::LEDGER_FD, u64::from(theirs.ledger_fd().cast_unsigned()));
+    let forged = forge::with_all(&handle, &[(field::PID, pid), no_pidfs.clone(), fd]);
+    assert!(importer.fails(&format!("open {forged} -> m"), "ProducerReplaced").contains("nonce"));
+    // Every fd of every process that is around: pipes, files, sockets, pidfds, the memory itself.
+    for pid in [pid, own, u64::from(producer.pid()), u64::from(std::process::id()), 1] {
+        for number in 0..24 {
+            let fd = (field::LEDGER_FD, number);
+            let forged = forge::with_all(&handle, &[(field::PID, pid), no_pidfs.clone(), fd]);
+            if pid == u64::from(producer.pid()) && number == u64::from(handle.ledger_fd().cast_unsigned()) {
+                continue;
+            }
+            let failure = importer.ask(&format!("open {forged} -> m")).unwrap_err();
+            let known =
+                ["ProducerReplaced", "ProducerGone", "NotPermitted"].contains(&failure.variant.as_str());
+            assert!(known, "pid {pid}, fd {number}: {failure}");
+        }
+    }
+    assert_eq!(Census::of(&importer), before);
+    importer.ok(&format!("open {handle} -> m"));
+    importer.check("m", 7);
+    producer.check("p.b", 7);
+}
+
+mod forged {
+    use super::*;
+    use proptest::prelude::*;
+    use std::cell::RefCell;
+
+    fn changes() -> impl Strategy<Value = Vec<(core::ops::Range<usize>, u64)>> {
+        let ranges = vec![
+            field::FLAGS,
+            field::NONCE,
+            field::PID,
+            field::LEDGER_FD,
+            field::PID_NAMESPACE,
+            field::PIDFS_INODE,
+            field::DATA_FD,
+            field::SLOT,
+            field::GENERATION,
+            field::DATA_DEVICE,
+            field::DATA_INODE,
+            field::DATA_OFFSET,
+            field::REGION_SIZE,
+            field::BLOCK_OFFSET,
+            field::BLOCK_LENGTH,
+            field::PROVIDER_KIND,
+            field::NATIVE_LENGTH,
+            field::NATIVE,
+            field::REGION_ID,
+        ];
+        let value = prop_oneof![
+            Just(0),
+            Just(u64::MAX),
+            0_u64..64,
+            (0_u32..64).prop_map(|bit| 1 << bit),
+            (0_u32..64).prop_map(|bit| (1 << bit) - 1),
+            any::<u64>(),
+        ];
+        prop::collection::vec((prop::sample::select(ranges), value), 1..5)
+    }
+
+    struct Stage {
+        producer: Actor,
+        importer: Actor,
+        handle: Handle,
+    }
+
+    thread_local! {
+        static STAGE: RefCell<Option<Stage>> = const { RefCell::new(None) };
+    }
+
+    /// Runs `test` with a live producer and an importer that stay for all cases.
+    fn on_stage<T>(test: impl FnOnce(&mut Stage) -> T) -> T {
+        STAGE.with_borrow_mut(|stage| {
+            test(stage.get_or_insert_with(|| {
+                let (producer, handle) = producer();
+                Stage { producer, importer: actor!(), handle }
+            }))
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Never a panic, a fault or a hang, and never more than the region.
+        #[test]
+        fn handles_against_a_live_producer(changes in changes()) {
+            on_stage(|stage| {
+                let bytes = forge::with_all(&stage.handle, &changes);
+                // The importer reads the whole mapping: past the region would be a fault, or a foreign length.
+                match stage.importer.ask(&format!("try {bytes}")) {
+                    Ok(length) => prop_assert!(length.parse::<u64>().unwrap() <= stage.handle.region_size()),
+                    Err(failure) => prop_assert_ne!(failure.variant, "System", "{}", failure.message),
+                }
+                Ok(())
+            })?;
+        }
+    }
+
+    #[test]
+    fn and_both_sides_work_on() {
+        // Its own stage, after the same kind of abuse in little.
+        on_stage(|stage| {
+            for place in 0..200 {
+                let bytes = forge::with(&stage.handle, field::BLOCK_OFFSET, 1 << (place % 64));
+                let _ = stage.importer.ask(&format!("try {bytes}"));
+            }
+            stage.importer.ok(&format!("open {} -> m", stage.handle));
+            stage.importer.check("m", 7);
+            stage.producer.check("p.b", 7);
+        });
+    }
+}

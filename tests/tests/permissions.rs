@@ -1,0 +1,202 @@
+//! Who may open what: other users, undumpable producers, namespaces. Each refusal says why and what to do.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use umf::Handle;
+use umf_tests::{Actor, Census, Spawn, actor, machine, spawn};
+
+const NOBODY: u32 = 65534;
+
+fn in_mode(mode: &str) -> Spawn {
+    spawn!().env("UMF_IPC_EXCHANGE", mode)
+}
+
+fn one_block(producer: &mut Actor) -> Handle {
+    producer.ok("pool p shared");
+    producer.ok("alloc p 4096 -> p.b");
+    producer.ok("fill p.b 5");
+    producer.handle("handle p.b")
+}
+
+/// An actor of another user than root. Its credentials changed, so that it is undumpable until it says otherwise.
+fn as_nobody(spawn: Spawn, dumpable: bool) -> Actor {
+    let mut actor = spawn.start();
+    actor.ok(&format!("setuid {NOBODY}"));
+    actor.ok(&format!("dumpable {}", u8::from(dumpable)));
+    actor
+}
+
+/// UMF #979, PyTorch #130890: `pidfd_getfd: Operation not permitted`, and the user must find out why.
+#[test]
+fn another_user_is_refused_with_reason_and_remedy() {
+    if !machine::is_root() {
+        return machine::skip("another_user_is_refused", "changing the user needs root");
+    }
+    for mode in ["pidfd", "procfs", "socket", "auto", "pidfd,procfs,socket"] {
+        let mut producer = in_mode(mode).start();
+        let handle = one_block(&mut producer);
+        let mut importer = as_nobody(in_mode(mode), true);
+        let clean = Census::of(&importer);
+        let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+        assert!(message.contains("remedy: "), "{message}");
+        let modes: &[&str] = if mode == "auto" { &["pidfd", "procfs", "socket"] } else { &[mode] };
+        for tried in modes.iter().flat_map(|modes| modes.split(',')) {
+            assert!(message.contains(&format!(" {tried}: ")), "{message}");
+        }
+        if mode != "socket" {
+            assert!(message.contains("runs as uid 0, this process as uid 65534"), "{message}");
+            assert!(message.contains("run both as the same user"), "{message}");
+        } else {
+            assert!(message.contains("does not serve uid 65534"), "{message}");
+        }
+        importer.ok("evict");
+        assert_eq!(Census::of(&importer), clean);
+        // The refused one took nothing from others.
+        let mut root = in_mode(mode).start();
+        root.ok(&format!("open {handle} -> m"));
+        root.check("m", 5);
+    }
+}
+
+/// Two processes of one user, neither root: the case that works without any right.
+#[test]
+fn the_same_user_needs_no_rights() {
+    if !machine::is_root() {
+        return machine::skip("the_same_user_needs_no_rights", "changing the user needs root");
+    }
+    for mode in ["auto", "pidfd", "procfs", "socket"] {
+        let mut producer = as_nobody(in_mode(mode), true);
+        let handle = one_block(&mut producer);
+        let mut importer = as_nobody(in_mode(mode), true);
+        importer.ok(&format!("open {handle} -> m"));
+        importer.check("m", 5);
+        importer.finish();
+        producer.finish();
+    }
+}
+
+#[test]
+fn an_undumpable_producer_is_reached_over_its_socket_only() {
+    if !machine::is_root() {
+        return machine::skip("an_undumpable_producer", "changing the user needs root");
+    }
+    for mode in ["pidfd", "procfs"] {
+        let mut producer = as_nobody(in_mode(mode), false);
+        let handle = one_block(&mut producer);
+        let mut importer = as_nobody(in_mode(mode), true);
+        let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+        assert!(message.contains("not dumpable") && message.contains("UMF_IPC_EXCHANGE=socket"), "{message}");
+        assert!(!handle.is_served());
+        // That the importer would take the socket does not help: it was for the producer to decide.
+        let mut importer = as_nobody(in_mode("socket"), true);
+        let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+        assert!(message.contains("decided so at its first export"), "{message}");
+    }
+    for mode in ["auto", "socket", "procfs,socket"] {
+        let mut producer = as_nobody(in_mode(mode), false);
+        let handle = one_block(&mut producer);
+        assert!(handle.is_served(), "mode {mode}: the producer sees that it will be needed");
+        assert_eq!(Census::of(&producer).sockets.len(), 1);
+        let mut importer = as_nobody(in_mode(mode), true);
+        importer.ok(&format!("open {handle} -> m"));
+        importer.check("m", 5);
+        importer.finish();
+        producer.finish();
+    }
+}
+
+#[test]
+fn an_undumpable_importer_is_no_hindrance() {
+    if !machine::is_root() {
+        return machine::skip("an_undumpable_importer", "changing the user needs root");
+    }
+    for mode in ["auto", "pidfd", "procfs", "socket"] {
+        let mut producer = as_nobody(in_mode(mode), true);
+        let handle = one_block(&mut producer);
+        let mut importer = as_nobody(in_mode(mode), false);
+        importer.ok(&format!("open {handle} -> m"));
+        importer.check("m", 5);
+    }
+}
+
+/// The importer in a user namespace of its own, as rootless containers have: no right over processes outside of it.
+#[test]
+fn from_a_user_namespace() {
+    const TEST: &str = "from_a_user_namespace";
+    for mode in ["pidfd", "procfs", "auto"] {
+        let mut producer = in_mode(mode).start();
+        let handle = one_block(&mut producer);
+        let Some(mut importer) = machine::in_namespaces(TEST, in_mode(mode), libc::CLONE_NEWUSER) else {
+            return;
+        };
+        let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+        assert!(message.contains("remedy: ") && message.contains("UMF_IPC_EXCHANGE=socket"), "{message}");
+        assert!(message.contains("user namespace") || message.contains("uid"), "{message}");
+    }
+    let mut producer = in_mode("socket").start();
+    let handle = one_block(&mut producer);
+    let mut importer = machine::in_namespaces(TEST, in_mode("auto"), libc::CLONE_NEWUSER).unwrap();
+    importer.ok(&format!("open {handle} -> m"));
+    importer.check("m", 5);
+}
+
+/// Containers: the producer's pid means another process here, or none.
+#[test]
+fn across_pid_namespaces_the_socket_serves() {
+    const TEST: &str = "across_pid_namespaces";
+    let flags = libc::CLONE_NEWPID | if machine::is_root() { 0 } else { libc::CLONE_NEWUSER };
+    for inside_produces in [false, true] {
+        let pair = |mode: &str| -> Option<(Actor, Actor)> {
+            let inside = machine::in_namespaces(TEST, in_mode(mode), flags)?;
+            let outside = in_mode(mode).start();
+            Some(if inside_produces { (inside, outside) } else { (outside, inside) })
+        };
+        for mode in ["pidfd", "procfs"] {
+            let Some((mut producer, mut importer)) = pair(mode) else { return };
+            let handle = one_block(&mut producer);
+            let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+            assert!(message.contains("another pid namespace"), "{message}");
+            assert!(message.contains("UMF_IPC_EXCHANGE=socket in the producer"), "{message}");
+        }
+        let Some((mut producer, mut importer)) = pair("socket") else { return };
+        let handle = one_block(&mut producer);
+        let clean = Census::of(&importer);
+        importer.ok(&format!("open {handle} -> m"));
+        importer.check("m", 5);
+        // Its death is seen through the socket, there being no pidfd.
+        producer.kill();
+        importer.check("m", 5);
+        importer.ok("close m");
+        importer.ok("evict");
+        importer.fails(&format!("open {handle} -> m"), "ProducerGone");
+        assert_eq!(Census::of(&importer), clean);
+    }
+    // A producer inside sees by itself that nobody can reach it by number.
+    let Some(mut producer) = machine::in_namespaces(TEST, in_mode("auto"), flags) else { return };
+    let handle = one_block(&mut producer);
+    assert!(handle.is_served());
+    let mut importer = actor!();
+    importer.ok(&format!("open {handle} -> m"));
+    importer.check("m", 5);
+}
+
+/// Abstract sockets belong to a network namespace.
+#[test]
+fn across_network_namespaces_the_socket_is_refused_and_the_rest_works() {
+    const TEST: &str = "across_network_namespaces";
+    if !machine::is_root() {
+        return machine::skip(TEST, "needs root");
+    }
+    let mut producer = in_mode("socket").start();
+    let handle = one_block(&mut producer);
+    let Some(mut importer) = machine::in_namespaces(TEST, in_mode("socket"), libc::CLONE_NEWNET) else {
+        return;
+    };
+    let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+    assert!(message.contains("network namespace"), "{message}");
+    let Some(mut importer) = machine::in_namespaces(TEST, in_mode("auto"), libc::CLONE_NEWNET) else {
+        return;
+    };
+    importer.ok(&format!("open {handle} -> m"));
+    importer.check("m", 5);
+}

@@ -1,0 +1,255 @@
+//! Producers that end, change, stop or are replaced.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::time::{Duration, Instant};
+
+use umf::Handle;
+use umf_tests::forge::{self, field};
+use umf_tests::{Actor, Census, machine, spawn};
+
+/// The modes in which an fd can travel.
+const MODES: [&str; 4] = ["auto", "pidfd", "procfs", "socket"];
+
+fn in_mode(mode: &str) -> Actor {
+    spawn!().env("UMF_IPC_EXCHANGE", mode).env("UMF_IPC_OPEN_TIMEOUT_MS", "400").start()
+}
+
+/// Two blocks, each in a region and a file of its own, with seeds 1 and 2.
+fn two_blocks(producer: &mut Actor) -> [Handle; 2] {
+    producer.ok("pool p isolated");
+    [1, 2].map(|seed| {
+        producer.ok(&format!("alloc p 8192 -> p.b{seed}"));
+        producer.ok(&format!("fill p.b{seed} {seed}"));
+        producer.handle(&format!("handle p.b{seed}"))
+    })
+}
+
+/// What must hold once a producer is gone whose first handle the importer has open as `m`: the mapping stays, new
+/// opens say that it is gone, and nothing stays open.
+fn gone(importer: &mut Actor, handles: &[Handle; 2], clean: &Census) {
+    importer.check("m", 1);
+    importer.ok("fill m 9");
+    importer.check("m", 9);
+    let message = importer.fails(&format!("open {} -> n", handles[1]), "ProducerGone");
+    assert!(message.contains("gone") && message.contains("existing mappings stay valid"), "{message}");
+    importer.check("m", 9);
+    importer.ok("close m");
+    importer.ok("evict");
+    for handle in handles {
+        importer.fails(&format!("open {handle} -> n"), "ProducerGone");
+    }
+    assert_eq!(&Census::of(importer), clean);
+}
+
+#[test]
+fn a_producer_that_exits_or_is_killed_is_gone() {
+    for mode in MODES {
+        for how in ["exit", "kill", "zombie"] {
+            let mut producer = in_mode(mode);
+            let handles = two_blocks(&mut producer);
+            let socket = producer.ok("nonce");
+            let (socket, served) = socket.split_once(' ').unwrap();
+            assert_eq!(served == "true", mode == "socket");
+            assert_eq!(Census::of(&producer).sockets.len(), usize::from(mode == "socket"));
+            assert_eq!(Census::is_bound(socket), mode == "socket");
+            let mut importer = in_mode(mode);
+            let clean = Census::of(&importer);
+            importer.ok(&format!("open {} -> m", handles[0]));
+            importer.check("m", 1);
+            let mut kept = None;
+            match how {
+                "exit" => producer.finish(),
+                "kill" => producer.kill(),
+                _ => {
+                    producer.kill_unreaped();
+                    kept = Some(producer);
+                }
+            }
+            assert!(!Census::is_bound(socket), "mode {mode}, {how}");
+            gone(&mut importer, &handles, &clean);
+            importer.finish();
+            drop(kept);
+        }
+    }
+}
+
+#[test]
+fn a_producer_that_calls_exec_is_gone_and_its_children_inherit_nothing() {
+    for mode in MODES {
+        let mut producer = in_mode(mode);
+        let clean_producer = Census::of(&producer);
+        let handles = two_blocks(&mut producer);
+        let mut importer = in_mode(mode);
+        let clean = Census::of(&importer);
+        importer.ok(&format!("open {} -> m", handles[0]));
+        producer.ok("exec");
+        producer.ok("ping");
+        assert_eq!(Census::of(&producer), clean_producer, "everything is close-on-exec");
+        gone(&mut importer, &handles, &clean);
+        // The same process, as a new producer.
+        let again = two_blocks(&mut producer);
+        assert_eq!(again[0].pid(), handles[0].pid());
+        importer.ok(&format!("open {} -> m", again[0]));
+        importer.check("m", 1);
+        let variant = if mode == "socket" { "ProducerGone" } else { "ProducerReplaced" };
+        importer.fails(&format!("open {} -> n", handles[0]), variant);
+        producer.finish();
+        importer.finish();
+    }
+}
+
+/// A pid is forced to be used again. Start times alone do not tell such processes apart (10 ms ticks); the pidfs
+/// inode and the nonce in the ledger do.
+#[test]
+fn the_pid_of_a_producer_given_to_another_process() {
+    const TEST: &str = "the_pid_of_a_producer_given_to_another_process";
+    if !machine::is_root() {
+        return machine::skip(TEST, "choosing a pid needs CAP_CHECKPOINT_RESTORE");
+    }
+    for mode in MODES {
+        for known in [false, true] {
+            let mut producer = in_mode(mode);
+            let handles = two_blocks(&mut producer);
+            let mut importer = in_mode(mode);
+            if known {
+                importer.ok(&format!("open {} -> m", handles[0]));
+            }
+            let pid = producer.pid();
+            producer.kill();
+            let Ok(mut other) = spawn!().env("UMF_IPC_EXCHANGE", mode).pid(pid).try_start() else {
+                return machine::skip(TEST, "the pid was taken by somebody else, or clone3 has no set_tid");
+            };
+            assert_eq!(other.pid(), pid);
+            // It does the same, so that it has the same fds under the same numbers.
+            let others = two_blocks(&mut other);
+            assert_eq!(others[1].data_fd(), handles[1].data_fd());
+            let variant = match (known, mode) {
+                (true, _) => "ProducerGone",
+                (false, _) => "ProducerReplaced",
+            };
+            let message = importer.fails(&format!("open {} -> n", handles[1]), variant);
+            assert!(known || message.contains("another process"), "{message}");
+            if known {
+                importer.check("m", 1);
+            }
+            // Where the kernel has no inodes for processes, the nonce decides.
+            if !known && mode != "socket" {
+                let forged = forge::with(&handles[1], field::PIDFS_INODE, 0);
+                let message = importer.fails(&format!("open {forged} -> n"), "ProducerReplaced");
+                assert!(message.contains("nonce"), "{message}");
+            }
+            // The new process is a producer like any other.
+            importer.ok(&format!("open {} -> n", others[1]));
+            importer.check("n", 2);
+            importer.finish();
+            other.finish();
+        }
+    }
+}
+
+#[test]
+fn an_fd_number_that_names_another_file_now() {
+    for mode in ["auto", "pidfd", "procfs"] {
+        // A file of another kind, shared memory with the right seals, and no file at all.
+        for replacement in ["/dev/null", "/dev/zero", "memfd", "none"] {
+            for known in [false, true] {
+                let mut producer = in_mode(mode);
+                let handles = two_blocks(&mut producer);
+                let mut importer = in_mode(mode);
+                if known {
+                    importer.ok(&format!("open {} -> m", handles[0]));
+                }
+                let number = handles[1].data_fd().unwrap();
+                if replacement == "none" {
+                    producer.ok(&format!("close-fd {number}"));
+                } else {
+                    producer.ok(&format!("replace-fd {number} {replacement}"));
+                }
+                let message = importer.fails(&format!("open {} -> n", handles[1]), "OtherObject");
+                assert!(message.contains(&format!("fd {number} of producer")), "{message}");
+                // The other export is not touched by that.
+                if !known {
+                    importer.ok(&format!("open {} -> m", handles[0]));
+                }
+                importer.check("m", 1);
+            }
+        }
+    }
+    // Over the socket fds do not go by number: the producer sends what it has, which is checked all the same.
+    let mut producer = in_mode("socket");
+    let handles = two_blocks(&mut producer);
+    producer.ok(&format!("replace-fd {} memfd", handles[1].data_fd().unwrap()));
+    let mut importer = in_mode("socket");
+    importer.fails(&format!("open {} -> n", handles[1]), "OtherObject");
+    importer.ok(&format!("open {} -> m", handles[0]));
+}
+
+#[test]
+fn a_ledger_fd_that_names_another_file_now() {
+    for (replacement, evidence) in
+        [("/dev/null", "its ledger fd is no"), ("memfd", "its ledger fd is not sealed"), ("none", "gone")]
+    {
+        let mut producer = in_mode("auto");
+        let handles = two_blocks(&mut producer);
+        let mut importer = in_mode("auto");
+        let clean = Census::of(&importer);
+        let number = handles[0].ledger_fd();
+        let variant = if replacement == "none" {
+            producer.ok(&format!("close-fd {number}"));
+            "ProducerGone"
+        } else {
+            producer.ok(&format!("replace-fd {number} {replacement}"));
+            "ProducerReplaced"
+        };
+        let message = importer.fails(&format!("open {} -> n", handles[0]), variant);
+        assert!(message.contains(evidence), "{message}");
+        importer.ok("evict");
+        assert_eq!(Census::of(&importer), clean);
+    }
+}
+
+#[test]
+fn a_stopped_producer_is_a_timeout_over_the_socket_and_no_matter_otherwise() {
+    for mode in MODES {
+        let mut producer = in_mode(mode);
+        let handles = two_blocks(&mut producer);
+        let mut importer = in_mode(mode);
+        let clean = Census::of(&importer);
+        producer.signal(libc::SIGSTOP);
+        let begun = Instant::now();
+        if mode == "socket" {
+            let message = importer.fails(&format!("open {} -> m", handles[0]), "TimedOut");
+            assert!(message.contains("400 ms"), "{message}");
+            assert!(
+                begun.elapsed() >= Duration::from_millis(390) && begun.elapsed() < Duration::from_secs(2)
+            );
+            importer.ok("evict");
+            assert_eq!(Census::of(&importer), clean);
+        } else {
+            importer.ok(&format!("open {} -> m", handles[0]));
+            importer.check("m", 1);
+            importer.ok("close m");
+        }
+        producer.signal(libc::SIGCONT);
+        for (handle, seed) in handles.iter().zip([1, 2]) {
+            importer.ok(&format!("open {handle} -> m"));
+            importer.check("m", seed);
+        }
+        // Stopped when the importer is connected already.
+        producer.ok("alloc p 4096 -> p.b3");
+        producer.ok("fill p.b3 3");
+        let third = producer.handle("handle p.b3");
+        producer.signal(libc::SIGSTOP);
+        if mode == "socket" {
+            importer.fails(&format!("open {third} -> n"), "TimedOut");
+            // What is open already does not need the producer.
+            importer.ok(&format!("open {} -> n", handles[0]));
+        }
+        producer.signal(libc::SIGCONT);
+        importer.ok(&format!("open {third} -> n"));
+        importer.check("n", 3);
+        importer.finish();
+        producer.finish();
+    }
+}

@@ -1,0 +1,222 @@
+//! The ways that fds take, and peers of the socket that mean no good.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use umf::Handle;
+use umf_tests::{Actor, Census, spawn};
+
+fn in_mode(mode: &str) -> Actor {
+    spawn!().env("UMF_IPC_EXCHANGE", mode).start()
+}
+
+fn blocks(producer: &mut Actor, count: u64) -> Vec<Handle> {
+    producer.ok("pool p isolated");
+    (1..=count)
+        .map(|seed| {
+            producer.ok(&format!("alloc p 4096 -> p.b{seed}"));
+            producer.ok(&format!("fill p.b{seed} {seed}"));
+            producer.handle(&format!("handle p.b{seed}"))
+        })
+        .collect()
+}
+
+fn opens(importer: &mut Actor, handles: &[Handle]) {
+    for (handle, seed) in handles.iter().zip(1..) {
+        importer.ok(&format!("open {handle} -> m"));
+        importer.check("m", seed);
+        importer.ok("close m");
+    }
+}
+
+#[test]
+fn each_mode_and_order_works_and_leaves_nothing() {
+    for mode in ["auto", "pidfd", "procfs", "socket", "socket,pidfd", "procfs,pidfd", "pidfd,procfs,socket"] {
+        let mut producer = in_mode(mode);
+        let handles = blocks(&mut producer, 3);
+        // No thread and no socket but where they are asked for (dumpable, same namespaces).
+        let served = mode.contains("socket");
+        let census = Census::of(&producer);
+        assert_eq!((census.threads, census.sockets.len()), (1 + usize::from(served), usize::from(served)));
+        let mut importer = in_mode(mode);
+        let clean = Census::of(&importer);
+        opens(&mut importer, &handles);
+        importer.ok("evict");
+        assert_eq!(Census::of(&importer), clean, "mode {mode}");
+        importer.finish();
+        producer.finish();
+    }
+}
+
+/// oneCCL #213: the user's choice of exchange mode was silently replaced. Here it is obeyed or refused.
+#[test]
+fn an_explicit_choice_is_obeyed_or_refused_and_never_replaced() {
+    let mut producer = in_mode("pidfd");
+    let handles = blocks(&mut producer, 1);
+    assert!(!handles[0].is_served());
+    // The importer insists on the socket: pidfd would work, and is not taken.
+    let mut importer = in_mode("socket");
+    let message = importer.fails(&format!("open {} -> m", handles[0]), "NotPermitted");
+    assert!(message.contains("does not answer on a socket"), "{message}");
+    assert!(!message.contains("pidfd:") && !message.contains("procfs:"), "{message}");
+    // And the other way: who insists on pidfd does not connect, though the producer serves.
+    let mut producer = in_mode("socket");
+    let handles = blocks(&mut producer, 1);
+    let mut importer = in_mode("pidfd");
+    importer.ok(&format!("open {} -> m", handles[0]));
+    assert_eq!(Census::of(&importer).fds.get("socket"), None);
+    let mut importer = in_mode("socket");
+    importer.ok(&format!("open {} -> m", handles[0]));
+    assert_eq!(Census::of(&importer).fds.get("socket"), Some(&1));
+}
+
+/// A connection to the abstract socket of this name.
+fn connect(name: &str, wait: bool) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | if wait { 0 } else { libc::SOCK_NONBLOCK };
+    // SAFETY: numbers only.
+    let socket = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if socket < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new fd that nobody else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    // SAFETY: zeroes are a value of this plain structure.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as u16;
+    for (place, byte) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
+        *place = byte.cast_signed();
+    }
+    let length = size_of::<libc::sa_family_t>() + 1 + name.len();
+    // SAFETY: the structure is valid for `length` bytes.
+    let connected = unsafe {
+        libc::connect(socket.as_raw_fd(), (&raw const address).cast(), u32::try_from(length).unwrap())
+    };
+    if connected == 0 { Ok(socket) } else { Err(io::Error::last_os_error()) }
+}
+
+fn send(socket: &OwnedFd, bytes: &[u8]) -> isize {
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: the bytes are valid for their length.
+    unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) }
+}
+
+/// A request as `docs/protocol.md` would have it, for the ledger.
+fn request(nonce: &[u8; 16]) -> Vec<u8> {
+    let mut bytes = b"UMFR\x01\x00\x01\x00".to_vec();
+    bytes.resize(24, 0);
+    bytes.extend_from_slice(nonce);
+    bytes
+}
+
+/// Sends an fd along with the bytes.
+fn send_with_fd(socket: &OwnedFd, bytes: &[u8], fd: i32) {
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut control = [0_u64; 4];
+    // SAFETY: zeroes are a value of this plain structure.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    // SAFETY: computes a number.
+    message.msg_controllen = unsafe { libc::CMSG_SPACE(4) } as usize;
+    // SAFETY: the control buffer has room for one header and one fd, and is aligned for it.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(4) as usize;
+        libc::CMSG_DATA(header).cast::<i32>().write_unaligned(fd);
+        libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
+    }
+}
+
+#[test]
+fn hostile_peers_do_not_keep_a_producer_from_serving() {
+    let mut producer = in_mode("socket");
+    let handles = blocks(&mut producer, 3);
+    let name = producer.ok("nonce");
+    let name = name.split(' ').next().unwrap();
+    let nonce: [u8; 16] = handles[0].to_bytes()[24..40].try_into().unwrap();
+    let served = |what: &str| {
+        let mut importer = in_mode("socket");
+        opens(&mut importer, &handles);
+        eprintln!("served after {what}");
+        importer.finish();
+    };
+    let quiet = Census::of(&producer);
+    served("nothing");
+
+    for garbage in [&b""[..], b"x", &[0xFF; 39], &[0xFF; 40], &[0; 41], &[7; 60_000]] {
+        let socket = connect(name, true).unwrap();
+        send(&socket, garbage);
+    }
+    let mut other_nonce = nonce;
+    other_nonce[3] ^= 1;
+    send(&connect(name, true).unwrap(), &request(&other_nonce));
+    served("garbage");
+
+    // Requests whose answers, each with an fd, nobody reads.
+    let socket = connect(name, true).unwrap();
+    let sent = (0..100_000).take_while(|_| send(&socket, &request(&nonce)) > 0).count();
+    eprintln!("{sent} requests without reading an answer");
+    served("a peer that does not read");
+    drop(socket);
+
+    // Fds that nobody asked for do not stay in the producer.
+    let socket = connect(name, true).unwrap();
+    for _ in 0..50 {
+        send_with_fd(&socket, &request(&nonce), 2);
+    }
+    served("fds");
+    drop(socket);
+
+    // Half-open connections: 1000 at a time, far beyond what is kept.
+    let mut flood: Vec<OwnedFd> = Vec::new();
+    while flood.len() < 1000 {
+        match connect(name, false) {
+            Ok(socket) => flood.push(socket),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    served("1000 connections");
+    assert!(Census::of(&producer).fd_count() < quiet.fd_count() + 300, "connections are bounded");
+    drop(flood);
+    for _ in 0..3000 {
+        drop(connect(name, true));
+    }
+    served("3000 more that come and go");
+
+    // All of it is closed again.
+    let patience = std::time::Instant::now();
+    while Census::of(&producer) != quiet && patience.elapsed().as_secs() < 5 {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(Census::of(&producer), quiet);
+    producer.finish();
+    assert!(!Census::is_bound(name));
+}
+
+/// A producer that is out of fds still answers: an fd that is sent needs no new one.
+#[test]
+fn a_producer_without_fds_serves_the_connection_that_it_has() {
+    let mut producer = in_mode("socket");
+    let handles = blocks(&mut producer, 3);
+    let mut importer = in_mode("socket");
+    importer.ok(&format!("open {} -> m", handles[0]));
+    let open = Census::of(&producer).fd_count();
+    producer.ok(&format!("rlimit nofile {open}"));
+    producer.ok("use-up-fds");
+    importer.ok(&format!("open {} -> m2", handles[1]));
+    importer.check("m2", 2);
+    // A further importer gets the place of the oldest.
+    let mut another = in_mode("socket");
+    another.ok(&format!("open {} -> m", handles[2]));
+    another.check("m", 3);
+    importer.ok(&format!("open {} -> m3", handles[2]));
+    importer.check("m3", 3);
+    producer.ok("rlimit nofile 1000");
+    producer.finish();
+}
