@@ -1,9 +1,10 @@
 //! Providers from shared objects: loaded at run time, written in any language that can export a C function.
 //!
 //! A plugin exports one function, `const umf_memory_provider_ops_t *umfPluginProviderOps(void)`. The table is
-//! that of UMF's `umf/memory_provider_ops.h`, in version 1.0, 1.1 or 1.2; so a provider that was written for UMF is
-//! a plugin as soon as it exports such a function (any name will do: see [`PluginLoader::symbol`]). `examples/plugin`
-//! is one in Rust.
+//! that of UMF's `umf/memory_provider_ops.h`, in version 1.0, 1.1 or 1.2 (any name will do for the function: see
+//! [`PluginLoader::symbol`]). So a provider that was written for UMF is a plugin, if its `initialize` understands JSON
+//! or nothing at all. One whose `initialize` takes a structure of its own must not be handed JSON: wrap it in a function
+//! that makes the structure of the JSON. `examples/plugin` is a plugin in Rust.
 //!
 //! ```toml
 //! [provider.mine]
