@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod config;
 mod demo;
 mod failure;
@@ -25,6 +26,7 @@ struct Umf {
 /// What the user asks for.
 #[derive(Subcommand)]
 enum Command {
+    Bench(bench::BenchCommand),
     Config(config::ConfigCommand),
     Demo(demo::DemoCommand),
     Info(info::InfoCommand),
@@ -32,6 +34,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Umf::parse().command {
+        Command::Bench(command) => command.run(),
         Command::Config(command) => command.run(),
         Command::Demo(command) => command.run(),
         Command::Info(command) => command.run().map_err(Into::into),

@@ -2,6 +2,7 @@
 //!
 //! Every function undoes what it did before it returns: descriptors are closed, mappings unmapped.
 
+pub(crate) mod bare_open;
 pub(crate) mod pipes;
 
 use std::io::{IoSlice, IoSliceMut};

@@ -1,0 +1,186 @@
+//! The C library that this project measures itself by, opened at run time: `libumf.so.1`, release 1.x.
+//!
+//! The prototypes are those of its headers. What is made here lives as long as the process.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::path::Path;
+use std::ptr;
+
+use libloading::Library;
+
+use crate::failure::Failure;
+
+/// Its name in the rows.
+pub(super) const NAME: &str = "umf (C)";
+
+type Status = c_int;
+type Opaque = *mut c_void;
+
+const VISIBILITY_SHARED: c_uint = 2;
+const LARGEST_POOLED: usize = 8 << 20;
+
+/// The library with a pool over shared memory.
+pub(super) struct CUmf {
+    pool: Opaque,
+    handler: Opaque,
+    malloc: unsafe extern "C" fn(Opaque, usize) -> Opaque,
+    free: unsafe extern "C" fn(Opaque) -> Status,
+    pool_by_pointer: unsafe extern "C" fn(*const c_void, *mut Opaque) -> Status,
+    get: unsafe extern "C" fn(*const c_void, *mut Opaque, *mut usize) -> Status,
+    put: unsafe extern "C" fn(Opaque) -> Status,
+    open: unsafe extern "C" fn(Opaque, Opaque, *mut Opaque) -> Status,
+    close: unsafe extern "C" fn(Opaque) -> Status,
+    /// Keeps the functions in memory.
+    _library: Library,
+}
+
+// SAFETY: the library's functions may be called from several threads at once; the handles are plain pointers.
+unsafe impl Send for CUmf {}
+// SAFETY: as above.
+unsafe impl Sync for CUmf {}
+
+impl CUmf {
+    /// Opens the library and makes a disjoint pool over shared memory.
+    ///
+    /// # Errors
+    /// It cannot be loaded, or does not do that.
+    pub(super) fn open(path: &Path) -> Result<CUmf, Failure> {
+        let wrong =
+            |error: &dyn std::fmt::Display| Failure::Told(format!("--peer-umf {}: {error}", path.display()));
+        // SAFETY: whoever asks for the peer trusts its code to run.
+        let library =
+            unsafe { Library::new(path) }.map_err(|error| match std::error::Error::source(&error) {
+                Some(source) => wrong(&format!("{source} (what it needs is searched in LD_LIBRARY_PATH)")),
+                None => wrong(&error),
+            })?;
+        // SAFETY: each type is the prototype in the headers of release 1.x of the library; the calls are in the order
+        // that they ask for, with pointers to live locals.
+        unsafe { Self::make(library) }.map_err(|error| wrong(&error))
+    }
+
+    /// # Safety
+    /// `library` is a libumf of release 1.x.
+    unsafe fn make(library: Library) -> Result<CUmf, String> {
+        type Ops = unsafe extern "C" fn() -> *const c_void;
+        type Create = unsafe extern "C" fn(*mut Opaque) -> Status;
+        type SetVisibility = unsafe extern "C" fn(Opaque, c_uint) -> Status;
+        type SetSize = unsafe extern "C" fn(Opaque, usize) -> Status;
+        type CreateProvider = unsafe extern "C" fn(*const c_void, *const c_void, *mut Opaque) -> Status;
+        type CreatePool =
+            unsafe extern "C" fn(*const c_void, Opaque, *const c_void, c_uint, *mut Opaque) -> Status;
+        type Handler = unsafe extern "C" fn(Opaque, *mut Opaque) -> Status;
+
+        let mut settings = ptr::null_mut();
+        let mut provider = ptr::null_mut();
+        let mut pool = ptr::null_mut();
+        let mut handler = ptr::null_mut();
+        // SAFETY: the caller's contract; the pointers are to live locals.
+        unsafe {
+            check(
+                "provider settings",
+                function::<Create>(&library, "umfOsMemoryProviderParamsCreate")?(&raw mut settings),
+            )?;
+            let set = function::<SetVisibility>(&library, "umfOsMemoryProviderParamsSetVisibility")?;
+            check("visibility", set(settings, VISIBILITY_SHARED))?;
+            let ops = function::<Ops>(&library, "umfOsMemoryProviderOps")?();
+            let create = function::<CreateProvider>(&library, "umfMemoryProviderCreate")?;
+            check("provider", create(ops, settings, &raw mut provider))?;
+            check(
+                "pool settings",
+                function::<Create>(&library, "umfDisjointPoolParamsCreate")?(&raw mut settings),
+            )?;
+            let set = function::<SetSize>(&library, "umfDisjointPoolParamsSetMaxPoolableSize")?;
+            check("largest pooled", set(settings, LARGEST_POOLED))?;
+            let ops = function::<Ops>(&library, "umfDisjointPoolOps")?();
+            let create = function::<CreatePool>(&library, "umfPoolCreate")?;
+            check("pool", create(ops, provider, settings, 0, &raw mut pool))?;
+            check("handler", function::<Handler>(&library, "umfPoolGetIPCHandler")?(pool, &raw mut handler))?;
+        }
+        // SAFETY: as above.
+        unsafe {
+            Ok(CUmf {
+                pool,
+                handler,
+                malloc: function(&library, "umfPoolMalloc")?,
+                free: function(&library, "umfFree")?,
+                pool_by_pointer: function(&library, "umfPoolByPtr")?,
+                get: function(&library, "umfGetIPCHandle")?,
+                put: function(&library, "umfPutIPCHandle")?,
+                open: function(&library, "umfOpenIPCHandle")?,
+                close: function(&library, "umfCloseIPCHandle")?,
+                _library: library,
+            })
+        }
+    }
+
+    /// A block of its pool.
+    pub(super) fn allocate(&self, size: usize) -> Result<*mut c_void, Failure> {
+        // SAFETY: the pool is live.
+        let pointer = unsafe { (self.malloc)(self.pool, size) };
+        if pointer.is_null() { Err(Failure::Told(format!("{NAME}: out of memory"))) } else { Ok(pointer) }
+    }
+
+    /// Frees a block.
+    ///
+    /// # Safety
+    /// The block came from [`CUmf::allocate`] and is not used any more.
+    pub(super) unsafe fn free(&self, pointer: *mut c_void) -> Result<(), Failure> {
+        // SAFETY: the caller's contract.
+        told("free", unsafe { (self.free)(pointer) })
+    }
+
+    /// Looks up the pool of an address, whatever it is.
+    pub(super) fn find_pool(&self, pointer: *const c_void) -> Result<(), Failure> {
+        let mut pool = ptr::null_mut();
+        // SAFETY: the library looks the address up and does not use it; `pool` is a live local.
+        told("umfPoolByPtr", unsafe { (self.pool_by_pointer)(pointer, &raw mut pool) })
+    }
+
+    /// Exports a block and gives the export back.
+    pub(super) fn get_and_put(&self, pointer: *mut c_void) -> Result<(), Failure> {
+        let (mut handle, mut size) = (ptr::null_mut(), 0);
+        // SAFETY: the library looks the address up before it uses it; the handle is given back once.
+        unsafe {
+            told("umfGetIPCHandle", (self.get)(pointer, &raw mut handle, &raw mut size))?;
+            told("umfPutIPCHandle", (self.put)(handle))
+        }
+    }
+
+    /// The bytes of a block's handle.
+    pub(super) fn handle(&self, pointer: *mut c_void) -> Result<Vec<u8>, Failure> {
+        let (mut handle, mut size) = (ptr::null_mut(), 0);
+        // SAFETY: as in `get_and_put`; the library says how many bytes the handle has. It is never given back, so the
+        // export stays.
+        unsafe {
+            told("umfGetIPCHandle", (self.get)(pointer, &raw mut handle, &raw mut size))?;
+            Ok(std::slice::from_raw_parts(handle.cast::<u8>(), size).to_vec())
+        }
+    }
+
+    /// Opens another process's handle and closes it.
+    pub(super) fn open_and_close(&self, handle: &[u8]) -> Result<(), Failure> {
+        let mut pointer = ptr::null_mut();
+        // SAFETY: the bytes are a handle that `handle` made in another process; the library does not write to them.
+        unsafe {
+            let handle = handle.as_ptr().cast_mut().cast();
+            told("umfOpenIPCHandle", (self.open)(self.handler, handle, &raw mut pointer))?;
+            told("umfCloseIPCHandle", (self.close)(pointer))
+        }
+    }
+}
+
+/// # Safety
+/// `F` is the type of the function of this name.
+unsafe fn function<F: Copy>(library: &Library, name: &str) -> Result<F, String> {
+    // SAFETY: the caller's contract.
+    let symbol = unsafe { library.get::<F>(name.as_bytes()) };
+    symbol.map(|symbol| *symbol).map_err(|error| error.to_string())
+}
+
+fn check(what: &str, status: Status) -> Result<(), String> {
+    if status == 0 { Ok(()) } else { Err(format!("{what}: error {status}")) }
+}
+
+fn told(what: &str, status: Status) -> Result<(), Failure> {
+    check(what, status).map_err(|error| Failure::Told(format!("{NAME}: {error}")))
+}

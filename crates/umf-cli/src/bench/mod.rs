@@ -1,0 +1,88 @@
+//! `umf bench`: what umf costs, beside what others cost, measured in the same run.
+
+mod c_umf;
+mod ipc;
+mod marker;
+mod measure;
+mod pool;
+mod pool_peers;
+mod producer;
+mod row;
+mod workload;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use crate::failure::Failure;
+use c_umf::CUmf;
+use row::Rows;
+
+/// Measures umf and its peers in one run, and shows NAME, OURS, PEER and RATIO (ours to the peer's).
+///
+/// Values are medians of many short batches, per operation and thread. The rows `marker.*` say how fast this machine is
+/// just now: compare runs only if they agree.
+#[derive(Args)]
+pub(crate) struct BenchCommand {
+    /// What to measure
+    #[arg(required_unless_present = "producer")]
+    area: Option<Area>,
+
+    /// Print one JSON object per line
+    #[arg(long)]
+    json: bool,
+
+    /// The C library to measure beside: its libumf.so.1
+    #[arg(long, value_name = "PATH")]
+    peer_umf: Option<PathBuf>,
+
+    /// Measure for a short time only: for trying out, not for comparing
+    #[arg(long)]
+    quick: bool,
+
+    /// Serve as the other process; the value is who started it.
+    #[arg(long, hide = true)]
+    producer: Option<u32>,
+}
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Area {
+    /// Handles: getting, opening, closing
+    Ipc,
+    /// Allocation
+    Pool,
+}
+
+/// What every measurement needs.
+struct Bench {
+    /// How long each row is measured.
+    time: Duration,
+    rows: Rows,
+    peer: Option<CUmf>,
+    peer_path: Option<PathBuf>,
+}
+
+impl BenchCommand {
+    /// Measures and prints.
+    ///
+    /// # Errors
+    /// What kept something from being measured.
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        if let Some(launcher) = self.producer {
+            return producer::serve(launcher);
+        }
+        let Some(area) = self.area else { return Ok(()) };
+        let peer = self.peer_umf.as_deref().map(CUmf::open).transpose()?;
+        let time = Duration::from_millis(if self.quick { 5 } else { 300 });
+        let rows = Rows::new(self.json);
+        let mut bench = Bench { time, rows, peer, peer_path: self.peer_umf.clone() };
+        marker::measure(&mut bench)?;
+        match area {
+            Area::Ipc => ipc::measure(&mut bench)?,
+            Area::Pool => pool::measure(&mut bench)?,
+        }
+        bench.rows.finish()
+    }
+}

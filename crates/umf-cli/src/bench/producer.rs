@@ -1,0 +1,138 @@
+//! The other process: exports memory for the rows that open it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use umf::{Block, Handle, Pool};
+
+use super::c_umf::CUmf;
+use crate::failure::Failure;
+use crate::worker::{self, Launcher, Worker};
+
+/// What the producer is to export.
+#[derive(Debug, Serialize, Deserialize)]
+enum Order {
+    /// Blocks, each in a region of its own that has an fd of its own.
+    Isolated { count: usize, size: usize },
+    /// Blocks of one pool.
+    Pooled { count: usize, size: usize },
+    /// Allocations of the C library, from regions of its own each.
+    Foreign { library: PathBuf, count: usize, size: usize },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Handles(Vec<Handle>),
+    Foreign(Vec<Vec<u8>>),
+    Failed(String),
+}
+
+/// The producer, as the process that measures knows it.
+pub(super) struct Producer {
+    worker: Worker,
+}
+
+impl Producer {
+    pub(super) fn start() -> Result<Producer, Failure> {
+        let launcher = std::process::id().to_string();
+        let worker = Worker::start(&["bench", "--producer", &launcher], &[]).map_err(Failure::Told)?;
+        Ok(Producer { worker })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.worker.pid()
+    }
+
+    /// Handles of `count` blocks, each in a region and file of its own.
+    pub(super) fn isolated(&mut self, count: usize, size: usize) -> Result<Vec<Handle>, Failure> {
+        self.handles(&Order::Isolated { count, size })
+    }
+
+    /// Handles of `count` blocks of one pool.
+    pub(super) fn pooled(&mut self, count: usize, size: usize) -> Result<Vec<Handle>, Failure> {
+        self.handles(&Order::Pooled { count, size })
+    }
+
+    /// Handles of the C library.
+    pub(super) fn foreign(
+        &mut self,
+        library: PathBuf,
+        count: usize,
+        size: usize,
+    ) -> Result<Vec<Vec<u8>>, Failure> {
+        match self.ask(&Order::Foreign { library, count, size })? {
+            Answer::Foreign(handles) => Ok(handles),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn handles(&mut self, order: &Order) -> Result<Vec<Handle>, Failure> {
+        match self.ask(order)? {
+            Answer::Handles(handles) => Ok(handles),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn ask(&mut self, order: &Order) -> Result<Answer, Failure> {
+        let failed = |why: &dyn std::fmt::Display| Failure::Told(format!("the producer {why}"));
+        let order = serde_json::to_string(order).map_err(|error| failed(&error))?;
+        self.worker.say(&order);
+        worker::converse(&mut [&mut self.worker], Duration::from_secs(30), || {})
+            .map_err(|(_, silence)| failed(&silence))?;
+        self.worker.answer().map_err(|silence| failed(&silence))
+    }
+}
+
+fn unexpected(answer: &Answer) -> Failure {
+    match answer {
+        Answer::Failed(why) => Failure::Told(format!("the producer failed: {why}")),
+        _ => Failure::Told("the producer said something else than was to come".to_owned()),
+    }
+}
+
+/// Plays the producer until the launcher has no more orders.
+pub(super) fn serve(launcher: u32) -> Result<(), Failure> {
+    let Some(mut launcher) = Launcher::listen(launcher)? else { return Ok(()) };
+    let pools = Pool::isolated().and_then(|isolated| Ok((isolated, Pool::shared()?)));
+    let (isolated, pooled) = match pools {
+        Ok(pools) => pools,
+        Err(error) => {
+            launcher.order::<Order>()?;
+            return Ok(launcher.answer(&Answer::Failed(error.to_string()))?);
+        }
+    };
+    let (mut blocks, mut libraries) = (Vec::new(), Vec::new());
+    while let Some(order) = launcher.order()? {
+        let answer = match order {
+            Order::Isolated { count, size } => {
+                export(&isolated, count, size, &mut blocks).map(Answer::Handles)
+            }
+            Order::Pooled { count, size } => export(&pooled, count, size, &mut blocks).map(Answer::Handles),
+            Order::Foreign { library, count, size } => CUmf::open(&library).and_then(|library| {
+                let handles: Result<_, Failure> =
+                    (0..count).map(|_| library.handle(library.allocate(size)?)).collect();
+                libraries.push(library);
+                handles.map(Answer::Foreign)
+            }),
+        };
+        let answer: Result<Answer, Failure> = answer;
+        launcher.answer(&answer.unwrap_or_else(|failure| Answer::Failed(failure.to_string())))?;
+    }
+    Ok(())
+}
+
+fn export<'p>(
+    pool: &'p Pool,
+    count: usize,
+    size: usize,
+    blocks: &mut Vec<Block<'p>>,
+) -> Result<Vec<Handle>, Failure> {
+    let mut handles = Vec::new();
+    for _ in 0..count {
+        let block = pool.allocate(size).map_err(super::measure::told)?;
+        handles.push(block.handle().map_err(super::measure::told)?);
+        blocks.push(block);
+    }
+    Ok(handles)
+}
