@@ -166,7 +166,8 @@ impl LedgerWriter {
     /// Makes an export visible in a slot that [`LedgerWriter::take`] gave, and returns its generation.
     pub(crate) fn publish(&self, number: u32, content: &SlotContent) -> u64 {
         let slot = self.slot(number);
-        protocol::publish(&slot.generation, || {
+        let generation = self.next_generation(number);
+        protocol::publish(&slot.generation, generation, || {
             slot.device.store(content.device, Ordering::Relaxed);
             slot.inode.store(content.inode, Ordering::Relaxed);
             slot.fd.store(content.fd.cast_unsigned(), Ordering::Relaxed);
@@ -175,7 +176,8 @@ impl LedgerWriter {
             slot.region_id.store(content.region_id, Ordering::Relaxed);
             slot.region_size.store(content.region_size, Ordering::Relaxed);
             slot.offset.store(content.offset, Ordering::Relaxed);
-        })
+        });
+        generation
     }
 
     /// The generation that [`LedgerWriter::publish`] will give the slot.

@@ -65,15 +65,16 @@ pub(crate) fn close<W: Word>(stamp: &W, expected: u64, sum: impl FnOnce() -> u64
     false
 }
 
-/// Makes an export visible: `write` fills its slot, then the generation becomes the next odd number, which is
-/// returned. Only one thread at a time publishes in a slot.
-pub(crate) fn publish<W: Word>(generation: &W, write: impl FnOnce()) -> u64 {
-    let next = generation.load(Ordering::Relaxed) + 1;
+/// Makes an export visible: `write` fills its slot, then the generation becomes `next`, an odd number above all that it
+/// was before. Only one thread at a time publishes in a slot.
+///
+/// (`next` is given and not read here because loom 0.7 loses interleavings where a thread reads a word before it
+/// writes it.)
+pub(crate) fn publish<W: Word>(generation: &W, next: u64, write: impl FnOnce()) {
     // Whoever sees a field of this export also sees that the one before was retired.
     W::fence(Ordering::Release);
     write();
     generation.store(next, Ordering::Release);
-    next
 }
 
 /// Ends the export with this generation. Sequentially consistent: an importer that announces its use first and looks

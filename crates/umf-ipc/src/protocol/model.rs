@@ -1,4 +1,5 @@
-//! The protocols in loom's model: every interleaving that the memory model allows, of a few threads.
+//! The protocols in loom's model: every interleaving that the memory model allows, of a few threads. Each model counts
+//! that it reached what it is about: one that never does proves nothing.
 
 use core::sync::atomic::Ordering;
 
@@ -22,19 +23,37 @@ impl Word for AtomicU64 {
     }
 }
 
+/// Whether a state was reached in any interleaving.
+#[derive(Clone, Default)]
+struct Reached(std::sync::Arc<core::sync::atomic::AtomicBool>);
+
+impl Reached {
+    fn reach(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn check(&self) {
+        assert!(self.0.load(Ordering::Relaxed), "the model never got there");
+    }
+}
+
 /// Two threads pin and unpin, a third closes: nobody holds what was closed.
 #[test]
 fn loom_what_is_pinned_is_not_closed() {
-    loom::model(|| {
+    let (pinned, closed) = (Reached::default(), Reached::default());
+    let (pinned_in_model, closed_in_model) = (pinned.clone(), closed.clone());
+    loom::model(move || {
         let stamp = Arc::new(AtomicU64::new(7));
         let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
         let gone = Arc::new(AtomicBool::new(false));
         let users: Vec<_> = (0..2)
             .map(|me| {
                 let (stamp, counts, gone) = (Arc::clone(&stamp), Arc::clone(&counts), Arc::clone(&gone));
+                let pinned = pinned_in_model.clone();
                 thread::spawn(move || {
                     if pin(&counts[me], &*stamp, 7) {
                         assert!(!gone.load(Ordering::Relaxed), "in use and gone");
+                        pinned.reach();
                         unpin(&counts[me]);
                     }
                 })
@@ -43,53 +62,67 @@ fn loom_what_is_pinned_is_not_closed() {
         let sum = || counts.iter().fold(0, |sum: u64, count| sum.wrapping_add(count.load(Ordering::Acquire)));
         if close(&*stamp, 7, sum) {
             gone.store(true, Ordering::Relaxed);
+            closed_in_model.reach();
         }
         for user in users {
             user.join().unwrap();
         }
         assert_eq!(counts.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>(), 0);
     });
+    pinned.check();
+    closed.check();
 }
 
 /// A pin that another thread takes back: the count of each is wrong, their sum is right, and the entry is not
 /// closed before.
 #[test]
 fn loom_a_pin_taken_back_elsewhere_counts() {
-    loom::model(|| {
+    let (closed, refused) = (Reached::default(), Reached::default());
+    let (closed_in_model, refused_in_model) = (closed.clone(), refused.clone());
+    loom::model(move || {
         let stamp = Arc::new(AtomicU64::new(7));
         let counts = Arc::new([AtomicU64::new(1), AtomicU64::new(0)]);
         let released = Arc::new(AtomicBool::new(false));
-        let other = {
-            let (counts, released) = (Arc::clone(&counts), Arc::clone(&released));
+        let closer = {
+            let (stamp, counts, released) = (Arc::clone(&stamp), Arc::clone(&counts), Arc::clone(&released));
+            let (closed, refused) = (closed_in_model.clone(), refused_in_model.clone());
             thread::spawn(move || {
-                released.store(true, Ordering::Relaxed);
-                unpin(&counts[1]);
+                let sum = || {
+                    counts.iter().fold(0, |sum: u64, count| sum.wrapping_add(count.load(Ordering::Acquire)))
+                };
+                if close(&*stamp, 7, sum) {
+                    assert!(released.load(Ordering::Relaxed), "closed while in use");
+                    closed.reach();
+                } else {
+                    refused.reach();
+                }
             })
         };
-        let sum = || counts.iter().fold(0, |sum: u64, count| sum.wrapping_add(count.load(Ordering::Acquire)));
-        if close(&*stamp, 7, sum) {
-            assert!(released.load(Ordering::Relaxed), "closed while in use");
-        }
-        other.join().unwrap();
+        released.store(true, Ordering::Relaxed);
+        unpin(&counts[1]);
+        closer.join().unwrap();
     });
+    closed.check();
+    refused.check();
 }
 
 /// A slot that is published, retired and published again: readers see each export whole or not at all.
 #[test]
 fn loom_an_export_is_seen_whole() {
-    loom::model(|| {
+    let seen = Reached::default();
+    let seen_in_model = seen.clone();
+    loom::model(move || {
         let slot = Arc::new([AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)]);
         let writer = {
             let slot = Arc::clone(&slot);
             thread::spawn(move || {
                 for round in [1, 3] {
-                    let generation = publish(&slot[0], || {
+                    publish(&slot[0], round, || {
                         slot[1].store(round, Ordering::Relaxed);
                         slot[2].store(round, Ordering::Relaxed);
                     });
-                    assert_eq!(generation, round);
                     if round == 1 {
-                        retire(&slot[0], generation);
+                        retire(&slot[0], round);
                     }
                 }
             })
@@ -98,17 +131,21 @@ fn loom_an_export_is_seen_whole() {
             let fields = || (slot[1].load(Ordering::Relaxed), slot[2].load(Ordering::Relaxed));
             if let Ok(found) = read(&slot[0], expected, fields) {
                 assert_eq!(found, (expected, expected));
+                seen_in_model.reach();
             }
         }
         writer.join().unwrap();
     });
+    seen.check();
 }
 
 /// The order that "never stale" rests on: who retires, and then gives the memory to somebody else, is noticed by who
 /// used the memory and looks at the generation afterwards.
 #[test]
 fn loom_use_after_reuse_is_noticed() {
-    loom::model(|| {
+    let (current, stale) = (Reached::default(), Reached::default());
+    let (current_in_model, stale_in_model) = (current.clone(), stale.clone());
+    loom::model(move || {
         let generation = Arc::new(AtomicU64::new(1));
         let memory = Arc::new(AtomicU64::new(10));
         let producer = {
@@ -122,6 +159,13 @@ fn loom_use_after_reuse_is_noticed() {
         };
         let seen = read(&*generation, 1, || memory.load(Ordering::Relaxed));
         assert!(seen.is_err() || seen == Ok(10), "{seen:?}");
+        if seen.is_ok() {
+            current_in_model.reach()
+        } else {
+            stale_in_model.reach()
+        }
         producer.join().unwrap();
     });
+    current.check();
+    stale.check();
 }
