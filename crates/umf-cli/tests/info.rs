@@ -164,7 +164,7 @@ fn little_address_space_is_a_finding() {
 #[test]
 fn another_user_sees_what_that_user_may() {
     if !is_root() {
-        println!("skipped: becoming another user takes root");
+        println!("umf-skip: umf info: becoming another user takes root");
         return;
     }
     let path = copy_of_umf("nobody", 0o755);
@@ -181,7 +181,7 @@ fn another_user_sees_what_that_user_may() {
 #[test]
 fn a_program_that_is_not_dumpable_is_left_with_sockets() {
     if !is_root() {
-        println!("skipped: a program that its user may run but not read takes another user, hence root");
+        println!("umf-skip: umf info: a program that its user may run but not read takes another user, hence root");
         return;
     }
     let path = copy_of_umf("undumpable", 0o711);
@@ -208,7 +208,7 @@ fn a_user_namespace_is_seen() {
         })
     };
     if let Err(error) = command.output() {
-        println!("skipped: no new user namespace here: {error}");
+        println!("umf-skip: umf info: no new user namespace here: {error}");
         return;
     }
     let report = report(command);
@@ -219,7 +219,7 @@ fn a_user_namespace_is_seen() {
 #[test]
 fn no_proc_and_no_sys_are_findings() {
     if !is_root() {
-        println!("skipped: hiding /proc takes root");
+        println!("umf-skip: umf info: hiding /proc takes root");
         return;
     }
     let mut command = umf(&["info", "--json"]);
@@ -237,7 +237,7 @@ fn no_proc_and_no_sys_are_findings() {
         })
     };
     if let Err(error) = command.output() {
-        println!("skipped: /proc cannot be hidden here: {error}");
+        println!("umf-skip: umf info: /proc cannot be hidden here: {error}");
         return;
     }
     let report = report(command);
@@ -250,7 +250,7 @@ fn no_proc_and_no_sys_are_findings() {
 #[test]
 fn no_room_for_children_is_a_finding() {
     if !is_root() {
-        println!("skipped: a user without other processes takes root to become");
+        println!("umf-skip: umf info: a user without other processes takes root to become");
         return;
     }
     let path = copy_of_umf("alone", 0o755);

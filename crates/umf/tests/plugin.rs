@@ -166,7 +166,7 @@ fn files_of_others_are_refused() {
     fs::copy(example(), &foreign).unwrap();
     set_mode_of(&foreign, 0o755);
     if let Err(error) = std::os::unix::fs::chown(&foreign, Some(12345), None) {
-        println!("passed over: only root can give files away ({error})");
+        println!("umf-skip: plugin: only root can give files away ({error})");
         return;
     }
     let error = refused(&foreign);
@@ -307,7 +307,7 @@ fn in_c() -> Option<PathBuf> {
     static BUILT: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
         let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
         if !Command::new(&compiler).arg("--version").output().is_ok_and(|said| said.status.success()) {
-            println!("passed over: there is no C compiler ({})", compiler.display());
+            println!("umf-skip: plugin: there is no C compiler ({})", compiler.display());
             return None;
         }
         let (source, built) = (folder().join("plugin.c"), folder().join("libinc.so"));

@@ -285,7 +285,7 @@ fn running_out_of_descriptors_is_an_error_that_says_so() {
 #[test]
 fn a_full_tmpfs_is_an_error_with_reserve() {
     if !machine::is_root() {
-        println!("cannot run: mounting a small /dev/shm needs root");
+        println!("umf-skip: host provider: mounting a small /dev/shm needs root");
         return;
     }
     in_child(|| {
@@ -303,7 +303,7 @@ fn a_full_tmpfs_is_an_error_with_reserve() {
             }
         };
         if mount().is_none() {
-            println!("cannot run: no mount namespaces here");
+            println!("umf-skip: host provider: no mount namespaces here");
             return;
         }
         let provider = HostProvider::builder().named("/umf-test-small").reserve(true).build().unwrap();

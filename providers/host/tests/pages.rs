@@ -104,13 +104,13 @@ impl Reserved {
     fn add(pages: usize) -> Option<Self> {
         let alone = alone();
         let Some(before) = Self::number().filter(|_| is_root()) else {
-            println!("cannot run: reserving huge pages of 2 MiB needs root and a kernel that has them");
+            println!("umf-skip: host provider: reserving huge pages of 2 MiB needs root and a kernel that has them");
             return None;
         };
         let this = Self { before, _alone: alone };
         let wanted = before + pages;
         if std::fs::write(Self::FILE, wanted.to_string()).is_err() || Self::number() != Some(wanted) {
-            println!("cannot run: {pages} huge pages could not be reserved");
+            println!("umf-skip: host provider: {pages} huge pages could not be reserved");
             return None;
         }
         Some(this)
@@ -269,7 +269,7 @@ fn memory_is_bound_as_asked() {
             let provider = match builder.numa(numa.clone()).build() {
                 Ok(provider) => provider,
                 Err(Error::Native { native: libc::EPERM, .. }) => {
-                    println!("cannot run: NUMA calls are forbidden here");
+                    println!("umf-skip: host provider: NUMA calls are forbidden here");
                     return;
                 }
                 Err(error) => panic!("{numa:?}: {error}"),

@@ -84,7 +84,7 @@ mod tests {
     fn this_machine_has_a_c_library() {
         let libc = "libc.so.6";
         if !std::path::Path::new(CACHE).exists() {
-            println!("skipped: no {CACHE} here");
+            println!("umf-skip: umf info: no {CACHE} here");
             return;
         }
         assert!(find(libc).is_some());
