@@ -1,0 +1,5 @@
+//! `umf bench pool`.
+
+fn main() -> std::process::ExitCode {
+    umf_benches::umf_bench("pool")
+}

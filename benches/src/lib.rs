@@ -1,1 +1,0 @@
-//! Benches of umf, side by side with peers

@@ -1,0 +1,30 @@
+//! `cargo bench -p umf-benches` is `umf bench` with all peers built in: one set of workloads, in `crates/umf-cli/src/bench`.
+
+use std::process::{Command, ExitCode};
+
+/// Builds the `umf` command with all peers and has it measure `area`. What stands behind `--` goes to it:
+/// `cargo bench -p umf-benches --bench ipc -- --json --peer-umf PATH`.
+///
+/// Run by `cargo test --benches`, it measures for a short time and without the peers that take long to build.
+#[must_use]
+pub fn umf_bench(area: &str) -> ExitCode {
+    let mut arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    let given = arguments.len();
+    arguments.retain(|argument| argument != "--bench");
+    let for_comparing = arguments.len() < given;
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["run", "--quiet", "--release", "--package", "umf-cli"]);
+    if for_comparing {
+        cargo.args(["--features", "peers"]);
+    }
+    cargo.args(["--", "bench", area]).args(arguments);
+    if !for_comparing {
+        cargo.arg("--quick");
+    }
+    match cargo.status() {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        // Cargo or umf has said why.
+        Ok(_) => ExitCode::FAILURE,
+        Err(_) => ExitCode::from(127),
+    }
+}

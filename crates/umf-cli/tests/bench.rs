@@ -1,0 +1,101 @@
+//! `umf bench`: that it measures what it says, never how fast.
+
+// Functions that tests share are tests to us, if not to clippy.
+#![allow(clippy::unwrap_used)]
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+fn umf(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_umf"));
+    command.arg("bench").args(arguments).stdin(Stdio::null());
+    command.current_dir(std::env::temp_dir()).env("HOME", "/nonexistent");
+    command
+}
+
+/// The rows of a short run.
+fn rows(area: &str) -> Vec<Value> {
+    let output = umf(&[area, "--quick", "--json"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let rows: Vec<Value> = String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    for row in &rows {
+        let (value, min) = (row["value"].as_f64().unwrap(), row["min"].as_f64().unwrap());
+        assert!(value > 0.0 && min > 0.0, "{row}");
+        assert!(["ns", "GB/s"].contains(&row["unit"].as_str().unwrap()), "{row}");
+        assert_eq!(row.get("peer").is_some(), row.get("peer_value").is_some());
+        assert_eq!(row.get("peer").is_some(), row.get("ratio").is_some());
+    }
+    rows
+}
+
+fn has(rows: &[Value], name: &str) -> bool {
+    rows.iter().any(|row| row["name"] == name)
+}
+
+#[test]
+fn ipc_rows() {
+    let rows = rows("ipc");
+    for name in [
+        "marker.cache_line",
+        "marker.memcpy",
+        "ipc.get_put_cached",
+        "ipc.export_cold",
+        "ipc.encode_text",
+        "ipc.decode",
+        "ipc.open_close_cached.1t",
+        "ipc.open_close_cached.2t",
+        "ipc.open_close_cached.same_region.2t",
+        "ipc.open_cold",
+        "ipc.open_cold.bare",
+        "ipc.first_contact",
+    ] {
+        assert!(has(&rows, name), "{name}");
+    }
+    let cold = rows.iter().find(|row| row["name"] == "ipc.open_cold").unwrap();
+    assert_eq!(cold["peer"], "bare system calls");
+}
+
+#[test]
+fn pool_rows() {
+    let rows = rows("pool");
+    assert!(has(&rows, "pool.find_pool"));
+    for size in ["small", "large"] {
+        for order in ["pair", "lifo", "random"] {
+            for threads in ["1t", "2t"] {
+                let name = format!("pool.{size}.{order}.{threads}");
+                assert!(rows.iter().any(|row| row["name"] == *name && row["peer"] == "glibc"), "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_table_is_aligned() {
+    let output = umf(&["ipc", "--quick"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let heading = text.lines().next().unwrap();
+    assert!(heading.starts_with("name") && heading.ends_with("ratio"), "{text}");
+    assert!(text.lines().skip(1).all(|line| line.len() >= heading.len()), "{text}");
+}
+
+#[test]
+fn a_peer_that_is_none_is_refused() {
+    for path in ["/nonexistent/libumf.so.1", "/dev/null", "/proc/self/exe"] {
+        let output = umf(&["ipc", "--quick", "--peer-umf", path]).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{path}: {stderr}");
+        assert!(stderr.contains(&format!("--peer-umf {path}: ")), "{stderr}");
+    }
+}
+
+#[test]
+fn nobody_reads_what_it_says() {
+    let mut child = umf(&["ipc", "--quick", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert!(child.wait().unwrap().success());
+}

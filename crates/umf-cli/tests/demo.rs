@@ -1,0 +1,217 @@
+//! `umf demo`, run as its users run it, with ranks killed, stopped and orphaned.
+
+// Functions that tests share are tests to us, if not to clippy.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn umf(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_umf"));
+    // Settings of the machine that runs the tests do not count.
+    command
+        .args(arguments)
+        .stdin(Stdio::null())
+        .current_dir(std::env::temp_dir())
+        .env("HOME", "/nonexistent");
+    command
+}
+
+fn shared_memory() -> BTreeSet<String> {
+    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Runs a demo to its success, and looks at what it says.
+fn demo(arguments: &[&str]) -> Value {
+    let arguments = [&["demo", "--json"], arguments].concat();
+    let Output { status, stdout, stderr } = umf(&arguments).output().unwrap();
+    assert!(status.success(), "{arguments:?}: {status}: {}", String::from_utf8_lossy(&stderr));
+    let outcome: Value = serde_json::from_slice(&stdout).unwrap();
+    let (ranks, blocks) = (outcome["ranks"].as_u64().unwrap(), outcome["blocks"].as_u64().unwrap());
+    assert_eq!(outcome["handles"], ranks * blocks);
+    assert_eq!(outcome["opens"], ranks * (ranks - 1) * blocks);
+    assert_eq!(outcome["stale_refused"], ranks * (ranks - 1));
+    assert_eq!(outcome["left_behind"].as_array().unwrap().len(), 0);
+    let per_rank = outcome["per_rank"].as_array().unwrap();
+    assert_eq!(per_rank.len() as u64, ranks);
+    let processes: BTreeSet<u64> = per_rank.iter().map(|rank| rank["process"].as_u64().unwrap()).collect();
+    assert_eq!(processes.len() as u64, ranks, "ranks are processes of their own");
+    for rank in per_rank {
+        assert_eq!(rank["exported"], blocks);
+        assert_eq!(rank["opened"], (ranks - 1) * blocks);
+        assert!(rank["times"]["get_cached_ns"].as_f64().unwrap() > 0.0);
+        assert_eq!(rank["times"]["open_first_ns"].is_null(), ranks == 1);
+        assert_eq!(rank["importer"]["stale"], ranks - 1);
+        assert_eq!(rank["before"]["children"].as_array().unwrap().len(), 0);
+        let pid = rank["process"].as_u64().unwrap();
+        assert!(!std::path::Path::new(&format!("/proc/{pid}/fd")).exists(), "rank {pid} is left");
+    }
+    outcome
+}
+
+#[test]
+fn four_ranks_by_default() {
+    let outcome = demo(&[]);
+    assert_eq!((outcome["ranks"].as_u64(), outcome["blocks"].as_u64()), (Some(4), Some(64)));
+    assert_eq!(outcome["size"], 65_536);
+}
+
+#[test]
+fn every_exchange_mode() {
+    for mode in ["pidfd", "procfs", "socket", "auto"] {
+        let outcome = demo(&["--ranks", "3", "--blocks", "5", "--exchange", mode]);
+        assert_eq!(outcome["exchange"], mode);
+    }
+}
+
+#[test]
+fn odd_sizes_and_numbers() {
+    for arguments in [
+        ["--ranks", "1", "--blocks", "3", "--size", "100"],
+        ["--ranks", "5", "--blocks", "4", "--size", "1"],
+        ["--ranks", "3", "--blocks", "7", "--size", "3"],
+        ["--ranks", "2", "--blocks", "1", "--size", "5MiB"],
+        ["--ranks", "2", "--blocks", "6000", "--size", "4097"],
+    ] {
+        demo(&arguments);
+    }
+}
+
+#[test]
+fn small_limits_of_the_caches_are_obeyed() {
+    let mut command = umf(&["demo", "--ranks", "3", "--blocks", "40", "--json"]);
+    command.env("UMF_MAX_OPENED_IPC_HANDLES", "1").env("UMF_LOG", "level:debug;output:stdout");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    command.env("UMF_IPC_LIMIT", "hard");
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr.contains("limit 1 reached") && stderr.contains("rank "), "{stderr}");
+}
+
+#[test]
+fn the_table_names_every_rank() {
+    let output = umf(&["demo", "--ranks", "2", "--blocks", "2", "--size", "4KiB"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success());
+    for part in
+        ["2 unrelated processes", "4 handles of 256 bytes", "importer", "copy GB/s", "left behind: nothing"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_one_line() {
+    for (arguments, code, part) in [
+        (["--size", "0"], 1, "at least 1 byte"),
+        (["--size", "8000000TiB"], 1, "of memory are free"),
+        (["--size", "64KB"], 2, "not a unit of bytes"),
+        (["--ranks", "0"], 2, "1..=1024"),
+        (["--ranks", "99999999999"], 2, "1..=1024"),
+        (["--blocks", "0"], 2, "1..=1000000"),
+        (["--exchange", "pigeon"], 2, "pidfd"),
+    ] {
+        let output = umf(&[&["demo"], &arguments[..]].concat()).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(part), "{arguments:?}: {stderr}");
+    }
+    let output = umf(&["demo"]).env("UMF_IPC_LIMIT", "medium").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn nobody_reads_what_it_says() {
+    let mut child = umf(&["demo", "--ranks", "2", "--blocks", "1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop((child.stdout.take(), child.stderr.take()));
+    assert!(child.wait().unwrap().success());
+}
+
+fn children(pid: u32) -> Vec<i32> {
+    let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "{what} has not come about");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Starts a demo that takes seconds, and waits until its ranks are there.
+fn long_demo(arguments: &[&str]) -> (Child, Vec<i32>) {
+    let all = [&["demo", "--ranks", "4", "--blocks", "20000", "--size", "4096"], arguments].concat();
+    let child = umf(&all).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut ranks = Vec::new();
+    eventually("four ranks", || {
+        ranks = children(child.id());
+        ranks.len() == 4
+    });
+    (child, ranks)
+}
+
+fn signal(pid: i32, signal: rustix::process::Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+fn are_gone(ranks: &[i32]) {
+    for pid in ranks {
+        // A zombie has no memory any more.
+        eventually("the end of a rank", || {
+            std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default().is_empty()
+        });
+    }
+}
+
+#[test]
+fn a_killed_rank_fails_the_demo_at_any_time() {
+    let before = shared_memory();
+    for (victim, milliseconds) in [(0, 0), (1, 60), (2, 250), (3, 700)] {
+        let (child, ranks) = long_demo(&["--exchange", "socket"]);
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        signal(ranks[victim], rustix::process::Signal::KILL);
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        // It, or one that could not reach it any more.
+        assert!(stderr.contains("umf: rank "), "{stderr}");
+        assert!(stderr.contains("signal: 9") || stderr.contains("is gone"), "{stderr}");
+        are_gone(&ranks);
+    }
+    // Names that other programs have in use meanwhile go by themselves.
+    eventually("an empty /dev/shm", || shared_memory().difference(&before).all(|name| !name.contains("umf")));
+}
+
+#[test]
+fn a_stopped_rank_fails_the_demo_in_time() {
+    let (child, ranks) = long_demo(&["--timeout", "3"]);
+    signal(ranks[2], rustix::process::Signal::STOP);
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("did not answer within 3 s, while "), "{stderr}");
+    are_gone(&ranks);
+}
+
+#[test]
+fn ranks_do_not_outlive_a_killed_launcher() {
+    let (mut child, ranks) = long_demo(&[]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    are_gone(&ranks);
+}
