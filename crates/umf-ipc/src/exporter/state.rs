@@ -304,6 +304,10 @@ impl State {
 
     /// Counts a use of the handle's block as lasting until the block is freed; `false` if it was freed.
     pub(super) fn keep(&self, handle: &Handle) -> bool {
+        if !self.belongs_here() {
+            // A parent's: its locks are taken for ever here, and its blocks are not freed here.
+            return false;
+        }
         let address = Address::from_bits(handle.region_base() + handle.offset());
         let kept = self.cache.peek(&handle.region_id(), |entry| {
             let mut blocks = entry.value.blocks.lock();

@@ -4,13 +4,14 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use umf_core::fork;
 use umf_core::lock::Lock;
 
 use super::socket::client::{Answer, Client};
 use super::{Exchange, Mode, diagnosis};
 use crate::error::Refusal;
 use crate::handle::Handle;
-use crate::identity;
+use crate::identity::{self, Nonce};
 use crate::sys;
 use crate::{Error, Result};
 
@@ -39,7 +40,10 @@ pub(crate) struct Channel {
     pidfd: core::result::Result<OwnedFd, Errno>,
     same_pid_namespace: bool,
     served: bool,
+    nonce: Nonce,
     client: Lock<Client>,
+    /// The process that made it, as [`fork::generation`] counts.
+    generation: u32,
     timeout: Duration,
 }
 
@@ -81,7 +85,9 @@ impl Channel {
             pidfd,
             same_pid_namespace,
             served: handle.is_served(),
+            nonce: handle.nonce(),
             client: Lock::new(Client::new(handle.nonce(), pid)),
+            generation: fork::generation(),
             timeout,
         })
     }
@@ -90,8 +96,21 @@ impl Channel {
     pub(crate) fn has_ended(&self) -> bool {
         match &self.pidfd {
             Ok(pidfd) => sys::has_ended(pidfd.as_fd()),
-            Err(_) => self.client.lock().has_hung_up(),
+            Err(_) => !self.is_inherited() && self.client.lock().has_hung_up(),
         }
+    }
+
+    /// Whether this process is a forked child of the one that made the channel. The lock may then be held for
+    /// ever, by a thread of the parent that was waiting for an answer: forks do not wait for producers.
+    fn is_inherited(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
+    fn ask(&self, wanted: Wanted) -> core::result::Result<Answer, Errno> {
+        if self.is_inherited() {
+            return Client::new(self.nonce, self.pid).ask(wanted, self.timeout);
+        }
+        self.client.lock().ask(wanted, self.timeout)
     }
 
     /// A duplicate of an fd of the producer, and the way it took.
@@ -200,7 +219,7 @@ impl Channel {
             }));
         }
         let gone = || Failure::Final(Error::ProducerGone { pid: self.pid });
-        match self.client.lock().ask(wanted, self.timeout) {
+        match self.ask(wanted) {
             Ok(Answer::Fd(fd)) => Ok(fd),
             Ok(Answer::Stale(now)) => {
                 let (slot, generation) = match wanted {
@@ -247,6 +266,7 @@ impl Channel {
 
     /// The fds that this channel holds open.
     pub(crate) fn fds(&self) -> u64 {
-        u64::from(self.pidfd.is_ok()) + u64::from(self.client.lock().is_connected())
+        let connected = !self.is_inherited() && self.client.lock().is_connected();
+        u64::from(self.pidfd.is_ok()) + u64::from(connected)
     }
 }
