@@ -269,9 +269,8 @@ impl Drop for Actor {
         }
         if !self.reaped {
             send_signal(&self.pidfd, libc::SIGKILL);
-            if !std::thread::panicking() {
-                self.reap();
-            } else if ready(&self.pidfd, PATIENCE) {
+            // Reaping asserts that it ends, which must not be a second panic.
+            if !std::thread::panicking() || ready(&self.pidfd, PATIENCE) {
                 self.reap();
             }
         }

@@ -93,6 +93,21 @@ impl Census {
         }
     }
 
+    /// Waits until an actor has again what it had then: a peer's end is noticed by its thread when it is scheduled.
+    ///
+    /// # Panics
+    /// If that does not come within 5 s.
+    #[track_caller]
+    pub fn comes_back(&self, actor: &Actor) {
+        for _ in 0..500 {
+            if Self::of(actor) == *self {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert_eq!(Self::of(actor), *self, "actor {} has more or less than before", actor.pid());
+    }
+
     /// How many fds there are.
     #[must_use]
     pub fn fd_count(&self) -> usize {

@@ -1,6 +1,7 @@
 //! Pools, blocks, regions, handles, mappings.
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ pub(crate) struct Actor {
     exports: HashMap<String, Export<'static>>,
     pub(crate) mappings: HashMap<String, Mapping<'static>>,
     pub(crate) child: Option<(i32, UnixStream)>,
+    pub(crate) taken: Vec<OwnedFd>,
 }
 
 /// A block. It does not keep its pool, so that a pool can go with blocks in it; it frees nothing by itself.
@@ -41,6 +43,10 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
         ("address", [name]) => actor.block(name).map(|block| block.address.to_string()),
         ("handle", [name]) => actor.start(name).and_then(|address| Ok(handle(address)?.to_string())),
         ("export", [block, "->", name]) => export(actor, block, name),
+        ("keep", [name]) => match actor.exports.remove(*name) {
+            Some(export) => Ok(export.keep().to_string()),
+            None => Err(Failure::unknown(name)),
+        },
         ("unexport", [name]) => done(actor.exports.remove(*name)),
         ("evict-exports", []) => umf::exporter().map_err(Failure::from).map(|it| it.evict_idle().to_string()),
         ("region", [size, "->", name]) => region(actor, size, name),

@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -24,7 +25,11 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
             // SAFETY: the test wants this fd to be gone, whoever owns it.
             check(unsafe { libc::close(number) })
         }),
-        ("use-up-fds", []) => use_up_fds(),
+        ("take-fds", [left]) => take_fds(actor, left),
+        ("give-fds-back", []) => {
+            actor.taken.clear();
+            Ok(String::new())
+        }
         ("mount", [kind, target, options]) => mount(kind, target, options),
         ("sleep", [milliseconds]) => milliseconds.parse().map_err(Failure::from).map(|milliseconds| {
             std::thread::sleep(Duration::from_millis(milliseconds));
@@ -208,14 +213,16 @@ fn replace_fd(number: &str, path: &str) -> Answer {
     check(unsafe { libc::close(file) })
 }
 
-/// Takes every fd that is left; a raised limit makes room again.
-fn use_up_fds() -> Answer {
-    let mut taken = 0;
-    // SAFETY: duplicates an open fd.
-    while unsafe { libc::dup(2) } >= 0 {
-        taken += 1;
+/// Takes all fds but `left`; `give-fds-back` makes room again.
+fn take_fds(actor: &mut Actor, left: &str) -> Answer {
+    let left: usize = left.parse()?;
+    rlimit("nofile", "256")?;
+    while let Ok(fd) = std::io::stderr().as_fd().try_clone_to_owned() {
+        actor.taken.push(fd);
     }
-    Ok(taken.to_string())
+    let kept = actor.taken.len().saturating_sub(left);
+    actor.taken.truncate(kept);
+    Ok(kept.to_string())
 }
 
 fn mount(kind: &str, target: &str, options: &str) -> Answer {

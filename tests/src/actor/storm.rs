@@ -15,6 +15,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
         ("open-storm", [threads, rounds, handles @ ..]) => open_storm(threads, rounds, handles),
         ("export-storm", [pool, threads, rounds]) => export_storm(actor, pool, threads, rounds),
         ("fork-storm", [pool, forks, handles @ ..]) => fork_storm(actor, pool, forks, handles),
+        ("begin", [control]) => begin(actor, control),
         ("produce", [pool, control, cycles]) => produce(actor, pool, control, cycles),
         ("consume", [control, cycles]) => consume(actor, control, cycles),
         ("cycle", [handle, cycles]) => cycle(handle, cycles),
@@ -53,7 +54,8 @@ fn open_storm(threads: &str, rounds: &str, words: &[&str]) -> Answer {
         let mut held: Vec<(u64, Mapping<'static>)> = Vec::new();
         for round in 0..rounds {
             let (seed, handle) = &targets[next(&mut state) as usize % targets.len()];
-            let access = if next(&mut state) % 4 == 0 { Access::ReadOnly } else { Access::ReadWrite };
+            let access =
+                if next(&mut state).is_multiple_of(4) { Access::ReadOnly } else { Access::ReadWrite };
             held.push((*seed, importer.open_bytes(handle.as_bytes(), access)?));
             // Up to three at a time, of which one is checked and one goes.
             let (seed, mapping) = &held[next(&mut state) as usize % held.len()];
@@ -63,7 +65,7 @@ fn open_storm(threads: &str, rounds: &str, words: &[&str]) -> Answer {
             if held.len() == 3 {
                 held.swap_remove(next(&mut state) as usize % 3);
             }
-            if next(&mut state) % 64 == 0 {
+            if next(&mut state).is_multiple_of(64) {
                 importer.evict_idle();
             }
         }
@@ -90,7 +92,7 @@ fn one_export(pool: &Pool, state: &mut u64) -> Result<(), Failure> {
     let size = 1 + next(state) as usize % 5000;
     let block = pool.allocate(size)?;
     fill(&block.memory()?, seed);
-    let kept = next(state) % 2 == 0;
+    let kept = next(state).is_multiple_of(2);
     let handle = if kept { block.handle()? } else { *block.export()?.handle() };
     {
         let mapping = umf::open(&handle)?;
@@ -243,6 +245,15 @@ impl Turns<'_> {
     }
 }
 
+/// Sets the turn to that of [`produce`], before either side looks.
+fn begin(actor: &Actor, control: &str) -> Answer {
+    let control = actor.block(control)?;
+    // SAFETY: a live block of shared memory, which stays until the actor frees it.
+    let memory = unsafe { umf::VolatileSlice::new(control.address.as_ptr().unwrap(), control.size) };
+    Turns { memory }.turn().store(0, Ordering::Release);
+    Ok(String::new())
+}
+
 /// Allocates, exports and frees a block, again and again, in step with [`consume`] in another process. Answers
 /// with how many different addresses the blocks had.
 fn produce(actor: &Actor, pool: &str, control: &str, cycles: &str) -> Answer {
@@ -252,7 +263,6 @@ fn produce(actor: &Actor, pool: &str, control: &str, cycles: &str) -> Answer {
     // SAFETY: a live block of shared memory, which stays until the actor frees it.
     let memory = unsafe { umf::VolatileSlice::new(control.address.as_ptr().unwrap(), control.size) };
     let turns = Turns { memory };
-    turns.turn().store(0, Ordering::Release);
     let mut live: Option<umf::Block<'_>> = None;
     let mut addresses = std::collections::HashSet::new();
     turns.run(

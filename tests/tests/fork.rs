@@ -1,0 +1,228 @@
+//! Fork on both sides.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::time::Duration;
+
+use umf_tests::{Actor, Census, actor, spawn};
+
+const MODES: [&str; 4] = ["auto", "pidfd", "procfs", "socket"];
+
+fn in_mode(mode: &str) -> Actor {
+    spawn!().env("UMF_IPC_EXCHANGE", mode).env("UMF_IPC_OPEN_TIMEOUT_MS", "1500").start()
+}
+
+#[test]
+fn with_open_imports_both_sides_go_on() {
+    for mode in MODES {
+        let mut producer = in_mode(mode);
+        producer.ok("pool p isolated");
+        let handles: Vec<_> = (1..=3)
+            .map(|seed| {
+                producer.ok(&format!("alloc p 4096 -> p.b{seed}"));
+                producer.ok(&format!("fill p.b{seed} {seed}"));
+                producer.ok(&format!("handle p.b{seed}"))
+            })
+            .collect();
+        let mut importer = in_mode(mode);
+        let clean = Census::of(&importer);
+        importer.ok(&format!("open {} -> m1", handles[0]));
+        importer.ok(&format!("open {} -> m2", handles[1]));
+        importer.ok("close m2");
+        importer.fork();
+        // The mapping that is open, the one that is idle, and one that is new, on both sides by turns.
+        for who in ["child ", "", "child "] {
+            assert_eq!(importer.ok(&format!("{who}check m1 1")), "same");
+            assert_eq!(importer.ok(&format!("{who}is_current m1")), "true");
+            for (handle, seed) in handles.iter().zip(1..) {
+                importer.ok(&format!("{who}open {handle} -> n{seed}"));
+                assert_eq!(importer.ok(&format!("{who}check n{seed} {seed}")), "same");
+                importer.ok(&format!("{who}close n{seed}"));
+            }
+            importer.ok(&format!("{who}importer"));
+        }
+        // Both see what happens to the memory.
+        importer.ok("child fill m1 11");
+        importer.check("m1", 11);
+        producer.check("p.b1", 11);
+        producer.ok("free p p.b1");
+        for who in ["child ", ""] {
+            assert_eq!(importer.ok(&format!("{who}is_current m1")), "false");
+            importer.fails(&format!("{who}open {} -> n", handles[0]), "Stale");
+            importer.ok(&format!("{who}close m1"));
+            importer.ok(&format!("{who}evict"));
+            importer.ok(&format!("{who}open {} -> n", handles[2]));
+            assert_eq!(importer.ok(&format!("{who}check n 3")), "same");
+            importer.ok(&format!("{who}close n"));
+        }
+        assert_eq!(importer.ok("reap"), "0");
+        importer.ok("evict");
+        assert_eq!(Census::of(&importer), clean, "mode {mode}");
+    }
+}
+
+#[test]
+fn with_exports_the_child_starts_anew_and_the_parent_goes_on() {
+    for mode in MODES {
+        let mut producer = in_mode(mode);
+        producer.ok("pool p shared");
+        producer.ok("pool q private");
+        producer.ok("alloc p 4096 -> p.b");
+        producer.ok("alloc q 4096 -> q.b");
+        producer.ok("fill p.b 1");
+        producer.ok("fill q.b 2");
+        let handle = producer.handle("handle p.b");
+        let before = Census::of(&producer);
+        let child = producer.fork();
+        // The pool would hand out the same block twice: frozen. Freeing does nothing, since the block is the parent's.
+        let message = producer.fails("child alloc p 64 -> p.c", "Frozen");
+        assert!(message.contains("fork"), "{message}");
+        producer.ok("child free p p.b");
+        producer.check("p.b", 1);
+        // A private pool works on, in both, each with its own copy.
+        producer.ok("child fill q.b 22");
+        producer.check("q.b", 2);
+        producer.ok("child free q q.b");
+        producer.ok("child alloc q 100 -> q.c");
+        producer.check("q.b", 2);
+        // The child's own exports: another ledger, another nonce, its own pid.
+        producer.ok("child pool r shared");
+        producer.ok("child alloc r 4096 -> r.b");
+        producer.ok("child fill r.b 3");
+        let childs = producer.handle("child handle r.b");
+        assert_ne!(childs.nonce(), handle.nonce());
+        assert_eq!((childs.pid(), handle.pid()), (child, producer.pid()));
+        let mut importer = in_mode(mode);
+        for (handle, seed) in [(handle, 1), (childs, 3)] {
+            importer.ok(&format!("open {handle} -> m{seed}"));
+            importer.check(&format!("m{seed}"), seed);
+        }
+        // To the child, handles of the parent are imports; and the other way round.
+        producer.ok(&format!("child open {handle} -> parents"));
+        assert_eq!(producer.ok("child check parents 1"), "same");
+        producer.ok(&format!("open {childs} -> childs"));
+        producer.check("childs", 3);
+        // Both retire for themselves.
+        producer.ok("child free r r.b");
+        assert_eq!(importer.ok("is_current m3"), "false");
+        assert_eq!(importer.ok("is_current m1"), "true");
+        producer.ok("close childs");
+        assert_eq!(producer.ok("reap"), "0");
+        importer.fails(&format!("open {childs} -> n"), "Stale");
+        assert_eq!(importer.ok("is_current m1"), "true");
+        importer.finish();
+        producer.ok("evict");
+        // The parent is what it was.
+        producer.ok("alloc p 64 -> p.d");
+        producer.ok("free p p.d");
+        before.comes_back(&producer);
+        let mut importer = in_mode(mode);
+        importer.ok(&format!("open {handle} -> m"));
+        producer.ok("free p p.b");
+        assert_eq!(importer.ok("is_current m"), "false");
+    }
+}
+
+#[test]
+fn the_parents_socket_is_not_held_by_its_child() {
+    let mut producer = in_mode("socket");
+    producer.ok("pool p shared");
+    producer.ok("alloc p 4096 -> p.b");
+    producer.ok("fill p.b 1");
+    let handle = producer.handle("handle p.b");
+    let nonce = producer.ok("nonce");
+    let name = nonce.split(' ').next().unwrap();
+    let mut importer = in_mode("socket");
+    importer.ok(&format!("open {handle} -> m"));
+    let child = producer.fork();
+    producer.ok("child ping");
+    let census = Census::of_pid(child);
+    assert_eq!(census.sockets, Vec::<String>::new());
+    assert_eq!(census.fds.get("/memfd:umf-ledger (deleted)"), None, "nor the ledger: {census:?}");
+    assert_eq!(census.mappings.get("/memfd:umf-ledger (deleted)"), None);
+    // The child stays, stopped in the middle of a command, while the parent dies.
+    producer.send("child sleep 8000");
+    assert!(Census::is_bound(name));
+    producer.kill();
+    assert!(!Census::is_bound(name), "the name is gone with the parent");
+    importer.check("m", 1);
+    importer.ok("close m");
+    importer.ok("evict");
+    importer.fails(&format!("open {handle} -> n"), "ProducerGone");
+}
+
+/// A child must not wait for a thread that it does not have: one that was asking a stopped producer over its socket.
+#[test]
+fn while_another_thread_waits_for_a_producer() {
+    let mut producer = in_mode("socket");
+    producer.ok("pool p isolated");
+    let handles: Vec<_> = (1..=2)
+        .map(|seed| {
+            producer.ok(&format!("alloc p 4096 -> p.b{seed}"));
+            producer.ok(&format!("fill p.b{seed} {seed}"));
+            producer.ok(&format!("handle p.b{seed}"))
+        })
+        .collect();
+    let mut importer = in_mode("socket");
+    importer.ok(&format!("open {} -> m", handles[0]));
+    producer.signal(libc::SIGSTOP);
+    importer.ok(&format!("background-open {}", handles[1]));
+    importer.ok("sleep 300");
+    importer.fork();
+    producer.signal(libc::SIGCONT);
+    importer.ok(&format!("child open {} -> n", handles[1]));
+    assert_eq!(importer.ok("child check n 2"), "same");
+    importer.ok("child importer");
+    importer.ok("child close n");
+    importer.ok("child evict");
+    assert_eq!(importer.ok("reap"), "0");
+}
+
+/// An export that is in use at the fork is the parent's: keeping or dropping it in the child does nothing.
+#[test]
+fn with_an_export_in_use() {
+    let mut producer = actor!();
+    producer.ok("pool p shared");
+    producer.ok("alloc p 4096 -> p.b");
+    let handle = producer.ok("export p.b -> e");
+    producer.fork();
+    producer.ok("child unexport e");
+    producer.ok("child exporter");
+    producer.ok("child evict-exports");
+    assert_eq!(producer.ok("reap"), "0");
+    let mut importer = actor!();
+    importer.ok(&format!("open {handle} -> m"));
+    producer.fork();
+    producer.ok("child keep e");
+    assert_eq!(producer.ok("reap"), "0");
+    producer.ok("keep e");
+    assert_eq!(importer.ok("is_current m"), "true");
+}
+
+#[test]
+fn while_threads_export_and_open() {
+    for mode in ["auto", "socket"] {
+        let mut producer = in_mode(mode);
+        producer.ok("pool o isolated");
+        let targets: String = (1..=4)
+            .map(|seed| {
+                producer.ok(&format!("alloc o 4096 -> o.b{seed}"));
+                producer.ok(&format!("fill o.b{seed} {seed}"));
+                format!(" {seed}={}", producer.ok(&format!("handle o.b{seed}")))
+            })
+            .collect();
+        let mut forker = spawn!()
+            .env("UMF_IPC_EXCHANGE", mode)
+            .env("UMF_IPC_OPEN_TIMEOUT_MS", "5000")
+            .env("UMF_MAX_OPENED_IPC_HANDLES", "2")
+            .start();
+        forker.ok("pool p shared");
+        let rounds = forker
+            .ask_for(&format!("fork-storm p 60{targets}"), Duration::from_secs(60))
+            .unwrap_or_else(|failure| panic!("mode {mode}: {failure}"));
+        assert!(rounds.parse::<u64>().unwrap() > 0);
+        assert_eq!(Census::of(&forker).children, 0);
+        forker.finish();
+        producer.finish();
+    }
+}

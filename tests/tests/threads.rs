@@ -1,0 +1,69 @@
+//! Threads that open, close, evict, export and free the same things.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::time::Duration;
+
+use umf_tests::{Actor, Census, actor, spawn};
+
+fn targets(producer: &mut Actor, pool: &str, count: u64) -> String {
+    producer.ok(&format!("pool p {pool}"));
+    (1..=count)
+        .map(|seed| {
+            producer.ok(&format!("alloc p 4096 -> p.b{seed}"));
+            producer.ok(&format!("fill p.b{seed} {seed}"));
+            format!(" {seed}={}", producer.ok(&format!("handle p.b{seed}")))
+        })
+        .collect()
+}
+
+/// UMF ipc cache, as read: in use is replaced, eviction calls back with another entry's key.
+#[test]
+fn opening_closing_and_evicting_the_same_handles() {
+    for pool in ["isolated", "shared"] {
+        let mut producer = actor!();
+        let targets = targets(&mut producer, pool, 8);
+        for (limit, shards, mode) in
+            [("1", "1", "auto"), ("3", "1", "auto"), ("1", "16", "auto"), ("3", "16", "procfs")]
+        {
+            let mut importer = spawn!()
+                .env("UMF_MAX_OPENED_IPC_HANDLES", limit)
+                .env("UMF_IPC_IMPORTER_SHARDS", shards)
+                .env("UMF_IPC_EXCHANGE", mode)
+                .start();
+            let clean = Census::of(&importer);
+            let opened = importer
+                .ask_for(&format!("open-storm 6 3000{targets}"), Duration::from_secs(60))
+                .unwrap_or_else(|failure| panic!("limit {limit}, {shards} shards: {failure}"));
+            assert_eq!(opened, "18000");
+            assert_eq!(importer.number("importer", "in_use"), 0);
+            importer.ok("evict");
+            assert_eq!(importer.number("importer", "entries"), 0);
+            assert_eq!(Census::of(&importer), clean, "limit {limit}, {shards} shards");
+        }
+    }
+}
+
+#[test]
+fn exporting_and_freeing_the_same_pools_blocks() {
+    for (pool, limit, rounds) in [("shared", "0", 5000), ("shared", "1", 5000), ("isolated", "2", 800)] {
+        let mut process =
+            spawn!().env("UMF_MAX_CREATED_IPC_HANDLES", limit).env("UMF_MAX_OPENED_IPC_HANDLES", "2").start();
+        process.ok(&format!("pool p {pool}"));
+        process.ok("export-storm p 1 10");
+        let done = process.ask_for(&format!("export-storm p 4 {rounds}"), Duration::from_secs(60));
+        // An idle export may be evicted between get and open: stale, and nothing worse.
+        match done {
+            Ok(done) => assert_eq!(done, (4 * rounds).to_string()),
+            Err(failure) => {
+                assert_eq!((failure.variant.as_str(), limit != "0"), ("Stale", true), "{failure}");
+            }
+        }
+        assert_eq!(process.number("importer", "in_use"), 0);
+        process.ok("evict");
+        assert_eq!(process.number("exporter", "in_use"), 0);
+        process.ok("drop-pool p");
+        let census = Census::of(&process);
+        assert_eq!(census.mappings.get("/memfd:umf (deleted)"), None, "{census:?}");
+    }
+}
