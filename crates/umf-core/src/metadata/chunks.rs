@@ -68,7 +68,9 @@ impl<T: Zeroed, const FIRST: usize> Chunks<T, FIRST> {
     /// The element at `index`, or `None` where the array has not grown to.
     #[inline]
     pub fn get(&self, index: u32) -> Option<&T> {
-        let (chunk, offset) = Self::locate(index);
+        // The first chunk is what hot paths find things in: no logarithm for it.
+        let (chunk, offset) =
+            if (index as usize) < FIRST { (0, index as usize) } else { Self::locate(index) };
         let first = NonNull::new(self.chunks.get(chunk)?.load(Ordering::Acquire))?;
         // SAFETY: a published chunk `k` has FIRST << k zero-initialised elements, is never unmapped,
         // and `locate` yields an offset below that.

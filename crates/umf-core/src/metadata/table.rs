@@ -20,7 +20,7 @@ struct Numbers {
 /// (and its old content) when its number is free; its owner marks it as such.
 #[derive(Debug)]
 pub struct Table<T: Zeroed> {
-    records: Chunks<T>,
+    records: Chunks<T, 4096>,
     links: Chunks<AtomicU32>,
     numbers: Lock<Numbers>,
     limit: u32,
