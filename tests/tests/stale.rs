@@ -59,11 +59,11 @@ fn no_growth(producer: &mut Actor, importer: &mut Actor, work: impl FnOnce(&mut 
 /// #6071, #7821, #7862, #7980: false cache hits when the same address is a new allocation. compute-runtime #974:
 /// unbounded fd leak in opening and closing handles.
 ///
-/// A million times (a tenth of that without `UMF_TESTS_LONG=1`): a block is freed and its address used again, and an
+/// A million times (ten with `UMF_TESTS_LONG=1`): a block is freed and its address used again, and an
 /// importer opens old and new handles. Nothing grows by that.
 #[test]
 fn a_block_freed_and_handed_out_again_at_the_same_address() {
-    let cycles = if machine::is_long() { 1_000_000 } else { 100_000 };
+    let cycles = if machine::is_long() { 10_000_000 } else { 1_000_000 };
     for mode in ["auto", "socket"] {
         let (mut producer, mut importer, control) = pair(mode, "0");
         producer.ok("pool p shared");
@@ -93,6 +93,35 @@ fn nothing_grows_over_many_regions() {
         no_growth(&mut producer, &mut importer, |producer, importer| {
             run(producer, importer, "p", cycles);
         });
+    }
+}
+
+/// Blocks that are freed while they are being opened, at whatever step: current or stale, and never another file, a
+/// producer that is said to be gone, or foreign contents.
+#[test]
+fn a_block_freed_while_it_is_opened() {
+    for (pool, mode) in
+        [("shared", "auto"), ("isolated", "pidfd"), ("isolated", "procfs"), ("isolated", "socket")]
+    {
+        let (mut producer, importer, control) = pair(mode, "1");
+        // More processes than processors, so that each is interrupted in the middle of whatever it does.
+        let mut importers = vec![importer];
+        for _ in 0..3 {
+            let spawn = spawn!().env("UMF_IPC_EXCHANGE", mode).env("UMF_MAX_OPENED_IPC_HANDLES", "1");
+            let mut importer = spawn.start();
+            importer.ok(&format!("open {control} -> control"));
+            importers.push(importer);
+        }
+        producer.ok(&format!("pool p {pool}"));
+        producer.ok("begin c.control");
+        producer.send("race-produce p c.control 2000");
+        importers.iter_mut().for_each(|importer| importer.send("race-consume control 1900"));
+        for importer in &mut importers {
+            let raced = importer.answer(Duration::from_secs(10));
+            let raced = raced.unwrap_or_else(|failure| panic!("{pool}, {mode}: {failure}"));
+            eprintln!("{pool}, {mode}: {raced}");
+        }
+        producer.answer(Duration::from_secs(10)).unwrap();
     }
 }
 

@@ -18,6 +18,8 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
         ("begin", [control]) => begin(actor, control),
         ("produce", [pool, control, cycles]) => produce(actor, pool, control, cycles),
         ("consume", [control, cycles]) => consume(actor, control, cycles),
+        ("race-produce", [pool, control, milliseconds]) => race_produce(actor, pool, control, milliseconds),
+        ("race-consume", [control, milliseconds]) => race_consume(actor, control, milliseconds),
         ("cycle", [handle, cycles]) => cycle(handle, cycles),
         ("background-open", [handle]) => background_open(handle),
         _ => return None,
@@ -315,6 +317,67 @@ fn consume(actor: &Actor, control: &str, cycles: &str) -> Answer {
         1,
     )?;
     Ok(cycles.to_string())
+}
+
+/// Allocates, exports and frees blocks without waiting for anybody. The control block has the handle of the latest,
+/// and its number before and after, so that a reader knows whether it has all of one.
+fn race_produce(actor: &Actor, pool: &str, control: &str, milliseconds: &str) -> Answer {
+    let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
+    let control = actor.block(control)?;
+    let pool = actor.pool(pool)?;
+    // SAFETY: a live block of shared memory, which stays until the actor frees it.
+    let memory = unsafe { umf::VolatileSlice::new(control.address.as_ptr().unwrap(), control.size) };
+    let number = |offset: usize| memory.get_atomic_ref::<AtomicU64>(offset).unwrap();
+    let mut cycle = 0;
+    while Instant::now() < end {
+        cycle += 1;
+        let block = pool.allocate(192)?;
+        fill(&block.memory()?, cycle);
+        let handle = block.handle()?;
+        number(AFTER).store(0, Ordering::SeqCst);
+        number(TURN).store(cycle, Ordering::SeqCst);
+        memory.subslice(HANDLE, 256).unwrap().copy_from(handle.as_bytes());
+        number(AFTER).store(cycle, Ordering::SeqCst);
+        // Sometimes it stays long enough to be opened, sometimes not.
+        for _ in 0..cycle % 64 * 100 {
+            std::hint::spin_loop();
+        }
+    }
+    Ok(cycle.to_string())
+}
+
+const AFTER: usize = 8;
+
+/// Opens the handles of [`race_produce`], whose blocks are freed meanwhile: they are current, or stale, and nothing
+/// else. Answers with how often which.
+fn race_consume(actor: &Actor, control: &str, milliseconds: &str) -> Answer {
+    let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
+    let mapping = actor.mappings.get(control).ok_or_else(|| Failure::unknown(control))?;
+    let memory = mapping.memory()?;
+    let number = |offset: usize| memory.get_atomic_ref::<AtomicU64>(offset).unwrap().load(Ordering::SeqCst);
+    let importer = umf::importer()?;
+    let (mut current, mut stale) = (0_u64, 0_u64);
+    while Instant::now() < end {
+        let mut bytes = [0; 256];
+        let cycle = number(AFTER);
+        memory.subslice(HANDLE, 256).unwrap().copy_to(&mut bytes);
+        if cycle == 0 || number(TURN) != cycle || number(AFTER) != cycle {
+            continue;
+        }
+        match importer.open_bytes(&bytes, Access::ReadWrite) {
+            Ok(mapping) => {
+                let right = content_is_part(&mapping, cycle, 192);
+                // What was freed while it was read may hold anything.
+                if mapping.is_current() && !right {
+                    return Err(Failure::new("WrongContent", format!("cycle {cycle}")));
+                }
+                current += 1;
+            }
+            Err(umf::ipc::Error::Stale { .. }) => stale += 1,
+            Err(other) => return Err(other.into()),
+        }
+    }
+    Ok(format!("current={current} stale={stale}"))
 }
 
 /// Opens and closes the same handle.
