@@ -29,13 +29,14 @@ impl LedgerReader {
         let pid = handle.pid();
         let other = |evidence| Error::ProducerReplaced { pid, evidence };
         let system = |call| move |errno| Error::system(call, errno);
-        if sys::filesystem(fd).map_err(system("fstatfs of the ledger"))? != sys::TMPFS_MAGIC {
-            return Err(other("its ledger fd is no shared memory"));
-        }
+        // First of all, because it is the one question that no file system answers: a FUSE mount could keep us waiting.
         let needed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
         match sys::seals(fd) {
             Ok(seals) if seals.contains(needed) => {}
             _ => return Err(other("its ledger fd is not sealed as a ledger is")),
+        }
+        if sys::filesystem(fd).map_err(system("fstatfs of the ledger"))? != sys::TMPFS_MAGIC {
+            return Err(other("its ledger fd is no shared memory"));
         }
         let size = sys::size(fd).map_err(system("fstat of the ledger"))?;
         let size = usize::try_from(size).unwrap_or(0);
