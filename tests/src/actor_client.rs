@@ -211,6 +211,23 @@ impl Actor {
         assert!(send_signal(&self.pidfd, signal), "{}", std::io::Error::last_os_error());
     }
 
+    /// Stops it with SIGSTOP, and waits until all of its threads have stopped.
+    ///
+    /// # Panics
+    /// If they do not.
+    pub fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+            stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T'))
+        };
+        let end = Instant::now() + PATIENCE;
+        while !std::fs::read_dir(format!("/proc/{}/task", self.pid)).unwrap().all(is_stopped) {
+            assert!(Instant::now() < end, "actor {} does not stop", self.pid);
+            std::thread::yield_now();
+        }
+    }
+
     /// Kills it with SIGKILL and reaps it.
     ///
     /// # Panics

@@ -165,7 +165,7 @@ fn while_another_thread_waits_for_a_producer() {
         .collect();
     let mut importer = in_mode("socket");
     importer.ok(&format!("open {} -> m", handles[0]));
-    producer.signal(libc::SIGSTOP);
+    producer.stop();
     importer.ok(&format!("background-open {}", handles[1]));
     importer.ok("sleep 300");
     importer.fork();

@@ -298,7 +298,7 @@ mod forged {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig { cases: 8000, failure_persistence: None, ..ProptestConfig::default() })]
 
         /// Never a panic, a fault or a hang, and never more than the region.
         #[test]

@@ -216,7 +216,7 @@ fn a_stopped_producer_is_a_timeout_over_the_socket_and_no_matter_otherwise() {
         let handles = two_blocks(&mut producer);
         let mut importer = in_mode(mode);
         let clean = Census::of(&importer);
-        producer.signal(libc::SIGSTOP);
+        producer.stop();
         let begun = Instant::now();
         if mode == "socket" {
             let message = importer.fails(&format!("open {} -> m", handles[0]), "TimedOut");
@@ -240,7 +240,7 @@ fn a_stopped_producer_is_a_timeout_over_the_socket_and_no_matter_otherwise() {
         producer.ok("alloc p 4096 -> p.b3");
         producer.ok("fill p.b3 3");
         let third = producer.handle("handle p.b3");
-        producer.signal(libc::SIGSTOP);
+        producer.stop();
         if mode == "socket" {
             importer.fails(&format!("open {third} -> n"), "TimedOut");
             // What is open already does not need the producer.

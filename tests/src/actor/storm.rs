@@ -94,14 +94,23 @@ fn one_export(pool: &Pool, state: &mut u64) -> Result<(), Failure> {
     let size = 1 + next(state) as usize % 5000;
     let block = pool.allocate(size)?;
     fill(&block.memory()?, seed);
+    // In use until the block is freed, or until the other side has it open: evicted under neither.
     let kept = next(state).is_multiple_of(2);
-    let handle = if kept { block.handle()? } else { *block.export()?.handle() };
+    let export = block.export()?;
+    let handle = *export.handle();
+    let export = if kept {
+        block.handle()?;
+        None
+    } else {
+        Some(export)
+    };
     {
         let mapping = umf::open(&handle)?;
         if !mapping.is_current() || !content_is_part(&mapping, seed, size) {
             return Err(Failure::new("WrongContent", format!("seed {seed}")));
         }
     }
+    drop(export);
     drop(block);
     match umf::open(&handle) {
         Err(umf::Error::Ipc(umf::ipc::Error::Stale { .. })) => Ok(()),
