@@ -134,6 +134,10 @@ impl Channel {
                 }
             }
         }
+        if self.has_ended() {
+            // What is left of an ended process refuses everybody: its death is the reason.
+            return Err(Error::ProducerGone { pid: self.pid });
+        }
         Err(Error::NotPermitted { pid: self.pid, refusals })
     }
 
