@@ -74,6 +74,30 @@ fn a_producer_that_exits_or_is_killed_is_gone() {
     }
 }
 
+/// Without rights over other processes, what is left of an ended one refuses everything: that is not the reason.
+#[test]
+fn an_ended_producer_of_an_ordinary_user_is_gone() {
+    for mode in MODES {
+        let start = || {
+            let mut actor = in_mode(mode);
+            if machine::is_root() {
+                actor.ok("setuid 65534");
+                actor.ok("dumpable 1");
+            }
+            actor
+        };
+        let mut producer = start();
+        let handles = two_blocks(&mut producer);
+        let mut importer = start();
+        let mut late = start();
+        let clean = Census::of(&importer);
+        importer.ok(&format!("open {} -> m", handles[0]));
+        producer.kill_unreaped();
+        late.fails(&format!("open {} -> m", handles[0]), "ProducerGone");
+        gone(&mut importer, &handles, &clean);
+    }
+}
+
 #[test]
 fn a_producer_that_calls_exec_is_gone_and_its_children_inherit_nothing() {
     for mode in MODES {
