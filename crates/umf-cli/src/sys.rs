@@ -4,6 +4,7 @@
 
 pub(crate) mod bare_open;
 pub(crate) mod pipes;
+pub(crate) mod processors;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};

@@ -19,6 +19,14 @@ type Opaque = *mut c_void;
 const VISIBILITY_SHARED: c_uint = 2;
 const LARGEST_POOLED: usize = 8 << 20;
 
+/// A call that the library refused.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("{NAME}: {call} failed with status {status}")]
+pub(super) struct Refused {
+    call: &'static str,
+    status: Status,
+}
+
 /// The library with a pool over shared memory.
 pub(super) struct CUmf {
     pool: Opaque,
@@ -114,30 +122,30 @@ impl CUmf {
     }
 
     /// A block of its pool.
-    pub(super) fn allocate(&self, size: usize) -> Result<*mut c_void, Failure> {
+    pub(super) fn allocate(&self, size: usize) -> Result<*mut c_void, Refused> {
         // SAFETY: the pool is live.
         let pointer = unsafe { (self.malloc)(self.pool, size) };
-        if pointer.is_null() { Err(Failure::Told(format!("{NAME}: out of memory"))) } else { Ok(pointer) }
+        if pointer.is_null() { Err(Refused { call: "umfPoolMalloc", status: 0 }) } else { Ok(pointer) }
     }
 
     /// Frees a block.
     ///
     /// # Safety
     /// The block came from [`CUmf::allocate`] and is not used any more.
-    pub(super) unsafe fn free(&self, pointer: *mut c_void) -> Result<(), Failure> {
+    pub(super) unsafe fn free(&self, pointer: *mut c_void) -> Result<(), Refused> {
         // SAFETY: the caller's contract.
-        told("free", unsafe { (self.free)(pointer) })
+        told("umfFree", unsafe { (self.free)(pointer) })
     }
 
     /// Looks up the pool of an address, whatever it is.
-    pub(super) fn find_pool(&self, pointer: *const c_void) -> Result<(), Failure> {
+    pub(super) fn find_pool(&self, pointer: *const c_void) -> Result<(), Refused> {
         let mut pool = ptr::null_mut();
         // SAFETY: the library looks the address up and does not use it; `pool` is a live local.
         told("umfPoolByPtr", unsafe { (self.pool_by_pointer)(pointer, &raw mut pool) })
     }
 
     /// Exports a block and gives the export back.
-    pub(super) fn get_and_put(&self, pointer: *mut c_void) -> Result<(), Failure> {
+    pub(super) fn get_and_put(&self, pointer: *mut c_void) -> Result<(), Refused> {
         let (mut handle, mut size) = (ptr::null_mut(), 0);
         // SAFETY: the library looks the address up before it uses it; the handle is given back once.
         unsafe {
@@ -147,7 +155,7 @@ impl CUmf {
     }
 
     /// The bytes of a block's handle.
-    pub(super) fn handle(&self, pointer: *mut c_void) -> Result<Vec<u8>, Failure> {
+    pub(super) fn handle(&self, pointer: *mut c_void) -> Result<Vec<u8>, Refused> {
         let (mut handle, mut size) = (ptr::null_mut(), 0);
         // SAFETY: as in `get_and_put`; the library says how many bytes the handle has. It is never given back, so the
         // export stays.
@@ -158,7 +166,7 @@ impl CUmf {
     }
 
     /// Opens another process's handle and closes it.
-    pub(super) fn open_and_close(&self, handle: &[u8]) -> Result<(), Failure> {
+    pub(super) fn open_and_close(&self, handle: &[u8]) -> Result<(), Refused> {
         let mut pointer = ptr::null_mut();
         // SAFETY: the bytes are a handle that `handle` made in another process; the library does not write to them.
         unsafe {
@@ -177,10 +185,11 @@ unsafe fn function<F: Copy>(library: &Library, name: &str) -> Result<F, String> 
     symbol.map(|symbol| *symbol).map_err(|error| error.to_string())
 }
 
-fn check(what: &str, status: Status) -> Result<(), String> {
-    if status == 0 { Ok(()) } else { Err(format!("{what}: error {status}")) }
+fn check(call: &'static str, status: Status) -> Result<(), String> {
+    told(call, status).map_err(|refused| refused.to_string())
 }
 
-fn told(what: &str, status: Status) -> Result<(), Failure> {
-    check(what, status).map_err(|error| Failure::Told(format!("{NAME}: {error}")))
+#[inline]
+fn told(call: &'static str, status: Status) -> Result<(), Refused> {
+    if status == 0 { Ok(()) } else { Err(Refused { call, status }) }
 }

@@ -9,6 +9,7 @@ use umf::host::HostImport;
 use umf::{Access, Address, Block, Exporter, Handle, Importer, Pool};
 
 use super::Bench;
+use super::c_umf::Refused;
 use super::measure::{self, Measured, told};
 use super::producer::Producer;
 use crate::failure::Failure;
@@ -63,12 +64,13 @@ fn exporting(bench: &mut Bench) -> Result<(), Failure> {
     })?;
     let peer = match &bench.peer {
         Some(library) => {
-            let pointers: Vec<_> = (0..SET).map(|_| library.allocate(SIZE)).collect::<Result<_, _>>()?;
+            let pointers: Vec<_> =
+                (0..SET).map(|_| library.allocate(SIZE)).collect::<Result<_, _>>().map_err(told)?;
             let measured = measure::one(time, || {
                 for _ in 0..PASSES {
                     pointers.iter().try_for_each(|pointer| library.get_and_put(*pointer))?;
                 }
-                Ok::<u64, Failure>((PASSES * SET) as u64)
+                Ok::<u64, Refused>((PASSES * SET) as u64)
             })?;
             Some((super::c_umf::NAME, measured))
         }
@@ -146,7 +148,7 @@ fn cached_opens(bench: &mut Bench, producer: &mut Producer) -> Result<(), Failur
                         for _ in 0..PASSES {
                             foreign[number].iter().try_for_each(|handle| library.open_and_close(handle))?;
                         }
-                        Ok::<u64, Failure>((PASSES * SET) as u64)
+                        Ok::<u64, Refused>((PASSES * SET) as u64)
                     })
                 })?;
                 Some((super::c_umf::NAME, measured))

@@ -4,6 +4,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use crate::failure::Failure;
+use crate::sys::processors;
 use crate::timing;
 
 /// What one operation took.
@@ -50,13 +51,18 @@ pub(super) fn singly<E: std::fmt::Display>(
     Measured::of(values)
 }
 
-/// As [`one`], on `count` threads that begin together; `measure` is what thread `number` does, and says its values.
+/// As [`one`], on `count` threads that begin together, each on a processor of its own as far as there are; `measure` is
+/// what thread `number` does, and says its values.
 pub(super) fn threads<E: std::fmt::Display + Send>(
     count: usize,
     measure: impl Fn(usize) -> Result<Vec<f64>, E> + Sync,
 ) -> Result<Measured, Failure> {
     let barrier = Barrier::new(count);
     let run = |number| {
+        if count > 1 {
+            // Where it is refused, the marker tells how the threads ran.
+            let _ = processors::stay_on(number);
+        }
         barrier.wait();
         measure(number)
     };

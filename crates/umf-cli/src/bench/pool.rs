@@ -7,6 +7,7 @@ use umf::slab::SlabSettings;
 use umf::{Address, Block, Layout, Pool};
 
 use super::Bench;
+use super::c_umf::Refused;
 use super::measure::{self, Measured, told};
 use super::pool_peers::Host;
 use super::workload::{self, Allocator, ORDERS, Order, SIZES, Sizes};
@@ -22,17 +23,17 @@ struct Slab(Pool);
 
 impl Allocator for Slab {
     type Block = Address;
+    type Error = umf::core::Error;
 
     #[inline]
-    fn allocate(&self, size: usize) -> Result<Address, Failure> {
-        let layout = Layout::new(size, 8).map_err(told)?;
-        self.0.as_core().allocate(layout).map_err(told)
+    fn allocate(&self, size: usize) -> Result<Address, umf::core::Error> {
+        self.0.as_core().allocate(Layout::new(size, 8)?)
     }
 
     #[inline]
-    unsafe fn free(&self, block: Address, _size: usize) -> Result<(), Failure> {
+    unsafe fn free(&self, block: Address, _size: usize) -> Result<(), umf::core::Error> {
         // SAFETY: the caller's contract.
-        unsafe { self.0.as_core().free(block) }.map_err(told)
+        unsafe { self.0.as_core().free(block) }
     }
 }
 
@@ -96,14 +97,14 @@ fn find_pool(bench: &mut Bench, pool: &Pool) -> Result<(), Failure> {
     let peer = match &bench.peer {
         Some(library) => {
             let pointers: Vec<_> =
-                (0..LOOKED_UP).map(|_| library.allocate(4096)).collect::<Result<_, _>>()?;
+                (0..LOOKED_UP).map(|_| library.allocate(4096)).collect::<Result<_, _>>().map_err(told)?;
             let measured = measure::one(bench.time, || {
                 pointers.iter().try_for_each(|pointer| library.find_pool(*pointer))?;
-                Ok::<u64, Failure>(LOOKED_UP as u64)
+                Ok::<u64, Refused>(LOOKED_UP as u64)
             })?;
             for pointer in pointers {
                 // SAFETY: allocated above, and not used.
-                unsafe { library.free(pointer) }?;
+                unsafe { library.free(pointer) }.map_err(told)?;
             }
             Some((super::c_umf::NAME, measured))
         }

@@ -3,10 +3,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::c_void;
 
-use super::c_umf::CUmf;
-use super::measure::told;
+use super::c_umf::{CUmf, Refused};
 use super::workload::Allocator;
-use crate::failure::Failure;
 
 const ALIGN: usize = 8;
 
@@ -28,22 +26,23 @@ impl Host<tikv_jemallocator::Jemalloc> {
     pub(super) const JEMALLOC: Self = Host(tikv_jemallocator::Jemalloc);
 }
 
-fn layout(size: usize) -> Result<Layout, Failure> {
-    Layout::from_size_align(size, ALIGN).map_err(told)
+fn layout(size: usize) -> Result<Layout, &'static str> {
+    Layout::from_size_align(size, ALIGN).map_err(|_| "too large")
 }
 
 impl<A: GlobalAlloc + Sync> Allocator for Host<A> {
     type Block = *mut u8;
+    type Error = &'static str;
 
     #[inline]
-    fn allocate(&self, size: usize) -> Result<*mut u8, Failure> {
+    fn allocate(&self, size: usize) -> Result<*mut u8, &'static str> {
         // SAFETY: no size of a workload is 0.
         let pointer = unsafe { self.0.alloc(layout(size)?) };
-        if pointer.is_null() { Err(Failure::Told("out of memory".to_owned())) } else { Ok(pointer) }
+        if pointer.is_null() { Err("out of memory") } else { Ok(pointer) }
     }
 
     #[inline]
-    unsafe fn free(&self, block: *mut u8, size: usize) -> Result<(), Failure> {
+    unsafe fn free(&self, block: *mut u8, size: usize) -> Result<(), &'static str> {
         // SAFETY: the caller's contract.
         unsafe { self.0.dealloc(block, layout(size)?) };
         Ok(())
@@ -52,14 +51,15 @@ impl<A: GlobalAlloc + Sync> Allocator for Host<A> {
 
 impl Allocator for CUmf {
     type Block = *mut c_void;
+    type Error = Refused;
 
     #[inline]
-    fn allocate(&self, size: usize) -> Result<*mut c_void, Failure> {
+    fn allocate(&self, size: usize) -> Result<*mut c_void, Refused> {
         CUmf::allocate(self, size)
     }
 
     #[inline]
-    unsafe fn free(&self, block: *mut c_void, _size: usize) -> Result<(), Failure> {
+    unsafe fn free(&self, block: *mut c_void, _size: usize) -> Result<(), Refused> {
         // SAFETY: the caller's contract.
         unsafe { CUmf::free(self, block) }
     }

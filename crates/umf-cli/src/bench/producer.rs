@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use umf::{Block, Handle, Pool};
 
-use super::c_umf::CUmf;
+use super::c_umf::{CUmf, Refused};
 use crate::failure::Failure;
 use crate::worker::{self, Launcher, Worker};
 
@@ -110,10 +110,10 @@ pub(super) fn serve(launcher: u32) -> Result<(), Failure> {
             }
             Order::Pooled { count, size } => export(&pooled, count, size, &mut blocks).map(Answer::Handles),
             Order::Foreign { library, count, size } => CUmf::open(&library).and_then(|library| {
-                let handles: Result<_, Failure> =
+                let handles: Result<_, Refused> =
                     (0..count).map(|_| library.handle(library.allocate(size)?)).collect();
                 libraries.push(library);
-                handles.map(Answer::Foreign)
+                handles.map(Answer::Foreign).map_err(super::measure::told)
             }),
         };
         let answer: Result<Answer, Failure> = answer;

@@ -12,14 +12,17 @@ pub(super) trait Allocator: Sync {
     /// A block.
     type Block: Copy;
 
+    /// What it says when it cannot; small, so that saying nothing costs nothing.
+    type Error: std::fmt::Display + Send;
+
     /// Allocates `size` bytes.
-    fn allocate(&self, size: usize) -> Result<Self::Block, Failure>;
+    fn allocate(&self, size: usize) -> Result<Self::Block, Self::Error>;
 
     /// Frees a block.
     ///
     /// # Safety
     /// It came from `allocate(size)` of this allocator, was not freed since, and is not used any more.
-    unsafe fn free(&self, block: Self::Block, size: usize) -> Result<(), Failure>;
+    unsafe fn free(&self, block: Self::Block, size: usize) -> Result<(), Self::Error>;
 }
 
 /// A range of sizes and how many blocks of it live at a time.
@@ -108,7 +111,7 @@ pub(super) fn run<A: Allocator>(
                         let size = script[(number + turn) % SCRIPT];
                         live[place] = (black_box(allocator.allocate(black_box(size))?), size);
                     }
-                    Ok::<u64, Failure>(SCRIPT as u64)
+                    Ok::<u64, A::Error>(SCRIPT as u64)
                 });
                 for (block, size) in live {
                     // SAFETY: it lives and is not used.
