@@ -181,7 +181,9 @@ fn another_user_sees_what_that_user_may() {
 #[test]
 fn a_program_that_is_not_dumpable_is_left_with_sockets() {
     if !is_root() {
-        println!("umf-skip: umf info: a program that its user may run but not read takes another user, hence root");
+        println!(
+            "umf-skip: umf info: a program that its user may run but not read takes another user, hence root"
+        );
         return;
     }
     let path = copy_of_umf("undumpable", 0o711);
