@@ -1,5 +1,7 @@
 //! Runs every example, as a newcomer would.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 

@@ -4,6 +4,7 @@
 //! go in the child by somebody who holds no guard (see [`crate::fork`]).
 
 use core::cell::UnsafeCell;
+use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -37,7 +38,7 @@ impl<T> Lock<T> {
         if self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.lock_contended();
         }
-        LockGuard { lock: self }
+        LockGuard { lock: self, not_send: PhantomData }
     }
 
     /// Takes the lock if it is free.
@@ -45,7 +46,7 @@ impl<T> Lock<T> {
         self.state
             .compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed)
             .ok()
-            .map(|_| LockGuard { lock: self })
+            .map(|_| LockGuard { lock: self, not_send: PhantomData })
     }
 
     #[cold]
@@ -97,7 +98,12 @@ impl<T> Lock<T> {
 #[derive(Debug)]
 pub struct LockGuard<'a, T> {
     lock: &'a Lock<T>,
+    /// Neither `Send` nor `Sync` by itself: a shared guard gives `&T`.
+    not_send: PhantomData<*const ()>,
 }
+
+// SAFETY: a shared guard gives out `&T` and nothing else.
+unsafe impl<T: Sync> Sync for LockGuard<'_, T> {}
 
 impl<T> Deref for LockGuard<'_, T> {
     type Target = T;

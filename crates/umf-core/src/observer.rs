@@ -34,8 +34,12 @@ static OBSERVERS: Lock<Vec<Weak<dyn ExportObserver>>> = Lock::new(Vec::new());
 /// Adds an observer, for as long as an `Arc` to it exists.
 pub fn observe(observer: &Arc<dyn ExportObserver>) {
     let mut observers = OBSERVERS.lock();
-    observers.retain(|known| known.strong_count() > 0);
-    observers.push(Arc::downgrade(observer));
+    let observer = Arc::downgrade(observer);
+    // Into a dead one's place. Nobody moves: a walk that goes on meanwhile must not miss anyone.
+    match observers.iter_mut().find(|known| known.strong_count() == 0) {
+        Some(dead) => *dead = observer,
+        None => observers.push(observer),
+    }
 }
 
 /// Tells all observers. For pools and [`crate::tracker::Upstream`]; called for flagged memory only.

@@ -67,6 +67,9 @@ pub unsafe trait Pool: Send + Sync {
     /// Flags the live block at `address` (its start) as exported: [`crate::observer::before_free`] is told
     /// when it is freed. Flagging twice is one flag.
     ///
+    /// Exporters call this under locks that their observers take: so it must not wait for a lock that the pool
+    /// holds while it calls `before_free`.
+    ///
     /// # Errors
     /// As [`Pool::block_at`], and [`crate::Error::InteriorAddress`].
     fn mark_exported(&self, address: Address) -> Result<()>;

@@ -43,6 +43,8 @@ struct Numbers {
 }
 
 static NUMBERS: Lock<Numbers> = Lock::new(Numbers { next: 0, free: NONE });
+/// `next` of the numbers, for those who walk over all threads.
+static END: AtomicU32 = AtomicU32::new(0);
 static LINKS: Chunks<AtomicU32> = Chunks::new();
 
 const HOOKS: usize = 16;
@@ -64,7 +66,7 @@ pub fn current() -> Option<ThreadIndex> {
 
 /// How many numbers have ever been in use at one time: each index lies below.
 pub fn end() -> u32 {
-    NUMBERS.lock().next
+    END.load(Ordering::SeqCst)
 }
 
 /// Runs `hook` in each thread that had a number, when it ends, while the number is still its own.
@@ -133,6 +135,8 @@ fn allocate() -> Option<u32> {
     }
     LINKS.get_or_grow(number).ok()?;
     numbers.next += 1;
+    // Before the thread can count anything anywhere.
+    END.store(numbers.next, Ordering::SeqCst);
     Some(number)
 }
 

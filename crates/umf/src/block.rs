@@ -107,7 +107,8 @@ impl<'p> Block<'p> {
     /// # Errors
     /// [`Error::Ipc`]: memory that cannot be exported, limits.
     pub fn export(&self) -> Result<Export<'static>> {
-        Ok(exporter()?.get(self.address)?)
+        // SAFETY: as in `handle`.
+        Ok(unsafe { exporter()?.get(self.address) }?)
     }
 
     /// Exports the block until it is freed, and returns its handle: 256 plain bytes.
@@ -115,7 +116,9 @@ impl<'p> Block<'p> {
     /// # Errors
     /// As [`Block::export`].
     pub fn handle(&self) -> Result<Handle> {
-        Ok(exporter()?.handle(self.address)?)
+        // SAFETY: a block whose memory can be exported is shared, and such a block gives out volatile slices and copies, no
+        // references.
+        Ok(unsafe { exporter()?.handle(self.address) }?)
     }
 
     /// Leaves the block allocated and returns its address; the pool's `free` takes it back.

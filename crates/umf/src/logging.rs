@@ -1,7 +1,7 @@
 //! `[log]` and `UMF_LOG`: umf's events, for operators.
 
 use std::fs::OpenOptions;
-use std::io;
+use std::io::{self, Write as _};
 use std::sync::Mutex;
 
 use tracing::Level;
@@ -25,7 +25,12 @@ pub(crate) fn start(log: &Log) {
             Ok(file) => install(log, level, Mutex::new(file)),
             Err(error) => {
                 // The operator asked for a log and would otherwise wait for it.
-                eprintln!("umf: cannot write the log to {}: {error}; logging is off", path.display());
+                // With a closed stderr there is nobody to tell.
+                let _ = writeln!(
+                    io::stderr(),
+                    "umf: cannot write the log to {}: {error}; logging is off",
+                    path.display()
+                );
             }
         },
         _ => {}

@@ -1,6 +1,6 @@
 //! What a process has one of: settings, exporter, importer.
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use umf_config::{Loader, Settings, Warning};
 use umf_core::Access;
@@ -18,27 +18,42 @@ struct Process {
     importer: Importer,
 }
 
-static PROCESS: OnceLock<Result<Process>> = OnceLock::new();
+/// Set once it was made. A failure is not kept: what was lacking (fds, memory, a readable file) may be there next time.
+static PROCESS: OnceLock<Process> = OnceLock::new();
+static MAKING: Mutex<()> = Mutex::new(());
 
 /// Uses the settings that `loader` yields instead of those found in files and the environment.
 ///
 /// # Errors
 /// [`Error::AlreadyInitialised`] if umf was used before; [`Error::Settings`] and others if they cannot be used.
 pub fn init(loader: Loader) -> Result<()> {
-    let mut loader = Some(loader);
-    let process = PROCESS.get_or_init(|| match loader.take() {
-        Some(loader) => make(loader),
-        None => Err(Error::AlreadyInitialised),
-    });
-    match process {
-        _ if loader.is_some() => Err(Error::AlreadyInitialised),
-        Ok(_) => Ok(()),
-        Err(error) => Err(error.clone()),
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    if PROCESS.get().is_some() {
+        return Err(Error::AlreadyInitialised);
     }
+    publish(make(loader)?);
+    Ok(())
 }
 
 fn process() -> Result<&'static Process> {
-    PROCESS.get_or_init(|| make(Loader::new())).as_ref().map_err(Clone::clone)
+    if let Some(process) = PROCESS.get() {
+        return Ok(process);
+    }
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    match PROCESS.get() {
+        Some(process) => Ok(process),
+        None => Ok(publish(make(Loader::new())?)),
+    }
+}
+
+/// Under the lock of `MAKING`.
+fn publish(made: Process) -> &'static Process {
+    let process = PROCESS.get_or_init(|| made);
+    // What is registered from here on is added by whoever registers it; what was before, here.
+    for import in registry::imports() {
+        process.importer.add_import(import);
+    }
+    process
 }
 
 fn make(loader: Loader) -> Result<Process> {
@@ -72,9 +87,6 @@ fn make(loader: Loader) -> Result<Process> {
     }
     let importer =
         Importer::builder().settings(importer).import(std::sync::Arc::new(HostImport::new())).build()?;
-    for import in registry::imports() {
-        importer.add_import(import);
-    }
     Ok(Process {
         exporter: Exporter::new(exporter)?,
         importer,
@@ -100,7 +112,7 @@ fn exchange(setting: &umf_config::Exchange) -> umf_ipc::Exchange {
 /// The settings in force.
 ///
 /// # Errors
-/// [`Error::Settings`] if `umf.toml` or a variable is wrong. Every later call says the same.
+/// [`Error::Settings`] if `umf.toml` or a variable is wrong.
 pub fn settings() -> Result<&'static Settings> {
     Ok(&process()?.settings)
 }
@@ -131,7 +143,7 @@ pub fn importer() -> Result<&'static Importer> {
 
 /// Whether the importer was made, so that what is registered from now on has to be added to it.
 pub(crate) fn made_importer() -> Option<&'static Importer> {
-    PROCESS.get()?.as_ref().ok().map(|process| &process.importer)
+    Some(&PROCESS.get()?.importer)
 }
 
 /// Opens a handle for reading and writing. Closing is dropping.

@@ -54,9 +54,14 @@ pub fn pool_kind<P: Pool + 'static>(
     locked(&POOLS).insert(kind.to_owned(), Arc::new(make));
 }
 
-/// Lets [`crate::open`] open one more kind of memory.
+/// Lets [`crate::open`] open one more kind of memory. A second one of the same kind replaces the first.
 pub fn import(import: Arc<dyn Import>) {
-    locked(&IMPORTS).push(Arc::clone(&import));
+    let kind = import.kind();
+    {
+        let mut imports = locked(&IMPORTS);
+        imports.retain(|known| known.kind() != kind);
+        imports.push(Arc::clone(&import));
+    }
     if let Some(importer) = process::made_importer() {
         importer.add_import(import);
     }

@@ -154,11 +154,13 @@ fn free(actor: &mut Actor, pool: &str, name: &str) -> Answer {
 }
 
 pub(crate) fn handle(address: Address) -> Result<Handle, Failure> {
-    Ok(umf::exporter()?.handle(address)?)
+    // SAFETY: the actor touches its memory by copies alone.
+    Ok(unsafe { umf::exporter()?.handle(address) }?)
 }
 
 fn export(actor: &mut Actor, block: &str, name: &str) -> Answer {
-    let export = umf::exporter()?.get(actor.start(block)?)?;
+    // SAFETY: as in `handle`.
+    let export = unsafe { umf::exporter()?.get(actor.start(block)?) }?;
     let text = export.handle().to_string();
     actor.exports.insert(name.to_owned(), export);
     Ok(text)

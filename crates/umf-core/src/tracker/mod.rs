@@ -17,7 +17,6 @@ mod record;
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::lock::Lock;
-use crate::provider::RegionId;
 use crate::{Address, Error, Region, Result};
 use crowd::CROWDS;
 use page_map::{Entry, PageMap, Slot};
@@ -201,12 +200,12 @@ pub fn set_span(number: RegionNumber, base: Address, size: usize, span: u32) -> 
 ///
 /// # Errors
 /// [`Error::NotAllocated`] if the region has gone in the meantime.
-pub fn mark_exported(number: RegionNumber, id: RegionId) -> Result<()> {
+pub fn mark_exported(number: RegionNumber, region: Region) -> Result<()> {
     let _writers = WRITERS.lock();
-    if REGIONS.get(number.0).is_some_and(|record| record.mark_exported(id)) {
+    if REGIONS.get(number.0).is_some_and(|record| record.mark_exported(region.id())) {
         return Ok(());
     }
-    Err(Error::NotAllocated { address: Address::from_bits(0) })
+    Err(Error::NotAllocated { address: region.base() })
 }
 
 /// Takes the life of a region, once, so that of several frees one succeeds; says whether it had an export.

@@ -12,6 +12,16 @@ use super::limits::Counters;
 use super::{CacheStatistics, LimitPolicy, Limits, Pin, Pins};
 use crate::{Error, Result};
 
+/// What a value does when its entry leaves the cache.
+pub(crate) trait Cached {
+    /// Runs under the lock of the shard, so that nobody looks for the entry and misses it before this is done. Returns
+    /// how many pins end with the entry. Must be quick; what takes time belongs into `drop`, which runs later,
+    /// outside of the lock.
+    fn unlinked(&self) -> u64 {
+        0
+    }
+}
+
 /// One entry: a single allocation that the table and the LRU list share.
 #[derive(Debug)]
 pub(crate) struct Entry<K, V> {
@@ -58,12 +68,12 @@ pub(crate) struct Cache<K, V> {
 
 /// A pin on an entry, taken back when dropped.
 #[derive(Debug)]
-pub(crate) struct Pinned<'c, K: Hash + Eq + Clone, V> {
+pub(crate) struct Pinned<'c, K: Hash + Eq + Clone, V: Cached> {
     cache: &'c Cache<K, V>,
     entry: Arc<Entry<K, V>>,
 }
 
-impl<K: Hash + Eq + Clone, V> Pinned<'_, K, V> {
+impl<K: Hash + Eq + Clone, V: Cached> Pinned<'_, K, V> {
     pub(crate) fn entry(&self) -> &Entry<K, V> {
         &self.entry
     }
@@ -76,19 +86,19 @@ impl<K: Hash + Eq + Clone, V> Pinned<'_, K, V> {
     }
 }
 
-impl<K: Hash + Eq + Clone, V> Drop for Pinned<'_, K, V> {
+impl<K: Hash + Eq + Clone, V: Cached> Drop for Pinned<'_, K, V> {
     fn drop(&mut self) {
         self.cache.pins.unpin(self.entry.number);
     }
 }
 
 /// Room for one entry, given back when dropped unused.
-struct Room<'c, K: Hash + Eq + Clone, V> {
+struct Room<'c, K: Hash + Eq + Clone, V: Cached> {
     cache: &'c Cache<K, V>,
     bytes: u64,
 }
 
-impl<K: Hash + Eq + Clone, V> Drop for Room<'_, K, V> {
+impl<K: Hash + Eq + Clone, V: Cached> Drop for Room<'_, K, V> {
     fn drop(&mut self) {
         self.cache.shrink(self.bytes);
     }
@@ -97,10 +107,13 @@ impl<K: Hash + Eq + Clone, V> Drop for Room<'_, K, V> {
 /// How far an eviction looks in each shard before a soft limit gives way.
 const LOOK: usize = 32;
 
-impl<K: Hash + Eq + Clone, V> Cache<K, V> {
+impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
     /// An empty cache of `shards` (a power of two) shards.
     pub(crate) fn new(limits: Limits, shards: usize) -> Self {
         let shard = || Lock::new(Shard { table: HashTable::new(), order: LinkedList::new(Adapter::new()) });
+        // No more shards than entries: an eviction would only look through empty ones.
+        let most = usize::try_from(limits.entries).unwrap_or(usize::MAX).max(1).checked_next_power_of_two();
+        let shards = if limits.entries == 0 { shards } else { shards.min(most.unwrap_or(shards)) };
         Self {
             shards: (0..shards.next_power_of_two().max(1)).map(|_| shard()).collect(),
             hasher: DefaultHashBuilder::default(),
@@ -171,10 +184,12 @@ impl<K: Hash + Eq + Clone, V> Cache<K, V> {
             }
         };
         let mut making = self.making.lock();
-        // The map and this thread: nobody else waits for a turn.
-        if Arc::strong_count(&turn) <= 2 {
+        drop(turn);
+        // Only the map has it: nobody waits for a turn.
+        if making.get(key).is_some_and(|turn| Arc::strong_count(turn) == 1) {
             making.remove(key);
         }
+        drop(making);
         result
     }
 
@@ -213,6 +228,17 @@ impl<K: Hash + Eq + Clone, V> Cache<K, V> {
         self.counters.entries.fetch_add(1, Ordering::Relaxed);
         self.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
         let room = Room { cache: self, bytes };
+        if limits.bytes != 0 && bytes > limits.bytes {
+            // It will never fit, whatever goes.
+            return match limits.policy {
+                LimitPolicy::Soft => Ok(room),
+                LimitPolicy::Hard => Err(Error::LimitReached {
+                    what: limits.what,
+                    limit: limits.bytes,
+                    setting: limits.setting,
+                }),
+            };
+        }
         loop {
             let entries = self.counters.entries.load(Ordering::Relaxed);
             let held = self.counters.bytes.load(Ordering::Relaxed);
@@ -265,8 +291,30 @@ impl<K: Hash + Eq + Clone, V> Cache<K, V> {
         if let Ok(found) = shard.table.find_entry(hash, |other| other.number == entry.number) {
             found.remove();
         }
+        for _ in 0..entry.value.unlinked() {
+            self.pins.unpin(entry.number);
+        }
         self.pins.release(entry.number);
         self.shrink(entry.bytes);
+    }
+
+    /// Evicts the entry with this key if it is idle and `condition` holds for it.
+    pub(crate) fn evict_if(&self, key: &K, condition: impl FnOnce(&V) -> bool) -> bool {
+        let hash = self.hasher.hash_one(key);
+        let mut shard = self.shard(hash).lock();
+        let shard_mut = &mut *shard;
+        let Some(entry) = shard_mut.table.find(hash, |entry| entry.key == *key).cloned() else {
+            return false;
+        };
+        if !condition(&entry.value) || !self.close(&entry) {
+            return false;
+        }
+        // SAFETY: an entry in the table is in the list of the same shard, and the lock is held.
+        unsafe { shard_mut.order.cursor_mut_from_ptr(Arc::as_ptr(&entry)) }.remove();
+        self.unlink(shard_mut, &entry);
+        drop(shard);
+        Counters::count(&self.counters.evictions);
+        true
     }
 
     /// Removes an entry, in use or not. Its pins drain on their own.
@@ -352,7 +400,7 @@ impl<K: Hash + Eq + Clone, V> Cache<K, V> {
         if in_child {
             // Whoever was making something is not here, but may hold its turn: forget the turns, without
             // freeing memory in the middle of a fork.
-            core::mem::take(&mut *self.making.lock()).into_iter().for_each(core::mem::forget);
+            core::mem::forget(core::mem::take(&mut *self.making.lock()));
         }
     }
 }

@@ -160,6 +160,18 @@ impl<'m> ThreadMemo<'m> {
         }
     }
 
+    /// Adds flags to the note that has this key, if there is one.
+    pub(crate) fn flag(self, hash: u64, key: u64, flags: u64) {
+        for record in self.places(hash) {
+            // SAFETY: as in `store`.
+            if let Some(note) = unsafe { &mut *record.note.get() }
+                && note.key == key
+            {
+                note.flags |= flags;
+            }
+        }
+    }
+
     /// The thread whose table this is.
     #[inline]
     pub(crate) const fn thread(self) -> ThreadIndex {
@@ -169,5 +181,16 @@ impl<'m> ThreadMemo<'m> {
     #[inline]
     pub(crate) fn count_hit(self) {
         self.row.hits.store(self.row.hits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Memo {
+    fn drop(&mut self) {
+        // What `Chunks` does not do: rows have mappings of their own.
+        for row in (0..thread::end()).filter_map(|thread| self.rows.get(thread)) {
+            // SAFETY: nobody else has the memo any more; each row is dropped once, and its memory is not looked at
+            // again before it is unmapped.
+            unsafe { core::ptr::drop_in_place(core::ptr::from_ref(row).cast_mut()) };
+        }
     }
 }

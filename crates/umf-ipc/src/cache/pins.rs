@@ -3,6 +3,8 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
+use std::collections::VecDeque;
+
 use umf_core::lock::Lock;
 use umf_core::metadata::{Chunks, Zeroed};
 use umf_core::thread::{self, ThreadIndex};
@@ -20,6 +22,8 @@ use crate::{Error, Result, protocol};
 #[derive(Debug)]
 pub(crate) struct Pins {
     rows: Chunks<Row>,
+    /// Of threads without a number.
+    shared: Row,
     /// By number: the stamp of the entry that has it, 0 while it must not be pinned.
     stamps: Chunks<AtomicU64>,
     /// By number: used since the LRU looked last.
@@ -31,11 +35,11 @@ pub(crate) struct Pins {
 struct Numbers {
     next: u32,
     free: Vec<u32>,
-    /// Given back while still pinned.
-    pinned: Vec<u32>,
+    /// Given back while still pinned, the longest ago first.
+    pinned: VecDeque<u32>,
 }
 
-/// What one thread writes. The last row is shared by threads that have no number.
+/// What one thread writes.
 #[derive(Debug)]
 struct Row {
     counts: Chunks<AtomicU64>,
@@ -43,8 +47,6 @@ struct Row {
 
 // SAFETY: an empty `Chunks` is an array of null pointers.
 unsafe impl Zeroed for Row {}
-
-const SHARED_ROW: u32 = ThreadIndex::LIMIT;
 
 /// Where one thread counts its uses of one entry: what a hit needs, without a look-up.
 ///
@@ -102,9 +104,10 @@ impl Pins {
     pub(crate) const fn new() -> Self {
         Self {
             rows: Chunks::new(),
+            shared: Row { counts: Chunks::new() },
             stamps: Chunks::new(),
             touched: Chunks::new(),
-            numbers: Lock::new(Numbers { next: 0, free: Vec::new(), pinned: Vec::new() }),
+            numbers: Lock::new(Numbers { next: 0, free: Vec::new(), pinned: VecDeque::new() }),
         }
     }
 
@@ -113,11 +116,11 @@ impl Pins {
         let mut numbers = self.numbers.lock();
         // A few at a time: they drain as their guards are dropped.
         for _ in 0..numbers.pinned.len().min(4) {
-            let number = numbers.pinned.swap_remove(0);
+            let Some(number) = numbers.pinned.pop_front() else { break };
             if self.sum(number) == 0 {
                 numbers.free.push(number);
             } else {
-                numbers.pinned.push(number);
+                numbers.pinned.push_back(number);
             }
         }
         if let Some(number) = numbers.free.pop() {
@@ -127,10 +130,7 @@ impl Pins {
         // What unpinning may need must exist: it cannot fail.
         self.stamps.get_or_grow(number).map_err(Error::Memory)?;
         self.touched.get_or_grow(number).map_err(Error::Memory)?;
-        self.rows
-            .get_or_grow(SHARED_ROW)
-            .and_then(|row| row.counts.get_or_grow(number))
-            .map_err(Error::Memory)?;
+        self.shared.counts.get_or_grow(number).map_err(Error::Memory)?;
         numbers.next += 1;
         Ok(number)
     }
@@ -141,7 +141,7 @@ impl Pins {
         if self.sum(number) == 0 {
             numbers.free.push(number);
         } else {
-            numbers.pinned.push(number);
+            numbers.pinned.push_back(number);
         }
     }
 
@@ -192,7 +192,7 @@ impl Pins {
             let count = unsafe { cell.count.as_ref() };
             count.store(count.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Release);
             fence(Ordering::SeqCst);
-        } else if let Some(count) = self.rows.get(SHARED_ROW).and_then(|row| row.counts.get(number)) {
+        } else if let Some(count) = self.shared.counts.get(number) {
             count.fetch_add(delta, Ordering::SeqCst);
         }
     }
@@ -205,11 +205,9 @@ impl Pins {
     /// The number of pins. Exact only while nobody pins: with the stamp at 0, under the shard's lock.
     pub(crate) fn sum(&self, number: u32) -> u64 {
         fence(Ordering::SeqCst);
-        let count = |row: u32| {
-            let count = self.rows.get(row).and_then(|row| row.counts.get(number));
-            count.map_or(0, |count| count.load(Ordering::Acquire))
-        };
-        (0..thread::end()).map(count).fold(count(SHARED_ROW), u64::wrapping_add)
+        let count = |row: &Row| row.counts.get(number).map_or(0, |count| count.load(Ordering::Acquire));
+        let rows = (0..thread::end()).filter_map(|thread| self.rows.get(thread));
+        rows.map(count).fold(count(&self.shared), u64::wrapping_add)
     }
 
     /// Whether the entry was used since the last call.
@@ -231,5 +229,16 @@ impl Pins {
     pub(crate) unsafe fn unlock_after_fork(&self) {
         // SAFETY: passed on to the caller.
         unsafe { self.numbers.unlock_after_fork() };
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        // What `Chunks` does not do: rows have mappings of their own.
+        for row in (0..thread::end()).filter_map(|thread| self.rows.get(thread)) {
+            // SAFETY: nobody else has the pins any more; each row is dropped once, and its memory is not looked at
+            // again before it is unmapped.
+            unsafe { core::ptr::drop_in_place(core::ptr::from_ref(row).cast_mut()) };
+        }
     }
 }

@@ -16,6 +16,10 @@ impl Counted {
     }
 }
 
+impl Cached for Counted {}
+impl Cached for () {}
+impl Cached for u64 {}
+
 impl Drop for Counted {
     fn drop(&mut self) {
         self.1.fetch_sub(1, Ordering::Relaxed);
@@ -103,7 +107,17 @@ fn byte_limits_count_bytes() {
         assert!(cache.statistics().bytes <= 1000);
     }
     drop(cache.get_or_make(&99, 5000, || Ok(())).unwrap());
-    assert_eq!(cache.statistics().entries, 1, "a single entry above the limit is let in when it is soft");
+    assert_eq!(
+        cache.statistics().entries,
+        4,
+        "what can never fit is let in when it is soft, and drives nobody out"
+    );
+    drop(cache.get_or_make(&100, 300, || Ok(())).unwrap());
+    assert!(cache.statistics().bytes <= 1000);
+    let hard = Cache::new(limits(0, 1000, LimitPolicy::Hard), 2);
+    drop(hard.get_or_make(&1_u64, 900, || Ok(())).unwrap());
+    assert!(hard.get_or_make(&2, 5000, || Ok(())).is_err());
+    assert_eq!(hard.statistics().entries, 1);
 }
 
 #[test]
@@ -138,6 +152,7 @@ fn stamped_pins_race_with_eviction_and_never_hold_what_is_gone() {
             self.0.store(0, Ordering::SeqCst);
         }
     }
+    impl Cached for Alive {}
     let cache: Cache<u64, Alive> = Cache::new(limits(1, 0, LimitPolicy::Soft), 1);
     // What the memo would hold: number, stamp, and here whether the value lives.
     let known: Mutex<Vec<(u32, u64, Arc<AtomicUsize>)>> = Mutex::new(Vec::new());

@@ -10,7 +10,7 @@ pub use export::Export;
 pub use settings::{ExporterSettings, Ptracer};
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::Arc;
 
 use umf_core::fork::{self, ForkAware};
@@ -49,6 +49,8 @@ pub(crate) struct Inner {
     /// process; they are leaked, because nothing of them may be touched here.
     state: AtomicPtr<State>,
     making: Lock<()>,
+    /// Whether the fork that is going on has taken the state's locks.
+    prepared: AtomicBool,
 }
 
 impl Exporter {
@@ -57,8 +59,12 @@ impl Exporter {
     /// # Errors
     /// [`crate::Error::Memory`] if there are too many exporters in this process (4096).
     pub fn new(settings: ExporterSettings) -> Result<Self> {
-        let inner =
-            Arc::new(Inner { settings, state: AtomicPtr::new(core::ptr::null_mut()), making: Lock::new(()) });
+        let inner = Arc::new(Inner {
+            settings,
+            state: AtomicPtr::new(core::ptr::null_mut()),
+            making: Lock::new(()),
+            prepared: AtomicBool::new(false),
+        });
         let observer: Arc<dyn ExportObserver> = Arc::clone(&inner) as _;
         observer::observe(&observer);
         // SAFETY: the object is in an Arc that `self` holds, and is unregistered in `drop`.
@@ -72,8 +78,13 @@ impl Exporter {
     /// # Errors
     /// [`crate::Error::NotTracked`], [`crate::Error::NotExportable`], [`crate::Error::LimitReached`] over a hard limit,
     /// [`crate::Error::Memory`] if the address is not in a live block, [`crate::Error::System`].
+    ///
+    /// # Safety
+    /// Whoever opens the handle, in this process too, may write the block at any time: while it is exported and could
+    /// be opened writable, nothing in this process holds a Rust reference into it. (Blocks of the crate `umf`, which give
+    /// out no such references, export safely.)
     #[inline]
-    pub fn get(&self, address: Address) -> Result<Export<'_>> {
+    pub unsafe fn get(&self, address: Address) -> Result<Export<'_>> {
         if let Some(state) = self.inner.current()
             && let Some((bytes, pin)) = state.hit(address)
         {
@@ -86,8 +97,15 @@ impl Exporter {
     ///
     /// # Errors
     /// As [`Exporter::get`].
-    pub fn handle(&self, address: Address) -> Result<Handle> {
-        Ok(self.get(address)?.keep())
+    ///
+    /// # Safety
+    /// As [`Exporter::get`].
+    pub unsafe fn handle(&self, address: Address) -> Result<Handle> {
+        if let Some(handle) = self.inner.current().and_then(|state| state.kept(address)) {
+            return Ok(handle);
+        }
+        // SAFETY: passed on to the caller.
+        Ok(unsafe { self.get(address) }?.keep())
     }
 
     /// The nonce that handles of this exporter carry, once something was exported.
@@ -116,6 +134,11 @@ impl Exporter {
 
 impl Drop for Exporter {
     fn drop(&mut self) {
+        // While the observer can still be told of what is freed meanwhile. (No export is made any more: that takes a
+        // reference to `self`.)
+        if let Some(state) = self.inner.current() {
+            state.close();
+        }
         fork::unregister(self.inner.fork_aware());
     }
 }
@@ -168,11 +191,14 @@ impl ForkAware for Inner {
         self.making.lock_for_fork();
         if let Some(state) = self.current() {
             state.lock_for_fork();
+            self.prepared.store(true, Ordering::Relaxed);
         }
     }
 
     fn parent(&self) {
-        if let Some(state) = self.current() {
+        if self.prepared.swap(false, Ordering::Relaxed)
+            && let Some(state) = self.current()
+        {
             // SAFETY: `prepare` took the locks.
             unsafe { state.unlock_after_fork() };
         }
@@ -181,7 +207,11 @@ impl ForkAware for Inner {
     }
 
     fn child(&self) {
-        if let Some(state) = NonNull::new(self.state.load(Ordering::Acquire)) {
+        // Leaked from here on. Once only: the child may fork again before it exports anything.
+        let state = self.state.swap(core::ptr::null_mut(), Ordering::AcqRel);
+        if self.prepared.swap(false, Ordering::Relaxed)
+            && let Some(state) = NonNull::new(state)
+        {
             // SAFETY: a published state is freed only when `self` is dropped; `prepare` took its locks.
             unsafe { state.as_ref().abandon_in_child() };
         }
@@ -198,9 +228,7 @@ impl Drop for Inner {
         }
         // SAFETY: the pointer came from Arc::into_raw and is taken back once.
         let state = unsafe { Arc::from_raw(state) };
-        if state.belongs_here() {
-            state.close();
-        } else {
+        if !state.belongs_here() {
             // A parent's: its ledger is not mapped here, its thread does not run here.
             core::mem::forget(state);
         }

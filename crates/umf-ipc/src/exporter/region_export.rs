@@ -7,12 +7,13 @@ use umf_core::lock::Lock;
 use umf_core::tracker::ProviderRef;
 use umf_core::{NativeExport, ProviderKind, Region};
 
+use crate::cache::Cached;
 use crate::handle::Handle;
 use crate::ledger::LedgerWriter;
 use crate::sys::FileIdentity;
 
-/// What the exporter's cache holds. Dropping it retires whatever is still exported and gives the native export
-/// back to its provider.
+/// What the exporter's cache holds. Leaving the cache retires whatever is exported; dropping gives the native export back
+/// to its provider.
 #[derive(Debug)]
 pub(super) struct RegionExport {
     pub region: Region,
@@ -27,6 +28,7 @@ pub(super) struct RegionExport {
     pub slot: u32,
     pub generation: u64,
     pub blocks: Lock<Blocks>,
+    pub closing: Arc<Closing>,
 }
 
 /// Exports in one region, by the block's address.
@@ -42,13 +44,38 @@ pub(super) struct BlockExport {
     pub slot: u32,
     pub generation: u64,
     pub handle: Handle,
-    /// Uses that last until the block is freed.
-    pub kept: u64,
+    /// A use that lasts until the block is freed.
+    pub kept: bool,
 }
 
-impl RegionExport {
-    /// Retires all exports of the region, and returns the number of kept uses that end with them.
-    pub(super) fn retire_all(&self) -> u64 {
+/// Regions whose native export left the cache and is not yet back with its provider. Whoever frees such a region, or
+/// exports it again, waits for that.
+#[derive(Debug, Default)]
+pub(super) struct Closing(Lock<Vec<u64>>);
+
+impl Closing {
+    pub(super) fn wait_for(&self, region: u64) {
+        while self.0.lock().contains(&region) {
+            std::thread::yield_now();
+        }
+    }
+
+    pub(super) fn lock_for_fork(&self) {
+        self.0.lock_for_fork();
+    }
+
+    /// # Safety
+    /// [`Closing::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
+    pub(super) unsafe fn unlock_after_fork(&self) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.0.unlock_after_fork() };
+    }
+}
+
+impl Cached for RegionExport {
+    /// Retires everything that the region exports: from here on nothing of it opens.
+    fn unlinked(&self) -> u64 {
+        self.closing.0.lock().push(self.region.id().get());
         let blocks = {
             let mut blocks = self.blocks.lock();
             blocks.closed = true;
@@ -56,24 +83,27 @@ impl RegionExport {
         };
         let mut kept = 0;
         for block in blocks.into_values() {
-            kept += block.kept;
+            kept += u64::from(block.kept);
             self.ledger.retire(block.slot, block.generation);
             self.ledger.give_back(block.slot);
         }
+        self.ledger.retire(self.slot, self.generation);
         kept
     }
 }
 
 impl Drop for RegionExport {
     fn drop(&mut self) {
-        self.retire_all();
-        self.ledger.retire(self.slot, self.generation);
         self.ledger.give_back(self.slot);
         if let Some(native) = self.native.take()
             && let Some(ability) = self.provider.export()
             && let Err(error) = ability.unexport(&self.region, native)
         {
             tracing::warn!(region = ?self.region, %error, "the provider could not take its native export back");
+        }
+        let mut closing = self.closing.0.lock();
+        if let Some(place) = closing.iter().position(|&region| region == self.region.id().get()) {
+            closing.swap_remove(place);
         }
     }
 }

@@ -10,7 +10,7 @@ use umf_core::tracker::{self, Found};
 use umf_core::{Address, Region, fork};
 
 use super::fd_source::Source;
-use super::region_export::{BlockExport, Blocks, RegionExport};
+use super::region_export::{BlockExport, Blocks, Closing, RegionExport};
 use super::settings::ExporterSettings;
 use super::{Export, Target};
 use crate::cache::{Cache, CacheStatistics, Entry, Limits, Memo, Note, Pin};
@@ -26,6 +26,9 @@ use crate::{Error, Result};
 
 type RegionEntry = Entry<u64, RegionExport>;
 
+/// A note's flag: the block is in use until it is freed.
+const KEPT: u64 = 1;
+
 /// All that the exporter has in one process.
 #[derive(Debug)]
 pub(crate) struct State {
@@ -33,6 +36,7 @@ pub(crate) struct State {
     generation: u32,
     ledger: Arc<LedgerWriter>,
     cache: Cache<u64, RegionExport>,
+    closing: Arc<Closing>,
     memo: Memo,
     /// By ledger slot: the id of its region.
     regions: Chunks<AtomicU64>,
@@ -65,6 +69,7 @@ impl State {
             generation: fork::generation(),
             ledger,
             cache: Cache::new(limits, 8),
+            closing: Arc::default(),
             memo: Memo::new(),
             regions: Chunks::new(),
             server: Lock::new(None),
@@ -131,7 +136,7 @@ impl State {
             generation: block.generation,
             base: 0,
             length: 0,
-            flags: 0,
+            flags: if block.kept { KEPT } else { 0 },
         };
         memo.store(Self::hash(address), block.handle.as_bytes(), note);
     }
@@ -166,7 +171,7 @@ impl State {
                 })?;
             let entry = pinned.entry();
             // From here on the observer finds the entry when the region is freed.
-            if let Err(error) = tracker::mark_exported(found.number, found.region.id()) {
+            if let Err(error) = tracker::mark_exported(found.number, found.region) {
                 drop(pinned);
                 self.retire_region(&found.region);
                 return Err(error.into());
@@ -219,6 +224,8 @@ impl State {
             // No limit was set, but the process's own is near: idle exports make room.
             self.cache.evict_idle(|_| true);
         }
+        // One native export of a region at a time.
+        self.closing.wait_for(region.id().get());
         let native = ability.export(&region)?;
         let identity = match &native.fd {
             Some(fd) => {
@@ -245,6 +252,7 @@ impl State {
             slot,
             generation: self.ledger.next_generation(slot),
             blocks: Lock::new(Blocks::default()),
+            closing: Arc::clone(&self.closing),
         };
         export.generation = self.ledger.publish(slot, &content(&export));
         self.regions.get_or_grow(slot)?.store(region.id().get(), Ordering::Release);
@@ -263,7 +271,7 @@ impl State {
         }
         let generation = self.ledger.publish(slot, &content(export));
         let handle = self.encode(export, target, slot, generation);
-        Ok(BlockExport { slot, generation, handle, kept: 0 })
+        Ok(BlockExport { slot, generation, handle, kept: false })
     }
 
     fn encode(&self, export: &RegionExport, target: &Target, slot: u32, generation: u64) -> Handle {
@@ -302,7 +310,8 @@ impl State {
         .encode()
     }
 
-    /// Counts a use of the handle's block as lasting until the block is freed; `false` if it was freed.
+    /// Takes over a use of the handle's block until the block is freed: `false` if it is not wanted, because the block has
+    /// such a use already or was freed.
     pub(super) fn keep(&self, handle: &Handle) -> bool {
         if !self.belongs_here() {
             // A parent's: its locks are taken for ever here, and its blocks are not freed here.
@@ -314,9 +323,24 @@ impl State {
             let block = blocks.by_address.get_mut(&address.to_bits());
             block
                 .filter(|block| block.generation == handle.generation() && block.slot == handle.slot())
-                .map(|block| block.kept += 1)
+                .is_some_and(|block| !core::mem::replace(&mut block.kept, true))
         });
-        matches!(kept, Some(Some(())))
+        if let Some(memo) = self.memo.current() {
+            memo.flag(Self::hash(address), address.to_bits(), KEPT);
+        }
+        kept == Some(true)
+    }
+
+    /// The handle of a block that this thread found to be kept before and that was not freed since.
+    pub(super) fn kept(&self, address: Address) -> Option<Handle> {
+        let memo = self.memo.current()?;
+        let (bytes, note) = memo.by_key(Self::hash(address), address.to_bits())?;
+        // SAFETY: `word` is a generation in the ledger, which stays mapped as long as this state.
+        let current = unsafe { note.word.as_ref() }.load(Ordering::Acquire) == note.generation;
+        (current && note.flags & KEPT != 0).then(|| {
+            memo.count_hit();
+            Handle::from_known(bytes)
+        })
     }
 
     /// The block at `address` is about to be freed.
@@ -327,24 +351,18 @@ impl State {
             let Some(block) = block else { return };
             self.ledger.retire(block.slot, block.generation);
             self.ledger.give_back(block.slot);
-            for _ in 0..block.kept {
+            if block.kept {
                 self.cache.pins().unpin(entry.number());
             }
         });
     }
 
-    /// The region is about to be freed.
+    /// The region is about to be freed: when this returns, nothing of it opens, and its provider has its export back.
     pub(super) fn retire_region(&self, region: &Region) {
-        if let Some(entry) = self.cache.remove(&region.id().get()) {
-            for _ in 0..entry.value.retire_all() {
-                self.cache.pins().unpin(entry.number());
-            }
-            // Somebody may be looking at the entry right now; the provider must have its export back before this
-            // returns, so wait for them. They do not wait for anything but the locks that are free now.
-            while Arc::strong_count(&entry) > 1 {
-                std::thread::yield_now();
-            }
-        }
+        let id = region.id().get();
+        drop(self.cache.remove(&id));
+        // Another thread may have evicted it, or may be looking at it, and drop it a little later.
+        self.closing.wait_for(id);
     }
 
     /// The fd behind a current export.
@@ -376,13 +394,13 @@ impl State {
 
     /// Retires everything and stops the socket. The exporter is being dropped.
     pub(super) fn close(&self) {
-        let server = self.server.lock().take();
-        drop(server);
         let mut regions = Vec::new();
         self.cache.for_each(|entry| regions.push(entry.value.region));
         for region in regions {
             self.retire_region(&region);
         }
+        let server = self.server.lock().take();
+        drop(server);
     }
 
     pub(super) fn lock_for_fork(&self) {
@@ -392,6 +410,7 @@ impl State {
             server.lock_for_fork();
         }
         self.cache.lock_for_fork();
+        self.closing.lock_for_fork();
         self.ledger.lock_for_fork();
     }
 
@@ -400,6 +419,8 @@ impl State {
     pub(super) unsafe fn unlock_after_fork(&self) {
         // SAFETY: passed on to the caller, here and below.
         unsafe { self.ledger.unlock_after_fork() };
+        // SAFETY: as above.
+        unsafe { self.closing.unlock_after_fork() };
         // SAFETY: as above.
         unsafe { self.cache.unlock_after_fork(false) };
         // SAFETY: as above.

@@ -114,7 +114,7 @@ impl Importer {
         self.inner.imports.lock().insert(import.kind(), import);
     }
 
-    /// Closes idle mappings, and forgets producers that have ended. Returns how many mappings were closed.
+    /// Closes idle mappings, and forgets the producers that none is left of. Returns how many mappings were closed.
     pub fn evict_idle(&self) -> usize {
         self.inner.evict_idle()
     }

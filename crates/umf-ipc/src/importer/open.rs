@@ -59,7 +59,10 @@ impl Inner {
             Err(Error::Stale { .. }) => {
                 self.cache.counters().stale.fetch_add(1, Ordering::Relaxed);
                 // A mapping of a region that is gone as a whole is of no use to anybody.
-                self.cache.evict_idle(|entry| entry.value.is_gone());
+                for access in [Access::ReadOnly, Access::ReadWrite] {
+                    let key = RegionKey { nonce: handle.nonce(), region: handle.region_id(), access };
+                    self.cache.evict_if(&key, ImportedRegion::is_gone);
+                }
             }
             Err(Error::ProducerGone { .. } | Error::ProducerReplaced { .. }) => {
                 self.forget_producer(&handle);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use umf_core::{Access, Import, Imported};
 
 use super::producer::Producer;
+use crate::cache::Cached;
 use crate::identity::Nonce;
 
 /// Which region: of which producer, under which id, with which access.
@@ -33,6 +34,8 @@ impl ImportedRegion {
         now != Some(self.generation)
     }
 }
+
+impl Cached for ImportedRegion {}
 
 impl core::fmt::Debug for ImportedRegion {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {

@@ -41,6 +41,7 @@ pub(crate) struct Channel {
     same_pid_namespace: bool,
     served: bool,
     nonce: Nonce,
+    /// The connection that is kept. Held for as long as an answer takes: whoever finds it taken does not wait.
     client: Lock<Client>,
     /// The process that made it, as [`fork::generation`] counts.
     generation: u32,
@@ -96,7 +97,9 @@ impl Channel {
     pub(crate) fn has_ended(&self) -> bool {
         match &self.pidfd {
             Ok(pidfd) => sys::has_ended(pidfd.as_fd()),
-            Err(_) => !self.is_inherited() && self.client.lock().has_hung_up(),
+            Err(_) => {
+                !self.is_inherited() && self.client.try_lock().is_some_and(|client| client.has_hung_up())
+            }
         }
     }
 
@@ -107,10 +110,12 @@ impl Channel {
     }
 
     fn ask(&self, wanted: Wanted) -> core::result::Result<Answer, Errno> {
-        if self.is_inherited() {
-            return Client::new(self.nonce, self.pid).ask(wanted, self.timeout);
+        let kept = if self.is_inherited() { None } else { self.client.try_lock() };
+        match kept {
+            Some(mut client) => client.ask(wanted, self.timeout),
+            // Another thread waits for an answer there; its wait is not added to this one's.
+            None => Client::new(self.nonce, self.pid).ask(wanted, self.timeout),
         }
-        self.client.lock().ask(wanted, self.timeout)
     }
 
     /// A duplicate of an fd of the producer, and the way it took.
@@ -270,7 +275,9 @@ impl Channel {
 
     /// The fds that this channel holds open.
     pub(crate) fn fds(&self) -> u64 {
-        let connected = !self.is_inherited() && self.client.lock().is_connected();
+        // Whoever has the client has a connection, or is making it.
+        let connected =
+            !self.is_inherited() && self.client.try_lock().is_none_or(|client| client.is_connected());
         u64::from(self.pidfd.is_ok()) + u64::from(connected)
     }
 }

@@ -3,8 +3,9 @@
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
@@ -48,34 +49,32 @@ impl Client {
 
     /// Whether the producer's end is known to be closed.
     pub(crate) fn has_hung_up(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let Some(connection) = &self.connection else { return false };
         let mut fds = [PollFd::new(connection, PollFlags::empty())];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut fds, Some(&at_once)).is_ok_and(|count| count > 0)
     }
 
-    /// Asks for an fd; connects, or connects again, where needed.
+    /// Asks for an fd; connects, or connects again, where needed. All of it takes no longer than `timeout`, whatever
+    /// signals come.
     pub(crate) fn ask(&mut self, wanted: Wanted, timeout: Duration) -> Result<Answer, Errno> {
         if self.generation != fork::generation() {
             self.connection = None;
             self.generation = fork::generation();
         }
-        let kept = self.connection.is_some();
-        match self.ask_once(wanted, timeout) {
-            // The producer may have closed an idle connection: once more with a new one.
-            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) if kept => {
-                self.connection = None;
-                self.ask_once(wanted, timeout)
-            }
+        let deadline = Deadline::after(timeout);
+        match self.ask_once(wanted, deadline) {
+            // The producer closes idle connections to make room: once more with a new one. If it is ending, nobody
+            // listens any more.
+            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => self.ask_once(wanted, deadline),
             other => other,
         }
     }
 
-    fn ask_once(&mut self, wanted: Wanted, timeout: Duration) -> Result<Answer, Errno> {
+    fn ask_once(&mut self, wanted: Wanted, deadline: Deadline) -> Result<Answer, Errno> {
         let connection = match self.connection.take() {
             Some(connection) => connection,
-            None => match connect(self.nonce, timeout)? {
+            None => match connect(self.nonce, deadline)? {
                 Some(connection) => connection,
                 None => return Ok(Answer::Misbehaved("its socket belongs to another user")),
             },
@@ -84,11 +83,13 @@ impl Client {
             Wanted::Ledger(_) => Request::Ledger,
             Wanted::Data { slot, generation, .. } => Request::Data { slot, generation },
         };
-        let sent = rustix::io::retry_on_intr(|| {
-            rustix::net::send(&connection, &request.encode(self.nonce), SendFlags::NOSIGNAL)
+        let request = request.encode(self.nonce);
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let sent = deadline.wait_for(&connection, PollFlags::OUT, || {
+            rustix::net::send(&connection, &request, flags)
         })?;
         debug_assert_eq!(sent, wire::REQUEST_SIZE, "packets are sent whole");
-        let answer = receive(&connection)?;
+        let answer = receive(&connection, deadline)?;
         if !matches!(answer, Answer::Misbehaved(_)) {
             self.connection = Some(connection);
         }
@@ -97,30 +98,73 @@ impl Client {
     }
 }
 
+/// When an answer must be there.
+#[derive(Clone, Copy, Debug)]
+struct Deadline(Option<Instant>);
+
+impl Deadline {
+    /// None, where that is further off than clocks reach.
+    fn after(timeout: Duration) -> Self {
+        Self(Instant::now().checked_add(timeout))
+    }
+
+    /// The time left, or [`Errno::TIMEDOUT`].
+    fn left(self) -> Result<Option<Duration>, Errno> {
+        let Some(end) = self.0 else { return Ok(None) };
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(Errno::TIMEDOUT) } else { Ok(Some(left)) }
+    }
+
+    /// Tries an operation that does not block until it does not ask to wait any more.
+    fn wait_for<T>(
+        self,
+        connection: &OwnedFd,
+        ready: PollFlags,
+        mut operation: impl FnMut() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        loop {
+            match operation() {
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let left = self.left()?.and_then(|left| Timespec::try_from(left).ok());
+                    match poll(&mut [PollFd::new(connection, ready)], left.as_ref()) {
+                        Ok(_) | Err(Errno::INTR) => {}
+                        Err(errno) => return Err(errno),
+                    }
+                }
+                other => return other,
+            }
+        }
+    }
+}
+
 /// Connects, unless the socket belongs to another user than this one or root.
-fn connect(nonce: Nonce, timeout: Duration) -> Result<Option<OwnedFd>, Errno> {
+fn connect(nonce: Nonce, deadline: Deadline) -> Result<Option<OwnedFd>, Errno> {
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    set_socket_timeout(&socket, Timeout::Recv, Some(timeout))?;
-    set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
     let address = SocketAddrUnix::new_abstract_name(&wire::name(nonce))?;
-    rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address))?;
+    loop {
+        // For a place among those that the producer has not accepted yet, connect alone can wait (no poll tells), and
+        // a signal ends its wait.
+        set_socket_timeout(&socket, Timeout::Send, deadline.left()?)?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => break,
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
     let theirs = sys::peer_uid(socket.as_fd())?;
     Ok((theirs == sys::effective_uid() || theirs == 0).then_some(socket))
 }
 
-fn receive(connection: &OwnedFd) -> Result<Answer, Errno> {
+fn receive(connection: &OwnedFd, deadline: Deadline) -> Result<Answer, Errno> {
     let mut bytes = [0; REPLY_SIZE + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = rustix::io::retry_on_intr(|| {
-        rustix::net::recvmsg(
-            connection,
-            &mut [IoSliceMut::new(&mut bytes)],
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        )
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = deadline.wait_for(connection, PollFlags::IN, || {
+        rustix::net::recvmsg(connection, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
     })?;
     // All fds that came are owned here, so that surplus ones are closed.
     let mut fds: Vec<OwnedFd> = Vec::new();
