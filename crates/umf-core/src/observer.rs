@@ -70,3 +70,56 @@ pub(crate) unsafe fn unlock_after_fork() {
     // SAFETY: passed on to the caller.
     unsafe { OBSERVERS.unlock_after_fork() };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    struct Counting(AtomicUsize);
+
+    impl ExportObserver for Counting {
+        fn before_free(&self, _freed: Freed) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Stays in its first call until it is let go.
+    #[derive(Default)]
+    struct Waiting {
+        inside: AtomicBool,
+        go: AtomicBool,
+    }
+
+    impl ExportObserver for Waiting {
+        fn before_free(&self, _freed: Freed) {
+            self.inside.store(true, Ordering::SeqCst);
+            while !self.go.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_is_missed_while_others_come_and_go() {
+        let dead: Arc<dyn ExportObserver> = Arc::new(Counting(AtomicUsize::new(0)));
+        let waiting = Arc::new(Waiting::default());
+        let waiting_too: Arc<dyn ExportObserver> = waiting.clone();
+        let last = Arc::new(Counting(AtomicUsize::new(0)));
+        let last_too: Arc<dyn ExportObserver> = last.clone();
+        observe(&dead);
+        observe(&waiting_too);
+        observe(&last_too);
+        drop(dead);
+        std::thread::scope(|scope| {
+            scope.spawn(|| before_free(Freed::Block { address: Address::from_bits(1 << 40) }));
+            while !waiting.inside.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            let new: Arc<dyn ExportObserver> = Arc::new(Counting(AtomicUsize::new(0)));
+            observe(&new);
+            waiting.go.store(true, Ordering::SeqCst);
+        });
+        assert_eq!(last.0.load(Ordering::SeqCst), 1);
+    }
+}

@@ -104,7 +104,9 @@ impl Reserved {
     fn add(pages: usize) -> Option<Self> {
         let alone = alone();
         let Some(before) = Self::number().filter(|_| is_root()) else {
-            println!("umf-skip: host provider: reserving huge pages of 2 MiB needs root and a kernel that has them");
+            println!(
+                "umf-skip: host provider: reserving huge pages of 2 MiB needs root and a kernel that has them"
+            );
             return None;
         };
         let this = Self { before, _alone: alone };
