@@ -4,6 +4,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use umf::Handle;
 use umf_tests::{Actor, Census, spawn};
@@ -213,4 +214,59 @@ fn a_producer_without_fds_serves_the_connection_that_it_has() {
     importer.check("m3", 3);
     producer.ok("give-fds-back");
     producer.finish();
+}
+
+/// Fails as `TimedOut`, neither early nor late by more than a second.
+fn times_out(importer: &mut Actor, handle: &Handle) {
+    let begun = Instant::now();
+    importer.fails(&format!("open {handle} -> n"), "TimedOut");
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_millis(390) && took < Duration::from_millis(1400), "{took:?}");
+}
+
+/// The bound on the wait is one for all of it: signals that end system calls do not start it again, whether the
+/// importer waits for an answer or, behind others, for a place among those that the producer has not accepted yet.
+#[test]
+fn signals_do_not_lengthen_the_wait_for_a_stopped_producer() {
+    let mut producer = in_mode("socket");
+    let handles = blocks(&mut producer, 2);
+    let name = producer.ok("nonce");
+    let name = name.split(' ').next().unwrap();
+    let mut importer =
+        spawn!().env("UMF_IPC_EXCHANGE", "socket").env("UMF_IPC_OPEN_TIMEOUT_MS", "400").start();
+    importer.ok(&format!("open {} -> m", handles[0]));
+    importer.ok("timer 20");
+    producer.stop();
+    // On the connection that it has, and on a new one.
+    times_out(&mut importer, &handles[1]);
+    times_out(&mut importer, &handles[1]);
+    let crowd: Vec<OwnedFd> = std::iter::from_fn(|| connect(name, false).ok()).take(1000).collect();
+    assert!(crowd.len() < 1000, "there is a bound");
+    times_out(&mut importer, &handles[1]);
+    producer.signal(libc::SIGCONT);
+    importer.ok(&format!("open {} -> n", handles[1]));
+    importer.check("n", 2);
+    importer.finish();
+}
+
+/// Threads that ask one stopped producer wait side by side, and who only looks at counters does not wait at all.
+#[test]
+fn threads_do_not_wait_for_each_others_answers() {
+    let mut producer = in_mode("socket");
+    let handles = blocks(&mut producer, 6);
+    let mut importer =
+        spawn!().env("UMF_IPC_EXCHANGE", "socket").env("UMF_IPC_OPEN_TIMEOUT_MS", "400").start();
+    importer.ok(&format!("open {} -> m", handles[0]));
+    producer.stop();
+    let begun = Instant::now();
+    for handle in &handles[2..] {
+        importer.ok(&format!("background-open {handle}"));
+    }
+    importer.ok("sleep 100");
+    importer.ok("importer");
+    assert!(begun.elapsed() < Duration::from_millis(350), "counters took {:?}", begun.elapsed());
+    times_out(&mut importer, &handles[1]);
+    producer.signal(libc::SIGCONT);
+    importer.ok(&format!("open {} -> n", handles[1]));
+    importer.check("n", 2);
 }

@@ -25,6 +25,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
             // SAFETY: the test wants this fd to be gone, whoever owns it.
             check(unsafe { libc::close(number) })
         }),
+        ("timer", [milliseconds]) => timer(milliseconds),
         ("take-fds", [left]) => take_fds(actor, left),
         ("give-fds-back", []) => {
             actor.taken.clear();
@@ -180,6 +181,21 @@ fn set_uid(uid: &str) -> Answer {
     check(unsafe { libc::setresgid(uid, uid, uid) })?;
     // SAFETY: as above.
     check(unsafe { libc::setresuid(uid, uid, uid) })
+}
+
+/// A signal every so many milliseconds that ends system calls, as a profiler or an MPI library has.
+fn timer(milliseconds: &str) -> Answer {
+    extern "C" fn nothing(_: i32) {}
+    let tv_usec = milliseconds.parse::<i64>()? * 1000;
+    // SAFETY: zeroes are a value of this plain structure: no flags, so no SA_RESTART.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
+    // SAFETY: the structure is valid and the handler does nothing.
+    check(unsafe { libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut()) })?;
+    let interval = libc::timeval { tv_sec: 0, tv_usec };
+    let times = libc::itimerval { it_interval: interval, it_value: interval };
+    // SAFETY: the structure is valid.
+    check(unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const times, std::ptr::null_mut()) })
 }
 
 fn dumpable(flag: &str) -> Answer {

@@ -85,9 +85,8 @@ impl Client {
         };
         let request = request.encode(self.nonce);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let sent = deadline.wait_for(&connection, PollFlags::OUT, || {
-            rustix::net::send(&connection, &request, flags)
-        })?;
+        let sent = deadline
+            .wait_for(&connection, PollFlags::OUT, || rustix::net::send(&connection, &request, flags))?;
         debug_assert_eq!(sent, wire::REQUEST_SIZE, "packets are sent whole");
         let answer = receive(&connection, deadline)?;
         if !matches!(answer, Answer::Misbehaved(_)) {
