@@ -85,9 +85,14 @@ impl Client {
         };
         let request = request.encode(self.nonce);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let sent = deadline
-            .wait_for(&connection, PollFlags::OUT, || rustix::net::send(&connection, &request, flags))?;
-        debug_assert_eq!(sent, wire::REQUEST_SIZE, "packets are sent whole");
+        match deadline
+            .wait_for(&connection, PollFlags::OUT, || rustix::net::send(&connection, &request, flags))
+        {
+            Ok(sent) => debug_assert_eq!(sent, wire::REQUEST_SIZE, "packets are sent whole"),
+            // Who is not permitted is told so, and the connection closed, before anything was asked.
+            Err(Errno::PIPE) => {}
+            Err(errno) => return Err(errno),
+        }
         let answer = receive(&connection, deadline)?;
         if !matches!(answer, Answer::Misbehaved(_)) {
             self.connection = Some(connection);

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix,
     SocketFlags, SocketType,
 };
 use umf_core::fork;
@@ -121,12 +121,8 @@ struct Serving {
     source: Arc<dyn FdSource>,
     wake: Arc<OwnedFd>,
     fds: Arc<Lock<Vec<RawFd>>>,
-    connections: Vec<Connection>,
-}
-
-struct Connection {
-    fd: OwnedFd,
-    permitted: bool,
+    /// Of permitted peers, the oldest first.
+    connections: Vec<OwnedFd>,
 }
 
 impl Serving {
@@ -136,9 +132,7 @@ impl Serving {
             let (stop, new, mut ready) = {
                 let mut fds =
                     vec![PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
-                fds.extend(
-                    self.connections.iter().map(|connection| PollFd::new(&connection.fd, PollFlags::IN)),
-                );
+                fds.extend(self.connections.iter().map(|connection| PollFd::new(connection, PollFlags::IN)));
                 match poll(&mut fds, None) {
                     Ok(_) => {}
                     Err(Errno::INTR) => continue,
@@ -170,46 +164,50 @@ impl Serving {
 
     fn close(&mut self, index: usize) {
         let connection = self.connections.remove(index);
-        self.fds.lock().retain(|&fd| fd != connection.fd.as_raw_fd());
+        // A fork waits until the fd is off the list and closed: its child closes exactly what is on the list.
+        let mut fds = self.fds.lock();
+        fds.retain(|&fd| fd != connection.as_raw_fd());
+        drop(connection);
     }
 
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let fd = match rustix::net::accept_with(&self.listener, flags) {
-            Ok(fd) => fd,
+        // As in `close`; nothing waits while this is held.
+        let mut fds = self.fds.lock();
+        let accepted = rustix::net::accept_with(&self.listener, flags);
+        match accepted {
+            Ok(connection) if !is_permitted(connection.as_fd()) => refuse(connection),
+            Ok(connection) => {
+                fds.push(connection.as_raw_fd());
+                drop(fds);
+                if self.connections.len() == CONNECTIONS {
+                    self.close(0);
+                }
+                self.connections.push(connection);
+            }
             Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                drop(fds);
                 // The pending connection stays pending. Make room, or wait until there is some.
                 if self.connections.is_empty() {
                     std::thread::sleep(std::time::Duration::from_millis(10));
                 } else {
                     self.close(0);
                 }
-                return;
             }
-            Err(_) => return,
-        };
-        if self.connections.len() == CONNECTIONS {
-            self.close(0);
+            Err(_) => {}
         }
-        let permitted = sys::peer_uid(fd.as_fd()).is_ok_and(|uid| uid == sys::effective_uid() || uid == 0);
-        self.fds.lock().push(fd.as_raw_fd());
-        self.connections.push(Connection { fd, permitted });
     }
 
     /// Answers one request; `false` if the connection is to be closed.
     fn answer(&self, index: usize) -> bool {
         let Some(connection) = self.connections.get(index) else { return false };
         let mut bytes = [0; wire::REQUEST_SIZE + 1];
-        let received = match rustix::net::recv(&connection.fd, &mut bytes, RecvFlags::DONTWAIT) {
+        let received = match rustix::net::recv(connection, &mut bytes, RecvFlags::DONTWAIT) {
             Ok((0, _)) => return false,
             Ok((count, _)) => count,
             Err(Errno::AGAIN | Errno::INTR) => return true,
             Err(_) => return false,
         };
-        if !connection.permitted {
-            let _ = reply(connection.fd.as_fd(), Reply::NotPermitted, None);
-            return false;
-        }
         let (answer, fd) = match Request::decode(&bytes[..received.min(bytes.len())], self.nonce) {
             None => (Reply::BadRequest, None),
             Some(Request::Ledger) => (Reply::Ok, Some(self.source.ledger())),
@@ -219,8 +217,21 @@ impl Serving {
             },
         };
         // A peer that does not read its answers loses its connection.
-        reply(connection.fd.as_fd(), answer, fd.as_deref()).is_ok() && answer != Reply::BadRequest
+        reply(connection.as_fd(), answer, fd.as_deref()).is_ok() && answer != Reply::BadRequest
     }
+}
+
+fn is_permitted(connection: BorrowedFd<'_>) -> bool {
+    sys::peer_uid(connection).is_ok_and(|uid| uid == sys::effective_uid() || uid == 0)
+}
+
+/// Says no before anything was asked, so that a stranger takes no place from others.
+fn refuse(connection: OwnedFd) {
+    let _ = reply(connection.as_fd(), Reply::NotPermitted, None);
+    // To close with a request unread would be a reset, which overtakes the answer: let none come, and take what came.
+    let _ = rustix::net::shutdown(&connection, Shutdown::Read);
+    let mut byte = [0; 1];
+    while rustix::net::recv(&connection, &mut byte, RecvFlags::DONTWAIT).is_ok_and(|(_, count)| count > 0) {}
 }
 
 fn reply(connection: BorrowedFd<'_>, reply: Reply, fd: Option<&OwnedFd>) -> core::result::Result<(), Errno> {
