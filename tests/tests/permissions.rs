@@ -160,15 +160,20 @@ fn across_pid_namespaces_the_socket_serves() {
         }
         let Some((mut producer, mut importer)) = pair("socket") else { return };
         let handle = one_block(&mut producer);
+        producer.ok("region 65536 -> r");
+        let another = producer.handle("handle r");
         let clean = Census::of(&importer);
         importer.ok(&format!("open {handle} -> m"));
         importer.check("m", 5);
         // Its death is seen through the socket, there being no pidfd.
         producer.kill();
         importer.check("m", 5);
+        importer.fails(&format!("open {another} -> n"), "ProducerGone");
         importer.ok("close m");
         importer.ok("evict");
-        importer.fails(&format!("open {handle} -> m"), "ProducerGone");
+        // Who never met it cannot tell its death from a network namespace of its own.
+        let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+        assert!(message.contains("another one, or has ended"), "{message}");
         assert_eq!(Census::of(&importer), clean);
     }
     // A producer inside sees by itself that nobody can reach it by number.
@@ -199,4 +204,70 @@ fn across_network_namespaces_the_socket_is_refused_and_the_rest_works() {
     };
     importer.ok(&format!("open {handle} -> m"));
     importer.check("m", 5);
+}
+
+/// Containers with a network of their own: nothing says that the producer is dead, and the user must find out why.
+#[test]
+fn across_pid_and_network_namespaces_nothing_leads_to_a_living_producer() {
+    const TEST: &str = "across_pid_and_network_namespaces";
+    let flags = libc::CLONE_NEWPID | libc::CLONE_NEWNET;
+    let flags = flags | if machine::is_root() { 0 } else { libc::CLONE_NEWUSER };
+    let mut producer = in_mode("socket").start();
+    let handle = one_block(&mut producer);
+    for mode in ["socket", "auto"] {
+        let Some(mut importer) = machine::in_namespaces(TEST, in_mode(mode), flags) else { return };
+        let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+        assert!(message.contains("remedy: run both in one network namespace"), "{message}");
+    }
+    producer.finish();
+}
+
+/// A container without `/proc`, or with the host's: that says nothing about the producer.
+#[test]
+fn without_proc_the_other_modes_work() {
+    const TEST: &str = "without_proc";
+    if !machine::is_root() {
+        return machine::skip(TEST, "mounting needs root");
+    }
+    let mut producer = in_mode("socket").start();
+    let handle = one_block(&mut producer);
+    for (mode, works) in [("procfs", false), ("procfs,pidfd", true), ("procfs,socket", true), ("auto", true)]
+    {
+        let Some(mut importer) = machine::in_namespaces(TEST, in_mode(mode), libc::CLONE_NEWNS) else {
+            return;
+        };
+        importer.ok("mount tmpfs /proc size=64k");
+        if works {
+            importer.ok(&format!("open {handle} -> m"));
+            importer.check("m", 5);
+        } else {
+            let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+            assert!(message.contains("no /proc of this pid namespace"), "{message}");
+        }
+    }
+    producer.finish();
+}
+
+/// Connections of strangers are answered and closed: they take no place, and nobody else loses theirs.
+#[test]
+fn strangers_take_no_place_from_those_who_are_served() {
+    if !machine::is_root() {
+        return machine::skip("strangers_take_no_place", "changing the user needs root");
+    }
+    let mut producer = in_mode("socket").start();
+    let handle = one_block(&mut producer);
+    let name = producer.ok("nonce");
+    let name = name.split(' ').next().unwrap();
+    let mut importer = in_mode("socket").start();
+    importer.ok(&format!("open {handle} -> m"));
+    let census = Census::of(&producer);
+    let mut stranger = as_nobody(in_mode("socket"), true);
+    stranger.ok(&format!("connect {name} 600"));
+    census.comes_back(&producer);
+    // It can say what it was told, whether it asks before or after that.
+    for _ in 0..50 {
+        let message = stranger.fails(&format!("open {handle} -> m"), "NotPermitted");
+        assert!(message.contains("does not serve uid 65534"), "{message}");
+    }
+    producer.finish();
 }

@@ -36,6 +36,12 @@ pub(crate) fn pid() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get().cast_unsigned()
 }
 
+/// Whether `/proc` is of the pid namespace in which [`pid`] is counted; in another one pids name other processes.
+pub(crate) fn sees_itself_in_proc() -> bool {
+    let target = rustix::fs::readlink("/proc/self", Vec::with_capacity(16));
+    target.is_ok_and(|target| target.to_str().is_ok_and(|text| text.parse() == Ok(pid())))
+}
+
 pub(crate) fn effective_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::io::{Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
             check(unsafe { libc::close(number) })
         }),
         ("timer", [milliseconds]) => timer(milliseconds),
+        ("connect", [name, count]) => connect(actor, name, count),
         ("take-fds", [left]) => take_fds(actor, left),
         ("give-fds-back", []) => {
             actor.taken.clear();
@@ -239,6 +240,27 @@ fn take_fds(actor: &mut Actor, left: &str) -> Answer {
     let kept = actor.taken.len().saturating_sub(left);
     actor.taken.truncate(kept);
     Ok(kept.to_string())
+}
+
+/// Connects to an abstract socket so many times, and keeps all of it until `give-fds-back`.
+fn connect(actor: &mut Actor, name: &str, count: &str) -> Answer {
+    // SAFETY: zeroes are a value of this plain structure.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as u16;
+    for (place, byte) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
+        *place = byte.cast_signed();
+    }
+    let length = u32::try_from(size_of::<libc::sa_family_t>() + 1 + name.len()).unwrap();
+    for _ in 0..count.parse()? {
+        // SAFETY: numbers only.
+        let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
+        check(socket)?;
+        // SAFETY: a new fd that nobody else owns.
+        actor.taken.push(unsafe { OwnedFd::from_raw_fd(socket) });
+        // SAFETY: the structure is valid for `length` bytes.
+        check(unsafe { libc::connect(socket, (&raw const address).cast(), length) })?;
+    }
+    Ok(String::new())
 }
 
 fn mount(kind: &str, target: &str, options: &str) -> Answer {

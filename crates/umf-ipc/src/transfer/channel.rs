@@ -1,6 +1,8 @@
 //! [`Channel`]: the importer's way to one producer's fds.
 
 use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -40,6 +42,8 @@ pub(crate) struct Channel {
     pidfd: core::result::Result<OwnedFd, Errno>,
     same_pid_namespace: bool,
     served: bool,
+    /// Whether its socket answered once: it is in this network namespace.
+    answered: AtomicBool,
     nonce: Nonce,
     /// The connection that is kept. Held for as long as an answer takes: whoever finds it taken does not wait.
     client: Lock<Client>,
@@ -86,6 +90,7 @@ impl Channel {
             pidfd,
             same_pid_namespace,
             served: handle.is_served(),
+            answered: AtomicBool::new(false),
             nonce: handle.nonce(),
             client: Lock::new(Client::new(handle.nonce(), pid)),
             generation: fork::generation(),
@@ -110,6 +115,14 @@ impl Channel {
     }
 
     fn ask(&self, wanted: Wanted) -> core::result::Result<Answer, Errno> {
+        let answer = self.ask_kept_or_new(wanted);
+        if answer.is_ok() {
+            self.answered.store(true, Ordering::Relaxed);
+        }
+        answer
+    }
+
+    fn ask_kept_or_new(&self, wanted: Wanted) -> core::result::Result<Answer, Errno> {
         let kept = if self.is_inherited() { None } else { self.client.try_lock() };
         match kept {
             Some(mut client) => client.ask(wanted, self.timeout),
@@ -124,6 +137,13 @@ impl Channel {
     /// afterwards.
     pub(crate) fn fetch(&self, wanted: Wanted, exchange: &Exchange) -> Result<(OwnedFd, Mode)> {
         let mut refusals = Vec::new();
+        if exchange.modes().is_empty() {
+            refusals.extend(Mode::ALL.map(|mode| Refusal {
+                mode,
+                reason: "the importer's exchange order is empty, so that no mode is allowed".to_owned(),
+                remedy: "Exchange::Auto, or name a mode",
+            }));
+        }
         for &mode in exchange.modes() {
             let fetched = match mode {
                 Mode::Pidfd => self.by_pidfd(wanted),
@@ -195,10 +215,17 @@ impl Channel {
                 remedy: "use pidfd or socket",
             }));
         }
+        if !sys::sees_itself_in_proc() {
+            return Err(Failure::Refused(Refusal {
+                mode: Mode::Procfs,
+                reason: "no /proc of this pid namespace is mounted at /proc".to_owned(),
+                remedy: "mount -t proc proc /proc, or use pidfd or socket",
+            }));
+        }
         let path = format!("/proc/{}/fd/{}", self.pid, wanted.number());
         let writable = matches!(wanted, Wanted::Data { .. });
         let fd = sys::open(&path, writable).map_err(|errno| match errno {
-            Errno::NOENT => self.closed(wanted),
+            Errno::NOENT => self.not_in_proc().map_or_else(|| self.closed(wanted), Failure::Refused),
             Errno::MFILE | Errno::NFILE | Errno::NOMEM => {
                 Failure::Final(Error::system("open in /proc", errno))
             }
@@ -212,10 +239,21 @@ impl Channel {
             }),
         })?;
         // The path went by number. If the process is still there, the number has meant it all the time.
-        if self.pidfd.as_ref().is_ok_and(|pidfd| sys::has_ended(pidfd.as_fd())) {
+        if self.has_ended_by_pidfd() {
             return Err(Failure::Final(Error::ProducerGone { pid: self.pid }));
         }
         Ok(fd)
+    }
+
+    /// Why `/proc` has nothing about a producer that lives.
+    fn not_in_proc(&self) -> Option<Refusal> {
+        // In this order: what is not there because the process ended meanwhile is no such case.
+        let is_hidden = !Path::new(&format!("/proc/{}", self.pid)).exists() && self.is_alive_by_pidfd();
+        is_hidden.then(|| Refusal {
+            mode: Mode::Procfs,
+            reason: format!("/proc/{} is not there, though the producer lives", self.pid),
+            remedy: "mount /proc without hidepid, or use pidfd or socket",
+        })
     }
 
     fn by_socket(&self, wanted: Wanted) -> core::result::Result<OwnedFd, Failure> {
@@ -243,26 +281,48 @@ impl Channel {
                 remedy: "run both as the same user",
             })),
             Ok(Answer::Misbehaved(what)) => Err(Failure::Final(Error::Misbehaved { pid: self.pid, what })),
-            Err(Errno::CONNREFUSED | Errno::NOENT)
-                if self.same_pid_namespace
-                    && !self.has_ended_by_pidfd()
-                    && !diagnosis::shares_network_namespace(self.pid) =>
-            {
-                Err(Failure::Refused(Refusal {
-                    mode: Mode::Socket,
-                    reason: "nobody listens on the producer's socket in this network namespace: it is in another one, \
-                             or has called exec since"
+            Err(Errno::CONNREFUSED | Errno::NOENT) => Err(self.not_listening()),
+            // Twice, the second time by somebody who listened.
+            Err(Errno::PIPE | Errno::CONNRESET) if !self.has_ended() => Err(Failure::Refused(Refusal {
+                mode: Mode::Socket,
+                reason:
+                    "the producer closed the connection before it answered: it is ending, or has many others \
+                         to serve"
                         .to_owned(),
-                    remedy: "run both in one network namespace; get a new handle if it called exec",
-                }))
-            }
-            Err(Errno::CONNREFUSED | Errno::NOENT | Errno::PIPE | Errno::CONNRESET) => Err(gone()),
+                remedy: "try again",
+            })),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(gone()),
             Err(Errno::AGAIN | Errno::TIMEDOUT) => Err(Failure::Final(Error::TimedOut {
                 pid: self.pid,
                 milliseconds: u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
             })),
             Err(errno) => Err(Failure::Final(Error::system("asking the producer's socket", errno))),
         }
+    }
+
+    /// What it means that nobody listens on the producer's socket.
+    fn not_listening(&self) -> Failure {
+        let gone = Failure::Final(Error::ProducerGone { pid: self.pid });
+        let reason = if self.has_ended_by_pidfd() || self.answered.load(Ordering::Relaxed) {
+            return gone;
+        } else if !self.same_pid_namespace {
+            // Nothing else tells whether it lives.
+            "nobody listens on the producer's socket in this network namespace: it is in another one, or has ended"
+        } else if diagnosis::shares_network_namespace(self.pid) {
+            return gone;
+        } else {
+            "nobody listens on the producer's socket in this network namespace: it is in another one, or has called \
+             exec since"
+        };
+        Failure::Refused(Refusal {
+            mode: Mode::Socket,
+            reason: reason.to_owned(),
+            remedy: "run both in one network namespace; get a new handle if the producer ended or called exec",
+        })
+    }
+
+    fn is_alive_by_pidfd(&self) -> bool {
+        self.pidfd.as_ref().is_ok_and(|pidfd| !sys::has_ended(pidfd.as_fd()))
     }
 
     fn has_ended_by_pidfd(&self) -> bool {
