@@ -66,8 +66,8 @@ impl HostImport {
         if seals.write && request.access == Access::ReadWrite {
             return Err(Error::Untrusted { why: "the file is sealed against writing; import it read-only" });
         }
-        let (file_size, kind) =
-            sys::size_and_kind(file).map_err(|errno| Error::native("fstat", errno.raw_os_error()))?;
+        let (file_size, kind) = sys::size_and_kind_with_seals(file)
+            .map_err(|errno| Error::native("fstat", errno.raw_os_error()))?;
         let page = match kind {
             FileSystem::Tmpfs => sys::page_size(),
             FileSystem::Hugetlbfs(page) if page.is_power_of_two() => page,

@@ -213,6 +213,16 @@ pub(crate) enum FileSystem {
     Other,
 }
 
+/// As [`size_and_kind`], for a file that [`seals`] did not refuse, so that it is one or the other.
+pub(crate) fn size_and_kind_with_seals(file: BorrowedFd<'_>) -> Result<(u64, FileSystem)> {
+    let stat = rustix::fs::fstat(file)?;
+    // A file of hugetlbfs has blocks of its huge page size: this spares a call in what an open costs.
+    if u64::try_from(stat.st_blksize).is_ok_and(|block| block == page_size() as u64) {
+        return Ok((u64::try_from(stat.st_size).unwrap_or(0), FileSystem::Tmpfs));
+    }
+    size_and_kind(file)
+}
+
 /// Size in bytes, and what the file is of. Ask [`seals`] first: this one asks the file's own file system.
 pub(crate) fn size_and_kind(file: BorrowedFd<'_>) -> Result<(u64, FileSystem)> {
     const TMPFS: u32 = 0x0102_1994;
