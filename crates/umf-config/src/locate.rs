@@ -68,7 +68,7 @@ mod tests {
 
     fn context() -> Context {
         Context {
-            cwd: Some("/work".into()),
+            cwd: Some("/srv".into()),
             home: Some("/home/me".into()),
             system: Some("/etc".into()),
             ..Context::empty()
@@ -84,7 +84,7 @@ mod tests {
     fn system_is_weaker_than_user_is_weaker_than_working_directory() {
         assert_eq!(
             paths(&context()),
-            ["/etc/umf/umf.toml", "/home/me/.config/umf/umf.toml", "/work/umf.toml"]
+            ["/etc/umf/umf.toml", "/home/me/.config/umf/umf.toml", "/srv/umf.toml"]
         );
         let trusted: Vec<_> = candidates(&context()).iter().map(|c| c.trusted).collect();
         assert_eq!(trusted, [true, true, false]);
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn a_named_file_is_the_only_one() {
         let named = context().with_variable("UMF_TOML", "mine.toml");
-        assert_eq!(paths(&named), ["/work/mine.toml"]);
+        assert_eq!(paths(&named), ["/srv/mine.toml"]);
         let unnamed = context().with_variable("UMF_TOML", "");
         assert_eq!(paths(&unnamed).len(), 3);
     }
