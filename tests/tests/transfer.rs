@@ -4,9 +4,12 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use umf::Handle;
+use umf::host::HostImport;
+use umf::{Exchange, Handle, Importer};
 use umf_tests::{Actor, Census, spawn};
 
 fn in_mode(mode: &str) -> Actor {
@@ -269,4 +272,49 @@ fn threads_do_not_wait_for_each_others_answers() {
     producer.signal(libc::SIGCONT);
     importer.ok(&format!("open {} -> n", handles[1]));
     importer.check("n", 2);
+}
+
+/// A child has none of the connections that its parent has, accepts or closes at the moment of the fork.
+#[test]
+fn forks_among_connections_that_come_and_go() {
+    let mut producer = in_mode("socket");
+    let handles = blocks(&mut producer, 1);
+    let name = producer.ok("nonce");
+    let name = name.split(' ').next().unwrap();
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !end.load(Ordering::Relaxed) {
+                drop(connect(name, true));
+            }
+        });
+        for _ in 0..300 {
+            let child = producer.fork();
+            producer.ok("child ping");
+            // The one by which it obeys, twice: for reading and for writing.
+            let sockets = Census::of_pid(child).fds.get("socket").copied();
+            if sockets != Some(2) {
+                end.store(true, Ordering::Relaxed);
+            }
+            assert_eq!(sockets, Some(2));
+            producer.ok("reap");
+        }
+        end.store(true, Ordering::Relaxed);
+    });
+    opens(&mut in_mode("socket"), &handles);
+    producer.finish();
+}
+
+#[test]
+fn an_order_without_modes_says_so() {
+    let mut producer = in_mode("auto");
+    let handles = blocks(&mut producer, 1);
+    let importer = Importer::builder()
+        .import(Arc::new(HostImport::new()))
+        .exchange(Exchange::Order(Vec::new()))
+        .build()
+        .unwrap();
+    let error = importer.open(&handles[0]).unwrap_err();
+    assert!(error.to_string().contains("exchange order is empty"), "{error}");
+    assert!(!error.is_final());
 }
