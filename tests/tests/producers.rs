@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
+use std::ffi::CString;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::time::{Duration, Instant};
 
 use umf::Handle;
@@ -276,4 +280,39 @@ fn a_stopped_producer_is_a_timeout_over_the_socket_and_no_matter_otherwise() {
         importer.finish();
         producer.finish();
     }
+}
+
+/// Whether the file was opened since the watch began.
+fn was_opened(watch: &mut File) -> bool {
+    let mut events = [0; 4096];
+    watch.read(&mut events).is_ok_and(|count| count > 0)
+}
+
+/// A number may lead anywhere. Opening it by `/proc` is an act (of a device, a file server, somebody's lock), which
+/// must not happen to a file that is not the one wanted.
+#[test]
+fn a_file_that_is_not_the_one_wanted_is_not_opened() {
+    let path = std::env::temp_dir().join(format!("umf-not-wanted-{}", std::process::id()));
+    std::fs::write(&path, [0; 8192]).unwrap();
+    let text = path.to_str().unwrap();
+    // SAFETY: numbers only.
+    let watch = unsafe { libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK) };
+    assert!(watch >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: a new fd that nobody else owns.
+    let mut watch = unsafe { File::from_raw_fd(watch) };
+    let name = CString::new(text).unwrap();
+    // SAFETY: the name is a C string.
+    let watched = unsafe { libc::inotify_add_watch(watch.as_raw_fd(), name.as_ptr(), libc::IN_OPEN) };
+    assert!(watched >= 0, "{}", std::io::Error::last_os_error());
+    for (ledger, variant) in [(true, "ProducerReplaced"), (false, "OtherObject")] {
+        let mut producer = in_mode("procfs");
+        let handles = two_blocks(&mut producer);
+        let number = if ledger { handles[0].ledger_fd() } else { handles[0].data_fd().unwrap() };
+        producer.ok(&format!("replace-fd {number} {text}"));
+        assert!(was_opened(&mut watch), "the producer did, so that the watch works");
+        let mut importer = in_mode("procfs");
+        importer.fails(&format!("open {} -> m", handles[0]), variant);
+        assert!(!was_opened(&mut watch), "ledger: {ledger}");
+    }
+    std::fs::remove_file(&path).unwrap();
 }

@@ -101,13 +101,76 @@ pub(crate) fn open(path: &str, writable: bool) -> Result<OwnedFd> {
     rustix::fs::open(path, flags, rustix::fs::Mode::empty())
 }
 
+/// The file at `path`, which is not opened: no driver and no file server hears of it.
+pub(crate) fn open_path(path: &str) -> Result<OwnedFd> {
+    rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, rustix::fs::Mode::empty())
+}
+
+/// Opens what [`open_path`] found. Needs the `/proc` of this pid namespace.
+pub(crate) fn reopen(found: BorrowedFd<'_>, writable: bool) -> Result<OwnedFd> {
+    open(&format!("/proc/self/fd/{}", found.as_raw_fd()), writable)
+}
+
+struct Status {
+    identity: FileIdentity,
+    size: u64,
+    is_regular: bool,
+}
+
+/// As the kernel has it: a file server (FUSE, NFS) is not asked, so that it cannot keep this process waiting.
+fn status(fd: impl AsFd) -> Result<Status> {
+    use rustix::fs::{AtFlags, FileType, StatxFlags};
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    match rustix::fs::statx(&fd, c"", flags, StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE) {
+        Ok(found) => Ok(Status {
+            identity: FileIdentity {
+                device: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
+                inode: found.stx_ino,
+            },
+            size: found.stx_size,
+            is_regular: FileType::from_raw_mode(u32::from(found.stx_mode)) == FileType::RegularFile,
+        }),
+        // Linux before 4.11, or a seccomp filter that does not know it.
+        Err(Errno::NOSYS) => {
+            let found = rustix::fs::fstat(fd)?;
+            Ok(Status {
+                identity: FileIdentity { device: found.st_dev, inode: found.st_ino },
+                size: found.st_size.cast_unsigned(),
+                is_regular: FileType::from_raw_mode(found.st_mode) == FileType::RegularFile,
+            })
+        }
+        Err(errno) => Err(errno),
+    }
+}
+
 pub(crate) fn identity(fd: impl AsFd) -> Result<FileIdentity> {
-    let stat = rustix::fs::fstat(fd)?;
-    Ok(FileIdentity { device: stat.st_dev, inode: stat.st_ino })
+    Ok(status(fd)?.identity)
 }
 
 pub(crate) fn size(fd: impl AsFd) -> Result<u64> {
-    Ok(rustix::fs::fstat(fd)?.st_size.cast_unsigned())
+    Ok(status(fd)?.size)
+}
+
+/// Opening a device or a pipe does something; opening a regular file does not.
+pub(crate) fn is_regular(fd: impl AsFd) -> Result<bool> {
+    Ok(status(fd)?.is_regular)
+}
+
+/// The device on which the kernel keeps all memfds (but huge ones), which no file of another file system can have.
+/// None where this process may make no memfd.
+pub(crate) fn memfd_device() -> Result<Option<u64>> {
+    static DEVICE: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    if let Some(device) = DEVICE.get() {
+        return Ok(Some(*device));
+    }
+    match memfd("umf-probe", 0) {
+        Ok(probe) => {
+            let device = identity(&probe)?.device;
+            Ok(Some(*DEVICE.get_or_init(|| device)))
+        }
+        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(errno),
+        Err(_) => Ok(None),
+    }
 }
 
 /// The magic number of the file system that the file is on (`statfs(2)`).

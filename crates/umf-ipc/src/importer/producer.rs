@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::handle::Handle;
 use crate::ledger::{LedgerReader, SlotReader};
-use crate::sys;
+use crate::sys::{self, FileIdentity};
 use crate::transfer::{Channel, Exchange, Wanted};
 use crate::{Error, Result};
 
@@ -68,10 +68,13 @@ impl Producer {
     /// two eventfds have the same inode.)
     pub(super) fn fetch(&self, handle: &Handle, exchange: &Exchange) -> Result<Option<OwnedFd>> {
         let Some(number) = handle.data_fd() else { return Ok(None) };
+        let (device, inode) = handle.data_identity();
+        let expected = FileIdentity { device, inode };
         let wanted = Wanted::Data {
             fd: number,
             slot: handle.slot(),
             generation: handle.generation(),
+            identity: expected,
             opens_through_procfs: handle.has(crate::handle::FLAG_PROCFS),
         };
         let fetched = self.channel.fetch(wanted, exchange);
@@ -82,8 +85,8 @@ impl Producer {
             Err(error @ Error::OtherObject { .. }) => return Err(self.explain(error, exchange)),
             Err(error) => return Err(error),
         };
-        let identity = sys::identity(&fd).map_err(|errno| Error::system("fstat of the fetched fd", errno))?;
-        if (identity.device, identity.inode) != handle.data_identity() {
+        let identity = sys::identity(&fd).map_err(|errno| Error::system("statx of the fetched fd", errno))?;
+        if identity != expected {
             let evidence = "its device and inode differ";
             return Err(self.explain(Error::OtherObject { pid: self.pid(), fd: number, evidence }, exchange));
         }

@@ -1,6 +1,6 @@
 //! [`Channel`]: the importer's way to one producer's fds.
 
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::{Exchange, Mode, diagnosis};
 use crate::error::Refusal;
 use crate::handle::Handle;
 use crate::identity::{self, Nonce};
-use crate::sys;
+use crate::sys::{self, FileIdentity};
 use crate::{Error, Result};
 
 /// Which fd of the producer.
@@ -23,7 +23,7 @@ pub(crate) enum Wanted {
     /// Its ledger, under this number.
     Ledger(RawFd),
     /// The memory behind an export.
-    Data { fd: RawFd, slot: u32, generation: u64, opens_through_procfs: bool },
+    Data { fd: RawFd, slot: u32, generation: u64, identity: FileIdentity, opens_through_procfs: bool },
 }
 
 impl Wanted {
@@ -223,8 +223,7 @@ impl Channel {
             }));
         }
         let path = format!("/proc/{}/fd/{}", self.pid, wanted.number());
-        let writable = matches!(wanted, Wanted::Data { .. });
-        let fd = sys::open(&path, writable).map_err(|errno| match errno {
+        let failed = |errno| match errno {
             Errno::NOENT => self.not_in_proc().map_or_else(|| self.closed(wanted), Failure::Refused),
             Errno::MFILE | Errno::NFILE | Errno::NOMEM => {
                 Failure::Final(Error::system("open in /proc", errno))
@@ -237,12 +236,49 @@ impl Channel {
                 reason: format!("opening {path}: {errno}"),
                 remedy: "use pidfd or socket",
             }),
-        })?;
+        };
+        // The number may lead to any file of any other process. Opening a device or a file of a file server does
+        // something, or waits, so it is not opened before it is known to be the file that is wanted.
+        let found = sys::open_path(&path).map_err(failed)?;
+        let judged = self.judge(found.as_fd(), wanted);
         // The path went by number. If the process is still there, the number has meant it all the time.
         if self.has_ended_by_pidfd() {
             return Err(Failure::Final(Error::ProducerGone { pid: self.pid }));
         }
-        Ok(fd)
+        judged?;
+        sys::reopen(found.as_fd(), matches!(wanted, Wanted::Data { .. })).map_err(failed)
+    }
+
+    /// Whether what was found through `/proc` may be opened.
+    fn judge(&self, found: BorrowedFd<'_>, wanted: Wanted) -> core::result::Result<(), Failure> {
+        let system = |errno| Failure::Final(Error::system("statx of a file in /proc", errno));
+        let identity = sys::identity(found).map_err(system)?;
+        let is_regular = sys::is_regular(found).map_err(system)?;
+        match wanted {
+            Wanted::Ledger(_) => {
+                let memfds = sys::memfd_device()
+                    .map_err(|errno| Failure::Final(Error::system("memfd_create", errno)))?;
+                if !is_regular || memfds.is_some_and(|device| device != identity.device) {
+                    let evidence = "its ledger fd is no shared memory";
+                    return Err(Failure::Final(Error::ProducerReplaced { pid: self.pid, evidence }));
+                }
+            }
+            Wanted::Data { fd, identity: expected, .. } => {
+                if identity != expected {
+                    let evidence = "its device and inode differ";
+                    return Err(Failure::Final(Error::OtherObject { pid: self.pid, fd, evidence }));
+                }
+                if !is_regular {
+                    return Err(Failure::Refused(Refusal {
+                        mode: Mode::Procfs,
+                        reason: "the memory is behind a device, which opening through /proc would open again"
+                            .to_owned(),
+                        remedy: "use pidfd or socket",
+                    }));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Why `/proc` has nothing about a producer that lives.
