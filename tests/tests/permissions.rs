@@ -158,6 +158,10 @@ fn across_pid_namespaces_the_socket_serves() {
             assert!(message.contains("another pid namespace"), "{message}");
             assert!(message.contains("UMF_IPC_EXCHANGE=socket in the producer"), "{message}");
         }
+        if !machine::is_root() {
+            // The user namespace that this takes has no numbers for users.
+            continue;
+        }
         let Some((mut producer, mut importer)) = pair("socket") else { return };
         let handle = one_block(&mut producer);
         producer.ok("region 65536 -> r");
@@ -175,6 +179,9 @@ fn across_pid_namespaces_the_socket_serves() {
         let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
         assert!(message.contains("another one, or has ended"), "{message}");
         assert_eq!(Census::of(&importer), clean);
+    }
+    if !machine::is_root() {
+        return machine::skip(TEST, "the socket needs to know users");
     }
     // A producer inside sees by itself that nobody can reach it by number.
     let Some(mut producer) = machine::in_namespaces(TEST, in_mode("auto"), flags) else { return };
@@ -270,4 +277,33 @@ fn strangers_take_no_place_from_those_who_are_served() {
         assert!(message.contains("does not serve uid 65534"), "{message}");
     }
     producer.finish();
+}
+
+/// All users without a number in a user namespace look alike there. In one pid namespace the kernel still tells them
+/// apart (see `from_a_user_namespace`); where the peer's process is not seen either, neither side trusts it.
+#[test]
+fn users_without_numbers_are_not_taken_for_one() {
+    const TEST: &str = "users_without_numbers";
+    let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWPID;
+    for inside_produces in [false, true] {
+        let Some(inside) = machine::in_namespaces(TEST, in_mode("socket"), flags) else { return };
+        let outside = in_mode("socket").start();
+        let (mut producer, mut importer) =
+            if inside_produces { (inside, outside) } else { (outside, inside) };
+        let handle = one_block(&mut producer);
+        let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+        assert!(message.contains("remedy: "), "{message}");
+        assert!(inside_produces || message.contains("/proc/self/uid_map"), "{message}");
+    }
+    if !machine::is_root() {
+        return machine::skip(TEST, "a second user needs root");
+    }
+    // Root outside: its number is 65534 inside, as is that of the other user there.
+    let mut producer = machine::in_namespaces(TEST, in_mode("socket"), libc::CLONE_NEWUSER).unwrap();
+    let handle = one_block(&mut producer);
+    let mut importer = as_nobody(in_mode("socket"), true);
+    importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+    let mut importer = in_mode("socket").start();
+    importer.ok(&format!("open {handle} -> m"));
+    importer.check("m", 5);
 }

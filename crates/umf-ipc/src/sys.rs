@@ -46,10 +46,50 @@ pub(crate) fn effective_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The effective uid of a socket's peer when it connected or listened (`SO_PEERCRED`, `unix(7)`).
+/// Who is at the other end of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// The user of this process, or root.
+    Trusted,
+    Other,
+    /// A user whom this user namespace has no number for, as it has none for the user of this process.
+    Nameless,
+}
+
+/// Whether a socket's peer is the user of this process.
+pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> Result<Peer> {
+    let mine = effective_uid();
+    let (theirs, pid) = peer(socket)?;
+    if theirs == 0 {
+        return Ok(Peer::Trusted);
+    }
+    if theirs != mine {
+        return Ok(Peer::Other);
+    }
+    // One number stands for all users without a mapping (`user_namespaces(7)`).
+    if mine != overflow_uid() || is_every_uid_mapped() {
+        return Ok(Peer::Trusted);
+    }
+    // The kernel compares users, not numbers: without rights over a process only its own user may send it signals.
+    let may_signal = Pid::from_raw(pid).is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok());
+    Ok(if may_signal { Peer::Trusted } else { Peer::Nameless })
+}
+
+fn overflow_uid() -> u32 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(65534)
+}
+
+/// As in the initial user namespace.
+fn is_every_uid_mapped() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
+}
+
+/// The effective uid of a socket's peer, and its pid, when it connected or listened (`SO_PEERCRED`, `unix(7)`).
 ///
 /// Not by rustix, which has no value for the pid of a peer that this pid namespace does not see: 0.
-pub(crate) fn peer_uid(socket: BorrowedFd<'_>) -> Result<u32> {
+fn peer(socket: BorrowedFd<'_>) -> Result<(u32, i32)> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: `credentials` is valid for a write of `length` bytes, and so is `length`.
@@ -63,7 +103,7 @@ pub(crate) fn peer_uid(socket: BorrowedFd<'_>) -> Result<u32> {
         )
     };
     if result == 0 {
-        Ok(credentials.uid)
+        Ok((credentials.uid, credentials.pid))
     } else {
         let errno = std::io::Error::last_os_error().raw_os_error();
         Err(errno.map_or(Errno::IO, Errno::from_raw_os_error))

@@ -159,7 +159,7 @@ impl Channel {
                 }
             }
         }
-        if self.has_ended() {
+        if self.has_ended_by_pidfd() {
             // What is left of an ended process refuses everybody: its death is the reason.
             return Err(Error::ProducerGone { pid: self.pid });
         }
@@ -316,10 +316,17 @@ impl Channel {
                 reason: format!("the producer does not serve uid {}", sys::effective_uid()),
                 remedy: "run both as the same user",
             })),
+            Ok(Answer::Nameless) => Err(Failure::Refused(Refusal {
+                mode: Mode::Socket,
+                reason: "this user namespace has no number for the user of this process, so that the producer's user \
+                         cannot be told from others"
+                    .to_owned(),
+                remedy: "map the user in /proc/self/uid_map, or run both in one pid namespace",
+            })),
             Ok(Answer::Misbehaved(what)) => Err(Failure::Final(Error::Misbehaved { pid: self.pid, what })),
             Err(Errno::CONNREFUSED | Errno::NOENT) => Err(self.not_listening()),
             // Twice, the second time by somebody who listened.
-            Err(Errno::PIPE | Errno::CONNRESET) if !self.has_ended() => Err(Failure::Refused(Refusal {
+            Err(Errno::PIPE | Errno::CONNRESET) if !self.has_ended_by_pidfd() => Err(Failure::Refused(Refusal {
                 mode: Mode::Socket,
                 reason:
                     "the producer closed the connection before it answered: it is ending, or has many others \

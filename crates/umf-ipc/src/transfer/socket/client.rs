@@ -15,7 +15,7 @@ use umf_core::fork;
 
 use super::wire::{self, REPLY_SIZE, Reply, Request};
 use crate::identity::Nonce;
-use crate::sys;
+use crate::sys::{self, Peer};
 use crate::transfer::Wanted;
 
 /// What came of a request.
@@ -25,6 +25,8 @@ pub(crate) enum Answer {
     /// The slot has this generation now.
     Stale(u64),
     NotPermitted,
+    /// This process cannot tell whose socket it is.
+    Nameless,
     Misbehaved(&'static str),
 }
 
@@ -74,10 +76,14 @@ impl Client {
     fn ask_once(&mut self, wanted: Wanted, deadline: Deadline) -> Result<Answer, Errno> {
         let connection = match self.connection.take() {
             Some(connection) => connection,
-            None => match connect(self.nonce, deadline)? {
-                Some(connection) => connection,
-                None => return Ok(Answer::Misbehaved("its socket belongs to another user")),
-            },
+            None => {
+                let connection = connect(self.nonce, deadline)?;
+                match sys::peer_of(connection.as_fd())? {
+                    Peer::Trusted => connection,
+                    Peer::Other => return Ok(Answer::Misbehaved("its socket belongs to another user")),
+                    Peer::Nameless => return Ok(Answer::Nameless),
+                }
+            }
         };
         let request = match wanted {
             Wanted::Ledger(_) => Request::Ledger,
@@ -94,7 +100,8 @@ impl Client {
             Err(errno) => return Err(errno),
         }
         let answer = receive(&connection, deadline)?;
-        if !matches!(answer, Answer::Misbehaved(_)) {
+        // After any other answer the producer closes it.
+        if matches!(answer, Answer::Fd(_) | Answer::Stale(_)) {
             self.connection = Some(connection);
         }
         tracing::trace!(pid = self.pid, ?answer, "socket answered");
@@ -142,8 +149,8 @@ impl Deadline {
     }
 }
 
-/// Connects, unless the socket belongs to another user than this one or root.
-fn connect(nonce: Nonce, deadline: Deadline) -> Result<Option<OwnedFd>, Errno> {
+/// Connects to whoever has the name of the producer's socket.
+fn connect(nonce: Nonce, deadline: Deadline) -> Result<OwnedFd, Errno> {
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -153,13 +160,11 @@ fn connect(nonce: Nonce, deadline: Deadline) -> Result<Option<OwnedFd>, Errno> {
         // a signal ends its wait.
         set_socket_timeout(&socket, Timeout::Send, deadline.left()?)?;
         match rustix::net::connect(&socket, &address) {
-            Ok(()) => break,
+            Ok(()) => return Ok(socket),
             Err(Errno::INTR | Errno::AGAIN) => {}
             Err(errno) => return Err(errno),
         }
     }
-    let theirs = sys::peer_uid(socket.as_fd())?;
-    Ok((theirs == sys::effective_uid() || theirs == 0).then_some(socket))
 }
 
 fn receive(connection: &OwnedFd, deadline: Deadline) -> Result<Answer, Errno> {
