@@ -2,9 +2,9 @@
 
 use crate::{Actor, Spawn};
 
-/// Says on stderr why a test proves nothing here. The test then ends, and counts as passed.
+/// Says why a test proves nothing here, in the form that `tests/run` lists. The test then ends, and counts as passed.
 pub fn skip(test: &str, why: &str) {
-    eprintln!("{test}: not run here: {why}");
+    println!("umf-skip: {test}: {why}");
 }
 
 /// Whether this process is root, which namespaces and other uids need.

@@ -1,5 +1,7 @@
 //! Exports retire before their memory goes, also in the moments when an exporter is busy with them.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::collections::HashMap;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
