@@ -1,0 +1,132 @@
+//! Pools and providers by the names that `umf.toml` gives them.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[allow(dead_code, reason = "another test binary uses the rest")]
+mod example_plugin;
+
+use umf::config::{Context, Loader};
+use umf::{Error, Pool};
+
+/// One process has one set of settings, so one test looks at all that they can say.
+#[test]
+fn pools_and_providers_are_built_by_name() {
+    let toml = format!(
+        r#"
+        [provider.shared]
+        visibility = "shared"
+        [provider.alone]
+        visibility = "shared"
+        isolate = true
+        [provider.near]
+        numa = "local"
+        huge_pages = "madvise"
+        [provider.both]
+        isolate = true
+        [provider.bound]
+        numa = "bind"
+        [provider.strange]
+        kind = "nowhere"
+        [provider.scratch]
+        kind = "scratch"
+        params = {{ size = 3 }}
+        [provider.loaded]
+        kind = "plugin"
+        path = "{}"
+        params = {{ name = "from-toml" }}
+        [provider.missing]
+        kind = "plugin"
+        path = "/nonexistent/libnothing.so"
+
+        [shared_limits]
+        gpu = "4MiB"
+
+        [pool.fine]
+        provider = "shared"
+        min_block_size = 64
+        [pool.each]
+        kind = "proxy"
+        provider = "alone"
+        [pool.near]
+        provider = "near"
+        [pool.limited]
+        provider = "shared"
+        shared_limit = "gpu"
+        [pool.limited2]
+        provider = "shared"
+        shared_limit = "gpu"
+        [pool.scratch]
+        provider = "scratch"
+        [pool.loaded]
+        provider = "loaded"
+        [pool.missing]
+        provider = "missing"
+        [pool.both]
+        provider = "both"
+        [pool.bound]
+        provider = "bound"
+        [pool.strange]
+        provider = "strange"
+        [pool.odd]
+        kind = "odd"
+        "#,
+        example_plugin::example().display()
+    );
+    let file = example_plugin::folder().join("umf.toml");
+    std::fs::write(&file, toml).unwrap();
+    umf::registry::provider_kind("scratch", |name, settings| {
+        assert_eq!((name, settings.params.len()), ("scratch", 1));
+        Ok(umf::host::HostProvider::builder().name("scratch").build()?)
+    });
+    for wrong in ["[pool.a]\nprovider = \"nobody\"", "[pool.a]\nshared_limit = \"nobody\""] {
+        let file = example_plugin::folder().join("wrong.toml");
+        std::fs::write(&file, wrong).unwrap();
+        let context = Context::empty().with_variable("UMF_TOML", &file);
+        let error = umf::init(Loader::with_context(context)).unwrap_err().to_string();
+        assert!(error.contains("nobody") && error.contains("pool.a"), "{error}");
+    }
+    let loader = || Loader::with_context(Context::empty().with_variable("UMF_TOML", &file));
+    umf::init(loader()).unwrap();
+    assert!(matches!(umf::init(loader()), Err(Error::AlreadyInitialised)));
+
+    let fine = Pool::named("fine").unwrap();
+    let block = fine.allocate(100).unwrap();
+    let handle = block.handle().unwrap();
+    assert!(!handle.is_isolated() && umf::open(&handle).unwrap().is_current());
+    let each = Pool::named("each").unwrap();
+    assert!(each.allocate(100).unwrap().handle().unwrap().is_isolated());
+    for name in ["near", "scratch"] {
+        let pool = Pool::named(name).unwrap();
+        assert_eq!(pool.provider().name(), name);
+        assert!(pool.allocate(1 << 20).unwrap().handle().is_err(), "private memory is not exported");
+    }
+    // The default of every pool without settings of its own.
+    assert_eq!(Pool::named("whatever").unwrap().provider().name(), "host");
+
+    let limited = [Pool::named("limited").unwrap(), Pool::named("limited2").unwrap()];
+    let mut blocks = Vec::new();
+    let error = loop {
+        match limited[blocks.len() % 2].allocate(1 << 18) {
+            Ok(block) => blocks.push(block),
+            Err(error) => break error,
+        }
+        assert!(blocks.len() <= 16, "two pools have taken more than their common limit");
+    };
+    assert!(error.to_string().contains("limit"), "{error}");
+
+    let loaded = Pool::named("loaded").unwrap();
+    assert_eq!(loaded.provider().kind().as_str(), "loaded");
+    let block = loaded.allocate(5000).unwrap();
+    block.write(4990, b"plugin").unwrap();
+
+    for (name, part) in [
+        ("missing", "/nonexistent/libnothing.so"),
+        ("both", "visibility"),
+        ("bound", "numa_nodes"),
+        ("strange", "nowhere"),
+        ("odd", "odd"),
+    ] {
+        let error = Pool::named(name).unwrap_err().to_string();
+        assert!(error.contains(part), "{name}: {error}");
+    }
+}
