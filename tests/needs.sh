@@ -1,16 +1,22 @@
 # What a fresh machine may lack. Sourced by the scripts that README names.
 
+# need PROGRAM PACKAGES WHAT-FOR: installs what is missing as root, and names it otherwise.
+need() {
+  command -v "$1" >/dev/null 2>&1 && return
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    echo "no $1, which umf needs $3: installing $2" >&2
+    # shellcheck disable=SC2086 # several packages
+    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy $2 && return
+  fi
+  echo "umf needs $1 $3: apt-get install $2" >&2
+  exit 1
+}
+
 # The Rust toolchain needs a linker, and says so badly.
 need_toolchain() {
   if ! command -v cargo >/dev/null 2>&1; then
     echo "umf needs a Rust toolchain (1.88 or later): https://rustup.rs" >&2
     exit 1
   fi
-  command -v cc >/dev/null 2>&1 && return
-  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-    echo "no C compiler to link with: installing gcc and libc6-dev" >&2
-    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy gcc libc6-dev && return
-  fi
-  echo "umf needs a C compiler to link with: apt-get install gcc libc6-dev" >&2
-  exit 1
+  need cc "gcc libc6-dev" "to link with"
 }
