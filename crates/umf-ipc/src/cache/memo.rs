@@ -11,6 +11,8 @@ use super::pins::PinCell;
 use crate::handle::SIZE;
 
 const RECORDS: usize = 1024;
+/// Places that a hash has.
+const WAYS: usize = 4;
 
 /// What is remembered of a handle: all that a hit needs, found by one look.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +31,7 @@ pub(crate) struct Note {
     pub flags: u64,
 }
 
-/// A lossy table of handles for each thread, two places per hash. Nothing depends on a handle being found.
+/// A lossy table of handles for each thread, four places per hash. Nothing depends on a handle being found.
 ///
 /// A thread reads and writes its own table alone, so there is nothing to synchronise: not even with the thread that
 /// had its number before, which ended first. What a note says is checked at each use by stamp and generation.
@@ -56,8 +58,8 @@ struct Record {
     bytes: UnsafeCell<[u8; SIZE]>,
     /// `None` while unused: a zeroed `PinCell` has a null pointer.
     note: UnsafeCell<Option<Note>>,
-    /// Which of the two places of a hash was written last.
-    turn: UnsafeCell<bool>,
+    /// In the first of the places of a hash: which was written over last.
+    turn: UnsafeCell<u8>,
 }
 
 // SAFETY: a record is used by one thread at a time, by `Memo`'s rule, and points to atomics that any thread may use.
@@ -111,10 +113,10 @@ impl Memo {
 
 impl<'m> ThreadMemo<'m> {
     #[inline]
-    fn places(self, hash: u64) -> [&'m Record; 2] {
-        let first = hash as usize % RECORDS;
+    fn places(self, hash: u64) -> [&'m Record; WAYS] {
+        let first = hash as usize % RECORDS / WAYS * WAYS;
         // SAFETY: `first` is the beginning of a chunk of RECORDS records that stays mapped as long as the memo.
-        [first, first ^ 1].map(|place| unsafe { self.first.add(place).as_ref() })
+        core::array::from_fn(|way| unsafe { self.first.add(first + way).as_ref() })
     }
 
     /// The note beside exactly these bytes.
@@ -124,7 +126,8 @@ impl<'m> ThreadMemo<'m> {
             // SAFETY: the record is this thread's, and nothing writes it while the reference is in use: `store` is
             // called by this thread, after what was found here was copied out.
             let (known, note) = unsafe { (&*record.bytes.get(), (*record.note.get()).as_ref()?) };
-            (known == bytes).then_some(note)
+            // The end first, where the checksum is: it tells most others apart without a call.
+            (known[SIZE - 8..] == bytes[SIZE - 8..] && known == bytes).then_some(note)
         })
     }
 
@@ -142,15 +145,15 @@ impl<'m> ThreadMemo<'m> {
     pub(crate) fn store(self, hash: u64, bytes: &[u8; SIZE], note: Note) {
         let places = self.places(hash);
         // SAFETY: the records are this thread's, and no reference into them is in use: see `by_bytes`.
-        let same =
-            |record: &&Record| unsafe { &*record.note.get() }.is_none_or(|known| known.key == note.key);
-        let record = match places.iter().find(|record| same(record)) {
+        let key = |record: &Record| unsafe { &*record.note.get() }.as_ref().map(|known| known.key);
+        let same = places.iter().find(|record| key(record) == Some(note.key));
+        let record = match same.or_else(|| places.iter().find(|record| key(record).is_none())) {
             Some(record) => record,
             None => {
                 // SAFETY: as above.
                 let turn = unsafe { &mut *places[0].turn.get() };
-                *turn = !*turn;
-                places[usize::from(*turn)]
+                *turn = turn.wrapping_add(1);
+                places[usize::from(*turn) % WAYS]
             }
         };
         // SAFETY: as above.

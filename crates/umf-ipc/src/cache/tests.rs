@@ -242,16 +242,20 @@ fn memo_finds_what_was_stored_in_the_same_thread_and_nothing_else() {
     for seed in 1..100 {
         assert_eq!(mine.by_bytes(seed, &bytes(seed)).unwrap().base, seed * 2);
         assert_eq!(mine.by_key(seed, seed).map(|found| *found.0), Some(bytes(seed)));
-        let mut other = bytes(seed);
-        other[255] ^= 1;
-        assert!(mine.by_bytes(seed, &other).is_none());
+        for at in [0, 100, 255] {
+            let mut other = bytes(seed);
+            other[at] ^= 1;
+            assert!(mine.by_bytes(seed, &other).is_none());
+        }
     }
-    // The third of one hash takes the place of one of the two before.
-    for seed in 1001..1004 {
-        mine.store(500, &bytes(seed), note(seed));
+    // The same key again takes its own place; the fifth of one hash takes the place of one of the four before.
+    for seed in 1001..1006 {
+        for _ in 0..3 {
+            mine.store(500, &bytes(seed), note(seed));
+        }
     }
-    assert!(mine.by_bytes(500, &bytes(1003)).is_some());
-    assert_eq!((1001..1004).filter(|&seed| mine.by_key(500, seed).is_some()).count(), 2);
+    assert!(mine.by_bytes(500, &bytes(1005)).is_some());
+    assert_eq!((1001..1006).filter(|&seed| mine.by_key(500, seed).is_some()).count(), 4);
     std::thread::scope(|scope| {
         scope.spawn(|| assert!(memo.current().is_none(), "another thread has a table of its own"));
     });
