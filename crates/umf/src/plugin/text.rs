@@ -8,6 +8,7 @@ use std::sync::Mutex;
 
 const TEXTS: usize = 512;
 const LONGEST: usize = 200;
+const TRIES: usize = 1000;
 
 /// `text`, or its beginning, for ever; `fallback` if too many different texts were kept already.
 pub(super) fn lasting(text: &str, fallback: &'static str) -> &'static str {
@@ -15,8 +16,15 @@ pub(super) fn lasting(text: &str, fallback: &'static str) -> &'static str {
     let text = text.trim();
     let end = (0..=LONGEST.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
     let text = &text[..end.unwrap_or(0)];
-    // Not waited for: a forked child may find it taken for ever.
-    let Ok(mut kept) = KEPT.try_lock() else { return fallback };
+    // Waited for with a bound: a forked child may find it taken for ever.
+    let taken = (0..TRIES).find_map(|_| {
+        let taken = KEPT.try_lock().ok();
+        if taken.is_none() {
+            std::thread::yield_now();
+        }
+        taken
+    });
+    let Some(mut kept) = taken else { return fallback };
     if let Some(known) = kept.get(text) {
         return known;
     }
