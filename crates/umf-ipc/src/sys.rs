@@ -4,7 +4,7 @@ use core::ptr::NonNull;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
-use rustix::io::{Errno, FdFlags};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource};
 
@@ -336,11 +336,3 @@ pub(crate) unsafe fn close_inherited(number: RawFd) {
     // SAFETY: passed on to the caller.
     drop(unsafe { OwnedFd::from_raw_fd(number) });
 }
-
-/// Whether the fd is close-on-exec.
-#[cfg(test)]
-pub(crate) fn is_cloexec(fd: impl AsFd) -> bool {
-    rustix::io::fcntl_getfd(fd).is_ok_and(|flags| flags.contains(FdFlags::CLOEXEC))
-}
-#[cfg(not(test))]
-const _: FdFlags = FdFlags::CLOEXEC;

@@ -21,4 +21,5 @@ fuzz_target!(|data: &[u8]| {
             Err(error) => drop(error.to_string()),
         }
     }
+    let _ = std::fs::remove_dir_all(&folder);
 });

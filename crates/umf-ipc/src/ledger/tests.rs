@@ -157,5 +157,6 @@ fn what_is_no_ledger_is_refused() {
     assert!(matches!(open(liar), Err(Error::Misbehaved { .. })));
     assert!(open(ledger.shared_fd().try_clone().unwrap()).is_ok());
     assert_eq!(size_of::<Slot>(), 64);
-    assert!(sys::is_cloexec(ledger.shared_fd()));
+    let flags = rustix::io::fcntl_getfd(ledger.shared_fd()).unwrap();
+    assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
 }
