@@ -9,8 +9,7 @@
 //!   and in the child, so that a child never inherits a lock that a thread it does not have holds.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::Once;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use crate::lock::Lock;
 use crate::{Error, Result, sys};
@@ -61,23 +60,27 @@ fn notice() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Makes the canary page and the fork handlers, once.
+/// Makes the canary page and the fork handlers. Nobody waits for another thread here (as with `std::sync::Once`): a child
+/// forked meanwhile does not have that thread.
 fn install() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
+    static INSTALLING: AtomicBool = AtomicBool::new(false);
+    if !INSTALLING.swap(true, Ordering::AcqRel) {
         // SAFETY: the handlers are functions of this crate that stay loaded with it; they only take and
         // release locks. A failure (no memory) leaves forks with locks unhandled, as if never called.
         let _ = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
-        if let Ok(page) = sys::map_metadata(PAGE) {
-            // Without the advice (Linux before 4.14) the handlers alone notice forks.
-            // SAFETY: the page was mapped above and is not shared yet.
-            let _ = unsafe { sys::wipe_on_fork(page, PAGE) };
-            let canary = page.cast::<AtomicU32>();
-            // SAFETY: a zeroed page is a valid AtomicU32.
-            unsafe { canary.as_ref() }.store(ALIVE, Ordering::Relaxed);
-            CANARY.store(canary.as_ptr(), Ordering::Release);
-        }
-    });
+    }
+    let Ok(page) = sys::map_metadata(PAGE) else { return };
+    // Without the advice (Linux before 4.14) the handlers alone notice forks.
+    // SAFETY: the page was mapped above and is not shared yet.
+    let _ = unsafe { sys::wipe_on_fork(page, PAGE) };
+    let canary = page.cast::<AtomicU32>();
+    // SAFETY: a zeroed page is a valid AtomicU32.
+    unsafe { canary.as_ref() }.store(ALIVE, Ordering::Relaxed);
+    let none = core::ptr::null_mut();
+    if CANARY.compare_exchange(none, canary.as_ptr(), Ordering::AcqRel, Ordering::Acquire).is_err() {
+        // SAFETY: another thread was first; nobody has seen this page.
+        let _ = unsafe { rustix::mm::munmap(page.as_ptr().cast(), PAGE) };
+    }
 }
 
 /// Something with locks that have to come through a fork.

@@ -6,8 +6,7 @@
 //! of being lost, and thread-local storage is one const-initialised word without a destructor.
 
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU32, Ordering};
-use std::sync::OnceLock;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::lock::Lock;
 use crate::metadata::Chunks;
@@ -100,13 +99,28 @@ fn enter() -> Option<ThreadIndex> {
     Some(ThreadIndex(number))
 }
 
+/// The key whose destructor runs at the end of each thread. Nobody waits for another thread here: a child forked
+/// meanwhile does not have it.
 fn exit_key() -> Option<libc::pthread_key_t> {
-    static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
-    *KEY.get_or_init(|| {
-        let mut key = 0;
-        // SAFETY: `key` is valid for the write; the destructor is a function of this crate.
-        (unsafe { libc::pthread_key_create(&raw mut key, Some(leave)) } == 0).then_some(key)
-    })
+    /// The key plus one.
+    static KEY: AtomicU64 = AtomicU64::new(0);
+    let known = |word: u64| libc::pthread_key_t::try_from(word.checked_sub(1)?).ok();
+    if let Some(key) = known(KEY.load(Ordering::Acquire)) {
+        return Some(key);
+    }
+    let mut key = 0;
+    // SAFETY: `key` is valid for the write; the destructor is a function of this crate.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(leave)) } != 0 {
+        return None;
+    }
+    match KEY.compare_exchange(0, u64::from(key) + 1, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Some(key),
+        Err(first) => {
+            // SAFETY: another thread was first; nobody uses this key.
+            unsafe { libc::pthread_key_delete(key) };
+            known(first)
+        }
+    }
 }
 
 extern "C" fn leave(_value: *mut libc::c_void) {
