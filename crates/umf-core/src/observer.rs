@@ -26,7 +26,19 @@ pub enum Freed {
 pub trait ExportObserver: Send + Sync {
     /// Called in the freeing thread, before the memory can be used again. Must not allocate from or free to
     /// pools, and must not fail: whatever names the memory has to be invalid when it returns.
-    fn before_free(&self, freed: Freed);
+    ///
+    /// `Some` if other processes may still use the memory: then it is not to be used again before
+    /// [`Leases::is_leased`] says no.
+    fn before_free(&self, freed: Freed) -> Option<Arc<dyn Leases>>;
+}
+
+/// What other processes still use of memory that was freed. It knows that by itself: nobody has to tell it, and a process
+/// that died uses nothing.
+pub trait Leases: Send + Sync {
+    /// Whether anything that was exported from this range and is freed by now is still open in another process. It may be
+    /// asked at any time and in any thread; once it has said no it does not say yes again before something of the range is
+    /// exported anew.
+    fn is_leased(&self, base: Address, size: usize) -> bool;
 }
 
 static OBSERVERS: Lock<Vec<Weak<dyn ExportObserver>>> = Lock::new(Vec::new());
@@ -43,18 +55,37 @@ pub fn observe(observer: &Arc<dyn ExportObserver>) {
 }
 
 /// Tells all observers. For pools and [`crate::tracker::Upstream`]; called for flagged memory only.
+///
+/// `Some` if other processes may still use the memory.
 #[cold]
-pub fn before_free(freed: Freed) {
+pub fn before_free(freed: Freed) -> Option<Arc<dyn Leases>> {
     let mut index = 0;
+    let mut leases = None;
     loop {
         // One at a time, and not under the lock: an observer may take locks of its own.
         let observer = OBSERVERS.lock().get(index).map(Weak::upgrade);
         match observer {
-            Some(Some(observer)) => observer.before_free(freed),
+            Some(Some(observer)) => leases = both(leases, observer.before_free(freed)),
             Some(None) => {}
-            None => return,
+            None => return leases,
         }
         index += 1;
+    }
+}
+
+/// Leases of two observers: memory that two exporters exported.
+struct Both(Arc<dyn Leases>, Arc<dyn Leases>);
+
+impl Leases for Both {
+    fn is_leased(&self, base: Address, size: usize) -> bool {
+        self.0.is_leased(base, size) || self.1.is_leased(base, size)
+    }
+}
+
+fn both(one: Option<Arc<dyn Leases>>, other: Option<Arc<dyn Leases>>) -> Option<Arc<dyn Leases>> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(Arc::new(Both(one, other))),
+        (one, other) => one.or(other),
     }
 }
 
@@ -79,8 +110,9 @@ mod tests {
     struct Counting(AtomicUsize);
 
     impl ExportObserver for Counting {
-        fn before_free(&self, _freed: Freed) {
+        fn before_free(&self, _freed: Freed) -> Option<Arc<dyn Leases>> {
             self.0.fetch_add(1, Ordering::SeqCst);
+            None
         }
     }
 
@@ -92,11 +124,12 @@ mod tests {
     }
 
     impl ExportObserver for Waiting {
-        fn before_free(&self, _freed: Freed) {
+        fn before_free(&self, _freed: Freed) -> Option<Arc<dyn Leases>> {
             self.inside.store(true, Ordering::SeqCst);
             while !self.go.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
+            None
         }
     }
 
@@ -112,7 +145,7 @@ mod tests {
         observe(&last_too);
         drop(dead);
         std::thread::scope(|scope| {
-            scope.spawn(|| before_free(Freed::Block { address: Address::from_bits(1 << 40) }));
+            scope.spawn(|| drop(before_free(Freed::Block { address: Address::from_bits(1 << 40) })));
             while !waiting.inside.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }

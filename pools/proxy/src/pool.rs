@@ -145,7 +145,7 @@ unsafe impl Pool for ProxyPool {
         }
         let (found, block) = self.find_start(address)?;
         match block.end(&found.region) {
-            Some(true) => before_free(Freed::Block { address }),
+            Some(true) => drop(before_free(Freed::Block { address })),
             Some(false) => {}
             None => return Err(Error::NotAllocated { address }),
         }
@@ -212,7 +212,7 @@ impl Drop for ProxyPool {
                 continue;
             };
             if block.end(&found.region) == Some(true) && !self.upstream.is_frozen() {
-                before_free(Freed::Block { address });
+                drop(before_free(Freed::Block { address }));
             }
             // SAFETY: whoever still uses a block of a pool that is gone breaks the contract of `allocate`. A
             // provider that refuses keeps the region.

@@ -285,7 +285,7 @@ unsafe impl Pool for SlabPool {
             if old & LIVE == 0 {
                 return Err(self.why_not(address));
             }
-            before_free(Freed::Block { address });
+            drop(before_free(Freed::Block { address }));
         }
         self.put(place, address)
     }
@@ -335,7 +335,7 @@ impl SlabPool {
             let state = unsafe { span.state(index).as_ref() };
             if Self::is_exported(state.load(Ordering::Acquire)) {
                 let address = Address::from_bits(span.base().to_bits() + index * span.block());
-                before_free(Freed::Block { address });
+                drop(before_free(Freed::Block { address }));
             }
         }
     }

@@ -309,7 +309,7 @@ impl Upstream {
 
     fn retire(&self, number: RegionNumber, region: Region) -> Result<()> {
         if end(number, region)? {
-            before_free(Freed::Region(region));
+            drop(before_free(Freed::Region(region)));
         }
         Ok(())
     }

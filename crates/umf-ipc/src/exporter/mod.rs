@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use umf_core::fork::{self, ForkAware};
 use umf_core::lock::Lock;
-use umf_core::observer::{self, ExportObserver, Freed};
+use umf_core::observer::{self, ExportObserver, Freed, Leases};
 use umf_core::{Address, Region};
 
 use crate::Result;
@@ -176,13 +176,14 @@ impl Inner {
 }
 
 impl ExportObserver for Inner {
-    fn before_free(&self, freed: Freed) {
-        let Some(state) = self.current() else { return };
+    fn before_free(&self, freed: Freed) -> Option<Arc<dyn Leases>> {
+        let state = self.current()?;
         match freed {
             Freed::Block { address } => state.retire_block(address),
             Freed::Region(region) => state.retire_region(&region),
             _ => {}
         }
+        None
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
 use super::{Make, Numbers, allocate, at, free, try_free};
-use crate::observer::{self, ExportObserver, Freed};
+use crate::observer::{self, ExportObserver, Freed, Leases};
 use crate::{Address, Error, Pool};
 
 /// Frees and looks up an address that is no start of a live block, and checks that nothing came of it.
@@ -112,10 +112,11 @@ impl Recorder {
 }
 
 impl ExportObserver for Recorder {
-    fn before_free(&self, freed: Freed) {
+    fn before_free(&self, freed: Freed) -> Option<Arc<dyn Leases>> {
         if let Freed::Block { address } = freed {
             self.freed.lock().unwrap_or_else(PoisonError::into_inner).push(address);
         }
+        None
     }
 }
 
