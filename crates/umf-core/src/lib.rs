@@ -8,6 +8,7 @@
 //! | address | [`Address`], which cannot be dereferenced |
 //! | tracker | [`tracker::find`]: from an address to its region and pool |
 //! | exported memory | [`observer`]: who is told before it goes |
+//! | step | [`step`](mod@step): where tests kill processes |
 //!
 //! A crate that brings a provider or a pool depends on this one alone, and runs the conformance suite of
 //! its trait with one line: `provider_conformance!`, `pool_conformance!` (feature `conformance`).
@@ -30,6 +31,7 @@ pub mod observer;
 mod pool;
 pub mod provider;
 pub mod statistics;
+pub mod step;
 mod sys;
 pub mod thread;
 pub mod tracker;

@@ -42,3 +42,32 @@ pub(crate) fn futex_wait(word: &core::sync::atomic::AtomicU32, expected: u32) {
 pub(crate) fn futex_wake_one(word: &core::sync::atomic::AtomicU32) {
     let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::PRIVATE, 1);
 }
+
+/// The value of an environment variable. Allocates nothing.
+#[cfg(feature = "fail-points")]
+pub(crate) fn variable(name: &core::ffi::CStr) -> Option<&'static core::ffi::CStr> {
+    // SAFETY: a C string; as everywhere, nobody changes the environment while others read it.
+    let value = NonNull::new(unsafe { libc::getenv(name.as_ptr()) })?;
+    // SAFETY: getenv yields C strings that stay until the variable is changed, which nobody does.
+    Some(unsafe { core::ffi::CStr::from_ptr(value.as_ptr()) })
+}
+
+/// Ends this process with SIGKILL, and does not come back.
+#[cfg(feature = "fail-points")]
+pub(crate) fn kill_this_process() -> ! {
+    loop {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
+}
+
+/// Stops this process, all of its threads, until somebody sends SIGCONT.
+#[cfg(feature = "fail-points")]
+pub(crate) fn stop_this_process() {
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+}
+
+/// Waits, whatever signals come.
+#[cfg(feature = "fail-points")]
+pub(crate) fn sleep(time: core::time::Duration) {
+    std::thread::sleep(time);
+}

@@ -11,6 +11,7 @@ use super::record::REGIONS;
 use super::{RegionNumber, end, find, insert, remove, replace};
 use crate::lock::Lock;
 use crate::observer::{Freed, before_free};
+use crate::step::{Step, step};
 use crate::{Error, Layout, Pool, Provider, Region, Result, fork};
 
 /// A provider that is kept alive by a reference count, or for ever.
@@ -255,8 +256,12 @@ impl Upstream {
             return Err(Error::Frozen { what: "shared memory" });
         }
         let region = self.provider.allocate(layout)?;
+        step(Step::UpstreamAllocated);
         match insert(region, self.id) {
-            Ok(number) => Ok((region, number)),
+            Ok(number) => {
+                step(Step::UpstreamTracked);
+                Ok((region, number))
+            }
             Err(error) => {
                 // SAFETY: the region was allocated above and nobody has seen it. A provider that cannot take it
                 // back keeps it; the error that matters is the first.
@@ -296,9 +301,12 @@ impl Upstream {
         }
         let number = self.number_of(&region)?;
         self.retire(number, region)?;
+        step(Step::UpstreamRetired);
         remove(number, region);
+        step(Step::UpstreamRemoved);
         // SAFETY: passed on to the caller; nothing names the region any more.
         let freed = unsafe { self.provider.free(region) };
+        step(Step::UpstreamFreed);
         if freed.is_err() {
             // Still mapped as far as anyone knows: keep it findable. If even that fails, it is merely not found. (It was
             // taken out first, because after the provider's free the addresses may be another region's.)
