@@ -20,6 +20,12 @@ impl Nonce {
         &self.0
     }
 
+    /// As two words.
+    pub(crate) fn halves(&self) -> [u64; 2] {
+        let whole = u128::from_le_bytes(self.0);
+        [whole as u64, (whole >> 64) as u64]
+    }
+
     pub(crate) fn random() -> Result<Self, rustix::io::Errno> {
         Ok(Self(sys::random()?))
     }
@@ -48,6 +54,12 @@ impl BootId {
 
     pub(crate) const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
+    }
+
+    /// As two words.
+    pub(crate) fn halves(&self) -> [u64; 2] {
+        let whole = u128::from_le_bytes(self.0);
+        [whole as u64, (whole >> 64) as u64]
     }
 
     pub(crate) const fn as_bytes(&self) -> &[u8; 16] {

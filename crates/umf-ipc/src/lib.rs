@@ -14,6 +14,7 @@
 //! - [`importer`]: opens handles, keeps mappings in a bounded cache
 //! - [`transfer`]: how an fd travels: `pidfd`, `procfs`, `socket`
 //! - `ledger`: the shared pages that say which exports are current
+//! - `lease`: the shared pages that say who has what open
 //! - `cache`: what both sides' caches are made of
 //! - `protocol`: the lock-free parts of both, as loom models them
 //!
@@ -26,6 +27,7 @@ pub mod exporter;
 mod handle;
 mod identity;
 pub mod importer;
+mod lease;
 mod ledger;
 mod protocol;
 mod sys;

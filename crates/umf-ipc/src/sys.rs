@@ -110,6 +110,28 @@ fn peer(socket: BorrowedFd<'_>) -> Result<(u32, i32)> {
     }
 }
 
+/// A pidfd of a socket's peer, which its pid may not be visible for (`SO_PEERPIDFD`, Linux 6.5). Before that, of its pid.
+pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let mut number: RawFd = -1;
+    let mut length = size_of::<RawFd>() as libc::socklen_t;
+    // SAFETY: `number` is valid for a write of `length` bytes, and so is `length`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut number).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 && number >= 0 {
+        // SAFETY: the kernel made this fd for the call above.
+        return Some(unsafe { OwnedFd::from_raw_fd(number) });
+    }
+    let (_, pid) = peer(socket).ok()?;
+    pidfd_open(u32::try_from(pid).ok().filter(|&pid| pid != 0)?).ok()
+}
+
 pub(crate) fn pidfd_open(pid: u32) -> Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
     rustix::process::pidfd_open(pid, PidfdFlags::empty())
@@ -258,11 +280,114 @@ pub(crate) fn fd_limit() -> u64 {
     rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// A shared mapping of the beginning of a file, unmapped when dropped.
+/// Makes a hole of a range of a file: it reads as zeros, and its pages are free.
+pub(crate) fn punch(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
+    use rustix::fs::FallocateFlags;
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::io::retry_on_intr(|| rustix::fs::fallocate(&fd, flags, offset, size))
+}
+
+/// A range of address space with nothing in it: what is written there goes nowhere, what is read is zero. Unmapped when
+/// dropped, whatever was put there meanwhile.
+#[derive(Debug)]
+pub(crate) struct AddressRange {
+    base: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: the range is memory; whoever reads or writes it takes care of races.
+unsafe impl Send for AddressRange {}
+
+impl AddressRange {
+    /// `size` bytes at a multiple of `size`, a power of two.
+    pub(crate) fn aligned(size: usize) -> Result<Self> {
+        debug_assert!(size.is_power_of_two());
+        let (protection, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let whole =
+            unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), size * 2, protection, flags) }?;
+        let before = whole.addr().next_multiple_of(size) - whole.addr();
+        let base = NonNull::new(whole.cast::<u8>().wrapping_add(before)).ok_or(Errno::NOMEM)?;
+        let range = Self { base, size };
+        if before > 0 {
+            // SAFETY: the part of the mapping before the range, which nobody has seen.
+            unsafe { rustix::mm::munmap(whole, before) }?;
+        }
+        // SAFETY: the part behind it.
+        unsafe { rustix::mm::munmap(base.as_ptr().wrapping_add(size).cast(), size - before) }?;
+        Ok(range)
+    }
+
+    pub(crate) const fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Puts a part of a file at `place` in the range, which forked children do not get.
+    pub(crate) fn show(&self, place: usize, fd: impl AsFd, offset: u64, size: usize) -> Result<()> {
+        assert!(place + size <= self.size, "inside of the range");
+        let at = self.base.as_ptr().wrapping_add(place).cast();
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: the range is this object's own; at every moment something is mapped there.
+        unsafe { rustix::mm::mmap(at, size, protection, flags, fd, offset) }?;
+        // SAFETY: the range is this object's; the advice changes nothing in this process.
+        unsafe { rustix::mm::madvise(at, size, Advice::LinuxDontFork) }?;
+        // SAFETY: as above. (A sparse table would make a core dump of its whole size.)
+        unsafe { rustix::mm::madvise(at, size, Advice::LinuxDontDump) }
+    }
+
+    /// Puts nothing there again, from `place` on.
+    pub(crate) fn clear(&self, place: usize) -> Result<()> {
+        assert!(place < self.size, "inside of the range");
+        let at = self.base.as_ptr().wrapping_add(place).cast();
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: as in `show`.
+        unsafe { rustix::mm::mmap_anonymous(at, self.size - place, protection, flags) }?;
+        Ok(())
+    }
+}
+
+impl Drop for AddressRange {
+    fn drop(&mut self) {
+        // SAFETY: the range is this object's own, and nothing borrowed from it is left.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
+    }
+}
+
+/// Gives forked children zeros in place of this memory (Linux 4.14, `madvise(2)`).
+///
+/// # Safety
+/// The range is whole pages of a private anonymous mapping.
+pub(crate) unsafe fn wipe_on_fork(address: NonNull<u8>, size: usize) -> Result<()> {
+    // SAFETY: the advice changes nothing in this process.
+    unsafe { rustix::mm::madvise(address.as_ptr().cast(), size, Advice::LinuxWipeOnFork) }
+}
+
+/// Gives the page at `address` its memory, so that writing there cannot be SIGBUS (`MADV_POPULATE_WRITE`, Linux 5.14; on
+/// older ones nothing happens).
+///
+/// # Safety
+/// `address` is the beginning of a page of a mapping that may be written.
+pub(crate) unsafe fn populate(address: NonNull<u8>, size: usize) -> Result<()> {
+    loop {
+        // SAFETY: passed on to the caller; the contents stay.
+        match unsafe { rustix::mm::madvise(address.as_ptr().cast(), size, Advice::LinuxPopulateWrite) } {
+            Err(Errno::INVAL) | Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// A shared mapping of a part of a file, unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct SharedMapping {
     base: NonNull<u8>,
     size: usize,
+    /// The process that has it, as [`umf_core::fork::generation`] counts; `None` if its children have it as well.
+    kept_from_children: Option<u32>,
 }
 
 // SAFETY: the mapping is memory; whoever reads or writes it takes care of races.
@@ -271,7 +396,13 @@ unsafe impl Send for SharedMapping {}
 unsafe impl Sync for SharedMapping {}
 
 impl SharedMapping {
+    /// The first `size` bytes.
     pub(crate) fn new(fd: impl AsFd, size: usize, writable: bool) -> Result<Self> {
+        Self::at(fd, 0, size, writable)
+    }
+
+    /// `size` bytes from `offset`, a multiple of the page size.
+    pub(crate) fn at(fd: impl AsFd, offset: u64, size: usize, writable: bool) -> Result<Self> {
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe {
@@ -281,17 +412,22 @@ impl SharedMapping {
                 protection,
                 MapFlags::SHARED | MapFlags::NORESERVE,
                 fd,
-                0,
+                offset,
             )
         }?;
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, size })
+        let mapping = Self { base, size, kept_from_children: None };
+        // SAFETY: the range is this mapping. (A sparse file would make a core dump of its whole size.)
+        unsafe { rustix::mm::madvise(base.as_ptr().cast(), size, Advice::LinuxDontDump) }?;
+        Ok(mapping)
     }
 
     /// A forked child does not get this mapping.
-    pub(crate) fn keep_from_children(&self) -> Result<()> {
+    pub(crate) fn keep_from_children(&mut self) -> Result<()> {
         // SAFETY: the range is this mapping; the advice changes nothing in this process.
-        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.size, Advice::LinuxDontFork) }
+        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.size, Advice::LinuxDontFork) }?;
+        self.kept_from_children = Some(umf_core::fork::generation());
+        Ok(())
     }
 
     pub(crate) const fn base(&self) -> NonNull<u8> {
@@ -305,6 +441,10 @@ impl SharedMapping {
 
 impl Drop for SharedMapping {
     fn drop(&mut self) {
+        if self.kept_from_children.is_some_and(|process| process != umf_core::fork::generation()) {
+            // Not here: what is at its address now is somebody else's.
+            return;
+        }
         // SAFETY: the mapping is this object's own, and nothing borrowed from it is left.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
     }

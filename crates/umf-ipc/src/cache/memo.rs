@@ -9,6 +9,8 @@ use umf_core::thread::{self, ThreadIndex};
 
 use super::pins::PinCell;
 use crate::handle::SIZE;
+use crate::lease::Lease;
+use crate::sys;
 
 const RECORDS: usize = 1024;
 /// Places that a hash has.
@@ -25,6 +27,8 @@ pub(crate) struct Note {
     /// Where the generation lies that decides, and what it has to be.
     pub word: NonNull<AtomicU64>,
     pub generation: u64,
+    /// Where to count an open, for what is imported.
+    pub lease: Option<Lease>,
     /// The user's.
     pub base: u64,
     pub length: u64,
@@ -100,6 +104,9 @@ impl Memo {
         }
         let row = self.rows.get_or_grow(thread::current()?.get()).ok()?;
         let first = NonNull::from(row.chunk.get_or_grow(0).ok()?);
+        // A forked child forgets: what its notes say of leases is the parent's.
+        // SAFETY: the records are a chunk of their own, a private mapping, in whole pages.
+        unsafe { sys::wipe_on_fork(first.cast(), RECORDS * size_of::<Record>()) }.ok()?;
         row.first.store(first.as_ptr(), Ordering::Relaxed);
         self.current()
     }

@@ -77,6 +77,32 @@ impl PinCell {
         }
         true
     }
+
+    /// Pins the entry and counts a lease, if the entry has this stamp and the export, whose generation the entry keeps
+    /// readable, is current.
+    ///
+    /// # Safety
+    /// As [`PinCell::pin_stamped`]; and `lease` is mapped, and written by the calling thread alone.
+    #[inline]
+    pub(crate) unsafe fn pin_and_lease(
+        &self,
+        stamp: u64,
+        lease: NonNull<AtomicU64>,
+        is_current: impl FnOnce() -> bool,
+    ) -> bool {
+        // SAFETY: the words stay as long as the pins, which exist.
+        let (count, current, touched) =
+            unsafe { (self.count.as_ref(), self.stamp.as_ref(), self.touched.as_ref()) };
+        // SAFETY: the caller says that it is mapped.
+        let lease = unsafe { lease.as_ref() };
+        if !protocol::pin_and_lease((count, current, stamp), lease, is_current) {
+            return false;
+        }
+        if touched.load(Ordering::Relaxed) == 0 {
+            touched.store(1, Ordering::Relaxed);
+        }
+        true
+    }
 }
 
 /// A pin that its holder gives back through the [`Pins`]: in whatever thread, but fast in the one that took it.
@@ -177,8 +203,8 @@ impl Pins {
 
     /// Takes a pin back: without a look-up in the thread that took it.
     #[inline]
-    pub(crate) fn give_back(&self, pin: Pin) {
-        if thread::current().is_some_and(|thread| thread.get() == pin.thread) {
+    pub(crate) fn give_back(&self, pin: Pin, current: Option<ThreadIndex>) {
+        if current.is_some_and(|thread| thread.get() == pin.thread) {
             // SAFETY: the pin was made by this thread, whose words stay as long as the pins.
             protocol::unpin(unsafe { pin.count.as_ref() });
         } else {

@@ -229,6 +229,7 @@ fn memo_finds_what_was_stored_in_the_same_thread_and_nothing_else() {
         stamp: 1,
         word: core::ptr::NonNull::from(&word),
         generation: 1,
+        lease: None,
         base: key * 2,
         length: 3,
         flags: 0,

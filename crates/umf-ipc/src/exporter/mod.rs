@@ -6,6 +6,8 @@ mod region_export;
 mod settings;
 mod state;
 
+pub(crate) use region_export::NativeGuard;
+
 pub use export::Export;
 pub use settings::{ExporterSettings, Ptracer};
 
@@ -181,9 +183,8 @@ impl ExportObserver for Inner {
         match freed {
             Freed::Block { address } => state.retire_block(address),
             Freed::Region(region) => state.retire_region(&region),
-            _ => {}
+            _ => None,
         }
-        None
     }
 }
 

@@ -1,29 +1,54 @@
 //! One native export of a region, and the exports of blocks in it.
 
-use hashbrown::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use umf_core::lock::Lock;
 use umf_core::tracker::ProviderRef;
-use umf_core::{NativeExport, ProviderKind, Region};
+use umf_core::{Address, NativeExport, ProviderKind, Region};
 
 use crate::cache::Cached;
 use crate::handle::Handle;
-use crate::ledger::LedgerWriter;
+use crate::lease::Board;
 use crate::sys::FileIdentity;
 
-/// What the exporter's cache holds. Leaving the cache retires whatever is exported; dropping gives the native export back
-/// to its provider.
+/// A native export of a region. Dropping it gives it back to the region's provider.
 #[derive(Debug)]
-pub(super) struct RegionExport {
+pub(crate) struct NativeGuard {
     pub region: Region,
     pub provider: ProviderRef,
-    pub kind: ProviderKind,
     /// `Some` until dropped.
     pub native: Option<NativeExport>,
     pub identity: Option<FileIdentity>,
+}
+
+impl NativeGuard {
+    pub(super) fn fd(&self) -> Option<&Arc<OwnedFd>> {
+        self.native.as_ref().and_then(|native| native.fd.as_ref())
+    }
+}
+
+impl Drop for NativeGuard {
+    fn drop(&mut self) {
+        if let Some(native) = self.native.take()
+            && let Some(ability) = self.provider.export()
+            && let Err(error) = ability.unexport(&self.region, native)
+        {
+            tracing::warn!(region = ?self.region, %error, "the provider could not take its native export back");
+        }
+    }
+}
+
+/// What the exporter's cache holds. Leaving the cache retires whatever is exported.
+#[derive(Debug)]
+pub(super) struct RegionExport {
+    pub region: Region,
+    pub kind: ProviderKind,
+    /// `Some` until dropped. Others hold it as long as something of the region is open elsewhere.
+    pub native: Option<Arc<NativeGuard>>,
     pub opens_through_procfs: bool,
-    pub ledger: Arc<LedgerWriter>,
+    pub board: Arc<Board>,
     /// The slot of the region as a whole.
     pub slot: u32,
     pub generation: u64,
@@ -81,26 +106,24 @@ impl Cached for RegionExport {
             blocks.closed = true;
             core::mem::take(&mut blocks.by_address)
         };
+        let Some(native) = &self.native else { return 0 };
+        // The region first: then importers see that all of it is gone.
+        let whole = (self.region.base(), self.region.size());
+        self.board.retire((self.slot, self.generation), whole, native);
         let mut kept = 0;
-        for block in blocks.into_values() {
+        for (address, block) in blocks {
             kept += u64::from(block.kept);
-            self.ledger.retire(block.slot, block.generation);
-            self.ledger.give_back(block.slot);
+            let part = (Address::from_bits(address), block.handle.length() as usize);
+            self.board.retire((block.slot, block.generation), part, native);
         }
-        self.ledger.retire(self.slot, self.generation);
         kept
     }
 }
 
 impl Drop for RegionExport {
     fn drop(&mut self) {
-        self.ledger.give_back(self.slot);
-        if let Some(native) = self.native.take()
-            && let Some(ability) = self.provider.export()
-            && let Err(error) = ability.unexport(&self.region, native)
-        {
-            tracing::warn!(region = ?self.region, %error, "the provider could not take its native export back");
-        }
+        // Back with the provider, unless somebody has it open: then the region is not freed either.
+        drop(self.native.take());
         let mut closing = self.closing.0.lock();
         if let Some(place) = closing.iter().position(|&region| region == self.region.id().get()) {
             closing.swap_remove(place);

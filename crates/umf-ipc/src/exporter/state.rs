@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use umf_core::lock::Lock;
 use umf_core::metadata::Chunks;
+use umf_core::observer::Leases;
 use umf_core::tracker::{self, Found};
-use umf_core::{Address, Region, fork};
+use umf_core::{Address, Region, fork, thread};
 
 use super::fd_source::Source;
-use super::region_export::{BlockExport, Blocks, Closing, RegionExport};
+use super::region_export::{BlockExport, Blocks, Closing, NativeGuard, RegionExport};
 use super::settings::ExporterSettings;
 use super::{Export, Target};
 use crate::cache::{Cache, CacheStatistics, Entry, Limits, Memo, Note, Pin};
@@ -18,7 +19,8 @@ use crate::handle::{
     FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET, Fields, Handle, SIZE as HANDLE_SIZE,
 };
 use crate::identity::Nonce;
-use crate::ledger::{LedgerWriter, SlotContent};
+use crate::lease::Board;
+use crate::ledger::SlotContent;
 use crate::sys;
 use crate::transfer::socket::server::Server;
 use crate::transfer::{Exchange, Mode, yama_scope};
@@ -34,7 +36,7 @@ const KEPT: u64 = 1;
 pub(crate) struct State {
     /// The process that made it, as [`fork::generation`] counts.
     generation: u32,
-    ledger: Arc<LedgerWriter>,
+    board: Arc<Board>,
     cache: Cache<u64, RegionExport>,
     closing: Arc<Closing>,
     memo: Memo,
@@ -50,7 +52,7 @@ impl State {
     /// `procfs` says whether the memory that is exported first can be opened through `/proc`.
     pub(super) fn new(settings: &ExporterSettings, procfs: bool) -> Result<Arc<Self>> {
         let served = wants_socket(&settings.exchange, procfs);
-        let ledger = Arc::new(LedgerWriter::new(settings.slots, served)?);
+        let board = Arc::new(Board::new(settings.slots, served)?);
         match sys::set_ptracer(settings.ptracer) {
             Ok(()) => {}
             // There is no yama, so nothing to be excepted from.
@@ -64,10 +66,10 @@ impl State {
             what: "exported regions",
             setting: "UMF_MAX_CREATED_IPC_HANDLES",
         };
-        let listener = if served { Some(Server::bind(ledger.nonce())?) } else { None };
+        let listener = if served { Some(Server::bind(board.ledger.nonce())?) } else { None };
         let state = Arc::new(Self {
             generation: fork::generation(),
-            ledger,
+            board,
             cache: Cache::new(limits, 8),
             closing: Arc::default(),
             memo: Memo::new(),
@@ -78,11 +80,10 @@ impl State {
             settings: settings.clone(),
         });
         if let Some(listener) = listener {
-            let source =
-                Source { ledger: Arc::clone(state.ledger.shared_fd()), state: Arc::downgrade(&state) };
-            *state.server.lock() = Some(Server::serve(listener, state.ledger.nonce(), Arc::new(source))?);
+            let source = Source { board: Arc::clone(&state.board), state: Arc::downgrade(&state) };
+            *state.server.lock() = Some(Server::serve(listener, state.nonce(), Arc::new(source))?);
         }
-        tracing::debug!(nonce = %state.ledger.nonce(), served, "ledger made");
+        tracing::debug!(nonce = %state.nonce(), served, "ledger made");
         Ok(state)
     }
 
@@ -93,7 +94,7 @@ impl State {
     }
 
     pub(super) fn nonce(&self) -> Nonce {
-        self.ledger.nonce()
+        self.board.ledger.nonce()
     }
 
     pub(super) const fn is_served(&self) -> bool {
@@ -118,7 +119,7 @@ impl State {
         let pin = Pin::new(memo.thread(), note.pin);
         // SAFETY: `word` is a generation in the ledger, which stays mapped as long as this state.
         if unsafe { note.word.as_ref() }.load(Ordering::Acquire) != note.generation {
-            self.cache.pins().give_back(pin);
+            self.cache.pins().give_back(pin, Some(memo.thread()));
             return None;
         }
         memo.count_hit();
@@ -132,8 +133,9 @@ impl State {
             key: address.to_bits(),
             pin,
             stamp: entry.stamp(),
-            word: self.ledger.generation_word(block.slot),
+            word: self.board.ledger.generation_word(block.slot),
             generation: block.generation,
+            lease: None,
             base: 0,
             length: 0,
             flags: if block.kept { KEPT } else { 0 },
@@ -143,7 +145,7 @@ impl State {
 
     #[inline]
     pub(super) fn put(&self, pin: Pin) {
-        self.cache.pins().give_back(pin);
+        self.cache.pins().give_back(pin, thread::current());
     }
 
     /// Exports what holds `address`.
@@ -195,8 +197,9 @@ impl State {
                     let marked = owner.pool().map_or(Ok(()), |pool| pool.mark_exported(target.start));
                     if let Err(error) = marked {
                         blocks.by_address.remove(&key);
-                        self.ledger.retire(slot.0, slot.1);
-                        self.ledger.give_back(slot.0);
+                        // Nobody has seen its handle.
+                        self.board.ledger.retire(slot.0, slot.1);
+                        self.board.ledger.give_back(slot.0);
                         return Err(error.into());
                     }
                     handle
@@ -226,57 +229,57 @@ impl State {
         }
         // One native export of a region at a time.
         self.closing.wait_for(region.id().get());
-        let native = ability.export(&region)?;
-        let identity = match &native.fd {
-            Some(fd) => {
-                Some(sys::identity(fd).map_err(|errno| Error::system("fstat of the exported fd", errno))?)
+        let native = match self.board.native_of(region.id().get()) {
+            // Evicted while others had it open, and so still with the others.
+            Some(native) => native,
+            None => {
+                let provider = provider.clone();
+                let native = Some(ability.export(&region)?);
+                let mut native = NativeGuard { region, provider, native, identity: None };
+                if let Some(fd) = native.fd() {
+                    let identity = sys::identity(fd);
+                    let identity =
+                        identity.map_err(|errno| Error::system("fstat of the exported fd", errno))?;
+                    native.identity = Some(identity);
+                }
+                Arc::new(native)
             }
-            None => None,
         };
-        let slot = match self.ledger.take() {
-            Ok(slot) => slot,
-            Err(error) => {
-                // The first error is the one to report.
-                let _ = ability.unexport(&region, native);
-                return Err(error);
-            }
-        };
+        let slot = self.board.take()?;
         let mut export = RegionExport {
             region,
-            provider: provider.clone(),
             kind: provider.kind(),
             native: Some(native),
-            identity,
             opens_through_procfs: ability.fd_opens_through_procfs(),
-            ledger: Arc::clone(&self.ledger),
+            board: Arc::clone(&self.board),
             slot,
-            generation: self.ledger.next_generation(slot),
+            generation: self.board.ledger.next_generation(slot),
             blocks: Lock::new(Blocks::default()),
             closing: Arc::clone(&self.closing),
         };
-        export.generation = self.ledger.publish(slot, &content(&export));
+        export.generation = self.board.ledger.publish(slot, &content(&export));
         self.regions.get_or_grow(slot)?.store(region.id().get(), Ordering::Release);
         Ok(export)
     }
 
     fn publish(&self, entry: &RegionEntry, target: &Target) -> Result<BlockExport> {
         let export = &entry.value;
-        let slot = self.ledger.take()?;
+        let slot = self.board.take()?;
         match self.regions.get_or_grow(slot) {
             Ok(word) => word.store(export.region.id().get(), Ordering::Release),
             Err(error) => {
-                self.ledger.give_back(slot);
+                self.board.ledger.give_back(slot);
                 return Err(error.into());
             }
         }
-        let generation = self.ledger.publish(slot, &content(export));
+        let generation = self.board.ledger.publish(slot, &content(export));
         let handle = self.encode(export, target, slot, generation);
         Ok(BlockExport { slot, generation, handle, kept: false })
     }
 
     fn encode(&self, export: &RegionExport, target: &Target, slot: u32, generation: u64) -> Handle {
-        let identity = self.ledger.identity();
-        let native = export.native.as_ref();
+        let identity = self.board.ledger.identity();
+        let native = export.native.as_ref().and_then(|native| native.native.as_ref());
         let flag = |condition, flag| if condition { flag } else { 0 };
         let content = content(export);
         Fields {
@@ -286,9 +289,9 @@ impl State {
                 | flag(target.is_region, FLAG_REGION)
                 | flag(export.opens_through_procfs, FLAG_PROCFS),
             boot_id: identity.boot_id,
-            nonce: self.ledger.nonce(),
+            nonce: self.board.ledger.nonce(),
             pid: identity.pid,
-            ledger_fd: self.ledger.raw_fd(),
+            ledger_fd: self.board.ledger.raw_fd(),
             pid_namespace: identity.pid_namespace,
             pidfs_inode: identity.pidfs_inode,
             start_time: identity.start_time,
@@ -343,35 +346,44 @@ impl State {
         })
     }
 
-    /// The block at `address` is about to be freed.
-    pub(super) fn retire_block(&self, address: Address) {
-        let Some(found) = tracker::find(address) else { return };
+    /// The block at `address` is about to be freed. What of it is open elsewhere, if anything is.
+    pub(super) fn retire_block(&self, address: Address) -> Option<Arc<dyn Leases>> {
+        let found = tracker::find(address)?;
         self.cache.peek(&found.region.id().get(), |entry| {
             let block = entry.value.blocks.lock().by_address.remove(&address.to_bits());
-            let Some(block) = block else { return };
-            self.ledger.retire(block.slot, block.generation);
-            self.ledger.give_back(block.slot);
+            let (Some(block), Some(native)) = (block, &entry.value.native) else { return };
+            let part = (address, block.handle.length() as usize);
+            self.board.retire((block.slot, block.generation), part, native);
             if block.kept {
                 self.cache.pins().unpin(entry.number());
             }
         });
+        // Or an earlier export of it, evicted meanwhile.
+        self.leases(address, 1)
     }
 
-    /// The region is about to be freed: when this returns, nothing of it opens, and its provider has its export back.
-    pub(super) fn retire_region(&self, region: &Region) {
+    fn leases(&self, base: Address, size: usize) -> Option<Arc<dyn Leases>> {
+        let leased = self.board.may_be_leased() && self.board.is_leased(base, size);
+        leased.then(|| Arc::clone(&self.board) as _)
+    }
+
+    /// The region is about to be freed: when this returns, nothing of it opens, and its provider has its export back,
+    /// unless something of it is open elsewhere.
+    pub(super) fn retire_region(&self, region: &Region) -> Option<Arc<dyn Leases>> {
         let id = region.id().get();
         drop(self.cache.remove(&id));
         // Another thread may have evicted it, or may be looking at it, and drop it a little later.
         self.closing.wait_for(id);
+        self.leases(region.base(), region.size())
     }
 
     /// The fd behind a current export.
     pub(super) fn fd_of(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64> {
-        let now = || self.ledger.generation_of(slot).unwrap_or(0);
+        let now = || self.board.ledger.generation_of(slot).unwrap_or(0);
         let region = self.regions.get(slot).map_or(0, |word| word.load(Ordering::Acquire));
         let fd = self
             .cache
-            .peek(&region, |entry| entry.value.native.as_ref().and_then(|native| native.fd.clone()))
+            .peek(&region, |entry| entry.value.native.as_ref().and_then(|native| native.fd().cloned()))
             .flatten();
         match fd {
             // Read after the fd was taken: it was the right one then.
@@ -385,9 +397,10 @@ impl State {
     }
 
     pub(super) fn statistics(&self) -> CacheStatistics {
-        let mut fds = 1;
+        // The ledger, the door, and whom it watches.
+        let mut fds = 2 + self.board.door.watched();
         self.cache.for_each(|entry| {
-            fds += u64::from(entry.value.native.as_ref().is_some_and(|native| native.fd.is_some()));
+            fds += u64::from(entry.value.native.as_ref().is_some_and(|native| native.fd().is_some()));
         });
         CacheStatistics { fds, hits: self.memo.hits(), ..self.cache.statistics() }
     }
@@ -397,7 +410,7 @@ impl State {
         let mut regions = Vec::new();
         self.cache.for_each(|entry| regions.push(entry.value.region));
         for region in regions {
-            self.retire_region(&region);
+            drop(self.retire_region(&region));
         }
         let server = self.server.lock().take();
         drop(server);
@@ -411,14 +424,14 @@ impl State {
         }
         self.cache.lock_for_fork();
         self.closing.lock_for_fork();
-        self.ledger.lock_for_fork();
+        self.board.lock_for_fork();
     }
 
     /// # Safety
     /// [`State::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
     pub(super) unsafe fn unlock_after_fork(&self) {
         // SAFETY: passed on to the caller, here and below.
-        unsafe { self.ledger.unlock_after_fork() };
+        unsafe { self.board.unlock_after_fork() };
         // SAFETY: as above.
         unsafe { self.closing.unlock_after_fork() };
         // SAFETY: as above.
@@ -451,14 +464,17 @@ impl State {
             server.abandon();
         }
         // SAFETY: the state, which owns the fd, is leaked in this process: see `Inner`.
-        unsafe { sys::close_inherited(self.ledger.shared_fd().as_raw_fd()) };
+        unsafe { sys::close_inherited(self.board.ledger.shared_fd().as_raw_fd()) };
+        // SAFETY: as above, and the locks were taken.
+        unsafe { self.board.door.abandon_in_child() };
     }
 }
 
 /// What the ledger says of a region's exports.
 fn content(export: &RegionExport) -> SlotContent {
-    let native = export.native.as_ref();
-    let identity = export.identity;
+    let guard = export.native.as_ref();
+    let identity = guard.and_then(|guard| guard.identity);
+    let native = guard.and_then(|guard| guard.native.as_ref());
     SlotContent {
         device: identity.map_or(0, |identity| identity.device),
         inode: identity.map_or(0, |identity| identity.inode),

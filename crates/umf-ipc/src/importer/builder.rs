@@ -123,6 +123,7 @@ impl ImporterBuilder {
             cache: Cache::new(limits, self.settings.shards.clamp(1, 1024)),
             memo: [const { Memo::new() }; 2],
             producers: Lock::new(HashMap::new()),
+            ranges: Arc::default(),
             imports: Lock::new(self.imports),
             settings: self.settings,
         })

@@ -5,16 +5,19 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use umf_core::Address;
+use umf_core::thread;
 use vm_memory::{Bytes as _, VolatileSlice};
 
 use super::Inner;
 use crate::cache::Pin;
+use crate::lease::Lease;
 use crate::{Error, Result};
 
 /// Where a mapping is and how its validity is read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub pin: Pin,
+    pub lease: Lease,
     pub base: Address,
     pub length: usize,
     pub generation: u64,
@@ -43,10 +46,10 @@ unsafe impl Send for Mapping<'_> {}
 unsafe impl Sync for Mapping<'_> {}
 
 impl<'i> Mapping<'i> {
-    /// Takes over the pin `place.pin`.
+    /// Takes over the pin `place.pin` and the lease `place.lease`.
     ///
     /// # Safety
-    /// The pin is the caller's; the entry's region has `place.base .. + place.length`, accessible as the flags
+    /// Pin and lease are the caller's; the entry's region has `place.base .. + place.length`, accessible as the flags
     /// say; `place.word` is the address of a generation in the ledger that the entry keeps mapped.
     #[inline]
     pub(super) const unsafe fn new(importer: &'i Inner, place: Place) -> Self {
@@ -146,7 +149,10 @@ impl<'i> Mapping<'i> {
 impl Drop for Mapping<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.importer.pins().give_back(self.place.pin);
+        let current = thread::current();
+        // SAFETY: by `new`'s contract the lease is this mapping's; the pin keeps its table.
+        unsafe { self.place.lease.give_back(current) };
+        self.importer.pins().give_back(self.place.pin, current);
     }
 }
 

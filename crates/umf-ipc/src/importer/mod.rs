@@ -22,6 +22,7 @@ use crate::Result;
 use crate::cache::{Cache, CacheStatistics, Memo};
 use crate::handle::Handle;
 use crate::identity::Nonce;
+use crate::lease::Ranges;
 use producer::Producer;
 use region::{ImportedRegion, RegionKey};
 
@@ -45,6 +46,8 @@ pub(crate) struct Inner {
     cache: Cache<RegionKey, ImportedRegion>,
     memo: [Memo; 2],
     producers: Lock<HashMap<Nonce, Arc<Producer>>>,
+    /// Where lease rows are shown. Declared last, because it goes last.
+    ranges: Arc<Ranges>,
 }
 
 impl core::fmt::Debug for Inner {
@@ -142,12 +145,15 @@ impl ForkAware for Inner {
     fn prepare(&self) {
         self.imports.lock_for_fork();
         self.producers.lock_for_fork();
+        self.ranges.lock_for_fork();
         self.cache.lock_for_fork();
     }
 
     fn parent(&self) {
         // SAFETY: `prepare` took the locks.
         unsafe { self.cache.unlock_after_fork(false) };
+        // SAFETY: as above.
+        unsafe { self.ranges.unlock_after_fork() };
         // SAFETY: as above.
         unsafe { self.producers.unlock_after_fork() };
         // SAFETY: as above.
@@ -157,6 +163,8 @@ impl ForkAware for Inner {
     fn child(&self) {
         // SAFETY: `prepare` took the locks.
         unsafe { self.cache.unlock_after_fork(true) };
+        // SAFETY: as above.
+        unsafe { self.ranges.unlock_after_fork() };
         // SAFETY: as above.
         unsafe { self.producers.unlock_after_fork() };
         // SAFETY: as above.

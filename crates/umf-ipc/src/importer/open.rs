@@ -27,11 +27,19 @@ impl Inner {
     pub(super) fn open(&self, bytes: &[u8; SIZE], access: Access) -> Result<Mapping<'_>> {
         if let Some(memo) = self.memo[access as usize].current()
             && let Some(note) = memo.by_bytes(hash(bytes), bytes)
-            // SAFETY: the note was made in this thread's table for the pins of this importer.
-            && unsafe { note.pin.pin_stamped(note.stamp) }
+            && let Some(lease) = note.lease
+            // SAFETY: the note was made in this thread's table for the pins of this importer; the ranges that rows are
+            // shown in stay mapped and belong to one thread; and while an entry has the note's stamp and is pinned, it
+            // keeps the ledger mapped.
+            && unsafe {
+                note.pin.pin_and_lease(note.stamp, lease.word(), || {
+                    note.word.as_ref().load(Ordering::Acquire) == note.generation
+                })
+            }
         {
             let place = Place {
                 pin: Pin::new(memo.thread(), note.pin),
+                lease,
                 base: Address::from_bits(note.base),
                 length: note.length as usize,
                 generation: note.generation,
@@ -42,10 +50,8 @@ impl Inner {
             // SAFETY: the note was stored by `remember` for an entry with this stamp; the pin keeps that entry, which
             // keeps region and ledger mapped.
             let mapping = unsafe { Mapping::new(self, place) };
-            if mapping.is_current() {
-                memo.count_hit();
-                return Ok(mapping);
-            }
+            memo.count_hit();
+            return Ok(mapping);
         }
         self.open_anew(bytes, access)
     }
@@ -124,8 +130,11 @@ impl Inner {
         let flags = if imported.host_accessible { HOST_ACCESSIBLE } else { 0 }
             | if imported.read_only || access == Access::ReadOnly { READ_ONLY } else { 0 };
         let (stamp, number) = (entry.stamp(), entry.number());
+        let (lease, is_own) =
+            entry.value.producer.lease(handle.slot(), &self.settings.exchange, &self.ranges)?;
         let place = Place {
             pin: pinned.into_pin(),
+            lease,
             base,
             length,
             generation: handle.generation(),
@@ -135,12 +144,13 @@ impl Inner {
         };
         // SAFETY: the pin keeps the entry, and with it region and ledger; `word` is the generation of its slot.
         let mapping = unsafe { Mapping::new(self, place) };
-        // It is held now; if it was retired before that, this sees it.
+        // It is leased now; if it was retired before that, this sees it.
         if !mapping.is_current() {
             return Err(producer.stale(handle, mapping.generation_now()));
         }
         if let Some(memo) = self.memo[access as usize].current_or_new()
             && let Some((_, pin)) = self.cache.pins().cell(number)
+            && is_own
         {
             let note = Note {
                 key: u64::from(handle.slot()) << 32 | u64::from(number),
@@ -148,6 +158,7 @@ impl Inner {
                 stamp,
                 word,
                 generation: handle.generation(),
+                lease: Some(lease),
                 base: base.to_bits(),
                 length: length as u64,
                 flags,

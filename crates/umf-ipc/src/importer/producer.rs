@@ -1,9 +1,14 @@
 //! One producer, as the importer knows it.
 
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, Ordering};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::handle::Handle;
+use crate::identity::Nonce;
+use crate::lease::{self, Lease, LeaseTable, Ranges};
 use crate::ledger::{LedgerReader, SlotReader};
 use crate::sys::{self, FileIdentity};
 use crate::transfer::{Channel, Exchange, Wanted};
@@ -15,6 +20,10 @@ pub(super) struct Producer {
     channel: Channel,
     ledger: LedgerReader,
     ledger_fd: i32,
+    nonce: Nonce,
+    /// Null, or a box. One that a parent of this process made is replaced and leaked: mappings that were open at the fork
+    /// know it still.
+    leases: AtomicPtr<LeaseTable>,
 }
 
 impl Producer {
@@ -31,7 +40,13 @@ impl Producer {
             error => error,
         })?;
         tracing::debug!(pid = handle.pid(), nonce = %handle.nonce(), %mode, "producer found");
-        Ok(Self { channel, ledger, ledger_fd: handle.ledger_fd() })
+        Ok(Self {
+            channel,
+            ledger,
+            ledger_fd: handle.ledger_fd(),
+            nonce: handle.nonce(),
+            leases: AtomicPtr::new(ptr::null_mut()),
+        })
     }
 
     pub(super) const fn ledger(&self) -> &LedgerReader {
@@ -47,7 +62,55 @@ impl Producer {
     }
 
     pub(super) fn fds(&self) -> u64 {
-        self.channel.fds()
+        self.channel.fds() + self.table().map_or(0, LeaseTable::fds)
+    }
+
+    /// The table of this process's leases, if it was made.
+    fn table(&self) -> Option<&LeaseTable> {
+        let table = NonNull::new(self.leases.load(Ordering::Acquire))?;
+        // SAFETY: a published table goes when `self` does, or never.
+        let table = unsafe { table.as_ref() };
+        table.belongs_here().then_some(table)
+    }
+
+    /// Counts an open of the export in `slot`: `true` if in the calling thread's own row.
+    pub(super) fn lease(
+        &self,
+        slot: u32,
+        exchange: &Exchange,
+        ranges: &Arc<Ranges>,
+    ) -> Result<(Lease, bool)> {
+        match self.table() {
+            Some(table) => table.take(slot),
+            None => self.make_table(exchange, ranges)?.take(slot),
+        }
+    }
+
+    #[cold]
+    fn make_table(&self, exchange: &Exchange, ranges: &Arc<Ranges>) -> Result<&LeaseTable> {
+        let before = self.leases.load(Ordering::Acquire);
+        let pid = self.pid();
+        let no_door = Error::Misbehaved { pid, what: "its ledger names no door to announce leases at" };
+        let (fd, rows) = self.ledger.door().ok_or(no_door)?;
+        let (fd, _) = self.channel.fetch(Wanted::Door(fd), exchange)?;
+        let producer = lease::Producer {
+            pid,
+            nonce: self.nonce,
+            slots: self.ledger.capacity(),
+            rows,
+            same_pid_namespace: self.channel.same_pid_namespace(),
+        };
+        let table = LeaseTable::open(fd, producer, Arc::clone(ranges))?;
+        if let Some((row, number)) = table.announcement()? {
+            self.channel.announce(row, number)?;
+        }
+        let table = Box::into_raw(Box::new(table));
+        if self.leases.compare_exchange(before, table, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // Another thread was faster.
+            // SAFETY: made above, and nobody has seen it.
+            drop(unsafe { Box::from_raw(table) });
+        }
+        self.table().ok_or(Error::Misbehaved { pid, what: "its lease table went while it was made" })
     }
 
     /// The slot that a handle names, if the handle is current.
@@ -99,5 +162,16 @@ impl Producer {
         let same =
             ledger.is_ok_and(|(fd, _)| sys::identity(fd).is_ok_and(|found| found == self.ledger.identity()));
         if same { error } else { Error::ProducerGone { pid: self.pid() } }
+    }
+}
+
+impl Drop for Producer {
+    fn drop(&mut self) {
+        let Some(table) = NonNull::new(*self.leases.get_mut()) else { return };
+        // SAFETY: a published table goes here.
+        if unsafe { table.as_ref() }.belongs_here() {
+            // SAFETY: it came from a box, and nobody has a lease there, or the cache's entry would keep `self`.
+            drop(unsafe { Box::from_raw(table.as_ptr()) });
+        }
     }
 }

@@ -31,9 +31,9 @@ pub(super) struct Header {
     pub slots_used: AtomicU32,
     /// Bit 0: the producer answers on its socket.
     pub flags: AtomicU32,
-    /// Fd of the door (the pages that importers may write) and its size; -1 and 0 while there is none.
+    /// Fd of the door (the file that importers may write) and how many rows it has; -1 and 0 while there is none.
     pub door_fd: AtomicU32,
-    pub door_size: AtomicU32,
+    pub door_rows: AtomicU32,
     /// Where statistics and the flight recorder begin, 0 while there are none.
     pub statistics_offset: AtomicU64,
     pub events_offset: AtomicU64,

@@ -80,6 +80,18 @@ impl LedgerReader {
         Nonce::from_bytes(join(&self.header().nonce))
     }
 
+    /// How many slots there can be.
+    pub(crate) const fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// The producer's number of its door's fd, and how many rows the door has; `None` while there is none.
+    pub(crate) fn door(&self) -> Option<(i32, u32)> {
+        let header = self.header();
+        let fd = header.door_fd.load(Ordering::Acquire).cast_signed();
+        (fd >= 0).then(|| (fd, header.door_rows.load(Ordering::Relaxed)))
+    }
+
     /// Device and inode of the ledger's file.
     pub(crate) const fn identity(&self) -> FileIdentity {
         self.identity

@@ -60,14 +60,14 @@ fn publish_check_retire() {
     let ledger = LedgerWriter::new(100, false).unwrap();
     let reader = reader(&ledger);
     assert!(reader.slot(0).is_none(), "slots that were never used are not looked at");
-    let slot = ledger.take().unwrap();
+    let slot = ledger.take(|_, _| Ok(())).unwrap();
     assert_eq!(ledger.next_generation(slot), 1);
     assert_eq!(ledger.publish(slot, &content(1)), 1);
     assert_eq!(reader.slot(slot).unwrap().read(1), Ok(content(1)));
     ledger.retire(slot, 1);
     assert_eq!(reader.slot(slot).unwrap().read(1), Err(2));
     ledger.give_back(slot);
-    assert_eq!(ledger.take().unwrap(), slot);
+    assert_eq!(ledger.take(|_, _| Ok(())).unwrap(), slot);
     assert_eq!(ledger.publish(slot, &content(2)), 3);
     assert_eq!(reader.slot(slot).unwrap().read(1), Err(3));
     assert_eq!(reader.slot(slot).unwrap().read(3), Ok(content(2)));
@@ -80,21 +80,21 @@ fn publish_check_retire() {
 #[test]
 fn slots_run_out_with_an_error_and_come_back() {
     let ledger = LedgerWriter::new(2000, false).unwrap();
-    let slots: Vec<u32> = (0..2000).map(|_| ledger.take().unwrap()).collect();
-    assert!(matches!(ledger.take(), Err(Error::LimitReached { limit: 2000, .. })));
+    let slots: Vec<u32> = (0..2000).map(|_| ledger.take(|_, _| Ok(())).unwrap()).collect();
+    assert!(matches!(ledger.take(|_, _| Ok(())), Err(Error::LimitReached { limit: 2000, .. })));
     for slot in &slots {
         let generation = ledger.publish(*slot, &content(u64::from(*slot)));
         ledger.retire(*slot, generation);
         ledger.give_back(*slot);
     }
-    assert!(ledger.take().is_ok());
+    assert!(ledger.take(|_, _| Ok(())).is_ok());
 }
 
 #[test]
 fn readers_see_an_export_whole_or_not_at_all() {
     let ledger = LedgerWriter::new(4, false).unwrap();
     let reader = reader(&ledger);
-    let slot = ledger.take().unwrap();
+    let slot = ledger.take(|_, _| Ok(())).unwrap();
     let seen = AtomicUsize::new(0);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {

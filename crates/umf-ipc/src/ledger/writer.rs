@@ -54,7 +54,7 @@ impl LedgerWriter {
             sys::memfd("umf-ledger", size as u64).map_err(|errno| Error::system("memfd_create", errno))?;
         sys::reserve(&fd, 0, HEADER_SIZE as u64)
             .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
-        let mapping = SharedMapping::new(&fd, size, true)
+        let mut mapping = SharedMapping::new(&fd, size, true)
             .map_err(|errno| Error::system("mmap of the ledger", errno))?;
         mapping
             .keep_from_children()
@@ -78,15 +78,11 @@ impl LedgerWriter {
     }
 
     fn write_header(&self, served: bool) {
-        let halves = |bytes: &[u8; 16]| {
-            let (low, high) = bytes.split_at(8);
-            [low, high].map(|half| u64::from_le_bytes(half.try_into().unwrap_or_default()))
-        };
         let header = self.header();
-        let [low, high] = halves(self.nonce.as_bytes());
+        let [low, high] = self.nonce.halves();
         header.nonce[0].store(low, Ordering::Relaxed);
         header.nonce[1].store(high, Ordering::Relaxed);
-        let [low, high] = halves(self.identity.boot_id.as_bytes());
+        let [low, high] = self.identity.boot_id.halves();
         header.boot_id[0].store(low, Ordering::Relaxed);
         header.boot_id[1].store(high, Ordering::Relaxed);
         header.version.store(VERSION, Ordering::Relaxed);
@@ -132,8 +128,19 @@ impl LedgerWriter {
         &self.fd
     }
 
-    /// A slot that nothing uses.
-    pub(crate) fn take(&self) -> Result<u32> {
+    /// How many exports it has room for.
+    pub(crate) const fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Tells importers where the door is. Before anybody knows the ledger.
+    pub(crate) fn show_door(&self, fd: RawFd, rows: u32) {
+        self.header().door_rows.store(rows, Ordering::Relaxed);
+        self.header().door_fd.store(fd.cast_unsigned(), Ordering::Release);
+    }
+
+    /// A slot that nothing uses. `reserve` is asked to do its part before some slots are used for the first time.
+    pub(crate) fn take(&self, reserve: impl FnOnce(u32, u32) -> Result<()>) -> Result<u32> {
         let mut slots = self.slots.lock();
         if let Some(slot) = slots.free.pop() {
             return Ok(slot);
@@ -151,6 +158,7 @@ impl LedgerWriter {
             let offset = HEADER_SIZE as u64 + u64::from(number) * size_of::<Slot>() as u64;
             sys::reserve(&self.fd, offset, u64::from(count) * size_of::<Slot>() as u64)
                 .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
+            reserve(number, count)?;
             slots.reserved += count;
         }
         slots.next += 1;

@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | [`pin`], [`close`] | a thread that uses an entry and one that evicts it | what is pinned is not closed |
 //! | [`publish`], [`retire`], [`read`] | a producer and its importers | an export is seen whole, and not after it was retired |
+//! | [`lease`], [`retire`] and [`look`] | an importer that opens an export and the producer that frees it | what is open is seen to be open, or does not open |
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,7 +47,44 @@ pub(crate) fn pin<W: Word>(count: &W, stamp: &W, expected: u64) -> bool {
     false
 }
 
-/// Takes a pin back from a count that only this thread writes.
+/// Adds a pin to `count` and a lease to `lease`, both of which only this thread writes, if the entry still has this stamp and
+/// the export is current: [`pin`] and [`lease`] with one fence for both.
+#[inline]
+pub(crate) fn pin_and_lease<W: Word>(
+    (count, stamp, expected): (&W, &W, u64),
+    lease: &W,
+    is_current: impl FnOnce() -> bool,
+) -> bool {
+    let pins = count.load(Ordering::Relaxed);
+    count.store(pins.wrapping_add(1), Ordering::Relaxed);
+    let leases = lease.load(Ordering::Relaxed);
+    lease.store(leases.wrapping_add(1), Ordering::Relaxed);
+    W::fence(Ordering::SeqCst);
+    // In this order: only the entry keeps the generation's word mapped.
+    if stamp.load(Ordering::Acquire) == expected && is_current() {
+        return true;
+    }
+    lease.store(leases, Ordering::Relaxed);
+    count.store(pins, Ordering::Release);
+    false
+}
+
+/// Counts an open of an export in `lease`, which only this thread writes. Whether the export is current has to be looked at
+/// afterwards: of this fence and the one in [`look`] one comes first, so that either the lease is seen there or the new
+/// generation here.
+pub(crate) fn lease<W: Word>(lease: &W) {
+    lease.store(lease.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    W::fence(Ordering::SeqCst);
+}
+
+/// What a word of an importer says, to be asked after the export was retired.
+#[inline]
+pub(crate) fn look<W: Word>(word: &W) -> u64 {
+    W::fence(Ordering::SeqCst);
+    word.load(Ordering::Acquire)
+}
+
+/// Takes a pin or a lease back from a count that only this thread writes.
 #[inline]
 pub(crate) fn unpin<W: Word>(count: &W) {
     // Release: what was done with the entry happens before whoever sums up sees the pin gone.

@@ -22,6 +22,10 @@ use crate::{Error, Result};
 pub(crate) enum Wanted {
     /// Its ledger, under this number.
     Ledger(RawFd),
+    /// Its door, under this number.
+    Door(RawFd),
+    /// Not an fd: that it knows which row of its door is this process's.
+    Announcement { row: u32, number: u32 },
     /// The memory behind an export.
     Data { fd: RawFd, slot: u32, generation: u64, identity: FileIdentity, opens_through_procfs: bool },
 }
@@ -29,7 +33,8 @@ pub(crate) enum Wanted {
 impl Wanted {
     const fn number(self) -> RawFd {
         match self {
-            Self::Ledger(fd) | Self::Data { fd, .. } => fd,
+            Self::Ledger(fd) | Self::Door(fd) | Self::Data { fd, .. } => fd,
+            Self::Announcement { .. } => -1,
         }
     }
 }
@@ -181,7 +186,9 @@ impl Channel {
         }
         Failure::Final(match wanted {
             // A ledger's fd is open as long as the process image that made it lives.
-            Wanted::Ledger(_) => Error::ProducerGone { pid: self.pid },
+            Wanted::Ledger(_) | Wanted::Door(_) | Wanted::Announcement { .. } => {
+                Error::ProducerGone { pid: self.pid }
+            }
             Wanted::Data { fd, .. } => {
                 Error::OtherObject { pid: self.pid, fd, evidence: "no such fd is open there any more" }
             }
@@ -246,7 +253,7 @@ impl Channel {
             return Err(Failure::Final(Error::ProducerGone { pid: self.pid }));
         }
         judged?;
-        sys::reopen(found.as_fd(), matches!(wanted, Wanted::Data { .. })).map_err(failed)
+        sys::reopen(found.as_fd(), !matches!(wanted, Wanted::Ledger(_))).map_err(failed)
     }
 
     /// Whether what was found through `/proc` may be opened.
@@ -255,11 +262,11 @@ impl Channel {
         let identity = sys::identity(found).map_err(system)?;
         let is_regular = sys::is_regular(found).map_err(system)?;
         match wanted {
-            Wanted::Ledger(_) => {
+            Wanted::Ledger(_) | Wanted::Door(_) | Wanted::Announcement { .. } => {
                 let memfds = sys::memfd_device()
                     .map_err(|errno| Failure::Final(Error::system("memfd_create", errno)))?;
                 if !is_regular || memfds.is_some_and(|device| device != identity.device) {
-                    let evidence = "its ledger fd is no shared memory";
+                    let evidence = "its ledger or door fd is no shared memory";
                     return Err(Failure::Final(Error::ProducerReplaced { pid: self.pid, evidence }));
                 }
             }
@@ -306,10 +313,13 @@ impl Channel {
             Ok(Answer::Fd(fd)) => Ok(fd),
             Ok(Answer::Stale(now)) => {
                 let (slot, generation) = match wanted {
-                    Wanted::Ledger(_) => return Err(gone()),
+                    Wanted::Ledger(_) | Wanted::Door(_) | Wanted::Announcement { .. } => return Err(gone()),
                     Wanted::Data { slot, generation, .. } => (slot, generation),
                 };
                 Err(Failure::Final(Error::Stale { pid: self.pid, slot, generation, now }))
+            }
+            Ok(Answer::Known) => {
+                Err(Failure::Final(Error::Misbehaved { pid: self.pid, what: "it sent no fd" }))
             }
             Ok(Answer::NotPermitted) => Err(Failure::Refused(Refusal {
                 mode: Mode::Socket,
@@ -340,6 +350,26 @@ impl Channel {
                 milliseconds: u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
             })),
             Err(errno) => Err(Failure::Final(Error::system("asking the producer's socket", errno))),
+        }
+    }
+
+    /// Whether the producer finds this process by its pid.
+    pub(crate) const fn same_pid_namespace(&self) -> bool {
+        self.same_pid_namespace
+    }
+
+    /// Tells the producer which row of its door is this process's, where it cannot find that out.
+    pub(crate) fn announce(&self, row: u32, number: u32) -> Result<()> {
+        let pid = self.pid;
+        match self.ask(Wanted::Announcement { row, number }) {
+            Ok(Answer::Known) => Ok(()),
+            Ok(_) => Err(Error::Misbehaved { pid, what: "it does not take note of leases" }),
+            Err(Errno::AGAIN | Errno::TIMEDOUT) => Err(Error::TimedOut {
+                pid,
+                milliseconds: u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
+            }),
+            Err(Errno::CONNREFUSED | Errno::PIPE | Errno::CONNRESET) => Err(Error::ProducerGone { pid }),
+            Err(errno) => Err(Error::system("asking the producer's socket", errno)),
         }
     }
 

@@ -22,6 +22,8 @@ use crate::transfer::Wanted;
 #[derive(Debug)]
 pub(crate) enum Answer {
     Fd(OwnedFd),
+    /// What was said is known now.
+    Known,
     /// The slot has this generation now.
     Stale(u64),
     NotPermitted,
@@ -88,6 +90,8 @@ impl Client {
         let request = match wanted {
             Wanted::Ledger(_) => Request::Ledger,
             Wanted::Data { slot, generation, .. } => Request::Data { slot, generation },
+            Wanted::Door(_) => Request::Door,
+            Wanted::Announcement { row, number } => Request::Announce { row, number },
         };
         let request = request.encode(self.nonce);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -101,7 +105,7 @@ impl Client {
         }
         let answer = receive(&connection, deadline)?;
         // After any other answer the producer closes it.
-        if matches!(answer, Answer::Fd(_) | Answer::Stale(_)) {
+        if matches!(answer, Answer::Fd(_) | Answer::Stale(_) | Answer::Known) {
             self.connection = Some(connection);
         }
         tracing::trace!(pid = self.pid, ?answer, "socket answered");
@@ -192,6 +196,7 @@ fn receive(connection: &OwnedFd, deadline: Deadline) -> Result<Answer, Errno> {
         (Some(Reply::Ok), _) => Ok(Answer::Misbehaved("it did not send exactly one fd")),
         (Some(Reply::Stale(now)), 0) => Ok(Answer::Stale(now)),
         (Some(Reply::NotPermitted), 0) => Ok(Answer::NotPermitted),
+        (Some(Reply::Known), 0) => Ok(Answer::Known),
         (Some(Reply::BadRequest), 0) => Ok(Answer::Misbehaved("it did not understand a request")),
         _ => Ok(Answer::Misbehaved("it sent an answer that is none")),
     }

@@ -24,6 +24,10 @@ use crate::{Error, Result};
 pub(crate) trait FdSource: Send + Sync {
     /// The ledger.
     fn ledger(&self) -> Arc<OwnedFd>;
+    /// The door.
+    fn door(&self) -> Arc<OwnedFd>;
+    /// An importer says which row of the door is its own. `importer` is a pidfd of it, where the kernel gives one.
+    fn announce(&self, row: u32, number: u32, importer: Option<OwnedFd>) -> bool;
     /// The fd behind a current export, or the generation that its slot has now.
     fn data(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64>;
 }
@@ -211,6 +215,11 @@ impl Serving {
         let (answer, fd) = match Request::decode(&bytes[..received.min(bytes.len())], self.nonce) {
             None => (Reply::BadRequest, None),
             Some(Request::Ledger) => (Reply::Ok, Some(self.source.ledger())),
+            Some(Request::Door) => (Reply::Ok, Some(self.source.door())),
+            Some(Request::Announce { row, number }) => {
+                let known = self.source.announce(row, number, sys::peer_pidfd(connection.as_fd()));
+                (if known { Reply::Known } else { Reply::BadRequest }, None)
+            }
             Some(Request::Data { slot, generation }) => match self.source.data(slot, generation) {
                 Ok(fd) => (Reply::Ok, Some(fd)),
                 Err(now) => (Reply::Stale(now), None),

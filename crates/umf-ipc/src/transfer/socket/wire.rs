@@ -10,12 +10,24 @@ const REPLY_MAGIC: [u8; 4] = *b"UMFA";
 const VERSION: u16 = 1;
 const KIND_LEDGER: u16 = 1;
 const KIND_DATA: u16 = 2;
+const KIND_DOOR: u16 = 3;
+const KIND_ANNOUNCE: u16 = 4;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     Ledger,
-    Data { slot: u32, generation: u64 },
+    Data {
+        slot: u32,
+        generation: u64,
+    },
+    /// The file with the rows of leases.
+    Door,
+    /// Which row there is the asker's own, and the number that it wrote there.
+    Announce {
+        row: u32,
+        number: u32,
+    },
 }
 
 impl Request {
@@ -23,6 +35,8 @@ impl Request {
         let (kind, slot, generation) = match self {
             Self::Ledger => (KIND_LEDGER, 0, 0),
             Self::Data { slot, generation } => (KIND_DATA, slot, generation),
+            Self::Door => (KIND_DOOR, 0, 0),
+            Self::Announce { row, number } => (KIND_ANNOUNCE, row, u64::from(number)),
         };
         let mut bytes = [0; REQUEST_SIZE];
         bytes[0..4].copy_from_slice(&REQUEST_MAGIC);
@@ -49,6 +63,8 @@ impl Request {
         match kind {
             KIND_LEDGER => Some(Self::Ledger),
             KIND_DATA => Some(Self::Data { slot, generation }),
+            KIND_DOOR => Some(Self::Door),
+            KIND_ANNOUNCE => Some(Self::Announce { row: slot, number: u32::try_from(generation).ok()? }),
             _ => None,
         }
     }
@@ -62,6 +78,8 @@ pub(super) enum Reply {
     Stale(u64),
     NotPermitted,
     BadRequest,
+    /// The asker's row counts from now on.
+    Known,
 }
 
 impl Reply {
@@ -71,6 +89,7 @@ impl Reply {
             Self::Stale(now) => (1, now),
             Self::NotPermitted => (2, 0),
             Self::BadRequest => (3, 0),
+            Self::Known => (4, 0),
         };
         let mut bytes = [0; REPLY_SIZE];
         bytes[0..4].copy_from_slice(&REPLY_MAGIC);
@@ -90,6 +109,7 @@ impl Reply {
             1 => Some(Self::Stale(value)),
             2 => Some(Self::NotPermitted),
             3 => Some(Self::BadRequest),
+            4 => Some(Self::Known),
             _ => None,
         }
     }
@@ -108,11 +128,16 @@ mod tests {
     #[test]
     fn requests_and_replies_round_trip() {
         let nonce = Nonce::from_bytes([5; 16]);
-        for request in [Request::Ledger, Request::Data { slot: 7, generation: u64::MAX }] {
+        for request in [
+            Request::Ledger,
+            Request::Data { slot: 7, generation: u64::MAX },
+            Request::Door,
+            Request::Announce { row: 9, number: u32::MAX },
+        ] {
             assert_eq!(Request::decode(&request.encode(nonce), nonce), Some(request));
             assert_eq!(Request::decode(&request.encode(nonce), Nonce::from_bytes([6; 16])), None);
         }
-        for reply in [Reply::Ok, Reply::Stale(12), Reply::NotPermitted, Reply::BadRequest] {
+        for reply in [Reply::Ok, Reply::Stale(12), Reply::NotPermitted, Reply::BadRequest, Reply::Known] {
             assert_eq!(Reply::decode(&reply.encode()), Some(reply));
         }
     }

@@ -1,0 +1,297 @@
+//! [`LeaseTable`]: the importer's side of one producer's door.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use rustix::fs::SealFlags;
+use umf_core::fork;
+use umf_core::lock::Lock;
+use umf_core::thread;
+
+use super::layout::{Entry, Header, MAGIC, Shape, State, VERSION, mark};
+use super::owner::Owner;
+use super::row::{Lease, Ranges, Row, Thread};
+use crate::identity::{Nonce, ProcessIdentity};
+use crate::sys::{self, SharedMapping};
+use crate::{Error, Result, protocol};
+
+/// How many rows of others are asked about before a row is used that never was.
+const ASKED: u32 = 4;
+
+/// The leases of this process on the exports of one producer.
+#[derive(Debug)]
+pub(crate) struct LeaseTable {
+    fd: OwnedFd,
+    front: SharedMapping,
+    shape: Shape,
+    ranges: Arc<Ranges>,
+    rows: Lock<HashMap<Thread, Row>>,
+    /// What the entries of this process say.
+    owner: Owner,
+    /// The process that made it, as [`fork::generation`] counts.
+    generation: u32,
+}
+
+/// How to find the producer of a door.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Producer {
+    pub pid: u32,
+    pub nonce: Nonce,
+    /// Numbers that the producer's ledger, which only it can write, has.
+    pub slots: u32,
+    pub rows: u32,
+    /// Whether it finds this process by its pid.
+    pub same_pid_namespace: bool,
+}
+
+impl LeaseTable {
+    /// Maps what should be a producer's door, and checks that it is.
+    pub(crate) fn open(fd: OwnedFd, producer: Producer, ranges: Arc<Ranges>) -> Result<Self> {
+        let pid = producer.pid;
+        let misbehaved = |what| Error::Misbehaved { pid, what };
+        let system = |call| move |errno| Error::system(call, errno);
+        // First of all, because it is the one question that no file system answers.
+        match sys::seals(&fd) {
+            Ok(seals) if seals.contains(SealFlags::SHRINK | SealFlags::GROW) => {}
+            _ => return Err(misbehaved("its door is not sealed as one is")),
+        }
+        if sys::filesystem(&fd).map_err(system("fstatfs of the lease table"))? != sys::TMPFS_MAGIC {
+            return Err(misbehaved("its door is no shared memory"));
+        }
+        let shape = Shape { slots: producer.slots, rows: producer.rows.min(super::layout::MAX_ROWS) };
+        let size = sys::size(&fd).map_err(system("fstat of the lease table"))?;
+        if shape.rows == 0 || size != shape.size() {
+            return Err(misbehaved("its door has another size than its ledger says"));
+        }
+        let front = usize::try_from(shape.front()).unwrap_or(usize::MAX);
+        let mut front = SharedMapping::new(&fd, front, true).map_err(system("mmap of the lease table"))?;
+        front.keep_from_children().map_err(system("madvise(MADV_DONTFORK) of the lease table"))?;
+        let identity = ProcessIdentity::current();
+        let state = if producer.same_pid_namespace {
+            State::used(identity.pid)
+        } else {
+            let random = sys::random().map_err(system("getrandom"))?;
+            State::announced(u32::from_le_bytes([random[0], random[1], random[2], random[3]]))
+        };
+        let table = Self {
+            fd,
+            front,
+            shape,
+            ranges,
+            rows: Lock::new(HashMap::new()),
+            owner: Owner { state, start_time: identity.start_time, pidfs_inode: identity.pidfs_inode },
+            generation: fork::generation(),
+        };
+        let header = table.header();
+        let nonce = [0, 1].map(|half: usize| header.nonce[half].load(Ordering::Relaxed));
+        if header.magic.load(Ordering::Acquire) != MAGIC
+            || header.version.load(Ordering::Relaxed) != VERSION
+            || nonce != producer.nonce.halves()
+        {
+            return Err(misbehaved("its door is another producer's"));
+        }
+        Ok(table)
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: the front of a door begins with a header; fields are atomics.
+        unsafe { self.front.base().cast().as_ref() }
+    }
+
+    fn entry(&self, row: u32) -> &Entry {
+        assert!(row < self.shape.rows, "a row of this door");
+        let offset = self.shape.entries() as usize + row as usize * size_of::<Entry>();
+        // SAFETY: the front has `rows` entries there; fields are atomics.
+        unsafe { self.front.base().add(offset).cast().as_ref() }
+    }
+
+    fn marks(&self, slot: u32) -> &AtomicU64 {
+        assert!(slot < self.shape.slots, "a slot of this door");
+        let offset = self.shape.marks() as usize + slot as usize * 8;
+        // SAFETY: the front has `slots` words there.
+        unsafe { self.front.base().add(offset).cast().as_ref() }
+    }
+
+    /// Whether it was made in this process, and not in one that this is a forked child of.
+    #[inline]
+    pub(crate) fn belongs_here(&self) -> bool {
+        self.generation == fork::generation()
+    }
+
+    /// The fds that it holds open.
+    pub(crate) const fn fds(&self) -> u64 {
+        1
+    }
+
+    /// If the producer cannot find this process by its pid: which row announces it, and under which number.
+    pub(crate) fn announcement(&self) -> Result<Option<(u32, u32)>> {
+        if !self.owner.state.is_announced() {
+            return Ok(None);
+        }
+        let row = self.row(&mut self.rows.lock(), None)?.number;
+        Ok(Some((row, self.owner.state.0 as u32)))
+    }
+
+    /// Counts an open of the export in `slot`, which the ledger has, in the calling thread's row if it has one: `true` with
+    /// the lease. If there is no place to count, it does not open.
+    ///
+    /// Whether the export is current has to be looked at afterwards.
+    pub(crate) fn take(&self, slot: u32) -> Result<(Lease, bool)> {
+        let mut rows = self.rows.lock();
+        if let Some(thread) = thread::current() {
+            match self.lease(&mut rows, Some(thread.get()), slot) {
+                Ok(lease) => {
+                    // SAFETY: the word lies in a row of this table; only this thread writes it.
+                    protocol::lease(unsafe { lease.word().as_ref() });
+                    return Ok((lease, true));
+                }
+                Err(error) => tracing::debug!(%error, "this thread has no lease row of its own"),
+            }
+        }
+        let lease = self.lease(&mut rows, None, slot)?;
+        // SAFETY: the word lies in a row of this table.
+        unsafe { lease.word().as_ref() }.fetch_add(1, Ordering::SeqCst);
+        core::sync::atomic::fence(Ordering::SeqCst);
+        Ok((lease, false))
+    }
+
+    /// Takes back in another thread what [`LeaseTable::take`] counted.
+    #[cold]
+    pub(super) fn give_back_elsewhere(&self, slot: u32) {
+        match self.lease(&mut self.rows.lock(), None, slot) {
+            Ok(lease) => {
+                // SAFETY: the row stays as long as the table.
+                unsafe { lease.word().as_ref() }.fetch_sub(1, Ordering::SeqCst);
+            }
+            // The row was made with the table; memory for the word may be short.
+            Err(error) => {
+                tracing::error!(%error, slot, "a lease cannot be given back before this process ends")
+            }
+        }
+    }
+
+    fn lease(&self, rows: &mut HashMap<Thread, Row>, thread: Thread, slot: u32) -> Result<Lease> {
+        let row = self.row(rows, thread)?;
+        let lease = row.lease(slot, self)?;
+        let (marks, bit) = (self.marks(slot), mark(row.number));
+        if marks.load(Ordering::Relaxed) & bit == 0 {
+            marks.fetch_or(bit, Ordering::SeqCst);
+        }
+        Ok(lease)
+    }
+
+    fn row<'r>(&self, rows: &'r mut HashMap<Thread, Row>, thread: Thread) -> Result<&'r mut Row> {
+        use hashbrown::hash_map::Entry as Place;
+        match rows.entry(thread) {
+            Place::Occupied(known) => Ok(known.into_mut()),
+            Place::Vacant(place) => Ok(place.insert(self.claim(thread)?)),
+        }
+    }
+
+    /// Makes a row of the door this process's own.
+    fn claim(&self, thread: Thread) -> Result<Row> {
+        let number = self.claim_entry()?;
+        let entry = self.entry(number);
+        let (offset, stride) = (self.shape.row(number), self.shape.stride());
+        let size = usize::try_from(stride).unwrap_or(usize::MAX);
+        let row = sys::punch(&self.fd, offset, stride)
+            .map_err(|errno| Error::system("fallocate of a lease row", errno))
+            .and_then(|()| Row::show(number, thread, (&self.fd, offset, size), &self.ranges));
+        match row {
+            Ok(row) => {
+                entry.start_time.store(self.owner.start_time, Ordering::Relaxed);
+                entry.pidfs_inode.store(self.owner.pidfs_inode, Ordering::Relaxed);
+                entry.state.store(self.owner.state.0, Ordering::Release);
+                Ok(row)
+            }
+            Err(error) => {
+                entry.state.store(State::LEFT.0, Ordering::Release);
+                Err(error)
+            }
+        }
+    }
+
+    /// The number of an entry that is claimed by this process and by nobody else.
+    fn claim_entry(&self) -> Result<u32> {
+        let claimed = State::claimed(sys::pid());
+        let claim = |row: u32, from: State| {
+            let state = &self.entry(row).state;
+            state.compare_exchange(from.0, claimed.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
+        let state = |row: u32| State(self.entry(row).state.load(Ordering::Acquire));
+        if let Some(row) = (0..used).find(|&row| state(row).is_free() && claim(row, state(row))) {
+            return Ok(row);
+        }
+        // Then those of processes that ended without a word. A few at a time, unless there is nothing else; each time
+        // others, so that they do not pile up.
+        let mut asked = 0;
+        let start = sys::pid() % used.max(1);
+        for row in (start..used).chain(0..start) {
+            if asked == ASKED && used < self.shape.rows {
+                break;
+            }
+            asked += 1;
+            let found = state(row);
+            if self.has_ended(row, found) && claim(row, found) {
+                return Ok(row);
+            }
+        }
+        for row in used..self.shape.rows {
+            self.header().rows_used.fetch_max(row + 1, Ordering::AcqRel);
+            let found = state(row);
+            if found.is_free() && claim(row, found) {
+                return Ok(row);
+            }
+        }
+        Err(Error::LimitReached {
+            what: "threads of importers that one producer can tell apart",
+            limit: u64::from(self.shape.rows),
+            setting: "open its handles in fewer threads or processes",
+        })
+    }
+
+    /// Whether a row's process has ended. In another pid namespace nobody but the producer can tell.
+    fn has_ended(&self, row: u32, state: State) -> bool {
+        if self.owner.state.is_announced() || state.pid().is_none() {
+            return false;
+        }
+        let entry = self.entry(row);
+        let is_used = state.is_used();
+        let owner = Owner {
+            state,
+            // Not written yet while it is only claimed.
+            start_time: if is_used { entry.start_time.load(Ordering::Relaxed) } else { 0 },
+            pidfs_inode: if is_used { entry.pidfs_inode.load(Ordering::Relaxed) } else { 0 },
+        };
+        owner.find().is_none()
+    }
+
+    /// Gives the rows back. Nothing is open any more that is counted there.
+    fn close(&mut self) {
+        for (_, row) in self.rows.lock().drain() {
+            let entry = self.entry(row.number);
+            let is_empty = sys::punch(&self.fd, self.shape.row(row.number), self.shape.stride()).is_ok();
+            row.hide(&self.ranges);
+            let state = if is_empty { State::FREE } else { State::LEFT };
+            // Not if the producer took it back, believing this process ended.
+            let own = self.owner.state.0;
+            let _ = entry.state.compare_exchange(own, state.0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for LeaseTable {
+    fn drop(&mut self) {
+        if self.belongs_here() {
+            self.close();
+        } else {
+            // The parent's rows: not here, and not this process's to give back.
+            for (_, row) in self.rows.lock().drain() {
+                core::mem::forget(row);
+            }
+        }
+    }
+}
