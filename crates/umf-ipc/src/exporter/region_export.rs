@@ -10,6 +10,7 @@ use umf_core::{NativeExport, ProviderKind, Region};
 use crate::cache::Cached;
 use crate::handle::Handle;
 use crate::ledger::LedgerWriter;
+use crate::ledger::event::RetireReason;
 use crate::sys::FileIdentity;
 
 /// What the exporter's cache holds. Leaving the cache retires whatever is exported; dropping gives the native export back
@@ -27,6 +28,8 @@ pub(super) struct RegionExport {
     /// The slot of the region as a whole.
     pub slot: u32,
     pub generation: u64,
+    /// Why it will have left the cache, for the flight recorder: evicted, if nobody says otherwise before.
+    pub leaving: Lock<RetireReason>,
     pub blocks: Lock<Blocks>,
     pub closing: Arc<Closing>,
 }
@@ -87,7 +90,7 @@ impl Cached for RegionExport {
             self.ledger.retire(block.slot, block.generation);
             self.ledger.give_back(block.slot);
         }
-        self.ledger.retire(self.slot, self.generation);
+        self.ledger.end(self.slot, self.generation, self.region.id().get(), *self.leaving.lock());
         kept
     }
 }

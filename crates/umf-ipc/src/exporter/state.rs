@@ -18,7 +18,8 @@ use crate::handle::{
     FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET, Fields, Handle, SIZE as HANDLE_SIZE,
 };
 use crate::identity::Nonce;
-use crate::ledger::{LedgerWriter, SlotContent};
+use crate::ledger::event::RetireReason;
+use crate::ledger::{Event, Figures, LedgerWriter, SlotContent};
 use crate::sys;
 use crate::transfer::socket::server::Server;
 use crate::transfer::{Exchange, Mode, yama_scope};
@@ -206,6 +207,7 @@ impl State {
                 self.remember(entry, target.start, block);
             }
             drop(blocks);
+            self.ledger.publish_statistics(true, || self.figures());
             return Ok(Export::new(self, handle, pinned.into_pin()));
         }
     }
@@ -251,6 +253,7 @@ impl State {
             ledger: Arc::clone(&self.ledger),
             slot,
             generation: self.ledger.next_generation(slot),
+            leaving: Lock::new(RetireReason::Evicted),
             blocks: Lock::new(Blocks::default()),
             closing: Arc::clone(&self.closing),
         };
@@ -270,6 +273,8 @@ impl State {
             }
         }
         let generation = self.ledger.publish(slot, &content(export));
+        let (region, bytes) = (export.region.id().get(), target.size as u64);
+        self.ledger.record(Event::Export { slot, generation, region, bytes });
         let handle = self.encode(export, target, slot, generation);
         Ok(BlockExport { slot, generation, handle, kept: false })
     }
@@ -349,20 +354,28 @@ impl State {
         self.cache.peek(&found.region.id().get(), |entry| {
             let block = entry.value.blocks.lock().by_address.remove(&address.to_bits());
             let Some(block) = block else { return };
-            self.ledger.retire(block.slot, block.generation);
+            let region = found.region.id().get();
+            self.ledger.end(block.slot, block.generation, region, RetireReason::BlockFreed);
             self.ledger.give_back(block.slot);
             if block.kept {
                 self.cache.pins().unpin(entry.number());
             }
         });
+        self.ledger.publish_statistics(false, || self.figures());
     }
 
     /// The region is about to be freed: when this returns, nothing of it opens, and its provider has its export back.
     pub(super) fn retire_region(&self, region: &Region) {
+        self.end_region(region, RetireReason::RegionFreed);
+    }
+
+    fn end_region(&self, region: &Region, reason: RetireReason) {
         let id = region.id().get();
+        self.cache.peek(&id, |entry| *entry.value.leaving.lock() = reason);
         drop(self.cache.remove(&id));
         // Another thread may have evicted it, or may be looking at it, and drop it a little later.
         self.closing.wait_for(id);
+        self.ledger.publish_statistics(false, || self.figures());
     }
 
     /// The fd behind a current export.
@@ -392,12 +405,17 @@ impl State {
         CacheStatistics { fds, hits: self.memo.hits(), ..self.cache.statistics() }
     }
 
+    /// What the ledger publishes about this exporter.
+    fn figures(&self) -> Figures {
+        Figures { exporter: Some(self.statistics()), ..Figures::default() }
+    }
+
     /// Retires everything and stops the socket. The exporter is being dropped.
     pub(super) fn close(&self) {
         let mut regions = Vec::new();
         self.cache.for_each(|entry| regions.push(entry.value.region));
         for region in regions {
-            self.retire_region(&region);
+            self.end_region(&region, RetireReason::ExporterDropped);
         }
         let server = self.server.lock().take();
         drop(server);

@@ -7,6 +7,7 @@ use hashbrown::HashMap;
 use umf_core::lock::Lock;
 use umf_core::{Import, ProviderKind};
 
+use super::board::Board;
 use super::{Importer, Inner};
 use crate::Result;
 use crate::cache::{Cache, LimitPolicy, Limits, Memo};
@@ -124,6 +125,7 @@ impl ImporterBuilder {
             memo: [const { Memo::new() }; 2],
             producers: Lock::new(HashMap::new()),
             imports: Lock::new(self.imports),
+            board: Board::default(),
             settings: self.settings,
         })
     }

@@ -1,5 +1,6 @@
 //! The consumer's side: opening handles, and keeping mappings in a bounded cache.
 
+mod board;
 mod builder;
 mod mapping;
 mod open;
@@ -22,6 +23,7 @@ use crate::Result;
 use crate::cache::{Cache, CacheStatistics, Memo};
 use crate::handle::Handle;
 use crate::identity::Nonce;
+use board::Board;
 use producer::Producer;
 use region::{ImportedRegion, RegionKey};
 
@@ -45,6 +47,7 @@ pub(crate) struct Inner {
     cache: Cache<RegionKey, ImportedRegion>,
     memo: [Memo; 2],
     producers: Lock<HashMap<Nonce, Arc<Producer>>>,
+    board: Board,
 }
 
 impl core::fmt::Debug for Inner {
@@ -143,10 +146,13 @@ impl ForkAware for Inner {
         self.imports.lock_for_fork();
         self.producers.lock_for_fork();
         self.cache.lock_for_fork();
+        self.board.lock_for_fork();
     }
 
     fn parent(&self) {
         // SAFETY: `prepare` took the locks.
+        unsafe { self.board.unlock_after_fork(false) };
+        // SAFETY: as above.
         unsafe { self.cache.unlock_after_fork(false) };
         // SAFETY: as above.
         unsafe { self.producers.unlock_after_fork() };
@@ -156,6 +162,8 @@ impl ForkAware for Inner {
 
     fn child(&self) {
         // SAFETY: `prepare` took the locks.
+        unsafe { self.board.unlock_after_fork(true) };
+        // SAFETY: as above.
         unsafe { self.cache.unlock_after_fork(true) };
         // SAFETY: as above.
         unsafe { self.producers.unlock_after_fork() };

@@ -22,7 +22,7 @@ impl Producer {
     pub(super) fn contact(handle: &Handle, exchange: &Exchange, timeout: Duration) -> Result<Self> {
         let channel = Channel::new(handle, timeout)?;
         let (fd, mode) = channel.fetch(Wanted::Ledger(handle.ledger_fd()), exchange)?;
-        let ledger = LedgerReader::open(&fd, handle).map_err(|error| match error {
+        let ledger = LedgerReader::open(fd, handle).map_err(|error| match error {
             // A process that ended meanwhile explains everything else.
             error @ Error::ProducerReplaced { .. } if channel.has_ended() => {
                 tracing::debug!(%error, "and the producer has ended");
@@ -47,7 +47,8 @@ impl Producer {
     }
 
     pub(super) fn fds(&self) -> u64 {
-        self.channel.fds()
+        // And the ledger's.
+        self.channel.fds() + 1
     }
 
     /// The slot that a handle names, if the handle is current.
