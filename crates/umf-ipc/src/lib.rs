@@ -13,6 +13,7 @@
 //! - [`exporter`]: makes blocks and regions visible, and retires them before their memory goes
 //! - [`importer`]: opens handles, keeps mappings in a bounded cache
 //! - [`transfer`]: how an fd travels: `pidfd`, `procfs`, `socket`
+//! - [`inspect`]: looks at the ledgers of running processes, and of killed ones
 //! - `ledger`: the shared pages that say which exports are current
 //! - `lease`: the shared pages that say who has what open
 //! - `cache`: what both sides' caches are made of
@@ -27,6 +28,7 @@ pub mod exporter;
 mod handle;
 mod identity;
 pub mod importer;
+pub mod inspect;
 mod lease;
 mod ledger;
 mod protocol;

@@ -1,6 +1,7 @@
 //! System calls of this crate.
 
 use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
@@ -34,6 +35,13 @@ pub(crate) fn random() -> Result<[u8; 16]> {
 
 pub(crate) fn pid() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get().cast_unsigned()
+}
+
+/// Nanoseconds since the machine was booted (`CLOCK_BOOTTIME`, `clock_gettime(2)`): the same in all processes, and goes on
+/// while the machine sleeps.
+pub(crate) fn boot_time() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec.cast_unsigned())
 }
 
 /// Whether `/proc` is of the pid namespace in which [`pid`] is counted; in another one pids name other processes.
@@ -233,6 +241,20 @@ pub(crate) fn memfd_device() -> Result<Option<u64>> {
         Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(errno),
         Err(_) => Ok(None),
     }
+}
+
+/// Fills `bytes` from a place in a file; `false` if the file has fewer.
+pub(crate) fn read_at(fd: impl AsFd, bytes: &mut [u8], offset: u64) -> Result<bool> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match rustix::io::pread(&fd, &mut bytes[filled..], offset + filled as u64) {
+            Ok(0) => return Ok(false),
+            Ok(count) => filled += count,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(true)
 }
 
 /// The magic number of the file system that the file is on (`statfs(2)`).
@@ -436,6 +458,17 @@ impl SharedMapping {
 
     pub(crate) const fn size(&self) -> usize {
         self.size
+    }
+
+    /// Words of it, from byte `offset` on; empty if it does not have them.
+    pub(crate) fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        let end = count.checked_mul(size_of::<AtomicU64>()).and_then(|size| offset.checked_add(size));
+        if end.is_none_or(|end| end > self.size) || !offset.is_multiple_of(align_of::<AtomicU64>()) {
+            return &[];
+        }
+        // SAFETY: the words lie in the mapping, which begins at a page and lives as long as `self`; atomics may be
+        // written by others at the same time.
+        unsafe { core::slice::from_raw_parts(self.base.add(offset).cast().as_ptr(), count) }
     }
 }
 

@@ -22,7 +22,7 @@ use crowd::CROWDS;
 use page_map::{Entry, PageMap, Slot};
 use record::REGIONS;
 
-pub use owner::{OwnerGuard, OwnerId, ProviderRef, Upstream};
+pub use owner::{OwnerGuard, OwnerId, ProviderRef, Upstream, for_each_pool};
 pub use page_map::GRANULE;
 
 /// What the tracker knows of an address.

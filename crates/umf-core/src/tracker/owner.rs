@@ -4,7 +4,7 @@ use core::cell::UnsafeCell;
 use core::fmt;
 use core::ops::Deref;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use super::record::REGIONS;
@@ -163,6 +163,22 @@ static OWNERS: [OwnerRecord; LIMIT] = [const {
 /// Where to begin looking for a free record. Record 0 is not used.
 static NEXT: Lock<usize> = Lock::new(1);
 
+/// Records from here on were never used.
+static END: AtomicUsize = AtomicUsize::new(1);
+
+/// Shows every pool that has its regions through an [`Upstream`], in no order. A pool that is being dropped waits until
+/// `look` has returned; `look` must not drop one.
+pub fn for_each_pool(mut look: impl FnMut(&dyn Pool)) {
+    for number in 1..END.load(Ordering::Acquire) {
+        let id = u32::try_from(number).ok().and_then(OwnerId::from_number);
+        if let Some(guard) = id.and_then(OwnerId::guard)
+            && let Some(pool) = guard.pool()
+        {
+            look(pool);
+        }
+    }
+}
+
 pub(super) fn lock_for_fork() {
     NEXT.lock_for_fork();
 }
@@ -205,6 +221,7 @@ impl Upstream {
                 *record.pool.get() = None;
             }
             record.state.store(LIVE, Ordering::Release);
+            END.fetch_max(number + 1, Ordering::AcqRel);
             *next = number + 1;
             let id = OwnerId(u32::try_from(number).unwrap_or(0));
             return Ok(Self { id, provider, generation: fork::generation() });

@@ -4,26 +4,26 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 use super::state::State;
-use crate::lease::Board;
+use crate::lease::Exports;
 use crate::transfer::socket::server::FdSource;
 
 /// The exporter's state, as its socket thread holds it: the thread does not keep it alive.
 pub(super) struct Source {
-    pub board: Arc<Board>,
+    pub exports: Arc<Exports>,
     pub state: Weak<State>,
 }
 
 impl FdSource for Source {
     fn ledger(&self) -> Arc<OwnedFd> {
-        Arc::clone(self.board.ledger.shared_fd())
+        Arc::clone(self.exports.ledger.shared_fd())
     }
 
     fn door(&self) -> Arc<OwnedFd> {
-        Arc::clone(self.board.door.shared_fd())
+        Arc::clone(self.exports.door.shared_fd())
     }
 
     fn announce(&self, row: u32, number: u32, importer: Option<OwnedFd>) -> bool {
-        self.board.door.announce(row, number, importer)
+        self.exports.door.announce(row, number, importer)
     }
 
     fn data(&self, slot: u32, generation: u64) -> Result<Arc<OwnedFd>, u64> {

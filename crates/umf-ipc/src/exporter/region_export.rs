@@ -10,7 +10,8 @@ use umf_core::{Address, NativeExport, ProviderKind, Region};
 
 use crate::cache::Cached;
 use crate::handle::Handle;
-use crate::lease::Board;
+use crate::lease::Exports;
+use crate::ledger::event::RetireReason;
 use crate::sys::FileIdentity;
 
 /// A native export of a region. Dropping it gives it back to the region's provider.
@@ -48,10 +49,12 @@ pub(super) struct RegionExport {
     /// `Some` until dropped. Others hold it as long as something of the region is open elsewhere.
     pub native: Option<Arc<NativeGuard>>,
     pub opens_through_procfs: bool,
-    pub board: Arc<Board>,
+    pub exports: Arc<Exports>,
     /// The slot of the region as a whole.
     pub slot: u32,
     pub generation: u64,
+    /// Why it will have left the cache, for the flight recorder: evicted, if nobody says otherwise before.
+    pub leaving: Lock<RetireReason>,
     pub blocks: Lock<Blocks>,
     pub closing: Arc<Closing>,
 }
@@ -109,12 +112,13 @@ impl Cached for RegionExport {
         let Some(native) = &self.native else { return 0 };
         // The region first: then importers see that all of it is gone.
         let whole = (self.region.base(), self.region.size());
-        self.board.retire((self.slot, self.generation), whole, native);
+        let reason = *self.leaving.lock();
+        self.exports.retire((self.slot, self.generation), whole, native, reason);
         let mut kept = 0;
         for (address, block) in blocks {
             kept += u64::from(block.kept);
             let part = (Address::from_bits(address), block.handle.length() as usize);
-            self.board.retire((block.slot, block.generation), part, native);
+            self.exports.retire((block.slot, block.generation), part, native, reason);
         }
         kept
     }

@@ -19,8 +19,9 @@ use crate::handle::{
     FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET, Fields, Handle, SIZE as HANDLE_SIZE,
 };
 use crate::identity::Nonce;
-use crate::lease::Board;
-use crate::ledger::SlotContent;
+use crate::lease::Exports;
+use crate::ledger::event::RetireReason;
+use crate::ledger::{Event, Figures, SlotContent};
 use crate::sys;
 use crate::transfer::socket::server::Server;
 use crate::transfer::{Exchange, Mode, yama_scope};
@@ -36,7 +37,7 @@ const KEPT: u64 = 1;
 pub(crate) struct State {
     /// The process that made it, as [`fork::generation`] counts.
     generation: u32,
-    board: Arc<Board>,
+    exports: Arc<Exports>,
     cache: Cache<u64, RegionExport>,
     closing: Arc<Closing>,
     memo: Memo,
@@ -52,7 +53,7 @@ impl State {
     /// `procfs` says whether the memory that is exported first can be opened through `/proc`.
     pub(super) fn new(settings: &ExporterSettings, procfs: bool) -> Result<Arc<Self>> {
         let served = wants_socket(&settings.exchange, procfs);
-        let board = Arc::new(Board::new(settings.slots, served)?);
+        let exports = Arc::new(Exports::new(settings.slots, served)?);
         match sys::set_ptracer(settings.ptracer) {
             Ok(()) => {}
             // There is no yama, so nothing to be excepted from.
@@ -66,10 +67,10 @@ impl State {
             what: "exported regions",
             setting: "UMF_MAX_CREATED_IPC_HANDLES",
         };
-        let listener = if served { Some(Server::bind(board.ledger.nonce())?) } else { None };
+        let listener = if served { Some(Server::bind(exports.ledger.nonce())?) } else { None };
         let state = Arc::new(Self {
             generation: fork::generation(),
-            board,
+            exports,
             cache: Cache::new(limits, 8),
             closing: Arc::default(),
             memo: Memo::new(),
@@ -80,7 +81,7 @@ impl State {
             settings: settings.clone(),
         });
         if let Some(listener) = listener {
-            let source = Source { board: Arc::clone(&state.board), state: Arc::downgrade(&state) };
+            let source = Source { exports: Arc::clone(&state.exports), state: Arc::downgrade(&state) };
             *state.server.lock() = Some(Server::serve(listener, state.nonce(), Arc::new(source))?);
         }
         tracing::debug!(nonce = %state.nonce(), served, "ledger made");
@@ -94,7 +95,7 @@ impl State {
     }
 
     pub(super) fn nonce(&self) -> Nonce {
-        self.board.ledger.nonce()
+        self.exports.ledger.nonce()
     }
 
     pub(super) const fn is_served(&self) -> bool {
@@ -133,7 +134,7 @@ impl State {
             key: address.to_bits(),
             pin,
             stamp: entry.stamp(),
-            word: self.board.ledger.generation_word(block.slot),
+            word: self.exports.ledger.generation_word(block.slot),
             generation: block.generation,
             lease: None,
             base: 0,
@@ -198,8 +199,8 @@ impl State {
                     if let Err(error) = marked {
                         blocks.by_address.remove(&key);
                         // Nobody has seen its handle.
-                        self.board.ledger.retire(slot.0, slot.1);
-                        self.board.ledger.give_back(slot.0);
+                        self.exports.ledger.retire(slot.0, slot.1);
+                        self.exports.ledger.give_back(slot.0);
                         return Err(error.into());
                     }
                     handle
@@ -209,6 +210,7 @@ impl State {
                 self.remember(entry, target.start, block);
             }
             drop(blocks);
+            self.exports.ledger.publish_statistics(true, || self.figures());
             return Ok(Export::new(self, handle, pinned.into_pin()));
         }
     }
@@ -229,7 +231,7 @@ impl State {
         }
         // One native export of a region at a time.
         self.closing.wait_for(region.id().get());
-        let native = match self.board.native_of(region.id().get()) {
+        let native = match self.exports.native_of(region.id().get()) {
             // Evicted while others had it open, and so still with the others.
             Some(native) => native,
             None => {
@@ -245,40 +247,43 @@ impl State {
                 Arc::new(native)
             }
         };
-        let slot = self.board.take()?;
+        let slot = self.exports.take()?;
         let mut export = RegionExport {
             region,
             kind: provider.kind(),
             native: Some(native),
             opens_through_procfs: ability.fd_opens_through_procfs(),
-            board: Arc::clone(&self.board),
+            exports: Arc::clone(&self.exports),
             slot,
-            generation: self.board.ledger.next_generation(slot),
+            generation: self.exports.ledger.next_generation(slot),
+            leaving: Lock::new(RetireReason::Evicted),
             blocks: Lock::new(Blocks::default()),
             closing: Arc::clone(&self.closing),
         };
-        export.generation = self.board.ledger.publish(slot, &content(&export));
+        export.generation = self.exports.ledger.publish(slot, &content(&export));
         self.regions.get_or_grow(slot)?.store(region.id().get(), Ordering::Release);
         Ok(export)
     }
 
     fn publish(&self, entry: &RegionEntry, target: &Target) -> Result<BlockExport> {
         let export = &entry.value;
-        let slot = self.board.take()?;
+        let slot = self.exports.take()?;
         match self.regions.get_or_grow(slot) {
             Ok(word) => word.store(export.region.id().get(), Ordering::Release),
             Err(error) => {
-                self.board.ledger.give_back(slot);
+                self.exports.ledger.give_back(slot);
                 return Err(error.into());
             }
         }
-        let generation = self.board.ledger.publish(slot, &content(export));
+        let generation = self.exports.ledger.publish(slot, &content(export));
+        let (region, bytes) = (export.region.id().get(), target.size as u64);
+        self.exports.ledger.record(Event::Export { slot, generation, region, bytes });
         let handle = self.encode(export, target, slot, generation);
         Ok(BlockExport { slot, generation, handle, kept: false })
     }
 
     fn encode(&self, export: &RegionExport, target: &Target, slot: u32, generation: u64) -> Handle {
-        let identity = self.board.ledger.identity();
+        let identity = self.exports.ledger.identity();
         let native = export.native.as_ref().and_then(|native| native.native.as_ref());
         let flag = |condition, flag| if condition { flag } else { 0 };
         let content = content(export);
@@ -289,9 +294,9 @@ impl State {
                 | flag(target.is_region, FLAG_REGION)
                 | flag(export.opens_through_procfs, FLAG_PROCFS),
             boot_id: identity.boot_id,
-            nonce: self.board.ledger.nonce(),
+            nonce: self.exports.ledger.nonce(),
             pid: identity.pid,
-            ledger_fd: self.board.ledger.raw_fd(),
+            ledger_fd: self.exports.ledger.raw_fd(),
             pid_namespace: identity.pid_namespace,
             pidfs_inode: identity.pidfs_inode,
             start_time: identity.start_time,
@@ -353,33 +358,42 @@ impl State {
             let block = entry.value.blocks.lock().by_address.remove(&address.to_bits());
             let (Some(block), Some(native)) = (block, &entry.value.native) else { return };
             let part = (address, block.handle.length() as usize);
-            self.board.retire((block.slot, block.generation), part, native);
+            let reason = RetireReason::BlockFreed;
+            self.exports.retire((block.slot, block.generation), part, native, reason);
             if block.kept {
                 self.cache.pins().unpin(entry.number());
             }
         });
         // Or an earlier export of it, evicted meanwhile.
-        self.leases(address, 1)
+        let leases = self.leases(address, 1);
+        self.exports.ledger.publish_statistics(false, || self.figures());
+        leases
     }
 
     fn leases(&self, base: Address, size: usize) -> Option<Arc<dyn Leases>> {
-        let leased = self.board.may_be_leased() && self.board.is_leased(base, size);
-        leased.then(|| Arc::clone(&self.board) as _)
+        let leased = self.exports.may_be_leased() && self.exports.is_leased(base, size);
+        leased.then(|| Arc::clone(&self.exports) as _)
     }
 
     /// The region is about to be freed: when this returns, nothing of it opens, and its provider has its export back,
     /// unless something of it is open elsewhere.
     pub(super) fn retire_region(&self, region: &Region) -> Option<Arc<dyn Leases>> {
+        self.end_region(region, RetireReason::RegionFreed);
+        self.leases(region.base(), region.size())
+    }
+
+    fn end_region(&self, region: &Region, reason: RetireReason) {
         let id = region.id().get();
+        self.cache.peek(&id, |entry| *entry.value.leaving.lock() = reason);
         drop(self.cache.remove(&id));
         // Another thread may have evicted it, or may be looking at it, and drop it a little later.
         self.closing.wait_for(id);
-        self.leases(region.base(), region.size())
+        self.exports.ledger.publish_statistics(false, || self.figures());
     }
 
     /// The fd behind a current export.
     pub(super) fn fd_of(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64> {
-        let now = || self.board.ledger.generation_of(slot).unwrap_or(0);
+        let now = || self.exports.ledger.generation_of(slot).unwrap_or(0);
         let region = self.regions.get(slot).map_or(0, |word| word.load(Ordering::Acquire));
         let fd = self
             .cache
@@ -398,11 +412,18 @@ impl State {
 
     pub(super) fn statistics(&self) -> CacheStatistics {
         // The ledger, the door, and whom it watches.
-        let mut fds = 2 + self.board.door.watched();
+        let mut fds = 2 + self.exports.door.watched();
         self.cache.for_each(|entry| {
             fds += u64::from(entry.value.native.as_ref().is_some_and(|native| native.fd().is_some()));
         });
         CacheStatistics { fds, hits: self.memo.hits(), ..self.cache.statistics() }
+    }
+
+    /// What the ledger publishes about this exporter.
+    fn figures(&self) -> Figures {
+        let (leases, held_bytes) = self.exports.left();
+        let importers = self.exports.door.importers() as u64;
+        Figures { exporter: Some(self.statistics()), leases, held_bytes, importers, ..Figures::default() }
     }
 
     /// Retires everything and stops the socket. The exporter is being dropped.
@@ -410,7 +431,7 @@ impl State {
         let mut regions = Vec::new();
         self.cache.for_each(|entry| regions.push(entry.value.region));
         for region in regions {
-            drop(self.retire_region(&region));
+            self.end_region(&region, RetireReason::ExporterDropped);
         }
         let server = self.server.lock().take();
         drop(server);
@@ -424,14 +445,14 @@ impl State {
         }
         self.cache.lock_for_fork();
         self.closing.lock_for_fork();
-        self.board.lock_for_fork();
+        self.exports.lock_for_fork();
     }
 
     /// # Safety
     /// [`State::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
     pub(super) unsafe fn unlock_after_fork(&self) {
         // SAFETY: passed on to the caller, here and below.
-        unsafe { self.board.unlock_after_fork() };
+        unsafe { self.exports.unlock_after_fork() };
         // SAFETY: as above.
         unsafe { self.closing.unlock_after_fork() };
         // SAFETY: as above.
@@ -464,9 +485,9 @@ impl State {
             server.abandon();
         }
         // SAFETY: the state, which owns the fd, is leaked in this process: see `Inner`.
-        unsafe { sys::close_inherited(self.board.ledger.shared_fd().as_raw_fd()) };
+        unsafe { sys::close_inherited(self.exports.ledger.shared_fd().as_raw_fd()) };
         // SAFETY: as above, and the locks were taken.
-        unsafe { self.board.door.abandon_in_child() };
+        unsafe { self.exports.door.abandon_in_child() };
     }
 }
 

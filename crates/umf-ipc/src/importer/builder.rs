@@ -7,6 +7,7 @@ use hashbrown::HashMap;
 use umf_core::lock::Lock;
 use umf_core::{Import, ProviderKind};
 
+use super::board::Board;
 use super::{Importer, Inner};
 use crate::Result;
 use crate::cache::{Cache, LimitPolicy, Limits, Memo};
@@ -125,6 +126,7 @@ impl ImporterBuilder {
             producers: Lock::new(HashMap::new()),
             ranges: Arc::default(),
             imports: Lock::new(self.imports),
+            board: Board::default(),
             settings: self.settings,
         })
     }

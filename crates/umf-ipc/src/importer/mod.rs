@@ -1,5 +1,6 @@
 //! The consumer's side: opening handles, and keeping mappings in a bounded cache.
 
+mod board;
 mod builder;
 mod mapping;
 mod open;
@@ -23,6 +24,7 @@ use crate::cache::{Cache, CacheStatistics, Memo};
 use crate::handle::Handle;
 use crate::identity::Nonce;
 use crate::lease::Ranges;
+use board::Board;
 use producer::Producer;
 use region::{ImportedRegion, RegionKey};
 
@@ -46,6 +48,7 @@ pub(crate) struct Inner {
     cache: Cache<RegionKey, ImportedRegion>,
     memo: [Memo; 2],
     producers: Lock<HashMap<Nonce, Arc<Producer>>>,
+    board: Board,
     /// Where lease rows are shown. Declared last, because it goes last.
     ranges: Arc<Ranges>,
 }
@@ -147,10 +150,13 @@ impl ForkAware for Inner {
         self.producers.lock_for_fork();
         self.ranges.lock_for_fork();
         self.cache.lock_for_fork();
+        self.board.lock_for_fork();
     }
 
     fn parent(&self) {
         // SAFETY: `prepare` took the locks.
+        unsafe { self.board.unlock_after_fork(false) };
+        // SAFETY: as above.
         unsafe { self.cache.unlock_after_fork(false) };
         // SAFETY: as above.
         unsafe { self.ranges.unlock_after_fork() };
@@ -162,6 +168,8 @@ impl ForkAware for Inner {
 
     fn child(&self) {
         // SAFETY: `prepare` took the locks.
+        unsafe { self.board.unlock_after_fork(true) };
+        // SAFETY: as above.
         unsafe { self.cache.unlock_after_fork(true) };
         // SAFETY: as above.
         unsafe { self.ranges.unlock_after_fork() };

@@ -12,6 +12,7 @@ use super::region::{ImportedRegion, RegionKey};
 use crate::cache::{CacheStatistics, Note, Pin};
 use crate::handle::{Handle, SIZE};
 use crate::identity;
+use crate::ledger::Figures;
 use crate::{Error, Result};
 
 /// Producers without an open region that are remembered beyond this number are forgotten, and found again when
@@ -60,6 +61,9 @@ impl Inner {
     fn open_anew(&self, bytes: &[u8; SIZE], access: Access) -> Result<Mapping<'_>> {
         let handle = Handle::from_bytes(bytes)?;
         let opened = self.open_checked(&handle, access);
+        if let Err(error) = &opened {
+            self.board.refused(&handle, error);
+        }
         match &opened {
             Ok(_) => {}
             Err(Error::Stale { .. }) => {
@@ -75,6 +79,7 @@ impl Inner {
             }
             Err(error) => tracing::debug!(?handle, %error, "open failed"),
         }
+        self.board.publish(|| Figures { importer: Some(self.statistics()), ..Figures::default() });
         opened
     }
 
@@ -109,6 +114,7 @@ impl Inner {
             request.native_len = native.len();
             request.allocation_id = handle.allocation_id();
             let imported = import.import(request)?;
+            self.board.opened(handle);
             Ok(ImportedRegion {
                 producer: Arc::clone(&producer),
                 imported,
@@ -209,11 +215,15 @@ impl Inner {
             }
             keep
         });
+        if self.producers.lock().is_empty() {
+            self.board.take_down();
+        }
         evicted
     }
 
     pub(super) fn statistics(&self) -> CacheStatistics {
-        let fds = self.producers.lock().values().map(|producer| producer.fds()).sum();
+        let fds =
+            self.producers.lock().values().map(|producer| producer.fds()).sum::<u64>() + self.board.fds();
         let hits = self.memo.iter().map(crate::cache::Memo::hits).sum();
         CacheStatistics { fds, hits, ..self.cache.statistics() }
     }

@@ -31,7 +31,7 @@ impl Producer {
     pub(super) fn contact(handle: &Handle, exchange: &Exchange, timeout: Duration) -> Result<Self> {
         let channel = Channel::new(handle, timeout)?;
         let (fd, mode) = channel.fetch(Wanted::Ledger(handle.ledger_fd()), exchange)?;
-        let ledger = LedgerReader::open(&fd, handle).map_err(|error| match error {
+        let ledger = LedgerReader::open(fd, handle).map_err(|error| match error {
             // A process that ended meanwhile explains everything else.
             error @ Error::ProducerReplaced { .. } if channel.has_ended() => {
                 tracing::debug!(%error, "and the producer has ended");
@@ -62,7 +62,8 @@ impl Producer {
     }
 
     pub(super) fn fds(&self) -> u64 {
-        self.channel.fds() + self.table().map_or(0, LeaseTable::fds)
+        // And the ledger\'s.
+        self.channel.fds() + 1 + self.table().map_or(0, LeaseTable::fds)
     }
 
     /// The table of this process's leases, if it was made.

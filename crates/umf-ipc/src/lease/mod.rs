@@ -19,15 +19,15 @@
 //! Everything in the door can be written by any process that may open it, so the producer believes none of it further than
 //! this: that memory is still in use. `docs/leases.md` says what follows from that.
 
-mod board;
 mod door;
+mod exports;
 mod layout;
 mod owner;
 mod row;
 mod table;
 
-pub(crate) use board::Board;
 pub(crate) use door::Door;
+pub(crate) use exports::Exports;
 pub(crate) use row::{Lease, Ranges};
 pub(crate) use table::{LeaseTable, Producer};
 

@@ -3,18 +3,24 @@
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// `"UMFLEDG1"`, little-endian.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLEDG1");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLEDG1");
 /// The version that this code reads and writes.
-pub(super) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
+/// What the memfd is called, so that those who look for ledgers find it.
+pub(crate) const MEMFD_NAME: &str = "umf-ledger";
+/// A flag: the producer answers on its socket.
+pub(crate) const FLAG_SERVED: u32 = 1;
+/// A flag: the ledger is an importer's and has no slots.
+pub(crate) const FLAG_IMPORTER: u32 = 2;
 /// Where slots begin, in bytes.
-pub(super) const HEADER_SIZE: usize = 4096;
+pub(crate) const HEADER_SIZE: usize = 4096;
 /// The most exports that a process can have at one time (256 MiB of sparse file).
 pub(crate) const MAX_SLOTS: u32 = 1 << 22;
 
 /// The first page. Written before the ledger's fd is known to anyone, but for `slots_used`.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Header {
+pub(crate) struct Header {
     pub magic: AtomicU64,
     pub version: AtomicU32,
     pub header_size: AtomicU32,
@@ -29,7 +35,7 @@ pub(super) struct Header {
     pub slot_capacity: AtomicU32,
     /// Slots below this number have been used; beyond, the file may have holes.
     pub slots_used: AtomicU32,
-    /// Bit 0: the producer answers on its socket.
+    /// [`FLAG_SERVED`], [`FLAG_IMPORTER`].
     pub flags: AtomicU32,
     /// Fd of the door (the file that importers may write) and how many rows it has; -1 and 0 while there is none.
     pub door_fd: AtomicU32,
@@ -46,7 +52,7 @@ pub(super) struct Header {
 /// (acquire), if it is still the same afterwards.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(super) struct Slot {
+pub(crate) struct Slot {
     pub generation: AtomicU64,
     pub device: AtomicU64,
     pub inode: AtomicU64,

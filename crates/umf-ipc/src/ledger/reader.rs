@@ -18,6 +18,8 @@ pub(crate) struct LedgerReader {
     mapping: SharedMapping,
     capacity: u32,
     identity: FileIdentity,
+    /// Kept open so that others find the ledger under `/proc/<pid>/fd` when its producer was killed.
+    _fd: OwnedFd,
 }
 
 impl LedgerReader {
@@ -25,27 +27,27 @@ impl LedgerReader {
     ///
     /// The fd came from a process that may be another one by now, or hostile: nothing is mapped before the kernel
     /// has said that it is a sealed tmpfs file, so that no read can fault or hang.
-    pub(crate) fn open(fd: &OwnedFd, handle: &Handle) -> Result<Self> {
+    pub(crate) fn open(fd: OwnedFd, handle: &Handle) -> Result<Self> {
         let pid = handle.pid();
         let other = |evidence| Error::ProducerReplaced { pid, evidence };
         let system = |call| move |errno| Error::system(call, errno);
         // First of all, because it is the one question that no file system answers: a FUSE mount could keep us waiting.
         let needed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
-        match sys::seals(fd) {
+        match sys::seals(&fd) {
             Ok(seals) if seals.contains(needed) => {}
             _ => return Err(other("its ledger fd is not sealed as a ledger is")),
         }
-        if sys::filesystem(fd).map_err(system("fstatfs of the ledger"))? != sys::TMPFS_MAGIC {
+        if sys::filesystem(&fd).map_err(system("fstatfs of the ledger"))? != sys::TMPFS_MAGIC {
             return Err(other("its ledger fd is no shared memory"));
         }
-        let size = sys::size(fd).map_err(system("fstat of the ledger"))?;
+        let size = sys::size(&fd).map_err(system("fstat of the ledger"))?;
         let size = usize::try_from(size).unwrap_or(0);
         if size < HEADER_SIZE + size_of::<Slot>() {
             return Err(other("its ledger fd is too small for a ledger"));
         }
         let identity = sys::identity(fd.as_fd()).map_err(system("fstat of the ledger"))?;
-        let mapping = SharedMapping::new(fd, size, false).map_err(system("mmap of the ledger"))?;
-        let mut ledger = Self { mapping, capacity: 0, identity };
+        let mapping = SharedMapping::new(&fd, size, false).map_err(system("mmap of the ledger"))?;
+        let mut ledger = Self { mapping, capacity: 0, identity, _fd: fd };
         let header = ledger.header();
         if header.magic.load(Ordering::Acquire) != MAGIC {
             return Err(other("its ledger fd is no ledger"));

@@ -8,7 +8,13 @@ use std::sync::Arc;
 use rustix::fs::SealFlags;
 use umf_core::lock::Lock;
 
-use super::layout::{HEADER_SIZE, Header, MAGIC, MAX_SLOTS, Slot, SlotContent, VERSION};
+use super::areas::Areas;
+use super::event::{Event, IMPORTER_EVENTS, PRODUCER_EVENTS, RetireReason};
+use super::layout::{
+    FLAG_IMPORTER, FLAG_SERVED, HEADER_SIZE, Header, MAGIC, MEMFD_NAME, Slot, SlotContent, VERSION,
+};
+use super::ring::{Ring, Shape};
+use super::statistics::{self, Figures, StatisticsArea};
 use crate::identity::{Nonce, ProcessIdentity};
 use crate::sys::{self, SharedMapping};
 use crate::{Error, Result, protocol};
@@ -24,8 +30,21 @@ pub(crate) struct LedgerWriter {
     nonce: Nonce,
     identity: ProcessIdentity,
     capacity: u32,
+    areas: Areas,
+    events: Shape,
     slots: Lock<FreeSlots>,
+    /// When the event before was recorded, so that who publishes statistics needs no clock.
+    recorded: AtomicU64,
+    /// When statistics were published last.
+    published: AtomicU64,
+    /// Until when the time that publishing took is paid for; `u64::MAX` while somebody publishes.
+    paid: AtomicU64,
 }
+
+/// A process spends at most one part in so many of its time on publishing statistics...
+const SHARE: u64 = 50;
+/// ...but for what it may spend in advance, so that a few events in a row are all seen: so many nanoseconds' share.
+const ADVANCE: u64 = 100_000_000;
 
 #[derive(Debug)]
 struct FreeSlots {
@@ -38,23 +57,31 @@ impl LedgerWriter {
     /// A ledger with room for `slots` exports (fewer where `RLIMIT_FSIZE` says so). `served` tells importers
     /// that this process answers on its socket.
     pub(crate) fn new(slots: u32, served: bool) -> Result<Self> {
+        let capacity = Areas::fit(slots, PRODUCER_EVENTS, sys::file_size_limit()).filter(|&slots| slots > 0);
+        Self::make(capacity, PRODUCER_EVENTS, u32::from(served) * FLAG_SERVED)
+    }
+
+    /// The ledger of an importer: no slots, statistics, and a smaller recorder.
+    pub(crate) fn of_importer() -> Result<Self> {
+        Self::make(Areas::fit(0, IMPORTER_EVENTS, sys::file_size_limit()), IMPORTER_EVENTS, FLAG_IMPORTER)
+    }
+
+    fn make(capacity: Option<u32>, events: Shape, flags: u32) -> Result<Self> {
+        let capacity = capacity.ok_or(Error::System {
+            call: "ftruncate of the ledger",
+            errno: rustix::io::Errno::FBIG,
+            hint: "; raise RLIMIT_FSIZE (ulimit -f)",
+        })?;
         let identity = ProcessIdentity::current();
         let nonce = Nonce::random().map_err(|errno| Error::system("getrandom", errno))?;
-        let room = sys::file_size_limit().saturating_sub(HEADER_SIZE as u64) / size_of::<Slot>() as u64;
-        let capacity = slots.min(MAX_SLOTS).min(u32::try_from(room).unwrap_or(u32::MAX));
-        if capacity == 0 {
-            return Err(Error::System {
-                call: "ftruncate of the ledger",
-                errno: rustix::io::Errno::FBIG,
-                hint: "; raise RLIMIT_FSIZE (ulimit -f)",
-            });
+        let areas = Areas::new(capacity, events);
+        let fd = sys::memfd(MEMFD_NAME, areas.size as u64)
+            .map_err(|errno| Error::system("memfd_create", errno))?;
+        for (begin, size) in [(0, HEADER_SIZE), (areas.statistics, areas.behind_slots())] {
+            sys::reserve(&fd, begin as u64, size as u64)
+                .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
         }
-        let size = HEADER_SIZE + capacity as usize * size_of::<Slot>();
-        let fd =
-            sys::memfd("umf-ledger", size as u64).map_err(|errno| Error::system("memfd_create", errno))?;
-        sys::reserve(&fd, 0, HEADER_SIZE as u64)
-            .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
-        let mut mapping = SharedMapping::new(&fd, size, true)
+        let mut mapping = SharedMapping::new(&fd, areas.size, true)
             .map_err(|errno| Error::system("mmap of the ledger", errno))?;
         mapping
             .keep_from_children()
@@ -71,13 +98,24 @@ impl LedgerWriter {
             nonce,
             identity,
             capacity,
+            areas,
+            events,
             slots: Lock::new(FreeSlots { next: 0, reserved: 0, free: Vec::new() }),
+            recorded: AtomicU64::new(0),
+            published: AtomicU64::new(0),
+            paid: AtomicU64::new(0),
         };
-        ledger.write_header(served);
+        if let Some(statistics) = ledger.statistics() {
+            statistics.write_facts(&process_name(), sys::boot_time());
+        }
+        if let Some(recorder) = ledger.recorder() {
+            recorder.write_header();
+        }
+        ledger.write_header(flags);
         Ok(ledger)
     }
 
-    fn write_header(&self, served: bool) {
+    fn write_header(&self, flags: u32) {
         let header = self.header();
         let [low, high] = self.nonce.halves();
         header.nonce[0].store(low, Ordering::Relaxed);
@@ -94,8 +132,10 @@ impl LedgerWriter {
         header.pidfs_inode.store(self.identity.pidfs_inode, Ordering::Relaxed);
         header.slot_size.store(size_of::<Slot>() as u32, Ordering::Relaxed);
         header.slot_capacity.store(self.capacity, Ordering::Relaxed);
-        header.flags.store(u32::from(served), Ordering::Relaxed);
+        header.flags.store(flags, Ordering::Relaxed);
         header.door_fd.store(u32::MAX, Ordering::Relaxed);
+        header.statistics_offset.store(self.areas.statistics as u64, Ordering::Relaxed);
+        header.events_offset.store(self.areas.events as u64, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
     }
 
@@ -198,6 +238,12 @@ impl LedgerWriter {
         protocol::retire(&self.slot(number).generation, generation);
     }
 
+    /// As [`LedgerWriter::retire`], with an entry in the flight recorder.
+    pub(crate) fn end(&self, number: u32, generation: u64, region: u64, reason: RetireReason) {
+        self.retire(number, generation);
+        self.record(Event::Retire { slot: number, generation, region, reason });
+    }
+
     /// Where the slot's generation lies, for one-load checks while the ledger stays mapped.
     pub(crate) fn generation_word(&self, number: u32) -> NonNull<AtomicU64> {
         NonNull::from(&self.slot(number).generation)
@@ -206,6 +252,56 @@ impl LedgerWriter {
     /// The slot's generation now, or `None` if there is no such slot.
     pub(crate) fn generation_of(&self, number: u32) -> Option<u64> {
         (number < self.capacity).then(|| self.slot(number).generation.load(Ordering::SeqCst))
+    }
+
+    fn statistics(&self) -> Option<StatisticsArea<'_>> {
+        StatisticsArea::new(self.mapping.words(self.areas.statistics, statistics::SIZE))
+    }
+
+    fn recorder(&self) -> Option<Ring<'_>> {
+        Ring::new(self.mapping.words(self.areas.events, self.events.size()), self.events)
+    }
+
+    /// Writes an event into the flight recorder. Lock-free, under whatever locks; a clock is read.
+    pub(crate) fn record(&self, event: Event) {
+        let time = sys::boot_time();
+        if let Some(recorder) = self.recorder() {
+            let words = event.encode(time);
+            recorder.write(|fields| {
+                fields.iter().zip(words).for_each(|(field, word)| field.store(word, Ordering::Relaxed));
+            });
+        }
+        self.recorded.store(time, Ordering::Relaxed);
+    }
+
+    /// Publishes statistics if something was recorded since it was done last, and not too often: call it after
+    /// [`LedgerWriter::record`]. Otherwise it costs three loads. `figures` is asked for only if they are published. With
+    /// `pools` those of the process's pools as well: not where a lock of a pool may be held, as in observers. Returns
+    /// whether what was recorded is published.
+    pub(crate) fn publish_statistics(&self, pools: bool, figures: impl FnOnce() -> Figures) -> bool {
+        let time = self.recorded.load(Ordering::Relaxed);
+        let paid = self.paid.load(Ordering::Relaxed);
+        if time <= self.published.load(Ordering::Relaxed) {
+            return true;
+        }
+        if paid > time.saturating_add(ADVANCE) {
+            return false;
+        }
+        // Whoever gets here first publishes; others meanwhile need not.
+        if self.paid.compare_exchange(paid, u64::MAX, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        let begun = sys::boot_time();
+        self.published.store(begun, Ordering::Relaxed);
+        if let Some(area) = self.statistics() {
+            area.write_caches(begun, &figures());
+            if pools {
+                area.write_pools(begun);
+            }
+        }
+        let price = sys::boot_time().saturating_sub(begun).saturating_mul(SHARE).min(ADVANCE);
+        self.paid.store(paid.max(begun).saturating_add(price), Ordering::Release);
+        true
     }
 
     pub(crate) fn lock_for_fork(&self) {
@@ -218,4 +314,12 @@ impl LedgerWriter {
         // SAFETY: passed on to the caller.
         unsafe { self.slots.unlock_after_fork() };
     }
+}
+
+/// The process's own name (`proc_pid_comm(5)`).
+fn process_name() -> String {
+    std::fs::read("/proc/self/comm").map_or_else(
+        |_| String::new(),
+        |name| String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned(),
+    )
 }

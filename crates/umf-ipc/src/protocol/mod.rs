@@ -6,6 +6,7 @@
 //! | [`pin`], [`close`] | a thread that uses an entry and one that evicts it | what is pinned is not closed |
 //! | [`publish`], [`retire`], [`read`] | a producer and its importers | an export is seen whole, and not after it was retired |
 //! | [`lease`], [`retire`] and [`look`] | an importer that opens an export and the producer that frees it | what is open is seen to be open, or does not open |
+//! | [`record`], [`settled`] | threads that write a ring and whoever reads it | a record is seen whole or not at all; nobody waits |
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,6 +14,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub(crate) trait Word {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
+    /// The greater of both stays; returns what it was.
+    fn fetch_max(&self, value: u64, order: Ordering) -> u64;
     fn fence(order: Ordering);
 }
 
@@ -25,6 +28,11 @@ impl Word for AtomicU64 {
     #[inline]
     fn store(&self, value: u64, order: Ordering) {
         self.store(value, order);
+    }
+
+    #[inline]
+    fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
+        self.fetch_max(value, order)
     }
 
     #[inline]
@@ -131,6 +139,44 @@ pub(crate) fn read<W: Word, T>(generation: &W, expected: u64, fields: impl FnOnc
     W::fence(Ordering::Acquire);
     let after = generation.load(Ordering::Relaxed);
     if after == expected { Ok(content) } else { Err(after) }
+}
+
+/// The stamp of a record that holds what the writer with this ticket wrote. 0 is that of one that nobody wrote yet.
+pub(crate) const fn stamp_of(ticket: u64) -> u64 {
+    ticket.wrapping_mul(2).wrapping_add(2)
+}
+
+/// Writes the record that a ticket leads to, or returns `false`: another writer is in it (it was overtaken by a whole
+/// round), or a later one was. Nobody waits: what was to be written is lost then.
+///
+/// An odd stamp says that its record is being written, an even one by which ticket it was. Of the writers that come while
+/// one is inside none gets in, whatever they leave in the stamp: the one that is inside writes it last.
+pub(crate) fn record<W: Word>(stamp: &W, ticket: u64, write: impl FnOnce()) -> bool {
+    let writing = stamp_of(ticket) - 1;
+    // Acquire: the fields written here come after those of the record's last writer.
+    let before = stamp.fetch_max(writing, Ordering::Acquire);
+    if before & 1 == 1 || before > writing {
+        return false;
+    }
+    // Whoever sees a field of this record also sees that it is being written.
+    W::fence(Ordering::Release);
+    write();
+    stamp.store(stamp_of(ticket), Ordering::Release);
+    true
+}
+
+/// Reads stamps, then fields, then stamps again. What has the same even stamp on both sides was whole in between, since no
+/// ticket is drawn twice. All are read as they come (from a file, for one): `fence` keeps the three apart.
+pub(crate) fn settled<S, T>(
+    stamps: impl Fn() -> S,
+    fields: impl FnOnce() -> T,
+    fence: impl Fn(Ordering),
+) -> (S, T, S) {
+    let before = stamps();
+    fence(Ordering::Acquire);
+    let content = fields();
+    fence(Ordering::Acquire);
+    (before, content, stamps())
 }
 
 #[cfg(all(test, loom))]

@@ -1,4 +1,4 @@
-//! [`Board`]: what of a producer is exported, and what of it is freed but still open elsewhere.
+//! [`Exports`]: what of a producer is exported, and what of it is freed but still open elsewhere.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -10,12 +10,13 @@ use umf_core::{Address, fork};
 use super::Door;
 use crate::Result;
 use crate::exporter::NativeGuard;
-use crate::ledger::LedgerWriter;
+use crate::ledger::event::RetireReason;
+use crate::ledger::{Event, LedgerWriter};
 
 /// The ledger and the door of one producer. It lives as long as the exporter, and after that as long as memory is held
 /// for somebody who has it open.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub(crate) struct Exports {
     pub(crate) ledger: LedgerWriter,
     pub(crate) door: Door,
     left: Lock<Vec<Left>>,
@@ -28,6 +29,7 @@ pub(crate) struct Board {
 #[derive(Debug)]
 struct Left {
     slot: u32,
+    generation: u64,
     base: Address,
     size: usize,
     /// Keeps the provider's native export from being taken back, which may end the others' mappings.
@@ -42,7 +44,7 @@ impl Left {
     }
 }
 
-impl Board {
+impl Exports {
     /// A ledger with room for `slots` exports, and its door.
     pub(crate) fn new(slots: u32, served: bool) -> Result<Self> {
         let ledger = LedgerWriter::new(slots, served)?;
@@ -68,11 +70,14 @@ impl Board {
         (slot, generation): (u32, u64),
         (base, size): (Address, usize),
         native: &Arc<NativeGuard>,
+        reason: RetireReason,
     ) {
-        self.ledger.retire(slot, generation);
+        let region = native.region.id().get();
+        self.ledger.end(slot, generation, region, reason);
         if self.door.is_leased(slot) {
+            self.ledger.record(Event::Hold { slot, generation, region, bytes: size as u64 });
             let mut left = self.left.lock();
-            left.push(Left { slot, base, size, native: Arc::clone(native) });
+            left.push(Left { slot, generation, base, size, native: Arc::clone(native) });
             self.count.store(left.len(), Ordering::Release);
         } else {
             self.ledger.give_back(slot);
@@ -85,9 +90,13 @@ impl Board {
         self.count.load(Ordering::Acquire) != 0
     }
 
-    /// How many retired exports are open still, as far as was looked.
-    pub(crate) fn left(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
+    /// How many retired exports are open still, and how many bytes they have, as far as was looked.
+    pub(crate) fn left(&self) -> (u64, u64) {
+        if !self.may_be_leased() {
+            return (0, 0);
+        }
+        let left = self.left.lock();
+        (left.len() as u64, left.iter().map(|one| one.size as u64).sum())
     }
 
     /// The native export of a region that was evicted while somebody had it open.
@@ -106,7 +115,7 @@ impl Board {
     }
 
     /// # Safety
-    /// [`Board::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
+    /// [`Exports::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
     pub(crate) unsafe fn unlock_after_fork(&self) {
         // SAFETY: passed on to the caller, here and below.
         unsafe { self.ledger.unlock_after_fork() };
@@ -117,7 +126,7 @@ impl Board {
     }
 }
 
-impl Leases for Board {
+impl Leases for Exports {
     fn is_leased(&self, base: Address, size: usize) -> bool {
         if self.generation != fork::generation() || !self.may_be_leased() {
             // (A forked child has none of this memory to give to anybody.)
@@ -134,7 +143,10 @@ impl Leases for Board {
                 index += 1;
             } else {
                 let one = left.swap_remove(index);
-                self.ledger.give_back(one.slot);
+                let (slot, generation) = (one.slot, one.generation);
+                let (region, bytes) = (one.native.region.id().get(), one.size as u64);
+                self.ledger.record(Event::Release { slot, generation, region, bytes });
+                self.ledger.give_back(slot);
                 // With the lock held: who is told that nothing is leased may free the region at once, so its native export
                 // is back with the provider by then.
                 drop(one);

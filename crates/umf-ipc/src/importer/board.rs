@@ -1,0 +1,152 @@
+//! [`Board`]: the importer's own ledger, so that a process that exports nothing can be seen as well.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use umf_core::fork;
+use umf_core::lock::Lock;
+
+use crate::handle::Handle;
+use crate::ledger::event::half_of;
+use crate::ledger::{Event, Figures, LedgerWriter};
+use crate::{Error, sys};
+
+/// Made when the first mapping is, gone when the importer is told to let go of what is idle and nothing is left. Without
+/// one (no fd left for it, say) the importer works as well; it is only not seen.
+#[derive(Debug, Default)]
+pub(super) struct Board {
+    ledger: Lock<Option<Posted>>,
+    /// Whether something was recorded that statistics do not show yet: so that opens of which nothing is recorded take no
+    /// lock here.
+    news: AtomicBool,
+}
+
+#[derive(Clone, Debug)]
+struct Posted {
+    ledger: Arc<LedgerWriter>,
+    /// The process that made it, as [`fork::generation`] counts.
+    generation: u32,
+}
+
+impl Board {
+    /// Notes that a region was mapped for this handle.
+    pub(super) fn opened(&self, handle: &Handle) {
+        if let Some(ledger) = self.current_or_new() {
+            ledger.record(Event::Open {
+                slot: handle.slot(),
+                generation: handle.generation(),
+                nonce: half_of(handle.nonce()),
+                pid: handle.pid(),
+            });
+            self.news.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that this handle was refused.
+    pub(super) fn refused(&self, handle: &Handle, error: &Error) {
+        if let Some(ledger) = self.current() {
+            ledger.record(Event::Refuse {
+                slot: handle.slot(),
+                generation: handle.generation(),
+                nonce: half_of(handle.nonce()),
+                pid: handle.pid(),
+                reason: error.into(),
+            });
+            self.news.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// As [`LedgerWriter::publish_statistics`].
+    pub(super) fn publish(&self, figures: impl FnOnce() -> Figures) {
+        if !self.news.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Some(ledger) = self.current() {
+            self.news.store(false, Ordering::Relaxed);
+            if !ledger.publish_statistics(true, figures) {
+                self.news.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub(super) fn fds(&self) -> u64 {
+        u64::from(self.current().is_some())
+    }
+
+    /// Takes it down.
+    pub(super) fn take_down(&self) {
+        let posted = self.ledger.lock().take();
+        if let Some(posted) = posted {
+            posted.take_down();
+        }
+    }
+
+    fn current(&self) -> Option<Arc<LedgerWriter>> {
+        let posted = self.ledger.lock();
+        posted.as_ref().filter(|posted| posted.belongs_here()).map(|posted| Arc::clone(&posted.ledger))
+    }
+
+    fn current_or_new(&self) -> Option<Arc<LedgerWriter>> {
+        if let Some(ledger) = self.current() {
+            return Some(ledger);
+        }
+        let ledger = match LedgerWriter::of_importer() {
+            Ok(ledger) => Arc::new(ledger),
+            Err(error) => {
+                tracing::debug!(%error, "no ledger for the importer: it will not be seen by umf ps");
+                return None;
+            }
+        };
+        let posted = Posted { ledger: Arc::clone(&ledger), generation: fork::generation() };
+        let before = {
+            let mut place = self.ledger.lock();
+            match place.as_ref().filter(|posted| posted.belongs_here()) {
+                // Another thread was faster.
+                Some(first) => return Some(Arc::clone(&first.ledger)),
+                None => place.replace(posted),
+            }
+        };
+        if let Some(before) = before {
+            before.take_down();
+        }
+        Some(ledger)
+    }
+
+    pub(super) fn lock_for_fork(&self) {
+        self.ledger.lock_for_fork();
+    }
+
+    /// # Safety
+    /// [`Board::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
+    pub(super) unsafe fn unlock_after_fork(&self, in_child: bool) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.ledger.unlock_after_fork() };
+        if in_child {
+            self.take_down();
+        }
+    }
+}
+
+impl Posted {
+    fn belongs_here(&self) -> bool {
+        self.generation == fork::generation()
+    }
+
+    fn take_down(self) {
+        if self.belongs_here() {
+            return;
+        }
+        // A parent's: nothing is mapped here, and where it was may be something else by now.
+        let number = self.ledger.shared_fd().as_raw_fd();
+        core::mem::forget(self);
+        // SAFETY: the ledger, which owns the fd, is leaked in this process.
+        unsafe { sys::close_inherited(number) };
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        self.take_down();
+    }
+}

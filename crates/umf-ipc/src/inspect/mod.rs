@@ -1,0 +1,25 @@
+//! Looking at what running processes do with umf, and what killed ones did: from their ledgers, without a daemon and
+//! without asking them.
+//!
+//! [`find`] goes through `/proc` and finds every ledger that any process has open which this one may look into. A process
+//! that was killed is found as long as an importer has its ledger open. What is read was written by others: it is copied
+//! out, with no mapping that could fault, and nothing of it is believed before it was checked.
+
+mod find;
+mod ledger;
+mod owner;
+
+pub use crate::ledger::event::{Event, Recorded, RefuseReason, RetireReason, half_of};
+pub use crate::ledger::statistics::{PoolFigures, Statistics};
+pub use find::{Found, Search, find};
+pub use ledger::{Events, Identity, Ledger, Slot, SlotContent};
+pub use owner::Owner;
+
+/// Now, on the clock that events and statistics are timed with (`CLOCK_BOOTTIME`), in nanoseconds.
+#[must_use]
+pub fn now() -> u64 {
+    crate::sys::boot_time()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+use super::*;
+use crate::ledger::layout::Header;
+use crate::ledger::{self, Figures, LedgerWriter};
+use crate::{CacheStatistics, sys};
+use proptest::prelude::*;
+use std::mem::offset_of;
+
+fn content(region_id: u64) -> ledger::SlotContent {
+    ledger::SlotContent {
+        device: 1,
+        inode: 2,
+        fd: 9,
+        region_slot: 0,
+        region_generation: 1,
+        region_id,
+        region_size: 4096,
+        offset: 64,
+    }
+}
+
+/// The bytes of a ledger, so far as anything can be in them.
+fn bytes(ledger: &LedgerWriter) -> Vec<u8> {
+    let size = usize::try_from(sys::size(ledger.shared_fd()).unwrap()).unwrap();
+    let mut bytes = vec![0; size];
+    assert_eq!(sys::read_at(ledger.shared_fd(), &mut bytes, 0), Ok(true));
+    bytes
+}
+
+fn of(ledger: &LedgerWriter) -> Found {
+    let found = find().unwrap().by_nonce(ledger.nonce()).cloned();
+    found.unwrap_or_else(|| panic!("this process's own ledger is found"))
+}
+
+#[test]
+fn what_a_process_writes_is_found() {
+    let ledger = LedgerWriter::new(100, true).unwrap();
+    let slot = ledger.take(|_, _| Ok(())).unwrap();
+    let generation = ledger.publish(slot, &content(5));
+    ledger.record(Event::Export { slot, generation, region: 5, bytes: 100 });
+    let cache = CacheStatistics { misses: 77, ..CacheStatistics::default() };
+    assert!(ledger.publish_statistics(true, || Figures { exporter: Some(cache), ..Figures::default() }));
+    let found = of(&ledger);
+    let pid = std::process::id();
+    assert_eq!((found.owner, found.holders.as_slice()), (Owner::Alive { pid }, [pid].as_slice()));
+    let view = found.ledger.clone();
+    assert_eq!((view.identity().pid, view.is_served(), view.is_importers()), (pid, true, false));
+    assert_eq!((view.capacity(), view.used()), (100, 1));
+    let statistics = view.statistics().unwrap();
+    assert_eq!(statistics.exporter, Some(cache));
+    assert!(statistics.started <= statistics.time && statistics.time <= now());
+    let name = std::fs::read_to_string("/proc/self/comm").unwrap();
+    assert_eq!(statistics.name, name.trim_end());
+    let events = view.events().unwrap();
+    assert_eq!(events.recorded[0].event, Event::Export { slot, generation, region: 5, bytes: 100 });
+    assert_eq!((events.written, events.lost, events.torn), (1, 0, 0));
+    let seen = view.slot(slot).unwrap();
+    let what = seen.content.unwrap();
+    assert_eq!((seen.generation, what.region_id, what.region_size), (1, 5, 4096));
+    assert_eq!((what.fd, what.region_slot, what.offset), (9, 0, 64));
+    assert_eq!(view.slot(1), None);
+    ledger.end(slot, generation, 5, RetireReason::BlockFreed);
+    assert_eq!(view.slot(slot).unwrap(), Slot { number: 0, generation: 2, content: None });
+    let last = view.events().unwrap().recorded[1];
+    assert_eq!(last.event, Event::Retire { slot, generation, region: 5, reason: RetireReason::BlockFreed });
+    assert!(last.time >= events.recorded[0].time);
+    assert_eq!(view.slots().count(), 1);
+    let nonce = ledger.nonce();
+    drop(ledger);
+    drop(found);
+    assert_eq!(view.events().unwrap().recorded.len(), 2, "as long as anybody has it open");
+    assert_eq!(
+        find().unwrap().by_nonce(nonce).unwrap().owner,
+        Owner::Alive { pid },
+        "by this test's view of it"
+    );
+    drop(view);
+    assert!(find().unwrap().by_nonce(nonce).is_none());
+}
+
+#[test]
+fn an_importers_ledger_is_small_and_has_no_slots() {
+    let ledger = LedgerWriter::of_importer().unwrap();
+    let view = of(&ledger).ledger;
+    assert!(view.is_importers() && view.capacity() == 0 && view.slot(0).is_none());
+    assert!(sys::size(ledger.shared_fd()).unwrap() < 64 << 10);
+    assert!(matches!(ledger.take(|_, _| Ok(())), Err(crate::Error::LimitReached { .. })));
+    for slot in 0..1000 {
+        ledger.record(Event::Open { slot, generation: 1, nonce: 2, pid: 3 });
+    }
+    let events = view.events().unwrap();
+    assert_eq!((events.recorded.len(), events.written), (256, 1000));
+    assert_eq!(events.recorded[255].event, Event::Open { slot: 999, generation: 1, nonce: 2, pid: 3 });
+}
+
+/// Publishing is paid for: a burst is seen to its end, a storm is not published each time.
+#[test]
+fn publishing_is_bounded_and_a_burst_is_seen_whole() {
+    let ledger = LedgerWriter::of_importer().unwrap();
+    let view = of(&ledger).ledger;
+    let figures = |misses| {
+        let cache = CacheStatistics { misses, ..CacheStatistics::default() };
+        Figures { importer: Some(cache), ..Figures::default() }
+    };
+    for round in 1..=5 {
+        ledger.record(Event::Announce { pid: 1 });
+        assert!(ledger.publish_statistics(false, || figures(round)));
+        assert!(ledger.publish_statistics(false, || panic!("nothing was recorded since")));
+        assert_eq!(view.statistics().unwrap().importer.unwrap().misses, round);
+    }
+    let mut published = 0;
+    let storm = 200;
+    for round in 0..storm {
+        ledger.record(Event::Announce { pid: 1 });
+        published += u64::from(ledger.publish_statistics(false, || {
+            std::thread::sleep(std::time::Duration::from_micros(500));
+            figures(round)
+        }));
+    }
+    assert!(published > 0 && published < storm / 2, "{published}");
+}
+
+#[test]
+fn what_only_looks_like_a_ledger_is_not_read() {
+    let before = find().unwrap().unreadable;
+    let unsealed = sys::memfd("umf-ledger", 1 << 20).unwrap();
+    let empty = sys::memfd("umf-ledger", 1 << 20).unwrap();
+    let seals =
+        rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW | rustix::fs::SealFlags::FUTURE_WRITE;
+    sys::add_seals(&empty, seals).unwrap();
+    let other = sys::memfd("umf-ledger-2", 1 << 20).unwrap();
+    // Other tests of this process make such files as well.
+    assert!(find().unwrap().unreadable >= 2.max(before));
+    drop((unsealed, empty, other));
+}
+
+#[test]
+fn a_ledger_of_a_number_that_is_another_process_now() {
+    let ledger = LedgerWriter::new(1, false).unwrap();
+    let view = of(&ledger).ledger;
+    let own = std::process::id();
+    let identity = *view.identity();
+    let owner = |identity: &Identity, holders: &[u32], looked: bool| Owner::of(identity, holders, |_| looked);
+    assert_eq!(owner(&identity, &[own], true), Owner::Alive { pid: own });
+    assert_eq!(owner(&identity, &[], false), Owner::Alive { pid: own });
+    assert_eq!(owner(&identity, &[1], true), Owner::Left { pid: own });
+    let other =
+        Identity { pidfs_inode: identity.pidfs_inode + 1, start_time: identity.start_time + 1, ..identity };
+    assert_eq!(owner(&other, &[own], true), Owner::Ended);
+    assert_eq!(owner(&Identity { pid: u32::MAX, ..identity }, &[own], true), Owner::Ended);
+    let elsewhere = Identity { pid_namespace: 1, ..identity };
+    assert_eq!(owner(&elsewhere, &[own], true), Owner::Unknown);
+    assert_eq!(Owner::Unknown.pid(), None);
+}
+
+fn look_at_all(view: &Ledger) {
+    let _ = (view.statistics(), view.used(), view.identity(), view.is_served());
+    if let Some(events) = view.events() {
+        assert!(events.recorded.len() <= 1 << 16);
+    }
+    assert!(view.slots().take(5000).all(|slot| view.slot(slot.number).is_some()));
+    let _ = view.slot(u32::MAX);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever another process writes: no panic, no endless work.
+    #[test]
+    fn any_bytes_are_a_ledger_or_none(
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u64>(), 1_usize..9), 0..20),
+        fields in proptest::collection::vec((0_usize..15, prop_oneof![any::<u64>(), 0_u64..0x8000]), 0..4),
+        cut in prop_oneof![Just(None), any::<prop::sample::Index>().prop_map(Some)],
+    ) {
+        let ledger = LedgerWriter::new(32, false).unwrap();
+        for _ in 0..20 {
+            let slot = ledger.take(|_, _| Ok(())).unwrap();
+            let generation = ledger.publish(slot, &content(5));
+            ledger.record(Event::Export { slot, generation, region: 5, bytes: 100 });
+            ledger.publish_statistics(false, Figures::default);
+        }
+        let mut bytes = bytes(&ledger);
+        look_at_all(&Ledger::from_bytes(&bytes).unwrap());
+        for (at, value, length) in changes {
+            let at = at.index(bytes.len() - 8);
+            bytes[at..at + length.min(8)].copy_from_slice(&value.to_le_bytes()[..length.min(8)]);
+        }
+        // The words of the header, which decide where everything is.
+        for (word, value) in fields {
+            bytes[word * 8..word * 8 + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        if let Some(view) = Ledger::from_bytes(&bytes) {
+            look_at_all(&view);
+        }
+    }
+}
+
+#[test]
+fn the_header_is_where_the_documentation_says() {
+    assert_eq!(offset_of!(Header, nonce), 16);
+    assert_eq!(offset_of!(Header, boot_id), 32);
+    assert_eq!((offset_of!(Header, pid), offset_of!(Header, slots_used)), (48, 88));
+    assert_eq!((offset_of!(Header, statistics_offset), offset_of!(Header, events_offset)), (104, 112));
+    assert!(Ledger::from_bytes(&[]).is_none() && Ledger::from_bytes(&[0; 1 << 16]).is_none());
+}

@@ -1,0 +1,337 @@
+//! What a process counts, as it stands in the ledger: words that are all numbers or bytes of names.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use umf_core::statistics::PoolStatistics;
+use umf_core::{Pool, ProviderKind, tracker};
+
+use super::ring::{Ring, Shape};
+use crate::CacheStatistics;
+
+/// Words before the two rings: version, words per pool, the process's name, when the ledger was made.
+pub(crate) const FACTS: usize = 8;
+pub(crate) const VERSION: u64 = 1;
+/// The counters of both caches and of leases, twice.
+pub(crate) const CACHES: Shape = Shape { records: 2, words: 32 };
+/// The most pools that are listed.
+pub(crate) const MOST_POOLS: usize = 64;
+const POOLS_HEADER: usize = 7;
+const POOL: usize = 12;
+const NAME: usize = 4;
+/// Figures of the pools, twice.
+pub(crate) const POOLS: Shape = Shape { records: 2, words: 1 + POOLS_HEADER + MOST_POOLS * POOL };
+/// Words of the whole.
+pub(crate) const SIZE: usize = FACTS + CACHES.size() + POOLS.size();
+
+const EXPORTER: u64 = 1;
+const IMPORTER: u64 = 2;
+
+/// What an exporter or importer counts, to be published.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Figures {
+    pub exporter: Option<CacheStatistics>,
+    pub importer: Option<CacheStatistics>,
+    /// Leases that other processes have on memory of this one.
+    pub leases: u64,
+    /// Bytes that were freed and are held until their last lease goes.
+    pub held_bytes: u64,
+    /// Importers that announced themselves.
+    pub importers: u64,
+}
+
+/// The statistics of one ledger, to be written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StatisticsArea<'m> {
+    facts: &'m [AtomicU64],
+    caches: Ring<'m>,
+    pools: Ring<'m>,
+}
+
+impl<'m> StatisticsArea<'m> {
+    /// In `words`, which are [`SIZE`] zeros or were such an area before.
+    pub(crate) fn new(words: &'m [AtomicU64]) -> Option<Self> {
+        let (facts, rest) = words.split_at_checked(FACTS)?;
+        let (caches, rest) = rest.split_at_checked(CACHES.size())?;
+        Some(Self { facts, caches: Ring::new(caches, CACHES)?, pools: Ring::new(rest, POOLS)? })
+    }
+
+    /// What does not change: before anybody reads.
+    pub(crate) fn write_facts(self, name: &str, started: u64) {
+        store(&self.facts[0..1], [VERSION]);
+        store(&self.facts[1..2], [POOL as u64]);
+        store(&self.facts[2..4], text::<2>(name));
+        store(&self.facts[4..5], [started]);
+        self.caches.write_header();
+        self.pools.write_header();
+    }
+
+    pub(crate) fn write_caches(self, time: u64, figures: &Figures) {
+        let flag = |there, flag| if there { flag } else { 0 };
+        self.caches.write(|words| {
+            let flags =
+                flag(figures.exporter.is_some(), EXPORTER) | flag(figures.importer.is_some(), IMPORTER);
+            store(&words[..2], [time, flags]);
+            store(&words[2..11], cache_words(&figures.exporter.unwrap_or_default()));
+            store(&words[11..20], cache_words(&figures.importer.unwrap_or_default()));
+            store(&words[20..23], [figures.leases, figures.held_bytes, figures.importers]);
+        });
+    }
+
+    /// The figures of all pools of this process. Takes locks of pools: never while one may be held.
+    pub(crate) fn write_pools(self, time: u64) {
+        self.pools.write(|words| {
+            let (header, pools) = words.split_at(POOLS_HEADER);
+            let (mut all, mut listed) = (0, 0);
+            tracker::for_each_pool(|pool| {
+                all += 1;
+                if let Some(words) = pools.chunks_exact(POOL).nth(listed) {
+                    store_pool(words, pool);
+                    listed += 1;
+                }
+            });
+            store(&header[..3], [time, all, listed as u64]);
+        });
+    }
+}
+
+fn store<const N: usize>(words: &[AtomicU64], values: [u64; N]) {
+    words.iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+}
+
+fn store_pool(words: &[AtomicU64], pool: &dyn Pool) {
+    let it = pool.statistics();
+    store(&words[..NAME], text::<NAME>(pool.name()));
+    store(&words[NAME..NAME + 2], words_of::<2>(&pool.provider().kind().to_bytes()));
+    store(&words[NAME + 2..], figures(&it));
+}
+
+fn figures(it: &PoolStatistics) -> [u64; 6] {
+    [it.live_bytes, it.live_blocks, it.cached_bytes, it.reserved_bytes, 0, it.regions]
+}
+
+fn cache_words(it: &CacheStatistics) -> [u64; 9] {
+    [it.hits, it.table_hits, it.misses, it.stale, it.evictions, it.entries, it.in_use, it.bytes, it.fds]
+}
+
+fn words_of<const N: usize>(bytes: &[u8]) -> [u64; N] {
+    let mut words = [0; N];
+    for (word, part) in words.iter_mut().zip(bytes.chunks(8)) {
+        *word = part.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    }
+    words
+}
+
+/// As much of a text as fits, cut between characters.
+fn text<const N: usize>(text: &str) -> [u64; N] {
+    let end = (0..=text.len().min(8 * N)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    words_of(&text.as_bytes()[..end])
+}
+
+/// Text that another process wrote: what is no text, and what would do something to a terminal, is shown as such.
+pub(crate) fn shown(words: &[u64]) -> String {
+    let bytes: Vec<u8> =
+        words.iter().flat_map(|word| word.to_le_bytes()).take_while(|&byte| byte != 0).collect();
+    let text = String::from_utf8_lossy(&bytes);
+    text.chars().map(|char| if char.is_control() { char::REPLACEMENT_CHARACTER } else { char }).collect()
+}
+
+/// What a process published about itself. Numbers are as it wrote them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Statistics {
+    /// The process's name (`comm`) when it made the ledger.
+    pub name: String,
+    /// When it made the ledger, in nanoseconds of `CLOCK_BOOTTIME`.
+    pub started: u64,
+    /// When the counters of caches and leases were published, on the same clock; 0 if never.
+    pub time: u64,
+    /// The exporter's cache, if the ledger is an exporter's.
+    pub exporter: Option<CacheStatistics>,
+    /// The importer's cache, if the ledger is an importer's.
+    pub importer: Option<CacheStatistics>,
+    /// Leases that other processes have on memory of this one.
+    pub leases: u64,
+    /// Bytes that were freed and are held until their last lease goes.
+    pub held_bytes: u64,
+    /// Importers that announced themselves.
+    pub importers: u64,
+    /// When the figures of pools were published; 0 if never.
+    pub pools_time: u64,
+    /// How many pools there are; those past 64 are not listed.
+    pub pools_in_all: u64,
+    /// The pools of the process.
+    pub pools: Vec<PoolFigures>,
+}
+
+/// What a process published about one of its pools.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolFigures {
+    /// Its name, cut to 32 bytes.
+    pub name: String,
+    /// The kind of its provider.
+    pub provider: String,
+    /// Bytes in blocks that are handed out.
+    pub live_bytes: u64,
+    /// Blocks that are handed out.
+    pub live_blocks: u64,
+    /// Bytes free in the pool.
+    pub cached_bytes: u64,
+    /// Bytes got from the provider.
+    pub reserved_bytes: u64,
+    /// Bytes that were freed and are held for other processes.
+    pub held_bytes: u64,
+    /// Regions got from the provider.
+    pub regions: u64,
+}
+
+impl Statistics {
+    /// From the area's constant words, and the last records of both rings, of whatever length and content.
+    pub(crate) fn decode(facts: &[u64], caches: Option<&[u64]>, pools: Option<&[u64]>) -> Option<Self> {
+        let facts: &[u64; FACTS] = facts.try_into().ok()?;
+        if facts[0] != VERSION || facts[1] != POOL as u64 {
+            return None;
+        }
+        let mut found = Self { name: shown(&facts[2..4]), started: facts[4], ..Self::default() };
+        if let Some(words) = caches.filter(|words| words.len() == CACHES.words - 1) {
+            let cache = |flag, from: usize| (words[1] & flag != 0).then(|| cache(&words[from..from + 9]));
+            found.time = words[0];
+            (found.exporter, found.importer) = (cache(EXPORTER, 2), cache(IMPORTER, 11));
+            (found.leases, found.held_bytes, found.importers) = (words[20], words[21], words[22]);
+        }
+        if let Some(words) = pools.filter(|words| words.len() == POOLS.words - 1) {
+            let listed = usize::try_from(words[2]).unwrap_or(usize::MAX);
+            (found.pools_time, found.pools_in_all) = (words[0], words[1]);
+            let pools = words[POOLS_HEADER..].chunks_exact(POOL).take(listed);
+            found.pools = pools.map(PoolFigures::decode).collect();
+        }
+        Some(found)
+    }
+}
+
+fn cache(words: &[u64]) -> CacheStatistics {
+    let [hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds] =
+        core::array::from_fn(|place| words.get(place).copied().unwrap_or(0));
+    CacheStatistics { hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds }
+}
+
+impl PoolFigures {
+    fn decode(words: &[u64]) -> Self {
+        let [live_bytes, live_blocks, cached_bytes, reserved_bytes, held_bytes, regions] =
+            core::array::from_fn(|place| words[NAME + 2 + place]);
+        let mut kind = [0; ProviderKind::MAX];
+        for (bytes, word) in kind.chunks_exact_mut(8).zip(&words[NAME..]) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        let provider = ProviderKind::from_bytes(kind).map_or_else(|| "?".to_owned(), |kind| kind.to_string());
+        Self {
+            name: shown(&words[..NAME]),
+            provider,
+            live_bytes,
+            live_blocks,
+            cached_bytes,
+            reserved_bytes,
+            held_bytes,
+            regions,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ring::RingContent;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(words: &[AtomicU64]) -> Option<Statistics> {
+        let words: Vec<u64> = words.iter().map(|word| word.load(Ordering::Relaxed)).collect();
+        let ring = |from: usize, shape: Shape| {
+            RingContent::read(shape.words, |at, count| {
+                words.get(from + at..from + at + count).map(<[u64]>::to_vec)
+            })
+            .and_then(RingContent::last)
+        };
+        let (caches, pools) = (ring(FACTS, CACHES), ring(FACTS + CACHES.size(), POOLS));
+        Statistics::decode(&words[..FACTS], caches.as_deref(), pools.as_deref())
+    }
+
+    #[test]
+    fn what_is_published_is_read() {
+        let words: Vec<AtomicU64> = (0..SIZE).map(|_| AtomicU64::new(0)).collect();
+        assert_eq!(read(&words), None);
+        assert!(StatisticsArea::new(&words[1..]).is_none());
+        let area = StatisticsArea::new(&words).unwrap();
+        area.write_facts("a-name-of-more-than-16-bytes", 55);
+        let found = read(&words).unwrap();
+        assert_eq!((found.name.as_str(), found.started, found.time), ("a-name-of-more-t", 55, 0));
+        let cache = CacheStatistics {
+            hits: 1,
+            table_hits: 2,
+            misses: 3,
+            stale: 4,
+            evictions: 5,
+            entries: 6,
+            in_use: 7,
+            bytes: 8,
+            fds: 9,
+        };
+        for time in 100..103 {
+            let importer = Some(cache).filter(|_| time == 102);
+            let figures =
+                Figures { exporter: Some(cache), importer, leases: 10, held_bytes: 11, importers: 12 };
+            area.write_caches(time, &figures);
+            let found = read(&words).unwrap();
+            assert_eq!((found.time, found.exporter, found.importer), (time, Some(cache), importer));
+            assert_eq!((found.leases, found.held_bytes, found.importers), (10, 11, 12));
+        }
+    }
+
+    #[test]
+    fn pools_are_listed() {
+        let provider = umf_provider_host::HostProvider::builder().build().unwrap();
+        let settings = umf_pool_slab::SlabSettings::new().name("of this test, äöü, and much longer");
+        let pool = umf_pool_slab::SlabPool::new(provider, settings).unwrap();
+        let address = pool.allocate(umf_core::Layout::new(100, 8).unwrap()).unwrap();
+        let words: Vec<AtomicU64> = (0..SIZE).map(|_| AtomicU64::new(0)).collect();
+        let area = StatisticsArea::new(&words).unwrap();
+        area.write_facts("test", 1);
+        area.write_pools(77);
+        let found = read(&words).unwrap();
+        assert_eq!(found.pools_time, 77);
+        let mine = found.pools.iter().find(|pool| pool.name == "of this test, äöü, and much l").unwrap();
+        assert_eq!((mine.provider.as_str(), mine.live_blocks, mine.regions), ("host", 1, 1));
+        assert!(mine.live_bytes >= 100 && mine.reserved_bytes >= mine.live_bytes + mine.cached_bytes);
+        assert!(found.pools_in_all >= found.pools.len() as u64);
+        // SAFETY: the block was allocated above and nothing uses it.
+        unsafe { pool.free(address) }.unwrap();
+        drop(pool);
+        area.write_pools(78);
+        let found = read(&words).unwrap();
+        assert!(found.pools.iter().all(|pool| !pool.name.starts_with("of this test")));
+    }
+
+    #[test]
+    fn hostile_text_is_shown_as_such() {
+        assert_eq!(shown(&text::<4>("a\u{1b}[2Jb\nc")), "a\u{FFFD}[2Jb\u{FFFD}c");
+        assert_eq!(shown(&[u64::MAX]), "\u{FFFD}".repeat(8));
+        assert_eq!(shown(&text::<1>("äöüä!")), "äöüä");
+        assert_eq!(shown(&text::<1>("äöüxä")), "äöüx");
+    }
+
+    proptest! {
+        #[test]
+        fn any_words_are_statistics_or_none(
+            facts in proptest::collection::vec(prop_oneof![Just(1), Just(12), any::<u64>()], 0..10),
+            caches in proptest::collection::vec(any::<u64>(), 29..33),
+            pools in proptest::collection::vec(any::<u64>(), POOLS.words - 2..POOLS.words + 1),
+            listed in prop_oneof![0_u64..100, any::<u64>()],
+        ) {
+            let mut pools = pools;
+            pools[2] = listed;
+            if let Some(found) = Statistics::decode(&facts, Some(&caches), Some(&pools)) {
+                prop_assert!(found.pools.len() <= MOST_POOLS);
+                prop_assert!(!found.name.chars().any(char::is_control));
+            }
+        }
+    }
+}
