@@ -1,7 +1,7 @@
 //! [`HostImport`]: opens host memory that another process exported.
 
 use core::ptr::NonNull;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 use umf_core::{Access, Address, Error, Import, ImportRequest, Imported, ProviderKind, Result};
@@ -97,9 +97,16 @@ impl HostImport {
                 },
                 _ => map_error(size, errno),
             })?;
+        if request.is_window {
+            // Writing the holes to a core dump would give them memory.
+            mapping.keep_from_dumps();
+        }
         Ok(Imported::host(mapping.keep(), size, request.access))
     }
 }
+
+/// How much of an arena is mapped at a time: some thousand regions of usual sizes, and little of an address space.
+const WINDOW: u64 = 4 << 30;
 
 // SAFETY: what is mapped is sealed against shrinking (or the user has allowed otherwise) and lies inside of
 // the file, so every page of it can be touched until it is unmapped, whatever becomes of the exporter and its
@@ -111,6 +118,20 @@ unsafe impl Import for HostImport {
 
     fn import(&self, request: ImportRequest) -> Result<Imported> {
         self.map(&request)
+    }
+
+    fn window(&self) -> Option<u64> {
+        Some(WINDOW)
+    }
+
+    /// Not hugetlbfs, where a mapping reserves all of its pages.
+    fn window_file(&self, fd: BorrowedFd<'_>) -> Option<u64> {
+        // Only a file with seals is asked for its size: another file system might not answer.
+        sys::seals(fd).ok().filter(|seals| seals.shrink)?;
+        match sys::size_and_kind_with_seals(fd) {
+            Ok((size, FileSystem::Tmpfs)) => Some(size),
+            _ => None,
+        }
     }
 
     unsafe fn release(&self, imported: Imported) -> Result<()> {

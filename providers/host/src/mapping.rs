@@ -115,6 +115,12 @@ impl Mapping {
         self.size
     }
 
+    /// Keeps it out of core dumps, if the kernel will.
+    pub(crate) fn keep_from_dumps(&self) {
+        // SAFETY: our own mapping; the advice changes no content.
+        let _ = unsafe { sys::advise(self.base, self.size, Advise::DontDump) };
+    }
+
     /// Asks for huge pages.
     pub(crate) fn advise_huge_pages(&self) -> Result<(), Errno> {
         // SAFETY: our own mapping; the advice changes no content.

@@ -123,12 +123,14 @@ pub(crate) enum Advise {
     DontNeed,
     /// The content may go when memory is short.
     Free,
+    /// Not to be written to core dumps.
+    DontDump,
 }
 
 /// `madvise(2)`.
 ///
 /// # Safety
-/// The range is mapped and the caller's own; for the last two, nobody needs its content.
+/// The range is mapped and the caller's own; for `DontNeed` and `Free`, nobody needs its content.
 pub(crate) unsafe fn advise(base: NonNull<u8>, size: usize, advice: Advise) -> Result<()> {
     /// `MADV_COLLAPSE`, which rustix has no name for.
     const COLLAPSE: c_int = 25;
@@ -137,6 +139,7 @@ pub(crate) unsafe fn advise(base: NonNull<u8>, size: usize, advice: Advise) -> R
         Advise::Populate => Advice::LinuxPopulateWrite,
         Advise::DontNeed => Advice::LinuxDontNeed,
         Advise::Free => Advice::LinuxFree,
+        Advise::DontDump => Advice::LinuxDontDump,
         Advise::Collapse => {
             // SAFETY: collapsing moves the content and changes none of it.
             let result = unsafe { libc::madvise(base.as_ptr().cast(), size, COLLAPSE) };

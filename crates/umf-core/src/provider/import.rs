@@ -1,6 +1,6 @@
 //! The ability to open what another process exported.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::{NATIVE_BYTES, ProviderKind};
 use crate::{Address, Result};
@@ -32,13 +32,24 @@ pub struct ImportRequest {
     pub allocation_id: u64,
     /// What will be done with the memory.
     pub access: Access,
+    /// The range is a window ([`Import::window`]): it holds more than was exported, and holes.
+    pub is_window: bool,
 }
 
 impl ImportRequest {
     /// A request for `size` bytes at `offset` behind `fd`.
     #[must_use]
     pub const fn new(fd: Option<OwnedFd>, offset: u64, size: usize, access: Access) -> Self {
-        Self { fd, offset, size, native: [0; NATIVE_BYTES], native_len: 0, allocation_id: 0, access }
+        Self {
+            fd,
+            offset,
+            size,
+            native: [0; NATIVE_BYTES],
+            native_len: 0,
+            allocation_id: 0,
+            access,
+            is_window: false,
+        }
     }
 }
 
@@ -88,6 +99,22 @@ pub unsafe trait Import: Send + Sync {
     /// [`crate::Error::Untrusted`] if the fd or the bytes are not what they should be,
     /// [`crate::Error::Native`], [`crate::Error::OutOfMemory`].
     fn import(&self, request: ImportRequest) -> Result<Imported>;
+
+    /// How much of a file that many regions lie in is mapped at a time, in bytes: a power of two, or `None` if each region
+    /// is imported by itself.
+    ///
+    /// With `Some`, a region at `offset` in its file may be imported as part of a request for the whole window, from the
+    /// multiple of this size at or below `offset` on, cut at the end of the file; and it is as good as if it had been imported
+    /// by itself. A second region in the window then needs no import at all.
+    fn window(&self) -> Option<u64> {
+        None
+    }
+
+    /// The size of this file in bytes, if it is one that can be imported by windows.
+    fn window_file(&self, fd: BorrowedFd<'_>) -> Option<u64> {
+        let _ = fd;
+        None
+    }
 
     /// Closes what [`Import::import`] gave, exactly once.
     ///

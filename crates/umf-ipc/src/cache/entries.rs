@@ -35,6 +35,11 @@ pub(crate) struct Entry<K, V> {
 }
 
 impl<K, V> Entry<K, V> {
+    /// What it is found by.
+    pub(crate) const fn key(&self) -> &K {
+        &self.key
+    }
+
     pub(crate) const fn number(&self) -> u32 {
         self.number
     }

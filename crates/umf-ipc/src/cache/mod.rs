@@ -16,7 +16,7 @@ mod limits;
 mod memo;
 mod pins;
 
-pub(crate) use entries::{Cache, Cached, Entry};
+pub(crate) use entries::{Cache, Cached, Entry, Pinned};
 pub(crate) use limits::Limits;
 pub use limits::{CacheStatistics, LimitPolicy};
 pub(crate) use memo::{Memo, Note};

@@ -2,6 +2,7 @@
 
 mod board;
 mod builder;
+mod extent;
 mod mapping;
 mod open;
 mod producer;
@@ -26,7 +27,7 @@ use crate::identity::Nonce;
 use crate::lease::Ranges;
 use board::Board;
 use producer::Producer;
-use region::{ImportedRegion, RegionKey};
+use region::{ImportedRegion, Key};
 
 /// Opens handles of other processes (and of this one). Needs no pool and no provider, only somebody who can
 /// [`Import`] each kind of memory.
@@ -45,7 +46,7 @@ pub struct Importer {
 pub(crate) struct Inner {
     settings: ImporterSettings,
     imports: Lock<HashMap<ProviderKind, Arc<dyn Import>>>,
-    cache: Cache<RegionKey, ImportedRegion>,
+    cache: Cache<Key, ImportedRegion>,
     memo: [Memo; 2],
     producers: Lock<HashMap<Nonce, Arc<Producer>>>,
     board: Board,

@@ -3,12 +3,13 @@
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use umf_core::{Access, Address, ImportRequest};
+use umf_core::{Access, Address};
 
 use super::Inner;
+use super::extent::{Content, Window};
 use super::mapping::{Mapping, Place};
 use super::producer::Producer;
-use super::region::{ImportedRegion, RegionKey};
+use super::region::{Extent, ImportedRegion, Key};
 use crate::cache::{CacheStatistics, Note, Pin};
 use crate::handle::{Handle, SIZE};
 use crate::identity;
@@ -69,9 +70,14 @@ impl Inner {
             Err(Error::Stale { .. }) => {
                 self.cache.counters().stale.fetch_add(1, Ordering::Relaxed);
                 // A mapping of a region that is gone as a whole is of no use to anybody.
-                for access in [Access::ReadOnly, Access::ReadWrite] {
-                    let key = RegionKey { nonce: handle.nonce(), region: handle.region_id(), access };
-                    self.cache.evict_if(&key, ImportedRegion::is_gone);
+                let window = self.window_size(&handle).ok().flatten();
+                let window =
+                    window.and_then(|size| Window::of(&handle, size)).map(|window| window.extent(&handle));
+                for extent in [Some(Extent::Region(handle.region_id())), window].into_iter().flatten() {
+                    for access in [Access::ReadOnly, Access::ReadWrite] {
+                        let key = Key { nonce: handle.nonce(), extent, access };
+                        self.cache.evict_if(&key, ImportedRegion::is_gone);
+                    }
                 }
             }
             Err(Error::ProducerGone { .. } | Error::ProducerReplaced { .. }) => {
@@ -87,8 +93,7 @@ impl Inner {
         if identity::boot_id().contradicts(handle.boot_id()) {
             return Err(Error::OtherBoot);
         }
-        let kind = handle.provider_kind();
-        let import = self.imports.lock().get(&kind).cloned().ok_or(Error::UnknownProvider { kind })?;
+        let window = self.window_size(handle)?;
         if access == Access::ReadWrite && handle.is_read_only() {
             return Err(Error::ReadOnly);
         }
@@ -104,29 +109,24 @@ impl Inner {
             let what = "the handle and its ledger disagree about the memory (one of them was forged)";
             return Err(Error::Misbehaved { pid: producer.pid(), what });
         }
-        let key = RegionKey { nonce: handle.nonce(), region: content.region_id, access };
-        let pinned = self.cache.get_or_make(&key, handle.region_size(), || {
-            let fd = producer.fetch(handle, &self.settings.exchange)?;
-            let size = usize::try_from(handle.region_size()).unwrap_or(usize::MAX);
-            let mut request = ImportRequest::new(fd, handle.data_offset(), size, access);
-            let native = handle.native();
-            request.native[..native.len()].copy_from_slice(native);
-            request.native_len = native.len();
-            request.allocation_id = handle.allocation_id();
-            let imported = import.import(request)?;
-            self.board.opened(handle);
-            Ok(ImportedRegion {
-                producer: Arc::clone(&producer),
-                imported,
-                import: Arc::clone(&import),
-                slot: content.region_slot,
-                generation: content.region_generation,
-            })
-        })?;
+        let content = Content { handle, region: (content.region_slot, content.region_generation) };
+        let window = window.filter(|_| producer.has_windows()).and_then(|size| Window::of(handle, size));
+        let pinned = match window {
+            Some(window) => match self.open_window(&producer, &content, window, access)? {
+                Some(pinned) => pinned,
+                None => self.open_region(&producer, &content, access)?,
+            },
+            None => self.open_region(&producer, &content, access)?,
+        };
         let entry = pinned.entry();
         let imported = &entry.value.imported;
-        let end = handle.offset() + handle.length();
-        let base = imported.base.checked_add(handle.offset()).filter(|_| end <= imported.size as u64);
+        let before = match entry.key().extent {
+            Extent::Region(_) => 0,
+            Extent::Window { start, .. } => handle.data_offset() - start,
+        };
+        let end = handle.offset().checked_add(handle.length()).and_then(|end| end.checked_add(before));
+        let base = imported.base.checked_add(before + handle.offset());
+        let base = base.filter(|_| end.is_some_and(|end| end <= imported.size as u64));
         let Some(base) = base else {
             return Err(Error::Misbehaved { pid: producer.pid(), what: "the block reaches past its region" });
         };

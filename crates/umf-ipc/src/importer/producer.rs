@@ -1,7 +1,7 @@
 //! One producer, as the importer knows it.
 
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +21,8 @@ pub(super) struct Producer {
     ledger: LedgerReader,
     ledger_fd: i32,
     nonce: Nonce,
+    /// Whether its files may be mapped by windows: until one turned out to be of another kind (huge pages).
+    has_windows: AtomicBool,
     /// Null, or a box. One that a parent of this process made is replaced and leaked: mappings that were open at the fork
     /// know it still.
     leases: AtomicPtr<LeaseTable>,
@@ -45,6 +47,7 @@ impl Producer {
             ledger,
             ledger_fd: handle.ledger_fd(),
             nonce: handle.nonce(),
+            has_windows: AtomicBool::new(true),
             leases: AtomicPtr::new(ptr::null_mut()),
         })
     }
@@ -112,6 +115,14 @@ impl Producer {
             drop(unsafe { Box::from_raw(table) });
         }
         self.table().ok_or(Error::Misbehaved { pid, what: "its lease table went while it was made" })
+    }
+
+    pub(super) fn has_windows(&self) -> bool {
+        self.has_windows.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn forget_windows(&self) {
+        self.has_windows.store(false, Ordering::Relaxed);
     }
 
     /// The slot that a handle names, if the handle is current.

@@ -1,4 +1,4 @@
-//! What the importer's cache holds: one mapping per region of a producer.
+//! What the importer's cache holds: one mapping per region of a producer, or per window of many regions.
 
 use std::sync::Arc;
 
@@ -7,31 +7,45 @@ use umf_core::{Access, Import, Imported};
 use super::producer::Producer;
 use crate::cache::Cached;
 use crate::identity::Nonce;
+use crate::sys::FileIdentity;
 
-/// Which region: of which producer, under which id, with which access.
+/// What is mapped: of which producer, which part of its memory, with which access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct RegionKey {
+pub(super) struct Key {
     pub nonce: Nonce,
-    pub region: u64,
+    pub extent: Extent,
     pub access: Access,
 }
 
-/// A region of another process, open in this one. Dropping it closes it.
+/// A part of a producer's memory that is mapped at one time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Extent {
+    /// The region with this id.
+    Region(u64),
+    /// A window of a file that many regions lie in, from this offset on.
+    ///
+    /// The window's mapping keeps the file, so that no other file has its device and inode meanwhile.
+    Window { file: FileIdentity, start: u64 },
+}
+
+/// A region of another process, or a window of many, open in this one. Dropping it closes it.
 pub(super) struct ImportedRegion {
     /// Keeps the ledger mapped that says whether blocks of this region are current.
     pub producer: Arc<Producer>,
     pub imported: Imported,
     pub import: Arc<dyn Import>,
-    /// The region's own slot in the ledger and its generation: whether anything of it can be current.
-    pub slot: u32,
-    pub generation: u64,
+    /// The region's own slot in the ledger and its generation: whether anything of it can be current. None for a window,
+    /// which outlives its regions.
+    pub region: Option<(u32, u64)>,
 }
 
 impl ImportedRegion {
     /// Whether the region itself was freed, or its producer is known to have ended.
     pub(super) fn is_gone(&self) -> bool {
-        let now = self.producer.ledger().slot(self.slot).map(|slot| slot.generation());
-        now != Some(self.generation)
+        self.region.is_some_and(|(slot, generation)| {
+            let now = self.producer.ledger().slot(slot).map(|slot| slot.generation());
+            now != Some(generation)
+        })
     }
 }
 

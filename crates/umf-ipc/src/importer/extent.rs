@@ -1,0 +1,132 @@
+//! Mapping what a handle names: a region by itself, or the window of its file that it lies in.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use umf_core::{Access, Import, ImportRequest};
+
+use super::Inner;
+use super::producer::Producer;
+use super::region::{Extent, ImportedRegion, Key};
+use crate::cache::Pinned;
+use crate::handle::Handle;
+use crate::sys::FileIdentity;
+use crate::{Error, Result};
+
+/// A part of a limit on mapped bytes that a window may be.
+const WINDOWS_IN_LIMIT: u64 = 16;
+
+/// A handle that agrees with its ledger, and what the ledger says besides.
+pub(super) struct Content<'h> {
+    pub handle: &'h Handle,
+    /// Slot and generation of the region.
+    pub region: (u32, u64),
+}
+
+/// A window: where it begins in the file, and how large it is where the file does not end before.
+#[derive(Clone, Copy)]
+pub(super) struct Window {
+    start: u64,
+    size: u64,
+}
+
+impl Window {
+    /// The window in which a handle's region lies as a whole, if there is one.
+    pub(super) fn of(handle: &Handle, size: u64) -> Option<Self> {
+        debug_assert!(size.is_power_of_two());
+        let offset = handle.data_offset();
+        let start = offset & !(size - 1);
+        let fits = (offset - start).checked_add(handle.region_size()).is_some_and(|end| end <= size);
+        (fits && handle.data_fd().is_some() && !handle.is_isolated()).then_some(Self { start, size })
+    }
+
+    pub(super) fn extent(self, handle: &Handle) -> Extent {
+        let (device, inode) = handle.data_identity();
+        Extent::Window { file: FileIdentity { device, inode }, start: self.start }
+    }
+}
+
+type PinnedRegion<'i> = Pinned<'i, Key, ImportedRegion>;
+
+impl Inner {
+    /// How large the windows are in which memory of a handle's kind is mapped, if it is. Not, if there is a limit on
+    /// mapped bytes of which they would take much.
+    pub(super) fn window_size(&self, handle: &Handle) -> Result<Option<u64>> {
+        let kind = handle.provider_kind();
+        let imports = self.imports.lock();
+        let import = imports.get(&kind).ok_or(Error::UnknownProvider { kind })?;
+        let limit = self.settings.max_opened_bytes;
+        Ok(import.window().filter(|&size| limit == 0 || limit / WINDOWS_IN_LIMIT >= size))
+    }
+
+    fn importing(&self, handle: &Handle) -> Result<Arc<dyn Import>> {
+        let kind = handle.provider_kind();
+        self.imports.lock().get(&kind).cloned().ok_or(Error::UnknownProvider { kind })
+    }
+
+    /// The region by itself.
+    pub(super) fn open_region(
+        &self,
+        producer: &Arc<Producer>,
+        content: &Content<'_>,
+        access: Access,
+    ) -> Result<PinnedRegion<'_>> {
+        let handle = content.handle;
+        let key = Key { nonce: handle.nonce(), extent: Extent::Region(handle.region_id()), access };
+        self.cache.get_or_make(&key, handle.region_size(), || {
+            let import = self.importing(handle)?;
+            let fd = producer.fetch(handle, &self.settings.exchange)?;
+            let size = usize::try_from(handle.region_size()).unwrap_or(usize::MAX);
+            let mut request = ImportRequest::new(fd, handle.data_offset(), size, access);
+            let native = handle.native();
+            request.native[..native.len()].copy_from_slice(native);
+            request.native_len = native.len();
+            request.allocation_id = handle.allocation_id();
+            let imported = import.import(request)?;
+            self.board.opened(handle);
+            Ok(ImportedRegion {
+                producer: Arc::clone(producer),
+                imported,
+                import,
+                region: Some(content.region),
+            })
+        })
+    }
+
+    /// The window that the region lies in; `None` if its file turns out to have none.
+    pub(super) fn open_window(
+        &self,
+        producer: &Arc<Producer>,
+        content: &Content<'_>,
+        window: Window,
+        access: Access,
+    ) -> Result<Option<PinnedRegion<'_>>> {
+        let handle = content.handle;
+        let key = Key { nonce: handle.nonce(), extent: window.extent(handle), access };
+        let has_none = Cell::new(false);
+        let opened = self.cache.get_or_make(&key, window.size, || {
+            let import = self.importing(handle)?;
+            let fd = producer.fetch(handle, &self.settings.exchange)?;
+            let end = fd.as_ref().and_then(|fd| import.window_file(std::os::fd::AsFd::as_fd(fd)));
+            let size =
+                end.and_then(|end| end.checked_sub(window.start)).map_or(0, |size| size.min(window.size));
+            if size < handle.data_offset() - window.start + handle.region_size() {
+                has_none.set(true);
+                return Err(Error::Misbehaved { pid: producer.pid(), what: "its region lies in no window" });
+            }
+            let size = usize::try_from(size).unwrap_or(usize::MAX);
+            let mut request = ImportRequest::new(fd, window.start, size, access);
+            request.is_window = true;
+            let imported = import.import(request)?;
+            self.board.opened(handle);
+            // What holds one region alone goes with it.
+            let region = (size as u64 == handle.region_size()).then_some(content.region);
+            Ok(ImportedRegion { producer: Arc::clone(producer), imported, import, region })
+        });
+        if has_none.get() {
+            producer.forget_windows();
+            return Ok(None);
+        }
+        opened.map(Some)
+    }
+}
