@@ -39,7 +39,8 @@ pub(super) fn measure(bench: &mut Bench) -> Result<(), Failure> {
     encoding(bench)?;
     let mut producer = Producer::start()?;
     cached_opens(bench, &mut producer)?;
-    cold_opens(bench, &mut producer)
+    cold_opens(bench, &mut producer)?;
+    super::leases::measure(bench, &mut producer)
 }
 
 fn exporting(bench: &mut Bench) -> Result<(), Failure> {

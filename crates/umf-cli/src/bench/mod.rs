@@ -2,6 +2,7 @@
 
 mod c_umf;
 mod ipc;
+mod leases;
 mod marker;
 mod measure;
 mod pool;

@@ -17,6 +17,8 @@ enum Order {
     Isolated { count: usize, size: usize },
     /// Blocks of one pool.
     Pooled { count: usize, size: usize },
+    /// Regions of one memory file, one for each block.
+    Arena { count: usize, size: usize },
     /// Allocations of the C library, from regions of its own each.
     Foreign { library: PathBuf, count: usize, size: usize },
 }
@@ -52,6 +54,11 @@ impl Producer {
     /// Handles of `count` blocks of one pool.
     pub(super) fn pooled(&mut self, count: usize, size: usize) -> Result<Vec<Handle>, Failure> {
         self.handles(&Order::Pooled { count, size })
+    }
+
+    /// Handles of `count` regions of one memory file.
+    pub(super) fn arena(&mut self, count: usize, size: usize) -> Result<Vec<Handle>, Failure> {
+        self.handles(&Order::Arena { count, size })
     }
 
     /// Handles of the C library.
@@ -95,7 +102,8 @@ fn unexpected(answer: &Answer) -> Failure {
 pub(super) fn serve(launcher: u32) -> Result<(), Failure> {
     let Some(mut launcher) = Launcher::listen(launcher)? else { return Ok(()) };
     let pools = Pool::isolated().and_then(|isolated| Ok((isolated, Pool::shared()?)));
-    let (isolated, pooled) = match pools {
+    let pools = pools.map_err(super::measure::told).and_then(|pools| Ok((pools, super::leases::arena()?)));
+    let ((isolated, pooled), arena) = match pools {
         Ok(pools) => pools,
         Err(error) => {
             launcher.order::<Order>()?;
@@ -109,6 +117,7 @@ pub(super) fn serve(launcher: u32) -> Result<(), Failure> {
                 export(&isolated, count, size, &mut blocks).map(Answer::Handles)
             }
             Order::Pooled { count, size } => export(&pooled, count, size, &mut blocks).map(Answer::Handles),
+            Order::Arena { count, size } => export(&arena, count, size, &mut blocks).map(Answer::Handles),
             Order::Foreign { library, count, size } => CUmf::open(&library).and_then(|library| {
                 let handles: Result<_, Refused> =
                     (0..count).map(|_| library.handle(library.allocate(size)?)).collect();

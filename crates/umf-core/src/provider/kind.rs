@@ -45,6 +45,10 @@ impl ProviderKind {
     /// A kind from the 16 bytes that [`ProviderKind::to_bytes`] gave; `None` for anything else.
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::MAX]) -> Option<Self> {
+        // Mostly one that is known, in a path that is hot.
+        if bytes == Self::HOST.bytes {
+            return Some(Self::HOST);
+        }
         let len = bytes.iter().position(|&byte| byte == 0).unwrap_or(Self::MAX);
         let padding_is_zero = bytes[len..].iter().all(|&byte| byte == 0);
         Self::from_slice(&bytes[..len]).filter(|_| padding_is_zero)

@@ -46,7 +46,7 @@ impl Window {
     }
 }
 
-type PinnedRegion<'i> = Pinned<'i, Key, ImportedRegion>;
+pub(super) type PinnedRegion<'i> = Pinned<'i, Key, ImportedRegion>;
 
 impl Inner {
     /// How large the windows are in which memory of a handle's kind is mapped, if it is. Not, if there is a limit on

@@ -2,7 +2,7 @@
 
 use core::fmt;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use umf_core::Address;
 use umf_core::thread;
@@ -93,6 +93,54 @@ impl<'i> Mapping<'i> {
     #[must_use]
     pub fn is_current(&self) -> bool {
         self.generation_now() == self.place.generation
+    }
+
+    fn check(&self) -> Result<()> {
+        let now = self.generation_now();
+        if now == self.place.generation {
+            return Ok(());
+        }
+        let (pid, slot) = self.place.lease.producer_and_slot();
+        Err(Error::Stale { pid, slot, generation: self.place.generation, now })
+    }
+
+    /// Uses the memory, and says whether the block was the same all the time: that closes the window between looking
+    /// whether a mapping is current and using it. What `use_it` yields is kept from the caller if it was not.
+    ///
+    /// (What `use_it` wrote meanwhile may have gone into freed memory. While a mapping is open nobody else gets that
+    /// memory, so it harms nobody.)
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if the block was freed before or while `use_it` ran; those of [`Mapping::memory`].
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # fn example(mapping: &umf_ipc::Mapping<'_>) -> umf_ipc::Result<()> {
+    /// use umf_ipc::Bytes;
+    /// let first: u64 = mapping.with(|memory| memory.read_obj(0))?.unwrap_or(0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn with<R>(&self, use_it: impl FnOnce(VolatileSlice<'_>) -> R) -> Result<R> {
+        let memory = self.memory()?;
+        self.check()?;
+        let result = use_it(memory);
+        // What was read is older than the generation that is looked at now.
+        fence(Ordering::Acquire);
+        self.check()?;
+        Ok(result)
+    }
+
+    /// As [`Mapping::read`], and says whether the block was the same all the time.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if the block was freed before or meanwhile: then what `into` holds is worth nothing. Those of
+    /// [`Mapping::read`].
+    pub fn read_current(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        self.check()?;
+        self.read(offset, into)?;
+        fence(Ordering::Acquire);
+        self.check()
     }
 
     /// The memory as a volatile slice, which may be read and written while other processes do the same.

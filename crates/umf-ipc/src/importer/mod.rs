@@ -3,6 +3,7 @@
 mod board;
 mod builder;
 mod extent;
+mod held;
 mod mapping;
 mod open;
 mod producer;

@@ -7,6 +7,7 @@ use umf_core::{Access, Address};
 
 use super::Inner;
 use super::extent::{Content, Window};
+use super::held::Held;
 use super::mapping::{Mapping, Place};
 use super::producer::Producer;
 use super::region::{Extent, ImportedRegion, Key};
@@ -97,18 +98,11 @@ impl Inner {
         if access == Access::ReadWrite && handle.is_read_only() {
             return Err(Error::ReadOnly);
         }
-        let producer = self.producer(handle)?;
-        let slot = producer.slot(handle)?;
-        let content = slot.read(handle.generation()).map_err(|now| producer.stale(handle, now))?;
-        let same = content.fd == handle.data_fd().unwrap_or(-1)
-            && (content.device, content.inode) == handle.data_identity()
-            && content.region_id == handle.region_id()
-            && content.region_size == handle.region_size()
-            && content.offset == handle.data_offset();
-        if !same {
-            let what = "the handle and its ledger disagree about the memory (one of them was forged)";
-            return Err(Error::Misbehaved { pid: producer.pid(), what });
+        if let Some(held) = self.known_window(handle, access) {
+            return self.finish(handle, access, held);
         }
+        let producer = self.producer(handle)?;
+        let content = producer.content(handle)?;
         let content = Content { handle, region: (content.region_slot, content.region_generation) };
         let window = window.filter(|_| producer.has_windows()).and_then(|size| Window::of(handle, size));
         let pinned = match window {
@@ -118,28 +112,33 @@ impl Inner {
             },
             None => self.open_region(&producer, &content, access)?,
         };
-        let entry = pinned.entry();
-        let imported = &entry.value.imported;
-        let before = match entry.key().extent {
-            Extent::Region(_) => 0,
-            Extent::Window { start, .. } => handle.data_offset() - start,
-        };
-        let end = handle.offset().checked_add(handle.length()).and_then(|end| end.checked_add(before));
-        let base = imported.base.checked_add(before + handle.offset());
-        let base = base.filter(|_| end.is_some_and(|end| end <= imported.size as u64));
-        let Some(base) = base else {
+        let held = Held::new(self, pinned);
+        self.remember_window(handle, access, &held);
+        self.finish(handle, access, held)
+    }
+
+    /// Opens what a handle names in a mapping that holds it.
+    fn finish<'i>(&'i self, handle: &Handle, access: Access, held: Held<'i>) -> Result<Mapping<'i>> {
+        let region = held.region();
+        // The mapping's own producer: another object for the same process may go at any time.
+        let producer = &region.producer;
+        producer.content(handle)?;
+        let imported = &region.imported;
+        let place = held.place(handle).filter(|place| {
+            let end = place.checked_add(handle.length());
+            end.is_some_and(|end| end <= imported.size as u64)
+        });
+        let Some(base) = place.and_then(|place| imported.base.checked_add(place)) else {
             return Err(Error::Misbehaved { pid: producer.pid(), what: "the block reaches past its region" });
         };
-        // The entry's own producer: the one found above may be another object for the same process, and go.
-        let word = entry.value.producer.slot(handle)?.generation_word();
+        let word = producer.slot(handle)?.generation_word();
         let length = usize::try_from(handle.length()).unwrap_or(0);
         let flags = if imported.host_accessible { HOST_ACCESSIBLE } else { 0 }
             | if imported.read_only || access == Access::ReadOnly { READ_ONLY } else { 0 };
-        let (stamp, number) = (entry.stamp(), entry.number());
-        let (lease, is_own) =
-            entry.value.producer.lease(handle.slot(), &self.settings.exchange, &self.ranges)?;
+        let (lease, is_own) = producer.lease(handle.slot(), &self.settings.exchange, &self.ranges)?;
+        let (stamp, number) = (held.stamp, held.number);
         let place = Place {
-            pin: pinned.into_pin(),
+            pin: held.into_pin(),
             lease,
             base,
             length,
@@ -152,11 +151,12 @@ impl Inner {
         let mapping = unsafe { Mapping::new(self, place) };
         // It is leased now; if it was retired before that, this sees it.
         if !mapping.is_current() {
-            return Err(producer.stale(handle, mapping.generation_now()));
+            let (pid, slot, generation) = (handle.pid(), handle.slot(), handle.generation());
+            return Err(Error::Stale { pid, slot, generation, now: mapping.generation_now() });
         }
-        if let Some(memo) = self.memo[access as usize].current_or_new()
+        if is_own
+            && let Some(memo) = self.memo[access as usize].current_or_new()
             && let Some((_, pin)) = self.cache.pins().cell(number)
-            && is_own
         {
             let note = Note {
                 key: u64::from(handle.slot()) << 32 | u64::from(number),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::handle::Handle;
 use crate::identity::Nonce;
 use crate::lease::{self, Lease, LeaseTable, Ranges};
-use crate::ledger::{LedgerReader, SlotReader};
+use crate::ledger::{LedgerReader, SlotContent, SlotReader};
 use crate::sys::{self, FileIdentity};
 use crate::transfer::{Channel, Exchange, Wanted};
 use crate::{Error, Result};
@@ -65,7 +65,7 @@ impl Producer {
     }
 
     pub(super) fn fds(&self) -> u64 {
-        // And the ledger\'s.
+        // And the ledger's.
         self.channel.fds() + 1 + self.table().map_or(0, LeaseTable::fds)
     }
 
@@ -130,6 +130,23 @@ impl Producer {
         let slot = self.ledger.slot(handle.slot()).ok_or_else(|| self.stale(handle, 0))?;
         let now = slot.generation();
         if now == handle.generation() { Ok(slot) } else { Err(self.stale(handle, now)) }
+    }
+
+    /// What the ledger says of a handle's export, if the handle is current and says the same.
+    pub(super) fn content(&self, handle: &Handle) -> Result<SlotContent> {
+        let slot = self.slot(handle)?;
+        let content = slot.read(handle.generation()).map_err(|now| self.stale(handle, now))?;
+        let same = content.fd == handle.data_fd().unwrap_or(-1)
+            && (content.device, content.inode) == handle.data_identity()
+            && content.region_id == handle.region_id()
+            && content.region_size == handle.region_size()
+            && content.offset == handle.data_offset()
+            && handle.offset().checked_add(handle.length()).is_some_and(|end| end <= content.region_size);
+        if same {
+            return Ok(content);
+        }
+        let what = "the handle and its ledger disagree about the memory (one of them was forged)";
+        Err(Error::Misbehaved { pid: self.pid(), what })
     }
 
     pub(super) fn stale(&self, handle: &Handle, now: u64) -> Error {

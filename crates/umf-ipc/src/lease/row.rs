@@ -50,14 +50,30 @@ impl Lease {
         self.0.addr().get() % RANGE
     }
 
+    /// The producer's pid (0 in a forked child, to which the lease does not belong) and the slot.
+    #[cold]
+    pub(crate) fn producer_and_slot(self) -> (u32, u32) {
+        let table = NonNull::new(self.head().table.load(Ordering::Relaxed));
+        // SAFETY: whoever has a lease keeps its table.
+        (table.map_or(0, |table| unsafe { table.as_ref() }.pid()), self.slot())
+    }
+
+    fn slot(self) -> u32 {
+        ((self.place() - WORDS) / 8) as u32
+    }
+
+    fn head<'a>(self) -> &'a Head {
+        // SAFETY: words lie in ranges, which begin with a head and stay mapped.
+        unsafe { self.0.cast::<u8>().sub(self.place()).cast::<Head>().as_ref() }
+    }
+
     /// Gives back what was counted.
     ///
     /// # Safety
     /// The lease was taken and not given back yet, and its table exists.
     #[inline]
     pub(crate) unsafe fn give_back(self, current: Option<ThreadIndex>) {
-        // SAFETY: words lie in ranges, which begin with a head and stay mapped.
-        let head = unsafe { self.0.cast::<u8>().sub(self.place()).cast::<Head>().as_ref() };
+        let head = self.head();
         let Some(table) = NonNull::new(head.table.load(Ordering::Relaxed)) else {
             // This process is a forked child: the parent counts it.
             return;
@@ -67,7 +83,7 @@ impl Lease {
             protocol::unpin(unsafe { self.0.as_ref() });
         } else {
             // SAFETY: the caller says that it exists.
-            unsafe { table.as_ref() }.give_back_elsewhere(((self.place() - WORDS) / 8) as u32);
+            unsafe { table.as_ref() }.give_back_elsewhere(self.slot());
         }
     }
 }

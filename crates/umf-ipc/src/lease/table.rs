@@ -23,6 +23,7 @@ const ASKED: u32 = 4;
 /// The leases of this process on the exports of one producer.
 #[derive(Debug)]
 pub(crate) struct LeaseTable {
+    pid: u32,
     fd: OwnedFd,
     front: SharedMapping,
     shape: Shape,
@@ -76,6 +77,7 @@ impl LeaseTable {
             State::announced(u32::from_le_bytes([random[0], random[1], random[2], random[3]]))
         };
         let table = Self {
+            pid,
             fd,
             front,
             shape,
@@ -118,6 +120,11 @@ impl LeaseTable {
     #[inline]
     pub(crate) fn belongs_here(&self) -> bool {
         self.generation == fork::generation()
+    }
+
+    /// The producer's.
+    pub(crate) const fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// The fds that it holds open.
@@ -227,13 +234,9 @@ impl LeaseTable {
         }
         // Then those of processes that ended without a word. A few at a time, unless there is nothing else; each time
         // others, so that they do not pile up.
-        let mut asked = 0;
         let start = sys::pid() % used.max(1);
-        for row in (start..used).chain(0..start) {
-            if asked == ASKED && used < self.shape.rows {
-                break;
-            }
-            asked += 1;
+        let asked = if used < self.shape.rows { ASKED } else { used };
+        for row in (start..used).chain(0..start).take(asked as usize) {
             let found = state(row);
             if self.has_ended(row, found) && claim(row, found) {
                 return Ok(row);
