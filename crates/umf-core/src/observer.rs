@@ -43,6 +43,9 @@ pub trait Leases: Send + Sync {
 
 static OBSERVERS: Lock<Vec<Weak<dyn ExportObserver>>> = Lock::new(Vec::new());
 
+/// How many observers are looked up at a time.
+const AT_ONCE: usize = 4;
+
 /// Adds an observer, for as long as an `Arc` to it exists.
 pub fn observe(observer: &Arc<dyn ExportObserver>) {
     let mut observers = OBSERVERS.lock();
@@ -59,17 +62,24 @@ pub fn observe(observer: &Arc<dyn ExportObserver>) {
 /// `Some` if other processes may still use the memory.
 #[cold]
 pub fn before_free(freed: Freed) -> Option<Arc<dyn Leases>> {
-    let mut index = 0;
     let mut leases = None;
+    let mut index = 0;
     loop {
-        // One at a time, and not under the lock: an observer may take locks of its own.
-        let observer = OBSERVERS.lock().get(index).map(Weak::upgrade);
-        match observer {
-            Some(Some(observer)) => leases = both(leases, observer.before_free(freed)),
-            Some(None) => {}
-            None => return leases,
+        // A few at a time, and not under the lock: an observer may take locks of its own.
+        let mut some: [Option<Arc<dyn ExportObserver>>; AT_ONCE] = [const { None }; AT_ONCE];
+        let known = {
+            let observers = OBSERVERS.lock();
+            let rest = observers.get(index..).unwrap_or_default();
+            rest.iter().zip(&mut some).for_each(|(observer, place)| *place = observer.upgrade());
+            rest.len()
+        };
+        for observer in some.into_iter().flatten() {
+            leases = both(leases, observer.before_free(freed));
         }
-        index += 1;
+        index += AT_ONCE;
+        if known <= AT_ONCE {
+            return leases;
+        }
     }
 }
 

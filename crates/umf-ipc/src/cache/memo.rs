@@ -59,12 +59,16 @@ unsafe impl Zeroed for Row {}
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Record {
-    bytes: UnsafeCell<[u8; SIZE]>,
-    /// `None` while unused: a zeroed `PinCell` has a null pointer.
-    note: UnsafeCell<Option<Note>>,
+    /// The last of the bytes, where the checksum is: it tells most handles apart, in the line where the note is.
+    tag: UnsafeCell<[u8; TAG]>,
     /// In the first of the places of a hash: which was written over last.
     turn: UnsafeCell<u8>,
+    /// `None` while unused: a zeroed `PinCell` has a null pointer.
+    note: UnsafeCell<Option<Note>>,
+    bytes: UnsafeCell<[u8; SIZE]>,
 }
+
+const TAG: usize = 8;
 
 // SAFETY: a record is used by one thread at a time, by `Memo`'s rule, and points to atomics that any thread may use.
 unsafe impl Send for Record {}
@@ -132,9 +136,12 @@ impl<'m> ThreadMemo<'m> {
         self.places(hash).into_iter().find_map(|record| {
             // SAFETY: the record is this thread's, and nothing writes it while the reference is in use: `store` is
             // called by this thread, after what was found here was copied out.
-            let (known, note) = unsafe { (&*record.bytes.get(), (*record.note.get()).as_ref()?) };
-            // The end first, where the checksum is: it tells most others apart without a call.
-            (known[SIZE - 8..] == bytes[SIZE - 8..] && known == bytes).then_some(note)
+            let (tag, note) = unsafe { (&*record.tag.get(), (*record.note.get()).as_ref()) };
+            if tag[..] != bytes[SIZE - TAG..] {
+                return None;
+            }
+            // SAFETY: as above.
+            (unsafe { &*record.bytes.get() } == bytes).then_some(note?)
         })
     }
 
@@ -165,6 +172,7 @@ impl<'m> ThreadMemo<'m> {
         };
         // SAFETY: as above.
         unsafe {
+            (*record.tag.get()).copy_from_slice(&bytes[SIZE - TAG..]);
             *record.bytes.get() = *bytes;
             *record.note.get() = Some(note);
         }

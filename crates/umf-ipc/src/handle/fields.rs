@@ -73,8 +73,13 @@ impl Fields {
     }
 }
 
+/// Looks at all bytes, which is faster than to stop early.
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().fold(0, |all, byte| all | byte) == 0
+}
+
 impl Handle {
-    pub(super) fn check(&self) -> Result<(), DecodeError> {
+    pub(crate) fn check(&self) -> Result<(), DecodeError> {
         if self.bytes[layout::MAGIC] != layout::MAGIC_VALUE {
             return Err(DecodeError::Magic);
         }
@@ -121,11 +126,11 @@ impl Handle {
             return field("provider kind");
         }
         let native = usize::from(self.bytes[layout::NATIVE_LENGTH]);
-        if native > layout::NATIVE.len() || self.bytes[layout::NATIVE][native..].iter().any(|&byte| byte != 0)
-        {
+        let native = self.bytes[layout::NATIVE].get(native..);
+        if !native.is_some_and(is_zero) {
             return field("native length");
         }
-        if self.bytes[layout::RESERVED].iter().chain(&self.bytes[layout::RESERVED_2]).any(|&byte| byte != 0) {
+        if !is_zero(&self.bytes[layout::RESERVED]) || !is_zero(&self.bytes[layout::RESERVED_2]) {
             return field("reserved");
         }
         Ok(())

@@ -61,19 +61,21 @@ impl Inner {
 
     #[cold]
     fn open_anew(&self, bytes: &[u8; SIZE], access: Access) -> Result<Mapping<'_>> {
-        let handle = Handle::from_bytes(bytes)?;
-        let opened = self.open_checked(&handle, access);
+        // Copied once, and not moved.
+        let handle = &Handle::from_known(bytes);
+        handle.check()?;
+        let opened = self.open_checked(handle, access);
         if let Err(error) = &opened {
-            self.board.refused(&handle, error);
+            self.board.refused(handle, error);
         }
         match &opened {
             Ok(_) => {}
             Err(Error::Stale { .. }) => {
                 self.cache.counters().stale.fetch_add(1, Ordering::Relaxed);
                 // A mapping of a region that is gone as a whole is of no use to anybody.
-                let window = self.window_size(&handle).ok().flatten();
+                let window = self.window_size(handle).ok().flatten();
                 let window =
-                    window.and_then(|size| Window::of(&handle, size)).map(|window| window.extent(&handle));
+                    window.and_then(|size| Window::of(handle, size)).map(|window| window.extent(handle));
                 for extent in [Some(Extent::Region(handle.region_id())), window].into_iter().flatten() {
                     for access in [Access::ReadOnly, Access::ReadWrite] {
                         let key = Key { nonce: handle.nonce(), extent, access };
@@ -82,7 +84,7 @@ impl Inner {
                 }
             }
             Err(Error::ProducerGone { .. } | Error::ProducerReplaced { .. }) => {
-                self.forget_producer(&handle);
+                self.forget_producer(handle);
             }
             Err(error) => tracing::debug!(?handle, %error, "open failed"),
         }
@@ -94,13 +96,13 @@ impl Inner {
         if identity::boot_id().contradicts(handle.boot_id()) {
             return Err(Error::OtherBoot);
         }
-        let window = self.window_size(handle)?;
         if access == Access::ReadWrite && handle.is_read_only() {
             return Err(Error::ReadOnly);
         }
         if let Some(held) = self.known_window(handle, access) {
             return self.finish(handle, access, held);
         }
+        let window = self.window_size(handle)?;
         let producer = self.producer(handle)?;
         let content = producer.content(handle)?;
         let content = Content { handle, region: (content.region_slot, content.region_generation) };

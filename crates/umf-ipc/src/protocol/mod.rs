@@ -123,10 +123,9 @@ pub(crate) fn publish<W: Word>(generation: &W, next: u64, write: impl FnOnce()) 
     generation.store(next, Ordering::Release);
 }
 
-/// Ends the export with this generation. Sequentially consistent: an importer that announces its use first and looks
-/// after must either be seen by whoever frees or see this.
+/// Ends the export with this generation. Whether somebody has it open is then asked by [`look`].
 pub(crate) fn retire<W: Word>(generation: &W, current: u64) {
-    generation.store(current + 1, Ordering::SeqCst);
+    generation.store(current + 1, Ordering::Release);
 }
 
 /// What `fields` yields, if the slot has this generation before and after; otherwise the generation that it has.
