@@ -6,6 +6,7 @@
 
 use std::sync::{Arc, Weak};
 
+use crate::held::Joined;
 use crate::lock::Lock;
 use crate::{Address, Region};
 
@@ -56,36 +57,24 @@ pub fn observe(observer: &Arc<dyn ExportObserver>) {
 
 /// Tells all observers. For pools and [`crate::tracker::Upstream`]; called for flagged memory only.
 ///
-/// `Some` if other processes may still use the memory.
+/// `Some` if other processes may still use the memory: a block then goes to [`crate::Upstream::hold`].
 #[cold]
 pub fn before_free(freed: Freed) -> Option<Arc<dyn Leases>> {
     let mut index = 0;
-    let mut leases = None;
+    let mut leases = Joined::default();
     loop {
         // One at a time, and not under the lock: an observer may take locks of its own.
         let observer = OBSERVERS.lock().get(index).map(Weak::upgrade);
         match observer {
-            Some(Some(observer)) => leases = both(leases, observer.before_free(freed)),
+            Some(Some(observer)) => {
+                if let Some(more) = observer.before_free(freed) {
+                    leases.add(more);
+                }
+            }
             Some(None) => {}
-            None => return leases,
+            None => return leases.all(),
         }
         index += 1;
-    }
-}
-
-/// Leases of two observers: memory that two exporters exported.
-struct Both(Arc<dyn Leases>, Arc<dyn Leases>);
-
-impl Leases for Both {
-    fn is_leased(&self, base: Address, size: usize) -> bool {
-        self.0.is_leased(base, size) || self.1.is_leased(base, size)
-    }
-}
-
-fn both(one: Option<Arc<dyn Leases>>, other: Option<Arc<dyn Leases>>) -> Option<Arc<dyn Leases>> {
-    match (one, other) {
-        (Some(one), Some(other)) => Some(Arc::new(Both(one, other))),
-        (one, other) => one.or(other),
     }
 }
 

@@ -3,8 +3,10 @@
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use core::time::Duration;
 use std::sync::Arc;
 
+use umf_core::held::HeldStatistics;
 use umf_core::lock::Lock;
 use umf_core::metadata::{Chunks, Table};
 use umf_core::observer::{Freed, before_free};
@@ -96,8 +98,10 @@ impl SlabPool {
         let settings = settings.checked()?;
         let shared = provider.visibility() == umf_core::Visibility::Shared;
         let gates = if shared { SHARED } else { 0 } | if settings.trace >= 3 { TRACED } else { 0 };
+        let upstream = Upstream::new(provider)?;
+        upstream.set_on_free(settings.on_free, settings.max_held);
         Ok(Self {
-            upstream: Upstream::new(provider)?,
+            upstream,
             gates: AtomicU8::new(gates),
             classes: Classes::new(settings.min_block_size, settings.max_poolable_size),
             spans: Table::new(u32::MAX >> 2),
@@ -194,10 +198,10 @@ impl SlabPool {
 
     /// What remains of a free once the block is known to have been live and is not any more.
     #[inline]
-    fn put(&self, place: Place<'_>, address: Address) -> Result<()> {
+    pub(crate) fn put(&self, place: Place<'_>, address: Address) -> Result<()> {
         let class = match place.span.slab_class() {
             Some(class) => class,
-            None if place.span.kind() == Kind::Direct => return self.free_direct(address),
+            None if place.span.kind() == Kind::Direct => return self.free_direct(place),
             None => usize::from(place.large_class().load(Ordering::Relaxed)),
         };
         let entry = Entry::new(address.to_bits(), NonNull::from(place.state));
@@ -285,7 +289,9 @@ unsafe impl Pool for SlabPool {
             if old & LIVE == 0 {
                 return Err(self.why_not(address));
             }
-            drop(before_free(Freed::Block { address }));
+            if let Some(leases) = before_free(Freed::Block { address }) {
+                return self.free_leased(place, address, leases);
+            }
         }
         self.put(place, address)
     }
@@ -307,6 +313,14 @@ unsafe impl Pool for SlabPool {
         self.release_free(keep)
     }
 
+    unsafe fn let_go(&self, freed: Freed) -> Result<()> {
+        self.take_back(freed)
+    }
+
+    fn drain(&self, timeout: Duration) -> HeldStatistics {
+        self.upstream.drain(timeout)
+    }
+
     fn statistics(&self) -> PoolStatistics {
         self.sum_up()
     }
@@ -325,19 +339,6 @@ impl SlabPool {
     /// Whether a state says that an export names the block.
     pub(crate) const fn is_exported(state: u8) -> bool {
         state & (LIVE | EXPORTED) == LIVE | EXPORTED
-    }
-
-    /// Announces all live exported blocks of a span that is about to go.
-    pub(crate) fn announce(&self, span: &Span) {
-        let blocks = span.bytes().checked_div(span.block()).unwrap_or(0);
-        for index in 0..blocks {
-            // SAFETY: the span is in use, and has that many blocks.
-            let state = unsafe { span.state(index).as_ref() };
-            if Self::is_exported(state.load(Ordering::Acquire)) {
-                let address = Address::from_bits(span.base().to_bits() + index * span.block());
-                drop(before_free(Freed::Block { address }));
-            }
-        }
     }
 }
 
