@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use crate::held::HeldStatistics;
+use crate::held::{HeldStatistics, OnFree};
 use crate::observer::Freed;
 use crate::statistics::PoolStatistics;
 use crate::tracker::ProviderRef;
@@ -100,6 +100,21 @@ pub unsafe trait Pool: Send + Sync {
     unsafe fn let_go(&self, freed: Freed) -> Result<()> {
         let _ = freed;
         Ok(())
+    }
+
+    /// Sets what becomes of blocks that are freed while other processes have them open, and how many bytes may be held (0 is
+    /// unlimited) before allocating fails as [`crate::Error::HeldLimit`]. Pools pass it on to
+    /// [`crate::Upstream::set_on_free`].
+    ///
+    /// # Errors
+    /// [`crate::Error::NotSupported`] if this pool never holds anything.
+    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
+        let _ = (on_free, max_held_bytes);
+        Err(crate::Error::NotSupported {
+            what: "holding freed memory",
+            owner: "this kind of pool",
+            native: 0,
+        })
     }
 
     /// Waits until nothing of this pool is held any more, but no longer than `timeout`; returns what still is. Pools that

@@ -7,7 +7,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use umf_core::fork::{self, ForkAware};
-use umf_core::held::{Fate, HeldStatistics};
+use umf_core::held::{Fate, HeldStatistics, OnFree};
 use umf_core::metadata::Table;
 use umf_core::observer::{Freed, before_free};
 use umf_core::statistics::{Gauge, PoolStatistics};
@@ -227,6 +227,11 @@ unsafe impl Pool for ProxyPool {
             }
             _ => Ok(()),
         }
+    }
+
+    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
+        self.upstream.set_on_free(on_free, max_held_bytes);
+        Ok(())
     }
 
     fn drain(&self, timeout: Duration) -> HeldStatistics {

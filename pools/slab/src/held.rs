@@ -30,7 +30,12 @@ impl SlabPool {
 
     /// Frees a block whose life the caller has taken and that may be open in other processes.
     #[cold]
-    pub(crate) fn free_leased(&self, place: Place<'_>, address: Address, leases: Arc<dyn Leases>) -> Result<()> {
+    pub(crate) fn free_leased(
+        &self,
+        place: Place<'_>,
+        address: Address,
+        leases: Arc<dyn Leases>,
+    ) -> Result<()> {
         if !self.upstream.hold(address, self.size_of(place), leases) {
             return self.put(place, address);
         }

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use core::time::Duration;
 use std::sync::Arc;
 
-use umf_core::held::HeldStatistics;
+use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::lock::Lock;
 use umf_core::metadata::{Chunks, Table};
 use umf_core::observer::{Freed, before_free};
@@ -315,6 +315,11 @@ unsafe impl Pool for SlabPool {
 
     unsafe fn let_go(&self, freed: Freed) -> Result<()> {
         self.take_back(freed)
+    }
+
+    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
+        self.upstream.set_on_free(on_free, max_held_bytes);
+        Ok(())
     }
 
     fn drain(&self, timeout: Duration) -> HeldStatistics {

@@ -120,6 +120,3 @@ fn wait(timeout: Duration, poll: impl Fn() -> u64, held: impl Fn() -> HeldStatis
         pause = (2 * pause).min(LONGEST);
     }
 }
-
-#[cfg(test)]
-mod tests;

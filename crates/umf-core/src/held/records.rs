@@ -44,7 +44,9 @@ impl Item {
     /// Whether all of it lies in the region.
     pub(super) fn lies_in(&self, region: &Region) -> bool {
         let offset = self.base.offset_from(region.base());
-        offset.and_then(|offset| offset.checked_add(self.size as u64)).is_some_and(|end| end <= region.size() as u64)
+        offset
+            .and_then(|offset| offset.checked_add(self.size as u64))
+            .is_some_and(|end| end <= region.size() as u64)
     }
 }
 
