@@ -5,9 +5,8 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
-use std::sync::Arc;
 
-use umf_core::observer::{Freed, Leases, before_free};
+use umf_core::observer::{Freed, before_free};
 use umf_core::{Address, Error, Result};
 
 use crate::SlabPool;
@@ -28,23 +27,21 @@ impl SlabPool {
         Self::class_of(place).map_or(place.span.bytes() as usize, |class| self.classes.size(class))
     }
 
-    /// Frees a block whose life the caller has taken and that may be open in other processes.
+    /// Frees an exported block, whose life the caller has taken.
     #[cold]
-    pub(crate) fn free_leased(
-        &self,
-        place: Place<'_>,
-        address: Address,
-        leases: Arc<dyn Leases>,
-    ) -> Result<()> {
-        if !self.upstream.hold(address, self.size_of(place), leases) {
-            return self.put(place, address);
+    #[inline(never)]
+    pub(crate) fn free_exported(&self, place: Place<'_>, address: Address) -> Result<()> {
+        if let Some(leases) = before_free(Freed::Block { address })
+            && self.upstream.hold(address, self.size_of(place), leases)
+        {
+            match Self::class_of(place) {
+                Some(class) => self.count_free(class),
+                None => self.direct.remove(place.span.bytes() as usize),
+            }
+            self.upstream.poll_some();
+            return Ok(());
         }
-        match Self::class_of(place) {
-            Some(class) => self.count_free(class),
-            None => self.direct.remove(place.span.bytes() as usize),
-        }
-        self.upstream.poll_some();
-        Ok(())
+        self.put(place, address)
     }
 
     /// Takes back what was held.
