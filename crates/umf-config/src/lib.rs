@@ -53,7 +53,7 @@ pub use report::Row;
 pub use schema::{KnownKey, known_keys, variable_name};
 pub use settings::{
     Exchange, ExchangeMethod, HugePages, Ipc, LimitPolicy, Log, LogLevel, LogOutput, NumaMode, NumaWeight,
-    Params, Pool, Pools, Provider, Ptracer, Settings, Shards, SharedLimit, Visibility,
+    OnFree, Params, Pool, Pools, Provider, Ptracer, Settings, Shards, SharedLimit, Visibility,
 };
 pub use value::Value;
 pub use warning::Warning;

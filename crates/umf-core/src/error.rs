@@ -69,6 +69,17 @@ pub enum Error {
         /// Bytes asked for.
         size: usize,
     },
+    /// As much freed memory as the user allows is still open in other processes.
+    #[error(
+        "{held} bytes that were freed are still open in other processes, and no more than {limit} may be (max_held); have \
+         them closed there, wait with drain, or raise the limit"
+    )]
+    HeldLimit {
+        /// Bytes that are held.
+        held: u64,
+        /// The limit, in bytes.
+        limit: u64,
+    },
     /// What is frozen cannot be used: shared memory that a forked child inherited.
     #[error("{what} was inherited through fork and is frozen in the child; make a new one here")]
     Frozen {

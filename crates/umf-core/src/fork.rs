@@ -172,6 +172,7 @@ extern "C" fn prepare() {
     let registry = REGISTRY.lock();
     crate::observer::lock_for_fork();
     each(&registry, |object| object.prepare());
+    crate::held::lock_for_fork();
     crate::tracker::lock_for_fork();
     crate::thread::lock_for_fork();
     core::mem::forget(registry);
@@ -179,7 +180,7 @@ extern "C" fn prepare() {
 
 extern "C" fn parent() {
     // SAFETY: `prepare` in this thread took them.
-    unsafe { release(|object| object.parent()) };
+    unsafe { release(|object| object.parent(), || crate::held::unlock_after_fork()) };
 }
 
 extern "C" fn child() {
@@ -189,16 +190,17 @@ extern "C" fn child() {
         unsafe { canary.as_ref() }.store(0, Ordering::Relaxed);
     }
     // SAFETY: `prepare` in the thread of which this is the copy took them.
-    unsafe { release(|object| object.child()) };
+    unsafe { release(|object| object.child(), || crate::held::unlock_in_child()) };
 }
 
 /// # Safety
 /// [`prepare`] ran in this thread, or in the one of which it is the forked copy.
-unsafe fn release(step: impl Fn(&dyn ForkAware)) {
+unsafe fn release(step: impl Fn(&dyn ForkAware), held: impl FnOnce()) {
     // SAFETY: `prepare` took the thread numbers' locks.
     unsafe { crate::thread::unlock_after_fork() };
     // SAFETY: `prepare` took the tracker's locks.
     unsafe { crate::tracker::unlock_after_fork() };
+    held();
     // SAFETY: `prepare` holds the registry's lock, and forgot its guard: nobody else reaches it.
     let registry = unsafe { REGISTRY.get_locked() };
     each(registry, step);

@@ -8,6 +8,7 @@
 //! | address | [`Address`], which cannot be dereferenced |
 //! | tracker | [`tracker::find`]: from an address to its region and pool |
 //! | exported memory | [`observer`]: who is told before it goes |
+//! | leased memory | [`held`]: freed, and still open in other processes |
 //! | step | [`step`](mod@step): where tests kill processes |
 //!
 //! A crate that brings a provider or a pool depends on this one alone, and runs the conformance suite of
@@ -24,6 +25,7 @@ mod address;
 pub mod conformance;
 mod error;
 pub mod fork;
+pub mod held;
 mod layout;
 pub mod lock;
 pub mod metadata;

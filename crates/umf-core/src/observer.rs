@@ -6,6 +6,7 @@
 
 use std::sync::{Arc, Weak};
 
+use crate::held::Joined;
 use crate::lock::Lock;
 use crate::{Address, Region};
 
@@ -59,10 +60,10 @@ pub fn observe(observer: &Arc<dyn ExportObserver>) {
 
 /// Tells all observers. For pools and [`crate::tracker::Upstream`]; called for flagged memory only.
 ///
-/// `Some` if other processes may still use the memory.
+/// `Some` if other processes may still use the memory: a block then goes to [`crate::Upstream::hold`].
 #[cold]
 pub fn before_free(freed: Freed) -> Option<Arc<dyn Leases>> {
-    let mut leases = None;
+    let mut leases = Joined::default();
     let mut index = 0;
     loop {
         // A few at a time, and not under the lock: an observer may take locks of its own.
@@ -74,28 +75,14 @@ pub fn before_free(freed: Freed) -> Option<Arc<dyn Leases>> {
             rest.len()
         };
         for observer in some.into_iter().flatten() {
-            leases = both(leases, observer.before_free(freed));
+            if let Some(more) = observer.before_free(freed) {
+                leases.add(more);
+            }
         }
         index += AT_ONCE;
         if known <= AT_ONCE {
-            return leases;
+            return leases.all();
         }
-    }
-}
-
-/// Leases of two observers: memory that two exporters exported.
-struct Both(Arc<dyn Leases>, Arc<dyn Leases>);
-
-impl Leases for Both {
-    fn is_leased(&self, base: Address, size: usize) -> bool {
-        self.0.is_leased(base, size) || self.1.is_leased(base, size)
-    }
-}
-
-fn both(one: Option<Arc<dyn Leases>>, other: Option<Arc<dyn Leases>>) -> Option<Arc<dyn Leases>> {
-    match (one, other) {
-        (Some(one), Some(other)) => Some(Arc::new(Both(one, other))),
-        (one, other) => one.or(other),
     }
 }
 

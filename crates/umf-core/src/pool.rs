@@ -1,5 +1,9 @@
 //! Pools: fine-grained blocks out of coarse regions.
 
+use core::time::Duration;
+
+use crate::held::{HeldStatistics, OnFree};
+use crate::observer::Freed;
 use crate::statistics::PoolStatistics;
 use crate::tracker::ProviderRef;
 use crate::{Address, Layout, Result};
@@ -27,8 +31,9 @@ pub struct BlockSpan {
 ///
 /// # Safety
 /// An implementor promises that the blocks it hands out lie in regions of its provider, are aligned, do not
-/// overlap, and stay valid until freed; and that it tells [`crate::observer::before_free`] before a block
-/// that [`Pool::mark_exported`] marked can be handed out again.
+/// overlap, and stay valid until freed; that it tells [`crate::observer::before_free`] before a block
+/// that [`Pool::mark_exported`] marked can be handed out again; and that a block for which this answers with leases, and that
+/// [`crate::Upstream::hold`] then holds, is not handed out before [`Pool::let_go`].
 pub unsafe trait Pool: Send + Sync {
     /// The name of this instance, for people.
     fn name(&self) -> &str;
@@ -40,11 +45,11 @@ pub unsafe trait Pool: Send + Sync {
     ///
     /// # Errors
     /// [`crate::Error::BadAlignment`] beyond what the provider can give, [`crate::Error::OutOfMemory`],
-    /// [`crate::Error::LimitReached`], [`crate::Error::Frozen`] in a forked child if the memory is shared, and
+    /// [`crate::Error::LimitReached`], [`crate::Error::HeldLimit`], [`crate::Error::Frozen`] in a forked child if the memory is shared, and
     /// the provider's own.
     fn allocate(&self, layout: Layout) -> Result<Address>;
 
-    /// Frees a block.
+    /// Frees a block. One that other processes have open is not handed out again before they have closed it.
     ///
     /// In a forked child, freeing a block of inherited shared memory does nothing and succeeds: it belongs to
     /// the parent.
@@ -81,6 +86,43 @@ pub unsafe trait Pool: Send + Sync {
     /// # Errors
     /// What the provider says; memory that could not be given back stays in the pool.
     fn trim(&self, keep: usize) -> Result<usize>;
+
+    /// Takes back what was held because other processes had it open (see [`crate::held`]): a block that
+    /// [`crate::Upstream::hold`] held may be handed out again; a region whose [`crate::Upstream::free`] said
+    /// [`crate::held::Fate::Held`] has gone to the provider and does not count any more. Called by
+    /// [`crate::held::poll`] in any thread, once for each.
+    ///
+    /// # Errors
+    /// For a block: why it cannot be taken back, for instance because it is a region that the provider refuses. It stays held.
+    ///
+    /// # Safety
+    /// The pool holds the block or region, and nobody uses it.
+    unsafe fn let_go(&self, freed: Freed) -> Result<()> {
+        let _ = freed;
+        Ok(())
+    }
+
+    /// Sets what becomes of blocks that are freed while other processes have them open, and how many bytes may be held (0 is
+    /// unlimited) before allocating fails as [`crate::Error::HeldLimit`]. Pools pass it on to
+    /// [`crate::Upstream::set_on_free`].
+    ///
+    /// # Errors
+    /// [`crate::Error::NotSupported`] if this pool never holds anything.
+    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
+        let _ = (on_free, max_held_bytes);
+        Err(crate::Error::NotSupported {
+            what: "holding freed memory",
+            owner: "this kind of pool",
+            native: 0,
+        })
+    }
+
+    /// Waits until nothing of this pool is held any more, but no longer than `timeout`; returns what still is. Pools that
+    /// hold something pass it on to [`crate::Upstream::drain`].
+    fn drain(&self, timeout: Duration) -> HeldStatistics {
+        let _ = timeout;
+        HeldStatistics::default()
+    }
 
     /// What the pool holds. Summed up when asked for; counting costs nothing on the common path.
     fn statistics(&self) -> PoolStatistics;

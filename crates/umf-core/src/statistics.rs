@@ -13,6 +13,8 @@ pub struct PoolStatistics {
     pub live_blocks: u64,
     /// Bytes free in the pool, thread caches included.
     pub cached_bytes: u64,
+    /// Bytes that are freed and still open in other processes: neither live nor free.
+    pub held_bytes: u64,
     /// Bytes got from the provider.
     pub reserved_bytes: u64,
     /// The most that `reserved_bytes` has been.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use umf_config::{HugePages, NumaMode, Settings, SharedLimit as LimitSetting};
+use umf_core::held::OnFree;
 use umf_core::tracker::ProviderRef;
 use umf_core::{Provider, ProviderKind, Visibility};
 use umf_pool_proxy::{ProxyPool, ProxySettings};
@@ -128,22 +129,37 @@ pub(crate) fn pool(
     set: &umf_config::Pool,
     provider: ProviderRef,
 ) -> Result<Arc<dyn umf_core::Pool>> {
-    match set.kind.as_str() {
-        "slab" => Ok(SlabPool::new(provider, slab_settings(settings, name, set)?)?),
+    let pool: Arc<dyn umf_core::Pool> = match set.kind.as_str() {
+        "slab" => SlabPool::new(provider, slab_settings(settings, name, set)?)?,
         "proxy" => {
             let settings = ProxySettings::default().name(name).memory_limit(set.memory_limit.get());
-            Ok(ProxyPool::with_settings(provider, settings)?)
+            ProxyPool::with_settings(provider, settings)?
         }
         kind => match registry::pool_factory(kind) {
-            Some(make) => make(name, set, provider),
-            None => Err(Error::UnknownKind {
-                what: "pool",
-                name: name.to_owned(),
-                kind: kind.to_owned(),
-                known: registry::pool_kinds().join(", "),
-            }),
+            Some(make) => make(name, set, provider)?,
+            None => {
+                return Err(Error::UnknownKind {
+                    what: "pool",
+                    name: name.to_owned(),
+                    kind: kind.to_owned(),
+                    known: registry::pool_kinds().join(", "),
+                });
+            }
         },
+    };
+    holding(&*pool, set)?;
+    Ok(pool)
+}
+
+/// Tells a pool what to do with what is freed and still open elsewhere. A kind from elsewhere that was told nothing keeps what it
+/// has; one that cannot do what it is told is an error.
+pub(crate) fn holding(pool: &dyn umf_core::Pool, set: &umf_config::Pool) -> Result<()> {
+    let release = set.on_free == umf_config::OnFree::Release;
+    if release || set.max_held.get() != 0 {
+        let on_free = if release { OnFree::Release } else { OnFree::Hold };
+        pool.set_on_free(on_free, set.max_held.get())?;
     }
+    Ok(())
 }
 
 fn slab_settings(settings: &Settings, name: &str, set: &umf_config::Pool) -> Result<SlabSettings> {

@@ -20,6 +20,7 @@
 //! |---|---|
 //! | pools and blocks | [`Pool`], [`Block`], [`PoolBuilder`] |
 //! | a pool in `Vec` and `HashMap`, or as the global allocator | `&Pool` is an `allocator_api2` allocator; [`GlobalPool`] |
+//! | freed memory that others still have open | [`OnFree`], [`drain`], [`Pool::drain`] |
 //! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`] |
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`] |
 //! | kinds of provider and pool from elsewhere | [`registry`], [`plugin`] |
@@ -41,6 +42,7 @@ pub use error::{Error, Result};
 pub use global::GlobalPool;
 pub use pool::{Pool, PoolBuilder};
 pub use process::{exporter, importer, init, open, open_read_only, settings, warnings};
+pub use umf_core::held::{HeldStatistics, OnFree, drain};
 pub use umf_core::{Access, Address, Layout, MemoryKind, ProviderKind, Visibility};
 pub use umf_ipc::{Exchange, Export, Exporter, Handle, Importer, Mapping, Mode, VolatileSlice};
 

@@ -1,7 +1,9 @@
 //! [`Pool`]: what an application allocates from.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::statistics::PoolStatistics;
 use umf_core::tracker::ProviderRef;
 use umf_core::{Layout, Visibility};
@@ -51,14 +53,17 @@ impl Pool {
     }
 
     /// A pool over shared host memory in which every block is a memory file of its own: exporting one exposes
-    /// nothing else, and no page is shared with another block. Costs an fd, a mapping and system calls per block.
+    /// nothing else, and no page is shared with another block. Costs an fd, a mapping and system calls per block. Of the
+    /// settings it heeds `on_free` and `max_held` of `[pool.isolated]`.
     ///
     /// # Errors
     /// As [`Pool::shared`].
     pub fn isolated() -> Result<Self> {
         let provider =
             HostProvider::builder().name("isolated").visibility(Visibility::Shared).isolate(true).build()?;
-        Ok(Self { pool: umf_pool_proxy::ProxyPool::new(provider)? })
+        let pool = umf_pool_proxy::ProxyPool::new(provider)?;
+        assembly::holding(&*pool, settings()?.pool.get("isolated"))?;
+        Ok(Self { pool })
     }
 
     /// The pool `[pool.<name>]` of the settings, over the provider that it names.
@@ -113,6 +118,21 @@ impl Pool {
         Ok(self.pool.trim(keep)?)
     }
 
+    /// Waits until no other process has memory open any more that was freed here, but no longer than `timeout`; returns what is
+    /// still held for that reason. Meanwhile it is not handed out again.
+    pub fn drain(&self, timeout: Duration) -> HeldStatistics {
+        self.pool.drain(timeout)
+    }
+
+    /// Sets what becomes of blocks that are freed while other processes have them open, and how many bytes may be held because
+    /// of that (0 is unlimited) before allocating fails as [`umf_core::Error::HeldLimit`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`] if this kind of pool cannot.
+    pub fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
+        Ok(self.pool.set_on_free(on_free, max_held_bytes)?)
+    }
+
     /// What the pool holds.
     #[must_use]
     pub fn statistics(&self) -> PoolStatistics {
@@ -163,6 +183,22 @@ impl PoolBuilder {
     #[must_use]
     pub fn slab(mut self, slab: umf_pool_slab::SlabSettings) -> Self {
         self.slab = slab;
+        self
+    }
+
+    /// What becomes of the contents of a block that is freed while other processes have it open. Default:
+    /// [`OnFree::Hold`].
+    #[must_use]
+    pub fn on_free(mut self, on_free: OnFree) -> Self {
+        self.slab = self.slab.on_free(on_free);
+        self
+    }
+
+    /// The most bytes of freed memory that may be held because other processes have it open, before allocating more fails;
+    /// 0 is unlimited. Default: 0.
+    #[must_use]
+    pub fn max_held(mut self, bytes: u64) -> Self {
+        self.slab = self.slab.max_held(bytes);
         self
     }
 

@@ -67,6 +67,11 @@ fn pools_and_providers_are_built_by_name() {
         provider = "bound"
         [pool.strange]
         provider = "strange"
+        [pool.lent]
+        kind = "proxy"
+        provider = "shared"
+        on_free = "release"
+        max_held = "4KiB"
         [pool.odd]
         kind = "odd"
         "#,
@@ -118,6 +123,28 @@ fn pools_and_providers_are_built_by_name() {
     assert_eq!(loaded.provider().kind().as_str(), "loaded");
     let block = loaded.allocate(5000).unwrap();
     block.write(4990, b"plugin").unwrap();
+
+    // Another process, as far as the pool knows.
+    let borrower = umf_core::conformance::Borrower::new();
+    let lent = Pool::named("lent").unwrap();
+    let block = lent.allocate(4096).unwrap();
+    block.write(0, &[7; 4096]).unwrap();
+    block.handle().unwrap();
+    borrower.open(block.address(), 4096);
+    let address = block.address();
+    drop(block);
+    // SAFETY: the block is held, so its memory stays mapped.
+    assert_eq!(unsafe { address.as_ptr().unwrap().read_volatile() }, 0, "its page went");
+    assert_eq!(lent.statistics().held_bytes, 4096);
+    let error = lent.allocate(4096).unwrap_err();
+    assert!(
+        matches!(error, Error::Memory(umf_core::Error::HeldLimit { held: 4096, limit: 4096 })),
+        "{error}"
+    );
+    assert_eq!(umf::drain(std::time::Duration::from_millis(1)).blocks, 1);
+    borrower.close_all();
+    assert!(lent.drain(std::time::Duration::from_secs(20)).is_empty());
+    lent.allocate(4096).unwrap();
 
     for (name, part) in [
         ("missing", "/nonexistent/libnothing.so"),

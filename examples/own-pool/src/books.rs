@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use umf_core::held::Fate;
 use umf_core::statistics::PoolStatistics;
 use umf_core::{Address, Error, Layout, Region, Result, Upstream};
 
@@ -65,8 +66,16 @@ impl Books {
         below.filter(|slab| slab.region.contains(address)).ok_or(foreign)
     }
 
-    /// Ends a block that is [`State::Leaving`].
+    /// Frees a block that is [`State::Leaving`].
     pub(crate) fn free(&mut self, upstream: &Upstream, address: Address) -> Result<()> {
+        let size = self.end(upstream, address, State::Live)?;
+        self.count_free(size);
+        Ok(())
+    }
+
+    /// Makes a block that is [`State::Leaving`] free, and yields its size. If its region is not taken back, it becomes
+    /// `refused`.
+    pub(crate) fn end(&mut self, upstream: &Upstream, address: Address, refused: State) -> Result<usize> {
         let slab = self.slab_at(address)?;
         let (region, block_size) = (slab.region, slab.block_size);
         slab.settle(address, State::Free);
@@ -74,28 +83,39 @@ impl Books {
             if let Err(error) = self.give_back(upstream, region) {
                 if let Ok(slab) = self.slab_at(address) {
                     slab.take();
+                    slab.settle(address, refused);
                 }
                 return Err(error);
             }
         } else {
             self.room.insert((block_size, region.base().to_bits()));
         }
+        Ok(block_size)
+    }
+
+    pub(crate) fn count_free(&mut self, size: usize) {
         self.statistics.live_blocks -= 1;
-        self.statistics.live_bytes -= block_size as u64;
+        self.statistics.live_bytes -= size as u64;
         self.statistics.frees += 1;
-        Ok(())
     }
 
     fn give_back(&mut self, upstream: &Upstream, region: Region) -> Result<()> {
         // SAFETY: the region has no live block.
-        unsafe { upstream.free(region) }?;
+        let fate = unsafe { upstream.free(region) }?;
         let key = region.base().to_bits();
         if let Some(slab) = self.slabs.remove(&key) {
             self.room.remove(&(slab.block_size, key));
         }
+        if fate == Fate::Gone {
+            self.region_went(region);
+        }
+        Ok(())
+    }
+
+    /// The provider has a region back.
+    pub(crate) fn region_went(&mut self, region: Region) {
         self.statistics.regions -= 1;
         self.statistics.reserved_bytes -= region.size() as u64;
-        Ok(())
     }
 
     /// Gives regions without live blocks back, until `keep` bytes are left free.
@@ -104,7 +124,8 @@ impl Books {
             self.slabs.values().filter(|slab| slab.is_empty()).map(|slab| slab.region).collect();
         let mut went = 0;
         for region in empty {
-            let free = self.statistics.reserved_bytes - self.statistics.live_bytes;
+            let used = self.statistics.live_bytes + upstream.held().bytes;
+            let free = self.statistics.reserved_bytes.saturating_sub(used);
             if free <= keep as u64 {
                 break;
             }

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 use umf_core::fork::{self, ForkAware};
+use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::lock::Lock;
 use umf_core::observer::{Freed, before_free};
 use umf_core::statistics::PoolStatistics;
@@ -72,6 +74,8 @@ unsafe impl Pool for ClassPool {
         if self.upstream.is_frozen() {
             return Err(umf_core::Error::Frozen { what: "a pool of shared memory" });
         }
+        // Without the lock: what is let go comes back through `let_go`.
+        self.upstream.admit()?;
         self.books.lock().allocate(&self.upstream, layout)
     }
 
@@ -83,11 +87,40 @@ unsafe impl Pool for ClassPool {
             let mut books = self.books.lock();
             std::mem::replace(books.slab_at(address)?.state_at(address)?, State::Leaving)
         };
-        if was == State::Exported {
-            // Without the lock: an observer takes locks of its own.
-            before_free(Freed::Block { address });
+        // Without the lock: an observer takes locks of its own.
+        let leases = if was == State::Exported { before_free(Freed::Block { address }) } else { None };
+        if let Some(leases) = leases {
+            let size = self.books.lock().slab_at(address)?.block_size;
+            if self.upstream.hold(address, size, leases) {
+                // It stays `Leaving`, which is neither live nor free, until it comes back through `let_go`.
+                self.books.lock().count_free(size);
+                self.upstream.poll_some();
+                return Ok(());
+            }
         }
         self.books.lock().free(&self.upstream, address)
+    }
+
+    unsafe fn let_go(&self, freed: Freed) -> Result<()> {
+        match freed {
+            Freed::Block { address } => {
+                self.books.lock().end(&self.upstream, address, State::Leaving).map(drop)
+            }
+            Freed::Region(region) => {
+                self.books.lock().region_went(region);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
+        self.upstream.set_on_free(on_free, max_held_bytes);
+        Ok(())
+    }
+
+    fn drain(&self, timeout: Duration) -> HeldStatistics {
+        self.upstream.drain(timeout)
     }
 
     fn block_at(&self, address: Address) -> Result<BlockSpan> {
@@ -103,12 +136,15 @@ unsafe impl Pool for ClassPool {
         if self.upstream.is_frozen() {
             return Ok(0);
         }
+        self.upstream.poll();
         self.books.lock().trim(&self.upstream, keep)
     }
 
     fn statistics(&self) -> PoolStatistics {
         let mut statistics = self.books.lock().statistics;
-        statistics.cached_bytes = statistics.reserved_bytes - statistics.live_bytes;
+        statistics.held_bytes = self.upstream.held().bytes;
+        let used = statistics.live_bytes + statistics.held_bytes;
+        statistics.cached_bytes = statistics.reserved_bytes.saturating_sub(used);
         statistics
     }
 }
@@ -116,9 +152,14 @@ unsafe impl Pool for ClassPool {
 impl Drop for ClassPool {
     fn drop(&mut self) {
         fork::unregister(self.object());
-        for slab in self.books.lock().take_all() {
-            if !self.upstream.is_frozen() {
-                slab.exported().for_each(|address| before_free(Freed::Block { address }));
+        self.upstream.stop_letting_go();
+        let slabs = self.books.lock().take_all();
+        for slab in slabs {
+            for address in slab.exported().filter(|_| !self.upstream.is_frozen()) {
+                if let Some(leases) = before_free(Freed::Block { address }) {
+                    // The region is held when it is freed, as long as one of its blocks is.
+                    let _ = self.upstream.hold(address, slab.block_size, leases);
+                }
             }
             // SAFETY: whoever still uses a block of a pool that is gone breaks the contract of `allocate`. A provider that
             // refuses keeps the region.

@@ -9,7 +9,7 @@ pub(crate) enum State {
     Live,
     /// Live, and somebody is to be told before it is free.
     Exported,
-    /// Given back, and being announced.
+    /// Given back; being announced, or held because other processes have it open.
     Leaving,
 }
 

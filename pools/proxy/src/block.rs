@@ -6,6 +6,7 @@ use umf_core::metadata::Zeroed;
 use umf_core::{Address, Region};
 
 const LIVE: u64 = 1;
+/// With [`LIVE`]: an export names the block. Without: it is freed, and held for other processes.
 const EXPORTED: u64 = 2;
 const FLAGS: u32 = 2;
 
@@ -49,6 +50,22 @@ impl Block {
         self.state.store(live(region), Ordering::Release);
     }
 
+    /// Marks the block as held, after [`Block::end`].
+    pub(crate) fn hold(&self, region: &Region) {
+        self.state.store((region.id().get() << FLAGS) | EXPORTED, Ordering::Release);
+    }
+
+    /// Ends what [`Block::hold`] began, once: `false` if the block was not held.
+    pub(crate) fn end_hold(&self, region: &Region) -> bool {
+        let held = (region.id().get() << FLAGS) | EXPORTED;
+        self.state.compare_exchange(held, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whether the record is that of `region`, live or held.
+    pub(crate) fn belongs_to(&self, region: &Region) -> bool {
+        self.state.load(Ordering::Acquire) >> FLAGS == region.id().get()
+    }
+
     /// Flags a live block; `false` if it is not live.
     pub(crate) fn mark_exported(&self, region: &Region) -> bool {
         let same = |state| (state & !EXPORTED == live(region)).then_some(state | EXPORTED);
@@ -57,7 +74,7 @@ impl Block {
 
     /// Where the block begins, if the record is in use.
     pub(crate) fn address(&self) -> Option<Address> {
-        let used = self.state.load(Ordering::Acquire) & LIVE != 0;
+        let used = self.state.load(Ordering::Acquire) != 0;
         used.then(|| Address::from_bits(self.base.load(Ordering::Relaxed)))
     }
 }

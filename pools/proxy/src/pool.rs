@@ -3,9 +3,11 @@
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
 use std::sync::Arc;
 
 use umf_core::fork::{self, ForkAware};
+use umf_core::held::{Fate, HeldStatistics, OnFree};
 use umf_core::metadata::Table;
 use umf_core::observer::{Freed, before_free};
 use umf_core::statistics::{Gauge, PoolStatistics};
@@ -27,6 +29,8 @@ pub struct ProxyPool {
     /// One record per region; its number is the tracker's span of the region.
     blocks: Table<Block>,
     live: Gauge,
+    /// Regions that the provider has not got back: those of live blocks, and those that are held.
+    reserved: Gauge,
     allocations: AtomicU64,
 }
 
@@ -44,11 +48,14 @@ impl ProxyPool {
     /// # Errors
     /// [`Error::TooMany`] past 16,383 pools in one process.
     pub fn with_settings(provider: impl Into<ProviderRef>, settings: ProxySettings) -> Result<Arc<Self>> {
+        let upstream = Upstream::new(provider)?;
+        upstream.set_on_free(settings.on_free, settings.max_held);
         let pool = Arc::new(Self {
-            upstream: Upstream::new(provider)?,
+            upstream,
             settings,
             blocks: Table::new(u32::MAX >> 2),
             live: Gauge::new(),
+            reserved: Gauge::new(),
             allocations: AtomicU64::new(0),
         });
         let this = Arc::as_ptr(&pool) as *const dyn Pool;
@@ -77,9 +84,19 @@ impl ProxyPool {
         })
     }
 
-    /// Makes a block live again whose region the provider did not take back.
-    fn reenter(&self, freed: &Found, block: &Block) {
-        block.revive(&freed.region);
+    /// Gives the region of a block back, whose life the caller has taken. After an error the region is found as before.
+    fn give_back(&self, freed: &Found) -> Result<()> {
+        // SAFETY: the caller owned the block, which is the whole region, and `end` let nobody else through.
+        let fate = unsafe { self.upstream.free(freed.region) }.inspect_err(|_| self.reenter(freed))?;
+        self.blocks.release(freed.span);
+        if fate == Fate::Gone {
+            self.reserved.remove(freed.region.size());
+        }
+        Ok(())
+    }
+
+    /// Makes a region findable whose provider did not take it back.
+    fn reenter(&self, freed: &Found) {
         // The tracker may have taken the region out and in again, without its span.
         if let Some(found) = tracker::find(freed.region.base()).filter(|found| found.region == freed.region) {
             let _ = tracker::set_span(found.number, found.region.base(), found.region.size(), freed.span);
@@ -117,16 +134,25 @@ unsafe impl Pool for ProxyPool {
     }
 
     fn allocate(&self, layout: Layout) -> Result<Address> {
+        self.upstream.admit()?;
         let limit = self.settings.memory_limit;
         let size = layout.pad_to(self.provider().page_size())?.size();
         let reached = Error::LimitReached { what: "pool memory", limit, size };
         // Asked before the provider is, so that the limit is never passed, and set right by what it gave.
-        if limit != 0 && size as u64 > limit.saturating_sub(self.live.bytes()) {
-            return Err(reached);
+        let fits = || limit == 0 || size as u64 <= limit.saturating_sub(self.reserved.bytes());
+        if !fits() {
+            self.upstream.poll();
+            if !fits() {
+                return Err(reached);
+            }
         }
-        let (region, number) = self.upstream.allocate(layout)?;
-        let entered = if self.live.try_add(region.size(), limit) {
-            self.enter(&region, number).inspect_err(|_| self.live.remove(region.size()))
+        let (region, number) = match self.upstream.allocate(layout) {
+            // What nobody leases any more may be what is lacking.
+            Err(Error::OutOfMemory { .. }) if self.upstream.poll() > 0 => self.upstream.allocate(layout)?,
+            result => result?,
+        };
+        let entered = if self.reserved.try_add(region.size(), limit) {
+            self.enter(&region, number).inspect_err(|_| self.reserved.remove(region.size()))
         } else {
             Err(reached)
         };
@@ -135,6 +161,7 @@ unsafe impl Pool for ProxyPool {
             let _ = unsafe { self.upstream.free(region) };
             return Err(error);
         }
+        self.live.add(region.size());
         self.allocations.fetch_add(1, Ordering::Relaxed);
         Ok(region.base())
     }
@@ -144,15 +171,24 @@ unsafe impl Pool for ProxyPool {
             return Ok(());
         }
         let (found, block) = self.find_start(address)?;
-        match block.end(&found.region) {
-            Some(true) => drop(before_free(Freed::Block { address })),
-            Some(false) => {}
+        let size = found.region.size();
+        let leases = match block.end(&found.region) {
+            Some(true) => before_free(Freed::Block { address }),
+            Some(false) => None,
             None => return Err(Error::NotAllocated { address }),
+        };
+        if let Some(leases) = leases {
+            // Before it can be let go.
+            block.hold(&found.region);
+            if self.upstream.hold(address, size, leases) {
+                self.live.remove(size);
+                self.upstream.poll_some();
+                return Ok(());
+            }
+            block.end_hold(&found.region);
         }
-        // SAFETY: the caller owns the block, which is the whole region, and `end` let nobody else through.
-        unsafe { self.upstream.free(found.region) }.inspect_err(|_| self.reenter(&found, block))?;
-        self.blocks.release(found.span);
-        self.live.remove(found.region.size());
+        self.give_back(&found).inspect_err(|_| block.revive(&found.region))?;
+        self.live.remove(size);
         Ok(())
     }
 
@@ -167,17 +203,49 @@ unsafe impl Pool for ProxyPool {
     }
 
     fn trim(&self, _keep: usize) -> Result<usize> {
-        // Nothing free is ever kept.
-        Ok(0)
+        // Nothing free is ever kept; what is freed may be held.
+        if self.upstream.is_frozen() {
+            return Ok(0);
+        }
+        let went = usize::try_from(self.upstream.poll());
+        Ok(went.unwrap_or(usize::MAX))
+    }
+
+    unsafe fn let_go(&self, freed: Freed) -> Result<()> {
+        match freed {
+            Freed::Block { address } => {
+                let none = Error::NotAllocated { address };
+                let found = tracker::find(address).filter(|found| found.owner == self.upstream.id());
+                let found = found.filter(|found| found.region.base() == address).ok_or(none)?;
+                let block = self.blocks.get(found.span).filter(|block| block.end_hold(&found.region));
+                let block = block.ok_or(none)?;
+                self.give_back(&found).inspect_err(|_| block.hold(&found.region))
+            }
+            Freed::Region(region) => {
+                self.reserved.remove(region.size());
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
+        self.upstream.set_on_free(on_free, max_held_bytes);
+        Ok(())
+    }
+
+    fn drain(&self, timeout: Duration) -> HeldStatistics {
+        self.upstream.drain(timeout)
     }
 
     fn statistics(&self) -> PoolStatistics {
         let mut statistics = PoolStatistics::default();
         statistics.live_bytes = self.live.bytes();
         statistics.live_blocks = self.live.count();
-        statistics.reserved_bytes = statistics.live_bytes;
-        statistics.peak_reserved_bytes = self.live.peak();
-        statistics.regions = statistics.live_blocks;
+        statistics.reserved_bytes = self.reserved.bytes();
+        statistics.peak_reserved_bytes = self.reserved.peak();
+        statistics.regions = self.reserved.count();
+        statistics.held_bytes = self.upstream.held().bytes;
         statistics.allocations = self.allocations.load(Ordering::Relaxed);
         statistics.frees = statistics.allocations.saturating_sub(statistics.live_blocks);
         statistics
@@ -202,17 +270,22 @@ impl ForkAware for ProxyPool {
 impl Drop for ProxyPool {
     fn drop(&mut self) {
         fork::unregister(self.fork_aware());
+        self.upstream.stop_letting_go();
         for number in 1..self.blocks.end() {
             let Some((address, block)) =
                 self.blocks.get(number).and_then(|block| Some((block.address()?, block)))
             else {
                 continue;
             };
-            let Some(found) = tracker::find(address).filter(|found| block.is_live(&found.region)) else {
+            let Some(found) = tracker::find(address).filter(|found| block.belongs_to(&found.region)) else {
                 continue;
             };
-            if block.end(&found.region) == Some(true) && !self.upstream.is_frozen() {
-                drop(before_free(Freed::Block { address }));
+            if block.end(&found.region) == Some(true)
+                && !self.upstream.is_frozen()
+                && let Some(leases) = before_free(Freed::Block { address })
+            {
+                // The region is held when it is freed, as long as the block is.
+                let _ = self.upstream.hold(address, found.region.size(), leases);
             }
             // SAFETY: whoever still uses a block of a pool that is gone breaks the contract of `allocate`. A
             // provider that refuses keeps the region.

@@ -1,5 +1,7 @@
 //! [`ProxySettings`]: what can be set.
 
+use umf_core::held::OnFree;
+
 /// The knobs of a [`crate::ProxyPool`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -8,11 +10,17 @@ pub struct ProxySettings {
     pub name: String,
     /// Bytes that the pool may hold; 0 is unlimited. Default: 0.
     pub memory_limit: u64,
+    /// What becomes of the contents of a block that is freed while other processes have it open. Default:
+    /// [`OnFree::Hold`].
+    pub on_free: OnFree,
+    /// Bytes of freed memory that may be held because other processes have it open, before allocating fails as
+    /// [`umf_core::Error::HeldLimit`]; 0 is unlimited. Default: 0.
+    pub max_held: u64,
 }
 
 impl Default for ProxySettings {
     fn default() -> Self {
-        Self { name: "proxy".to_owned(), memory_limit: 0 }
+        Self { name: "proxy".to_owned(), memory_limit: 0, on_free: OnFree::Hold, max_held: 0 }
     }
 }
 
@@ -28,6 +36,20 @@ impl ProxySettings {
     #[must_use]
     pub const fn memory_limit(mut self, bytes: u64) -> Self {
         self.memory_limit = bytes;
+        self
+    }
+
+    /// Sets what becomes of blocks that are freed while other processes have them open.
+    #[must_use]
+    pub const fn on_free(mut self, on_free: OnFree) -> Self {
+        self.on_free = on_free;
+        self
+    }
+
+    /// Sets the most bytes that may be held for other processes; 0 is unlimited.
+    #[must_use]
+    pub const fn max_held(mut self, bytes: u64) -> Self {
+        self.max_held = bytes;
         self
     }
 }

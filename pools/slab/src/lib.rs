@@ -25,6 +25,7 @@
 //! | `span`, `state`, `lookup` | from an address to a block and its state |
 //! | `arena` | metadata of varying size |
 //! | `release` | trimming and the end of a pool |
+//! | `held` | blocks that are freed while other processes have them open |
 //! | `statistics` | counters, summed up when asked for |
 //! | `fork`, `roster`, `fixed` | forks, the end of threads, pools that live for ever |
 //!
@@ -39,6 +40,7 @@ mod central;
 mod classes;
 mod fixed;
 mod fork;
+mod held;
 mod large;
 mod limits;
 mod lookup;

@@ -3,11 +3,13 @@
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use core::time::Duration;
 use std::sync::Arc;
 
+use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::lock::Lock;
 use umf_core::metadata::{Chunks, Table};
-use umf_core::observer::{Freed, before_free};
+use umf_core::observer::Freed;
 use umf_core::statistics::{Gauge, PoolStatistics};
 use umf_core::{Address, BlockSpan, Error, Layout, Pool, ProviderRef, Result, Upstream, thread, tracker};
 
@@ -96,8 +98,10 @@ impl SlabPool {
         let settings = settings.checked()?;
         let shared = provider.visibility() == umf_core::Visibility::Shared;
         let gates = if shared { SHARED } else { 0 } | if settings.trace >= 3 { TRACED } else { 0 };
+        let upstream = Upstream::new(provider)?;
+        upstream.set_on_free(settings.on_free, settings.max_held);
         Ok(Self {
-            upstream: Upstream::new(provider)?,
+            upstream,
             gates: AtomicU8::new(gates),
             classes: Classes::new(settings.min_block_size, settings.max_poolable_size),
             spans: Table::new(u32::MAX >> 2),
@@ -193,11 +197,12 @@ impl SlabPool {
     }
 
     /// What remains of a free once the block is known to have been live and is not any more.
-    #[inline]
-    fn put(&self, place: Place<'_>, address: Address) -> Result<()> {
+    // Always: as in `locate`.
+    #[inline(always)]
+    pub(crate) fn put(&self, place: Place<'_>, address: Address) -> Result<()> {
         let class = match place.span.slab_class() {
             Some(class) => class,
-            None if place.span.kind() == Kind::Direct => return self.free_direct(address),
+            None if place.span.kind() == Kind::Direct => return self.free_direct(place),
             None => usize::from(place.large_class().load(Ordering::Relaxed)),
         };
         let entry = Entry::new(address.to_bits(), NonNull::from(place.state));
@@ -285,7 +290,7 @@ unsafe impl Pool for SlabPool {
             if old & LIVE == 0 {
                 return Err(self.why_not(address));
             }
-            drop(before_free(Freed::Block { address }));
+            return self.free_exported(place, address);
         }
         self.put(place, address)
     }
@@ -307,6 +312,19 @@ unsafe impl Pool for SlabPool {
         self.release_free(keep)
     }
 
+    unsafe fn let_go(&self, freed: Freed) -> Result<()> {
+        self.take_back(freed)
+    }
+
+    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
+        self.upstream.set_on_free(on_free, max_held_bytes);
+        Ok(())
+    }
+
+    fn drain(&self, timeout: Duration) -> HeldStatistics {
+        self.upstream.drain(timeout)
+    }
+
     fn statistics(&self) -> PoolStatistics {
         self.sum_up()
     }
@@ -314,7 +332,8 @@ unsafe impl Pool for SlabPool {
 
 impl SlabPool {
     /// The block (or unit) that `address` lies in, live or not.
-    #[inline]
+    // Always, for `free`'s sake: its other callers are cold, and are enough to have it called there too (a quarter slower).
+    #[inline(always)]
     pub(crate) fn locate(&self, address: Address) -> Result<Place<'_>> {
         // A number that another pool set finds a span of ours that does not hold the address.
         let place =
@@ -325,19 +344,6 @@ impl SlabPool {
     /// Whether a state says that an export names the block.
     pub(crate) const fn is_exported(state: u8) -> bool {
         state & (LIVE | EXPORTED) == LIVE | EXPORTED
-    }
-
-    /// Announces all live exported blocks of a span that is about to go.
-    pub(crate) fn announce(&self, span: &Span) {
-        let blocks = span.bytes().checked_div(span.block()).unwrap_or(0);
-        for index in 0..blocks {
-            // SAFETY: the span is in use, and has that many blocks.
-            let state = unsafe { span.state(index).as_ref() };
-            if Self::is_exported(state.load(Ordering::Acquire)) {
-                let address = Address::from_bits(span.base().to_bits() + index * span.block());
-                drop(before_free(Freed::Block { address }));
-            }
-        }
     }
 }
 

@@ -77,8 +77,9 @@ impl SlabPool {
         Ok(Address::from_bits(unsafe { entry.hand_out() }))
     }
 
-    /// Runs `take`; if it lacks memory, gives everything that is free back and runs it again.
+    /// Runs `take`, unless too much is held; if it lacks memory, gives everything that is free back and runs it again.
     fn retrying<T>(&self, take: impl Fn() -> Result<T>) -> Result<T> {
+        self.upstream.admit()?;
         match take() {
             Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) => {
                 // What the provider refuses to take back does not matter here.
@@ -203,6 +204,14 @@ impl SlabPool {
         }
         if !bin.push(entry) {
             self.give(class, &[entry]);
+        }
+    }
+
+    /// Counts the free of a block that goes into no bin.
+    pub(crate) fn count_free(&self, class: usize) {
+        match self.equipped(class) {
+            Some(cache) => cache.bin(class).count_free(),
+            None => self.centrals[class].lock().frees += 1,
         }
     }
 

@@ -3,13 +3,14 @@
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
+use umf_core::held::Fate;
 use umf_core::tracker::{self, GRANULE, RegionNumber};
 use umf_core::{Address, Error, Layout, Region, Result};
 
 use crate::SlabPool;
 use crate::large::{Range, Tables, UNIT};
 use crate::pool::OWNER;
-use crate::span::{Cold, Kind};
+use crate::span::{Cold, Kind, Place};
 
 /// A pool begins with regions of this size, and grows by an eighth of what it has, up to the largest.
 const SMALLEST: usize = 1 << 20;
@@ -179,17 +180,23 @@ impl SlabPool {
         Ok(region.size())
     }
 
-    /// Hands a region to the provider, and counts that.
+    /// Hands a region to the provider, and counts that, unless other processes have it open: then
+    /// [`SlabPool::take_back`] counts it.
     pub(crate) fn return_region(&self, region: Region) -> Result<()> {
         // SAFETY: no block of the region is live, or the pool goes; the caller took it out of everyone's reach.
-        unsafe { self.upstream.free(region)? };
-        self.reserve.region_went(region.size());
-        self.trace_region("gave back", region);
+        match unsafe { self.upstream.free(region)? } {
+            Fate::Gone => {
+                self.reserve.region_went(region.size());
+                self.trace_region("gave back", region);
+            }
+            Fate::Held => self.trace_region("holds", region),
+        }
         Ok(())
     }
 
     /// A block that is a region.
     pub(crate) fn allocate_direct(&self, layout: Layout) -> Result<Address> {
+        self.upstream.admit()?;
         let (region, number) = match self.take_region(layout) {
             Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) => {
                 let _ = self.release_free(0);
@@ -217,8 +224,15 @@ impl SlabPool {
 
     /// Frees a block that is a region, whose life the caller has taken.
     #[cold]
-    pub(crate) fn free_direct(&self, address: Address) -> Result<()> {
-        let place = self.locate(address)?;
+    pub(crate) fn free_direct(&self, place: Place<'_>) -> Result<()> {
+        let size = place.span.bytes() as usize;
+        self.end_direct(place).inspect_err(|_| place.state.store(crate::state::LIVE, Ordering::Release))?;
+        self.direct.remove(size);
+        Ok(())
+    }
+
+    /// Gives a region back that was a block. If the provider refuses, it is as before, and still not live.
+    pub(crate) fn end_direct(&self, place: Place<'_>) -> Result<()> {
         let span = place.span;
         // SAFETY: a direct span has it, and the caller alone took the block's life.
         let (region, _) = unsafe { span.cold().upstream.assume_init() };
@@ -228,12 +242,10 @@ impl SlabPool {
                 unsafe { span.cold().upstream = MaybeUninit::new((region, found.number)) };
                 let _ = tracker::set_span(found.number, region.base(), region.size(), place.number);
             }
-            place.state.store(crate::state::LIVE, Ordering::Release);
             return Err(error);
         }
         span.retract();
         self.spans.release(place.number);
-        self.direct.remove(region.size());
         Ok(())
     }
 }

@@ -16,13 +16,18 @@ impl SlabPool {
         self.gates.load(Ordering::Relaxed) & SHARED != 0 && self.upstream.is_frozen()
     }
 
-    /// Gives free regions back until at most `keep` bytes are free; yields the bytes that went.
+    /// Gives free regions back until at most `keep` bytes are free; yields the bytes that went. What nobody leases any more is
+    /// free by then.
     pub(crate) fn release_free(&self, keep: usize) -> Result<usize> {
         let keep = keep as u64;
-        if self.is_frozen() || self.sum_up().cached_bytes <= keep {
+        if self.is_frozen() {
             return Ok(0);
         }
         let before = self.reserve.bytes();
+        self.upstream.poll();
+        if self.sum_up().cached_bytes <= keep {
+            return Ok(before.saturating_sub(self.reserve.bytes()) as usize);
+        }
         let own = thread::current();
         for index in 0..thread::end() {
             // What another thread keeps, only it can give back: at its next operation.
@@ -57,8 +62,8 @@ impl SlabPool {
             }
         }
         for number in 1..self.spans.end() {
-            let live = self.live_bytes();
-            if self.reserve.bytes() <= live.saturating_add(keep) {
+            let used = self.live_bytes().saturating_add(self.upstream.held().bytes);
+            if self.reserve.bytes() <= used.saturating_add(keep) {
                 break;
             }
             let region = self.spans.get(number).is_some_and(|span| span.kind() == Kind::Region);
@@ -77,6 +82,7 @@ impl Drop for SlabPool {
         roster::leave(NonNull::from(&*self));
         fork::unregister(crate::fork::erased(self));
         self.trace_end();
+        self.upstream.stop_letting_go();
         let frozen = self.is_frozen();
         for number in 1..self.spans.end() {
             let Some(span) = self.spans.get(number) else { continue };
@@ -90,7 +96,8 @@ impl Drop for SlabPool {
                 // SAFETY: regions and direct spans have it, and nobody else is using the pool.
                 let (region, _) = unsafe { span.cold().upstream.assume_init() };
                 span.retract();
-                // A provider that refuses keeps the region: there is nobody left who could try again.
+                // What is leased, or has held blocks in it, the upstream holds on. A provider that refuses keeps the region:
+                // there is nobody left who could try again.
                 let _ = self.return_region(region);
             } else {
                 span.retract();

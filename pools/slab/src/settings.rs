@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use umf_core::held::OnFree;
 use umf_core::{Error, Result};
 
 use crate::limits::SharedLimitRef;
@@ -56,6 +57,8 @@ pub struct SlabSettings {
     pub(crate) shared_limit: Option<SharedLimitRef>,
     pub(crate) thread_cache_size: usize,
     pub(crate) trace: u32,
+    pub(crate) on_free: OnFree,
+    pub(crate) max_held: u64,
 }
 
 impl Default for SlabSettings {
@@ -87,6 +90,8 @@ impl SlabSettings {
             shared_limit: None,
             thread_cache_size: 8 << 20,
             trace: 0,
+            on_free: OnFree::Hold,
+            max_held: 0,
         }
     }
 
@@ -154,6 +159,22 @@ impl SlabSettings {
     #[must_use]
     pub const fn trace(mut self, level: u32) -> Self {
         self.trace = level;
+        self
+    }
+
+    /// What becomes of the contents of a block that is freed while other processes have it open. Its address is not handed out
+    /// again before they have closed it, either way. Default: [`OnFree::Hold`].
+    #[must_use]
+    pub const fn on_free(mut self, on_free: OnFree) -> Self {
+        self.on_free = on_free;
+        self
+    }
+
+    /// The most bytes of freed memory that may be held because other processes have it open, before allocating more fails as
+    /// [`Error::HeldLimit`]; 0 is unlimited. What is held counts against [`SlabSettings::memory_limit`] too. Default: 0.
+    #[must_use]
+    pub const fn max_held(mut self, bytes: u64) -> Self {
+        self.max_held = bytes;
         self
     }
 

@@ -44,7 +44,9 @@ impl SlabPool {
         statistics.reserved_bytes = self.reserve.bytes();
         statistics.peak_reserved_bytes = self.reserve.peak();
         statistics.regions = self.reserve.regions();
-        statistics.cached_bytes = statistics.reserved_bytes.saturating_sub(statistics.live_bytes);
+        statistics.held_bytes = self.upstream.held().bytes;
+        let used = statistics.live_bytes + statistics.held_bytes;
+        statistics.cached_bytes = statistics.reserved_bytes.saturating_sub(used);
         statistics
     }
 

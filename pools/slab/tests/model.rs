@@ -4,15 +4,26 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
+use umf_core::conformance::Borrower;
 use umf_core::conformance::pool::Numbers;
 use umf_core::{Address, Error, Layout, Pool};
 use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
 
 #[derive(Clone, Debug)]
 enum Step {
-    Allocate { size: usize, align: usize },
+    Allocate {
+        size: usize,
+        align: usize,
+    },
     Free(usize),
-    FreeWrong { index: usize, offset: u64 },
+    /// Free what another process has open; it closes the block when [`Step::Close`] says so.
+    FreeLeased(usize),
+    Close(usize),
+    Poll,
+    FreeWrong {
+        index: usize,
+        offset: u64,
+    },
     Trim(usize),
     FailAfter(u64),
     Recover,
@@ -22,7 +33,10 @@ fn step() -> impl Strategy<Value = Step> {
     let size = (0_u32..23, any::<u64>()).prop_map(|(bits, random)| (random as usize & ((2 << bits) - 1)) + 1);
     prop_oneof![
         20 => (size, 0_u32..22).prop_map(|(size, bits)| Step::Allocate { size, align: 1 << bits }),
-        18 => any::<usize>().prop_map(Step::Free),
+        14 => any::<usize>().prop_map(Step::Free),
+        4 => any::<usize>().prop_map(Step::FreeLeased),
+        3 => any::<usize>().prop_map(Step::Close),
+        1 => Just(Step::Poll),
         4 => (any::<usize>(), 1_u64..100_000).prop_map(|(index, offset)| Step::FreeWrong { index, offset }),
         1 => (0_usize..32 << 20).prop_map(Step::Trim),
         1 => (0_u64..4).prop_map(Step::FailAfter),
@@ -43,6 +57,21 @@ fn settings() -> impl Strategy<Value = SlabSettings> {
     )
 }
 
+/// Blocks by their start, with their end.
+type Blocks = BTreeMap<u64, u64>;
+
+fn bytes(blocks: &Blocks) -> u64 {
+    blocks.iter().map(|(start, end)| end - start).sum()
+}
+
+fn nth(blocks: &Blocks, index: usize) -> Option<(u64, u64)> {
+    blocks.iter().nth(index % blocks.len().max(1)).map(|(&start, &end)| (start, end))
+}
+
+fn touches(blocks: &Blocks, (start, end): (u64, u64)) -> bool {
+    blocks.range(..end).next_back().is_some_and(|(_, &other)| other > start)
+}
+
 const LIMIT: u64 = 64 << 20;
 
 proptest! {
@@ -53,14 +82,16 @@ proptest! {
         settings in settings(),
         page in prop_oneof![Just(256_usize), Just(4096), Just(64 << 10), Just(2 << 20)],
         steps in prop::collection::vec(step(), 1..600),
+        max_held in prop_oneof![Just(0_u64), Just(100_000), Just(4 << 20)],
+        ends_leased in any::<bool>(),
     ) {
         let provider = Numbers::new(page);
         let limit = Arc::new(SharedLimit::new(2 * LIMIT));
-        let settings = settings.memory_limit(LIMIT).shared_limit(Arc::clone(&limit));
+        let settings = settings.memory_limit(LIMIT).shared_limit(Arc::clone(&limit)).max_held(max_held);
+        let borrower = Borrower::new();
         let pool = SlabPool::new(provider.clone(), settings).unwrap();
-        // Start to end of each live block.
-        let mut live: BTreeMap<u64, u64> = BTreeMap::new();
-        let nth = |live: &BTreeMap<u64, u64>, index: usize| live.iter().nth(index % live.len().max(1)).map(|(&a, &b)| (a, b));
+        // Live ones, freed ones that are open elsewhere, and those that were closed since and may have been let go.
+        let (mut live, mut open, mut closed) = (Blocks::new(), Blocks::new(), Blocks::new());
         for step in steps {
             match step {
                 Step::Allocate { size, align } => match pool.allocate(Layout::new(size, align).unwrap()) {
@@ -70,9 +101,14 @@ proptest! {
                         prop_assert!(block.address == address && block.size >= size);
                         prop_assert!(provider.contains(address, block.size));
                         let (start, end) = (address.to_bits(), address.to_bits() + block.size as u64);
-                        let below = live.range(..end).next_back();
-                        prop_assert!(below.is_none_or(|(_, &other)| other <= start));
+                        prop_assert!(!touches(&live, (start, end)) && !touches(&open, (start, end)));
+                        closed.retain(|&other, &mut other_end| other_end <= start || end <= other);
                         live.insert(start, end);
+                    }
+                    Err(Error::HeldLimit { held, limit }) => {
+                        prop_assert_eq!((held, limit), (bytes(&open), max_held));
+                        prop_assert!(held >= limit && limit > 0);
+                        closed.clear();
                     }
                     Err(error) => {
                         let expected = matches!(error, Error::OutOfMemory { .. } | Error::LimitReached { .. });
@@ -89,6 +125,25 @@ proptest! {
                     prop_assert!(expected, "{:?}", second);
                     live.remove(&start);
                 },
+                Step::FreeLeased(index) => if let Some((start, end)) = nth(&live, index) {
+                    let address = Address::from_bits(start);
+                    pool.mark_exported(address).unwrap();
+                    borrower.open(address, (end - start) as usize);
+                    // SAFETY: nobody in this process uses the block, and freeing it twice is an error.
+                    let frees = unsafe { (pool.free(address), pool.free(address)) };
+                    prop_assert_eq!(frees, (Ok(()), Err(Error::NotAllocated { address })));
+                    live.remove(&start);
+                    open.insert(start, end);
+                },
+                Step::Close(index) => if let Some((start, end)) = nth(&open, index) {
+                    borrower.close(Address::from_bits(start));
+                    open.remove(&start);
+                    closed.insert(start, end);
+                },
+                Step::Poll => {
+                    umf_core::held::poll();
+                    closed.clear();
+                }
                 Step::FreeWrong { index, offset } => if let Some((start, _)) = nth(&live, index) {
                     let wrong = start + offset;
                     if live.contains_key(&wrong) {
@@ -104,6 +159,7 @@ proptest! {
                 Step::Trim(keep) => {
                     let before = pool.statistics().reserved_bytes;
                     let went = pool.trim(keep).unwrap();
+                    closed.clear();
                     prop_assert_eq!(pool.statistics().reserved_bytes, before - went as u64);
                 }
                 Step::FailAfter(n) => provider.fail_after(Some(n)),
@@ -111,7 +167,10 @@ proptest! {
             }
             let statistics = pool.statistics();
             prop_assert_eq!(statistics.live_blocks, live.len() as u64);
-            prop_assert_eq!(statistics.live_bytes, live.iter().map(|(start, end)| end - start).sum::<u64>());
+            prop_assert_eq!(statistics.live_bytes, bytes(&live));
+            let most = bytes(&open) + bytes(&closed);
+            prop_assert!(statistics.held_bytes >= bytes(&open) && statistics.held_bytes <= most);
+            prop_assert!(open.iter().all(|(&start, end)| provider.contains(Address::from_bits(start), (end - start) as usize)));
             prop_assert_eq!(statistics.reserved_bytes, provider.live_bytes() as u64);
             prop_assert_eq!(statistics.regions, provider.live_regions() as u64);
             prop_assert_eq!(limit.used(), statistics.reserved_bytes);
@@ -121,7 +180,15 @@ proptest! {
             // SAFETY: nobody uses the block.
             prop_assert_eq!(unsafe { pool.free(Address::from_bits(start)) }, Ok(()));
         }
-        pool.trim(0).unwrap();
+        if ends_leased {
+            drop(pool);
+            prop_assert!(open.iter().all(|(&start, end)| provider.contains(Address::from_bits(start), (end - start) as usize)));
+            borrower.close_all();
+            umf_core::held::poll();
+        } else {
+            borrower.close_all();
+            pool.trim(0).unwrap();
+        }
         prop_assert_eq!((provider.live_regions(), limit.used()), (0, 0));
     }
 }

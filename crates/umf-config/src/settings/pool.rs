@@ -6,7 +6,7 @@ use config::Value;
 use serde::{Deserialize, Serialize};
 
 use crate::ByteSize;
-use crate::field::{Field, Section, Setting, field};
+use crate::field::{Field, Section, Setting, field, words};
 
 /// The shared limit that a pool counts against.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +41,18 @@ impl Setting for SharedLimit {
     }
 }
 
+words! {
+    /// What becomes of the contents of a block that is freed while other processes have it open. Its address is not used
+    /// again before they have closed it, either way.
+    OnFree {
+        /// They stay until it is closed.
+        #[default]
+        Hold = "hold",
+        /// Its pages go back to the system at once, where they can: it reads as zero.
+        Release = "release",
+    }
+}
+
 /// One pool's settings. Environment names are `UMF_POOL_<NAME>_<KEY>`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -61,6 +73,11 @@ pub struct Pool {
     pub shared_limit: SharedLimit,
     /// Bytes that this pool may hold; 0 is unlimited. Default: 0.
     pub memory_limit: ByteSize,
+    /// What becomes of a block that is freed while other processes have it open. Default: `hold`.
+    pub on_free: OnFree,
+    /// Bytes of freed memory that may be held because other processes have it open, before allocating fails; 0 is unlimited.
+    /// Default: 0.
+    pub max_held: ByteSize,
     /// How much is told about allocations, 0 (nothing) to 3. Default: 0.
     pub trace: u32,
 }
@@ -76,6 +93,8 @@ impl Default for Pool {
             min_block_size: ByteSize::new(8),
             shared_limit: SharedLimit::None,
             memory_limit: ByteSize::ZERO,
+            on_free: OnFree::Hold,
+            max_held: ByteSize::ZERO,
             trace: 0,
         }
     }
@@ -95,6 +114,8 @@ impl Section for Pool {
         ),
         field!(shared_limit),
         field!(memory_limit),
+        field!(on_free),
+        field!(max_held),
         field!(trace, "a whole number from 0 to 3" if |level| level <= 3),
     ];
 }

@@ -4,5 +4,8 @@
 //! line, [`crate::provider_conformance!`] or [`crate::pool_conformance!`]. New behaviour of a trait is a new
 //! test here, so that every implementation gets it.
 
+mod borrower;
 pub mod pool;
 pub mod provider;
+
+pub use borrower::Borrower;

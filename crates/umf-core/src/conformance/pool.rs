@@ -5,6 +5,7 @@
 
 mod blocks;
 mod forks;
+mod leases;
 mod misuse;
 mod providers;
 mod threads;
@@ -19,6 +20,11 @@ pub use blocks::{
     nothing_grows_over_a_million_cycles, statistics_add_up, trim_keeps_what_it_is_told_to,
 };
 pub use forks::{private_memory_works_on_in_a_child, shared_memory_is_frozen_in_a_child};
+pub use leases::{
+    a_child_holds_nothing_of_its_parent, closed_blocks_are_used_again, contents_stay_or_go_as_told,
+    draining_waits_for_the_last_lease, leased_blocks_are_not_handed_out, leased_blocks_outlive_their_pool,
+    the_bound_on_what_is_held_is_kept, threads_keep_off_leased_blocks,
+};
 pub use misuse::{
     every_other_address_is_refused, exported_blocks_are_announced_once, of_two_frees_one_succeeds,
 };
@@ -69,6 +75,14 @@ macro_rules! pool_conformance {
                 ended_threads_strand_nothing,
                 private_memory_works_on_in_a_child,
                 shared_memory_is_frozen_in_a_child,
+                leased_blocks_are_not_handed_out,
+                closed_blocks_are_used_again,
+                draining_waits_for_the_last_lease,
+                the_bound_on_what_is_held_is_kept,
+                contents_stay_or_go_as_told,
+                leased_blocks_outlive_their_pool,
+                threads_keep_off_leased_blocks,
+                a_child_holds_nothing_of_its_parent,
             }
         }
     };

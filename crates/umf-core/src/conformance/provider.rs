@@ -7,12 +7,13 @@
 mod abilities;
 mod allocation;
 mod export;
+mod leases;
 mod memory;
 mod process;
 
 pub use abilities::{
     properties_are_told_of_live_regions_only, purged_memory_reads_as_promised,
-    split_and_merged_regions_keep_content,
+    purges_apart_from_each_other_may_overlap_in_time, split_and_merged_regions_keep_content,
 };
 pub use allocation::{
     absurd_sizes_are_errors, alignments_are_kept_or_refused, foreign_and_double_frees_are_errors,
@@ -22,6 +23,10 @@ pub use allocation::{
 pub use export::{
     exports_open_at_the_right_bytes, imports_outlive_the_region, junk_is_not_imported,
     read_only_imports_cannot_be_written,
+};
+pub use leases::{
+    held_regions_keep_their_provider, leased_regions_are_held, leases_outlast_splitting_and_merging,
+    the_bound_on_held_regions_is_kept,
 };
 pub use process::{a_forked_child_does_no_harm, cycles_leak_nothing, dropped_providers_leave_nothing};
 
@@ -70,6 +75,11 @@ macro_rules! provider_conformance {
             cycles_leak_nothing
             dropped_providers_leave_nothing
             a_forked_child_does_no_harm
+            purges_apart_from_each_other_may_overlap_in_time
+            leased_regions_are_held
+            the_bound_on_held_regions_is_kept
+            leases_outlast_splitting_and_merging
+            held_regions_keep_their_provider
         );
     };
     (@cases $module:ident, $make:expr, $($case:ident)*) => {

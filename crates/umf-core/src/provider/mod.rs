@@ -26,7 +26,7 @@ use crate::{Layout, Result};
 /// A source of regions.
 ///
 /// All methods may be called from several threads at once. Two calls that concern the same region (free,
-/// split, merge, purge) must not overlap; whoever owns the region sees to that.
+/// split, merge, purge) must not overlap; whoever owns the region sees to that. Only purges of ranges that share no page may.
 ///
 /// # Safety
 /// An implementor promises that a region it returns is memory of the stated kind, of at least the size

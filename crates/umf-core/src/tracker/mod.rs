@@ -138,7 +138,18 @@ fn insert_locked(region: Region, owner: OwnerId) -> Result<RegionNumber> {
     Ok(RegionNumber(number))
 }
 
-fn remove(number: RegionNumber, region: Region) {
+/// As [`insert`], for a region whose life was taken: it is found, and cannot be freed or exported.
+pub(crate) fn insert_ended(region: Region, owner: OwnerId) -> Result<RegionNumber> {
+    change(|| {
+        let number = insert_locked(region, owner)?;
+        if let Some(record) = REGIONS.get(number.0) {
+            record.end(region.id());
+        }
+        Ok(number)
+    })
+}
+
+pub(crate) fn remove(number: RegionNumber, region: Region) {
     change(|| remove_locked(number.0, region));
 }
 

@@ -8,11 +8,12 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use super::record::REGIONS;
-use super::{RegionNumber, end, find, insert, remove, replace};
+use super::{RegionNumber, end, find, insert, mark_exported, remove, replace};
+use crate::held::{Fate, Joined, Policy};
 use crate::lock::Lock;
-use crate::observer::{Freed, before_free};
+use crate::observer::{Freed, Leases, before_free};
 use crate::step::{Step, step};
-use crate::{Error, Layout, Pool, Provider, Region, Result, fork};
+use crate::{Address, Error, Layout, Pool, Provider, Region, Result, fork};
 
 /// A provider that is kept alive by a reference count, or for ever.
 ///
@@ -60,11 +61,11 @@ impl From<Arc<dyn Provider>> for ProviderRef {
 pub struct OwnerId(u32);
 
 impl OwnerId {
-    pub(super) const fn number(self) -> u32 {
+    pub(crate) const fn number(self) -> u32 {
         self.0
     }
 
-    pub(super) const fn from_number(number: u32) -> Option<Self> {
+    pub(crate) const fn from_number(number: u32) -> Option<Self> {
         if number == 0 { None } else { Some(Self(number)) }
     }
 
@@ -78,7 +79,7 @@ impl OwnerId {
         let record = self.record()?;
         let live = |state| (state & LIVE != 0).then_some(state + 1);
         record.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, live).ok()?;
-        Some(OwnerGuard { record })
+        Some(OwnerGuard { record, id: self })
     }
 
     /// The pool, without keeping it alive: for `free(address)`, which costs no shared write.
@@ -102,9 +103,16 @@ impl OwnerId {
 #[derive(Debug)]
 pub struct OwnerGuard {
     record: &'static OwnerRecord,
+    id: OwnerId,
 }
 
 impl OwnerGuard {
+    /// The number that it guards.
+    #[must_use]
+    pub const fn id(&self) -> OwnerId {
+        self.id
+    }
+
     /// The provider.
     #[must_use]
     pub fn provider(&self) -> Option<&ProviderRef> {
@@ -199,6 +207,7 @@ pub struct Upstream {
     id: OwnerId,
     provider: ProviderRef,
     generation: u32,
+    policy: Policy,
 }
 
 impl Upstream {
@@ -224,7 +233,7 @@ impl Upstream {
             END.fetch_max(number + 1, Ordering::AcqRel);
             *next = number + 1;
             let id = OwnerId(u32::try_from(number).unwrap_or(0));
-            return Ok(Self { id, provider, generation: fork::generation() });
+            return Ok(Self { id, provider, generation: fork::generation(), policy: Policy::default() });
         }
         Err(Error::TooMany { what: "users of providers", limit: LIMIT - 1 })
     }
@@ -263,15 +272,23 @@ impl Upstream {
         self.generation != fork::generation() && self.provider.visibility() == crate::Visibility::Shared
     }
 
+    /// What becomes of memory that is freed while it is leased.
+    pub(crate) const fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
     /// Allocates a region and tracks it.
     ///
     /// # Errors
-    /// Those of [`Provider::allocate`]; [`Error::Frozen`]; [`Error::OutOfMemory`] for the tracker's own memory.
-    /// After an error nothing is allocated.
+    /// Those of [`Provider::allocate`]; [`Error::Frozen`]; [`Error::HeldLimit`]; [`Error::OutOfMemory`] for the tracker's own
+    /// memory. After an error nothing is allocated.
     pub fn allocate(&self, layout: Layout) -> Result<(Region, RegionNumber)> {
         if self.is_frozen() {
             return Err(Error::Frozen { what: "shared memory" });
         }
+        let pooled = self.id.record().is_some_and(|record| record.state.load(Ordering::Relaxed) & POOL != 0);
+        // A pool may be calling with its locks taken; it polls by itself (`admit`).
+        if pooled { self.check_held() } else { self.admit() }?;
         let region = self.provider.allocate(layout)?;
         step(Step::UpstreamAllocated);
         match insert(region, self.id) {
@@ -304,21 +321,32 @@ impl Upstream {
 
     /// Retires the exports of a region, stops tracking it, and frees it, in this order.
     ///
+    /// While other processes have it open, or blocks of it that are held, its provider does not get it back
+    /// ([`Fate::Held`]; see [`crate::held`]). It stays tracked meanwhile, and cannot be freed again.
+    ///
     /// # Errors
     /// [`Error::ForeignAddress`] if it is no live region of this upstream (or regions carved from it are still
-    /// live), or what the provider says; the region then stays tracked, its exports retired, under another number and
-    /// without spans: find it again.
+    /// live), [`Error::NotAllocated`] if it was freed and is held, or what the provider says; the region then stays tracked,
+    /// its exports retired, under another number and without spans: find it again.
     /// In a forked child, freeing shared memory does nothing and succeeds.
     ///
     /// # Safety
     /// As [`Provider::free`].
-    pub unsafe fn free(&self, region: Region) -> Result<()> {
+    pub unsafe fn free(&self, region: Region) -> Result<Fate> {
         if self.is_frozen() {
-            return Ok(());
+            return Ok(Fate::Gone);
         }
         let number = self.number_of(&region)?;
-        self.retire(number, region)?;
+        let mut leases = Joined::default();
+        self.retire(number, region, &mut leases)?;
         step(Step::UpstreamRetired);
+        if self.may_hold() {
+            self.claim(&region, &mut leases);
+        }
+        if let Some(leases) = leases.all().filter(|leases| leases.is_leased(region.base(), region.size())) {
+            self.hold_region(region, number, leases);
+            return Ok(Fate::Held);
+        }
         remove(number, region);
         step(Step::UpstreamRemoved);
         // SAFETY: passed on to the caller; nothing names the region any more.
@@ -329,17 +357,28 @@ impl Upstream {
             // taken out first, because after the provider's free the addresses may be another region's.)
             let _ = insert(region, self.id);
         }
-        freed
+        freed.map(|()| Fate::Gone)
     }
 
-    fn retire(&self, number: RegionNumber, region: Region) -> Result<()> {
-        if end(number, region)? {
-            drop(before_free(Freed::Region(region)));
+    fn retire(&self, number: RegionNumber, region: Region, leases: &mut Joined) -> Result<()> {
+        if end(number, region)?
+            && let Some(more) = before_free(Freed::Region(region))
+        {
+            leases.add(more);
         }
         Ok(())
     }
 
-    /// Splits a region after `first` bytes, retiring its exports.
+    /// Remembers the leases on memory that stays in use, for when it is freed.
+    fn remember(&self, base: Address, size: usize, leases: Option<&Arc<dyn Leases>>) -> Result<()> {
+        match leases.filter(|leases| leases.is_leased(base, size)) {
+            Some(leases) => self.lend(base, size, leases),
+            None => Ok(()),
+        }
+    }
+
+    /// Splits a region after `first` bytes, retiring its exports. Where other processes have them open, each part is held when
+    /// it is freed.
     ///
     /// # Errors
     /// [`Error::NotSupported`] if the provider cannot, or what it says.
@@ -349,7 +388,13 @@ impl Upstream {
     pub unsafe fn split(&self, region: Region, first: usize) -> Result<(Region, Region)> {
         let ability = self.split_merge()?;
         let number = self.number_of(&region)?;
-        self.retire(number, region)?;
+        let mut leases = Joined::default();
+        self.retire(number, region, &mut leases)?;
+        // What was remembered of the whole before reaches over both parts and stays.
+        if let Err(error) = self.remember(region.base(), region.size(), leases.all().as_ref()) {
+            revive_exported(number, region);
+            return Err(error);
+        }
         // SAFETY: passed on to the caller.
         match unsafe { ability.split(region, first) } {
             Ok((low, high)) => {
@@ -363,7 +408,8 @@ impl Upstream {
         }
     }
 
-    /// Merges two adjacent regions, retiring their exports.
+    /// Merges two adjacent regions, retiring their exports. Where other processes have them open, the whole is held when it is
+    /// freed.
     ///
     /// # Errors
     /// As [`Upstream::split`].
@@ -373,10 +419,18 @@ impl Upstream {
     pub unsafe fn merge(&self, low: Region, high: Region) -> Result<Region> {
         let ability = self.split_merge()?;
         let numbers = (self.number_of(&low)?, self.number_of(&high)?);
-        self.retire(numbers.0, low)?;
-        if let Err(error) = self.retire(numbers.1, high) {
-            revive(numbers.0);
-            return Err(error);
+        for (index, (number, region)) in [(numbers.0, low), (numbers.1, high)].into_iter().enumerate() {
+            let mut leases = Joined::default();
+            let retired = self.retire(number, region, &mut leases).and_then(|()| {
+                self.remember(region.base(), region.size(), leases.all().as_ref())
+                    .inspect_err(|_| revive_exported(number, region))
+            });
+            if let Err(error) = retired {
+                if index == 1 {
+                    revive(numbers.0);
+                }
+                return Err(error);
+            }
         }
         // SAFETY: passed on to the caller.
         match unsafe { ability.merge(low, high) } {
@@ -405,9 +459,16 @@ fn revive(number: RegionNumber) {
     }
 }
 
+/// As [`revive`], where other processes may still have the region open: its free asks the observers again.
+fn revive_exported(number: RegionNumber, region: Region) {
+    revive(number);
+    let _ = mark_exported(number, region);
+}
+
 impl Drop for Upstream {
     fn drop(&mut self) {
         let Some(record) = self.id.record() else { return };
+        self.stop_letting_go();
         // CLOSING keeps the record from being handed out again until it is empty.
         let closing = |state| Some((state | CLOSING) & !(LIVE | POOL));
         let _ = record.state.fetch_update(Ordering::AcqRel, Ordering::Relaxed, closing);
@@ -418,6 +479,7 @@ impl Drop for Upstream {
         while record.state.load(Ordering::Acquire) & USERS != 0 {
             std::thread::yield_now();
         }
+        self.orphan();
         // SAFETY: no guard is left, none can be made without LIVE, and CLOSING keeps makers away.
         let provider = unsafe {
             *record.pool.get() = None;

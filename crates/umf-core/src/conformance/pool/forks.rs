@@ -11,23 +11,26 @@ const FORKS: usize = 50;
 /// Forks `FORKS` times while two other threads allocate and free; `child` yields the exit status of a child, 0
 /// for good.
 fn fork_amid_traffic(pool: &dyn Pool, child: impl Fn() -> i32) {
+    let traffic = |seed, stop: &AtomicBool| {
+        let mut random = Random(seed);
+        let mut live = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
+            live.push(allocate(pool, random.size(18)));
+            if live.len() > 200 {
+                live.drain(random.below(200)..).for_each(|address| free(pool, address));
+            }
+        }
+        live.into_iter().for_each(|address| free(pool, address));
+    };
+    fork_amid(traffic, child);
+}
+
+/// Forks `FORKS` times while two other threads run `traffic`, until they are told to stop.
+pub(super) fn fork_amid(traffic: impl Fn(u64, &AtomicBool) + Sync, child: impl Fn() -> i32) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let work = |seed| {
-            let stop = &stop;
-            move || {
-                let mut random = Random(seed);
-                let mut live = Vec::new();
-                while !stop.load(Ordering::Relaxed) {
-                    live.push(allocate(pool, random.size(18)));
-                    if live.len() > 200 {
-                        live.drain(random.below(200)..).for_each(|address| free(pool, address));
-                    }
-                }
-                live.into_iter().for_each(|address| free(pool, address));
-            }
-        };
-        let threads = (0..2).map(|seed| scope.spawn(work(seed))).collect();
+        let (stop, traffic) = (&stop, &traffic);
+        let threads = (0..2).map(|seed| scope.spawn(move || traffic(seed, stop))).collect();
         let mut bad = None;
         for round in 0..FORKS {
             // SAFETY: the child runs pool code, whose locks come through a fork, and ends without unwinding.

@@ -1,14 +1,15 @@
 //! Providers for tests: address numbers without memory, and host memory. Both count, and fail on demand.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::fork::{self, ForkAware};
 use crate::lock::{Lock, LockGuard};
 use crate::{
-    Address, AddressSpace, Error, Layout, MemoryKind, Provider, ProviderKind, Region, Result, Visibility,
+    Address, AddressSpace, Error, Layout, MemoryKind, Provider, ProviderKind, Purge, Region, Result,
+    Visibility,
 };
 
 /// Regions by base, and what is left of an injected failure.
@@ -18,6 +19,7 @@ struct Books {
     /// Allocations that still succeed; `u64::MAX`: all.
     successes: AtomicU64,
     allocations: AtomicU64,
+    refusing: AtomicBool,
 }
 
 impl Books {
@@ -45,6 +47,9 @@ impl Books {
     }
 
     fn remove(&self, region: &Region) -> Result<()> {
+        if self.refusing.load(Ordering::Relaxed) {
+            return Err(Error::native("freeing in a provider that was told to refuse", libc::EBUSY));
+        }
         let mut regions = self.lock();
         let address = region.base();
         if regions.get(&address.to_bits()) != Some(region) {
@@ -91,6 +96,11 @@ macro_rules! bookkeeping {
         /// From now on `n` allocations succeed, and all later ones fail; `None` lets all succeed.
         pub fn fail_after(&self, n: Option<u64>) {
             self.books.successes.store(n.unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
+
+        /// From now on, whether every free is refused.
+        pub fn refuse_frees(&self, refuse: bool) {
+            self.books.refusing.store(refuse, Ordering::Relaxed);
         }
 
         /// Whether `size` bytes at `address` lie in one live region.
@@ -290,5 +300,32 @@ unsafe impl Provider for Pages {
 
     fn zeroed(&self) -> bool {
         true
+    }
+
+    fn purge(&self) -> Option<&dyn Purge> {
+        self.touchable.then_some(self)
+    }
+}
+
+impl Purge for Pages {
+    unsafe fn purge_lazy(&self, base: Address, size: usize) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.purge_forced(base, size) }
+    }
+
+    unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
+        let inside = self.contains(base, size) && base.is_aligned_to(PAGE) && size.is_multiple_of(PAGE);
+        let pointer = base.as_ptr().filter(|_| inside && size > 0);
+        let pointer =
+            pointer.ok_or(Error::InvalidArgument { what: "range", why: "whole pages of a live region" })?;
+        let advice = match self.visibility {
+            Visibility::Private => libc::MADV_DONTNEED,
+            Visibility::Shared => libc::MADV_REMOVE,
+        };
+        // SAFETY: the pages are those of a live region, and the caller says that nobody needs their content.
+        match unsafe { libc::madvise(pointer.cast(), size, advice) } {
+            0 => Ok(()),
+            _ => Err(Error::native("madvise", std::io::Error::last_os_error().raw_os_error().unwrap_or(0))),
+        }
     }
 }

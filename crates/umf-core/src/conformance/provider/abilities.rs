@@ -94,6 +94,45 @@ fn lazy(provider: &dyn Provider, purge: &dyn Purge) {
     free(provider, region);
 }
 
+/// Two threads purge pages of one region at the same time, each its own; what lies between them stays.
+pub fn purges_apart_from_each_other_may_overlap_in_time(make: Make<'_>) {
+    let _beside = beside_others();
+    let provider = make();
+    let Some(purge) = provider.purge() else {
+        return passed_over(&*provider, "it cannot purge");
+    };
+    let page = provider.page_size();
+    let region = allocate(&*provider, 5 * page, 1);
+    let at = |number: usize| further(region.base(), number * page);
+    let accessible = is_accessible(&*provider);
+    if accessible {
+        fill(region.base(), region.size(), 51);
+    }
+    std::thread::scope(|scope| {
+        for number in [1, 3] {
+            let provider = &*provider;
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    if accessible {
+                        fill(at(number), page, 52);
+                    }
+                    // SAFETY: the page is this thread's, and its content is not needed.
+                    let purged = unsafe { purge.purge_forced(at(number), page) };
+                    if exists(provider, purged, "forced purge") && accessible {
+                        assert!(is_zero(at(number), page), "purged memory does not read as zero");
+                    }
+                }
+            });
+        }
+    });
+    if accessible {
+        for number in [0, 2] {
+            assert_part_filled(at(number), page, 51, number * page);
+        }
+    }
+    free(&*provider, region);
+}
+
 /// Splitting and merging keep the bytes; parts are regions of their own; errors leave everything as it was.
 pub fn split_and_merged_regions_keep_content(make: Make<'_>) {
     let _beside = beside_others();

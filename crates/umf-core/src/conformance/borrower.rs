@@ -1,0 +1,72 @@
+//! [`Borrower`]: other processes, as far as exported memory knows of them.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::observer::{self, ExportObserver, Freed, Leases};
+use crate::{Address, Region};
+
+/// An observer that has leases on whatever it is told, until it is told otherwise.
+pub struct Borrower {
+    this: Weak<Self>,
+    /// Address and size of what is open.
+    open: Mutex<Vec<(Address, usize)>>,
+}
+
+fn meet((one, size): (Address, usize), (other, other_size): (Address, usize)) -> bool {
+    let inside =
+        |a: Address, b: Address, size: usize| a.offset_from(b).is_some_and(|offset| offset < size as u64);
+    inside(one, other, other_size) || inside(other, one, size)
+}
+
+impl Borrower {
+    /// A borrower of nothing, which observes.
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        let borrower = Arc::new_cyclic(|this| Self { this: this.clone(), open: Mutex::default() });
+        let observer: Arc<dyn ExportObserver> = borrower.clone();
+        observer::observe(&observer);
+        borrower
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<(Address, usize)>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the range.
+    pub fn open(&self, address: Address, size: usize) {
+        self.lock().push((address, size));
+    }
+
+    /// Closes what was opened at this address.
+    pub fn close(&self, address: Address) {
+        self.lock().retain(|&(open, _)| open != address);
+    }
+
+    /// Closes everything.
+    pub fn close_all(&self) {
+        self.lock().clear();
+    }
+
+    /// Whether anything that is open shares a byte with the range.
+    #[must_use]
+    pub fn has(&self, address: Address, size: usize) -> bool {
+        self.lock().iter().any(|&open| meet(open, (address, size)))
+    }
+}
+
+impl ExportObserver for Borrower {
+    fn before_free(&self, freed: Freed) -> Option<Arc<dyn Leases>> {
+        let (address, size) = match freed {
+            Freed::Block { address } => (address, 1),
+            Freed::Region(region) => (Region::base(&region), region.size()),
+        };
+        let this = self.this.upgrade().filter(|_| self.has(address, size))?;
+        Some(this)
+    }
+}
+
+impl Leases for Borrower {
+    fn is_leased(&self, base: Address, size: usize) -> bool {
+        self.has(base, size)
+    }
+}

@@ -1,0 +1,122 @@
+//! Freed memory that other processes still have open.
+//!
+//! Freeing retires an export at once, so that nobody opens it anew. Who opened it before may go on using it, and says so by
+//! a lease ([`crate::observer::Leases`]). Until the last lease is gone the memory is *held*: a block is not handed out
+//! again, a region does not go back to its provider. What becomes of the contents meanwhile is the choice of [`OnFree`].
+//!
+//! | who | does |
+//! |---|---|
+//! | a pool, in `free`, when [`crate::observer::before_free`] says that a block may still be in use | [`Upstream::hold`] |
+//! | [`Upstream::free`] of a region that may still be in use, or in which blocks are held | holds the region |
+//! | [`Upstream::split`], [`Upstream::merge`] | remember the leases until the parts are freed |
+//! | [`poll`] | looks which leases are gone, and lets go: [`crate::Pool::let_go`], [`crate::Provider::free`] |
+//!
+//! Nobody has to tell when a lease goes. It is noticed by looking: at frees that find leases (a few at a time), when a pool is
+//! trimmed, when an allocation would fail, and whenever the user calls [`poll`] or [`drain`].
+//!
+//! A region that is held when its pool or [`Upstream`] goes is held on, and keeps its provider alive.
+//!
+//! In a forked child nothing of the parent is held: shared memory is frozen there, and the parent's to free.
+//!
+//! # Locks
+//! One lock guards the lists, and nothing else is called under it. Leases, pools and providers are called without any lock of this module, and
+//! [`poll`] (and [`Upstream::admit`]) are to be called without any lock that [`crate::Pool::let_go`] takes.
+
+mod joined;
+mod poll;
+mod records;
+mod registry;
+mod upstream;
+
+use core::time::Duration;
+use std::time::Instant;
+
+pub(crate) use joined::Joined;
+pub(crate) use registry::{lock_for_fork, unlock_after_fork, unlock_in_child};
+pub(crate) use upstream::Policy;
+
+use registry::REGISTRY;
+
+#[cfg(doc)]
+use crate::Upstream;
+
+/// What becomes of the contents of memory that is freed while another process has it open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnFree {
+    /// They stay until the last lease goes.
+    #[default]
+    Hold,
+    /// Whole pages go back to the system at once: who still reads them sees zeros. Where the provider cannot purge
+    /// ([`crate::Provider::purge`]), the contents stay. The addresses are not used again before the last lease goes either
+    /// way.
+    Release,
+}
+
+/// What became of a region that was freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Its provider has it back.
+    Gone,
+    /// Other processes have it open: its provider gets it back when they do not any more, and
+    /// [`crate::Pool::let_go`] is told.
+    Held,
+}
+
+/// What is held. A snapshot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HeldStatistics {
+    /// Blocks that their pool does not hand out.
+    pub blocks: u64,
+    /// Regions that their provider does not get back.
+    pub regions: u64,
+    /// Bytes in these blocks and regions.
+    pub bytes: u64,
+    /// Bytes that were leased when there was no memory to note that: they are never used again.
+    pub unrecorded_bytes: u64,
+}
+
+impl HeldStatistics {
+    /// Whether nothing is held that can still be let go.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.blocks == 0 && self.regions == 0
+    }
+}
+
+/// Lets go of everything in this process that nobody leases any more; returns how many bytes that was.
+///
+/// What a provider or pool refuses to take back stays held, and is tried again at the next call.
+pub fn poll() -> u64 {
+    let end = REGISTRY.lock().end();
+    (0..end).map(|account| poll::account(account, u32::MAX)).sum()
+}
+
+/// Waits until nothing is held any more, but no longer than `timeout`. Returns what still is.
+///
+/// Looks again after pauses of 50 microseconds to 5 milliseconds.
+pub fn drain(timeout: Duration) -> HeldStatistics {
+    wait(timeout, poll, statistics)
+}
+
+/// What is held in this process.
+#[must_use]
+pub fn statistics() -> HeldStatistics {
+    registry::sum()
+}
+
+fn wait(timeout: Duration, poll: impl Fn() -> u64, held: impl Fn() -> HeldStatistics) -> HeldStatistics {
+    const LONGEST: Duration = Duration::from_millis(5);
+    let begin = Instant::now();
+    let mut pause = Duration::from_micros(50);
+    loop {
+        poll();
+        let held = held();
+        let left = timeout.saturating_sub(begin.elapsed());
+        if held.is_empty() || left.is_zero() {
+            return held;
+        }
+        std::thread::sleep(pause.min(left));
+        pause = (2 * pause).min(LONGEST);
+    }
+}

@@ -1,0 +1,121 @@
+//! What is known of one thing that is held, and of all that one [`crate::Upstream`] holds.
+
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use crate::metadata::Zeroed;
+use crate::observer::Leases;
+use crate::tracker::RegionNumber;
+use crate::{Address, ProviderRef, Region};
+
+/// What is held.
+#[derive(Clone, Debug)]
+pub(super) enum What {
+    /// A block, which its pool took out of everyone's reach.
+    Block,
+    /// A region on its way to its provider, and its number as long as the tracker knows it.
+    Region(Region, Option<RegionNumber>, ProviderRef),
+    /// Memory that is not freed, but whose former exports are still open: it was split or merged.
+    Lent,
+}
+
+/// One thing that is held.
+#[derive(Clone)]
+pub(super) struct Item {
+    pub(super) what: What,
+    pub(super) base: Address,
+    pub(super) size: usize,
+    /// Its pages were given back, and are to be again.
+    pub(super) purged: bool,
+    /// Whoever was to take it refused, and that was told.
+    pub(super) refused: bool,
+    pub(super) leases: Arc<dyn Leases>,
+}
+
+impl Item {
+    /// Whether it shares a byte with the region.
+    pub(super) fn touches(&self, region: &Region) -> bool {
+        let begins_inside = region.contains(self.base);
+        begins_inside || region.base().offset_from(self.base).is_some_and(|bytes| bytes < self.size as u64)
+    }
+
+    /// Whether all of it lies in the region.
+    pub(super) fn lies_in(&self, region: &Region) -> bool {
+        let offset = self.base.offset_from(region.base());
+        offset
+            .and_then(|offset| offset.checked_add(self.size as u64))
+            .is_some_and(|end| end <= region.size() as u64)
+    }
+}
+
+/// An item's place in a list. All of it is guarded by the registry's lock.
+pub(super) struct Slot {
+    pub(super) next: u32,
+    pub(super) prev: u32,
+    pub(super) account: u32,
+    /// The last claim that has seen it.
+    pub(super) claim: u64,
+    /// Somebody asks whether it is leased.
+    pub(super) busy: bool,
+    /// Whether `item` holds one.
+    pub(super) full: bool,
+    pub(super) item: MaybeUninit<Item>,
+}
+
+/// A [`Slot`] in the table of all.
+pub(super) struct Record(pub(super) UnsafeCell<Slot>);
+
+// SAFETY: the slot is reached through `Registry` alone, of which there is one, behind a lock; items are `Send`.
+unsafe impl Sync for Record {}
+// SAFETY: zeros are valid integers, flags that are not set, and a `MaybeUninit`.
+unsafe impl Zeroed for Record {}
+
+/// The items of one upstream, in the order in which they were looked at. Guarded by the registry's lock.
+pub(super) struct List {
+    pub(super) first: u32,
+    pub(super) last: u32,
+    pub(super) count: u32,
+    /// Items that somebody is looking at, or letting go.
+    pub(super) busy: u32,
+    /// The pool goes: its items are left alone.
+    pub(super) closed: bool,
+}
+
+/// All that one upstream holds, by the number of its owner; number 0 are regions whose upstream is gone.
+pub(super) struct Account {
+    pub(super) bytes: AtomicU64,
+    pub(super) blocks: AtomicU64,
+    pub(super) regions: AtomicU64,
+    pub(super) list: UnsafeCell<List>,
+}
+
+// SAFETY: the list is reached through `Registry` alone, as in `Record`; all else is atomic.
+unsafe impl Sync for Account {}
+// SAFETY: zeros are an empty list that is open.
+unsafe impl Zeroed for Account {}
+
+impl Account {
+    /// Counts an item. Under the registry's lock.
+    pub(super) fn count(&self, item: &Item) {
+        let counter = match item.what {
+            What::Block => &self.blocks,
+            What::Region(..) => &self.regions,
+            What::Lent => return,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(item.size as u64, Ordering::Relaxed);
+    }
+
+    /// Counts an item less. Under the registry's lock.
+    pub(super) fn discount(&self, item: &Item) {
+        let counter = match item.what {
+            What::Block => &self.blocks,
+            What::Region(..) => &self.regions,
+            What::Lent => return,
+        };
+        counter.fetch_sub(1, Ordering::Relaxed);
+        self.bytes.fetch_sub(item.size as u64, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,225 @@
+//! What an [`Upstream`] holds.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::time::Duration;
+use std::sync::Arc;
+
+use super::records::{Item, What};
+use super::registry::{self, Claimed, REGISTRY};
+use super::{HeldStatistics, Joined, OnFree, poll, wait};
+use crate::observer::Leases;
+use crate::tracker::{self, RegionNumber};
+use crate::{Address, Error, ProviderRef, Region, Result, Upstream};
+
+/// How many items are looked at when a free finds a lease.
+const SOME: u32 = 8;
+
+/// What an upstream does with memory that is freed while it is leased.
+#[derive(Debug, Default)]
+pub(crate) struct Policy {
+    release: AtomicBool,
+    /// Bytes at which allocating fails; 0: none.
+    limit: AtomicU64,
+}
+
+impl Upstream {
+    /// Sets what becomes of memory that is freed while other processes have it open, and how many bytes of it may be held
+    /// (0 is unlimited) before allocating fails as [`Error::HeldLimit`]. Default: [`OnFree::Hold`], unlimited.
+    ///
+    /// Concerns what is freed from now on.
+    pub fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) {
+        self.policy().release.store(on_free == OnFree::Release, Ordering::Relaxed);
+        self.policy().limit.store(max_held_bytes, Ordering::Relaxed);
+    }
+
+    /// Holds a block that the pool has just freed and that [`crate::observer::before_free`] answered `leases` for, if any is
+    /// left. For pools.
+    ///
+    /// `true`: the block is held. The pool keeps it from everyone until [`crate::Pool::let_go`]. `false`: nobody has it open;
+    /// it is free.
+    #[must_use]
+    pub fn hold(&self, address: Address, size: usize, leases: Arc<dyn Leases>) -> bool {
+        if !leases.is_leased(address, size) {
+            return false;
+        }
+        self.keep(What::Block, address, size, leases);
+        true
+    }
+
+    /// Lets go of what this upstream holds and nobody leases any more; returns how many bytes that was.
+    ///
+    /// To be called without any lock that [`crate::Pool::let_go`] takes.
+    pub fn poll(&self) -> u64 {
+        poll::account(self.id().number(), u32::MAX)
+    }
+
+    /// As [`Upstream::poll`], for a few of the blocks and regions: for pools whose `free` found a lease.
+    pub fn poll_some(&self) -> u64 {
+        poll::account(self.id().number(), SOME)
+    }
+
+    /// Whether the bound of [`Upstream::set_on_free`] lets more be allocated; polls if it does not. For pools, on the way to more
+    /// memory, and without any lock that [`crate::Pool::let_go`] takes.
+    ///
+    /// Costs a load where there is no bound.
+    ///
+    /// # Errors
+    /// [`Error::HeldLimit`].
+    #[inline]
+    pub fn admit(&self) -> Result<()> {
+        if self.policy().limit.load(Ordering::Relaxed) == 0 || self.check_held().is_ok() {
+            return Ok(());
+        }
+        self.poll();
+        self.check_held()
+    }
+
+    /// As [`Upstream::admit`], without polling.
+    pub(crate) fn check_held(&self) -> Result<()> {
+        let limit = self.policy().limit.load(Ordering::Relaxed);
+        if limit == 0 {
+            return Ok(());
+        }
+        match registry::bytes(self.id().number()) {
+            held if held >= limit => Err(Error::HeldLimit { held, limit }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What this upstream holds. Takes no lock.
+    #[must_use]
+    pub fn held(&self) -> HeldStatistics {
+        registry::of(self.id().number())
+    }
+
+    /// Waits until this upstream holds nothing, but no longer than `timeout`; returns what it still holds. See
+    /// [`crate::held::drain`].
+    pub fn drain(&self, timeout: Duration) -> HeldStatistics {
+        wait(timeout, || self.poll(), || self.held())
+    }
+
+    /// From now on [`crate::Pool::let_go`] is not called any more. For pools, first thing when they are dropped: what they
+    /// hold goes over to the regions that they free.
+    pub fn stop_letting_go(&self) {
+        while !REGISTRY.lock().close(self.id().number()) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn keep(&self, what: What, base: Address, size: usize, leases: Arc<dyn Leases>) {
+        let freed = !matches!(what, What::Lent);
+        // Before anybody can let it go.
+        let purged =
+            freed && self.policy().release.load(Ordering::Relaxed) && purge(self.provider(), base, size);
+        let item = Item { what, base, size, purged, refused: false, leases };
+        let lost = REGISTRY.lock().insert(self.id().number(), item).err();
+        if let Some(item) = lost {
+            registry::lose(&item);
+        }
+    }
+
+    /// Holds a region whose life was taken.
+    pub(crate) fn hold_region(&self, region: Region, number: RegionNumber, leases: Arc<dyn Leases>) {
+        let what = What::Region(region, Some(number), self.provider().clone());
+        self.keep(what, region.base(), region.size(), leases);
+    }
+
+    /// Remembers leases on memory that is not freed, until it is.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]: they are not remembered.
+    pub(crate) fn lend(&self, base: Address, size: usize, leases: &Arc<dyn Leases>) -> Result<()> {
+        let leases = Arc::clone(leases);
+        let item = Item { what: What::Lent, base, size, purged: false, refused: false, leases };
+        let lost = REGISTRY.lock().insert(self.id().number(), item).err();
+        match lost {
+            None => Ok(()),
+            Some(item) => Err(Error::OutOfMemory { size: size_of_val(&item), owner: "metadata", native: 0 }),
+        }
+    }
+
+    /// All leases on what is held in a region that is about to go, and takes out what lies in it.
+    pub(crate) fn claim(&self, region: &Region, leases: &mut Joined) {
+        let account = self.id().number();
+        loop {
+            let claimed = REGISTRY.lock().claim(account, region);
+            match claimed {
+                Claimed::Chain(0) => break,
+                Claimed::Busy => std::thread::yield_now(),
+                Claimed::Chain(mut chain) => {
+                    // The lock is free again while leases are gathered, which may take memory.
+                    loop {
+                        let popped = REGISTRY.lock().pop(account, chain);
+                        let Some((item, rest)) = popped else { break };
+                        chain = rest;
+                        leases.add(item.leases);
+                    }
+                }
+            }
+        }
+        let claim = REGISTRY.lock().next_claim();
+        loop {
+            let met = REGISTRY.lock().peek(account, region, claim);
+            let Some(met) = met else { break };
+            leases.add(met);
+        }
+    }
+
+    /// Whether anything is in the lists, so that there may be something to claim.
+    pub(crate) fn may_hold(&self) -> bool {
+        REGISTRY.lock().is_used(self.id().number())
+    }
+
+    /// The upstream goes, and nobody lets go of anything of it any more: regions are held on without it.
+    pub(crate) fn orphan(&self) {
+        let account = self.id().number();
+        loop {
+            let mut registry = REGISTRY.lock();
+            let Some((number, item)) = registry.first(account) else {
+                registry.reopen(account);
+                return;
+            };
+            match &mut item.what {
+                What::Region(region, known, _) => match known.take() {
+                    Some(known) => {
+                        let region = *region;
+                        drop(registry);
+                        // Its owner's number will be another's.
+                        tracker::remove(known, region);
+                    }
+                    None => registry.orphan(account, number),
+                },
+                // A block of a region that was not freed: neither is ever used again.
+                What::Block | What::Lent => {
+                    let item = registry.detach(number);
+                    if let Some(item) = &item {
+                        registry.forget(account, number, item);
+                    }
+                    drop(registry);
+                }
+            }
+        }
+    }
+}
+
+/// Gives the whole pages in the range back, if the provider can.
+pub(super) fn purge(provider: &ProviderRef, base: Address, size: usize) -> bool {
+    let Some(ability) = provider.purge() else { return false };
+    let page = provider.page_size();
+    let whole = || {
+        let first = base.align_up(page)?;
+        let before = usize::try_from(first.offset_from(base)?).ok()?;
+        let pages = size.checked_sub(before)? / page * page;
+        (pages > 0).then_some((first, pages))
+    };
+    let Some((first, pages)) = whole() else { return false };
+    // SAFETY: the memory is freed: nobody in this process needs its content, and for others that is what was asked for.
+    match unsafe { ability.purge_forced(first, pages) } {
+        Ok(()) => true,
+        Err(Error::NotSupported { .. }) => false,
+        Err(error) => {
+            tracing::warn!(address = %first, size = pages, %error, "pages of freed memory could not be given back; they are held");
+            false
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Blocks that are freed while other processes have them open.
+//!
+//! Such a block counts as freed and goes nowhere: its state says that it is not live, and no bin, slab or list of units
+//! has it, so that nothing around it is given back either. [`SlabPool::take_back`] ends that.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+
+use umf_core::observer::{Freed, before_free};
+use umf_core::{Address, Error, Result};
+
+use crate::SlabPool;
+use crate::span::{Kind, Place, Span};
+use crate::state::{Entry, LIVE};
+
+impl SlabPool {
+    /// The class of the block at a place; `None` for a block that is a region.
+    fn class_of(place: Place<'_>) -> Option<usize> {
+        match place.span.kind() {
+            Kind::Direct => None,
+            Kind::Region => Some(usize::from(place.large_class().load(Ordering::Relaxed))),
+            _ => place.span.slab_class(),
+        }
+    }
+
+    fn size_of(&self, place: Place<'_>) -> usize {
+        Self::class_of(place).map_or(place.span.bytes() as usize, |class| self.classes.size(class))
+    }
+
+    /// Frees an exported block, whose life the caller has taken.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn free_exported(&self, place: Place<'_>, address: Address) -> Result<()> {
+        if let Some(leases) = before_free(Freed::Block { address })
+            && self.upstream.hold(address, self.size_of(place), leases)
+        {
+            match Self::class_of(place) {
+                Some(class) => self.count_free(class),
+                None => self.direct.remove(place.span.bytes() as usize),
+            }
+            self.upstream.poll_some();
+            return Ok(());
+        }
+        self.put(place, address)
+    }
+
+    /// Takes back what was held.
+    pub(crate) fn take_back(&self, freed: Freed) -> Result<()> {
+        match freed {
+            Freed::Block { address } => {
+                let place = self.locate(address)?;
+                if place.rest != 0 || place.state.load(Ordering::Acquire) & LIVE != 0 {
+                    return Err(Error::NotAllocated { address });
+                }
+                match Self::class_of(place) {
+                    Some(class) => {
+                        self.give(class, &[Entry::new(address.to_bits(), NonNull::from(place.state))]);
+                        Ok(())
+                    }
+                    None => self.end_direct(place),
+                }
+            }
+            Freed::Region(region) => {
+                self.reserve.region_went(region.size());
+                self.trace_region("gave back", region);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Announces all live exported blocks of a span that is about to go.
+    pub(crate) fn announce(&self, span: &Span) {
+        let blocks = span.bytes().checked_div(span.block()).unwrap_or(0);
+        for index in 0..blocks {
+            // SAFETY: the span is in use, and has that many blocks.
+            let state = unsafe { span.state(index).as_ref() };
+            if !Self::is_exported(state.load(Ordering::Acquire)) {
+                continue;
+            }
+            let address = Address::from_bits(span.base().to_bits() + index * span.block());
+            if let Some(leases) = before_free(Freed::Block { address }) {
+                let size = span.locate(0, address).map_or(0, |place| self.size_of(place));
+                // Its region is held when it is freed, as long as this block is.
+                let _ = self.upstream.hold(address, size, leases);
+            }
+        }
+    }
+}
