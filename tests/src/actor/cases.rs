@@ -7,7 +7,7 @@ use umf::host::HostImport;
 use umf::{Access, Pool};
 
 use crate::driver::{self, Driver};
-use crate::memory::{Actor, Held};
+use crate::memory::{Actor, Held, decode};
 use crate::{Answer, Failure};
 
 pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<Answer> {
@@ -19,6 +19,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
         ("merge-regions", [low, high, "->", name]) => merge(actor, low, high, name),
         ("purge-region", [name]) => purge(actor, name),
         ("read-at", [name, offset, length]) => read_at(actor, name, offset, length),
+        ("try-storm", [handle, milliseconds]) => try_storm(handle, milliseconds),
         ("touch", [name, milliseconds]) => touch(actor, name, milliseconds),
         ("mapped-at", [name]) => actor.mapping(name).map(|mapping| mapping.address().to_string()),
         ("open-file", [path, "->", name]) => open_file(actor, path, name),
@@ -77,6 +78,30 @@ fn read_at(actor: &Actor, name: &str, offset: &str, length: &str) -> Answer {
     let mut bytes = vec![0; length.parse()?];
     actor.mapping(name)?.read(offset.parse()?, &mut bytes)?;
     Ok(umf_tests::forge::hex(&bytes))
+}
+
+/// Opens a handle again and again for so long, and reads all of it when that works.
+fn try_storm(handle: &str, milliseconds: &str) -> Answer {
+    let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
+    let bytes = decode(handle)?;
+    let importer = umf::importer()?;
+    let (mut opened, mut refused) = (0_u64, 0_u64);
+    let mut content = vec![0; 1 << 20];
+    while Instant::now() < end {
+        match importer.open_bytes(&bytes, Access::ReadOnly) {
+            Ok(mapping) => {
+                let length = mapping.len().min(content.len());
+                mapping.read(0, &mut content[..length])?;
+                mapping.read(mapping.len() - 1, &mut content[..1])?;
+                opened += 1;
+            }
+            Err(_) => refused += 1,
+        }
+        if (opened + refused).is_multiple_of(8) {
+            importer.evict_idle();
+        }
+    }
+    Ok(format!("opened={opened} refused={refused}"))
 }
 
 /// Two threads read and write a mapping for so long. Answers with how often.
