@@ -150,6 +150,29 @@ fn storm(importer: &mut Actor, handle: &str, milliseconds: u64) -> u64 {
     opened.split(' ').next().unwrap().parse().unwrap()
 }
 
+/// W11: a ledger that says it has more slots than it has.
+#[test]
+fn w11_a_ledger_that_lies_about_its_size() {
+    let hostile = Hostile::new();
+    let mut importer = actor!();
+    for (capacity, used, variant) in [
+        (SLOTS as u32, u32::MAX, "Stale"),
+        (u32::MAX, u32::MAX, "Misbehaved"),
+        (1 << 22, 1 << 22, "Misbehaved"),
+        (SLOTS as u32 + 1, u32::MAX, "Misbehaved"),
+    ] {
+        hostile.put(84, &capacity.to_le_bytes());
+        hostile.put(88, &used.to_le_bytes());
+        for slot in [1 << 10, 1 << 21, u64::from(u32::MAX)] {
+            let handle = hostile.handle(&[(field::SLOT, slot)]);
+            importer.fails(&format!("open {handle} -> m"), variant);
+        }
+        importer.ok("evict");
+    }
+    hostile.restore();
+    importer.ok(&format!("open {} -> m", hostile.handle(&[])));
+}
+
 /// W11: a producer writes whatever it likes into its ledger while others read that.
 #[test]
 fn w11_a_ledger_that_changes_while_it_is_read() {

@@ -6,7 +6,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use umf::Handle;
-use umf_tests::{Actor, Census, actor, spawn};
+use umf_tests::{Actor, Census, Name, actor, spawn};
 
 /// Bytes of memory that the file behind a handle has.
 fn bytes_of(producer: &Actor, fd: i32) -> u64 {
@@ -124,7 +124,8 @@ fn w17_aligned_blocks_open_at_the_right_bytes() {
 #[test]
 fn w18_opening_named_memory_leaves_its_name() {
     let mut producer = actor!();
-    let name = format!("/umf-tests-{}-w18", producer.pid());
+    let object = Name::of(&producer, "w18");
+    let name = object.to_string();
     producer.ok(&format!("pool p named {name}"));
     let handles: Vec<Handle> = (1..=3)
         .map(|seed| {
@@ -147,8 +148,8 @@ fn w18_opening_named_memory_leaves_its_name() {
         assert_eq!(Census::of(&producer).names, [&name[1..]]);
     }
     // By name it is the same memory.
-    let object = std::fs::metadata(format!("/dev/shm{name}")).unwrap();
-    assert_eq!((object.dev(), object.ino()), handles[0].data_identity());
+    let file = std::fs::metadata(format!("/dev/shm{name}")).unwrap();
+    assert_eq!((file.dev(), file.ino()), handles[0].data_identity());
     let mut second = actor!();
     assert!(second.fails(&format!("pool q named {name}"), "Native").contains("the name is taken"));
     second.finish();

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 
 use umf::{Handle, Importer};
 use umf_tests::forge::{self, field};
-use umf_tests::{Actor, Census, Recording, actor, machine, spawn};
+use umf_tests::{Actor, Census, Name, Recording, actor, machine, spawn};
 
 /// A block `p.<name>` of the pool `p`, filled with the seed.
 fn block(producer: &mut Actor, name: &str, size: u64, seed: u64) -> Handle {
@@ -348,7 +348,8 @@ fn compute_runtime_974_opening_and_closing_leaks_no_fd() {
         let handles = [1, 2].map(|seed| block(&mut producer, &format!("b{seed}"), 4096, seed));
         let forged = forge::with(&handles[0], field::DATA_INODE, 1);
         // What is fetched, and then refused.
-        producer.ok(&format!("pool n named /umf-tests-{}-974", producer.pid()));
+        let name = Name::of(&producer, "974");
+        producer.ok(&format!("pool n named {name}"));
         producer.ok("alloc n 4096 -> n.b");
         let untrusted = producer.ok("handle n.b");
         let mut before = None;
