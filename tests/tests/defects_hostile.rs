@@ -232,9 +232,15 @@ fn w11_memory_that_is_punched_while_it_is_read() {
     let hostile = Hostile::new();
     let mut importer = actor!();
     let clean = Census::of(&importer);
-    for (size, offset) in
-        [(DATA * 2, 0), (DATA, 4096), (1 << 56, 0), (DATA, 1 << 62), (4096, DATA), (4096, DATA - 1)]
-    {
+    for (size, offset) in [
+        (DATA * 2, 0),
+        (DATA, 4096),
+        (1 << 56, 0),
+        (DATA, 1 << 62),
+        (4096, DATA),
+        (4096, DATA - 1),
+        (4096, 1),
+    ] {
         hostile.put(HEADER + 64 + 48, &u64::to_le_bytes(size));
         hostile.put(HEADER + 64 + 56, &u64::to_le_bytes(offset));
         let lies = [(field::REGION_SIZE, size), (field::DATA_OFFSET, offset), (field::BLOCK_OFFSET, 0)];
