@@ -5,6 +5,8 @@
 //! - [`Census`]: what a process has open, counted from outside
 //! - [`forge`]: handles that no producer made
 //! - [`machine`]: what this machine lets a test do
+//! - [`Name`]: a name that a test gives to shared memory
+//! - [`Recording`]: an import that keeps count
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -12,10 +14,14 @@ mod actor_client;
 mod census;
 pub mod forge;
 pub mod machine;
+mod name;
+mod recording;
 mod spawn;
 
 pub use actor_client::{Actor, Failure};
 pub use census::Census;
+pub use name::Name;
+pub use recording::Recording;
 pub use spawn::Spawn;
 
 /// Starts a [`Spawn`] of the `umf-actor` that was built for the test.

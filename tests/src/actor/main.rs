@@ -6,9 +6,12 @@
 //! | [`memory`] | pools, blocks, regions, handles, mappings, what they hold |
 //! | [`process`] | what a process can do to itself: fork, exec, limits, credentials, fds |
 //! | [`storm`] | many threads and many cycles in one command |
+//! | [`cases`] | what single public cases need |
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
+mod cases;
+mod driver;
 mod failure;
 mod memory;
 mod process;
@@ -60,5 +63,6 @@ fn obey(actor: &mut memory::Actor, line: &str) -> Answer {
     memory::obey(actor, command, rest)
         .or_else(|| process::obey(actor, command, rest))
         .or_else(|| storm::obey(actor, command, rest))
+        .or_else(|| cases::obey(actor, command, rest))
         .unwrap_or_else(|| Err(Failure::unknown(line)))
 }

@@ -16,7 +16,7 @@ use crate::{Answer, Failure};
 pub(crate) struct Actor {
     pub(crate) pools: HashMap<String, Pool>,
     pub(crate) blocks: HashMap<String, Held>,
-    regions: HashMap<String, (Arc<Upstream>, Region)>,
+    pub(crate) regions: HashMap<String, (Arc<Upstream>, Region)>,
     exports: HashMap<String, Export<'static>>,
     pub(crate) mappings: HashMap<String, Mapping<'static>>,
     pub(crate) child: Option<(i32, UnixStream)>,
@@ -86,7 +86,7 @@ impl Actor {
         self.blocks.get(name).copied().ok_or_else(|| Failure::unknown(name))
     }
 
-    fn mapping(&self, name: &str) -> Result<&Mapping<'static>, Failure> {
+    pub(crate) fn mapping(&self, name: &str) -> Result<&Mapping<'static>, Failure> {
         self.mappings.get(name).ok_or_else(|| Failure::unknown(name))
     }
 

@@ -269,11 +269,12 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         let start = self.counters.evictions.load(Ordering::Relaxed) as usize;
         for step in 0..self.shards.len() {
             let mut shard = self.shards[(start + step) % self.shards.len()].lock();
-            // Twice round: the first time clears the marks of use.
-            let looks = if thorough { shard.table.len() * 2 } else { LOOK.min(shard.table.len()) };
-            for _ in 0..looks {
+            // Twice round: the first time heeds and clears the marks of use, the second time idle is enough.
+            let round = if thorough { shard.table.len() } else { shard.table.len().min(LOOK) };
+            for look in 0..2 * round {
                 let Some(entry) = shard.order.pop_back() else { break };
-                if !self.pins.take_touched(entry.number) && self.close(&entry) {
+                let spared = self.pins.take_touched(entry.number) && look < round;
+                if !spared && self.close(&entry) {
                     self.unlink(&mut shard, &entry);
                     drop(shard);
                     Counters::count(&self.counters.evictions);

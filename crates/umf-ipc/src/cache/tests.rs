@@ -62,6 +62,23 @@ fn idle_entries_go_in_order_of_use_and_used_ones_stay() {
     assert_eq!(live.load(Ordering::Relaxed), 0);
 }
 
+/// Marks of use tell in which order idle entries go, and never that a limit gives way.
+#[test]
+fn marks_of_use_do_not_keep_idle_entries_past_a_limit() {
+    let live = Arc::default();
+    for (entries, shards) in [(1, 1), (2, 2), (40, 1), (64, 4)] {
+        let cache = Cache::new(limits(entries, 0, LimitPolicy::Soft), shards);
+        for key in 0..4 * entries {
+            let pinned = cache.get_or_make(&key, 1, || Ok(Counted::new(key, &live))).unwrap();
+            let (number, stamp) = (pinned.entry().number(), pinned.entry().stamp());
+            assert!(stamped(cache.pins(), number, stamp), "a hit, which leaves its mark");
+            cache.pins().unpin(number);
+            drop(pinned);
+            assert!(cache.statistics().entries <= entries, "{entries} in {shards} shards: {key}");
+        }
+    }
+}
+
 #[test]
 fn soft_gives_way_and_comes_back_and_hard_is_an_error() {
     let live = Arc::default();

@@ -1,0 +1,144 @@
+//! What single public cases need.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use umf::host::HostImport;
+use umf::{Access, Pool};
+
+use crate::driver::{self, Driver};
+use crate::memory::{Actor, Held, decode};
+use crate::{Answer, Failure};
+
+pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<Answer> {
+    Some(match (command, words) {
+        ("driver-pool", [name, kind, how]) => driver_pool(actor, name, kind, how),
+        ("native-counts", []) => driver::counts(),
+        ("alloc-aligned", [pool, size, align, "->", name]) => alloc_aligned(actor, pool, size, align, name),
+        ("split-region", [name, first, "->", low, high]) => split(actor, name, first, low, high),
+        ("merge-regions", [low, high, "->", name]) => merge(actor, low, high, name),
+        ("purge-region", [name]) => purge(actor, name),
+        ("read-at", [name, offset, length]) => read_at(actor, name, offset, length),
+        ("try-storm", [handle, milliseconds]) => try_storm(handle, milliseconds),
+        ("touch", [name, milliseconds]) => touch(actor, name, milliseconds),
+        ("mapped-at", [name]) => actor.mapping(name).map(|mapping| mapping.address().to_string()),
+        ("open-file", [path, "->", name]) => open_file(actor, path, name),
+        ("allow-unsealed", []) => umf::importer().map_err(Failure::from).map(|importer| {
+            importer.add_import(Arc::new(HostImport::new().allow_unsealed(true)));
+            String::new()
+        }),
+        ("fixed-addresses", []) => fixed_addresses(),
+        _ => return None,
+    })
+}
+
+/// A pool whose every block is a native export of its own; `how` is `fd-each` or `one-fd`.
+fn driver_pool(actor: &mut Actor, name: &str, kind: &str, how: &str) -> Answer {
+    let pool = umf::proxy::ProxyPool::new(Driver::new(kind, how == "fd-each")?)?;
+    actor.pools.insert(name.to_owned(), Pool::from_pool(pool));
+    Ok(String::new())
+}
+
+fn alloc_aligned(actor: &mut Actor, pool: &str, size: &str, align: &str, name: &str) -> Answer {
+    let pool = actor.pool(pool)?;
+    let address = pool.allocate_aligned(size.parse()?, align.parse()?)?.into_address();
+    let size = pool.as_core().block_at(address)?.size;
+    actor.blocks.insert(name.to_owned(), Held { address, size });
+    Ok(address.to_string())
+}
+
+fn split(actor: &mut Actor, name: &str, first: &str, low_name: &str, high_name: &str) -> Answer {
+    let (upstream, region) = actor.regions.remove(name).ok_or_else(|| Failure::unknown(name))?;
+    // SAFETY: the actor's own region.
+    let (low, high) = unsafe { upstream.split(region, first.parse()?) }?;
+    actor.regions.insert(low_name.to_owned(), (Arc::clone(&upstream), low));
+    actor.regions.insert(high_name.to_owned(), (upstream, high));
+    Ok(String::new())
+}
+
+fn merge(actor: &mut Actor, low: &str, high: &str, name: &str) -> Answer {
+    let mut take = |name: &str| actor.regions.remove(name).ok_or_else(|| Failure::unknown(name));
+    let ((upstream, low), (_, high)) = (take(low)?, take(high)?);
+    // SAFETY: the actor's own regions.
+    let merged = unsafe { upstream.merge(low, high) }?;
+    actor.regions.insert(name.to_owned(), (upstream, merged));
+    Ok(String::new())
+}
+
+fn purge(actor: &mut Actor, name: &str) -> Answer {
+    let (upstream, region) = actor.regions.get(name).ok_or_else(|| Failure::unknown(name))?;
+    let ability = upstream.provider().purge().ok_or_else(|| Failure::unknown("purge"))?;
+    // SAFETY: the actor's own region, whose content is not wanted any more.
+    unsafe { ability.purge_forced(region.base(), region.size()) }?;
+    Ok(String::new())
+}
+
+/// Bytes of a mapping, in hexadecimal.
+fn read_at(actor: &Actor, name: &str, offset: &str, length: &str) -> Answer {
+    let mut bytes = vec![0; length.parse()?];
+    actor.mapping(name)?.read(offset.parse()?, &mut bytes)?;
+    Ok(umf_tests::forge::hex(&bytes))
+}
+
+/// Opens a handle again and again for so long, and reads all of it when that works.
+fn try_storm(handle: &str, milliseconds: &str) -> Answer {
+    let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
+    let bytes = decode(handle)?;
+    let importer = umf::importer()?;
+    let (mut opened, mut refused) = (0_u64, 0_u64);
+    let mut content = vec![0; 1 << 20];
+    while Instant::now() < end {
+        match importer.open_bytes(&bytes, Access::ReadOnly) {
+            Ok(mapping) => {
+                let length = mapping.len().min(content.len());
+                mapping.read(0, &mut content[..length])?;
+                mapping.read(mapping.len() - 1, &mut content[..1])?;
+                opened += 1;
+            }
+            Err(_) => refused += 1,
+        }
+        if (opened + refused).is_multiple_of(8) {
+            importer.evict_idle();
+        }
+    }
+    Ok(format!("opened={opened} refused={refused}"))
+}
+
+/// Two threads read and write a mapping for so long. Answers with how often.
+fn touch(actor: &Actor, name: &str, milliseconds: &str) -> Answer {
+    let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
+    let mapping = actor.mapping(name)?;
+    let run = |byte: u8| -> Result<u64, Failure> {
+        let mut bytes = vec![0; mapping.len()];
+        let mut rounds = 0;
+        while Instant::now() < end {
+            mapping.read(0, &mut bytes)?;
+            mapping.write(0, &[byte])?;
+            mapping.write(mapping.len() - 1, &[byte])?;
+            rounds += 1;
+        }
+        Ok(rounds)
+    };
+    let (first, second) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| run(1));
+        (run(2), other.join())
+    });
+    let second = second.map_err(|_| Failure::new("Panic", "in a thread"))?;
+    Ok((first? + second?).to_string())
+}
+
+/// Opens the handle whose bytes a file holds.
+fn open_file(actor: &mut Actor, path: &str, name: &str) -> Answer {
+    let mapping = umf::importer()?.open_bytes(&std::fs::read(path)?, Access::ReadWrite)?;
+    actor.mappings.insert(name.to_owned(), mapping);
+    Ok(String::new())
+}
+
+/// From the next `exec` on, the same program has the same addresses.
+fn fixed_addresses() -> Answer {
+    // SAFETY: numbers only.
+    let now = unsafe { libc::personality(0xFFFF_FFFF) };
+    // SAFETY: as above.
+    let set = unsafe { libc::personality((now | libc::ADDR_NO_RANDOMIZE) as libc::c_ulong) };
+    if now < 0 || set < 0 { Err(std::io::Error::last_os_error().into()) } else { Ok(String::new()) }
+}

@@ -1,0 +1,314 @@
+//! Defects of the C library's caches and handles, one test for each, under their numbers: `docs/reports.md` says what
+//! happens there.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use umf::{Handle, Importer};
+use umf_tests::forge::{self, field};
+use umf_tests::{Actor, Census, Recording, actor, machine, spawn};
+
+/// A block of a pool of this kind, filled with the seed.
+fn block(producer: &mut Actor, pool: &str, size: u64, seed: u64) -> Handle {
+    producer.ok(&format!("pool p {pool}"));
+    producer.ok(&format!("alloc p {size} -> p.b"));
+    producer.ok(&format!("fill p.b {seed}"));
+    producer.handle("handle p.b")
+}
+
+/// A producer whose every restart (`exec`, so under the same pid) has the same addresses, or a line that says why not.
+fn repeatable(test: &str) -> Option<Actor> {
+    let mut producer = actor!();
+    if let Err(failure) = producer.ask("fixed-addresses") {
+        machine::skip(test, &format!("personality(2) is refused: {failure}"));
+        return None;
+    }
+    Some(producer)
+}
+
+/// Restarts the producer, which then does what it did before, with another seed.
+fn restart(producer: &mut Actor, seed: u64) -> Handle {
+    producer.ok("exec");
+    producer.ok("ping");
+    block(producer, "isolated", 8192, seed)
+}
+
+/// All that the C library compares is the same, and more.
+fn look_alike(first: &Handle, second: &Handle) {
+    let seen = |it: &Handle| (it.pid(), it.region_base(), it.region_size(), it.region_id(), it.offset());
+    assert_eq!(seen(first), seen(second));
+    let more = |it: &Handle| (it.slot(), it.generation(), it.data_fd(), it.data_offset(), it.ledger_fd());
+    assert_eq!(more(first), more(second));
+    assert_ne!(first.nonce(), second.nonce());
+}
+
+/// W1: what an open through one provider evicts is closed through that one, whoever opened it. Here each entry knows
+/// who opened it.
+#[test]
+fn w1_what_is_evicted_is_closed_by_whoever_opened_it() {
+    let mut producer = actor!();
+    let imports = ["left", "right"].map(Recording::new);
+    let mut handles = Vec::new();
+    for kind in ["left", "right"] {
+        producer.ok(&format!("driver-pool {kind} {kind} one-fd"));
+        producer.ok(&format!("alloc {kind} 4096 -> {kind}.b"));
+        handles.push(producer.handle(&format!("handle {kind}.b")));
+    }
+    let [left, right] = imports.clone();
+    let importer = Importer::builder().import(left).import(right).max_opened_handles(1).build().unwrap();
+    for round in 0..20 {
+        let which = round % 2;
+        drop(importer.open(&handles[which]).unwrap());
+        assert_eq!((imports[which].open(), imports[1 - which].open()), (1, 0), "round {round}");
+        assert_eq!(importer.statistics().entries, 1);
+    }
+    assert_eq!(importer.statistics().evictions, 19);
+    drop(importer);
+    assert_eq!(imports.each_ref().map(|import| (import.open(), import.foreign())), [(0, 0); 2]);
+}
+
+/// W2: a handle that looks like an open one but has another id replaces it, whoever still uses that: its pointer then
+/// reads the new memory. Here they are two entries, and what is in use stays, over the limit too.
+#[test]
+fn w2_an_entry_in_use_is_not_replaced_by_one_that_looks_like_it() {
+    let Some(mut producer) = repeatable("w2") else { return };
+    let mut importer = spawn!().env("UMF_MAX_OPENED_IPC_HANDLES", "1").start();
+    let first = restart(&mut producer, 1);
+    importer.ok(&format!("open {first} -> old"));
+    let second = restart(&mut producer, 2);
+    look_alike(&first, &second);
+    importer.ok(&format!("open {second} -> new"));
+    assert_ne!(importer.ok("mapped-at old"), importer.ok("mapped-at new"));
+    importer.check("old", 1);
+    importer.check("new", 2);
+    importer.ok("fill new 3");
+    importer.check("old", 1);
+    importer.ok("fill old 4");
+    producer.check("p.b", 3);
+    assert_eq!(importer.number("importer", "in_use"), 2);
+}
+
+/// W3: a restarted producer with the same pid, addresses and counters is taken for the old one, and its handle opens the
+/// old memory. Here the nonce tells them apart.
+#[test]
+fn w3_a_restarted_producer_is_not_taken_for_the_one_before() {
+    let Some(mut producer) = repeatable("w3") else { return };
+    let mut importer = actor!();
+    let mut before: Option<Handle> = None;
+    for seed in 1..=4 {
+        let handle = restart(&mut producer, seed);
+        if let Some(before) = &before {
+            look_alike(before, &handle);
+        }
+        importer.ok(&format!("open {handle} -> m"));
+        importer.check("m", seed);
+        // Closed, and still in the cache when the next one comes.
+        importer.ok("close m");
+        if let Some(before) = before.replace(handle) {
+            // As long as that is mapped it may still open, without a system call: as the old memory, never as the new.
+            if importer.ask(&format!("open {before} -> old")).is_ok() {
+                importer.check("old", seed - 1);
+                importer.ok("close old");
+            }
+            importer.ok("evict");
+            importer.fails(&format!("open {before} -> old"), "ProducerReplaced");
+            importer.ok(&format!("open {handle} -> m"));
+            importer.check("m", seed);
+            importer.ok("close m");
+        }
+    }
+}
+
+/// W4: the pid of the producer's own namespace is used in another, where it is nobody or somebody else. Here a handle
+/// says which namespace its pid belongs to.
+#[test]
+fn w4_a_pid_of_another_namespace_is_not_looked_up() {
+    const TEST: &str = "w4_a_pid_of_another_namespace_is_not_looked_up";
+    let flags = libc::CLONE_NEWPID | if machine::is_root() { 0 } else { libc::CLONE_NEWUSER };
+    let spawn = |mode: &str| spawn!().env("UMF_IPC_EXCHANGE", mode);
+    for mode in ["pidfd", "procfs"] {
+        let Some(mut producer) = machine::in_namespaces(TEST, spawn(mode), flags) else { return };
+        let handle = block(&mut producer, "shared", 4096, 1);
+        assert_eq!(handle.pid(), 1);
+        // To an importer with a namespace of its own, that is its own pid, and it has the same fds and slots.
+        let Some(mut same_number) = machine::in_namespaces(TEST, spawn(mode), flags) else { return };
+        let own = block(&mut same_number, "shared", 4096, 2);
+        assert_eq!((own.pid(), own.slot(), own.data_fd()), (1, handle.slot(), handle.data_fd()));
+        // To one outside it is the machine's first process.
+        for importer in [&mut same_number, &mut spawn(mode).start()] {
+            let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+            assert!(message.contains("another pid namespace"), "{message}");
+        }
+    }
+    if !machine::is_root() {
+        return machine::skip(TEST, "that the socket serves across pid namespaces needs root");
+    }
+    let Some(mut producer) = machine::in_namespaces(TEST, spawn("socket"), flags) else { return };
+    let handle = block(&mut producer, "shared", 4096, 3);
+    let mut importer = spawn("socket").start();
+    importer.ok(&format!("open {handle} -> m"));
+    importer.check("m", 3);
+}
+
+/// W5: what was closed stays mapped, and nothing but the end of the pool unmaps it. Here limits by number and by bytes
+/// unmap what is idle, and so does asking for it.
+#[test]
+fn w5_what_is_closed_is_unmapped_at_a_limit_or_when_asked() {
+    for (name, value) in [("UMF_MAX_OPENED_IPC_HANDLES", "8"), ("UMF_IPC_MAX_OPENED_BYTES", "8MiB")] {
+        let mut producer = actor!();
+        producer.ok("pool p isolated");
+        let mut importer = spawn!().env(name, value).start();
+        importer.ok("settings");
+        let clean = Census::of(&importer);
+        for round in 0..300 {
+            producer.ok("alloc p 1048576 -> p.b");
+            let handle = producer.ok("handle p.b");
+            importer.ok(&format!("open {handle} -> m"));
+            importer.ok("close m");
+            producer.ok("free p p.b");
+            let mapped = Census::of(&importer).mappings.get("/memfd:umf (deleted)").copied();
+            assert!(mapped <= Some(8), "{name}, round {round}: {mapped:?} mapped");
+        }
+        assert_eq!(importer.number("importer", "evictions"), 292);
+        assert_eq!(importer.ok("evict"), "8");
+        assert_eq!(Census::of(&importer), clean);
+    }
+}
+
+/// Fails to compile if the type can be copied, and so be closed twice.
+macro_rules! is_closed_once {
+    ($type:ty) => {
+        const _: fn() = || {
+            trait Ambiguous<A> {
+                fn found() {}
+            }
+            struct Copied;
+            impl<T: ?Sized> Ambiguous<()> for T {}
+            impl<T: ?Sized + Clone> Ambiguous<Copied> for T {}
+            let _ = <$type as Ambiguous<_>>::found;
+        };
+    };
+}
+
+is_closed_once!(umf::Mapping<'static>);
+is_closed_once!(umf::Export<'static>);
+is_closed_once!(umf::Block<'static>);
+
+/// W6: closing once too often makes the use count wrap, and the entry can never be evicted. Here closing is dropping, which
+/// happens once; each open has a use of its own.
+#[test]
+fn w6_each_open_is_closed_once() {
+    let mut producer = actor!();
+    let handle = block(&mut producer, "isolated", 4096, 1);
+    let mut importer = actor!();
+    for name in ["a", "b", "c"] {
+        importer.ok(&format!("open {handle} -> {name}"));
+    }
+    for (name, in_use) in [("a", 1), ("b", 1), ("c", 0)] {
+        importer.ok(&format!("close {name}"));
+        importer.fails(&format!("close {name}"), "Unknown");
+        assert_eq!(importer.number("importer", "in_use"), in_use);
+        if in_use == 1 {
+            assert_eq!(importer.ok("evict"), "0", "c still has it");
+            importer.check("c", 1);
+        }
+    }
+    assert_eq!(importer.ok("evict"), "1");
+    assert_eq!(importer.number("importer", "entries"), 0);
+}
+
+/// W7: an open that fails leaves its entry in the cache, in use for ever, and the end of the pool closes what was never
+/// opened. Here nothing stays of it.
+#[test]
+fn w7_an_open_that_fails_leaves_nothing() {
+    let mut producer = actor!();
+    producer.ok("driver-pool p left fd-each");
+    producer.ok("alloc p 4096 -> p.b");
+    let handle = producer.handle("handle p.b");
+    let import = Recording::new("left");
+    let importer =
+        Importer::builder().import(import.clone()).max_opened_handles(1).limit(umf::ipc::LimitPolicy::Hard);
+    let importer = importer.build().unwrap();
+    import.refuse(true);
+    for _ in 0..10 {
+        assert!(importer.open(&handle).unwrap_err().to_string().contains("out of memory"));
+        let now = importer.statistics();
+        assert_eq!((now.entries, now.in_use, now.bytes), (0, 0, 0));
+    }
+    import.refuse(false);
+    // A place in the cache of one is free.
+    drop(importer.open(&handle).unwrap());
+    assert_eq!((import.imported(), import.open()), (1, 1));
+    assert_eq!(importer.evict_idle(), 1);
+    drop(importer);
+    assert_eq!((import.open(), import.foreign()), (0, 0));
+}
+
+/// W11: handles are a raw structure without version, length or check; the consumer believes every number in them, and
+/// what is unused in them is somebody's memory. Here each byte is defined, and none is believed.
+#[test]
+fn w11_every_byte_of_a_handle_is_defined_and_none_is_believed() {
+    let mut producer = actor!();
+    let handle = block(&mut producer, "shared", 4096, 1);
+    let bytes = handle.to_bytes();
+    assert_eq!(&bytes[..6], b"UMFH\x01\x00");
+    assert_eq!(&bytes[field::PROVIDER_KIND], b"host\0\0\0\0\0\0\0\0\0\0\0\0");
+    for unused in [168..176, 176..240, 248..252] {
+        assert!(bytes[unused.clone()].iter().all(|&byte| byte == 0), "{unused:?}");
+    }
+    let mut sealed = bytes;
+    forge::seal(&mut sealed);
+    assert_eq!(sealed, bytes, "the checksum is right");
+    let mut importer = actor!();
+    importer.ok(&format!("open {handle} -> m"));
+    importer.fails(&format!("open {} -> n", forge::hex(&bytes[..40])), "Length");
+    importer.fails(&format!("open {} -> n", forge::with(&handle, field::VERSION, 7)), "Version");
+    let mut flipped = bytes;
+    flipped[130] ^= 1;
+    importer.fails(&format!("open {} -> n", forge::hex(&flipped)), "Checksum");
+    for (range, value, variant) in [
+        (field::REGION_SIZE, handle.region_size() << 4, "Misbehaved"),
+        (field::BLOCK_LENGTH, handle.region_size() + 1, "Field"),
+        (field::DATA_OFFSET, handle.data_offset() + 4096, "Misbehaved"),
+        (field::DATA_FD, 0, "Misbehaved"),
+        (field::REGION_ID, handle.region_id() + 1, "Misbehaved"),
+    ] {
+        importer.fails(&format!("open {} -> n", forge::with(&handle, range, value)), variant);
+    }
+    importer.check("m", 1);
+    assert_eq!(importer.number("importer", "entries"), 1);
+}
+
+/// W12: a dead producer is `INVALID_ARGUMENT`, as is everything else. Here each has an error of its own.
+#[test]
+fn w12_each_failure_has_its_own_error() {
+    let mut importer = actor!();
+    let mut producer = actor!();
+    let handle = block(&mut producer, "shared", 4096, 1);
+    producer.ok("free p p.b");
+    assert!(importer.fails(&format!("open {handle} -> m"), "Stale").contains("was freed since"));
+
+    let mut producer = actor!();
+    let handle = block(&mut producer, "isolated", 4096, 1);
+    producer.ok(&format!("replace-fd {} /dev/null", handle.data_fd().unwrap()));
+    importer.fails(&format!("open {handle} -> m"), "OtherObject");
+
+    let mut producer = actor!();
+    let handle = block(&mut producer, "shared", 4096, 1);
+    // Another process, which is a producer as well.
+    let mut another = actor!();
+    let theirs = block(&mut another, "shared", 4096, 1);
+    let other = [
+        (field::PID, u64::from(theirs.pid())),
+        (field::LEDGER_FD, u64::from(theirs.ledger_fd().cast_unsigned())),
+        (field::PIDFS_INODE, 0),
+    ];
+    importer.fails(&format!("open {} -> m", forge::with_all(&handle, &other)), "ProducerReplaced");
+    importer.fails(&format!("open {} -> m", forge::with(&handle, field::BOOT_ID, 1)), "OtherBoot");
+    let kind = u64::from_le_bytes(*b"nobody\0\0");
+    importer
+        .fails(&format!("open {} -> m", forge::with(&handle, field::PROVIDER_KIND, kind)), "UnknownProvider");
+    let mut insists = spawn!().env("UMF_IPC_EXCHANGE", "socket").start();
+    insists.fails(&format!("open {handle} -> m"), "NotPermitted");
+    producer.kill();
+    assert!(importer.fails(&format!("open {handle} -> m"), "ProducerGone").contains("is gone"));
+}

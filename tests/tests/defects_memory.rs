@@ -1,0 +1,243 @@
+//! Defects of the C library's shared memory and of its state after a fork, one test for each, under their numbers:
+//! `docs/reports.md` says what happens there.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::os::unix::fs::MetadataExt;
+
+use umf::Handle;
+use umf_tests::{Actor, Census, Name, actor, spawn};
+
+/// Bytes of memory that the file behind a handle has.
+fn bytes_of(producer: &Actor, fd: i32) -> u64 {
+    std::fs::metadata(format!("/proc/{}/fd/{fd}", producer.pid())).unwrap().blocks() * 512
+}
+
+/// W13: splitting or merging regions leaves their exports in the cache with the sizes of before, and what was exported of
+/// the upper part is never given back. Here both retire; the parts are exported anew, under the right sizes.
+#[test]
+fn w13_splitting_and_merging_retire_exports() {
+    let mut producer = actor!();
+    let mut importer = actor!();
+    producer.ok("region 65536 -> r");
+    producer.ok("fill r 1");
+    let mut stale = vec![producer.handle("handle r")];
+    importer.ok(&format!("open {} -> whole", stale[0]));
+    importer.ok("close whole");
+    for round in 0..20 {
+        producer.ok("split-region r 16384 -> low high");
+        producer.ok("fill low 2");
+        producer.ok("fill high 3");
+        let [low, high] = ["low", "high"].map(|name| producer.handle(&format!("handle {name}")));
+        assert_eq!((low.length(), high.length()), (16384, 49152));
+        for (handle, length, seed) in [(low, "16384", 2), (high, "49152", 3)] {
+            assert_eq!(importer.ok(&format!("open {handle} -> part")), length);
+            importer.check("part", seed);
+            importer.ok("close part");
+            stale.push(handle);
+        }
+        importer.fails(&format!("open {} -> old", stale[stale.len() - 3]), "Stale");
+        assert_eq!(producer.number("exporter", "entries"), 2);
+        producer.ok("merge-regions low high -> r");
+        assert_eq!(producer.number("exporter", "entries"), 0, "round {round}: nothing stays of the parts");
+        producer.ok("fill r 4");
+        let whole = producer.handle("handle r");
+        assert_eq!(importer.ok(&format!("open {whole} -> whole")), "65536");
+        importer.check("whole", 4);
+        importer.ok("close whole");
+        for old in &stale {
+            importer.fails(&format!("open {old} -> old"), "Stale");
+        }
+        stale.push(whole);
+    }
+    producer.ok("free-region r");
+    for old in &stale {
+        importer.fails(&format!("open {old} -> old"), "Stale");
+    }
+    assert_eq!(producer.number("exporter", "entries"), 0);
+}
+
+/// W16: ranges of the shared file are never used again and keep their pages; the file stays open after its provider.
+/// Here a range that was freed is a hole and is used again, and fds go with their provider.
+#[test]
+fn w16_freed_memory_goes_back_and_is_used_again() {
+    const SIZE: u64 = 16 << 20;
+    let mut producer = actor!();
+    producer.ok("pool first shared");
+    producer.ok("alloc first 64 -> first.b");
+    producer.ok("handle first.b");
+    let clean = Census::of(&producer);
+    producer.ok("pool p proxy");
+    let mut offsets = Vec::new();
+    for round in 0..16 {
+        producer.ok(&format!("alloc p {SIZE} -> p.b"));
+        producer.ok("fill p.b 1");
+        let handle = producer.handle("handle p.b");
+        let file = handle.data_fd().unwrap();
+        assert_eq!(bytes_of(&producer, file), SIZE, "round {round}");
+        producer.ok("free p p.b");
+        assert_eq!(bytes_of(&producer, file), 0, "round {round}");
+        offsets.push(handle.data_offset());
+    }
+    offsets.dedup();
+    assert_eq!(offsets.len(), 1, "the same range each time");
+    for kind in ["proxy", "shared", "isolated", "read-only"] {
+        for _ in 0..20 {
+            producer.ok(&format!("pool p {kind}"));
+            producer.ok("alloc p 65536 -> p.b");
+            producer.ok("handle p.b");
+            producer.ok("drop-pool p");
+        }
+        assert_eq!(Census::of(&producer), clean, "{kind}");
+    }
+}
+
+/// W17: with an alignment beyond a page, importers map the wrong bytes. Here they read what was written.
+#[test]
+fn w17_aligned_blocks_open_at_the_right_bytes() {
+    let mut producer = actor!();
+    let mut importer = actor!();
+    for pool in ["proxy", "shared", "isolated"] {
+        producer.ok(&format!("pool {pool} {pool}"));
+        for (seed, shift) in (1..=11).zip(12..) {
+            let align = 1_u64 << shift;
+            let name = format!("{pool}.b{seed}");
+            // A page that is not aligned lies before each.
+            producer.ok(&format!("alloc {pool} 4096 -> {pool}.gap{seed}"));
+            let address = producer.ok(&format!("alloc-aligned {pool} {} {align} -> {name}", align + 4096));
+            let address = u64::from_str_radix(address.trim_start_matches("0x"), 16).unwrap();
+            assert_eq!(address % align, 0, "{pool}, {align}");
+            producer.ok(&format!("fill {name} {seed}"));
+        }
+        for seed in 1..=11 {
+            let handle = producer.handle(&format!("handle {pool}.b{seed}"));
+            importer.ok(&format!("open {handle} -> m"));
+            importer.check("m", seed);
+            importer.ok(&format!("fill m {}", seed + 100));
+            producer.check(&format!("{pool}.b{seed}"), seed + 100);
+        }
+    }
+}
+
+/// W18: the first who opens named memory takes its name away, so that all others fail; and a second provider of that name
+/// takes it from the first. Here the name is its maker's.
+#[test]
+fn w18_opening_named_memory_leaves_its_name() {
+    let mut producer = actor!();
+    let object = Name::of(&producer, "w18");
+    let name = object.to_string();
+    producer.ok(&format!("pool p named {name}"));
+    let handles: Vec<Handle> = (1..=3)
+        .map(|seed| {
+            producer.ok(&format!("alloc p 100000 -> p.b{seed}"));
+            producer.ok(&format!("fill p.b{seed} {seed}"));
+            producer.handle(&format!("handle p.b{seed}"))
+        })
+        .collect();
+    for _ in 0..3 {
+        let mut importer = actor!();
+        importer.ok("allow-unsealed");
+        for _ in 0..2 {
+            for (handle, seed) in handles.iter().zip(1..) {
+                importer.ok(&format!("open {handle} -> m"));
+                importer.check("m", seed);
+                importer.ok("close m");
+            }
+            importer.ok("evict");
+        }
+        assert_eq!(Census::of(&producer).names, [&name[1..]]);
+    }
+    // By name it is the same memory.
+    let file = std::fs::metadata(format!("/dev/shm{name}")).unwrap();
+    assert_eq!((file.dev(), file.ino()), handles[0].data_identity());
+    let mut second = actor!();
+    assert!(second.fails(&format!("pool q named {name}"), "Native").contains("the name is taken"));
+    second.finish();
+    assert_eq!(Census::of(&producer).names, [&name[1..]]);
+    producer.ok("drop-pool p");
+    assert_eq!(Census::of(&producer).names, Vec::<String>::new());
+}
+
+/// What the kernel says of a process's mappings of shared memory: the values of this field of `smaps`, in KiB.
+fn smaps(actor: &Actor, field: &str) -> Vec<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{}/smaps", actor.pid())).unwrap();
+    let mut values = Vec::new();
+    let mut ours = false;
+    for line in text.lines() {
+        let first = line.split(' ').next().unwrap_or("");
+        if !first.ends_with(':') {
+            ours = line.contains("/memfd:umf (deleted)");
+        } else if ours && first.trim_end_matches(':') == field {
+            values.push(line.split_whitespace().nth(1).unwrap().parse().unwrap());
+        }
+    }
+    values
+}
+
+/// W19: shared memory is locked and uncounted (`memfd_secret`), and purging fails on it, or succeeds and leaves the
+/// content. Here it is ordinary shared memory, and purging it gives the pages back in every process.
+#[test]
+fn w19_purging_shared_memory_gives_its_pages_back() {
+    let mut producer = actor!();
+    let mut importer = actor!();
+    producer.ok("region 1048576 -> r");
+    producer.ok("fill r 1");
+    let handle = producer.handle("handle r");
+    importer.ok(&format!("open {handle} -> m"));
+    importer.check("m", 1);
+    for actor in [&producer, &importer] {
+        assert_eq!(smaps(actor, "Locked"), [0]);
+        assert_eq!(smaps(actor, "Rss"), [1024]);
+    }
+    let file = handle.data_fd().unwrap();
+    assert_eq!(bytes_of(&producer, file), 1 << 20);
+    producer.ok("purge-region r");
+    assert_eq!(bytes_of(&producer, file), 0);
+    assert_eq!(smaps(&importer, "Rss"), [0]);
+    let zeros = "00".repeat(4096);
+    for place in ["0", "524288", "1044480"] {
+        assert_eq!(importer.ok(&format!("read-at m {place} 4096")), zeros);
+    }
+    // It is the same memory still.
+    assert_eq!(importer.ok("is_current m"), "true");
+    producer.ok("fill r 2");
+    importer.check("m", 2);
+}
+
+/// W36: the state of the library after a fork is the parent's: its handles name the parent's pid and fds, its locks may be
+/// taken for ever. Here the child's exports are its own, and what it inherited says so.
+#[test]
+fn w36_handles_made_after_a_fork_are_the_childs() {
+    let mut producer = spawn!().env("UMF_IPC_EXCHANGE", "pidfd,socket").start();
+    producer.ok("pool p shared");
+    producer.ok("alloc p 4096 -> p.b");
+    producer.ok("fill p.b 1");
+    let parents = producer.handle("handle p.b");
+    let mut importer = actor!();
+    importer.ok(&format!("open {parents} -> parents"));
+    for round in 0..5 {
+        let child = producer.fork();
+        // The parent's block, for which the cache has a handle: not the child's to export.
+        for command in ["handle p.b", "export p.b -> e"] {
+            producer.fails(&format!("child {command}"), "Frozen");
+        }
+        producer.ok("child pool r shared");
+        producer.ok("child alloc r 4096 -> r.b");
+        producer.ok(&format!("child fill r.b {round}"));
+        let childs = producer.handle("child handle r.b");
+        assert_eq!((childs.pid(), parents.pid()), (child, producer.pid()));
+        assert_ne!(childs.nonce(), parents.nonce());
+        importer.ok(&format!("open {childs} -> childs"));
+        importer.check("childs", round);
+        // The parent's cached handle is what it was, and the child can open it.
+        assert_eq!(producer.handle("handle p.b"), parents);
+        producer.ok(&format!("child open {parents} -> parents"));
+        assert_eq!(producer.ok("child check parents 1"), "same");
+        assert_eq!(producer.ok("reap"), "0");
+        importer.check("childs", round);
+        importer.ok("close childs");
+        importer.ok("evict");
+        importer.fails(&format!("open {childs} -> childs"), "ProducerGone");
+        assert_eq!(importer.ok("is_current parents"), "true");
+    }
+}

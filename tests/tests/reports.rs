@@ -1,0 +1,413 @@
+//! What users of other systems report as broken, one test for each, named after the reports: `docs/reports.md` says what
+//! happens there. (What lies about and who sees it: `reports_memory.rs`; the C library's own
+//! defects: `defects.rs`, `defects_memory.rs`.)
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::os::unix::fs::MetadataExt;
+
+use umf::{Handle, Importer};
+use umf_tests::forge::{self, field};
+use umf_tests::{Actor, Census, Name, Recording, actor, machine, spawn};
+
+/// A block `p.<name>` of the pool `p`, filled with the seed.
+fn block(producer: &mut Actor, name: &str, size: u64, seed: u64) -> Handle {
+    producer.ok(&format!("alloc p {size} -> p.{name}"));
+    producer.ok(&format!("fill p.{name} {seed}"));
+    producer.handle(&format!("handle p.{name}"))
+}
+
+/// oneCCL #212, vLLM #41663: a cached opened handle is used after the peer freed and reallocated the buffer. Here the
+/// next use of the cached handle fails as stale, and the new one opens the new content, with the cache on.
+#[test]
+fn oneccl_212_vllm_41663_a_cached_handle_of_a_buffer_that_was_freed_and_reallocated() {
+    for pool in ["shared", "proxy", "isolated"] {
+        let mut producer = actor!();
+        let mut importer = actor!();
+        producer.ok(&format!("pool p {pool}"));
+        let mut addresses = Vec::new();
+        let mut old: Vec<Handle> = Vec::new();
+        for seed in 1..=50 {
+            let handle = block(&mut producer, "b", 65536, seed);
+            addresses.push(producer.ok("address p.b"));
+            let hits = importer.number("importer", "hits");
+            for _ in 0..3 {
+                importer.ok(&format!("open {handle} -> m"));
+                importer.check("m", seed);
+                importer.ok("close m");
+            }
+            assert_eq!(importer.number("importer", "hits"), hits + 2, "the cache is in use");
+            producer.ok("free p p.b");
+            old.push(handle);
+            for old in &old {
+                importer.fails(&format!("open {old} -> m"), "Stale");
+            }
+        }
+        addresses.sort();
+        addresses.dedup();
+        assert!(addresses.len() < 50, "{pool}: an address was used again");
+    }
+}
+
+/// MPICH #6071: the address of a new allocation is found in the cache, as that of an old one. Here a region's id is never
+/// used twice, and an address is not what is looked up.
+#[test]
+fn mpich_6071_a_new_allocation_at_the_address_of_an_old_one() {
+    let mut producer = actor!();
+    let mut importer = actor!();
+    let mut before: Option<Handle> = None;
+    let mut same = 0;
+    for seed in 1..=50 {
+        producer.ok("region 1048576 -> r");
+        producer.ok(&format!("fill r {seed}"));
+        let handle = producer.handle("handle r");
+        importer.ok(&format!("open {handle} -> m"));
+        importer.check("m", seed);
+        importer.ok("close m");
+        if let Some(old) = before.replace(handle) {
+            assert_ne!(old.region_id(), handle.region_id());
+            same += u32::from(old.region_base() == handle.region_base());
+            importer.fails(&format!("open {old} -> old"), "Stale");
+        }
+        producer.ok("free-region r");
+    }
+    assert!(same > 0, "some address was used again at once");
+}
+
+/// MPICH #7821, #7862, #7887: destroying an exported handle invalidates mappings at the peer; not destroying it leaks device
+/// memory and fds. Here a mapping stays memory whatever the producer does, says that it is not current, and nothing
+/// is left of the memory once both sides let go.
+#[test]
+fn mpich_7821_7862_what_is_freed_while_it_is_mapped() {
+    for pool in ["shared", "proxy", "isolated"] {
+        let mut producer = actor!();
+        let mut importer = actor!();
+        producer.ok(&format!("pool p {pool}"));
+        let first = block(&mut producer, "first", 65536, 1);
+        importer.ok(&format!("open {first} -> first"));
+        importer.ok("close first");
+        importer.ok("evict");
+        let before = [Census::of(&producer), Census::of(&importer)];
+        for round in 0..20 {
+            let handle = block(&mut producer, "b", 65536, round);
+            importer.ok(&format!("open {handle} -> m"));
+            importer.check("m", round);
+            producer.ok("free p p.b");
+            assert_eq!(importer.ok("is_current m"), "false");
+            // It may hold anything, and does not fault, neither now nor when the producer gives memory back.
+            importer.ok("read-at m 0 65536");
+            producer.ok("trim p");
+            importer.ok("fill m 77");
+            importer.ok("read-at m 0 65536");
+            importer.fails(&format!("open {handle} -> n"), "Stale");
+            importer.ok("close m");
+            importer.ok("evict");
+            producer.ok("trim p");
+        }
+        for (actor, before) in [(&producer, &before[0]), (&importer, &before[1])] {
+            // The slab pool keeps its region or gives it back, one more or less.
+            assert_eq!(Census::of(actor).fds, before.fds, "{pool}");
+            let [now, then] =
+                [Census::of(actor), before.clone()].map(|it| it.mappings.values().sum::<usize>());
+            assert!(now <= then, "{pool}: {now} {then}");
+        }
+        importer.ok(&format!("open {first} -> first"));
+        importer.check("first", 1);
+    }
+}
+
+/// MPICH #7977, #7980, #7947: buffers that are sent and received, with a cache that has no room: an entry of one direction is
+/// taken for that of the other, or evicted in use, and data are wrong. Here both sides have a cache of one entry.
+#[test]
+fn mpich_7977_7947_wrong_data_with_a_cache_of_one_entry() {
+    for policy in ["soft", "hard"] {
+        let start = || {
+            spawn!()
+                .env("UMF_MAX_OPENED_IPC_HANDLES", "1")
+                .env("UMF_MAX_CREATED_IPC_HANDLES", "1")
+                .env("UMF_IPC_LIMIT", policy)
+                .start()
+        };
+        let mut sides = [start(), start()];
+        sides.iter_mut().for_each(|side| assert_eq!(side.ok("pool p isolated"), ""));
+        for round in 0..60 {
+            let seeds = [4 * round + 1, 4 * round + 2];
+            let mut handles = Vec::new();
+            for (side, seed) in sides.iter_mut().zip(seeds) {
+                handles.push(block(side, "b", 20000, seed));
+            }
+            let [left, right] = &mut sides;
+            for (side, other) in [(left, 1), (right, 0)] {
+                // The other's buffer, one's own (which is sent and received), and the other's again: the middle one takes
+                // the only place.
+                for turn in [other, 1 - other, other] {
+                    side.ok(&format!("open {} -> m", handles[turn]));
+                    side.check("m", seeds[turn]);
+                    side.ok("close m");
+                }
+                assert_eq!(side.number("importer", "entries"), 1);
+                // What is in use has the place; then there is none, or more than one.
+                side.ok(&format!("open {} -> held", handles[other]));
+                if policy == "hard" {
+                    side.fails(&format!("open {} -> n", handles[1 - other]), "LimitReached");
+                } else {
+                    side.ok(&format!("open {} -> n", handles[1 - other]));
+                    side.check("n", seeds[1 - other]);
+                    side.ok("close n");
+                }
+                side.check("held", seeds[other]);
+                side.ok("close held");
+            }
+            sides.iter_mut().for_each(|side| assert_eq!(side.ok("free p p.b"), ""));
+        }
+    }
+}
+
+/// UMF #1003: the producer's cache has no limit and no eviction. Here it has a limit, and where each export takes an fd there
+/// is one without asking; what is evicted is stale, and what is in use is not evicted.
+#[test]
+fn umf_1003_the_producers_cache_is_bounded() {
+    let mut importer = actor!();
+    for (variable, driver, limit) in [(Some("4"), "one-fd", 4), (None, "fd-each", 33)] {
+        let spawn = spawn!();
+        let mut producer =
+            variable.map_or(spawn.clone(), |it| spawn.env("UMF_MAX_CREATED_IPC_HANDLES", it)).start();
+        producer.ok("rlimit nofile 64");
+        producer.ok(&format!("driver-pool p host {driver}"));
+        let mut handles = vec![block(&mut producer, "kept", 4096, 100)];
+        for number in 0..60 {
+            producer.ok(&format!("alloc p 4096 -> p.b{number}"));
+            handles.push(producer.handle(&format!("export p.b{number} -> e")));
+            producer.ok("unexport e");
+            assert!(producer.number("exporter", "entries") <= limit);
+            assert!(producer.number("native-counts", "out") <= limit);
+        }
+        importer.ok(&format!("open {} -> m", handles[0]));
+        importer.check("m", 100);
+        importer.fails(&format!("open {} -> n", handles[1]), "Stale");
+        importer.ok(&format!("open {} -> n", handles[60]));
+    }
+}
+
+/// UMF's cache of opened handles: an entry in use is replaced, eviction closes the wrong one, one lock, no limit. See W1, W2, W5
+/// and W6 in `defects.rs`; here: threads that open, hold and evict at the same time, with room for two.
+#[test]
+fn umf_ipc_cache_what_is_in_use_stays_whatever_others_open() {
+    let mut producer = actor!();
+    producer.ok("pool p isolated");
+    let handles: Vec<_> = (1..=6).map(|seed| block(&mut producer, &format!("b{seed}"), 4096, seed)).collect();
+    let targets: String = handles.iter().zip(1..).map(|(handle, seed)| format!(" {seed}={handle}")).collect();
+    let mut importer = spawn!().env("UMF_MAX_OPENED_IPC_HANDLES", "2").start();
+    importer.ok(&format!("open {} -> held", handles[0]));
+    let place = importer.ok("mapped-at held");
+    importer.ok(&format!("open-storm 4 2000{targets}"));
+    importer.check("held", 1);
+    assert_eq!(importer.ok("mapped-at held"), place);
+    assert!(importer.number("importer", "evictions") > 0);
+    importer.ok("close held");
+    // Past the limit while all was in use; back under it with the next that is mapped.
+    let last = block(&mut producer, "last", 4096, 7);
+    importer.ok(&format!("open {last} -> last"));
+    importer.check("last", 7);
+    assert!(importer.number("importer", "entries") <= 2);
+}
+
+/// UMF #979, PyTorch #130890: `pidfd_getfd: Operation not permitted`, and the user must find out why. Here the error says why and
+/// what helps, and that does help.
+#[test]
+fn umf_979_pytorch_130890_a_refusal_names_its_cause_and_a_remedy_that_works() {
+    const TEST: &str = "umf_979_pytorch_130890";
+    let mut producer = spawn!().env("UMF_IPC_EXCHANGE", "pidfd").start();
+    producer.ok("pool p shared");
+    let handle = block(&mut producer, "b", 4096, 1);
+    let Some(mut importer) = machine::in_namespaces(TEST, spawn!(), libc::CLONE_NEWUSER) else { return };
+    let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+    for part in ["pidfd: ", "user namespace", "remedy: ", "UMF_IPC_EXCHANGE=socket"] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    let mut producer = spawn!().env("UMF_IPC_EXCHANGE", "socket").start();
+    producer.ok("pool p shared");
+    let handle = block(&mut producer, "b", 4096, 2);
+    importer.ok(&format!("open {handle} -> m"));
+    importer.check("m", 2);
+}
+
+/// UMF #859, #831: to open a handle, a consumer has to create a whole pool. Here it needs the handle, and nothing else is made.
+#[test]
+fn umf_859_831_an_importer_needs_no_pool() {
+    let mut producer = actor!();
+    producer.ok("pool p shared");
+    let handle = block(&mut producer, "b", 4096, 1);
+    let mut importer = actor!();
+    importer.ok("settings");
+    let before = Census::of(&importer);
+    importer.ok(&format!("open {handle} -> m"));
+    importer.check("m", 1);
+    let after = Census::of(&importer);
+    assert_eq!(after.mappings.values().sum::<usize>(), 2, "the ledger and the region: {after:?}");
+    assert_eq!((after.fd_count(), after.threads), (before.fd_count() + 1, before.threads), "a pidfd");
+}
+
+/// UMF #1187: the fixed (user buffer) provider cannot export. Here memory that an application brought exports as soon as there is
+/// an fd behind it.
+#[test]
+fn umf_1187_memory_of_the_application_exports() {
+    for how in ["one-fd", "fd-each"] {
+        let mut producer = actor!();
+        let mut importer = actor!();
+        producer.ok(&format!("driver-pool p host {how}"));
+        for seed in 1..=5 {
+            let handle = block(&mut producer, &format!("b{seed}"), 65536, seed);
+            assert_eq!(handle.data_offset(), (seed - 1) * 65536, "where it lies in the buffer");
+            importer.ok(&format!("open {handle} -> m{seed}"));
+        }
+        for seed in 1..=5 {
+            importer.check(&format!("m{seed}"), seed);
+        }
+        producer.ok("free p p.b3");
+        assert_eq!(importer.ok("is_current m3"), "false");
+        assert_eq!(importer.ok("is_current m4"), "true");
+    }
+}
+
+/// UMF #414: no way to reach the native handle inside. Here fd, identity and the driver's own bytes have accessors, and reach
+/// whoever imports.
+#[test]
+fn umf_414_the_native_handle_can_be_reached() {
+    let mut producer = actor!();
+    producer.ok("driver-pool p left one-fd");
+    let handle = block(&mut producer, "b", 4096, 1);
+    assert_eq!(handle.native(), b"native 1");
+    assert_eq!(handle.allocation_id(), handle.region_id());
+    let file = format!("/proc/{}/fd/{}", producer.pid(), handle.data_fd().unwrap());
+    let file = std::fs::metadata(file).unwrap();
+    assert_eq!((file.dev(), file.ino()), handle.data_identity());
+    let import = Recording::new("left");
+    let importer = Importer::builder().import(import.clone()).build().unwrap();
+    let _mapping = importer.open(&handle).unwrap();
+    assert_eq!(import.natives(), [b"native 1"]);
+}
+
+/// oneCCL #213: the user's choice of exchange mode is silently replaced, then the process aborts. Here it is obeyed or refused,
+/// and both go on.
+#[test]
+fn oneccl_213_a_chosen_mode_is_obeyed_or_refused() {
+    for (mode, refused) in [("pidfd", "socket"), ("procfs", "socket")] {
+        let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
+        producer.ok("pool p shared");
+        let handle = block(&mut producer, "b", 4096, 1);
+        assert_eq!((Census::of(&producer).threads, Census::of(&producer).sockets.len()), (1, 0));
+        let mut importer = spawn!().env("UMF_IPC_EXCHANGE", refused).start();
+        let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+        for other in ["pidfd: ", "procfs: "] {
+            assert!(!message.contains(other), "{other} was not chosen: {message}");
+        }
+        importer.ok("ping");
+        importer.finish();
+        let mut importer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
+        importer.ok(&format!("open {handle} -> m"));
+        importer.check("m", 1);
+    }
+    let mut wrong = spawn!().env("UMF_IPC_EXCHANGE", "drmfd").start();
+    let message = wrong.ask("settings").unwrap_err().message;
+    for part in ["UMF_IPC_EXCHANGE", "drmfd", "pidfd"] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    wrong.ok("ping");
+}
+
+/// compute-runtime #448: handles cannot be copied by value between processes. Here 256 bytes in a file are enough, for any
+/// number of processes, related or not.
+#[test]
+fn compute_runtime_448_handles_are_bytes() {
+    let mut producer = actor!();
+    producer.ok("pool p shared");
+    let handle = block(&mut producer, "b", 4096, 1);
+    let path = std::env::temp_dir().join(format!("umf-handle-{}", producer.pid()));
+    std::fs::write(&path, handle.as_bytes()).unwrap();
+    for seed in 1..=4 {
+        let mut importer = actor!();
+        importer.ok(&format!("open-file {} -> m", path.display()));
+        importer.check("m", seed);
+        importer.ok(&format!("fill m {}", seed + 1));
+        producer.check("p.b", seed + 1);
+        assert_eq!(importer.ok(&format!("parse {handle}")), handle.to_string());
+    }
+    std::fs::remove_file(&path).unwrap();
+}
+
+/// compute-runtime #974: fds leak in opening and closing handles, without bound. Here neither side has one more after any
+/// number of them, failed ones included.
+#[test]
+fn compute_runtime_974_opening_and_closing_leaks_no_fd() {
+    for mode in ["pidfd", "procfs", "socket"] {
+        let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
+        let mut importer =
+            spawn!().env("UMF_IPC_EXCHANGE", mode).env("UMF_MAX_OPENED_IPC_HANDLES", "1").start();
+        producer.ok("pool p isolated");
+        let handles = [1, 2].map(|seed| block(&mut producer, &format!("b{seed}"), 4096, seed));
+        let forged = forge::with(&handles[0], field::DATA_INODE, 1);
+        // What is fetched, and then refused.
+        let name = Name::of(&producer, "974");
+        producer.ok(&format!("pool n named {name}"));
+        producer.ok("alloc n 4096 -> n.b");
+        let untrusted = producer.ok("handle n.b");
+        let mut before = None;
+        for round in 0..300 {
+            for (handle, seed) in handles.iter().zip(1..) {
+                importer.ok(&format!("open {handle} -> m"));
+                importer.check("m", seed);
+                importer.ok("close m");
+            }
+            importer.fails(&format!("open {forged} -> m"), "Misbehaved");
+            importer.fails(&format!("open {untrusted} -> m"), "Untrusted");
+            if round % 50 == 0 {
+                let now = [Census::of(&producer), Census::of(&importer)];
+                assert_eq!(before.get_or_insert_with(|| now.clone()), &now, "{mode}, round {round}");
+            }
+        }
+        assert_eq!(importer.number("importer", "misses"), 900, "each was fetched anew");
+        let connection = u64::from(mode == "socket");
+        assert_eq!(importer.number("importer", "fds"), 1 + connection);
+        producer.ok("drop-pool n");
+    }
+}
+
+/// libfabric #8592: some drivers give out the same fd for each export, others a new one; closing it is required by these and an
+/// error with those. Here what a driver gave is given back to it, once, and it knows what it gave.
+#[test]
+fn libfabric_8592_a_native_handle_is_given_back_once() {
+    for how in ["one-fd", "fd-each"] {
+        let mut producer = actor!();
+        let mut importer = actor!();
+        producer.ok(&format!("driver-pool p host {how}"));
+        producer.ok("alloc p 64 -> p.first");
+        producer.ok("handle p.first");
+        producer.ok("free p p.first");
+        let clean = Census::of(&producer);
+        for round in 0..50 {
+            let kept = block(&mut producer, "kept", 4096, 1);
+            producer.ok("alloc p 4096 -> p.idle");
+            producer.ok("export p.idle -> e");
+            // Exported again and again: it is the same native export.
+            producer.ok("export p.idle -> again");
+            assert_eq!(producer.number("native-counts", "out"), 2);
+            importer.ok(&format!("open {kept} -> m"));
+            producer.ok("unexport e");
+            producer.ok("unexport again");
+            assert_eq!(producer.ok("evict-exports"), "1");
+            assert_eq!(producer.number("native-counts", "out"), 1);
+            producer.ok("free p p.kept");
+            producer.ok("free p p.idle");
+            assert_eq!(producer.number("native-counts", "out"), 0, "{how}, round {round}");
+            importer.ok("close m");
+            importer.ok("evict");
+        }
+        assert_eq!(producer.number("native-counts", "back"), 101);
+        assert_eq!(Census::of(&producer), clean);
+        // What is out when the pool goes is given back as well. (The driver asserts that it is before the region.)
+        block(&mut producer, "kept", 4096, 1);
+        producer.ok("drop-pool p");
+        assert_eq!(producer.number("native-counts", "out"), 0);
+    }
+}
