@@ -37,6 +37,15 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
             actor.blocks.retain(|block, _| !block.starts_with(&format!("{name}.")));
             done(actor.pools.remove(*name))
         }
+        // What is held still after so many milliseconds.
+        ("drain", [milliseconds]) => {
+            let time = std::time::Duration::from_millis(milliseconds.parse().unwrap_or(0));
+            Ok(umf::drain(time).bytes.to_string())
+        }
+        ("held", []) => {
+            let held = umf::core::held::statistics();
+            Ok(format!("blocks={} regions={} bytes={}", held.blocks, held.regions, held.bytes))
+        }
         ("trim", [name]) => actor.pool(name).and_then(|pool| Ok(pool.trim(0)?.to_string())),
         ("alloc", [pool, size, "->", name]) => alloc(actor, pool, size, name),
         ("free", [pool, name]) => free(actor, pool, name),

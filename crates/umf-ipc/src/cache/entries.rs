@@ -20,6 +20,11 @@ pub(crate) trait Cached {
     fn unlinked(&self) -> u64 {
         0
     }
+
+    /// Whether the value will be of no use to anybody who does not use it now. Asked under the lock of the shard.
+    fn is_dead(&self) -> bool {
+        false
+    }
 }
 
 /// One entry: a single allocation that the table and the LRU list share.
@@ -67,6 +72,8 @@ pub(crate) struct Cache<K, V> {
     limits: Limits,
     counters: Counters,
     next_stamp: AtomicU64,
+    /// How many entries, and how many bytes, there are when dead ones are looked for next.
+    sweep_at: [AtomicU64; 2],
     /// Keys that are being made, so that each is made once.
     making: Lock<HashMap<K, Arc<Mutex<()>>>>,
 }
@@ -112,6 +119,9 @@ impl<K: Hash + Eq + Clone, V: Cached> Drop for Room<'_, K, V> {
 /// How far an eviction looks in each shard before a soft limit gives way.
 const LOOK: usize = 32;
 
+/// So many entries and bytes may be dead, or as many as were alive, before they are looked for.
+const DEAD: [u64; 2] = [16, 64 << 20];
+
 impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
     /// An empty cache of `shards` (a power of two) shards.
     pub(crate) fn new(limits: Limits, shards: usize) -> Self {
@@ -126,6 +136,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             limits,
             counters: Counters::default(),
             next_stamp: AtomicU64::new(1),
+            sweep_at: DEAD.map(AtomicU64::new),
             making: Lock::new(HashMap::new()),
         }
     }
@@ -200,6 +211,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
 
     fn make(&self, key: &K, bytes: u64, make: impl FnOnce() -> Result<V>) -> Result<Pinned<'_, K, V>> {
         Counters::count(&self.counters.misses);
+        self.sweep();
         let room = self.make_room(bytes)?;
         let value = make()?;
         let number = self.pins.allocate()?;
@@ -220,6 +232,22 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         shard.order.push_front(Arc::clone(&entry));
         core::mem::forget(room);
         Ok(Pinned { cache: self, entry })
+    }
+
+    /// Evicts idle entries that are dead once there may be as many of them as of others, which costs each miss a look at
+    /// a few. Without limits nothing else would.
+    fn sweep(&self) {
+        let sizes =
+            || [&self.counters.entries, &self.counters.bytes].map(|size| size.load(Ordering::Relaxed));
+        let due = sizes().iter().zip(&self.sweep_at).any(|(size, at)| *size >= at.load(Ordering::Relaxed));
+        // Whoever takes the mark sweeps; the others go on meanwhile.
+        if !due || self.sweep_at[0].swap(u64::MAX, Ordering::Relaxed) == u64::MAX {
+            return;
+        }
+        self.evict_idle(|entry| entry.value.is_dead());
+        for ((size, at), dead) in sizes().into_iter().zip(&self.sweep_at).zip(DEAD).rev() {
+            at.store(size.saturating_mul(2).saturating_add(dead), Ordering::Relaxed);
+        }
     }
 
     fn shrink(&self, bytes: u64) {

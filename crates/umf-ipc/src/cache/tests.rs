@@ -79,6 +79,41 @@ fn marks_of_use_do_not_keep_idle_entries_past_a_limit() {
     }
 }
 
+/// A value that is of no use once it is told so.
+#[derive(Debug)]
+struct Mortal(Arc<AtomicUsize>);
+
+impl Cached for Mortal {
+    fn is_dead(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+}
+
+#[test]
+fn without_limits_dead_entries_are_no_more_than_others() {
+    let cache: Cache<u64, Mortal> = Cache::new(limits(0, 0, LimitPolicy::Soft), 4);
+    let make = |key: u64, bytes: u64| {
+        let told = Arc::new(AtomicUsize::new(0));
+        let pinned = cache.get_or_make(&key, bytes, || Ok(Mortal(Arc::clone(&told)))).unwrap();
+        (told, pinned)
+    };
+    let alive: Vec<_> = (0..10).map(|key| make(key, 1)).collect();
+    // One that is dead and in use stays.
+    let (told, held) = make(10, 1);
+    told.store(1, Ordering::Relaxed);
+    for key in 11..1000 {
+        make(key, 1).0.store(1, Ordering::Relaxed);
+        assert!(cache.statistics().entries <= 2 * 11 + 16 + 1, "{key}");
+    }
+    assert_eq!((0..=10).filter(|key| cache.get(key).is_some()).count(), 11);
+    // Few, but large.
+    for key in 1000..1010 {
+        make(key, 1 << 30).0.store(1, Ordering::Relaxed);
+        assert!(cache.statistics().bytes <= (1 << 30) + (1 << 28), "{key}");
+    }
+    drop((alive, held));
+}
+
 #[test]
 fn soft_gives_way_and_comes_back_and_hard_is_an_error() {
     let live = Arc::default();

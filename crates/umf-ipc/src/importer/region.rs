@@ -40,8 +40,11 @@ pub(super) struct ImportedRegion {
 }
 
 impl ImportedRegion {
-    /// Whether the region itself was freed, or its producer is known to have ended.
+    /// Whether the region itself was freed, or its producer has ended.
     pub(super) fn is_gone(&self) -> bool {
+        if self.producer.has_ended() {
+            return true;
+        }
         self.region.is_some_and(|(slot, generation)| {
             let now = self.producer.ledger().slot(slot).map(|slot| slot.generation());
             now != Some(generation)
@@ -49,7 +52,11 @@ impl ImportedRegion {
     }
 }
 
-impl Cached for ImportedRegion {}
+impl Cached for ImportedRegion {
+    fn is_dead(&self) -> bool {
+        self.is_gone()
+    }
+}
 
 impl core::fmt::Debug for ImportedRegion {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {

@@ -223,3 +223,99 @@ fn loom_a_record_is_seen_whole() {
     lost.check();
     replaced.check();
 }
+
+/// An importer opens, by either way, while the producer frees: what is open is not used again.
+fn what_is_leased_is_not_used_again(open: fn(&AtomicU64, &AtomicU64) -> bool) {
+    let (opened, refused) = (Reached::default(), Reached::default());
+    let (held, reused) = (Reached::default(), Reached::default());
+    let (opened_in_model, refused_in_model) = (opened.clone(), refused.clone());
+    let (held_in_model, reused_in_model) = (held.clone(), reused.clone());
+    loom::model(move || {
+        let words = Arc::new([AtomicU64::new(0), AtomicU64::new(1)]);
+        let used_again = Arc::new(AtomicBool::new(false));
+        let importer = {
+            let (words, used_again) = (Arc::clone(&words), Arc::clone(&used_again));
+            let (opened, refused) = (opened_in_model.clone(), refused_in_model.clone());
+            thread::spawn(move || {
+                let [lease, generation] = &*words;
+                if open(lease, generation) {
+                    assert!(!used_again.load(Ordering::Relaxed), "open, and somebody else's");
+                    opened.reach();
+                    unpin(lease);
+                } else {
+                    refused.reach();
+                }
+            })
+        };
+        let [lease, generation] = &*words;
+        retire(generation, 1);
+        if look(lease) == 0 {
+            used_again.store(true, Ordering::Relaxed);
+            reused_in_model.reach();
+        } else {
+            held_in_model.reach();
+        }
+        importer.join().unwrap();
+        assert_eq!(lease.load(Ordering::Relaxed), 0, "a refused open leaves nothing");
+    });
+    opened.check();
+    refused.check();
+    held.check();
+    reused.check();
+}
+
+#[test]
+fn loom_what_is_opened_anew_is_not_used_again() {
+    what_is_leased_is_not_used_again(|word, generation| {
+        lease(word);
+        let current = generation.load(Ordering::Acquire) == 1;
+        if !current {
+            unpin(word);
+        }
+        current
+    });
+}
+
+#[test]
+fn loom_what_is_opened_from_a_note_is_not_used_again() {
+    what_is_leased_is_not_used_again(|word, generation| {
+        let (count, stamp) = (AtomicU64::new(0), AtomicU64::new(7));
+        pin_and_lease((&count, &stamp, 7), word, || generation.load(Ordering::Acquire) == 1)
+    });
+}
+
+/// A lease that another thread gives back, in another row: the producer, who reads the rows one after the other, never
+/// misses one that is held still.
+#[test]
+fn loom_a_lease_given_back_elsewhere_counts() {
+    let (held, reused) = (Reached::default(), Reached::default());
+    let (held_in_model, reused_in_model) = (held.clone(), reused.clone());
+    loom::model(move || {
+        let generation = AtomicU64::new(1);
+        // Two are open, counted in the first row.
+        let rows = Arc::new([AtomicU64::new(2), AtomicU64::new(0)]);
+        let closed = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
+        let closers: Vec<_> = (0..2)
+            .map(|me| {
+                let (rows, closed) = (Arc::clone(&rows), Arc::clone(&closed));
+                thread::spawn(move || {
+                    closed[me].store(true, Ordering::Relaxed);
+                    // One where it was opened, one elsewhere.
+                    unpin(&rows[me]);
+                })
+            })
+            .collect();
+        retire(&generation, 1);
+        if look(&rows[0]).wrapping_add(look(&rows[1])) == 0 {
+            assert!(closed.iter().all(|closed| closed.load(Ordering::Relaxed)), "open, and somebody else's");
+            reused_in_model.reach();
+        } else {
+            held_in_model.reach();
+        }
+        for closer in closers {
+            closer.join().unwrap();
+        }
+    });
+    held.check();
+    reused.check();
+}

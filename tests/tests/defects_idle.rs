@@ -1,0 +1,56 @@
+//! W5 of the C library with no limits set: what is closed and gone for good does not stay mapped.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use umf_tests::{Census, actor, spawn};
+
+/// Regions that their producer freed: mapped, they would keep their pages, make each free of the producer slower, and reach
+/// `vm.max_map_count`.
+#[test]
+fn w5_regions_that_were_freed_do_not_stay_mapped() {
+    for pool in ["isolated", "proxy"] {
+        let mut producer = actor!();
+        let mut importer = actor!();
+        producer.ok(&format!("pool p {pool}"));
+        for live in 0..5 {
+            producer.ok(&format!("alloc p 65536 -> p.live{live}"));
+            producer.ok(&format!("fill p.live{live} {live}"));
+            let handle = producer.ok(&format!("handle p.live{live}"));
+            importer.ok(&format!("open {handle} -> live{live}"));
+        }
+        for round in 0..300 {
+            producer.ok("alloc p 1048576 -> p.b");
+            let handle = producer.ok("handle p.b");
+            importer.ok(&format!("open {handle} -> m"));
+            importer.ok("close m");
+            producer.ok("free p p.b");
+            let mapped = Census::of(&importer).mappings["/memfd:umf (deleted)"];
+            assert!(mapped <= 64, "{pool}, round {round}: {mapped} mapped");
+        }
+        for live in 0..5 {
+            importer.check(&format!("live{live}"), live);
+        }
+    }
+}
+
+/// Producers that were killed: each would leave its memory, its ledger and a pidfd in whoever had opened anything of it.
+#[test]
+fn w5_what_killed_producers_had_does_not_stay() {
+    for mode in ["pidfd", "socket"] {
+        let mut importer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
+        importer.ok("settings");
+        let clean = Census::of(&importer);
+        for round in 0..100 {
+            let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
+            producer.ok("pool p shared");
+            producer.ok("alloc p 4096 -> p.b");
+            let handle = producer.ok("handle p.b");
+            importer.ok(&format!("open {handle} -> m"));
+            importer.ok("close m");
+            producer.kill();
+            let now = Census::of(&importer);
+            let (fds, mapped) = (now.fd_count() - clean.fd_count(), now.mappings.values().sum::<usize>());
+            assert!(fds <= 64 && mapped <= 128, "{mode}, round {round}: {fds} fds, {mapped} mappings");
+        }
+    }
+}
