@@ -5,6 +5,7 @@
 pub(crate) mod bare_open;
 pub(crate) mod pipes;
 pub(crate) mod processors;
+pub(crate) mod shm;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};

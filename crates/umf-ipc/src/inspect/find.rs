@@ -7,8 +7,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::SealFlags;
 
-use super::ledger::Ledger;
+use super::ledger::{Identity, Ledger};
 use super::owner::Owner;
+use crate::Handle;
 use crate::identity::Nonce;
 use crate::ledger::layout::MEMFD_NAME;
 use crate::sys::{self, FileIdentity};
@@ -44,6 +45,17 @@ impl Search {
     #[must_use]
     pub fn by_nonce(&self, nonce: Nonce) -> Option<&Found> {
         self.found.iter().find(|found| found.ledger.identity().nonce == nonce)
+    }
+
+    /// What became of the producer of a handle, as far as can be told without its ledger.
+    #[must_use]
+    pub fn producer_of(&self, handle: &Handle) -> Owner {
+        let identity = Identity::of(handle);
+        let looked_into = |pid| self.looked_into.binary_search(&pid).is_ok();
+        match self.by_nonce(handle.nonce()) {
+            Some(found) => found.owner,
+            None => Owner::of(&identity, &[], looked_into),
+        }
     }
 }
 
