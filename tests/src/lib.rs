@@ -3,6 +3,7 @@
 //!
 //! - [`Actor`]: a process of its own (`umf-actor`) that obeys one line at a time
 //! - [`Census`]: what a process has open, counted from outside
+//! - [`command`]: the `umf` command
 //! - [`forge`]: handles that no producer made
 //! - [`machine`]: what this machine lets a test do
 
@@ -10,6 +11,7 @@
 
 mod actor_client;
 mod census;
+pub mod command;
 pub mod forge;
 pub mod machine;
 mod spawn;

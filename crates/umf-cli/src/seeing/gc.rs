@@ -7,6 +7,7 @@ use std::path::Path;
 use clap::Args;
 use rustix::io::Errno;
 
+use super::processes::plain;
 use crate::failure::Failure;
 use crate::info::bytes;
 use crate::output;
@@ -79,7 +80,7 @@ enum Verdict {
 impl Tally {
     fn judge(&mut self, out: &mut String, path: &Path, dry_run: bool) {
         // Writing to a String does not fail.
-        let name = shown(path);
+        let name = plain(&path.display().to_string());
         match verdict(path) {
             Verdict::NotOurs => {}
             Verdict::Unmarked => {
@@ -157,10 +158,4 @@ fn verdict(path: &Path) -> Verdict {
             crate::info::errno::name(errno)
         )),
     }
-}
-
-/// A path, without what would do something to a terminal.
-fn shown(path: &Path) -> String {
-    let text = path.display().to_string();
-    text.chars().map(|char| if char.is_control() { char::REPLACEMENT_CHARACTER } else { char }).collect()
 }

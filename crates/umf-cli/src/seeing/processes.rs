@@ -137,11 +137,26 @@ pub(super) fn of(search: &Search) -> Vec<Process> {
             process.events.sort_by_key(|recorded| recorded.time);
             process.holders.sort_unstable();
             process.holders.dedup();
+            if process.name.is_empty() {
+                process.name = name_of(process.owner);
+            }
             process
         })
         .collect();
     processes.sort_by_key(|process| (!matches!(process.owner, Owner::Alive { .. }), process.pid));
     processes
+}
+
+/// The name of a process that runs: of one whose ledger does not tell.
+fn name_of(owner: Owner) -> String {
+    let name =
+        owner.pid().and_then(|pid| std::fs::read(format!("/proc/{pid}/comm")).ok()).unwrap_or_default();
+    plain(String::from_utf8_lossy(&name).trim_end())
+}
+
+/// A text of another process, without what would do something to a terminal.
+pub(super) fn plain(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { char::REPLACEMENT_CHARACTER } else { char }).collect()
 }
 
 /// What could not be looked at, and what to do about it; empty if everything could.

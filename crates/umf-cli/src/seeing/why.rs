@@ -79,8 +79,7 @@ fn explain(handle: &Handle, search: &Search, now: u64) -> String {
 /// The process's name now, or nothing: for text in parentheses.
 fn name_of(pid: u32) -> String {
     let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let name = String::from_utf8_lossy(&name);
-    let name: String = name.trim_end().chars().filter(|char| !char.is_control()).collect();
+    let name = processes::plain(String::from_utf8_lossy(&name).trim_end());
     if name.is_empty() { String::new() } else { format!(" ({name})") }
 }
 

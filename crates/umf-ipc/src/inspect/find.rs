@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
-use rustix::fs::SealFlags;
+use rustix::fs::{OFlags, SealFlags};
 
 use super::ledger::{Identity, Ledger};
 use super::owner::Owner;
@@ -22,7 +23,7 @@ pub struct Found {
     pub ledger: Ledger,
     /// What became of the process that made it.
     pub owner: Owner,
-    /// The processes that have it open, its owner among them, by rising process id.
+    /// The processes that have it open, its owner among them, by rising process id. Those that only look are not.
     pub holders: Vec<u32>,
 }
 
@@ -117,9 +118,7 @@ fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -
         if name.is_none_or(|name| name.strip_suffix(" (deleted)").unwrap_or(name) != MEMFD_NAME) {
             continue;
         }
-        let number = path.file_name().and_then(|name| name.to_str()?.parse::<i32>().ok());
-        if pid == sys::pid() && files.values().any(|(file, _)| Some(file.as_raw_fd()) == number) {
-            // This search's own.
+        if is_looked_at(pid, &path) {
             continue;
         }
         let Some((identity, found)) = path.to_str().and_then(memfd) else { continue };
@@ -130,6 +129,16 @@ fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -
         }
     }
     Ok(())
+}
+
+/// Whether this is the fd of somebody who looks for ledgers, as this process does: it is open for reading alone. Those who
+/// use a ledger have it as its maker has (`proc_pid_fdinfo(5)`).
+fn is_looked_at(pid: u32, path: &Path) -> bool {
+    let number = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| OFlags::from_bits_retain(flags) & OFlags::ACCMODE == OFlags::RDONLY)
 }
 
 /// The memfd at a path in `/proc`; `None` for any other file, which is not opened.

@@ -71,25 +71,32 @@ impl View {
 
     /// Lines that all of it takes.
     pub(super) fn height(&self) -> u16 {
-        let lines = self.processes.len() + POOLS + EVENTS + 8 + self.left_out.lines().count();
+        let lines = 4 + self.processes.len() + self.below() + self.left_out.lines().count();
         u16::try_from(lines).unwrap_or(u16::MAX).min(2000)
     }
 
+    fn chosen(&self) -> Option<&Process> {
+        self.processes.iter().find(|process| Some(process.pid) == self.chosen)
+    }
+
+    /// Lines that the chosen process takes below the table.
+    fn below(&self) -> usize {
+        self.chosen().map_or(0, |it| it.pools.len().min(POOLS) + it.events.len().min(EVENTS) + 5)
+    }
+
     pub(super) fn draw(&self, frame: &mut Frame<'_>) {
-        let chosen = self.processes.iter().find(|process| Some(process.pid) == self.chosen);
-        let pools = chosen.map_or(0, |process| process.pools.len().min(POOLS));
-        let events = chosen.map_or(0, |process| process.events.len().min(EVENTS));
         let lines = |lines: usize| u16::try_from(lines).unwrap_or(u16::MAX);
         let [head, processes, below, notes] = Layout::vertical([
             Constraint::Length(2),
             Constraint::Min(2),
-            Constraint::Length(lines(if chosen.is_some() { pools + events + 5 } else { 0 })),
+            Constraint::Length(lines(self.below())),
             Constraint::Length(lines(self.left_out.lines().count())),
         ])
         .areas(frame.area());
         self.draw_head(frame, head);
         self.draw_processes(frame, processes);
-        if let Some(process) = chosen {
+        if let Some(process) = self.chosen() {
+            let pools = process.pools.len().min(POOLS);
             let [pools_area, events_area] =
                 Layout::vertical([Constraint::Length(lines(pools + 3)), Constraint::Min(0)]).areas(below);
             draw_pools(frame, pools_area, process);
