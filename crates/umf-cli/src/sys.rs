@@ -109,6 +109,13 @@ pub(crate) fn dumpable() -> Outcome<DumpableBehavior> {
     rustix::process::dumpable_behavior()
 }
 
+/// Lets this process have as many fds as it may.
+pub(crate) fn raise_fd_limit() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    // What may not be raised stays as it was; whoever runs out of fds says so.
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 /// A resource limit of this process.
 pub(crate) fn resource_limit(resource: Resource) -> Rlimit {
     rustix::process::getrlimit(resource)

@@ -34,7 +34,8 @@ impl Terminal {
         let (mut master, mut slave) = (-1, -1);
         let none = std::ptr::null_mut();
         // SAFETY: two places for fds, and a valid structure; the rest may be null.
-        let opened = unsafe { libc::openpty(&raw mut master, &raw mut slave, none, none.cast(), &raw const size) };
+        let opened =
+            unsafe { libc::openpty(&raw mut master, &raw mut slave, none, none.cast(), &raw const size) };
         assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
         // SAFETY: new fds that nobody else owns.
         let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
@@ -128,7 +129,8 @@ fn signals_end_it_and_the_terminal_is_as_it_was() {
 #[test]
 fn without_a_terminal_it_is_one_picture() {
     for arguments in [&["top", "--once"][..], &["top"]] {
-        let output = Command::new(env!("CARGO_BIN_EXE_umf")).args(arguments).stdin(Stdio::null()).output().unwrap();
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_umf")).args(arguments).stdin(Stdio::null()).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success() && text.starts_with("umf top: "), "{text}");
         assert!(!text.contains('\u{1b}'), "{text:?}");

@@ -3,6 +3,9 @@
 use umf::ipc::CacheStatistics;
 use umf::ipc::inspect::{Found, Owner, PoolFigures, Recorded, Search, Statistics};
 
+use crate::failure::Failure;
+use crate::sys;
+
 /// A process that uses umf, or did.
 #[derive(Debug)]
 pub(super) struct Process {
@@ -120,6 +123,13 @@ fn both(one: &CacheStatistics, other: &CacheStatistics) -> CacheStatistics {
     sum
 }
 
+/// Looks for all ledgers.
+pub(super) fn find() -> Result<Search, Failure> {
+    // One fd for each ledger of the machine.
+    sys::raise_fd_limit();
+    umf::ipc::inspect::find().map_err(|error| Failure::Told(format!("cannot look for processes: {error}")))
+}
+
 /// The processes of all ledgers that were found, by process id; those that run before those that ended.
 pub(super) fn of(search: &Search) -> Vec<Process> {
     let key = |found: &Found| {
@@ -176,7 +186,7 @@ pub(super) fn left_out(search: &Search) -> String {
     }
     if search.unreadable > 0 {
         text += &format!(
-            "{} files that are called as ledgers are cannot be read by this version of umf\n",
+            "{} ledgers cannot be read: another version of umf, or no fds left here (ulimit -n)\n",
             search.unreadable
         );
     }

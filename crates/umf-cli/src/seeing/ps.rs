@@ -32,8 +32,7 @@ impl PsCommand {
     /// # Errors
     /// `/proc` cannot be read; standard output cannot be written.
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let search =
-            inspect::find().map_err(|error| Failure::Told(format!("cannot look for processes: {error}")))?;
+        let search = processes::find()?;
         let processes = processes::of(&search);
         let printed = if self.json {
             let mut text =

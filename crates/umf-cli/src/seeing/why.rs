@@ -41,8 +41,7 @@ impl WhyCommand {
         }
         let handle: Handle =
             text.trim().parse().map_err(|error| Failure::Told(format!("unknown: not a handle: {error}")))?;
-        let search =
-            inspect::find().map_err(|error| Failure::Told(format!("cannot look for ledgers: {error}")))?;
+        let search = processes::find()?;
         output::print(&explain(&handle, &search, inspect::now()))?;
         Ok(())
     }

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{OFlags, SealFlags};
+use rustix::io::Errno;
 
 use super::ledger::{Identity, Ledger};
 use super::owner::Owner;
@@ -37,7 +38,7 @@ pub struct Search {
     pub denied: Vec<u32>,
     /// Processes that were looked into.
     pub looked_into: Vec<u32>,
-    /// Files that are called as ledgers are and are none that this version can read.
+    /// Files that are called as ledgers are, and could not be opened (no fds left) or are none that this version can read.
     pub unreadable: usize,
 }
 
@@ -78,7 +79,10 @@ pub fn find() -> io::Result<Search> {
             continue;
         };
         match look_into(pid, &mut files) {
-            Ok(()) => search.looked_into.push(pid),
+            Ok(unopened) => {
+                search.unreadable += unopened;
+                search.looked_into.push(pid);
+            }
             // The kernel's own threads have no files.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_kernel_thread(pid) => {
                 search.denied.push(pid);
@@ -109,7 +113,9 @@ pub fn find() -> io::Result<Search> {
     Ok(search)
 }
 
-fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -> io::Result<()> {
+/// Adds the ledgers that a process has. Returns how many of them could not be opened.
+fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -> io::Result<usize> {
+    let mut unopened = 0;
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         let path = entry?.path();
         // The name is no proof, but it saves looking at most.
@@ -124,11 +130,16 @@ fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -
         let Some((identity, found)) = path.to_str().and_then(memfd) else { continue };
         if let Some((_, holders)) = files.get_mut(&identity) {
             holders.push(pid);
-        } else if let Ok(file) = sys::reopen(found.as_fd(), false) {
-            files.insert(identity, (file, vec![pid]));
+            continue;
+        }
+        match sys::reopen(found.as_fd(), false) {
+            Ok(file) => drop(files.insert(identity, (file, vec![pid]))),
+            // Closed meanwhile.
+            Err(Errno::NOENT) => {}
+            Err(_) => unopened += 1,
         }
     }
-    Ok(())
+    Ok(unopened)
 }
 
 /// Whether this is the fd of somebody who looks for ledgers, as this process does: it is open for reading alone. Those who

@@ -50,8 +50,7 @@ impl TopCommand {
 }
 
 fn look(view: &mut View) -> Result<(), Failure> {
-    let search =
-        inspect::find().map_err(|error| Failure::Told(format!("cannot look for processes: {error}")))?;
+    let search = processes::find()?;
     view.update(processes::of(&search), processes::left_out(&search), inspect::now());
     Ok(())
 }
