@@ -353,9 +353,12 @@ fn who_may_not_be_looked_into_is_counted_with_the_remedy() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     let handle = block(&mut producer, "b");
-    // Where an ordinary user can run it.
+    // Where an ordinary user can run it. Not by this process: a program that it had open for writing as another test
+    // started a process could not be run.
     let copy: PathBuf = std::env::temp_dir().join(format!("umf-seeing-{}", std::process::id()));
-    std::fs::copy(command::umf().get_program(), &copy).unwrap();
+    let copied =
+        std::process::Command::new("cp").arg(command::umf().get_program()).arg(&copy).status().unwrap();
+    assert!(copied.success());
     let as_nobody = |arguments: &[&str]| {
         let mut command = std::process::Command::new(&copy);
         command::finished(command.args(arguments).uid(65534).gid(65534).current_dir("/"))
