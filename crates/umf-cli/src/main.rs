@@ -11,6 +11,7 @@ mod failure;
 mod info;
 mod output;
 mod progress;
+mod seeing;
 mod sys;
 mod timing;
 mod worker;
@@ -29,7 +30,11 @@ enum Command {
     Bench(bench::BenchCommand),
     Config(config::ConfigCommand),
     Demo(demo::DemoCommand),
+    Gc(seeing::gc::GcCommand),
     Info(info::InfoCommand),
+    Ps(seeing::ps::PsCommand),
+    Top(seeing::top::TopCommand),
+    Why(seeing::why::WhyCommand),
 }
 
 fn main() -> ExitCode {
@@ -37,7 +42,11 @@ fn main() -> ExitCode {
         Command::Bench(command) => command.run(),
         Command::Config(command) => command.run(),
         Command::Demo(command) => command.run(),
+        Command::Gc(command) => command.run(),
         Command::Info(command) => command.run().map_err(Into::into),
+        Command::Ps(command) => command.run(),
+        Command::Top(command) => command.run(),
+        Command::Why(command) => command.run(),
     };
     failure::exit_code(outcome)
 }

@@ -5,6 +5,7 @@
 pub(crate) mod bare_open;
 pub(crate) mod pipes;
 pub(crate) mod processors;
+pub(crate) mod shm;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
@@ -106,6 +107,13 @@ pub(crate) fn effective_capabilities() -> Outcome<CapabilitySet> {
 /// Whether other processes of this user may look into this one.
 pub(crate) fn dumpable() -> Outcome<DumpableBehavior> {
     rustix::process::dumpable_behavior()
+}
+
+/// Lets this process have as many fds as it may.
+pub(crate) fn raise_fd_limit() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    // What may not be raised stays as it was; whoever runs out of fds says so.
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// A resource limit of this process.

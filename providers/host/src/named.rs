@@ -6,7 +6,8 @@
 //!   that is gone is SIGBUS, in every process that maps it. So importers refuse it unless they are told to
 //!   allow it ([`crate::HostImport::allow_unsealed`]).
 //! - A process that is killed leaves the name behind, and with it the memory, until somebody unlinks it or
-//!   the machine restarts.
+//!   the machine restarts. `umf gc` finds and removes such names, by the mark that the provider leaves on them
+//!   ([`crate::NamedMark`]).
 //! - It counts against the size of `/dev/shm`, which is small in containers. A page that does not fit is
 //!   SIGBUS, unless regions are reserved when they are allocated ([`crate::HostBuilder::reserve`]).
 
@@ -16,7 +17,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use umf_core::{Error, Result};
 
-use crate::sys;
+use crate::{NamedMark, sys};
 
 /// A name that this provider made, taken away when dropped.
 #[derive(Debug)]
@@ -54,6 +55,10 @@ pub(crate) fn create(name: &str, size: u64) -> Result<(OwnedFd, Name)> {
         let _ = sys::unlink_named(&name);
         Error::native("fstat", errno.raw_os_error())
     })?;
+    // A file system that keeps no marks is no reason not to go on: what is left by a kill is then nobody's for certain.
+    if let Some(mark) = NamedMark::current() {
+        let _ = sys::set_attribute(file.as_fd(), NamedMark::ATTRIBUTE, mark.text().as_bytes());
+    }
     let limit = sys::file_size_limit();
     if size > limit {
         let size = usize::try_from(size).unwrap_or(usize::MAX);

@@ -279,6 +279,11 @@ pub(crate) fn open_named(name: &CStr) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Sets an extended attribute.
+pub(crate) fn set_attribute(fd: BorrowedFd<'_>, name: &str, value: &[u8]) -> Result<()> {
+    rustix::fs::fsetxattr(fd, name, value, rustix::fs::XattrFlags::empty())
+}
+
 /// Takes a name away; the object lives on while it is open or mapped.
 pub(crate) fn unlink_named(name: &CStr) -> Result<()> {
     // SAFETY: as above.

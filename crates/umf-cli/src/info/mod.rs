@@ -8,7 +8,7 @@ pub(crate) mod bytes;
 mod child;
 mod cpu;
 mod devices;
-mod errno;
+pub(crate) mod errno;
 mod finding;
 mod huge_pages;
 mod kernel;

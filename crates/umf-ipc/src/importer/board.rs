@@ -43,7 +43,7 @@ impl Board {
         }
     }
 
-    /// Notes that this handle was refused.
+    /// Notes that this handle was refused; nowhere, if nothing was ever mapped.
     pub(super) fn refused(&self, handle: &Handle, error: &Error) {
         if let Some(ledger) = self.current() {
             ledger.record(Event::Refuse {

@@ -3,12 +3,15 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
-use rustix::fs::SealFlags;
+use rustix::fs::{OFlags, SealFlags};
+use rustix::io::Errno;
 
-use super::ledger::Ledger;
+use super::ledger::{Identity, Ledger};
 use super::owner::Owner;
+use crate::Handle;
 use crate::identity::Nonce;
 use crate::ledger::layout::MEMFD_NAME;
 use crate::sys::{self, FileIdentity};
@@ -21,7 +24,7 @@ pub struct Found {
     pub ledger: Ledger,
     /// What became of the process that made it.
     pub owner: Owner,
-    /// The processes that have it open, its owner among them, by rising process id.
+    /// The processes that have it open, its owner among them, by rising process id. Those that only look are not.
     pub holders: Vec<u32>,
 }
 
@@ -35,7 +38,7 @@ pub struct Search {
     pub denied: Vec<u32>,
     /// Processes that were looked into.
     pub looked_into: Vec<u32>,
-    /// Files that are called as ledgers are and are none that this version can read.
+    /// Files that are called as ledgers are, and could not be opened (no fds left) or are none that this version can read.
     pub unreadable: usize,
 }
 
@@ -44,6 +47,17 @@ impl Search {
     #[must_use]
     pub fn by_nonce(&self, nonce: Nonce) -> Option<&Found> {
         self.found.iter().find(|found| found.ledger.identity().nonce == nonce)
+    }
+
+    /// What became of the producer of a handle, as far as can be told without its ledger.
+    #[must_use]
+    pub fn producer_of(&self, handle: &Handle) -> Owner {
+        let identity = Identity::of(handle);
+        let looked_into = |pid| self.looked_into.binary_search(&pid).is_ok();
+        match self.by_nonce(handle.nonce()) {
+            Some(found) => found.owner,
+            None => Owner::of(&identity, &[], looked_into),
+        }
     }
 }
 
@@ -65,7 +79,10 @@ pub fn find() -> io::Result<Search> {
             continue;
         };
         match look_into(pid, &mut files) {
-            Ok(()) => search.looked_into.push(pid),
+            Ok(unopened) => {
+                search.unreadable += unopened;
+                search.looked_into.push(pid);
+            }
             // The kernel's own threads have no files.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_kernel_thread(pid) => {
                 search.denied.push(pid);
@@ -96,7 +113,9 @@ pub fn find() -> io::Result<Search> {
     Ok(search)
 }
 
-fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -> io::Result<()> {
+/// Adds the ledgers that a process has. Returns how many of them could not be opened.
+fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -> io::Result<usize> {
+    let mut unopened = 0;
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         let path = entry?.path();
         // The name is no proof, but it saves looking at most.
@@ -105,19 +124,32 @@ fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -
         if name.is_none_or(|name| name.strip_suffix(" (deleted)").unwrap_or(name) != MEMFD_NAME) {
             continue;
         }
-        let number = path.file_name().and_then(|name| name.to_str()?.parse::<i32>().ok());
-        if pid == sys::pid() && files.values().any(|(file, _)| Some(file.as_raw_fd()) == number) {
-            // This search's own.
+        if is_looked_at(pid, &path) {
             continue;
         }
         let Some((identity, found)) = path.to_str().and_then(memfd) else { continue };
         if let Some((_, holders)) = files.get_mut(&identity) {
             holders.push(pid);
-        } else if let Ok(file) = sys::reopen(found.as_fd(), false) {
-            files.insert(identity, (file, vec![pid]));
+            continue;
+        }
+        match sys::reopen(found.as_fd(), false) {
+            Ok(file) => drop(files.insert(identity, (file, vec![pid]))),
+            // Closed meanwhile.
+            Err(Errno::NOENT) => {}
+            Err(_) => unopened += 1,
         }
     }
-    Ok(())
+    Ok(unopened)
+}
+
+/// Whether this is the fd of somebody who looks for ledgers, as this process does: it is open for reading alone. Those who
+/// use a ledger have it as its maker has (`proc_pid_fdinfo(5)`).
+fn is_looked_at(pid: u32, path: &Path) -> bool {
+    let number = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| OFlags::from_bits_retain(flags) & OFlags::ACCMODE == OFlags::RDONLY)
 }
 
 /// The memfd at a path in `/proc`; `None` for any other file, which is not opened.

@@ -12,7 +12,7 @@ use crate::ledger::layout::{
 };
 use crate::ledger::ring::RingContent;
 use crate::ledger::statistics::{self, CACHES, FACTS, POOLS, Statistics};
-use crate::{protocol, sys};
+use crate::{Handle, protocol, sys};
 
 const WORD: usize = size_of::<u64>();
 const SLOT: usize = size_of::<SlotWords>();
@@ -37,6 +37,21 @@ pub struct Identity {
     pub pidfs_inode: u64,
     /// When it was started, in clock ticks since boot.
     pub start_time: u64,
+}
+
+impl Identity {
+    /// Who a handle says that its producer is; it does not tell the user.
+    pub(super) fn of(handle: &Handle) -> Self {
+        Self {
+            nonce: handle.nonce(),
+            boot_id: handle.boot_id(),
+            pid: handle.pid(),
+            uid: u32::MAX,
+            pid_namespace: handle.pid_namespace(),
+            pidfs_inode: handle.pidfs_inode(),
+            start_time: handle.start_time(),
+        }
+    }
 }
 
 /// One slot of a ledger.

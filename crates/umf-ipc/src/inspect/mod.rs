@@ -21,5 +21,11 @@ pub fn now() -> u64 {
     crate::sys::boot_time()
 }
 
+/// Whether a handle can be of this machine and this boot of it. (Where that is not known, it can.)
+#[must_use]
+pub fn is_of_this_boot(handle: &crate::Handle) -> bool {
+    !crate::identity::boot_id().contradicts(handle.boot_id())
+}
+
 #[cfg(test)]
 mod tests;

@@ -67,14 +67,8 @@ fn what_a_process_writes_is_found() {
     let nonce = ledger.nonce();
     drop(ledger);
     drop(found);
-    assert_eq!(view.events().unwrap().recorded.len(), 2, "as long as anybody has it open");
-    assert_eq!(
-        find().unwrap().by_nonce(nonce).unwrap().owner,
-        Owner::Alive { pid },
-        "by this test's view of it"
-    );
-    drop(view);
-    assert!(find().unwrap().by_nonce(nonce).is_none());
+    assert!(find().unwrap().by_nonce(nonce).is_none(), "who only looks is not among those who have it");
+    assert_eq!(view.events().unwrap().recorded.len(), 2, "and sees it for as long as it likes");
 }
 
 #[test]

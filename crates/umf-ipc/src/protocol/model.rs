@@ -18,6 +18,10 @@ impl Word for AtomicU64 {
         self.store(value, order);
     }
 
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.swap(value, order)
+    }
+
     fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
         self.fetch_max(value, order)
     }

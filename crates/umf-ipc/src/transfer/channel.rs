@@ -253,7 +253,8 @@ impl Channel {
             return Err(Failure::Final(Error::ProducerGone { pid: self.pid }));
         }
         judged?;
-        sys::reopen(found.as_fd(), !matches!(wanted, Wanted::Ledger(_))).map_err(failed)
+        // The ledger too as its producer has it (its seals let nobody write): who only looks at one opens it for reading.
+        sys::reopen(found.as_fd(), true).map_err(failed)
     }
 
     /// Whether what was found through `/proc` may be opened.

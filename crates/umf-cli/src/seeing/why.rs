@@ -1,0 +1,304 @@
+//! `umf why`: whether a handle is current, and if not, what became of it.
+
+use std::fmt::Write;
+use std::io::Read;
+
+use clap::Args;
+use umf::Handle;
+use umf::ipc::inspect::{self, Event, Events, Found, Owner, Recorded, RefuseReason, RetireReason, Search};
+
+use super::ago::{ago, span};
+use super::processes;
+use crate::failure::Failure;
+use crate::info::bytes;
+use crate::output;
+
+/// Says whether a handle is current, and if it is not, what became of it and when.
+///
+/// Read from the ledgers of the processes that made it and that opened it: nobody is asked, and the producer may have
+/// been killed, as long as another process has its ledger open.
+#[derive(Args)]
+pub(crate) struct WhyCommand {
+    /// The handle as text (umf1....), or - to read it from standard input
+    handle: String,
+}
+
+impl WhyCommand {
+    /// Looks, and explains.
+    ///
+    /// # Errors
+    /// The text is no handle; `/proc` cannot be read; standard output cannot be written.
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let mut text = self.handle.clone();
+        if text == "-" {
+            text.clear();
+            // A handle is short: whatever is longer is none, and is not read to its end.
+            let stdin = std::io::stdin().lock().take(64 << 10);
+            let mut stdin = stdin;
+            stdin
+                .read_to_string(&mut text)
+                .map_err(|error| Failure::Told(format!("standard input: {error}")))?;
+        }
+        let handle: Handle =
+            text.trim().parse().map_err(|error| Failure::Told(format!("unknown: not a handle: {error}")))?;
+        let search = processes::find()?;
+        output::print(&explain(&handle, &search, inspect::now()))?;
+        Ok(())
+    }
+}
+
+fn explain(handle: &Handle, search: &Search, now: u64) -> String {
+    let mut out = String::new();
+    // Writing to a String does not fail, here and below.
+    if !inspect::is_of_this_boot(handle) {
+        let _ = writeln!(
+            out,
+            "unknown: the handle comes from another machine, or from before this one was booted"
+        );
+        return out;
+    }
+    match search.by_nonce(handle.nonce()) {
+        Some(found) => from_ledger(&mut out, handle, found, now),
+        None => without_ledger(&mut out, handle, search),
+    }
+    let kind = if handle.is_region() { "a region" } else { "a block" };
+    let _ = writeln!(
+        out,
+        "  names: {kind} of {} at offset {} of region {} ({}), provider {}",
+        bytes::human(handle.length()),
+        handle.offset(),
+        handle.region_id(),
+        bytes::human(handle.region_size()),
+        handle.provider_kind(),
+    );
+    importers(&mut out, handle, search, now);
+    out
+}
+
+/// The process's name now, or nothing: for text in parentheses.
+fn name_of(pid: u32) -> String {
+    let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let name = processes::plain(String::from_utf8_lossy(&name).trim_end());
+    if name.is_empty() { String::new() } else { format!(" ({name})") }
+}
+
+fn from_ledger(out: &mut String, handle: &Handle, found: &Found, now: u64) {
+    let slot = found.ledger.slot(handle.slot());
+    let events = found.ledger.events().unwrap_or_default();
+    let generation = slot.map_or(0, |slot| slot.generation);
+    let current = generation == handle.generation();
+    let place = format!("slot {}, generation {}", handle.slot(), handle.generation());
+    let pid = found.owner.pid().unwrap_or_else(|| handle.pid());
+    let statistics = found.ledger.statistics().unwrap_or_default();
+    let name = if statistics.name.is_empty() { String::new() } else { format!(" ({})", statistics.name) };
+    if generation < handle.generation() {
+        let _ = writeln!(
+            out,
+            "unknown: {place}: the ledger of pid {pid}{name} never had that (it has {generation}): the handle is forged"
+        );
+        return;
+    }
+    let contradicts = slot.and_then(|slot| slot.content).is_some_and(|it| {
+        current && (it.region_id != handle.region_id() || it.region_size != handle.region_size())
+    });
+    if contradicts {
+        let _ = writeln!(
+            out,
+            "unknown: {place}: handle and ledger of pid {pid}{name} disagree: one of them is forged"
+        );
+        return;
+    }
+    match found.owner {
+        Owner::Alive { .. } if current => {
+            let exported = event_of(&events, handle, |event| matches!(event, Event::Export { .. }));
+            let exported = match exported {
+                Some(recorded) => format!("exported {}", ago(now, recorded.time)),
+                None => {
+                    format!("exported before what its flight recorder still has ({})", reach(&events, now))
+                }
+            };
+            let _ = writeln!(out, "current: {exported} by pid {pid}{name}, {place}");
+        }
+        Owner::Alive { .. } => {
+            let how = retired(&events, handle, now).unwrap_or_else(|| {
+                format!("ended before what its flight recorder still has ({})", reach(&events, now))
+            });
+            let _ = writeln!(out, "stale: {how}, {place}, now {generation}");
+            let _ = writeln!(out, "  producer: pid {pid}{name} runs; get a new handle from it");
+        }
+        Owner::Ended | Owner::Left { .. } | Owner::Unknown => {
+            let what = match found.owner {
+                Owner::Ended => format!("producer gone: pid {pid}{name} ended"),
+                Owner::Left { .. } => {
+                    format!("producer gone: pid {pid}{name} runs, but called exec or dropped its exporter")
+                }
+                _ => {
+                    format!("producer gone, or out of sight in another pid namespace: pid {pid}{name} there")
+                }
+            };
+            let holders: Vec<_> =
+                found.holders.iter().map(|&holder| format!("pid {holder}{}", name_of(holder))).collect();
+            let _ = writeln!(out, "{what}; its ledger is still open in {}", holders.join(", "));
+            let last = if current {
+                "still current when it ended: what is mapped stays valid, new opens cannot work".to_owned()
+            } else {
+                retired(&events, handle, now)
+                    .unwrap_or_else(|| "ended before what the recorder still has".to_owned())
+            };
+            let _ = writeln!(out, "  this export: {last}, {place}, now {generation}");
+            if let Some(recorded) = event_of(&events, handle, |_| true) {
+                let _ = writeln!(
+                    out,
+                    "  last event for this slot: {} {}",
+                    verb(&recorded.event),
+                    ago(now, recorded.time)
+                );
+            }
+        }
+    }
+    held(out, &events, handle, now);
+}
+
+fn without_ledger(out: &mut String, handle: &Handle, search: &Search) {
+    let pid = handle.pid();
+    let _ = match search.producer_of(handle) {
+        Owner::Ended => writeln!(
+            out,
+            "producer gone: pid {pid} ended, and no process that can be looked into has its ledger open: when and why \
+             the memory went is not known any more"
+        ),
+        Owner::Left { .. } => writeln!(
+            out,
+            "producer gone: pid {pid}{} runs, but gave up the ledger: it called exec, or dropped its exporter",
+            name_of(pid)
+        ),
+        Owner::Alive { .. } => writeln!(
+            out,
+            "unknown: pid {pid}{} runs, and may not be looked into: run as root, or as its user",
+            name_of(pid)
+        ),
+        Owner::Unknown => writeln!(
+            out,
+            "unknown: the producer is pid {pid} of another pid namespace, and nobody here has its ledger open: run \
+             this in its container, or on the host as root"
+        ),
+    };
+    if !search.denied.is_empty() {
+        out.push_str("  ");
+        out.push_str(&processes::left_out(search));
+    }
+}
+
+/// The last event of the handle's export.
+fn event_of(events: &Events, handle: &Handle, fits: impl Fn(&Event) -> bool) -> Option<Recorded> {
+    let its = Some((handle.slot(), handle.generation()));
+    let mut recorded = events.recorded.iter().rev();
+    recorded.find(|recorded| recorded.event.export() == its && fits(&recorded.event)).copied()
+}
+
+/// How the handle's export ended, if the recorder still has it: by itself, or with its region.
+fn retired(events: &Events, handle: &Handle, now: u64) -> Option<String> {
+    let its = (handle.slot(), handle.generation());
+    events.recorded.iter().rev().find_map(|recorded| {
+        let Event::Retire { slot, generation, region, reason } = recorded.event else { return None };
+        let with_its_region = region == handle.region_id() && reason != RetireReason::BlockFreed;
+        if (slot, generation) != its && !with_its_region {
+            return None;
+        }
+        let when = ago(now, recorded.time);
+        Some(match reason {
+            RetireReason::BlockFreed => format!("freed {when}"),
+            RetireReason::RegionFreed => format!("freed {when} with its whole region"),
+            RetireReason::Evicted => format!(
+                "evicted {when} from the exporter's cache (nobody used it; UMF_MAX_CREATED_IPC_HANDLES, or \
+                 evict_idle): the memory may still be there"
+            ),
+            RetireReason::ExporterDropped => format!("ended {when} as its exporter was dropped"),
+            _ => format!("retired {when}"),
+        })
+    })
+}
+
+fn reach(events: &Events, now: u64) -> String {
+    events.recorded.first().map_or_else(
+        || "nothing".to_owned(),
+        |first| format!("{} events, {} of time", events.recorded.len(), span(now.saturating_sub(first.time))),
+    )
+}
+
+/// Whether freed memory is kept because others still have it open.
+fn held(out: &mut String, events: &Events, handle: &Handle, now: u64) {
+    let last = event_of(events, handle, |event| matches!(event, Event::Hold { .. } | Event::Release { .. }));
+    let _ = match last.map(|recorded| (recorded.event, ago(now, recorded.time))) {
+        Some((Event::Hold { bytes, .. }, when)) => {
+            writeln!(out, "  held: {} since {when}, until the last process closes it", bytes::human(bytes))
+        }
+        Some((Event::Release { bytes, .. }, when)) => {
+            writeln!(out, "  let go: {} {when}, as the last process closed it", bytes::human(bytes))
+        }
+        _ => Ok(()),
+    };
+}
+
+/// What importers wrote down about the handle, and who knows its producer.
+fn importers(out: &mut String, handle: &Handle, search: &Search, now: u64) {
+    let half = inspect::half_of(handle.nonce());
+    for found in search.found.iter().filter(|found| found.ledger.is_importers()) {
+        let pid = found.owner.pid().unwrap_or(found.ledger.identity().pid);
+        let events = found.ledger.events().unwrap_or_default();
+        let mine = |event: &Event| match *event {
+            Event::Open { nonce, .. } | Event::Refuse { nonce, .. } => nonce == half,
+            _ => false,
+        };
+        let Some(recorded) = event_of(&events, handle, mine) else { continue };
+        let _ = writeln!(
+            out,
+            "  pid {pid}{} {} {}",
+            name_of(pid),
+            verb(&recorded.event),
+            ago(now, recorded.time)
+        );
+    }
+    if let Some(found) = search.by_nonce(handle.nonce())
+        && let Owner::Alive { pid: owner } = found.owner
+    {
+        let others: Vec<_> = found.holders.iter().filter(|&&pid| pid != owner).collect();
+        let list: Vec<_> = others.iter().map(|&&pid| format!("pid {pid}{}", name_of(pid))).collect();
+        let _ = match list.as_slice() {
+            [] => writeln!(out, "  opened by: no other process has its ledger"),
+            list => writeln!(out, "  producer's memory opened by: {}", list.join(", ")),
+        };
+    }
+}
+
+fn verb(event: &Event) -> String {
+    match event {
+        Event::Export { .. } => "exported".to_owned(),
+        Event::Retire { .. } => "retired".to_owned(),
+        Event::Open { .. } => "opened it, or its region,".to_owned(),
+        Event::Refuse { reason, .. } => format!("refused it ({})", refusal(*reason)),
+        Event::Hold { .. } => "held".to_owned(),
+        Event::Release { .. } => "let go".to_owned(),
+        Event::Announce { .. } => "announced".to_owned(),
+        _ => "something unknown".to_owned(),
+    }
+}
+
+fn refusal(reason: RefuseReason) -> &'static str {
+    match reason {
+        RefuseReason::Stale => "stale",
+        RefuseReason::ProducerGone => "producer gone",
+        RefuseReason::ProducerReplaced => "its process id is another process now",
+        RefuseReason::OtherObject => "its fd names another file",
+        RefuseReason::OtherBoot => "another boot",
+        RefuseReason::NotPermitted => "not permitted",
+        RefuseReason::UnknownProvider => "no provider for it",
+        RefuseReason::LimitReached => "limit reached",
+        RefuseReason::TimedOut => "the producer did not answer",
+        RefuseReason::Misbehaved => "handle and ledger disagree",
+        RefuseReason::ReadOnly => "read-only",
+        RefuseReason::Memory => "it could not be mapped",
+        RefuseReason::System => "a system call failed",
+        _ => "another reason",
+    }
+}
