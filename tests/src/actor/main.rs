@@ -3,6 +3,7 @@
 //!
 //! | module | commands |
 //! |---|---|
+//! | [`domain`] | domains and their objects |
 //! | [`memory`] | pools, blocks, regions, handles, mappings, what they hold |
 //! | [`process`] | what a process can do to itself: fork, exec, limits, credentials, fds |
 //! | [`storm`] | many threads and many cycles in one command |
@@ -12,6 +13,7 @@
 
 mod cases;
 mod driver;
+mod domain;
 mod failure;
 mod memory;
 mod process;
@@ -64,5 +66,6 @@ fn obey(actor: &mut memory::Actor, line: &str) -> Answer {
         .or_else(|| process::obey(actor, command, rest))
         .or_else(|| storm::obey(actor, command, rest))
         .or_else(|| cases::obey(actor, command, rest))
+        .or_else(|| domain::obey(&mut actor.domains, command, rest))
         .unwrap_or_else(|| Err(Failure::unknown(line)))
 }
