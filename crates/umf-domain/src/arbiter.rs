@@ -3,7 +3,7 @@
 //! It is a bound abstract name. The kernel gives a name to one socket, and takes it back when its process dies, at
 //! whatever instruction: no lock in shared memory can be lost.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use umf_ipc::fd_socket::{Deadline, peer};
@@ -30,6 +30,9 @@ impl Drop for Turn<'_> {
 
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
+/// After so many tries somebody holds it longer than anybody should; then it is looked at again only after as many, since
+/// each look leaves a connection in the holder's queue.
+const PATIENCE: u32 = 16;
 
 /// Waits for the turn until `deadline`, which is `timeout` from when the caller began.
 pub(crate) fn turn<'s>(
@@ -40,45 +43,42 @@ pub(crate) fn turn<'s>(
 ) -> Result<Turn<'s>> {
     let address = name.arbiter();
     let mut pause = SHORTEST;
-    loop {
+    let mut holder = 0;
+    for attempt in 1_u32.. {
         let bound = sockets.bind_arbiter(&address).map_err(Error::system("bind of the arbiter's name"))?;
         if let Some(socket) = bound {
             return Ok(Turn { sockets, socket: Some(socket) });
         }
-        let is_late = deadline.left().is_err();
-        // Whoever follows the rules is done by now.
-        if pause == LONGEST || is_late {
-            check_holder(name, &address, is_late, timeout)?;
+        if attempt.is_multiple_of(PATIENCE) {
+            holder = check_holder(name, &address)?.unwrap_or(holder);
+        }
+        if deadline.left().is_err() {
+            holder = check_holder(name, &address)?.unwrap_or(holder);
+            break;
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(LONGEST);
     }
+    Err(Error::Held {
+        domain: name.as_str().to_owned(),
+        socket: String::from_utf8_lossy(&address).into_owned(),
+        pid: holder,
+        milliseconds: milliseconds(timeout),
+    })
 }
 
-/// An error if a stranger has the name, or if it is too late.
-fn check_holder(name: &Name, address: &[u8], is_late: bool, timeout: Duration) -> Result<()> {
-    let found = knock(address).map_err(Error::system("connect to the arbiter's name"))?;
-    let socket = || String::from_utf8_lossy(address).into_owned();
-    match found {
+/// The process that has the name now; an error if it is a stranger.
+fn check_holder(name: &Name, address: &[u8]) -> Result<Option<i32>> {
+    match knock(address).map_err(Error::system("connect to the arbiter's name"))? {
         Knock::Stranger { uid, pid } => Err(Error::OtherUser {
             domain: name.as_str().to_owned(),
-            socket: socket(),
+            socket: String::from_utf8_lossy(address).into_owned(),
             uid,
             pid,
             mine: crate::sys::effective_uid(),
         }),
-        _ if !is_late => Ok(()),
-        other => Err(Error::Held {
-            domain: name.as_str().to_owned(),
-            socket: socket(),
-            pid: match &other {
-                Knock::Open(connection) => {
-                    peer(std::os::fd::AsFd::as_fd(connection)).map_or(0, |(_, pid)| pid)
-                }
-                _ => 0,
-            },
-            milliseconds: milliseconds(timeout),
-        }),
+        Knock::Open(connection) => Ok(peer(connection.as_fd()).ok().map(|(_, pid)| pid)),
+        Knock::Nobody | Knock::Busy => Ok(None),
     }
 }
 
