@@ -306,3 +306,72 @@ pub(super) fn is_alive(name: &Name, place: u16) -> Result<bool> {
 pub(super) fn timed_out(name: &Name, pids: Vec<i32>, timeout: Duration) -> Error {
     Error::TimedOut { domain: name.as_str().to_owned(), pids, milliseconds: milliseconds(timeout) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DomainSettings;
+
+    fn join(name: &str) -> Arc<Participant> {
+        let name = Name::new(name, crate::sys::effective_uid()).unwrap();
+        Participant::join(name, &DomainSettings::default()).unwrap()
+    }
+
+    /// Two participants of one process, which [`crate::joined`] never makes.
+    fn pair(name: &str) -> (Arc<Participant>, Arc<Participant>) {
+        let name = format!("{name}-{}", std::process::id());
+        (join(&name), join(&name))
+    }
+
+    #[test]
+    fn who_lost_its_place_is_told_so_and_keeps_its_memory() {
+        let (first, second) = pair("expelled");
+        let object = first.create(1, 1).unwrap();
+        let number = object.number();
+        let turn = second.turn(Deadline::after(second.timeout)).unwrap();
+        // What a newcomer does that could bind the name, because somebody closed the socket.
+        second.rules(&turn).enter(first.place, [0, 0]);
+        drop(turn);
+        let expelled = Error::Expelled { domain: first.name().to_owned() };
+        assert_eq!(first.create(1, 1).unwrap_err(), expelled);
+        assert_eq!(first.objects().unwrap_err(), expelled);
+        assert_eq!(first.unregister(number, None).unwrap_err(), expelled);
+        assert!(second.objects().unwrap().is_empty());
+        assert!(matches!(second.register(number, 1), Err(Error::NoSuchNumber { .. })));
+        assert_eq!(object.memory().len(), object.len());
+    }
+
+    /// A bit that nobody stands for, as a participant could write it.
+    #[test]
+    fn a_registrant_that_does_not_have_it_is_waited_for_no_longer_than_the_timeout() {
+        let (first, second) = pair("bit");
+        let object = first.create(1, 1).unwrap();
+        let number = object.number();
+        let turn = first.turn(Deadline::after(first.timeout)).unwrap();
+        first.rules(&turn).register(second.place, number, 1).unwrap();
+        drop(turn);
+        drop(object);
+        let began = std::time::Instant::now();
+        let third = join(first.name());
+        assert!(matches!(third.register(number, 1), Err(Error::TimedOut { .. })));
+        assert!(began.elapsed() < 3 * third.timeout);
+        // The table says that it is registered itself, which it knows better.
+        let turn = third.turn(Deadline::after(third.timeout)).unwrap();
+        third.rules(&turn).unregister(second.place, number).unwrap();
+        let entry = Entry { kind: 1, file: crate::sys::File { device: 1, inode: 1, size: 4096 } };
+        let number = third.rules(&turn).create(third.place, &entry).unwrap();
+        drop(turn);
+        assert!(matches!(third.register(number, 1), Err(Error::TimedOut { .. })));
+    }
+
+    /// What the table says of an object is compared with what comes.
+    #[test]
+    fn another_file_than_the_tables_is_refused() {
+        let (first, second) = pair("other-file");
+        let object = first.create(1, 1).unwrap();
+        let number = object.number();
+        let (file, _, _) = region::create("other", 1).unwrap();
+        first.registrations.with(number, |found| found.file = Arc::new(file));
+        assert!(matches!(second.register(number, 1), Err(Error::Misbehaved { .. })));
+    }
+}
