@@ -48,6 +48,7 @@ fn survivors_of_kills_at_any_moment_are_right() {
         for worker in &mut workers {
             let answer = worker.answer(Duration::from_secs(30)).unwrap();
             assert!(!answer.contains("created=0 ") && !answer.contains("registered=0 "), "{answer}");
+            println!("{answer}");
         }
         // What the dead had is gone; what the living had they gave back.
         assert_eq!(witness.ok(&format!("objects {domain}")), format!("{board}:77:4096:3"), "round {round}");

@@ -89,7 +89,7 @@ pub(crate) fn ask<T>(
                     Some(found) => return Ok(Asked::Found(found, connection)),
                     None => misbehaved = Some("it sent another file than it was asked for"),
                 },
-                Ok(Answer::Stale(_)) => {}
+                Ok(Answer::Stale(_) | Answer::Known) => {}
                 Ok(Answer::NotPermitted | Answer::Nameless) => misbehaved = Some("it refuses its own user"),
                 Ok(Answer::Misbehaved(what)) => misbehaved = Some(what),
                 Err(Errno::TIMEDOUT) => waiting.push(connection),

@@ -81,6 +81,15 @@ impl FdSource for Source {
         Arc::clone(&self.table)
     }
 
+    /// A domain has no leases; who asks for their file gets the one that everybody may have.
+    fn door(&self) -> Arc<OwnedFd> {
+        self.ledger()
+    }
+
+    fn announce(&self, _row: u32, _number: u32, _importer: Option<OwnedFd>) -> bool {
+        false
+    }
+
     fn data(&self, slot: u32, generation: u64) -> Result<Arc<OwnedFd>, u64> {
         let number = Number::from(generation);
         let registrations = self.registrations.upgrade().filter(|_| slot == u32::from(number.slot()));

@@ -153,8 +153,6 @@ pub(crate) fn listener_has_ended(connection: BorrowedFd<'_>) -> bool {
 
 /// `SO_PEERPIDFD` (`unix(7)`): the process that called `listen` or `connect`, whatever pid namespace it is in.
 fn peer_pidfd(connection: BorrowedFd<'_>) -> Result<OwnedFd> {
-    // `asm-generic/socket.h`; not in libc.
-    const SO_PEERPIDFD: i32 = 77;
     let mut number: RawFd = -1;
     let mut length = size_of::<RawFd>() as libc::socklen_t;
     // SAFETY: `number` is valid for a write of `length` bytes, and so is `length`.
@@ -162,7 +160,7 @@ fn peer_pidfd(connection: BorrowedFd<'_>) -> Result<OwnedFd> {
         libc::getsockopt(
             connection.as_raw_fd(),
             libc::SOL_SOCKET,
-            SO_PEERPIDFD,
+            libc::SO_PEERPIDFD,
             (&raw mut number).cast(),
             &raw mut length,
         )

@@ -126,7 +126,8 @@ fn storm(all: &Domains, domain: &str, board: &str, seed: &str, milliseconds: &st
     let mut kept: Vec<Object> = Vec::new();
     let (mut created, mut registered, mut gone) = (0_u64, 0_u64, 0_u64);
     let board = board.memory();
-    let places = (board.len() / 8) as u64;
+    // Few, so that most of what is found there is alive.
+    let places = 16;
     while Instant::now() < end {
         let place = word(&board, (next(&mut state) % places) as usize * 8);
         match next(&mut state) % 4 {
@@ -157,7 +158,7 @@ fn storm(all: &Domains, domain: &str, board: &str, seed: &str, milliseconds: &st
             }
             _ => {}
         }
-        if kept.len() > 12 || next(&mut state).is_multiple_of(3) && !kept.is_empty() {
+        if kept.len() > 12 || next(&mut state).is_multiple_of(6) && !kept.is_empty() {
             let object = kept.swap_remove(next(&mut state) as usize % kept.len());
             if next(&mut state).is_multiple_of(2) {
                 match object.unregister() {
