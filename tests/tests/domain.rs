@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use umf_tests::domain::{name, nothing_is_left, uid};
-use umf_tests::{Actor, Census, actor};
+use umf_tests::{Actor, Census, actor, machine, spawn};
 
 fn member(domain: &str) -> Actor {
     let mut actor = actor!();
@@ -312,6 +312,60 @@ fn a_child_does_not_stand_for_its_parent() {
     parent.kill();
     other.fails(&format!("register {domain} {number} 1 -> o"), "NoSuchNumber");
     assert_eq!(other.ok(&format!("objects {domain}")), "");
+}
+
+/// Pids mean nothing between pid namespaces; domains do not need them.
+#[test]
+fn across_pid_namespaces() {
+    let domain = name("namespaces");
+    let test = "across_pid_namespaces";
+    let Some(mut inner) = machine::in_namespaces(test, spawn!(), libc::CLONE_NEWPID) else { return };
+    let mut outer = member(&domain);
+    inner.ok(&format!("join {domain}"));
+    let number = inner.ok(&format!("create {domain} 4096 1 -> o"));
+    inner.ok("fill-object o 4");
+    outer.ok(&format!("register {domain} {number} 1 -> o"));
+    assert_eq!(outer.ok("check-object o 4"), "same");
+    inner.kill();
+    assert_eq!(outer.ok(&format!("objects {domain}")), format!("{number}:1:4096:1"));
+    let mut late = spawn!().namespaces(libc::CLONE_NEWPID).start();
+    late.ok(&format!("join {domain}"));
+    late.ok(&format!("register {domain} {number} 1 -> o"));
+    outer.kill();
+    assert_eq!(late.ok("check-object o 4"), "same");
+    assert_eq!(late.ok(&format!("objects {domain}")), format!("{number}:1:4096:1"));
+    late.finish();
+    nothing_is_left(&domain);
+}
+
+/// As many as an MPI job has on one node, all at the same time.
+#[test]
+fn a_node_full_of_processes() {
+    let domain = name("node");
+    let mut actors: Vec<Actor> = (0..100).map(|_| actor!()).collect();
+    let patience = Duration::from_secs(60);
+    for actor in &mut actors {
+        actor.send(&format!("join {domain} 50000"));
+    }
+    for actor in &mut actors {
+        actor.answer(patience).unwrap();
+    }
+    let number = actors[0].ok(&format!("create {domain} 4096 1 -> o"));
+    actors[0].ok("fill-object o 8");
+    for actor in &mut actors {
+        actor.send(&format!("register {domain} {number} 1 -> p"));
+    }
+    for actor in &mut actors {
+        actor.answer(patience).unwrap();
+        assert_eq!(actor.ok("check-object p 8"), "same");
+    }
+    assert_eq!(actors[99].ok(&format!("objects {domain}")), format!("{number}:1:4096:100"));
+    let mut last = actors.pop().unwrap();
+    drop(actors);
+    assert_eq!(last.ok(&format!("objects {domain}")), format!("{number}:1:4096:1"));
+    assert_eq!(last.ok("check-object p 8"), "same");
+    last.finish();
+    nothing_is_left(&domain);
 }
 
 #[test]
