@@ -117,3 +117,29 @@ fn one_that_does_not_answer_is_one_of_many() {
     first.ok(&format!("register {domain} {number} 1 -> o"));
     assert_eq!(third.ok(&format!("objects {domain}")), format!("{number}:1:4096:2"));
 }
+
+/// Two wait for the arbiter: one has the table of a domain that dies out meanwhile, the other one found nobody. Whoever is
+/// first, they are in one domain.
+#[test]
+fn a_domain_that_dies_out_while_others_wait_to_join() {
+    for round in 0..8 {
+        let domain = name(&format!("dying{round}"));
+        let mut last = member(&domain);
+        let mut holder = actor!();
+        holder.ok(&format!("bind umf-domain-{}-arbiter-{domain}", uid()));
+        let (mut early, mut late) = (actor!(), actor!());
+        early.send(&format!("join {domain} 20000"));
+        // Long enough for it to have the table.
+        std::thread::sleep(Duration::from_millis(100));
+        last.kill();
+        late.send(&format!("join {domain} 20000"));
+        std::thread::sleep(Duration::from_millis(100));
+        holder.kill();
+        for actor in [&mut early, &mut late] {
+            actor.answer(Duration::from_secs(30)).unwrap();
+        }
+        let number = early.ok(&format!("create {domain} 4096 1 -> o"));
+        late.ok(&format!("register {domain} {number} 1 -> o"));
+        assert_eq!(late.ok(&format!("objects {domain}")), format!("{number}:1:4096:2"), "round {round}");
+    }
+}
