@@ -12,8 +12,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 mod cases;
-mod driver;
 mod domain;
+mod driver;
 mod failure;
 mod memory;
 mod process;
