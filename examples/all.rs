@@ -61,3 +61,37 @@ fn read_only() {
     assert_eq!(lines[2], "still current: false");
     assert!(lines[3].starts_with("stale handle"), "{output}");
 }
+
+#[test]
+fn domain() {
+    let name = format!("umf-examples-{}", std::process::id());
+    let start = |number: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_domain"));
+        let command = command.arg(&name).args(number).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        (process, output)
+    };
+    let line = |output: &mut dyn BufRead| {
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    };
+    let (mut creator, mut output) = start(&[]);
+    let number = line(&mut output);
+    assert_eq!(line(&mut output), "user 1 of this region");
+    let (mut second, mut output) = start(&[&number]);
+    assert_eq!(line(&mut output), "user 2 of this region");
+    creator.kill().unwrap();
+    creator.wait().unwrap();
+    let (mut third, mut output) = start(&[&number]);
+    assert_eq!(line(&mut output), "user 3 of this region");
+    for process in [&mut second, &mut third] {
+        process.stdin.take().unwrap().write_all(b"\n").unwrap();
+        assert!(process.wait().unwrap().success());
+    }
+    // Nobody is left: neither the region nor the domain is.
+    let late = Command::new(env!("CARGO_BIN_EXE_domain")).args([&name, &number]).output().unwrap();
+    assert!(!late.status.success());
+    assert!(String::from_utf8_lossy(&late.stderr).contains("NoSuchNumber"), "{late:?}");
+}

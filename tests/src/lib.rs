@@ -4,6 +4,7 @@
 //! - [`Actor`]: a process of its own (`umf-actor`) that obeys one line at a time
 //! - [`Census`]: what a process has open, counted from outside
 //! - [`command`]: the `umf` command
+//! - [`domain`]: what there is of a domain, seen from outside
 //! - [`forge`]: handles that no producer made
 //! - [`machine`]: what this machine lets a test do
 //! - [`Name`]: a name that a test gives to shared memory
@@ -14,6 +15,7 @@
 mod actor_client;
 mod census;
 pub mod command;
+pub mod domain;
 pub mod forge;
 pub mod machine;
 mod name;

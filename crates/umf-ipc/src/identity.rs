@@ -12,7 +12,9 @@ use crate::sys;
 pub struct Nonce([u8; 16]);
 
 impl Nonce {
-    pub(crate) const fn from_bytes(bytes: [u8; 16]) -> Self {
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 

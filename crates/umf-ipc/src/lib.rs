@@ -35,6 +35,15 @@ mod protocol;
 mod sys;
 pub mod transfer;
 
+/// The socket over which fds travel, for the other crates of umf that serve fds. No part of the interface.
+#[doc(hidden)]
+pub mod fd_socket {
+    pub use crate::sys::{Peer, peer, peer_of};
+    pub use crate::transfer::socket::Request;
+    pub use crate::transfer::socket::client::{Answer, Deadline, receive};
+    pub use crate::transfer::socket::server::{FdSource, Server};
+}
+
 pub use cache::{CacheStatistics, LimitPolicy};
 pub use error::{Error, Refusal, Result};
 pub use exporter::{Export, Exporter, ExporterSettings, Ptracer};

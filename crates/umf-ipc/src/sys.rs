@@ -56,16 +56,20 @@ pub(crate) fn effective_uid() -> u32 {
 
 /// Who is at the other end of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Peer {
+pub enum Peer {
     /// The user of this process, or root.
     Trusted,
+    /// Somebody else.
     Other,
     /// A user whom this user namespace has no number for, as it has none for the user of this process.
     Nameless,
 }
 
 /// Whether a socket's peer is the user of this process.
-pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> Result<Peer> {
+///
+/// # Errors
+/// What `getsockopt(2)` says.
+pub fn peer_of(socket: BorrowedFd<'_>) -> Result<Peer> {
     let mine = effective_uid();
     let (theirs, pid) = peer(socket)?;
     if theirs == 0 {
@@ -97,7 +101,10 @@ fn is_every_uid_mapped() -> bool {
 /// The effective uid of a socket's peer, and its pid, when it connected or listened (`SO_PEERCRED`, `unix(7)`).
 ///
 /// Not by rustix, which has no value for the pid of a peer that this pid namespace does not see: 0.
-fn peer(socket: BorrowedFd<'_>) -> Result<(u32, i32)> {
+///
+/// # Errors
+/// What `getsockopt(2)` says.
+pub fn peer(socket: BorrowedFd<'_>) -> Result<(u32, i32)> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: `credentials` is valid for a write of `length` bytes, and so is `length`.

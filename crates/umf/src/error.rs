@@ -15,6 +15,9 @@ pub enum Error {
     /// Exporting or opening.
     #[error(transparent)]
     Ipc(#[from] umf_ipc::Error),
+    /// A domain.
+    #[error(transparent)]
+    Domain(#[from] umf_domain::Error),
     /// Settings.
     #[error(transparent)]
     Settings(Arc<umf_config::Error>),

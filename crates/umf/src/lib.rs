@@ -22,6 +22,7 @@
 //! | a pool in `Vec` and `HashMap`, or as the global allocator | `&Pool` is an `allocator_api2` allocator; [`GlobalPool`] |
 //! | freed memory that others still have open | [`OnFree`], [`drain`], [`Pool::drain`] |
 //! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`] |
+//! | regions that belong to a named set of processes | [`domain`] |
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`] |
 //! | kinds of provider and pool from elsewhere | [`registry`], [`plugin`] |
 //! | parts for those who build their own | [`core`], [`ipc`], [`host`], [`slab`], [`proxy`] |
@@ -50,6 +51,8 @@ pub use umf_ipc::{Exchange, Export, Exporter, Handle, Importer, Mapping, Mode, V
 pub use umf_config as config;
 #[doc(inline)]
 pub use umf_core as core;
+#[doc(inline)]
+pub use umf_domain as domain;
 #[doc(inline)]
 pub use umf_ipc as ipc;
 #[doc(inline)]

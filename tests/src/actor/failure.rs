@@ -47,10 +47,17 @@ impl From<umf::Error> for Failure {
         let variant = match &error {
             umf::Error::Ipc(inner) => return inner.clone().into(),
             umf::Error::Memory(inner) => variant(inner),
+            umf::Error::Domain(inner) => variant(inner),
             umf::Error::Settings(inner) => variant(inner),
             other => variant(other),
         };
         Self { variant, message: error.to_string() }
+    }
+}
+
+impl From<umf::domain::Error> for Failure {
+    fn from(error: umf::domain::Error) -> Self {
+        Self { variant: variant(&error), message: error.to_string() }
     }
 }
 

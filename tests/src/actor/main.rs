@@ -3,6 +3,7 @@
 //!
 //! | module | commands |
 //! |---|---|
+//! | [`domain`] | domains and their objects |
 //! | [`memory`] | pools, blocks, regions, handles, mappings, what they hold |
 //! | [`process`] | what a process can do to itself: fork, exec, limits, credentials, fds |
 //! | [`storm`] | many threads and many cycles in one command |
@@ -11,6 +12,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 mod cases;
+mod domain;
 mod driver;
 mod failure;
 mod memory;
@@ -64,5 +66,6 @@ fn obey(actor: &mut memory::Actor, line: &str) -> Answer {
         .or_else(|| process::obey(actor, command, rest))
         .or_else(|| storm::obey(actor, command, rest))
         .or_else(|| cases::obey(actor, command, rest))
+        .or_else(|| domain::obey(&mut actor.domains, command, rest))
         .unwrap_or_else(|| Err(Failure::unknown(line)))
 }

@@ -19,6 +19,7 @@ pub(crate) struct Actor {
     pub(crate) regions: HashMap<String, (Arc<Upstream>, Region)>,
     exports: HashMap<String, Export<'static>>,
     pub(crate) mappings: HashMap<String, Mapping<'static>>,
+    pub(crate) domains: crate::domain::Domains,
     pub(crate) child: Option<(i32, UnixStream)>,
     pub(crate) taken: Vec<OwnedFd>,
 }

@@ -4,10 +4,14 @@ use std::ffi::CString;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::memory::Actor;
 use crate::{Answer, Failure, serve};
+
+/// Whether a forked child outlives its parent, until it is killed.
+static LINGERS: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<Answer> {
     Some(match (command, words) {
@@ -16,6 +20,10 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
         ("maps", [part]) => maps(part),
         ("fork", []) => fork(actor),
         ("reap", []) => reap(actor),
+        ("linger", []) => {
+            LINGERS.store(true, Ordering::Relaxed);
+            Ok(String::new())
+        }
         ("exec", []) => exec(),
         ("rlimit", [which, value]) => rlimit(which, value),
         ("setuid", [uid]) => set_uid(uid),
@@ -27,6 +35,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
         }),
         ("timer", [milliseconds]) => timer(milliseconds),
         ("connect", [name, count]) => connect(actor, name, count),
+        ("bind", [name]) => bind(actor, name),
         ("take-fds", [left]) => take_fds(actor, left),
         ("give-fds-back", []) => {
             actor.taken.clear();
@@ -44,6 +53,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
 /// Ends the process: mappings are closed, its child reaped; pools stay, as those in a `static` do.
 pub(crate) fn end(mut actor: Actor) -> ! {
     actor.mappings.clear();
+    actor.domains = crate::domain::Domains::default();
     let _ = reap(&mut actor);
     std::process::exit(0)
 }
@@ -87,6 +97,9 @@ fn fork(actor: &mut Actor) -> Answer {
         actor.child = None;
         let input = theirs.try_clone().unwrap();
         serve(actor, input, theirs);
+        while LINGERS.load(Ordering::Relaxed) {
+            std::thread::park();
+        }
         // SAFETY: ends the child without running what belongs to the parent.
         unsafe { libc::_exit(0) };
     }
@@ -242,25 +255,45 @@ fn take_fds(actor: &mut Actor, left: &str) -> Answer {
     Ok(kept.to_string())
 }
 
-/// Connects to an abstract socket so many times, and keeps all of it until `give-fds-back`.
-fn connect(actor: &mut Actor, name: &str, count: &str) -> Answer {
+/// The address of an abstract socket, and its length.
+fn abstract_address(name: &str) -> (libc::sockaddr_un, u32) {
     // SAFETY: zeroes are a value of this plain structure.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as u16;
     for (place, byte) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
         *place = byte.cast_signed();
     }
-    let length = u32::try_from(size_of::<libc::sa_family_t>() + 1 + name.len()).unwrap();
+    (address, u32::try_from(size_of::<libc::sa_family_t>() + 1 + name.len()).unwrap())
+}
+
+fn socket(actor: &mut Actor) -> Result<i32, Failure> {
+    // SAFETY: numbers only.
+    let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
+    check(socket)?;
+    // SAFETY: a new fd that nobody else owns.
+    actor.taken.push(unsafe { OwnedFd::from_raw_fd(socket) });
+    Ok(socket)
+}
+
+/// Connects to an abstract socket so many times, and keeps all of it until `give-fds-back`.
+fn connect(actor: &mut Actor, name: &str, count: &str) -> Answer {
+    let (address, length) = abstract_address(name);
     for _ in 0..count.parse()? {
-        // SAFETY: numbers only.
-        let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
-        check(socket)?;
-        // SAFETY: a new fd that nobody else owns.
-        actor.taken.push(unsafe { OwnedFd::from_raw_fd(socket) });
+        let socket = socket(actor)?;
         // SAFETY: the structure is valid for `length` bytes.
         check(unsafe { libc::connect(socket, (&raw const address).cast(), length) })?;
     }
     Ok(String::new())
+}
+
+/// Listens on an abstract socket, and answers nobody, until `give-fds-back`.
+fn bind(actor: &mut Actor, name: &str) -> Answer {
+    let (address, length) = abstract_address(name);
+    let socket = socket(actor)?;
+    // SAFETY: the structure is valid for `length` bytes.
+    check(unsafe { libc::bind(socket, (&raw const address).cast(), length) })?;
+    // SAFETY: numbers only.
+    check(unsafe { libc::listen(socket, 8) })
 }
 
 fn mount(kind: &str, target: &str, options: &str) -> Answer {

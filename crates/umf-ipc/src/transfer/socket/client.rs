@@ -20,15 +20,18 @@ use crate::transfer::Wanted;
 
 /// What came of a request.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub enum Answer {
+    /// What was asked for.
     Fd(OwnedFd),
     /// What was said is known now.
     Known,
     /// The slot has this generation now.
     Stale(u64),
+    /// Its process serves another user.
     NotPermitted,
     /// This process cannot tell whose socket it is.
     Nameless,
+    /// What it did.
     Misbehaved(&'static str),
 }
 
@@ -115,16 +118,20 @@ impl Client {
 
 /// When an answer must be there.
 #[derive(Clone, Copy, Debug)]
-struct Deadline(Option<Instant>);
+pub struct Deadline(Option<Instant>);
 
 impl Deadline {
     /// None, where that is further off than clocks reach.
-    fn after(timeout: Duration) -> Self {
+    #[must_use]
+    pub fn after(timeout: Duration) -> Self {
         Self(Instant::now().checked_add(timeout))
     }
 
     /// The time left, or [`Errno::TIMEDOUT`].
-    fn left(self) -> Result<Option<Duration>, Errno> {
+    ///
+    /// # Errors
+    /// As said.
+    pub fn left(self) -> Result<Option<Duration>, Errno> {
         let Some(end) = self.0 else { return Ok(None) };
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(Errno::TIMEDOUT) } else { Ok(Some(left)) }
@@ -171,7 +178,11 @@ fn connect(nonce: Nonce, deadline: Deadline) -> Result<OwnedFd, Errno> {
     }
 }
 
-fn receive(connection: &OwnedFd, deadline: Deadline) -> Result<Answer, Errno> {
+/// Waits for the answer to a [`Request`].
+///
+/// # Errors
+/// [`Errno::TIMEDOUT`]; [`Errno::CONNRESET`] if the other side closed; what `recvmsg(2)` says.
+pub fn receive(connection: &OwnedFd, deadline: Deadline) -> Result<Answer, Errno> {
     let mut bytes = [0; REPLY_SIZE + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -7,3 +7,5 @@
 pub(crate) mod client;
 pub(crate) mod server;
 mod wire;
+
+pub use wire::Request;

@@ -21,8 +21,8 @@ use crate::sys;
 use crate::{Error, Result};
 
 /// Where the server gets what it hands out.
-pub(crate) trait FdSource: Send + Sync {
-    /// The ledger.
+pub trait FdSource: Send + Sync {
+    /// The ledger, or what stands in its place.
     fn ledger(&self) -> Arc<OwnedFd>;
     /// The door.
     fn door(&self) -> Arc<OwnedFd>;
@@ -37,7 +37,7 @@ const CONNECTIONS: usize = 256;
 
 /// The listening socket and its thread. Dropping it ends both.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub struct Server {
     wake: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     /// All fds of the server, for a forked child to close.
@@ -59,11 +59,17 @@ impl Server {
     }
 
     /// Answers on `listener` until dropped.
-    pub(crate) fn serve(listener: OwnedFd, nonce: Nonce, source: Arc<dyn FdSource>) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::System`] if there is no fd or no thread for it.
+    pub fn serve(listener: OwnedFd, nonce: Nonce, source: Arc<dyn FdSource>) -> Result<Self> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| Error::system("eventfd", errno))?;
         let wake = Arc::new(wake);
-        let fds = Arc::new(Lock::new(vec![listener.as_raw_fd(), wake.as_raw_fd()]));
+        // All that there will ever be: nothing is allocated under this lock.
+        let mut numbers = Vec::with_capacity(2 + CONNECTIONS + 1);
+        numbers.extend([listener.as_raw_fd(), wake.as_raw_fd()]);
+        let fds = Arc::new(Lock::new(numbers));
         let serving = Serving {
             listener,
             nonce,
@@ -83,26 +89,38 @@ impl Server {
         Ok(Self { wake, thread: Some(thread), fds, generation: fork::generation() })
     }
 
-    pub(crate) fn lock_for_fork(&self) {
+    /// Before a fork: see [`umf_core::fork::ForkAware`].
+    pub fn lock_for_fork(&self) {
         self.fds.lock_for_fork();
     }
 
+    /// After it, in both processes.
+    ///
     /// # Safety
     /// [`Server::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
-    pub(crate) unsafe fn unlock_after_fork(&self) {
+    pub unsafe fn unlock_after_fork(&self) {
         // SAFETY: passed on to the caller.
         unsafe { self.fds.unlock_after_fork() };
     }
 
     /// In a forked child: closes what belongs to the parent's thread, which is not here.
     pub(crate) fn abandon(mut self) {
+        // SAFETY: this is a child, and the server is gone after this.
+        unsafe { self.close_in_child() };
+        core::mem::forget(self.thread.take());
+    }
+
+    /// In a forked child: closes all fds of the parent's thread, which is not here.
+    ///
+    /// # Safety
+    /// This process is a forked child of the one that made the server.
+    pub unsafe fn close_in_child(&self) {
         for fd in self.fds.lock().drain(..) {
             // SAFETY: the fds belong to the server thread's objects, which do not exist in this process, and to
-            // `wake`, which is forgotten below.
+            // `wake`, which is never closed again, by the share of it that is forgotten below.
             unsafe { sys::close_inherited(fd) };
         }
         core::mem::forget(Arc::clone(&self.wake));
-        core::mem::forget(self.thread.take());
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::identity::Nonce;
 
-pub(super) const REQUEST_SIZE: usize = 40;
+pub const REQUEST_SIZE: usize = 40;
 pub(super) const REPLY_SIZE: usize = 16;
 
 const REQUEST_MAGIC: [u8; 4] = *b"UMFR";
@@ -15,23 +15,31 @@ const KIND_ANNOUNCE: u16 = 4;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Request {
+pub enum Request {
+    /// The ledger, or what stands in its place.
     Ledger,
+    /// What is behind an export.
     Data {
+        /// Of the ledger.
         slot: u32,
+        /// Of the slot.
         generation: u64,
     },
     /// The file with the rows of leases.
     Door,
     /// Which row there is the asker's own, and the number that it wrote there.
     Announce {
+        /// In the door.
         row: u32,
+        /// As it is there.
         number: u32,
     },
 }
 
 impl Request {
-    pub(super) fn encode(self, nonce: Nonce) -> [u8; REQUEST_SIZE] {
+    /// As it is sent, in one packet.
+    #[must_use]
+    pub fn encode(self, nonce: Nonce) -> [u8; REQUEST_SIZE] {
         let (kind, slot, generation) = match self {
             Self::Ledger => (KIND_LEDGER, 0, 0),
             Self::Data { slot, generation } => (KIND_DATA, slot, generation),

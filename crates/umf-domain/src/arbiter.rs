@@ -1,0 +1,87 @@
+//! [`Turn`]: the right to change a domain's table, which one process has at a time.
+//!
+//! It is a bound abstract name. The kernel gives a name to one socket, and takes it back when its process dies, at
+//! whatever instruction: no lock in shared memory can be lost.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use umf_ipc::fd_socket::{Deadline, peer};
+
+use crate::knock::{Knock, knock};
+use crate::name::Name;
+use crate::sockets::Sockets;
+use crate::{Error, Result};
+
+/// Held from [`turn`] until dropped: microseconds.
+#[derive(Debug)]
+pub(crate) struct Turn<'s> {
+    sockets: &'s Sockets,
+    socket: Option<OwnedFd>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            self.sockets.close_arbiter(socket);
+        }
+    }
+}
+
+const SHORTEST: Duration = Duration::from_micros(20);
+const LONGEST: Duration = Duration::from_millis(1);
+/// After so many tries somebody holds it longer than anybody should; then it is looked at again only after as many, since
+/// each look leaves a connection in the holder's queue.
+const PATIENCE: u32 = 16;
+
+/// Waits for the turn until `deadline`, which is `timeout` from when the caller began.
+pub(crate) fn turn<'s>(
+    sockets: &'s Sockets,
+    name: &Name,
+    deadline: Deadline,
+    timeout: Duration,
+) -> Result<Turn<'s>> {
+    let address = name.arbiter();
+    let mut pause = SHORTEST;
+    let mut holder = 0;
+    for attempt in 1_u32.. {
+        let bound = sockets.bind_arbiter(&address).map_err(Error::system("bind of the arbiter's name"))?;
+        if let Some(socket) = bound {
+            return Ok(Turn { sockets, socket: Some(socket) });
+        }
+        if attempt.is_multiple_of(PATIENCE) {
+            holder = check_holder(name, &address)?.unwrap_or(holder);
+        }
+        if deadline.left().is_err() {
+            holder = check_holder(name, &address)?.unwrap_or(holder);
+            break;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST);
+    }
+    Err(Error::Held {
+        domain: name.as_str().to_owned(),
+        socket: String::from_utf8_lossy(&address).into_owned(),
+        pid: holder,
+        milliseconds: milliseconds(timeout),
+    })
+}
+
+/// The process that has the name now; an error if it is a stranger.
+fn check_holder(name: &Name, address: &[u8]) -> Result<Option<i32>> {
+    match knock(address).map_err(Error::system("connect to the arbiter's name"))? {
+        Knock::Stranger { uid, pid } => Err(Error::OtherUser {
+            domain: name.as_str().to_owned(),
+            socket: String::from_utf8_lossy(address).into_owned(),
+            uid,
+            pid,
+            mine: crate::sys::effective_uid(),
+        }),
+        Knock::Open(connection) => Ok(peer(connection.as_fd()).ok().map(|(_, pid)| pid)),
+        Knock::Nobody | Knock::Busy => Ok(None),
+    }
+}
+
+pub(crate) fn milliseconds(timeout: Duration) -> u64 {
+    u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,111 @@
+//! Joining: the table from whoever is there, a place in it; or a new table, if nobody is.
+
+use core::mem::ManuallyDrop;
+use core::sync::atomic::AtomicBool;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use umf_core::fork;
+use umf_ipc::fd_socket::{Deadline, Request};
+
+use crate::arbiter::{Turn, turn};
+use crate::ask::{Asked, ask};
+use crate::knock::is_still_there;
+use crate::name::Name;
+use crate::participant::{Participant, is_alive, timed_out};
+use crate::registrations::{Registrations, Source};
+use crate::sockets::Sockets;
+use crate::table::{PLACES, Rules, Table};
+use crate::{DomainSettings, Error, Result, sys};
+
+impl Participant {
+    /// Joins, as somebody new.
+    pub(crate) fn join(name: Name, settings: &DomainSettings) -> Result<Arc<Self>> {
+        let timeout = settings.timeout;
+        let deadline = Deadline::after(timeout);
+        let nonce = sys::random().map_err(Error::system("getrandom"))?;
+        let sockets = Sockets::new()?;
+        loop {
+            // Without the turn, since it may take long.
+            let found = fetch(&name, settings, deadline)?;
+            let turn = turn(&sockets, &name, deadline, timeout)?;
+            let table = match found {
+                // Its sender is in the domain now, so that the table is the domain's.
+                Some((table, sender)) if is_still_there(&sender) => Some(table),
+                None if is_deserted(&name)? => {
+                    Some(Table::new(name.as_str(), name.tag(), settings.max_objects)?)
+                }
+                // Somebody came or went meanwhile: once more.
+                _ => None,
+            };
+            if let Some(table) = table {
+                let (place, listener) = enter(&name, &sockets, &turn, &table, nonce)?;
+                drop(turn);
+                let registrations = Arc::new(Registrations::default());
+                let source =
+                    Source { table: table.shared_file(), registrations: Arc::downgrade(&registrations) };
+                sockets.serve(listener, Arc::new(source))?;
+                tracing::debug!(domain = name.as_str(), place, "joined");
+                return Ok(Arc::new(Self {
+                    generation: fork::generation(),
+                    name,
+                    timeout,
+                    place,
+                    nonce,
+                    sockets,
+                    table,
+                    registrations: ManuallyDrop::new(registrations),
+                    leftovers: AtomicBool::new(false),
+                }));
+            }
+            drop(turn);
+            if deadline.left().is_err() {
+                return Err(timed_out(&name, Vec::new(), timeout));
+            }
+        }
+    }
+}
+
+/// The table and the connection to its sender, or `None` if nobody is there.
+fn fetch(name: &Name, settings: &DomainSettings, deadline: Deadline) -> Result<Option<(Table, OwnedFd)>> {
+    match ask(name, 0..PLACES, Request::Ledger, deadline, |fd| Table::open(fd, name.tag()))? {
+        Asked::Found(table, sender) => Ok(Some((table, sender))),
+        Asked::Nowhere { .. } => Ok(None),
+        Asked::Silent { pids } => Err(timed_out(name, pids, settings.timeout)),
+        Asked::Misbehaved(what) => Err(Error::Misbehaved { domain: name.as_str().to_owned(), what }),
+    }
+}
+
+/// Whether there is no participant at all. Each place is looked at: no list that the kernel gives of sockets is sure to
+/// have all that were there all the time, and a second table for a domain that lives would be two domains.
+fn is_deserted(name: &Name) -> Result<bool> {
+    for place in 0..PLACES {
+        if is_alive(name, place)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Takes the first place whose name can be bound: who was there before is dead, or it is free.
+fn enter(
+    name: &Name,
+    sockets: &Sockets,
+    turn: &Turn<'_>,
+    table: &Table,
+    nonce: [u64; 2],
+) -> Result<(u16, OwnedFd)> {
+    for place in 0..PLACES {
+        let bound = sockets.bind_place(&name.place(place));
+        if let Some(listener) = bound.map_err(Error::system("bind of a participant's name"))? {
+            Rules::new(table, turn).enter(place, nonce);
+            return Ok((place, listener));
+        }
+    }
+    Err(Error::Full {
+        domain: name.as_str().to_owned(),
+        what: "participants",
+        limit: u32::from(PLACES),
+        remedy: "let some leave",
+    })
+}

@@ -1,0 +1,59 @@
+//! The memory of an object: a memfd whose size is sealed.
+
+use std::os::fd::OwnedFd;
+
+use crate::sys::{self, File, Mapping};
+use crate::{Error, Result};
+
+/// New memory, mapped. `size` is rounded up to pages.
+pub(crate) fn create(domain: &str, size: usize) -> Result<(OwnedFd, File, Mapping)> {
+    let page = sys::page_size();
+    let largest = sys::file_size_limit().min(isize::MAX as u64) & !(page as u64 - 1);
+    let rounded =
+        size.checked_next_multiple_of(page).filter(|&rounded| size > 0 && rounded as u64 <= largest);
+    let rounded = rounded.ok_or(Error::BadSize { size, largest })?;
+    let fd = sys::memfd(&format!("umf-domain/{domain}"), rounded as u64)
+        .map_err(Error::system("memfd_create of a region"))?;
+    let mapping = Mapping::new(&fd, rounded).map_err(Error::system("mmap of a region"))?;
+    let file = sys::sealed_file(&fd).map_err(Error::system("fstat of a region"))?;
+    let file = file.ok_or_else(|| Error::system("sealing of a region")(rustix::io::Errno::OPNOTSUPP))?;
+    Ok((fd, file, mapping))
+}
+
+/// What a participant sent for an object, mapped; `None` if it is not what the table says.
+pub(crate) fn open(fd: &OwnedFd, expected: File) -> Result<Option<Mapping>> {
+    let found = sys::sealed_file(fd).map_err(Error::system("fstat of a region"))?;
+    let size = usize::try_from(expected.size).ok().filter(|&size| size > 0);
+    match size {
+        Some(size) if found == Some(expected) => map(fd, size).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// Maps a file of this size.
+pub(crate) fn map(fd: &OwnedFd, size: usize) -> Result<Mapping> {
+    Mapping::new(fd, size).map_err(Error::system("mmap of a region"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for bad in [0, usize::MAX, isize::MAX as usize] {
+            assert!(matches!(create("test", bad), Err(Error::BadSize { size, .. }) if size == bad), "{bad}");
+        }
+        let (fd, file, mapping) = create("test", 1).unwrap();
+        assert_eq!((file.size, mapping.size()), (sys::page_size() as u64, sys::page_size()));
+        assert!(open(&fd, file).unwrap().is_some());
+        for other in [
+            File { size: file.size * 2, ..file },
+            File { size: 0, ..file },
+            File { inode: file.inode + 1, ..file },
+            File { device: file.device + 1, ..file },
+        ] {
+            assert!(open(&fd, other).unwrap().is_none());
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! A region that outlives the process that created it.
+//!
+//! ```text
+//! $ domain jobs                          creates a region, prints its number, waits for Enter
+//! $ domain jobs 0x43a1c0be7d210000       in other terminals: registers, adds one, waits for Enter
+//! ```
+//!
+//! End them in any order and in any way: as long as one is there, another one can come. Then the number is not valid any
+//! more.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use umf::domain::{Domain, DomainSettings, Number, VolatileMemory};
+
+/// What this program calls regions of this content.
+const COUNTER: u32 = 1;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let name = arguments.next().unwrap_or_else(|| "umf-example".to_owned());
+    let domain = Domain::join(&name, DomainSettings::default())?;
+    let object = match arguments.next() {
+        None => {
+            let object = domain.create(4096, COUNTER)?;
+            println!("{}", object.number());
+            object
+        }
+        Some(number) => domain.register(number.parse::<Number>()?, COUNTER)?,
+    };
+    let memory = object.memory();
+    let counter: &AtomicU64 = memory.get_atomic_ref(0)?;
+    println!("user {} of this region", counter.fetch_add(1, Ordering::SeqCst) + 1);
+    std::io::stdout().flush()?;
+    std::io::stdin().read_line(&mut String::new())?;
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! Domains and their objects.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use umf::VolatileSlice;
+use umf::domain::{Domain, DomainSettings, Error, Number, Object, VolatileMemory};
+
+use crate::memory::{fill, holds};
+use crate::storm::next;
+use crate::{Answer, Failure};
+
+/// By the names that commands give.
+#[derive(Default)]
+pub(crate) struct Domains {
+    objects: HashMap<String, Object>,
+    domains: HashMap<String, Domain>,
+}
+
+pub(crate) fn obey(all: &mut Domains, command: &str, words: &[&str]) -> Option<Answer> {
+    Some(match (command, words) {
+        ("join", [name]) => join(all, name, DomainSettings::default()),
+        ("join", [name, milliseconds]) => milliseconds.parse().map_err(Failure::from).and_then(|timeout| {
+            let mut settings = DomainSettings::default();
+            settings.timeout = Duration::from_millis(timeout);
+            join(all, name, settings)
+        }),
+        ("join", [name, "max", objects]) => objects.parse().map_err(Failure::from).and_then(|objects| {
+            let mut settings = DomainSettings::default();
+            settings.max_objects = objects;
+            join(all, name, settings)
+        }),
+        ("leave", [name]) => Ok(all.domains.remove(*name).is_some().to_string()),
+        ("create", [domain, size, kind, "->", object]) => create(all, domain, size, kind, object),
+        ("register", [domain, number, kind, "->", object]) => register(all, domain, number, kind, object),
+        ("unregister", [domain, number]) => all.domain(domain).and_then(|domain| {
+            domain.unregister(number_of(number)?)?;
+            Ok(String::new())
+        }),
+        ("unregister-object", [object]) => match all.objects.remove(*object) {
+            Some(object) => object.unregister().map(|()| String::new()).map_err(Failure::from),
+            None => Err(Failure::unknown(object)),
+        },
+        ("drop-object", [object]) => Ok(all.objects.remove(*object).is_some().to_string()),
+        ("is-registered", [object]) => all.object(object).map(|object| object.is_registered().to_string()),
+        ("fill-object", [object, seed]) => all.object(object).and_then(|object| {
+            fill(&object.memory(), seed.parse()?);
+            Ok(String::new())
+        }),
+        ("check-object", [object, seed]) => all.object(object).and_then(|object| {
+            let mut content = vec![0; object.len()];
+            object.memory().copy_to(&mut content);
+            Ok(if holds(&content, seed.parse()?) { "same" } else { "different" }.to_owned())
+        }),
+        ("objects", [domain]) => all.domain(domain).and_then(objects),
+        ("cycle-objects", [domain, rounds]) => cycle(all, domain, rounds),
+        ("domain-storm", [domain, board, seed, milliseconds]) => {
+            storm(all, domain, board, seed, milliseconds)
+        }
+        _ => return None,
+    })
+}
+
+impl Domains {
+    fn domain(&self, name: &str) -> Result<&Domain, Failure> {
+        self.domains.get(name).ok_or_else(|| Failure::unknown(name))
+    }
+
+    fn object(&self, name: &str) -> Result<&Object, Failure> {
+        self.objects.get(name).ok_or_else(|| Failure::unknown(name))
+    }
+}
+
+fn number_of(text: &str) -> Result<Number, Failure> {
+    text.parse().map_err(|error| Failure::new("Number", error))
+}
+
+fn join(all: &mut Domains, name: &str, settings: DomainSettings) -> Answer {
+    let domain = Domain::join(name, settings)?;
+    all.domains.insert(name.to_owned(), domain);
+    Ok(String::new())
+}
+
+/// Answers with the number.
+fn create(all: &mut Domains, domain: &str, size: &str, kind: &str, name: &str) -> Answer {
+    let object = all.domain(domain)?.create(size.parse()?, kind.parse()?)?;
+    let number = object.number();
+    all.objects.insert(name.to_owned(), object);
+    Ok(number.to_string())
+}
+
+/// Answers with the size.
+fn register(all: &mut Domains, domain: &str, number: &str, kind: &str, name: &str) -> Answer {
+    let object = all.domain(domain)?.register(number_of(number)?, kind.parse()?)?;
+    let size = object.len();
+    all.objects.insert(name.to_owned(), object);
+    Ok(size.to_string())
+}
+
+/// Each as `number:kind:size:registrants`.
+fn objects(domain: &Domain) -> Answer {
+    let shown = |object: umf::domain::ObjectInfo| {
+        format!("{}:{}:{}:{}", object.number, object.kind, object.size, object.registrants)
+    };
+    Ok(domain.objects()?.into_iter().map(shown).collect::<Vec<_>>().join(" "))
+}
+
+/// Creates and drops objects.
+fn cycle(all: &Domains, domain: &str, rounds: &str) -> Answer {
+    let domain = all.domain(domain)?;
+    for round in 0..rounds.parse()? {
+        let object = domain.create(4096, round)?;
+        drop(domain.register(object.number(), round)?);
+    }
+    Ok(String::new())
+}
+
+/// Creates, registers and unregisters at random together with other processes, which may be killed at any time. The
+/// numbers of objects lie on a board, which is an object that all have; the first word of each object is its number.
+/// Answers with how often what happened.
+fn storm(all: &Domains, domain: &str, board: &str, seed: &str, milliseconds: &str) -> Answer {
+    let (domain, board) = (all.domain(domain)?, all.object(board)?);
+    let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
+    let mut state: u64 = seed.parse()?;
+    let mut kept: Vec<Object> = Vec::new();
+    let (mut created, mut registered, mut gone) = (0_u64, 0_u64, 0_u64);
+    let board = board.memory();
+    // Few, so that most of what is found there is alive.
+    let places = 16;
+    while Instant::now() < end {
+        let place = word(&board, (next(&mut state) % places) as usize * 8);
+        match next(&mut state) % 4 {
+            0 => {
+                let object = domain.create(4096, KIND)?;
+                word(&object.memory(), 0).store(object.number().into(), Ordering::Release);
+                place.store(object.number().into(), Ordering::Release);
+                kept.push(object);
+                created += 1;
+            }
+            1 | 2 => {
+                let number = place.load(Ordering::Acquire);
+                if number == 0 {
+                    continue;
+                }
+                match domain.register(number.into(), KIND) {
+                    Ok(object) => {
+                        let found = word(&object.memory(), 0).load(Ordering::Acquire);
+                        if found != number {
+                            return Err(Failure::new("WrongContent", format!("{found:#x} in {number:#x}")));
+                        }
+                        kept.push(object);
+                        registered += 1;
+                    }
+                    Err(Error::NoSuchNumber { .. }) => gone += 1,
+                    Err(other) => return Err(other.into()),
+                }
+            }
+            _ => {}
+        }
+        if kept.len() > 12 || next(&mut state).is_multiple_of(6) && !kept.is_empty() {
+            let object = kept.swap_remove(next(&mut state) as usize % kept.len());
+            if next(&mut state).is_multiple_of(2) {
+                match object.unregister() {
+                    // A number may be in `kept` twice, which is one registration.
+                    Ok(()) | Err(Error::NotRegistered { .. }) => {}
+                    Err(other) => return Err(other.into()),
+                }
+            }
+        }
+    }
+    Ok(format!("created={created} registered={registered} gone={gone}"))
+}
+
+/// Of all objects of a storm.
+const KIND: u32 = 77;
+
+fn word<'m>(memory: &'m VolatileSlice<'_>, offset: usize) -> &'m AtomicU64 {
+    memory.get_atomic_ref(offset).unwrap()
+}
