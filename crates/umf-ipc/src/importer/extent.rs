@@ -124,7 +124,7 @@ impl Inner {
             Ok(ImportedRegion { producer: Arc::clone(producer), imported, import, region })
         });
         if has_none.get() {
-            producer.forget_windows();
+            producer.forget_windows(handle);
             return Ok(None);
         }
         opened.map(Some)

@@ -106,7 +106,8 @@ impl Inner {
         let producer = self.producer(handle)?;
         let content = producer.content(handle)?;
         let content = Content { handle, region: (content.region_slot, content.region_generation) };
-        let window = window.filter(|_| producer.has_windows()).and_then(|size| Window::of(handle, size));
+        let window =
+            window.filter(|_| producer.has_windows(handle)).and_then(|size| Window::of(handle, size));
         let pinned = match window {
             Some(window) => match self.open_window(&producer, &content, window, access)? {
                 Some(pinned) => pinned,

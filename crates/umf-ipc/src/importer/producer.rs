@@ -6,6 +6,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use umf_core::lock::Lock;
+
 use crate::handle::Handle;
 use crate::identity::Nonce;
 use crate::lease::{self, Lease, LeaseTable, Ranges};
@@ -14,6 +16,14 @@ use crate::sys::{self, FileIdentity};
 use crate::transfer::{Channel, Exchange, Wanted};
 use crate::{Error, Result};
 
+/// How many files without windows are remembered. Others are asked each time that they are mapped.
+const FILES_WITHOUT_WINDOWS: usize = 32;
+
+fn file_of(handle: &Handle) -> FileIdentity {
+    let (device, inode) = handle.data_identity();
+    FileIdentity { device, inode }
+}
+
 /// A producer that was found, with its ledger mapped.
 #[derive(Debug)]
 pub(super) struct Producer {
@@ -21,8 +31,10 @@ pub(super) struct Producer {
     ledger: LedgerReader,
     ledger_fd: i32,
     nonce: Nonce,
-    /// Whether its files may be mapped by windows: until one turned out to be of another kind (huge pages).
-    has_windows: AtomicBool,
+    /// Files that turned out to have no windows (of huge pages, or not sealed), the last few.
+    without_windows: Lock<Vec<FileIdentity>>,
+    /// Whether there is any.
+    some_without: AtomicBool,
     /// Null, or a box. One that a parent of this process made is replaced and leaked: mappings that were open at the fork
     /// know it still.
     leases: AtomicPtr<LeaseTable>,
@@ -47,7 +59,8 @@ impl Producer {
             ledger,
             ledger_fd: handle.ledger_fd(),
             nonce: handle.nonce(),
-            has_windows: AtomicBool::new(true),
+            without_windows: Lock::new(Vec::new()),
+            some_without: AtomicBool::new(false),
             leases: AtomicPtr::new(ptr::null_mut()),
         })
     }
@@ -117,12 +130,25 @@ impl Producer {
         self.table().ok_or(Error::Misbehaved { pid, what: "its lease table went while it was made" })
     }
 
-    pub(super) fn has_windows(&self) -> bool {
-        self.has_windows.load(Ordering::Relaxed)
+    /// Whether a handle's file may be mapped by windows, as far as is known.
+    pub(super) fn has_windows(&self, handle: &Handle) -> bool {
+        if !self.some_without.load(Ordering::Relaxed) {
+            return true;
+        }
+        // A fork may have left it taken for ever; then the file is asked again.
+        let files = self.without_windows.try_lock();
+        files.is_none_or(|files| !files.contains(&file_of(handle)))
     }
 
-    pub(super) fn forget_windows(&self) {
-        self.has_windows.store(false, Ordering::Relaxed);
+    /// A handle's file has no windows.
+    pub(super) fn forget_windows(&self, handle: &Handle) {
+        if let Some(mut files) = self.without_windows.try_lock() {
+            if files.len() == FILES_WITHOUT_WINDOWS {
+                files.remove(0);
+            }
+            files.push(file_of(handle));
+            self.some_without.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The slot that a handle names, if the handle is current.
