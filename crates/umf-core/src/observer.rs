@@ -7,6 +7,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::lock::Lock;
+use crate::step::{Step, step};
 use crate::{Address, Region};
 
 /// What is about to go.
@@ -67,7 +68,10 @@ pub fn before_free(freed: Freed) -> Option<Arc<dyn Leases>> {
         match observer {
             Some(Some(observer)) => leases = both(leases, observer.before_free(freed)),
             Some(None) => {}
-            None => return leases,
+            None => {
+                step(Step::ObserversTold);
+                return leases;
+            }
         }
         index += 1;
     }

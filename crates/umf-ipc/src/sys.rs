@@ -7,6 +7,7 @@ use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource};
+use umf_core::step::{Step, step};
 
 pub(crate) type Result<T> = core::result::Result<T, Errno>;
 
@@ -307,6 +308,7 @@ impl Drop for SharedMapping {
     fn drop(&mut self) {
         // SAFETY: the mapping is this object's own, and nothing borrowed from it is left.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
+        step(Step::LedgerUnmapped);
     }
 }
 

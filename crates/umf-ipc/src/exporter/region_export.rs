@@ -4,6 +4,7 @@ use hashbrown::HashMap;
 use std::sync::Arc;
 
 use umf_core::lock::Lock;
+use umf_core::step::{Step, step};
 use umf_core::tracker::ProviderRef;
 use umf_core::{NativeExport, ProviderKind, Region};
 
@@ -101,6 +102,7 @@ impl Drop for RegionExport {
         {
             tracing::warn!(region = ?self.region, %error, "the provider could not take its native export back");
         }
+        step(Step::ExportReturned);
         let mut closing = self.closing.0.lock();
         if let Some(place) = closing.iter().position(|&region| region == self.region.id().get()) {
             closing.swap_remove(place);

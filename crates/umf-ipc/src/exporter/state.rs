@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use umf_core::lock::Lock;
 use umf_core::metadata::Chunks;
+use umf_core::step::{Step, step};
 use umf_core::tracker::{self, Found};
 use umf_core::{Address, Region, fork};
 
@@ -57,6 +58,7 @@ impl State {
             Err(rustix::io::Errno::INVAL) => tracing::debug!("PR_SET_PTRACER: this kernel has no yama"),
             Err(errno) => return Err(Error::system("prctl(PR_SET_PTRACER)", errno)),
         }
+        step(Step::ExporterPermitted);
         let limits = Limits {
             entries: settings.max_created_handles,
             bytes: 0,
@@ -206,6 +208,7 @@ impl State {
                 self.remember(entry, target.start, block);
             }
             drop(blocks);
+            step(Step::ExportReady);
             return Ok(Export::new(self, handle, pinned.into_pin()));
         }
     }
@@ -227,6 +230,7 @@ impl State {
         // One native export of a region at a time.
         self.closing.wait_for(region.id().get());
         let native = ability.export(&region)?;
+        step(Step::ExportMade);
         let identity = match &native.fd {
             Some(fd) => {
                 Some(sys::identity(fd).map_err(|errno| Error::system("fstat of the exported fd", errno))?)

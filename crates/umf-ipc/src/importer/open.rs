@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
+use umf_core::step::{Step, step};
 use umf_core::{Access, Address, ImportRequest};
 
 use super::Inner;
@@ -102,7 +103,9 @@ impl Inner {
             request.native[..native.len()].copy_from_slice(native);
             request.native_len = native.len();
             request.allocation_id = handle.allocation_id();
+            step(Step::ImportFetched);
             let imported = import.import(request)?;
+            step(Step::ImportMapped);
             Ok(ImportedRegion {
                 producer: Arc::clone(&producer),
                 imported,
@@ -154,6 +157,7 @@ impl Inner {
             };
             memo.store(hash(handle.as_bytes()), handle.as_bytes(), note);
         }
+        step(Step::ImportOpened);
         Ok(mapping)
     }
 

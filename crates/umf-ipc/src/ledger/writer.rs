@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use rustix::fs::SealFlags;
 use umf_core::lock::Lock;
+use umf_core::step::{Step, step};
 
 use super::layout::{HEADER_SIZE, Header, MAGIC, MAX_SLOTS, Slot, SlotContent, VERSION};
 use crate::identity::{Nonce, ProcessIdentity};
@@ -52,10 +53,12 @@ impl LedgerWriter {
         let size = HEADER_SIZE + capacity as usize * size_of::<Slot>();
         let fd =
             sys::memfd("umf-ledger", size as u64).map_err(|errno| Error::system("memfd_create", errno))?;
+        step(Step::LedgerFileMade);
         sys::reserve(&fd, 0, HEADER_SIZE as u64)
             .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
         let mapping = SharedMapping::new(&fd, size, true)
             .map_err(|errno| Error::system("mmap of the ledger", errno))?;
+        step(Step::LedgerMapped);
         mapping
             .keep_from_children()
             .map_err(|errno| Error::system("madvise(MADV_DONTFORK) of the ledger", errno))?;
@@ -65,6 +68,7 @@ impl LedgerWriter {
             errno,
             hint: "; umf needs Linux 5.1 or later",
         })?;
+        step(Step::LedgerSealed);
         let ledger = Self {
             mapping,
             fd: Arc::new(fd),
@@ -74,6 +78,7 @@ impl LedgerWriter {
             slots: Lock::new(FreeSlots { next: 0, reserved: 0, free: Vec::new() }),
         };
         ledger.write_header(served);
+        step(Step::LedgerMade);
         Ok(ledger)
     }
 
@@ -152,15 +157,18 @@ impl LedgerWriter {
             sys::reserve(&self.fd, offset, u64::from(count) * size_of::<Slot>() as u64)
                 .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
             slots.reserved += count;
+            step(Step::LedgerGrown);
         }
         slots.next += 1;
         self.header().slots_used.store(slots.next, Ordering::Release);
+        step(Step::LedgerSlotTaken);
         Ok(number)
     }
 
     /// Gives back a slot whose export was retired (or that was never published).
     pub(crate) fn give_back(&self, number: u32) {
         self.slots.lock().free.push(number);
+        step(Step::LedgerSlotGivenBack);
     }
 
     /// Makes an export visible in a slot that [`LedgerWriter::take`] gave, and returns its generation.
@@ -171,12 +179,14 @@ impl LedgerWriter {
             slot.device.store(content.device, Ordering::Relaxed);
             slot.inode.store(content.inode, Ordering::Relaxed);
             slot.fd.store(content.fd.cast_unsigned(), Ordering::Relaxed);
+            step(Step::LedgerHalfPublished);
             slot.region_slot.store(content.region_slot, Ordering::Relaxed);
             slot.region_generation.store(content.region_generation, Ordering::Relaxed);
             slot.region_id.store(content.region_id, Ordering::Relaxed);
             slot.region_size.store(content.region_size, Ordering::Relaxed);
             slot.offset.store(content.offset, Ordering::Relaxed);
         });
+        step(Step::LedgerPublished);
         generation
     }
 
@@ -187,7 +197,9 @@ impl LedgerWriter {
 
     /// Ends an export: from now on every open of a handle with `generation` fails as stale.
     pub(crate) fn retire(&self, number: u32, generation: u64) {
+        step(Step::LedgerRetiring);
         protocol::retire(&self.slot(number).generation, generation);
+        step(Step::LedgerRetired);
     }
 
     /// Where the slot's generation lies, for one-load checks while the ledger stays mapped.
