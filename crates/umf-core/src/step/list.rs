@@ -60,6 +60,10 @@ steps! {
     UpstreamRemoved,
     /// The provider has taken a region back.
     UpstreamFreed,
+    /// A region was split by its provider; the tracker knows the whole alone.
+    UpstreamSplit,
+    /// Regions were merged by their provider; the tracker knows the parts alone.
+    UpstreamMerged,
     /// Whoever exported memory knows that it goes; the memory is still there.
     ObserversTold,
 
@@ -182,6 +186,8 @@ steps! {
     ExportReady,
     /// A provider has its export back.
     ExportReturned,
+    /// A forked child has closed its parent's ledger.
+    ExporterAbandoned,
 
     // umf-ipc: the importer.
     /// The fd of a region came, and is not mapped.

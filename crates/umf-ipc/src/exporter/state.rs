@@ -456,6 +456,7 @@ impl State {
         }
         // SAFETY: the state, which owns the fd, is leaked in this process: see `Inner`.
         unsafe { sys::close_inherited(self.ledger.shared_fd().as_raw_fd()) };
+        step(Step::ExporterAbandoned);
     }
 }
 
