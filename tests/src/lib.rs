@@ -3,19 +3,23 @@
 //!
 //! - [`Actor`]: a process of its own (`umf-actor`) that obeys one line at a time
 //! - [`Census`]: what a process has open, counted from outside
+//! - [`board`]: what processes under load tell each other, past umf
 //! - [`forge`]: handles that no producer made
 //! - [`machine`]: what this machine lets a test do
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 mod actor_client;
+pub mod board;
 mod census;
 pub mod forge;
 pub mod machine;
+mod sequence;
 mod spawn;
 
-pub use actor_client::{Actor, Failure};
+pub use actor_client::{Actor, Failure, Outcome};
 pub use census::Census;
+pub use sequence::Sequence;
 pub use spawn::Spawn;
 
 /// Starts a [`Spawn`] of the `umf-actor` that was built for the test.

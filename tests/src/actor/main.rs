@@ -4,12 +4,14 @@
 //! | module | commands |
 //! |---|---|
 //! | [`memory`] | pools, blocks, regions, handles, mappings, what they hold |
+//! | [`load`] | work that goes on while processes are killed |
 //! | [`process`] | what a process can do to itself: fork, exec, limits, credentials, fds |
 //! | [`storm`] | many threads and many cycles in one command |
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 mod failure;
+mod load;
 mod memory;
 mod process;
 mod storm;
@@ -60,5 +62,6 @@ fn obey(actor: &mut memory::Actor, line: &str) -> Answer {
     memory::obey(actor, command, rest)
         .or_else(|| process::obey(actor, command, rest))
         .or_else(|| storm::obey(actor, command, rest))
+        .or_else(|| load::obey(actor, command, rest))
         .unwrap_or_else(|| Err(Failure::unknown(line)))
 }

@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use umf::core::{Layout, Region, Upstream};
 use umf::host::HostProvider;
 use umf::{Access, Address, Export, Handle, Mapping, Pool, Visibility, VolatileSlice};
+use umf_tests::board::Board;
 
 use crate::{Answer, Failure};
 
@@ -21,6 +23,9 @@ pub(crate) struct Actor {
     pub(crate) mappings: HashMap<String, Mapping<'static>>,
     pub(crate) child: Option<(i32, UnixStream)>,
     pub(crate) taken: Vec<OwnedFd>,
+    pub(crate) board: Option<Board>,
+    /// Numbers of blocks on the board that were given.
+    pub(crate) numbers: AtomicU64,
 }
 
 /// A block. It does not keep its pool, so that a pool can go with blocks in it; it frees nothing by itself.
