@@ -26,6 +26,8 @@ pub(crate) struct Actor {
     pub(crate) board: Option<Board>,
     /// Numbers of blocks on the board that were given.
     pub(crate) numbers: AtomicU64,
+    /// Whether it is planned that this process stops at a step.
+    pub(crate) may_stop: bool,
 }
 
 /// A block. It does not keep its pool, so that a pool can go with blocks in it; it frees nothing by itself.

@@ -141,10 +141,16 @@ impl Member {
         }
     }
 
-    /// What is left of it once it is dead: its socket's name.
+    /// What is left of it once it is dead: its socket's name. (A child that it was just forking closes that first of all.)
     pub(crate) fn remains(&self) -> Option<String> {
-        let bound = self.at_rest.sockets.iter().find(|socket| Census::is_bound(socket));
-        bound.map(|socket| format!("its socket {socket} is still bound"))
+        let begun = Instant::now();
+        loop {
+            let socket = self.at_rest.sockets.iter().find(|socket| Census::is_bound(socket))?;
+            if begun.elapsed() > Duration::from_secs(2) {
+                return Some(format!("its socket {socket} is still bound"));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The names that it left in `/dev/shm`, taken away.

@@ -28,10 +28,11 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
             Work::new(actor, threads, milliseconds, seed).and_then(|work| import::run(&work))
         }
         #[cfg(feature = "fail-points")]
-        ("arm", [step, nth, action]) => arm(step, nth, action),
+        ("arm", [step, nth, action]) => arm(actor, step, nth, action),
         #[cfg(feature = "fail-points")]
         ("disarm", []) => {
             umf_core::step::disarm();
+            actor.may_stop = false;
             Ok(String::new())
         }
         _ => return None,
@@ -39,7 +40,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
 }
 
 #[cfg(feature = "fail-points")]
-fn arm(step: &str, nth: &str, action: &str) -> Answer {
+fn arm(actor: &mut Actor, step: &str, nth: &str, action: &str) -> Answer {
     use umf_core::step::{Action, Step};
     let action = match action.split_once(':').unwrap_or((action, "")) {
         ("kill", "") => Action::Kill,
@@ -48,6 +49,7 @@ fn arm(step: &str, nth: &str, action: &str) -> Answer {
         _ => return Err(Failure::unknown(action)),
     };
     let step = Step::named(step).ok_or_else(|| Failure::unknown(step))?;
+    actor.may_stop |= action == Action::Stop;
     umf_core::step::arm(step, nth.parse()?, action);
     Ok(String::new())
 }
@@ -60,6 +62,9 @@ pub(crate) struct Work<'a> {
     seed: u64,
     /// Numbers of blocks, which this process uses once.
     numbers: &'a AtomicU64,
+    /// Whether this process may stop at a step.
+    #[cfg_attr(not(feature = "fail-points"), expect(dead_code, reason = "there are no steps"))]
+    may_stop: bool,
 }
 
 impl<'a> Work<'a> {
@@ -70,6 +75,7 @@ impl<'a> Work<'a> {
             end: Instant::now() + Duration::from_millis(milliseconds.parse()?),
             seed: seed.parse()?,
             numbers: &actor.numbers,
+            may_stop: actor.may_stop,
         })
     }
 
@@ -97,6 +103,11 @@ impl<'a> Work<'a> {
             for number in [0, 1] {
                 // SAFETY: only the parent talks with the test; its end is to be seen when it comes.
                 unsafe { libc::close(number) };
+            }
+            // Nobody would let a child that stops go on.
+            #[cfg(feature = "fail-points")]
+            if self.may_stop {
+                umf_core::step::disarm();
             }
             let code = match work() {
                 Ok(()) => 0,
