@@ -53,7 +53,7 @@ impl Campaign {
             let mut sequence = Sequence::new(self.seed.wrapping_mul(0x0100_0000_01b3) ^ round);
             if round.is_multiple_of(EPOCH) || setup.is_none() {
                 self.dismiss();
-                setup = Some(Setup::new(&mut sequence, &self.tally.steps_without_kill()));
+                setup = Some(Setup::new(&mut sequence, &self.tally.todo()));
             }
             if let Some(setup) = &setup {
                 self.recruit(setup);
@@ -121,7 +121,10 @@ impl Campaign {
     fn round(&mut self, round: u64, setup: &Setup, sequence: &mut Sequence) {
         let violations = self.tally.violations.len();
         let milliseconds = 6 + sequence.below(20);
-        let (role, end) = plan::end(sequence, setup, &self.tally.steps_without_kill(), milliseconds);
+        let (role, end) = plan::end(sequence, setup, &self.tally.todo(), milliseconds);
+        if let End::AtStep { step, .. } | End::StopsAtStep { step, .. } = end {
+            *self.tally.planned.entry(step).or_default() += 1;
+        }
         let candidates: Vec<usize> =
             (0..self.members.len()).filter(|&index| self.members[index].role == role).collect();
         if candidates.is_empty() {
@@ -131,7 +134,8 @@ impl Campaign {
         // A step of somebody else takes longer, so that others get in between.
         if sequence.one_in(2) {
             let slow = sequence.of_mut(&mut self.members);
-            slow.arm(*sequence.of(Step::ALL), 1 + u32::from(sequence.one_in(2)), "sleep:2");
+            let most = *sequence.of(&[1, 2, 30]);
+            slow.arm(*sequence.of(Step::ALL), 1 + u32::try_from(sequence.below(most)).unwrap(), "sleep:2");
         }
         match end {
             End::AtStep { step, nth } => victim.arm(step, nth, "kill"),
@@ -207,18 +211,27 @@ impl Campaign {
                 }
                 true
             }
-            (Outcome::Answer(Ok(text)), End::AtStep { step, .. }) => {
+            (Outcome::Answer(Ok(text)), End::AtStep { .. } | End::StopsAtStep { .. }) => {
                 victim.has_answered = true;
-                if text.ends_with("children_killed=0") {
-                    self.tally.not_reached += 1;
-                } else {
-                    *self.tally.by_step.entry(step).or_default() += 1;
+                let child_ended = !text.ends_with("children_killed=0");
+                // At once: its threads go on, and its end must not be noticed late.
+                match (victim.disarm(), end) {
+                    (Ok(at_rest), End::AtStep { step, .. }) => {
+                        if child_ended || at_rest.is_some() {
+                            *self.tally.by_step.entry(step).or_default() += 1;
+                        } else {
+                            self.tally.not_reached += 1;
+                        }
+                        at_rest.is_some()
+                    }
+                    (Ok(at_rest), _) => at_rest.is_some(),
+                    (Err(outcome), _) => {
+                        self.tally
+                            .violation(format!("{:?} {}, disarmed: {outcome:?}", victim.role, victim.who));
+                        victim.end_it();
+                        true
+                    }
                 }
-                false
-            }
-            (Outcome::Answer(Ok(_)), End::StopsAtStep { .. }) => {
-                victim.has_answered = true;
-                false
             }
             (outcome, _) => {
                 self.tally.violation(format!("{:?} {}, the victim: {outcome:?}", victim.role, victim.who));

@@ -32,8 +32,8 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    pub(crate) fn new(sequence: &mut Sequence, todo: &[Step]) -> Self {
-        let wanted = if todo.is_empty() { None } else { mode_for(*sequence.of(todo)) };
+    pub(crate) fn new(sequence: &mut Sequence, todo: &[Todo]) -> Self {
+        let wanted = if todo.is_empty() { None } else { mode_for(sequence.of(todo).step) };
         Self {
             mode: wanted.unwrap_or_else(|| *sequence.of(&["pidfd", "procfs", "socket", "auto"])),
             kind: *sequence.of(&["shared", "shared", "isolated", "isolated", "proxy", "read-only"]),
@@ -66,7 +66,17 @@ fn mode_for(step: Step) -> Option<&'static str> {
     }
 }
 
-/// Steps that importers get to; `None` for both.
+/// The step that is next, of those at which nobody ended yet, and how often it was planned before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Todo {
+    pub(crate) step: Step,
+    pub(crate) tries: u64,
+}
+
+/// Plans that may fail before a step is tried in whatever process, mode and place in a round.
+const HINTS: u64 = 2;
+
+/// Who most often gets to a step; `None` for both. A hint, as the modes are: without it the first kill takes longer.
 fn role_for(step: Step) -> Option<Role> {
     use Step::{
         CacheInserted, CacheUnlinked, CacheUnlinking, FetchedByPidfd, FetchedByProcfs, ForkChildBegun,
@@ -85,20 +95,22 @@ fn role_for(step: Step) -> Option<Role> {
 }
 
 /// The end of one process in a round of so many milliseconds. First of all those steps at which nobody ended yet.
-pub(crate) fn end(sequence: &mut Sequence, setup: &Setup, todo: &[Step], milliseconds: u64) -> (Role, End) {
+pub(crate) fn end(sequence: &mut Sequence, setup: &Setup, todo: &[Todo], milliseconds: u64) -> (Role, End) {
     let any = *sequence.of(&[Role::Producer, Role::Importer]);
-    let todo: Vec<Step> = todo.iter().copied().filter(|step| setup.allows(*step)).collect();
+    let todo: Vec<Todo> =
+        todo.iter().copied().filter(|todo| todo.tries >= HINTS || setup.allows(todo.step)).collect();
     if todo.is_empty() && sequence.one_in(3) {
         return (any, End::AtRandom { microseconds: sequence.below(milliseconds * 1000) });
     }
-    let (step, nth) = if todo.is_empty() {
+    let (step, nth, hinted) = if todo.is_empty() {
         let all: Vec<Step> = Step::ALL.iter().copied().filter(|step| setup.allows(*step)).collect();
         let nth = *sequence.of(&[1, 1, 8, 8, 64]);
-        (*sequence.of(&all), 1 + u32::try_from(sequence.below(nth)).unwrap())
+        (*sequence.of(&all), 1 + u32::try_from(sequence.below(nth)).unwrap(), sequence.one_in(2))
     } else {
-        (*sequence.of(&todo), 1)
+        let next = sequence.of(&todo);
+        (next.step, 1, next.tries < HINTS)
     };
-    let role = role_for(step).unwrap_or(any);
+    let role = role_for(step).filter(|_| hinted).unwrap_or(any);
     let end = if sequence.one_in(12) {
         // Up to longer than an open waits for an answer.
         let milliseconds = *sequence.of(&[2, 20, 20, 450]);

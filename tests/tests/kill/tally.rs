@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use umf::core::step::Step;
 
+use super::plan::Todo;
+
 pub(crate) struct Tally {
     pub(crate) seed: u64,
     pub(crate) rounds: u64,
@@ -13,6 +15,8 @@ pub(crate) struct Tally {
     took: Option<Duration>,
     /// Processes that ended at a step.
     pub(crate) by_step: BTreeMap<Step, u64>,
+    /// How often it was planned that one does.
+    pub(crate) planned: BTreeMap<Step, u64>,
     pub(crate) at_random: u64,
     /// Of those that ended at a step: stopped there first.
     pub(crate) stopped: u64,
@@ -33,6 +37,7 @@ impl Tally {
             begun: Instant::now(),
             took: None,
             by_step: BTreeMap::new(),
+            planned: BTreeMap::new(),
             at_random: 0,
             stopped: 0,
             same_pid: 0,
@@ -53,6 +58,11 @@ impl Tally {
 
     pub(crate) fn steps_without_kill(&self) -> Vec<Step> {
         Step::ALL.iter().copied().filter(|step| !self.by_step.contains_key(step)).collect()
+    }
+
+    pub(crate) fn todo(&self) -> Vec<Todo> {
+        let tries = |step| self.planned.get(&step).copied().unwrap_or(0);
+        self.steps_without_kill().into_iter().map(|step| Todo { step, tries: tries(step) }).collect()
     }
 
     pub(crate) fn print_violations(&self) {

@@ -37,10 +37,8 @@ pub(crate) fn open(
     }
     match opened {
         Ok(mapping) => {
-            if before == State::Freed && mapping.is_current() {
-                let more =
-                    format!("it was freed before; now {:?}, {mapping:?}, {note:?}", entry.state(note.number));
-                return Err(lie("stale, and said to be current", &note, more));
+            if before == State::Freed {
+                return Err(lie("freed before it was opened", &note, format!("{mapping:?}")));
             }
             content(&note, &mapping)?;
             Ok(Some((note, mapping)))
