@@ -22,7 +22,7 @@ const ENDS: usize = 1024;
 const COMPLAINT: usize = 64;
 const HANDLE_WORDS: usize = HANDLE_SIZE / 8;
 const ENTRY: usize = 8 + HANDLE_WORDS;
-const FIRST_ENTRY: usize = 1 + 2 * ENDS + 1 + COMPLAINT;
+const FIRST_ENTRY: usize = 1 + ENDS + 1 + COMPLAINT;
 const WORDS: usize = FIRST_ENTRY + ENTRY * (PLACES * ENTRIES) as usize;
 
 /// What becomes of a block.
@@ -127,26 +127,15 @@ impl Board {
         wait(patience, || self.word(1 + who as usize % ENDS).load(Ordering::SeqCst) == who + 1)
     }
 
-    /// An incarnation was stopped at least once.
-    pub fn set_stopped(&self, who: u64) {
-        self.word(1 + ENDS + who as usize % ENDS).store(who + 1, Ordering::SeqCst);
-    }
-
-    /// Whether an incarnation was stopped, or is found to have been within the time given.
-    #[must_use]
-    pub fn is_stopped(&self, who: u64, patience: Duration) -> bool {
-        wait(patience, || self.word(1 + ENDS + who as usize % ENDS).load(Ordering::SeqCst) == who + 1)
-    }
-
     /// Says what is wrong, if nobody has done so before.
     pub fn complain(&self, text: &str) {
-        let length = self.word(1 + 2 * ENDS);
+        let length = self.word(1 + ENDS);
         let bytes = &text.as_bytes()[..text.len().min(8 * COMPLAINT)];
         if length.compare_exchange(0, u64::MAX, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             for (place, chunk) in bytes.chunks(8).enumerate() {
                 let mut word = [0; 8];
                 word[..chunk.len()].copy_from_slice(chunk);
-                self.word(2 + 2 * ENDS + place).store(u64::from_le_bytes(word), Ordering::SeqCst);
+                self.word(2 + ENDS + place).store(u64::from_le_bytes(word), Ordering::SeqCst);
             }
             length.store(bytes.len() as u64, Ordering::SeqCst);
         }
@@ -155,11 +144,11 @@ impl Board {
     /// Takes what somebody said was wrong.
     #[must_use]
     pub fn complaint(&self) -> Option<String> {
-        let length = self.word(1 + 2 * ENDS).swap(0, Ordering::SeqCst);
+        let length = self.word(1 + ENDS).swap(0, Ordering::SeqCst);
         if length == 0 {
             return None;
         }
-        let words = (0..COMPLAINT).map(|place| self.word(2 + 2 * ENDS + place).load(Ordering::SeqCst));
+        let words = (0..COMPLAINT).map(|place| self.word(2 + ENDS + place).load(Ordering::SeqCst));
         let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         let length = usize::try_from(length).unwrap_or(usize::MAX).min(bytes.len());
         Some(String::from_utf8_lossy(&bytes[..length]).into_owned())

@@ -168,9 +168,8 @@ impl Campaign {
         }
         self.members.extend(replaced);
         self.settle();
-        for violation in &mut self.tally.violations[violations..] {
-            violation
-                .push_str(&format!("\n    round {round}, seed {}, {role:?}, {end:?}, {setup:?}", self.seed));
+        if self.tally.violations.len() > violations {
+            println!("    in round {round}, seed {}, {role:?}, {end:?}, {setup:?}", self.seed);
         }
     }
 
@@ -185,7 +184,6 @@ impl Campaign {
             }
             End::StopsAtStep { step, milliseconds, goes_on, .. } => {
                 if victim.has_stopped(work * 4 + Duration::from_millis(60)) {
-                    self.board.set_stopped(victim.who);
                     *self.tally.by_step.entry(step).or_default() += 1;
                     self.tally.stopped += 1;
                     std::thread::sleep(Duration::from_millis(milliseconds));

@@ -67,6 +67,8 @@ impl Member {
         let mut at_rest = Census::of(&actor);
         // At rest nobody is connected to it. (Others may be already, if they are at work.)
         at_rest.fds.remove("socket");
+        // Nor does it send them a file that it has freed meanwhile.
+        at_rest.fds.remove("/memfd:umf (deleted)");
         if !at_rest.sockets.is_empty() {
             at_rest.fds.insert("socket".to_owned(), at_rest.sockets.len());
         }

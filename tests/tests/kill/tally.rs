@@ -64,12 +64,6 @@ impl Tally {
         let tries = |step| self.planned.get(&step).copied().unwrap_or(0);
         self.steps_without_kill().into_iter().map(|step| Todo { step, tries: tries(step) }).collect()
     }
-
-    pub(crate) fn print_violations(&self) {
-        for violation in &self.violations {
-            println!("  {violation}");
-        }
-    }
 }
 
 impl fmt::Display for Tally {

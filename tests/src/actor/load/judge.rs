@@ -16,6 +16,19 @@ const BOUND: Duration = Duration::from_secs(6);
 /// How long it may take until the test has seen that somebody died.
 const NEWS: Duration = Duration::from_secs(6);
 
+/// What the kernel knows of the producer of a handle: its state, and where its ledger is.
+fn as_the_kernel_has_it(note: &Note) -> String {
+    let Ok(handle) = umf::Handle::from_bytes(&note.handle) else { return "no handle".to_owned() };
+    let pid = handle.pid();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").and_then(|(_, fields)| fields.chars().next());
+    let ledger = std::fs::read_link(format!("/proc/{pid}/fd/{}", handle.ledger_fd()));
+    let socket = umf_tests::Census::is_bound(&format!("umf-{}", handle.nonce()));
+    format!(
+        "process {pid} is in state {state:?}, its ledger's fd is {ledger:?}, its socket is bound: {socket}"
+    )
+}
+
 fn lie(what: &str, note: &Note, more: impl std::fmt::Display) -> Failure {
     Failure::new("Lie", format!("{what}: block {:#x} of incarnation {}: {more}", note.number, note.who))
 }
@@ -57,17 +70,15 @@ pub(crate) fn open(
             | Error::OtherObject { .. }
             | Error::NotPermitted { .. }),
         ) => {
+            let evidence = as_the_kernel_has_it(&note);
             if board.is_dead(note.who, NEWS) {
                 return Ok(None);
             }
-            Err(lie("its producer lives", &note, error))
+            let evidence = format!("{evidence}; later {}", as_the_kernel_has_it(&note));
+            Err(lie("its producer lives", &note, format!("{error}: {evidence}")))
         }
-        Err(error @ Error::TimedOut { .. }) => {
-            if board.is_stopped(note.who, NEWS) || board.is_dead(note.who, Duration::ZERO) {
-                return Ok(None);
-            }
-            Err(lie("its producer runs", &note, error))
-        }
+        // Whether it was stopped or had no turn, it did not answer for that long.
+        Err(Error::TimedOut { .. }) if took >= umf::importer()?.settings().open_timeout => Ok(None),
         Err(error) => Err(lie("no reason for that", &note, error)),
     }
 }
