@@ -25,8 +25,9 @@ pub struct Failure {
 pub enum Outcome {
     /// It was answered.
     Answer(Result<String, Failure>),
-    /// The actor ended, so: `signal 9`, `code 0`.
-    Ended(String),
+    /// It has closed its end, as a process does that ends: none of its code runs any more. How it ended, [`Actor::reap`]
+    /// says, which can take the kernel some seconds on a busy machine.
+    Ended,
     /// Nothing, in time.
     Silent,
 }
@@ -93,7 +94,10 @@ impl Actor {
     pub fn answer(&mut self, patience: Duration) -> Result<String, Failure> {
         match self.outcome(patience) {
             Outcome::Answer(answer) => answer,
-            Outcome::Ended(end) => panic!("actor {} ended instead of answering: {end}", self.pid),
+            Outcome::Ended => {
+                let (pid, end) = (self.pid, self.reap());
+                panic!("actor {pid} ended instead of answering: {end}");
+            }
             Outcome::Silent => panic!("actor {} does not answer within {patience:?}: a hang", self.pid),
         }
     }
@@ -118,7 +122,7 @@ impl Actor {
             let mut bytes = [0; 65536];
             let count = self.output.read(&mut bytes).unwrap();
             if count == 0 {
-                return Outcome::Ended(self.reap());
+                return Outcome::Ended;
             }
             self.pending.extend_from_slice(&bytes[..count]);
         };

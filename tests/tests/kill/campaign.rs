@@ -78,8 +78,9 @@ impl Campaign {
         for mut member in std::mem::take(&mut self.members) {
             member.actor.send("exit");
             let outcome = member.actor.outcome(BOUND);
-            if outcome != Outcome::Ended("code 0".to_owned()) {
+            if outcome != Outcome::Ended || member.actor.reap() != "code 0" {
                 self.tally.violation(format!("{:?} {} does not end: {outcome:?}", member.role, member.who));
+                member.end_it();
             }
             self.bury(&member);
         }
@@ -203,8 +204,13 @@ impl Campaign {
             outcome = victim.actor.outcome(BOUND);
         }
         match (outcome, end) {
-            (Outcome::Ended(how), _) if how == "signal 9" => {
-                if let End::AtStep { step, .. } = end {
+            (Outcome::Ended, end) => {
+                // Before it is reaped: others are to judge by that.
+                self.board.set_dead(victim.who);
+                let how = victim.actor.reap();
+                if how != "signal 9" {
+                    self.tally.violation(format!("{:?} {}, the victim: {how}", victim.role, victim.who));
+                } else if let End::AtStep { step, .. } = end {
                     *self.tally.by_step.entry(step).or_default() += 1;
                 }
                 true
@@ -213,7 +219,7 @@ impl Campaign {
                 victim.has_answered = true;
                 let child_ended = !text.ends_with("children_killed=0");
                 // At once: its threads go on, and its end must not be noticed late.
-                match (victim.disarm(), end) {
+                match (victim.disarm(&self.board), end) {
                     (Ok(at_rest), End::AtStep { step, .. }) => {
                         if child_ended || at_rest.is_some() {
                             *self.tally.by_step.entry(step).or_default() += 1;
@@ -248,7 +254,7 @@ impl Campaign {
             let outcome =
                 if answered { Outcome::Answer(Ok(String::new())) } else { member.actor.outcome(BOUND) };
             let ended = match outcome {
-                Outcome::Answer(Ok(_)) => member.disarm(),
+                Outcome::Answer(Ok(_)) => member.disarm(&self.board),
                 other => Err(other),
             };
             if let Ok(None) = ended {

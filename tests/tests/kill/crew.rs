@@ -94,14 +94,15 @@ impl Member {
     ///
     /// # Errors
     /// Anything else that came of it.
-    pub(crate) fn disarm(&mut self) -> Result<Option<Step>, Outcome> {
+    pub(crate) fn disarm(&mut self, board: &Board) -> Result<Option<Step>, Outcome> {
         let Some(step) = self.armed.take() else { return Ok(None) };
         match self.actor.try_send("disarm").then(|| self.actor.outcome(BOUND)) {
             Some(Outcome::Answer(Ok(_))) => Ok(None),
-            Some(Outcome::Ended(how)) if how == "signal 9" => Ok(Some(step)),
+            None | Some(Outcome::Ended) => {
+                board.set_dead(self.who);
+                if self.actor.reap() == "signal 9" { Ok(Some(step)) } else { Err(Outcome::Ended) }
+            }
             Some(other) => Err(other),
-            None if self.actor.reap() == "signal 9" => Ok(Some(step)),
-            None => Err(Outcome::Silent),
         }
     }
 
