@@ -20,6 +20,18 @@ pub struct Failure {
     pub message: String,
 }
 
+/// What came of a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was answered.
+    Answer(Result<String, Failure>),
+    /// It has closed its end, as a process does that ends: none of its code runs any more. How it ended, [`Actor::reap`]
+    /// says, which can take the kernel some seconds on a busy machine.
+    Ended,
+    /// Nothing, in time.
+    Silent,
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.variant, self.message)
@@ -63,10 +75,13 @@ impl Actor {
     /// # Panics
     /// If the process is gone.
     pub fn send(&mut self, command: &str) {
+        assert!(self.try_send(command), "actor {} is gone before {command:?}", self.pid);
+    }
+
+    /// As [`Actor::send`]; `false` if the process is gone.
+    pub fn try_send(&mut self, command: &str) -> bool {
         let line = format!("{command}\n");
-        self.input.as_mut().unwrap().write_all(line.as_bytes()).unwrap_or_else(|error| {
-            panic!("actor {} is gone ({error}) before {command:?}", self.pid);
-        });
+        self.input.as_mut().is_some_and(|input| input.write_all(line.as_bytes()).is_ok())
     }
 
     /// Waits for the answer to a command.
@@ -77,6 +92,21 @@ impl Actor {
     /// # Panics
     /// If there is none in time, or the process ended: a hang or a fault.
     pub fn answer(&mut self, patience: Duration) -> Result<String, Failure> {
+        match self.outcome(patience) {
+            Outcome::Answer(answer) => answer,
+            Outcome::Ended => {
+                let (pid, end) = (self.pid, self.reap());
+                panic!("actor {pid} ended instead of answering: {end}");
+            }
+            Outcome::Silent => panic!("actor {} does not answer within {patience:?}: a hang", self.pid),
+        }
+    }
+
+    /// Waits for what comes of a command: of an actor that may be killed meanwhile.
+    ///
+    /// # Panics
+    /// If it answers what is no answer.
+    pub fn outcome(&mut self, patience: Duration) -> Outcome {
         let end = Instant::now() + patience;
         let line = loop {
             if let Some(length) = self.pending.iter().position(|&byte| byte == b'\n') {
@@ -86,24 +116,21 @@ impl Actor {
                 break String::from_utf8(line).unwrap();
             }
             let left = end.saturating_duration_since(Instant::now());
-            assert!(
-                ready(&self.output, left),
-                "actor {} does not answer within {patience:?}: a hang",
-                self.pid
-            );
+            if !ready(&self.output, left) {
+                return Outcome::Silent;
+            }
             let mut bytes = [0; 65536];
             let count = self.output.read(&mut bytes).unwrap();
             if count == 0 {
-                let (pid, end) = (self.pid, self.reap());
-                panic!("actor {pid} ended instead of answering: {end}");
+                return Outcome::Ended;
             }
             self.pending.extend_from_slice(&bytes[..count]);
         };
         match line.split_once(' ').unwrap_or((&line, "")) {
-            ("ok", rest) => Ok(rest.to_owned()),
+            ("ok", rest) => Outcome::Answer(Ok(rest.to_owned())),
             ("err", rest) => {
                 let (variant, message) = rest.split_once(' ').unwrap_or((rest, ""));
-                Err(Failure { variant: variant.to_owned(), message: message.to_owned() })
+                Outcome::Answer(Err(Failure { variant: variant.to_owned(), message: message.to_owned() }))
             }
             _ => panic!("actor {} answered {line:?}", self.pid),
         }
@@ -253,6 +280,12 @@ impl Actor {
     pub fn finish(mut self) {
         self.send("exit");
         assert_eq!(self.reap(), "code 0", "end of actor {}", self.pid);
+    }
+
+    /// Whether its end was waited for.
+    #[must_use]
+    pub fn is_reaped(&self) -> bool {
+        self.reaped
     }
 
     /// Waits for its end.

@@ -5,6 +5,7 @@
 //! - [`Census`]: what a process has open, counted from outside
 //! - [`command`]: the `umf` command
 //! - [`domain`]: what there is of a domain, seen from outside
+//! - [`board`]: what processes under load tell each other, past umf
 //! - [`forge`]: handles that no producer made
 //! - [`machine`]: what this machine lets a test do
 //! - [`Name`]: a name that a test gives to shared memory
@@ -13,6 +14,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 mod actor_client;
+pub mod board;
 mod census;
 pub mod command;
 pub mod domain;
@@ -20,12 +22,14 @@ pub mod forge;
 pub mod machine;
 mod name;
 mod recording;
+mod sequence;
 mod spawn;
 
-pub use actor_client::{Actor, Failure};
+pub use actor_client::{Actor, Failure, Outcome};
 pub use census::Census;
 pub use name::Name;
 pub use recording::Recording;
+pub use sequence::Sequence;
 pub use spawn::Spawn;
 
 /// Starts a [`Spawn`] of the `umf-actor` that was built for the test.

@@ -12,6 +12,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use crate::lock::Lock;
+use crate::step::{Step, step};
 use crate::{Error, Result, sys};
 
 const ALIVE: u32 = 0x554d_4601;
@@ -176,14 +177,17 @@ extern "C" fn prepare() {
     crate::tracker::lock_for_fork();
     crate::thread::lock_for_fork();
     core::mem::forget(registry);
+    step(Step::ForkPrepared);
 }
 
 extern "C" fn parent() {
     // SAFETY: `prepare` in this thread took them.
     unsafe { release(|object| object.parent(), || crate::held::unlock_after_fork()) };
+    step(Step::ForkReturned);
 }
 
 extern "C" fn child() {
+    step(Step::ForkChildBegun);
     // Where MADV_WIPEONFORK is refused (before Linux 4.14) this is how a child is noticed.
     if let Some(canary) = NonNull::new(CANARY.load(Ordering::Acquire)) {
         // SAFETY: a published canary page is never unmapped.
@@ -191,6 +195,7 @@ extern "C" fn child() {
     }
     // SAFETY: `prepare` in the thread of which this is the copy took them.
     unsafe { release(|object| object.child(), || crate::held::unlock_in_child()) };
+    step(Step::ForkChildReady);
 }
 
 /// # Safety

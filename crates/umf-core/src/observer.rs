@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 
 use crate::held::Joined;
 use crate::lock::Lock;
+use crate::step::{Step, step};
 use crate::{Address, Region};
 
 /// What is about to go.
@@ -81,6 +82,7 @@ pub fn before_free(freed: Freed) -> Option<Arc<dyn Leases>> {
         }
         index += AT_ONCE;
         if known <= AT_ONCE {
+            step(Step::ObserversTold);
             return leases.all();
         }
     }

@@ -8,6 +8,7 @@ use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource};
+use umf_core::step::{Step, step};
 
 pub(crate) type Result<T> = core::result::Result<T, Errno>;
 
@@ -487,6 +488,7 @@ impl Drop for SharedMapping {
         }
         // SAFETY: the mapping is this object's own, and nothing borrowed from it is left.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
+        step(Step::LedgerUnmapped);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
+use umf_core::step::{Step, step};
 use umf_core::thread::ThreadIndex;
 use umf_core::{Address, Error, Result, thread};
 
@@ -237,6 +238,7 @@ impl SlabPool {
             }
             buffered
         };
+        step(Step::PoolBlocksGiven);
         self.remove_slabs(doomed);
         if large {
             self.give_units(&entries[buffered..]);

@@ -4,6 +4,7 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
 use umf_core::held::Fate;
+use umf_core::step::{Step, step};
 use umf_core::tracker::{self, GRANULE, RegionNumber};
 use umf_core::{Address, Error, Layout, Region, Result};
 
@@ -149,6 +150,7 @@ impl SlabPool {
             return Err(error);
         }
         self.large.lock().add_region(self.tables(), span_number);
+        step(Step::PoolRegionEntered);
         Ok(())
     }
 
@@ -160,6 +162,7 @@ impl SlabPool {
         let cold = unsafe { *span.cold() };
         // SAFETY: a region has it.
         let (region, _) = unsafe { cold.upstream.assume_init() };
+        step(Step::PoolRegionTakenOut);
         if let Err(error) = self.return_region(region) {
             // The tracker may have taken the region out and in again, under another number.
             if let Some(found) = tracker::find(region.base()).filter(|found| found.region == region) {

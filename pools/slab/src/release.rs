@@ -4,6 +4,7 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
+use umf_core::step::{Step, step};
 use umf_core::{Result, fork, thread};
 
 use crate::pool::{CLOSING, SHARED};
@@ -90,6 +91,7 @@ impl Drop for SlabPool {
                 self.announce(span);
             }
         }
+        step(Step::PoolClosing);
         for number in 1..self.spans.end() {
             let Some(span) = self.spans.get(number) else { continue };
             if matches!(span.kind(), Kind::Region | Kind::Direct) {

@@ -4,6 +4,7 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU8;
 
+use umf_core::step::{Step, step};
 use umf_core::{Result, tracker};
 
 use crate::SlabPool;
@@ -27,6 +28,7 @@ impl SlabPool {
         }
         let number = made?;
         self.centrals[class].lock().add_slab(&self.spans, number);
+        step(Step::PoolSlabMade);
         self.trace_slab("made", class, size);
         Ok(())
     }
@@ -104,6 +106,7 @@ impl SlabPool {
                 self.arena.release(cold.table_run.assume_init());
             }
             self.spans.release(number);
+            step(Step::PoolSlabRemoved);
             self.trace_slab("removed", class, size);
             self.give_range(range);
         }

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
+use umf_core::step::{Step, step};
 use umf_core::{Error, Result};
 
 use crate::{huge, sys};
@@ -14,6 +15,7 @@ pub(crate) fn create(size: u64, huge_page: Option<usize>) -> Result<OwnedFd> {
         return Err(Error::LimitReached { what: "file size (RLIMIT_FSIZE)", limit, size: clamp(size) });
     }
     let file = sys::memfd(c"umf", huge_page).map_err(|errno| create_error(errno, huge_page, size))?;
+    step(Step::HostFileMade);
     sys::set_size(file.as_fd(), size).map_err(|errno| match errno {
         Errno::FBIG | Errno::INVAL | Errno::NOMEM | Errno::NOSPC => {
             Error::OutOfMemory { size: clamp(size), owner: "host", native: errno.raw_os_error() }
@@ -30,7 +32,9 @@ pub(crate) fn seal(file: &OwnedFd, read_only: bool) -> Result<()> {
         call: "fcntl(F_ADD_SEALS)",
         native: errno.raw_os_error(),
         hint: if read_only { "read-only exports need Linux 5.1" } else { "" },
-    })
+    })?;
+    step(Step::HostFileSealed);
+    Ok(())
 }
 
 fn clamp(size: u64) -> usize {

@@ -15,6 +15,7 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
+use umf_core::step::{Step, step};
 use umf_core::{Error, Result};
 
 use crate::{NamedMark, sys};
@@ -49,6 +50,7 @@ pub(crate) fn create(name: &str, size: u64) -> Result<(OwnedFd, Name)> {
             _ => "",
         },
     })?;
+    step(Step::HostNameMade);
     let made = sys::identity(file.as_fd()).map(|identity| Name { name: name.clone(), identity });
     let made = made.map_err(|errno| {
         // Without its identity it cannot be taken away later; it was made a moment ago and is ours.
@@ -74,6 +76,7 @@ impl Drop for Name {
         let now = sys::open_named(&self.name).and_then(|file| sys::identity(file.as_fd()));
         if now == Ok(self.identity) {
             let _ = sys::unlink_named(&self.name);
+            step(Step::HostNameTakenAway);
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use umf_core::lock::Lock;
+use umf_core::step::{Step, step};
 use umf_core::{Address, Error, Layout, NativeExport, Region, Result, fork};
 
 use crate::arena::{self, Arena};
@@ -166,6 +167,7 @@ impl Shared {
                 if arena.huge_page == huge_page
                     && let Some(offset) = arena.ranges.take(size as u64, file_align)?
                 {
+                    step(Step::HostRangeTaken);
                     return Ok(Some((number, Arc::clone(&arena.file), offset)));
                 }
             }
@@ -199,6 +201,7 @@ impl Shared {
     fn give(&self, arena: u32, offset: u64, size: usize) {
         if let Some(arena) = self.state.lock().arenas.get_mut(arena as usize) {
             arena.ranges.give(offset, size as u64);
+            step(Step::HostRangeGiven);
         }
     }
 

@@ -9,6 +9,7 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use umf_core::step::{Step, step};
 
 use crate::numa::NodeSet;
 
@@ -73,6 +74,7 @@ pub(crate) fn map_private(place: Place, size: usize, huge_page: Option<usize>) -
     // that exists.
     let mapped =
         unsafe { rustix::mm::mmap_anonymous(hint, size, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
+    step(Step::HostMapped);
     NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
 }
 
@@ -98,6 +100,7 @@ pub(crate) fn map_file(
     let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
     // SAFETY: as in `map_private`.
     let mapped = unsafe { rustix::mm::mmap(hint, size, protection, flags, file, offset) }?;
+    step(Step::HostFileMapped);
     NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
 }
 
@@ -107,7 +110,9 @@ pub(crate) fn map_file(
 /// The range consists of mappings that the caller owns, and nobody uses them any more.
 pub(crate) unsafe fn unmap(base: NonNull<u8>, size: usize) -> Result<()> {
     // SAFETY: passed on to the caller.
-    unsafe { rustix::mm::munmap(base.as_ptr().cast(), size) }
+    let unmapped = unsafe { rustix::mm::munmap(base.as_ptr().cast(), size) };
+    step(Step::HostUnmapped);
+    unmapped
 }
 
 /// What to tell the kernel about a range of memory.
@@ -248,13 +253,18 @@ pub(crate) fn identity(file: BorrowedFd<'_>) -> Result<(u64, u64)> {
 
 /// Makes the pages of a range of a file now, or fails without having made the file unusable.
 pub(crate) fn commit(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<()> {
-    retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, offset, size as u64))
+    let committed =
+        retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, offset, size as u64));
+    step(Step::HostCommitted);
+    committed
 }
 
 /// Gives the pages of a range of a file back; every mapping of it then reads zeros.
 pub(crate) fn punch(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    retry_on_intr(|| rustix::fs::fallocate(file, flags, offset, size as u64))
+    let punched = retry_on_intr(|| rustix::fs::fallocate(file, flags, offset, size as u64));
+    step(Step::HostPunched);
+    punched
 }
 
 /// Makes a named shared memory object, for this user alone; `EEXIST` if the name is taken. Closed on exec.

@@ -79,6 +79,12 @@ impl From<std::io::Error> for Failure {
     }
 }
 
+impl From<std::num::TryFromIntError> for Failure {
+    fn from(error: std::num::TryFromIntError) -> Self {
+        Self::new("Number", error)
+    }
+}
+
 impl From<std::num::ParseIntError> for Failure {
     fn from(error: std::num::ParseIntError) -> Self {
         Self::new("Number", error)

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`domain`] | domains and their objects |
 //! | [`memory`] | pools, blocks, regions, handles, mappings, what they hold |
+//! | [`load`] | work that goes on while processes are killed |
 //! | [`process`] | what a process can do to itself: fork, exec, limits, credentials, fds |
 //! | [`storm`] | many threads and many cycles in one command |
 //! | [`cases`] | what single public cases need |
@@ -15,6 +16,7 @@ mod cases;
 mod domain;
 mod driver;
 mod failure;
+mod load;
 mod memory;
 mod process;
 mod storm;
@@ -67,5 +69,6 @@ fn obey(actor: &mut memory::Actor, line: &str) -> Answer {
         .or_else(|| storm::obey(actor, command, rest))
         .or_else(|| cases::obey(actor, command, rest))
         .or_else(|| domain::obey(&mut actor.domains, command, rest))
+        .or_else(|| load::obey(actor, command, rest))
         .unwrap_or_else(|| Err(Failure::unknown(line)))
 }

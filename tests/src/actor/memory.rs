@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use umf::core::{Layout, Region, Upstream};
 use umf::host::HostProvider;
 use umf::{Access, Address, Export, Handle, Mapping, Pool, Visibility, VolatileSlice};
+use umf_tests::board::Board;
 
 use crate::{Answer, Failure};
 
@@ -22,6 +24,11 @@ pub(crate) struct Actor {
     pub(crate) domains: crate::domain::Domains,
     pub(crate) child: Option<(i32, UnixStream)>,
     pub(crate) taken: Vec<OwnedFd>,
+    pub(crate) board: Option<Board>,
+    /// Numbers of blocks on the board that were given.
+    pub(crate) numbers: AtomicU64,
+    /// Whether it is planned that this process stops at a step.
+    pub(crate) may_stop: bool,
 }
 
 /// A block. It does not keep its pool, so that a pool can go with blocks in it; it frees nothing by itself.

@@ -398,6 +398,7 @@ impl Upstream {
         // SAFETY: passed on to the caller.
         match unsafe { ability.split(region, first) } {
             Ok((low, high)) => {
+                step(Step::UpstreamSplit);
                 replace(&[(number, region)], &[low, high], self.id)?;
                 Ok((low, high))
             }
@@ -435,6 +436,7 @@ impl Upstream {
         // SAFETY: passed on to the caller.
         match unsafe { ability.merge(low, high) } {
             Ok(merged) => {
+                step(Step::UpstreamMerged);
                 replace(&[(numbers.0, low), (numbers.1, high)], &[merged], self.id)?;
                 Ok(merged)
             }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use intrusive_collections::{LinkedList, LinkedListAtomicLink, intrusive_adapter};
 use umf_core::lock::Lock;
+use umf_core::step::{Step, step};
 
 use super::limits::Counters;
 use super::{CacheStatistics, LimitPolicy, Limits, Pin, Pins};
@@ -230,6 +231,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         self.pins.stamp(number, stamp);
         shard.table.insert_unique(hash, Arc::clone(&entry), |entry| self.hasher.hash_one(&entry.key));
         shard.order.push_front(Arc::clone(&entry));
+        step(Step::CacheInserted);
         core::mem::forget(room);
         Ok(Pinned { cache: self, entry })
     }
@@ -325,11 +327,13 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         if let Ok(found) = shard.table.find_entry(hash, |other| other.number == entry.number) {
             found.remove();
         }
+        step(Step::CacheUnlinking);
         for _ in 0..entry.value.unlinked() {
             self.pins.unpin(entry.number);
         }
         self.pins.release(entry.number);
         self.shrink(entry.bytes);
+        step(Step::CacheUnlinked);
     }
 
     /// Evicts the entry with this key if it is idle and `condition` holds for it.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use umf_core::lock::Lock;
+use umf_core::step::{Step, step};
 use umf_core::tracker::ProviderRef;
 use umf_core::{Address, NativeExport, ProviderKind, Region};
 
@@ -128,6 +129,7 @@ impl Drop for RegionExport {
     fn drop(&mut self) {
         // Back with the provider, unless somebody has it open: then the region is not freed either.
         drop(self.native.take());
+        step(Step::ExportReturned);
         let mut closing = self.closing.0.lock();
         if let Some(place) = closing.iter().position(|&region| region == self.region.id().get()) {
             closing.swap_remove(place);

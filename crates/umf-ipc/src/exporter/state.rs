@@ -7,6 +7,7 @@ use std::sync::Arc;
 use umf_core::lock::Lock;
 use umf_core::metadata::Chunks;
 use umf_core::observer::Leases;
+use umf_core::step::{Step, step};
 use umf_core::tracker::{self, Found};
 use umf_core::{Address, Region, fork, thread};
 
@@ -60,6 +61,7 @@ impl State {
             Err(rustix::io::Errno::INVAL) => tracing::debug!("PR_SET_PTRACER: this kernel has no yama"),
             Err(errno) => return Err(Error::system("prctl(PR_SET_PTRACER)", errno)),
         }
+        step(Step::ExporterPermitted);
         let limits = Limits {
             entries: settings.max_created_handles,
             bytes: 0,
@@ -211,6 +213,7 @@ impl State {
             }
             drop(blocks);
             self.exports.ledger.publish_statistics(true, || self.figures());
+            step(Step::ExportReady);
             return Ok(Export::new(self, handle, pinned.into_pin()));
         }
     }
@@ -237,6 +240,7 @@ impl State {
             None => {
                 let provider = provider.clone();
                 let native = Some(ability.export(&region)?);
+                step(Step::ExportMade);
                 let mut native = NativeGuard { region, provider, native, identity: None };
                 if let Some(fd) = native.fd() {
                     let identity = sys::identity(fd);
@@ -488,6 +492,7 @@ impl State {
         unsafe { sys::close_inherited(self.exports.ledger.shared_fd().as_raw_fd()) };
         // SAFETY: as above, and the locks were taken.
         unsafe { self.exports.door.abandon_in_child() };
+        step(Step::ExporterAbandoned);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use umf_core::step::{Step, step};
 use umf_core::{Access, Import, ImportRequest};
 
 use super::Inner;
@@ -82,7 +83,9 @@ impl Inner {
             request.native[..native.len()].copy_from_slice(native);
             request.native_len = native.len();
             request.allocation_id = handle.allocation_id();
+            step(Step::ImportFetched);
             let imported = import.import(request)?;
+            step(Step::ImportMapped);
             self.board.opened(handle);
             Ok(ImportedRegion {
                 producer: Arc::clone(producer),
@@ -117,7 +120,9 @@ impl Inner {
             let size = usize::try_from(size).unwrap_or(usize::MAX);
             let mut request = ImportRequest::new(fd, window.start, size, access);
             request.is_window = true;
+            step(Step::ImportFetched);
             let imported = import.import(request)?;
+            step(Step::ImportMapped);
             self.board.opened(handle);
             // What holds one region alone goes with it.
             let region = (size as u64 == handle.region_size()).then_some(content.region);

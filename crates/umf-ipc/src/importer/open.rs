@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
+use umf_core::step::{Step, step};
 use umf_core::{Access, Address};
 
 use super::Inner;
@@ -174,6 +175,7 @@ impl Inner {
             };
             memo.store(hash(handle.as_bytes()), handle.as_bytes(), note);
         }
+        step(Step::ImportOpened);
         Ok(mapping)
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use umf_core::step::{Step, step};
 use umf_core::{Access, Import, Imported};
 
 use super::producer::Producer;
@@ -74,5 +75,6 @@ impl Drop for ImportedRegion {
         if let Err(error) = unsafe { self.import.release(self.imported) } {
             tracing::warn!(imported = ?self.imported, %error, "a mapping could not be closed");
         }
+        step(Step::ImportReleased);
     }
 }

@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::SealFlags;
+use umf_core::step::{Step, step};
 
 use super::layout::{HEADER_SIZE, Header, MAGIC, Slot, SlotContent, VERSION};
 use crate::handle::Handle;
@@ -47,6 +48,7 @@ impl LedgerReader {
         }
         let identity = sys::identity(fd.as_fd()).map_err(system("fstat of the ledger"))?;
         let mapping = SharedMapping::new(&fd, size, false).map_err(system("mmap of the ledger"))?;
+        step(Step::LedgerOpened);
         let mut ledger = Self { mapping, capacity: 0, identity, _fd: fd };
         let header = ledger.header();
         if header.magic.load(Ordering::Acquire) != MAGIC {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use rustix::fs::SealFlags;
 use umf_core::lock::Lock;
+use umf_core::step::{Step, step};
 
 use super::areas::Areas;
 use super::event::{Event, IMPORTER_EVENTS, PRODUCER_EVENTS, RetireReason};
@@ -77,12 +78,14 @@ impl LedgerWriter {
         let areas = Areas::new(capacity, events);
         let fd = sys::memfd(MEMFD_NAME, areas.size as u64)
             .map_err(|errno| Error::system("memfd_create", errno))?;
+        step(Step::LedgerFileMade);
         for (begin, size) in [(0, HEADER_SIZE), (areas.statistics, areas.behind_slots())] {
             sys::reserve(&fd, begin as u64, size as u64)
                 .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
         }
         let mut mapping = SharedMapping::new(&fd, areas.size, true)
             .map_err(|errno| Error::system("mmap of the ledger", errno))?;
+        step(Step::LedgerMapped);
         mapping
             .keep_from_children()
             .map_err(|errno| Error::system("madvise(MADV_DONTFORK) of the ledger", errno))?;
@@ -92,6 +95,7 @@ impl LedgerWriter {
             errno,
             hint: "; umf needs Linux 5.1 or later",
         })?;
+        step(Step::LedgerSealed);
         let ledger = Self {
             mapping,
             fd: Arc::new(fd),
@@ -112,6 +116,7 @@ impl LedgerWriter {
             recorder.write_header();
         }
         ledger.write_header(flags);
+        step(Step::LedgerMade);
         Ok(ledger)
     }
 
@@ -200,15 +205,18 @@ impl LedgerWriter {
                 .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
             reserve(number, count)?;
             slots.reserved += count;
+            step(Step::LedgerGrown);
         }
         slots.next += 1;
         self.header().slots_used.store(slots.next, Ordering::Release);
+        step(Step::LedgerSlotTaken);
         Ok(number)
     }
 
     /// Gives back a slot whose export was retired (or that was never published).
     pub(crate) fn give_back(&self, number: u32) {
         self.slots.lock().free.push(number);
+        step(Step::LedgerSlotGivenBack);
     }
 
     /// Makes an export visible in a slot that [`LedgerWriter::take`] gave, and returns its generation.
@@ -219,12 +227,14 @@ impl LedgerWriter {
             slot.device.store(content.device, Ordering::Relaxed);
             slot.inode.store(content.inode, Ordering::Relaxed);
             slot.fd.store(content.fd.cast_unsigned(), Ordering::Relaxed);
+            step(Step::LedgerHalfPublished);
             slot.region_slot.store(content.region_slot, Ordering::Relaxed);
             slot.region_generation.store(content.region_generation, Ordering::Relaxed);
             slot.region_id.store(content.region_id, Ordering::Relaxed);
             slot.region_size.store(content.region_size, Ordering::Relaxed);
             slot.offset.store(content.offset, Ordering::Relaxed);
         });
+        step(Step::LedgerPublished);
         generation
     }
 
@@ -235,7 +245,9 @@ impl LedgerWriter {
 
     /// Ends an export: from now on every open of a handle with `generation` fails as stale.
     pub(crate) fn retire(&self, number: u32, generation: u64) {
+        step(Step::LedgerRetiring);
         protocol::retire(&self.slot(number).generation, generation);
+        step(Step::LedgerRetired);
     }
 
     /// As [`LedgerWriter::retire`], with an entry in the flight recorder.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use umf_core::fork;
 use umf_core::lock::Lock;
+use umf_core::step::{Step, step};
 
 use super::socket::client::{Answer, Client};
 use super::{Exchange, Mode, diagnosis};
@@ -72,6 +73,7 @@ impl Channel {
         let theirs = handle.pid_namespace();
         let same_pid_namespace = mine == 0 || theirs == 0 || mine == theirs;
         let pidfd = if same_pid_namespace { sys::pidfd_open(pid) } else { Err(Errno::SRCH) };
+        step(Step::ProducerFound);
         if same_pid_namespace {
             match &pidfd {
                 Err(Errno::SRCH) => return Err(Error::ProducerGone { pid }),
@@ -203,7 +205,9 @@ impl Channel {
             Ok(pidfd) => pidfd,
             Err(errno) => return Err(Failure::Refused(diagnosis::refused(Mode::Pidfd, self.pid, *errno))),
         };
-        sys::pidfd_getfd(pidfd.as_fd(), wanted.number()).map_err(|errno| match errno {
+        let fetched = sys::pidfd_getfd(pidfd.as_fd(), wanted.number());
+        step(Step::FetchedByPidfd);
+        fetched.map_err(|errno| match errno {
             Errno::SRCH => Failure::Final(Error::ProducerGone { pid: self.pid }),
             Errno::BADF => self.closed(wanted),
             Errno::MFILE | Errno::NFILE | Errno::NOMEM => Failure::Final(Error::system("pidfd_getfd", errno)),
@@ -247,6 +251,7 @@ impl Channel {
         // The number may lead to any file of any other process. Opening a device or a file of a file server does
         // something, or waits, so it is not opened before it is known to be the file that is wanted.
         let found = sys::open_path(&path).map_err(failed)?;
+        step(Step::FoundInProcfs);
         let judged = self.judge(found.as_fd(), wanted);
         // The path went by number. If the process is still there, the number has meant it all the time.
         if self.has_ended_by_pidfd() {
@@ -254,7 +259,9 @@ impl Channel {
         }
         judged?;
         // The ledger too as its producer has it (its seals let nobody write): who only looks at one opens it for reading.
-        sys::reopen(found.as_fd(), true).map_err(failed)
+        let opened = sys::reopen(found.as_fd(), true).map_err(failed);
+        step(Step::FetchedByProcfs);
+        opened
     }
 
     /// Whether what was found through `/proc` may be opened.

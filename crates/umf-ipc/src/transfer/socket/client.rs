@@ -12,6 +12,7 @@ use rustix::net::{
     SocketAddrUnix, SocketFlags, SocketType,
 };
 use umf_core::fork;
+use umf_core::step::{Step, step};
 
 use super::wire::{self, REPLY_SIZE, Reply, Request};
 use crate::identity::Nonce;
@@ -97,6 +98,7 @@ impl Client {
             Wanted::Announcement { row, number } => Request::Announce { row, number },
         };
         let request = request.encode(self.nonce);
+        step(Step::SocketConnected);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         match deadline
             .wait_for(&connection, PollFlags::OUT, || rustix::net::send(&connection, &request, flags))
@@ -106,6 +108,7 @@ impl Client {
             Err(Errno::PIPE) => {}
             Err(errno) => return Err(errno),
         }
+        step(Step::SocketAsked);
         let answer = receive(&connection, deadline)?;
         // After any other answer the producer closes it.
         if matches!(answer, Answer::Fd(_) | Answer::Stale(_) | Answer::Known) {
@@ -171,7 +174,10 @@ fn connect(nonce: Nonce, deadline: Deadline) -> Result<OwnedFd, Errno> {
         // a signal ends its wait.
         set_socket_timeout(&socket, Timeout::Send, deadline.left()?)?;
         match rustix::net::connect(&socket, &address) {
-            Ok(()) => return Ok(socket),
+            Ok(()) => {
+                step(Step::SocketConnecting);
+                return Ok(socket);
+            }
             Err(Errno::INTR | Errno::AGAIN) => {}
             Err(errno) => return Err(errno),
         }
@@ -197,6 +203,7 @@ pub fn receive(connection: &OwnedFd, deadline: Deadline) -> Result<Answer, Errno
             fds.extend(received);
         }
     }
+    step(Step::SocketAnswered);
     if received.bytes == 0 && fds.is_empty() {
         return Err(Errno::CONNRESET);
     }

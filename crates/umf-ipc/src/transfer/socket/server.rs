@@ -14,6 +14,7 @@ use rustix::net::{
 };
 use umf_core::fork;
 use umf_core::lock::Lock;
+use umf_core::step::{Step, step};
 
 use super::wire::{self, Reply, Request};
 use crate::identity::Nonce;
@@ -54,7 +55,9 @@ impl Server {
             .map_err(system("socket"))?;
         let address = SocketAddrUnix::new_abstract_name(&wire::name(nonce)).map_err(system("socket name"))?;
         rustix::net::bind(&listener, &address).map_err(system("bind of the abstract socket"))?;
+        step(Step::ServerBound);
         rustix::net::listen(&listener, 128).map_err(system("listen"))?;
+        step(Step::ServerListening);
         Ok(listener)
     }
 
@@ -86,6 +89,7 @@ impl Server {
                 errno: error.raw_os_error().map_or(Errno::AGAIN, Errno::from_raw_os_error),
                 hint: "; raise RLIMIT_NPROC, or set UMF_IPC_EXCHANGE=pidfd,procfs",
             })?;
+        step(Step::ServerStarted);
         Ok(Self { wake, thread: Some(thread), fds, generation: fork::generation() })
     }
 
@@ -119,6 +123,7 @@ impl Server {
             // SAFETY: the fds belong to the server thread's objects, which do not exist in this process, and to
             // `wake`, which is never closed again, by the share of it that is forgotten below.
             unsafe { sys::close_inherited(fd) };
+            step(Step::ServerAbandoned);
         }
         core::mem::forget(Arc::clone(&self.wake));
     }
@@ -131,6 +136,7 @@ impl Drop for Server {
             return;
         }
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        step(Step::ServerEnding);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -190,6 +196,7 @@ impl Serving {
         let mut fds = self.fds.lock();
         fds.retain(|&fd| fd != connection.as_raw_fd());
         drop(connection);
+        step(Step::ServerClosed);
     }
 
     fn accept(&mut self) {
@@ -197,6 +204,7 @@ impl Serving {
         // As in `close`; nothing waits while this is held.
         let mut fds = self.fds.lock();
         let accepted = rustix::net::accept_with(&self.listener, flags);
+        step(Step::ServerAccepted);
         match accepted {
             Ok(connection) if !is_permitted(connection.as_fd()) => refuse(connection),
             Ok(connection) => {
@@ -243,6 +251,7 @@ impl Serving {
                 Err(now) => (Reply::Stale(now), None),
             },
         };
+        step(Step::ServerAnswering);
         // A peer that does not read its answers loses its connection.
         reply(connection.as_fd(), answer, fd.as_deref()).is_ok() && answer != Reply::BadRequest
     }
@@ -273,6 +282,7 @@ fn reply(connection: BorrowedFd<'_>, reply: Reply, fd: Option<&OwnedFd>) -> core
     rustix::io::retry_on_intr(|| {
         rustix::net::sendmsg(connection, &[IoSlice::new(&bytes)], &mut control, flags)
     })?;
+    step(Step::ServerAnswered);
     Ok(())
 }
 

@@ -1,0 +1,213 @@
+//! The processes of a campaign.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use umf::core::step::Step;
+use umf_tests::board::Board;
+use umf_tests::{Actor, Census, Outcome, spawn};
+
+use super::plan::{Role, Setup};
+
+/// How long anything may take. Opens take 2 s at most, and the board has 6 s for the news of a death.
+pub(crate) const BOUND: Duration = Duration::from_secs(20);
+
+/// One process.
+pub(crate) struct Member {
+    pub(crate) actor: Actor,
+    pub(crate) role: Role,
+    /// Its incarnation: no other process has this number.
+    pub(crate) who: u64,
+    /// What it has at rest.
+    at_rest: Census,
+    armed: Option<Step>,
+    /// Its answer to this round's work was read.
+    pub(crate) has_answered: bool,
+}
+
+impl Member {
+    /// Starts a process, under this pid if one is given. `None` if the pid is not to be had.
+    ///
+    /// # Errors
+    /// What the process did instead of getting ready.
+    pub(crate) fn start(
+        role: Role,
+        who: u64,
+        setup: &Setup,
+        board: &Board,
+        pid: Option<u32>,
+    ) -> Result<Option<Self>, String> {
+        let mut spawn = spawn!()
+            .env("UMF_IPC_EXCHANGE", setup.mode)
+            .env("UMF_IPC_OPEN_TIMEOUT_MS", "400")
+            .env("UMF_MAX_OPENED_IPC_HANDLES", setup.max_opened)
+            .env("UMF_MAX_CREATED_IPC_HANDLES", setup.max_created)
+            .env("UMF_IPC_IMPORTER_SHARDS", setup.shards);
+        if let Some(pid) = pid {
+            spawn = spawn.pid(pid);
+        }
+        let mut actor = match (spawn.try_start(), pid) {
+            (Ok(actor), _) => actor,
+            (Err(_), Some(_)) => return Ok(None),
+            (Err(error), None) => return Err(format!("no process can be started: {error}")),
+        };
+        actor.ok(&format!("board {}", board.path()));
+        if role == Role::Producer {
+            board.clear(who);
+            // So that its ledger, and its socket, are there.
+            let command = format!("produce {who} {} 1 0 {who}", setup.kind);
+            let outcome = {
+                actor.send(&command);
+                actor.outcome(BOUND)
+            };
+            if !matches!(outcome, Outcome::Answer(Ok(_))) {
+                return Err(format!("a new producer: {outcome:?}"));
+            }
+        }
+        let mut at_rest = Census::of(&actor);
+        // At rest nobody is connected to it. (Others may be already, if they are at work.)
+        at_rest.fds.remove("socket");
+        // Nor does it send them a file that it has freed meanwhile.
+        at_rest.fds.remove("/memfd:umf (deleted)");
+        if !at_rest.sockets.is_empty() {
+            at_rest.fds.insert("socket".to_owned(), at_rest.sockets.len());
+        }
+        Ok(Some(Self { actor, role, who, at_rest, armed: None, has_answered: false }))
+    }
+
+    /// Begins a round's work.
+    /// (Who is gone already is noticed when its answer is awaited.)
+    pub(crate) fn work(&mut self, setup: &Setup, milliseconds: u64, seed: u64) {
+        let (threads, who, kind) = (setup.threads, self.who, setup.kind);
+        self.actor.try_send(&match self.role {
+            Role::Producer => format!("produce {who} {kind} {threads} {milliseconds} {seed}"),
+            Role::Importer => format!("import {threads} {milliseconds} {seed}"),
+        });
+    }
+
+    pub(crate) fn arm(&mut self, step: Step, nth: u32, action: &str) {
+        self.actor.ok(&format!("arm {step} {nth} {action}"));
+        self.armed = Some(step);
+    }
+
+    /// Forgets what was planned. The step at which it ended instead, if it did: threads of umf go on when the work is done.
+    ///
+    /// # Errors
+    /// Anything else that came of it.
+    pub(crate) fn disarm(&mut self, board: &Board) -> Result<Option<Step>, Outcome> {
+        let Some(step) = self.armed.take() else { return Ok(None) };
+        match self.actor.try_send("disarm").then(|| self.actor.outcome(BOUND)) {
+            Some(Outcome::Answer(Ok(_))) => Ok(None),
+            None | Some(Outcome::Ended) => {
+                board.set_dead(self.who);
+                if self.actor.reap() == "signal 9" { Ok(Some(step)) } else { Err(Outcome::Ended) }
+            }
+            Some(other) => Err(other),
+        }
+    }
+
+    /// Waits until it has again what it had at rest; says what it has otherwise. Connections end a little later than
+    /// their peers.
+    pub(crate) fn leaks(&self) -> Option<String> {
+        let begun = Instant::now();
+        loop {
+            let now = Census::of(&self.actor);
+            if now == self.at_rest {
+                return None;
+            }
+            if begun.elapsed() > Duration::from_secs(5) {
+                return Some(format!("at rest it had {:?}, now {now:?}", self.at_rest));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until all of it has stopped; `false` if it does not.
+    pub(crate) fn has_stopped(&mut self, patience: Duration) -> bool {
+        let begun = Instant::now();
+        while begun.elapsed() < patience {
+            let stat =
+                std::fs::read_to_string(format!("/proc/{}/stat", self.actor.pid())).unwrap_or_default();
+            if stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T')) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_micros(300));
+        }
+        false
+    }
+
+    /// Kills it, if that has not happened.
+    pub(crate) fn end_it(&mut self) {
+        if !self.actor.is_reaped() {
+            self.actor.signal(libc::SIGKILL);
+            self.actor.reap();
+        }
+    }
+
+    /// What is left of it once it is dead: its socket's name. (A child that it was just forking closes that first of all.)
+    pub(crate) fn remains(&self) -> Option<String> {
+        let begun = Instant::now();
+        loop {
+            let socket = self.at_rest.sockets.iter().find(|socket| Census::is_bound(socket))?;
+            if begun.elapsed() > Duration::from_secs(2) {
+                return Some(format!("its socket {socket} is still bound"));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The names that it left in `/dev/shm`, taken away.
+    pub(crate) fn take_names_away(&self) -> u64 {
+        let tag = format!("umf-kill-{}-", self.actor.pid());
+        let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+        let left = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&tag));
+        left.map(|entry| u64::from(std::fs::remove_file(entry.path()).is_ok())).sum()
+    }
+}
+
+/// Makes orphans of killed processes children of this one, so that they are seen.
+pub(crate) fn adopt_orphans() {
+    // SAFETY: numbers only.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
+}
+
+/// Kills the children of a process that is dead or about to be.
+pub(crate) fn kill_children(pid: u32) {
+    for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        for child in children.split_whitespace().filter_map(|pid| pid.parse().ok()) {
+            // SAFETY: numbers only; nobody but a thread of the dead reaps the child, so that the pid is its own.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+    }
+}
+
+/// Waits for the children of killed processes to end; yields those that do not.
+pub(crate) fn reap_orphans(known: &BTreeSet<u32>) -> Vec<u32> {
+    let begun = Instant::now();
+    loop {
+        let mut left = Vec::new();
+        for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+            let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            let pids = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+            for pid in pids.filter(|pid| !known.contains(pid)) {
+                let mut status = 0;
+                // SAFETY: a child of this process that nobody else waits for; `status` is valid for the write.
+                if unsafe { libc::waitpid(pid as i32, &raw mut status, libc::WNOHANG) } == 0 {
+                    left.push(pid);
+                }
+            }
+        }
+        if left.is_empty() || begun.elapsed() > Duration::from_secs(10) {
+            for pid in &left {
+                // SAFETY: a child of this process, which was not reaped.
+                unsafe {
+                    libc::kill(*pid as i32, libc::SIGKILL);
+                    libc::waitpid(*pid as i32, std::ptr::null_mut(), 0);
+                }
+            }
+            return left;
+        }
+        std::thread::sleep(Duration::from_micros(500));
+    }
+}

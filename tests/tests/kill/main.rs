@@ -1,0 +1,35 @@
+//! The kill matrix: whoever is killed, and whenever, nothing leaks and nobody is told a lie.
+//!
+//! Producers and importers work as real processes. In each round one of them is ended with SIGKILL (or stopped first), at
+//! a named step of umf or at a moment of chance; the others go on. What umf told them is judged by the board on which
+//! producers write down what they do; afterwards each must have what it had before.
+//!
+//! `tests/run --kill [rounds] [seed]` runs it for long.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+mod campaign;
+mod crew;
+mod plan;
+mod tally;
+
+use campaign::Campaign;
+use umf::core::step::Step;
+use umf_tests::machine;
+
+fn variable(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
+#[test]
+fn whoever_is_killed_and_whenever() {
+    let rounds = variable("UMF_KILL_ROUNDS").unwrap_or(if machine::is_long() { 10_000 } else { 240 });
+    let seed = variable("UMF_KILL_SEED").unwrap_or_else(|| u64::from(std::process::id()) << 20 | rounds);
+    let tally = Campaign::new(seed).run(rounds);
+    println!("{tally}");
+    assert!(tally.violations.is_empty(), "{} violations, seed {seed}", tally.violations.len());
+    // A step that nobody gets to is no test. Few rounds cannot get to all.
+    let missing = tally.steps_without_kill();
+    assert!(rounds < 2 * Step::ALL.len() as u64 || missing.is_empty(), "nobody was ended at {missing:?}");
+}

@@ -1,0 +1,122 @@
+//! Who is ended in a round, and how; how the processes of some rounds are set up.
+
+use umf::core::step::Step;
+use umf_tests::Sequence;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Producer,
+    Importer,
+}
+
+/// How a process ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum End {
+    /// By itself, the `nth` time that it gets to a step.
+    AtStep { step: Step, nth: u32 },
+    /// It stops at a step, is left so for some milliseconds, and is killed, or goes on.
+    StopsAtStep { step: Step, nth: u32, milliseconds: u64, goes_on: bool },
+    /// By the test, after so many microseconds.
+    AtRandom { microseconds: u64 },
+}
+
+/// The variables of all processes for some rounds.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) mode: &'static str,
+    pub(crate) kind: &'static str,
+    pub(crate) max_opened: &'static str,
+    pub(crate) max_created: &'static str,
+    pub(crate) shards: &'static str,
+    pub(crate) threads: u64,
+}
+
+impl Setup {
+    pub(crate) fn new(sequence: &mut Sequence, todo: &[Todo]) -> Self {
+        let wanted = if todo.is_empty() { None } else { mode_for(sequence.of(todo).step) };
+        Self {
+            mode: wanted.unwrap_or_else(|| *sequence.of(&["pidfd", "procfs", "socket", "auto"])),
+            kind: *sequence.of(&["shared", "shared", "isolated", "isolated", "proxy", "read-only"]),
+            // One entry is the case in which others gave wrong data (MPICH #7977).
+            max_opened: *sequence.of(&["1", "1", "2", "0"]),
+            max_created: *sequence.of(&["0", "2"]),
+            shards: *sequence.of(&["1", "16"]),
+            threads: 1 + sequence.below(3),
+        }
+    }
+
+    /// Whether a process that is set up so gets to a step.
+    fn allows(&self, step: Step) -> bool {
+        mode_for(step).is_none_or(|mode| mode == self.mode || (mode == "pidfd" && self.mode == "auto"))
+    }
+}
+
+/// The exchange mode that a step belongs to.
+fn mode_for(step: Step) -> Option<&'static str> {
+    use Step::{
+        FetchedByPidfd, FetchedByProcfs, FoundInProcfs, ServerAbandoned, ServerAccepted, ServerAnswered,
+        ServerAnswering, ServerClosed, SocketAnswered, SocketAsked, SocketConnected, SocketConnecting,
+    };
+    match step {
+        FetchedByPidfd => Some("pidfd"),
+        FetchedByProcfs | FoundInProcfs => Some("procfs"),
+        ServerAbandoned | ServerAccepted | ServerAnswered | ServerAnswering | ServerClosed
+        | SocketAnswered | SocketAsked | SocketConnected | SocketConnecting => Some("socket"),
+        _ => None,
+    }
+}
+
+/// The step that is next, of those at which nobody ended yet, and how often it was planned before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Todo {
+    pub(crate) step: Step,
+    pub(crate) tries: u64,
+}
+
+/// Plans that may fail before a step is tried in whatever process, mode and place in a round.
+const HINTS: u64 = 2;
+
+/// Who most often gets to a step; `None` for both. A hint, as the modes are: without it the first kill takes longer.
+fn role_for(step: Step) -> Option<Role> {
+    use Step::{
+        CacheInserted, CacheUnlinked, CacheUnlinking, FetchedByPidfd, FetchedByProcfs, ForkChildBegun,
+        ForkChildReady, ForkPrepared, ForkReturned, FoundInProcfs, HostFileMapped, HostUnmapped,
+        ImportFetched, ImportMapped, ImportOpened, ImportReleased, LedgerOpened, LedgerUnmapped,
+        ProducerFound, SocketAnswered, SocketAsked, SocketConnected, SocketConnecting,
+    };
+    match step {
+        CacheInserted | CacheUnlinked | CacheUnlinking | ForkChildBegun | ForkChildReady | ForkPrepared
+        | ForkReturned | HostFileMapped | HostUnmapped | LedgerUnmapped => None,
+        FetchedByPidfd | FetchedByProcfs | FoundInProcfs | ImportFetched | ImportMapped | ImportOpened
+        | ImportReleased | LedgerOpened | ProducerFound | SocketAnswered | SocketAsked | SocketConnected
+        | SocketConnecting => Some(Role::Importer),
+        _ => Some(Role::Producer),
+    }
+}
+
+/// The end of one process in a round of so many milliseconds. First of all those steps at which nobody ended yet.
+pub(crate) fn end(sequence: &mut Sequence, setup: &Setup, todo: &[Todo], milliseconds: u64) -> (Role, End) {
+    let any = *sequence.of(&[Role::Producer, Role::Importer]);
+    let todo: Vec<Todo> =
+        todo.iter().copied().filter(|todo| todo.tries >= HINTS || setup.allows(todo.step)).collect();
+    if todo.is_empty() && sequence.one_in(3) {
+        return (any, End::AtRandom { microseconds: sequence.below(milliseconds * 1000) });
+    }
+    let (step, nth, hinted) = if todo.is_empty() {
+        let all: Vec<Step> = Step::ALL.iter().copied().filter(|step| setup.allows(*step)).collect();
+        let nth = *sequence.of(&[1, 1, 8, 8, 64]);
+        (*sequence.of(&all), 1 + u32::try_from(sequence.below(nth)).unwrap(), sequence.one_in(2))
+    } else {
+        let next = sequence.of(&todo);
+        (next.step, 1, next.tries < HINTS)
+    };
+    let role = role_for(step).filter(|_| hinted).unwrap_or(any);
+    let end = if sequence.one_in(12) {
+        // Up to longer than an open waits for an answer.
+        let milliseconds = *sequence.of(&[2, 20, 20, 450]);
+        End::StopsAtStep { step, nth, milliseconds, goes_on: sequence.one_in(2) }
+    } else {
+        End::AtStep { step, nth }
+    };
+    (role, end)
+}
