@@ -63,9 +63,32 @@ pub(super) struct RegionExport {
 /// Exports in one region, by the block's address.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    pub by_address: HashMap<u64, BlockExport>,
+    /// With some that have ended: whoever frees a block that was never opened leaves its entry here.
+    by_address: HashMap<u64, BlockExport>,
+    /// How many there are when those that have ended are taken out next.
+    enough: usize,
     /// The region is going: nothing more is exported from it.
     pub closed: bool,
+}
+
+impl Blocks {
+    /// The export of the block at this address, if it has not ended.
+    pub(super) fn get_mut(&mut self, address: u64, exports: &Exports) -> Option<&mut BlockExport> {
+        let block = self.by_address.get_mut(&address)?;
+        exports.ledger.is_current(block.slot, block.generation).then_some(block)
+    }
+
+    pub(super) fn insert(&mut self, address: u64, block: BlockExport, exports: &Exports) {
+        if self.by_address.len() >= self.enough {
+            self.by_address.retain(|_, block| exports.ledger.is_current(block.slot, block.generation));
+            self.enough = (self.by_address.len() * 2).max(64);
+        }
+        self.by_address.insert(address, block);
+    }
+
+    pub(super) fn remove(&mut self, address: u64) -> Option<BlockExport> {
+        self.by_address.remove(&address)
+    }
 }
 
 #[derive(Debug)]
@@ -117,9 +140,10 @@ impl Cached for RegionExport {
         self.exports.retire((self.slot, self.generation), whole, native, reason);
         let mut kept = 0;
         for (address, block) in blocks {
-            kept += u64::from(block.kept);
             let part = (Address::from_bits(address), block.handle.length() as usize);
-            self.exports.retire((block.slot, block.generation), part, native, reason);
+            let retired = self.exports.retire((block.slot, block.generation), part, native, reason);
+            // (Otherwise it was freed, and is not in use.)
+            kept += u64::from(retired && block.kept);
         }
         kept
     }

@@ -135,6 +135,12 @@ impl Door {
         marks != 0 && self.is_leased_by(slot, marks)
     }
 
+    /// Whether somebody has ever opened the slot's export, as far as can be seen just now.
+    #[inline]
+    pub(crate) fn is_marked(&self, slot: u32) -> bool {
+        self.marks(slot).load(Ordering::Relaxed) != 0
+    }
+
     /// Forgets who had the slot open, when it is not leased any more and before it is used again. An importer that puts its
     /// mark there meanwhile does so for a handle that it will find stale.
     fn forget(&self, slot: u32) {

@@ -36,6 +36,17 @@ struct Left {
     native: Arc<NativeGuard>,
 }
 
+/// What [`Exports::retire_unopened`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Quick {
+    /// All that there is to do.
+    Done,
+    /// The export has ended, and somebody has it open: [`Exports::settle`] is to do.
+    Ended,
+    /// Nothing.
+    Nothing,
+}
+
 impl Left {
     fn meets(&self, base: Address, size: usize) -> bool {
         self.base.space() == base.space()
@@ -64,16 +75,43 @@ impl Exports {
         self.ledger.take(|first, count| self.door.reserve(first, count))
     }
 
-    /// Ends the export of a range. Whether somebody has it open still is kept in mind, together with `native`.
+    /// Ends the export of a freed block that nobody ever opened, with one lock only, for the slot.
+    pub(crate) fn retire_unopened(&self, slot: u32, generation: u64, region: u64) -> Quick {
+        // (A mark is put before the lease.)
+        if self.door.is_marked(slot) || !self.ledger.end(slot, generation, region, RetireReason::BlockFreed) {
+            return Quick::Nothing;
+        }
+        if self.door.is_leased(slot) {
+            return Quick::Ended;
+        }
+        self.ledger.give_back(slot);
+        Quick::Done
+    }
+
+    /// Ends the export of a range, unless another thread does. Whether somebody has it open still is kept in mind, together
+    /// with `native`.
     pub(crate) fn retire(
         &self,
         (slot, generation): (u32, u64),
         (base, size): (Address, usize),
         native: &Arc<NativeGuard>,
         reason: RetireReason,
+    ) -> bool {
+        let retired = self.ledger.end(slot, generation, native.region.id().get(), reason);
+        if retired {
+            self.settle((slot, generation), (base, size), native);
+        }
+        retired
+    }
+
+    /// The second half of [`Exports::retire`]: what becomes of the slot.
+    pub(crate) fn settle(
+        &self,
+        (slot, generation): (u32, u64),
+        (base, size): (Address, usize),
+        native: &Arc<NativeGuard>,
     ) {
         let region = native.region.id().get();
-        self.ledger.end(slot, generation, region, reason);
         if self.door.is_leased(slot) {
             self.ledger.record(Event::Hold { slot, generation, region, bytes: size as u64 });
             let mut left = self.left.lock();

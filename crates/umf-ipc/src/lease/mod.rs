@@ -27,7 +27,7 @@ mod row;
 mod table;
 
 pub(crate) use door::Door;
-pub(crate) use exports::Exports;
+pub(crate) use exports::{Exports, Quick};
 pub(crate) use row::{Lease, Ranges};
 pub(crate) use table::{LeaseTable, Producer};
 
