@@ -437,6 +437,7 @@ impl State {
     }
 
     pub(super) fn evict_idle(&self) -> usize {
+        self.exports.door.stop_watching();
         self.cache.evict_idle(|_| true)
     }
 

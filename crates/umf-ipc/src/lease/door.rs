@@ -122,6 +122,11 @@ impl Door {
         self.watches.lock().known.values().filter(|watch| matches!(watch, Watch::Pidfd(_))).count() as u64
     }
 
+    /// Closes the fds of importers that can be found again when they are asked about.
+    pub(crate) fn stop_watching(&self) {
+        self.watches.lock().known.retain(|owner, _| owner.state.is_announced());
+    }
+
     /// Gives the marks of some slots their memory, before these slots are used.
     pub(crate) fn reserve(&self, first: u32, count: u32) -> Result<()> {
         sys::reserve(&self.fd, self.shape.marks() + u64::from(first) * 8, u64::from(count) * 8)
