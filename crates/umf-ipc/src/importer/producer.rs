@@ -21,7 +21,8 @@ pub(super) struct Producer {
     ledger: LedgerReader,
     ledger_fd: i32,
     nonce: Nonce,
-    /// Whether its files may be mapped by windows: until one turned out to be of another kind (huge pages).
+    /// Whether its files may be mapped by windows: until one turned out to be of another kind (huge pages), or there was no
+    /// address space for one.
     has_windows: AtomicBool,
     /// Null, or a box. One that a parent of this process made is replaced and leaked: mappings that were open at the fork
     /// know it still.
