@@ -128,18 +128,16 @@ impl Cached for RegionExport {
     /// Retires everything that the region exports: from here on nothing of it opens.
     fn unlinked(&self) -> u64 {
         self.closing.0.lock().push(self.region.id().get());
-        let blocks = {
-            let mut blocks = self.blocks.lock();
-            blocks.closed = true;
-            core::mem::take(&mut blocks.by_address)
-        };
+        // Until all are retired: who frees one meanwhile, and found this before it left the cache, must not miss it.
+        let mut blocks = self.blocks.lock();
+        blocks.closed = true;
         let Some(native) = &self.native else { return 0 };
         // The region first: then importers see that all of it is gone.
         let whole = (self.region.base(), self.region.size());
         let reason = *self.leaving.lock();
         self.exports.retire((self.slot, self.generation), whole, native, reason);
         let mut kept = 0;
-        for (address, block) in blocks {
+        for (address, block) in blocks.by_address.drain() {
             let part = (Address::from_bits(address), block.handle.length() as usize);
             let retired = self.exports.retire((block.slot, block.generation), part, native, reason);
             // (Otherwise it was freed, and is not in use.)

@@ -31,7 +31,8 @@ pub(super) struct Producer {
     ledger: LedgerReader,
     ledger_fd: i32,
     nonce: Nonce,
-    /// Files that turned out to have no windows (of huge pages, or not sealed), the last few.
+    /// Files that turned out to have no windows (of huge pages, or not sealed), or for which there was no address space, the
+    /// last few.
     without_windows: Lock<Vec<FileIdentity>>,
     /// Whether there is any.
     some_without: AtomicBool,
