@@ -11,7 +11,7 @@ use umf_core::{Address, NativeExport, ProviderKind, Region};
 
 use crate::cache::Cached;
 use crate::handle::Handle;
-use crate::lease::Exports;
+use crate::lease::{Exported, Exports};
 use crate::ledger::event::RetireReason;
 use crate::sys::FileIdentity;
 
@@ -100,6 +100,14 @@ pub(super) struct BlockExport {
     pub kept: bool,
 }
 
+impl BlockExport {
+    /// What it is, if it is of the block at `base`.
+    pub(super) fn exported(&self, base: Address) -> Exported {
+        let (slot, generation, size) = (self.slot, self.generation, self.handle.length() as usize);
+        Exported { slot, generation, base, size, is_region: self.handle.is_region() }
+    }
+}
+
 /// Regions whose native export left the cache and is not yet back with its provider. Whoever frees such a region, or
 /// exports it again, waits for that.
 #[derive(Debug, Default)]
@@ -133,13 +141,19 @@ impl Cached for RegionExport {
         blocks.closed = true;
         let Some(native) = &self.native else { return 0 };
         // The region first: then importers see that all of it is gone.
-        let whole = (self.region.base(), self.region.size());
+        let whole = Exported {
+            slot: self.slot,
+            generation: self.generation,
+            base: self.region.base(),
+            size: self.region.size(),
+            is_region: true,
+        };
         let reason = *self.leaving.lock();
-        self.exports.retire((self.slot, self.generation), whole, native, reason);
+        self.exports.retire(&whole, native, reason);
         let mut kept = 0;
         for (address, block) in blocks.by_address.drain() {
-            let part = (Address::from_bits(address), block.handle.length() as usize);
-            let retired = self.exports.retire((block.slot, block.generation), part, native, reason);
+            let export = block.exported(Address::from_bits(address));
+            let retired = self.exports.retire(&export, native, reason);
             // (Otherwise it was freed, and is not in use.)
             kept += u64::from(retired && block.kept);
         }

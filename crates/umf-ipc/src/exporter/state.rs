@@ -54,7 +54,7 @@ impl State {
     /// `procfs` says whether the memory that is exported first can be opened through `/proc`.
     pub(super) fn new(settings: &ExporterSettings, procfs: bool) -> Result<Arc<Self>> {
         let served = wants_socket(&settings.exchange, procfs);
-        let exports = Arc::new(Exports::new(settings.slots, served)?);
+        let exports = Exports::new(settings.slots, served)?;
         match sys::set_ptracer(settings.ptracer) {
             Ok(()) => {}
             // There is no yama, so nothing to be excepted from.
@@ -364,13 +364,12 @@ impl State {
             self.cache.peek(&found.region.id().get(), |entry| {
                 let block = entry.value.blocks.lock().remove(address.to_bits());
                 let (Some(block), Some(native)) = (block, &entry.value.native) else { return };
-                let (export, part) =
-                    ((block.slot, block.generation), (address, block.handle.length() as usize));
+                let export = block.exported(address);
                 let retired = if quick == Quick::Ended {
-                    self.exports.settle(export, part, native);
+                    self.exports.settle(&export, native);
                     true
                 } else {
-                    self.exports.retire(export, part, native, RetireReason::BlockFreed)
+                    self.exports.retire(&export, native, RetireReason::BlockFreed)
                 };
                 if retired && block.kept {
                     self.cache.pins().unpin(entry.number());
@@ -464,6 +463,7 @@ impl State {
         for region in regions {
             self.end_region(&region, RetireReason::ExporterDropped);
         }
+        self.exports.outlive_exporter();
         let server = self.server.lock().take();
         drop(server);
     }

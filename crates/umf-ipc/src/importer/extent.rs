@@ -134,6 +134,8 @@ impl Inner {
             producer.forget_windows(handle);
             return Ok(None);
         }
-        opened.map(Some)
+        let needed = handle.data_offset() - window.start + handle.region_size();
+        // Its file may have been shorter when the window was mapped.
+        opened.map(|pinned| Some(pinned).filter(|pinned| pinned.entry().value.imported.size as u64 >= needed))
     }
 }

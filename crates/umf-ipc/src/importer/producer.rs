@@ -83,6 +83,19 @@ impl Producer {
         self.channel.fds() + 1 + self.table().map_or(0, LeaseTable::fds)
     }
 
+    /// In a forked child: closes the fd of its parent's table, which nothing else of is used here but by mappings that were
+    /// open at the fork.
+    ///
+    /// # Safety
+    /// Called once per fork, before anything else uses this in the child.
+    pub(super) unsafe fn abandon_leases_in_child(&self) {
+        let table = NonNull::new(self.leases.swap(ptr::null_mut(), Ordering::AcqRel));
+        if let Some(table) = table {
+            // SAFETY: a published table goes when `self` does, or never: this one is leaked from here on.
+            unsafe { table.as_ref().close_in_child() };
+        }
+    }
+
     /// The table of this process's leases, if it was made.
     fn table(&self) -> Option<&LeaseTable> {
         let table = NonNull::new(self.leases.load(Ordering::Acquire))?;

@@ -46,6 +46,9 @@ struct Count {
     is_unknown: bool,
 }
 
+/// How often a row is looked at whose owner changes meanwhile. Only somebody who means harm goes on longer.
+const TRIES: u32 = 64;
+
 impl Door {
     /// A door for a ledger with this nonce and so many slots.
     pub(crate) fn new(slots: u32, nonce: Nonce) -> Result<Self> {
@@ -190,11 +193,13 @@ impl Door {
     /// What a row says of a slot, if that is not nothing.
     fn count(&self, row: u32, slot: u32) -> Option<Count> {
         let entry = self.entry(row);
+        let mut tries = 0;
         loop {
             let state = State(entry.state.load(Ordering::Acquire));
             if !state.is_used() {
                 return None;
             }
+            tries += 1;
             let word = self.word(row, slot).map(|word| word.load(Ordering::Acquire));
             let owner = Owner {
                 state,
@@ -202,7 +207,11 @@ impl Door {
                 pidfs_inode: entry.pidfs_inode.load(Ordering::Relaxed),
             };
             core::sync::atomic::fence(Ordering::Acquire);
-            if entry.state.load(Ordering::Relaxed) == state.0 {
+            let is_unsteady = entry.state.load(Ordering::Relaxed) != state.0;
+            if is_unsteady && tries == TRIES {
+                return Some(Count { owner, sum: 0, is_unknown: true });
+            }
+            if !is_unsteady {
                 let (sum, is_unknown) = (word.unwrap_or(0), word.is_none());
                 return (word != Some(0)).then_some(Count { owner, sum, is_unknown });
             }

@@ -1,7 +1,7 @@
 //! [`LeaseTable`]: the importer's side of one producer's door.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -124,6 +124,15 @@ impl LeaseTable {
     #[inline]
     pub(crate) fn belongs_here(&self) -> bool {
         self.generation == fork::generation()
+    }
+
+    /// In a forked child, in which the table is leaked.
+    ///
+    /// # Safety
+    /// Nobody else closes the fd: it is called once, and the table is never dropped here.
+    pub(crate) unsafe fn close_in_child(&self) {
+        // SAFETY: passed on to the caller.
+        unsafe { sys::close_inherited(self.fd.as_raw_fd()) };
     }
 
     /// The producer's.
