@@ -28,22 +28,43 @@ pub(crate) struct Door {
     watches: Lock<Watches>,
 }
 
+/// The most fds that are kept of importers. Others are looked for each time.
+const MOST_WATCHED: u64 = 1024;
+/// How often an entry is read that changes meanwhile.
+const TRIES: u32 = 64;
+
 /// The importers that had something open when it was freed, and whose end is waited for.
 #[derive(Debug, Default)]
 struct Watches {
     known: HashMap<Owner, Watch>,
-    /// How many there may be before those are looked for that have ended.
+    /// How many there may be before those are looked for that are not wanted any more.
     enough: usize,
 }
 
 impl Watches {
-    fn add(&mut self, owner: Owner, watch: Watch) {
+    /// Keeps a watch, if there are not too many: importers may write whatever they like, and so as many owners.
+    /// `owners` are those that have rows.
+    fn add(&mut self, owner: Owner, watch: Watch, owners: impl FnOnce() -> HashSet<Owner>) -> bool {
         if self.known.len() >= self.enough {
-            self.known.retain(|_, watch| watch.is_alive());
-            self.enough = (self.known.len() * 2).max(16);
+            let owners = owners();
+            self.known.retain(|known, watch| owners.contains(known) && watch.is_alive());
+            let most = usize::try_from(MOST_WATCHED.min(sys::fd_limit() / 4)).unwrap_or(usize::MAX);
+            self.enough = (self.known.len() * 2).clamp(16, most.max(16));
         }
-        self.known.insert(owner, watch);
+        let has_place = self.known.len() < self.enough || self.known.contains_key(&owner);
+        if has_place {
+            self.known.insert(owner, watch);
+        }
+        has_place
     }
+}
+
+/// What the rows of one process say of a slot.
+#[derive(Default)]
+struct Sum {
+    count: u64,
+    /// One of them could not be read.
+    unread: bool,
 }
 
 impl Door {
@@ -143,53 +164,51 @@ impl Door {
 
     #[cold]
     fn is_leased_by(&self, slot: u32, marks: u64) -> bool {
-        // Rows that say something, with their owners. Mostly none: what is closed is zero.
-        let mut counts: Vec<(Owner, u64)> = Vec::new();
+        // By owner, what rows say that say something. Mostly none does: what is closed is zero.
+        let mut sums: HashMap<Owner, Sum> = HashMap::new();
         let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
         for first in (0..MARKS).filter(|bit| marks >> bit & 1 != 0) {
             for row in (first..used).step_by(MARKS as usize) {
                 if let Some((owner, count)) = self.count(row, slot) {
-                    match counts.iter_mut().find(|(known, _)| *known == owner) {
-                        Some((_, sum)) => *sum = sum.wrapping_add(count),
-                        None => counts.push((owner, count)),
+                    let sum = sums.entry(owner).or_default();
+                    match count {
+                        Some(count) => sum.count = sum.count.wrapping_add(count),
+                        None => sum.unread = true,
                     }
                 }
             }
         }
-        if counts.is_empty() {
+        if sums.is_empty() {
             self.forget(slot);
             return false;
         }
-        counts.retain(|(_, sum)| *sum != 0);
+        sums.retain(|_, sum| sum.unread || sum.count != 0);
         let mut ended = HashSet::new();
-        counts.retain(|(owner, _)| self.lives(owner) || !ended.insert(*owner));
+        sums.retain(|owner, _| self.lives(owner) || !ended.insert(*owner));
         if !ended.is_empty() {
             self.let_go(&ended, used);
         }
-        !counts.is_empty()
+        !sums.is_empty()
     }
 
-    /// What a row says of a slot, if that is not nothing.
-    fn count(&self, row: u32, slot: u32) -> Option<(Owner, u64)> {
+    /// What a row says of a slot, if that is not nothing, and of whom. `None` for the count: it cannot be read now.
+    fn count(&self, row: u32, slot: u32) -> Option<(Owner, Option<u64>)> {
         let entry = self.entry(row);
+        let mut tries = 0;
         loop {
-            let state = State(entry.state.load(Ordering::Acquire));
-            if !state.is_used() {
+            let owner = Owner::of(entry);
+            if !owner.state.is_used() {
                 return None;
             }
-            let count = match self.word(row, slot) {
-                Some(word) => word.load(Ordering::Acquire),
-                // It cannot be looked at now.
-                None => u64::MAX,
-            };
-            let owner = Owner {
-                state,
-                start_time: entry.start_time.load(Ordering::Relaxed),
-                pidfs_inode: entry.pidfs_inode.load(Ordering::Relaxed),
-            };
+            let count = self.word(row, slot).map(|word| word.load(Ordering::Acquire));
             core::sync::atomic::fence(Ordering::Acquire);
-            if entry.state.load(Ordering::Relaxed) == state.0 {
-                return (count != 0).then_some((owner, count));
+            tries += 1;
+            if entry.state.load(Ordering::Relaxed) == owner.state.0 {
+                return (count != Some(0)).then_some((owner, count));
+            }
+            // It changes hands: rarely more than once, but whoever writes there might never stop.
+            if tries == TRIES {
+                return Some((owner, None));
             }
         }
     }
@@ -232,37 +251,35 @@ impl Door {
     /// Whether the owner of a row lives.
     fn lives(&self, owner: &Owner) -> bool {
         let mut watches = self.watches.lock();
-        match watches.known.get(owner) {
-            Some(watch @ Watch::Pidfd(_)) => {
-                let lives = watch.is_alive();
-                if !lives {
-                    watches.known.remove(owner);
-                }
-                lives
+        if let Some(watch) = watches.known.get(owner) {
+            let lives = watch.is_alive();
+            if !lives {
+                watches.known.remove(owner);
             }
-            Some(Watch::Nothing) if owner.state.is_announced() => true,
-            _ => match owner.find() {
-                Some(watch) => {
-                    watches.add(*owner, watch);
-                    true
-                }
-                None => {
-                    watches.known.remove(owner);
-                    false
-                }
-            },
+            return lives;
         }
+        match owner.find() {
+            Some(watch) => {
+                if matches!(watch, Watch::Pidfd(_)) {
+                    watches.add(*owner, watch, || self.owners());
+                }
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Those who have rows.
+    fn owners(&self) -> HashSet<Owner> {
+        let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
+        (0..used).map(|row| Owner::of(self.entry(row))).filter(|owner| owner.state.is_used()).collect()
     }
 
     /// The rows of ended processes go. Whoever claims one empties it first.
     fn let_go(&self, ended: &HashSet<Owner>, used: u32) {
         for row in 0..used {
             let entry = self.entry(row);
-            let owner = Owner {
-                state: State(entry.state.load(Ordering::Acquire)),
-                start_time: entry.start_time.load(Ordering::Relaxed),
-                pidfs_inode: entry.pidfs_inode.load(Ordering::Relaxed),
-            };
+            let owner = Owner::of(entry);
             if ended.contains(&owner) {
                 // Not if somebody else saw it first.
                 let _ = entry.state.compare_exchange(
@@ -280,30 +297,17 @@ impl Door {
         if row >= self.shape.rows {
             return false;
         }
-        let entry = self.entry(row);
-        let state = State(entry.state.load(Ordering::Acquire));
-        if state != State::announced(number) {
+        let owner = Owner::of(self.entry(row));
+        if owner.state != State::announced(number) {
             return false;
         }
-        let owner = Owner {
-            state,
-            start_time: entry.start_time.load(Ordering::Relaxed),
-            pidfs_inode: entry.pidfs_inode.load(Ordering::Relaxed),
-        };
-        self.watches.lock().add(owner, pidfd.map_or(Watch::Nothing, Watch::Pidfd));
-        true
+        let watch = pidfd.map_or(Watch::Nothing, Watch::Pidfd);
+        self.watches.lock().add(owner, watch, || self.owners())
     }
 
     /// How many processes have rows.
     pub(crate) fn importers(&self) -> usize {
-        let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
-        let mut states: Vec<u64> = (0..used)
-            .map(|row| self.entry(row).state.load(Ordering::Relaxed))
-            .filter(|&state| State(state).is_used())
-            .collect();
-        states.sort_unstable();
-        states.dedup();
-        states.len()
+        self.owners().len()
     }
 
     pub(crate) fn lock_for_fork(&self) {

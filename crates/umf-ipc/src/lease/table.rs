@@ -1,6 +1,6 @@
 //! [`LeaseTable`]: the importer's side of one producer's door.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -19,6 +19,9 @@ use crate::{Error, Result, protocol};
 
 /// How many rows of others are asked about before a row is used that never was.
 const ASKED: u32 = 4;
+/// How many opens by threads without a row go by before one looks for a row again, after there was none. (Looking asks for
+/// every process that has one.)
+const OPENS_BETWEEN: u32 = 1024;
 
 /// The leases of this process on the exports of one producer.
 #[derive(Debug)]
@@ -29,6 +32,8 @@ pub(crate) struct LeaseTable {
     shape: Shape,
     ranges: Arc<Ranges>,
     rows: Lock<HashMap<Thread, Row>>,
+    /// Opens until a thread looks for a row again. Written under the lock of `rows`.
+    pause: AtomicU32,
     /// What the entries of this process say.
     owner: Owner,
     /// The process that made it, as [`fork::generation`] counts.
@@ -70,6 +75,13 @@ impl LeaseTable {
         let mut front = SharedMapping::new(&fd, front, true).map_err(system("mmap of the lease table"))?;
         front.keep_from_children().map_err(system("madvise(MADV_DONTFORK) of the lease table"))?;
         let identity = ProcessIdentity::current();
+        if identity.start_time == 0 && identity.pidfs_inode == 0 {
+            // Then the producer must not be able to know better (on an old kernel, without `/proc`).
+            let own = sys::pidfd_open(identity.pid).map_err(system("pidfd_open of this process"))?;
+            if crate::identity::pidfs_inode(&own).is_some() {
+                return Err(Error::system("statx of this process's pidfd", rustix::io::Errno::AGAIN));
+            }
+        }
         let state = if producer.same_pid_namespace {
             State::used(identity.pid)
         } else {
@@ -83,6 +95,7 @@ impl LeaseTable {
             shape,
             ranges,
             rows: Lock::new(HashMap::new()),
+            pause: AtomicU32::new(0),
             owner: Owner { state, start_time: identity.start_time, pidfs_inode: identity.pidfs_inode },
             generation: fork::generation(),
         };
@@ -147,14 +160,19 @@ impl LeaseTable {
     /// Whether the export is current has to be looked at afterwards.
     pub(crate) fn take(&self, slot: u32) -> Result<(Lease, bool)> {
         let mut rows = self.rows.lock();
-        if let Some(thread) = thread::current() {
+        if let Some(thread) = thread::current()
+            && self.has_or_seeks_row(&rows, Some(thread.get()))
+        {
             match self.lease(&mut rows, Some(thread.get()), slot) {
                 Ok(lease) => {
                     // SAFETY: the word lies in a row of this table; only this thread writes it.
                     protocol::lease(unsafe { lease.word().as_ref() });
                     return Ok((lease, true));
                 }
-                Err(error) => tracing::debug!(%error, "this thread has no lease row of its own"),
+                Err(error) => {
+                    tracing::debug!(%error, "this thread has no lease row of its own");
+                    self.pause.store(OPENS_BETWEEN, Ordering::Relaxed);
+                }
             }
         }
         let lease = self.lease(&mut rows, None, slot)?;
@@ -162,6 +180,15 @@ impl LeaseTable {
         unsafe { lease.word().as_ref() }.fetch_add(1, Ordering::SeqCst);
         core::sync::atomic::fence(Ordering::SeqCst);
         Ok((lease, false))
+    }
+
+    fn has_or_seeks_row(&self, rows: &HashMap<Thread, Row>, thread: Thread) -> bool {
+        if rows.contains_key(&thread) {
+            return true;
+        }
+        let pause = self.pause.load(Ordering::Relaxed);
+        self.pause.store(pause.saturating_sub(1), Ordering::Relaxed);
+        pause == 0
     }
 
     /// Takes back in another thread what [`LeaseTable::take`] counted.
@@ -222,7 +249,8 @@ impl LeaseTable {
 
     /// The number of an entry that is claimed by this process and by nobody else.
     fn claim_entry(&self) -> Result<u32> {
-        let claimed = State::claimed(sys::pid());
+        // A pid of another namespace would name somebody else, or nobody.
+        let claimed = State::claimed(self.owner.state.pid().unwrap_or(0));
         let claim = |row: u32, from: State| {
             let state = &self.entry(row).state;
             state.compare_exchange(from.0, claimed.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -261,15 +289,9 @@ impl LeaseTable {
         if self.owner.state.is_announced() || state.pid().is_none() {
             return false;
         }
-        let entry = self.entry(row);
-        let is_used = state.is_used();
-        let owner = Owner {
-            state,
-            // Not written yet while it is only claimed.
-            start_time: if is_used { entry.start_time.load(Ordering::Relaxed) } else { 0 },
-            pidfs_inode: if is_used { entry.pidfs_inode.load(Ordering::Relaxed) } else { 0 },
-        };
-        owner.find().is_none()
+        let owner = Owner::of(self.entry(row));
+        // Not if it is another's meanwhile.
+        owner.state == state && owner.find().is_none()
     }
 
     /// Gives the rows back. Nothing is open any more that is counted there.
