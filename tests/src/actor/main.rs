@@ -7,6 +7,7 @@
 //! | [`memory`] | pools, blocks, regions, handles, mappings, what they hold |
 //! | [`process`] | what a process can do to itself: fork, exec, limits, credentials, fds |
 //! | [`storm`] | many threads and many cycles in one command |
+//! | [`lease`] | leases: many, in other threads and in children, and doors that are scribbled over |
 //! | [`cases`] | what single public cases need |
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
@@ -15,6 +16,7 @@ mod cases;
 mod domain;
 mod driver;
 mod failure;
+mod lease;
 mod memory;
 mod process;
 mod storm;
@@ -65,6 +67,7 @@ fn obey(actor: &mut memory::Actor, line: &str) -> Answer {
     memory::obey(actor, command, rest)
         .or_else(|| process::obey(actor, command, rest))
         .or_else(|| storm::obey(actor, command, rest))
+        .or_else(|| lease::obey(actor, command, rest))
         .or_else(|| cases::obey(actor, command, rest))
         .or_else(|| domain::obey(&mut actor.domains, command, rest))
         .unwrap_or_else(|| Err(Failure::unknown(line)))

@@ -22,6 +22,10 @@ pub(crate) struct Actor {
     pub(crate) domains: crate::domain::Domains,
     pub(crate) child: Option<(i32, UnixStream)>,
     pub(crate) taken: Vec<OwnedFd>,
+    /// Children that hold something open.
+    pub(crate) importers: Vec<i32>,
+    /// Where freed regions were, and whose.
+    pub(crate) freed: Option<(Arc<Upstream>, std::collections::HashSet<Address>)>,
 }
 
 /// A block. It does not keep its pool, so that a pool can go with blocks in it; it frees nothing by itself.

@@ -39,6 +39,8 @@ struct Watches {
     known: HashMap<Owner, Watch>,
     /// How many there may be before those are looked for that are not wanted any more.
     enough: usize,
+    /// How many more are not kept, after too many were wanted, before that is done again.
+    pause: usize,
 }
 
 impl Watches {
@@ -46,16 +48,21 @@ impl Watches {
     /// `owners` are those that have rows.
     fn add(&mut self, owner: Owner, watch: Watch, owners: impl FnOnce() -> HashSet<Owner>) -> bool {
         if self.known.len() >= self.enough {
+            if self.pause > 0 {
+                self.pause -= 1;
+                return false;
+            }
             let owners = owners();
             self.known.retain(|known, watch| owners.contains(known) && watch.is_alive());
-            let most = usize::try_from(MOST_WATCHED.min(sys::fd_limit() / 4)).unwrap_or(usize::MAX);
-            self.enough = (self.known.len() * 2).clamp(16, most.max(16));
+            let most = usize::try_from(MOST_WATCHED.min(sys::fd_limit() / 4)).unwrap_or(usize::MAX).max(16);
+            self.enough = (self.known.len() * 2).clamp(16, most);
+            if self.known.len() >= self.enough {
+                self.pause = most;
+                return false;
+            }
         }
-        let has_place = self.known.len() < self.enough || self.known.contains_key(&owner);
-        if has_place {
-            self.known.insert(owner, watch);
-        }
-        has_place
+        self.known.insert(owner, watch);
+        true
     }
 }
 
@@ -302,7 +309,10 @@ impl Door {
             return false;
         }
         let watch = pidfd.map_or(Watch::Nothing, Watch::Pidfd);
-        self.watches.lock().add(owner, watch, || self.owners())
+        let mut watches = self.watches.lock();
+        // It is not to be turned away for those that have gone.
+        watches.pause = 0;
+        watches.add(owner, watch, || self.owners())
     }
 
     /// How many processes have rows.
