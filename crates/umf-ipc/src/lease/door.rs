@@ -77,7 +77,12 @@ struct Sum {
 impl Door {
     /// A door for a ledger with this nonce and so many slots.
     pub(crate) fn new(slots: u32, nonce: Nonce) -> Result<Self> {
-        let shape = Shape::within(slots, sys::file_size_limit()).ok_or(Error::System {
+        Self::within(slots, nonce, sys::file_size_limit())
+    }
+
+    /// One that fits into a file of `limit` bytes.
+    pub(super) fn within(slots: u32, nonce: Nonce, limit: u64) -> Result<Self> {
+        let shape = Shape::within(slots, limit).ok_or(Error::System {
             call: "ftruncate of the lease table",
             errno: rustix::io::Errno::FBIG,
             hint: "; raise RLIMIT_FSIZE (ulimit -f)",

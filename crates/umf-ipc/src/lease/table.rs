@@ -107,7 +107,21 @@ impl LeaseTable {
         {
             return Err(misbehaved("its door is another producer's"));
         }
+        // Now, since there may be none left when another thread closes what this one opened.
+        table.row(&mut table.rows.lock(), None)?;
         Ok(table)
+    }
+
+    /// As if it were another process's.
+    #[cfg(test)]
+    pub(super) fn pose_as(&mut self, owner: Owner) {
+        for row in self.rows.lock().values() {
+            let entry = self.entry(row.number);
+            entry.start_time.store(owner.start_time, Ordering::Relaxed);
+            entry.pidfs_inode.store(owner.pidfs_inode, Ordering::Relaxed);
+            entry.state.store(owner.state.0, Ordering::Release);
+        }
+        self.owner = owner;
     }
 
     fn header(&self) -> &Header {
@@ -199,7 +213,7 @@ impl LeaseTable {
                 // SAFETY: the row stays as long as the table.
                 unsafe { lease.word().as_ref() }.fetch_sub(1, Ordering::SeqCst);
             }
-            // The row was made with the table; memory for the word may be short.
+            // (The row was made with the table, but memory for the word may be short.)
             Err(error) => {
                 tracing::error!(%error, slot, "a lease cannot be given back before this process ends")
             }
@@ -296,14 +310,21 @@ impl LeaseTable {
 
     /// Gives the rows back. Nothing is open any more that is counted there.
     fn close(&mut self) {
+        let own = self.owner.state;
+        let claimed = State::claimed(own.pid().unwrap_or(0));
         for (_, row) in self.rows.lock().drain() {
-            let entry = self.entry(row.number);
-            let is_empty = sys::punch(&self.fd, self.shape.row(row.number), self.shape.stride()).is_ok();
+            let state = &self.entry(row.number).state;
+            let step = |from: State, to: State| {
+                state.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            };
+            // Not if the producer took it back, believing this process ended: then it is another's to write.
+            let is_own = step(own, claimed);
+            let is_empty =
+                is_own && sys::punch(&self.fd, self.shape.row(row.number), self.shape.stride()).is_ok();
             row.hide(&self.ranges);
-            let state = if is_empty { State::FREE } else { State::LEFT };
-            // Not if the producer took it back, believing this process ended.
-            let own = self.owner.state.0;
-            let _ = entry.state.compare_exchange(own, state.0, Ordering::AcqRel, Ordering::Relaxed);
+            if is_own {
+                step(claimed, if is_empty { State::FREE } else { State::LEFT });
+            }
         }
     }
 }
