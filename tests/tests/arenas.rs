@@ -51,7 +51,9 @@ fn ten_thousand_regions_in_many_importers_cost_few_fds_and_mappings() {
     let (fds, mapped) = (Census::of(&importers[0]).fd_count(), maps(&importers[0]));
     println!("{count} importers of {regions} regions: {fds} fds, {mapped} mappings each");
     // All are freed while all have them open, and none goes.
+    let begun = std::time::Instant::now();
     producer.ask_for(&format!("free-regions r 0 {regions}"), PATIENCE).unwrap();
+    println!("freed, all of them leased: {:?}", begun.elapsed());
     assert_eq!(producer.number("held", "regions"), regions as u64);
     let (fds, mapped) = (Census::of(&producer).fd_count(), maps(&producer));
     println!("the producer: {fds} fds, {mapped} mappings");
@@ -60,7 +62,9 @@ fn ten_thousand_regions_in_many_importers_cost_few_fds_and_mappings() {
     importers.clear();
     assert_eq!(producer.ask_for("drain 0", PATIENCE).unwrap(), (regions * SIZE).to_string());
     last.finish();
+    let begun = std::time::Instant::now();
     assert_eq!(producer.ask_for("drain 60000", PATIENCE).unwrap(), "0");
+    println!("given back: {:?}", begun.elapsed());
 }
 
 /// Without any fd to be had, and without a mapping more.

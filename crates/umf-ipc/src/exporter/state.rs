@@ -231,7 +231,7 @@ impl State {
         }
         // One native export of a region at a time.
         self.closing.wait_for(region.id().get());
-        let native = match self.exports.native_of(region.id().get()) {
+        let native = match self.exports.native_of(&region) {
             // Evicted while others had it open, and so still with the others.
             Some(native) => native,
             None => {

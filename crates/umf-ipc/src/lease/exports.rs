@@ -1,11 +1,12 @@
 //! [`Exports`]: what of a producer is exported, and what of it is freed but still open elsewhere.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use umf_core::lock::Lock;
 use umf_core::observer::Leases;
-use umf_core::{Address, fork};
+use umf_core::{Address, Region, fork};
 
 use super::Door;
 use crate::Result;
@@ -19,7 +20,7 @@ use crate::ledger::{Event, LedgerWriter};
 pub(crate) struct Exports {
     pub(crate) ledger: LedgerWriter,
     pub(crate) door: Door,
-    left: Lock<Vec<Left>>,
+    left: Lock<Lefts>,
     count: AtomicUsize,
     /// The process that made it, as [`fork::generation`] counts.
     generation: u32,
@@ -34,6 +35,44 @@ struct Left {
     size: usize,
     /// Keeps the provider's native export from being taken back, which may end the others' mappings.
     native: Arc<NativeGuard>,
+}
+
+/// Those of one producer, by address and slot.
+#[derive(Debug, Default)]
+struct Lefts {
+    by_address: BTreeMap<(Address, u32), Left>,
+    /// None of them has had more bytes since there was none.
+    longest: usize,
+    bytes: u64,
+}
+
+impl Lefts {
+    fn add(&mut self, left: Left) {
+        self.longest = self.longest.max(left.size);
+        self.bytes += left.size as u64;
+        self.by_address.insert((left.base, left.slot), left);
+    }
+
+    fn remove(&mut self, key: &(Address, u32)) -> Option<Left> {
+        let left = self.by_address.remove(key);
+        self.bytes -= left.as_ref().map_or(0, |left| left.size as u64);
+        if self.by_address.is_empty() {
+            self.longest = 0;
+        }
+        left
+    }
+
+    /// The first from `from` on that shares a byte with a range.
+    fn next(&self, from: (Address, u32), base: Address, size: usize) -> Option<&Left> {
+        let end = Address::from_bits(base.to_bits().saturating_add(size as u64));
+        let mut range = self.by_address.range(from..(end, 0));
+        range.find(|(_, left)| left.meets(base, size)).map(|(_, left)| left)
+    }
+
+    /// Where those begin that may share a byte with what begins at `base`.
+    const fn first(&self, base: Address) -> (Address, u32) {
+        (Address::from_bits(base.to_bits().saturating_sub(self.longest as u64)), 0)
+    }
 }
 
 impl Left {
@@ -53,7 +92,7 @@ impl Exports {
         Ok(Self {
             ledger,
             door,
-            left: Lock::new(Vec::new()),
+            left: Lock::default(),
             count: AtomicUsize::new(0),
             generation: fork::generation(),
         })
@@ -77,8 +116,8 @@ impl Exports {
         if self.door.is_leased(slot) {
             self.ledger.record(Event::Hold { slot, generation, region, bytes: size as u64 });
             let mut left = self.left.lock();
-            left.push(Left { slot, generation, base, size, native: Arc::clone(native) });
-            self.count.store(left.len(), Ordering::Release);
+            left.add(Left { slot, generation, base, size, native: Arc::clone(native) });
+            self.count.store(left.by_address.len(), Ordering::Release);
         } else {
             self.ledger.give_back(slot);
         }
@@ -96,16 +135,23 @@ impl Exports {
             return (0, 0);
         }
         let left = self.left.lock();
-        (left.len() as u64, left.iter().map(|one| one.size as u64).sum())
+        (left.by_address.len() as u64, left.bytes)
     }
 
     /// The native export of a region that was evicted while somebody had it open.
-    pub(crate) fn native_of(&self, region: u64) -> Option<Arc<NativeGuard>> {
+    pub(crate) fn native_of(&self, region: &Region) -> Option<Arc<NativeGuard>> {
         if !self.may_be_leased() {
             return None;
         }
         let left = self.left.lock();
-        left.iter().find(|left| left.native.region.id().get() == region).map(|left| Arc::clone(&left.native))
+        let mut from = left.first(region.base());
+        while let Some(one) = left.next(from, region.base(), region.size()) {
+            if one.native.region.id() == region.id() {
+                return Some(Arc::clone(&one.native));
+            }
+            from = (one.base, one.slot + 1);
+        }
+        None
     }
 
     pub(crate) fn lock_for_fork(&self) {
@@ -134,15 +180,13 @@ impl Leases for Exports {
         }
         let mut left = self.left.lock();
         let mut leased = false;
-        let mut index = 0;
-        while let Some(one) = left.get(index) {
-            if !one.meets(base, size) {
-                index += 1;
-            } else if self.door.is_leased(one.slot) {
+        let mut from = left.first(base);
+        while let Some(one) = left.next(from, base, size) {
+            let key = (one.base, one.slot);
+            from = (one.base, one.slot + 1);
+            if self.door.is_leased(one.slot) {
                 leased = true;
-                index += 1;
-            } else {
-                let one = left.swap_remove(index);
+            } else if let Some(one) = left.remove(&key) {
                 let (slot, generation) = (one.slot, one.generation);
                 let (region, bytes) = (one.native.region.id().get(), one.size as u64);
                 self.ledger.record(Event::Release { slot, generation, region, bytes });
@@ -152,7 +196,7 @@ impl Leases for Exports {
                 drop(one);
             }
         }
-        self.count.store(left.len(), Ordering::Release);
+        self.count.store(left.by_address.len(), Ordering::Release);
         leased
     }
 }
