@@ -14,6 +14,14 @@ use std::time::Duration;
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, Census, actor};
 
+/// Parts of a door (`docs/leases.md`) begin at multiples of this; each is one of them here.
+const PART: usize = 65536;
+const ROWS: usize = 64;
+const ENTRIES: usize = PART;
+const MARKS: usize = 2 * PART;
+const DOOR: usize = (3 + ROWS) * PART;
+const DOOR_SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
 const NONCE: [u8; 16] = *b"a hostile ledger";
 const HEADER: usize = 4096;
 const SLOTS: usize = 16;
@@ -34,38 +42,28 @@ fn memory_file(size: u64, seals: i32) -> File {
     file
 }
 
-/// A producer that this process is, with a ledger (`docs/ledger.md`) that it goes on writing.
-struct Hostile {
-    ledger: File,
-    words: *const AtomicU32,
-    data: File,
+/// Words of a file, mapped for ever.
+struct Words {
+    first: *const AtomicU32,
+    bytes: usize,
 }
 
 // SAFETY: the pointer is to atomics in a mapping that stays for ever.
-unsafe impl Sync for Hostile {}
+unsafe impl Sync for Words {}
 
-impl Hostile {
-    fn new() -> Self {
-        let ledger = memory_file(LEDGER as u64, 0);
+impl Words {
+    fn of(file: &File, bytes: usize) -> Self {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let words =
-            unsafe { libc::mmap(null_mut(), LEDGER, access, libc::MAP_SHARED, ledger.as_raw_fd(), 0) };
-        assert_ne!(words, libc::MAP_FAILED);
-        // The mapping stays writable, as a producer's own does.
-        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
-        // SAFETY: an fd of this process.
-        assert_eq!(unsafe { libc::fcntl(ledger.as_raw_fd(), libc::F_ADD_SEALS, seals) }, 0);
-        let data = memory_file(DATA, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW);
-        let hostile = Self { ledger, words: words.cast(), data };
-        hostile.restore();
-        hostile
+        let first = unsafe { libc::mmap(null_mut(), bytes, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        assert_ne!(first, libc::MAP_FAILED);
+        Self { first: first.cast(), bytes }
     }
 
     fn word(&self, offset: usize) -> &AtomicU32 {
-        assert!(offset.is_multiple_of(4) && offset < LEDGER);
+        assert!(offset.is_multiple_of(4) && offset < self.bytes);
         // SAFETY: inside of the mapping, aligned, and only ever used as atomics.
-        unsafe { &*self.words.add(offset / 4) }
+        unsafe { &*self.first.add(offset / 4) }
     }
 
     fn put(&self, offset: usize, bytes: &[u8]) {
@@ -73,6 +71,61 @@ impl Hostile {
             let word = u32::from_le_bytes(word.try_into().unwrap());
             self.word(offset + 4 * place).store(word, Ordering::SeqCst);
         }
+    }
+}
+
+/// Says that it is over, however it ends.
+struct Ends<'e>(&'e AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A producer that this process is, with a ledger (`docs/ledger.md`) and a door that it goes on writing.
+struct Hostile {
+    ledger: File,
+    words: Words,
+    data: File,
+    door: File,
+    door_words: Words,
+}
+
+impl Hostile {
+    fn new() -> Self {
+        let ledger = memory_file(LEDGER as u64, 0);
+        let words = Words::of(&ledger, LEDGER);
+        // The mapping stays writable, as a producer's own does.
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
+        // SAFETY: an fd of this process.
+        assert_eq!(unsafe { libc::fcntl(ledger.as_raw_fd(), libc::F_ADD_SEALS, seals) }, 0);
+        let data = memory_file(DATA, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW);
+        let door = memory_file(DOOR as u64, DOOR_SEALS);
+        let door_words = Words::of(&door, DOOR);
+        let hostile = Self { ledger, words, data, door, door_words };
+        hostile.restore();
+        hostile
+    }
+
+    fn put(&self, offset: usize, bytes: &[u8]) {
+        self.words.put(offset, bytes);
+    }
+
+    /// Names a door in the ledger.
+    fn name_door(&self, fd: RawFd, rows: usize) {
+        self.put(96, &fd.to_le_bytes());
+        self.put(100, &u32::try_from(rows).unwrap().to_le_bytes());
+    }
+
+    fn restore_door(&self) {
+        self.name_door(self.door.as_raw_fd(), ROWS);
+        let door = &self.door_words;
+        door.put(0, b"UMFDOOR1");
+        door.put(8, &1_u32.to_le_bytes());
+        door.put(12, &(ROWS as u32).to_le_bytes());
+        door.put(16, &NONCE);
+        door.put(32, &(SLOTS as u32).to_le_bytes());
     }
 
     /// A ledger as it should be: a region in slot 0, a block of it in slot 1.
@@ -84,6 +137,7 @@ impl Hostile {
         self.put(80, &64_u32.to_le_bytes());
         self.put(84, &(SLOTS as u32).to_le_bytes());
         self.put(88, &2_u32.to_le_bytes());
+        self.restore_door();
         let file = self.data.metadata().unwrap();
         for slot in 0..2 {
             let at = HEADER + 64 * slot;
@@ -145,9 +199,18 @@ fn next(state: &mut u64) -> u64 {
 /// opens worked.
 fn storm(importer: &mut Actor, handle: &str, milliseconds: u64) -> u64 {
     let command = format!("try-storm {handle} {milliseconds}");
-    let answer = importer.ask_for(&command, Duration::from_secs(10)).unwrap();
+    opened_of(&importer.ask_for(&command, Duration::from_secs(10)).unwrap())
+}
+
+fn opened_of(answer: &str) -> u64 {
     let opened = answer.split_once("opened=").unwrap().1;
     opened.split(' ').next().unwrap().parse().unwrap()
+}
+
+fn punch(file: &File, offset: usize, size: usize) {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: numbers only.
+    assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as i64, size as i64) }, 0);
 }
 
 /// W11: a ledger that says it has more slots than it has.
@@ -196,7 +259,7 @@ fn w11_a_ledger_that_changes_while_it_is_read() {
                     2 => 1 << (next(&mut state) % 32),
                     _ => next(&mut state) as u32,
                 };
-                hostile.word(offset).store(value, Ordering::SeqCst);
+                hostile.words.word(offset).store(value, Ordering::SeqCst);
                 for _ in 0..next(&mut state) % 2000 {
                     std::hint::spin_loop();
                 }
@@ -204,6 +267,7 @@ fn w11_a_ledger_that_changes_while_it_is_read() {
                 rounds.fetch_add(1, Ordering::Relaxed);
             }
         });
+        let _ends = Ends(&end);
         let handles = [
             hostile.handle(&[]),
             hostile.handle(&[(field::REGION_SIZE, 1 << 40), (field::BLOCK_LENGTH, 1 << 39)]),
@@ -218,7 +282,6 @@ fn w11_a_ledger_that_changes_while_it_is_read() {
                 importer.ok("evict");
             }
         }
-        end.store(true, Ordering::Relaxed);
     });
     assert!(rounds.load(Ordering::Relaxed) > 100);
     assert_eq!(Census::of(&importer), clean);
@@ -255,12 +318,114 @@ fn w11_memory_that_is_punched_while_it_is_read() {
         scope.spawn(|| {
             while !end.load(Ordering::Relaxed) {
                 hostile.data.write_all_at(&[1; 65536], 4096).unwrap();
-                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-                // SAFETY: numbers only.
-                assert_eq!(unsafe { libc::fallocate(hostile.data.as_raw_fd(), mode, 0, 1 << 20) }, 0);
+                punch(&hostile.data, 0, DATA as usize);
             }
         });
+        let _ends = Ends(&end);
         assert!(storm(&mut importer, &hostile.handle(&[]), 300) > 0);
-        end.store(true, Ordering::Relaxed);
     });
+}
+
+/// W11: a door that is none, or another's, or of another shape than its ledger says. Nobody counts anything there.
+#[test]
+fn w11_a_door_that_lies() {
+    let hostile = Hostile::new();
+    let mut importer = actor!();
+    let handle = hostile.handle(&[]);
+    let mut refuses = |what: &str| {
+        let failure = importer.ask(&format!("open {handle} -> m")).expect_err(what);
+        assert_eq!(failure.variant, "Misbehaved", "{what}: {failure}");
+        importer.ok("evict");
+    };
+    for rows in [0, 1, ROWS - 1, ROWS + 1, 4097, u32::MAX as usize] {
+        hostile.name_door(hostile.door.as_raw_fd(), rows);
+        refuses(&format!("{rows} rows"));
+    }
+    let others = [
+        ("no seals", memory_file(DOOR as u64, 0)),
+        ("may shrink", memory_file(DOOR as u64, libc::F_SEAL_GROW)),
+        ("smaller", memory_file((DOOR - PART) as u64, DOOR_SEALS)),
+        ("nothing in it", memory_file(DOOR as u64, DOOR_SEALS)),
+        ("a device", File::open("/dev/zero").unwrap()),
+        ("a folder", File::open("/").unwrap()),
+    ];
+    for (what, other) in &others {
+        hostile.name_door(other.as_raw_fd(), ROWS);
+        refuses(what);
+    }
+    for (what, fd) in [("the ledger", &hostile.ledger), ("the data", &hostile.data)] {
+        hostile.name_door(fd.as_raw_fd(), ROWS);
+        refuses(what);
+    }
+    hostile.name_door(-1, ROWS);
+    refuses("no door");
+    for (what, offset) in [("magic", 0), ("version", 8), ("nonce", 16), ("nonce's end", 28)] {
+        hostile.restore();
+        hostile.door_words.word(offset).fetch_xor(1 << 8, Ordering::SeqCst);
+        refuses(what);
+    }
+    hostile.restore();
+    // An fd that nobody has, and one that cannot be mapped for writing.
+    hostile.name_door(10_000, ROWS);
+    assert!(importer.ask(&format!("open {handle} -> m")).is_err());
+    let sealed = memory_file(DOOR as u64, DOOR_SEALS | libc::F_SEAL_WRITE);
+    hostile.name_door(sealed.as_raw_fd(), ROWS);
+    importer.fails(&format!("open {handle} -> m"), "System");
+    importer.ok("evict");
+    hostile.restore();
+    importer.ok(&format!("open {handle} -> m"));
+}
+
+/// W11: a door whose every word changes while importers come, count and go.
+#[test]
+fn w11_a_door_that_changes_while_it_is_used() {
+    let hostile = Hostile::new();
+    let mut importers = [actor!(), actor!()];
+    let handle = hostile.handle(&[]);
+    let clean = importers.each_ref().map(Census::of);
+    let pids = importers.each_ref().map(Actor::pid);
+    let end = AtomicBool::new(false);
+    let rounds = AtomicU64::new(0);
+    let opened: u64 = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut state = 1;
+            while !end.load(Ordering::Relaxed) {
+                let which = next(&mut state) as usize;
+                let offset = match next(&mut state) % 4 {
+                    0 => which % 16 * 4,
+                    1 => ENTRIES + which % ROWS * 64 + which / ROWS % 6 * 4,
+                    2 => MARKS + which % (2 * SLOTS) * 4,
+                    _ => MARKS + PART + which % ROWS * PART + which / ROWS % (2 * SLOTS) * 4,
+                };
+                let value = match next(&mut state) % 5 {
+                    0 => 0,
+                    1 => u32::MAX,
+                    2 => next(&mut state) as u32 % 6,
+                    3 => pids[which % 2],
+                    _ => next(&mut state) as u32,
+                };
+                hostile.door_words.word(offset).store(value, Ordering::SeqCst);
+                if next(&mut state).is_multiple_of(64) {
+                    hostile.restore_door();
+                }
+                if next(&mut state).is_multiple_of(512) {
+                    punch(&hostile.door, 0, DOOR);
+                    hostile.restore_door();
+                }
+                rounds.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let _ends = Ends(&end);
+        importers.iter_mut().for_each(|importer| importer.send(&format!("try-storm {handle} 700")));
+        let answers = importers.iter_mut().map(|it| it.answer(Duration::from_secs(10)).unwrap());
+        answers.map(|answer| opened_of(&answer)).sum()
+    });
+    assert!(opened > 0 && rounds.load(Ordering::Relaxed) > 1000);
+    punch(&hostile.door, 0, DOOR);
+    hostile.restore();
+    for (importer, clean) in importers.iter_mut().zip(&clean) {
+        importer.ok("evict");
+        assert_eq!(Census::of(importer), *clean);
+        assert!(storm(importer, &handle, 20) > 0, "and it opens again");
+    }
 }

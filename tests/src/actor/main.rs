@@ -8,6 +8,7 @@
 //! | [`load`] | work that goes on while processes are killed |
 //! | [`process`] | what a process can do to itself: fork, exec, limits, credentials, fds |
 //! | [`storm`] | many threads and many cycles in one command |
+//! | [`lease`] | leases: many, in other threads and in children, and doors that are scribbled over |
 //! | [`cases`] | what single public cases need |
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
@@ -16,6 +17,7 @@ mod cases;
 mod domain;
 mod driver;
 mod failure;
+mod lease;
 mod load;
 mod memory;
 mod process;
@@ -67,6 +69,7 @@ fn obey(actor: &mut memory::Actor, line: &str) -> Answer {
     memory::obey(actor, command, rest)
         .or_else(|| process::obey(actor, command, rest))
         .or_else(|| storm::obey(actor, command, rest))
+        .or_else(|| lease::obey(actor, command, rest))
         .or_else(|| cases::obey(actor, command, rest))
         .or_else(|| domain::obey(&mut actor.domains, command, rest))
         .or_else(|| load::obey(actor, command, rest))

@@ -29,6 +29,10 @@ pub(crate) struct Actor {
     pub(crate) numbers: AtomicU64,
     /// Whether it is planned that this process stops at a step.
     pub(crate) may_stop: bool,
+    /// Children that hold something open.
+    pub(crate) importers: Vec<i32>,
+    /// Where freed regions were, and whose.
+    pub(crate) freed: Option<(Arc<Upstream>, std::collections::HashSet<Address>)>,
 }
 
 /// A block. It does not keep its pool, so that a pool can go with blocks in it; it frees nothing by itself.

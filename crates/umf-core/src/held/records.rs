@@ -35,6 +35,10 @@ pub(super) struct Item {
 }
 
 impl Item {
+    pub(super) const fn is_part(&self) -> bool {
+        !matches!(self.what, What::Region(..))
+    }
+
     /// Whether it shares a byte with the region.
     pub(super) fn touches(&self, region: &Region) -> bool {
         let begins_inside = region.contains(self.base);
@@ -77,6 +81,8 @@ pub(super) struct List {
     pub(super) first: u32,
     pub(super) last: u32,
     pub(super) count: u32,
+    /// Those of them that are not regions, and so may lie in one that is not freed yet.
+    pub(super) parts: u32,
     /// Items that somebody is looking at, or letting go.
     pub(super) busy: u32,
     /// The pool goes: its items are left alone.

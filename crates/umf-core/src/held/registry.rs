@@ -96,9 +96,11 @@ impl Registry {
 
     fn link(&mut self, number: u32) {
         let Some(account) = self.slot(number).map(|slot| slot.account) else { return };
+        let is_part = self.item(number).is_some_and(|item| item.is_part());
         let Some(list) = self.list(account) else { return };
         let last = core::mem::replace(&mut list.last, number);
         list.count += 1;
+        list.parts += u32::from(is_part);
         if last == 0 {
             list.first = number;
         }
@@ -121,8 +123,10 @@ impl Registry {
         if let Some(prev) = self.slot(prev) {
             prev.next = next;
         }
+        let is_part = self.item(number).is_some_and(|item| item.is_part());
         let Some(list) = self.list(account) else { return };
         list.count -= 1;
+        list.parts -= u32::from(is_part);
         if list.first == number {
             list.first = next;
         }
@@ -131,9 +135,9 @@ impl Registry {
         }
     }
 
-    /// Whether the account has items, of whatever kind.
-    pub(super) fn is_used(&mut self, account: u32) -> bool {
-        self.list(account).is_some_and(|list| list.count > 0)
+    /// Whether the account has items that are not regions.
+    pub(super) fn has_parts(&mut self, account: u32) -> bool {
+        self.list(account).is_some_and(|list| list.parts > 0)
     }
 
     /// How many items there are to look at.
@@ -290,7 +294,7 @@ impl Registry {
                 account.regions.store(0, Ordering::Relaxed);
             }
             if let Some(list) = self.list(number) {
-                *list = List { first: 0, last: 0, count: 0, busy: 0, closed: false };
+                *list = List { first: 0, last: 0, count: 0, parts: 0, busy: 0, closed: false };
             }
         }
         UNRECORDED.store(0, Ordering::Relaxed);

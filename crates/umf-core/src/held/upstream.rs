@@ -165,9 +165,9 @@ impl Upstream {
         }
     }
 
-    /// Whether anything is in the lists, so that there may be something to claim.
+    /// Whether there may be something to claim. (Regions that are held share no byte with one that is not freed yet.)
     pub(crate) fn may_hold(&self) -> bool {
-        REGISTRY.lock().is_used(self.id().number())
+        REGISTRY.lock().has_parts(self.id().number())
     }
 
     /// The upstream goes, and nobody lets go of anything of it any more: regions are held on without it.

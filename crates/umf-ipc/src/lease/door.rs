@@ -28,31 +28,61 @@ pub(crate) struct Door {
     watches: Lock<Watches>,
 }
 
+/// The most fds that are kept of importers. Others are looked for each time.
+const MOST_WATCHED: u64 = 1024;
+/// How often an entry is read that changes meanwhile.
+const TRIES: u32 = 64;
+
 /// The importers that had something open when it was freed, and whose end is waited for.
 #[derive(Debug, Default)]
 struct Watches {
     known: HashMap<Owner, Watch>,
-    /// How many there may be before those are looked for that have ended.
+    /// How many there may be before those are looked for that are not wanted any more.
     enough: usize,
+    /// How many more are not kept, after too many were wanted, before that is done again.
+    pause: usize,
 }
 
-/// What the rows of one process say of a slot, all in all.
-#[derive(Debug)]
-struct Count {
-    owner: Owner,
-    /// Modulo 2^64: what was opened in one thread may have been closed in another.
-    sum: u64,
-    /// A row could not be looked at: nothing follows from the others.
-    is_unknown: bool,
+impl Watches {
+    /// Keeps a watch, if there are not too many: importers may write whatever they like, and so as many owners.
+    /// `owners` are those that have rows.
+    fn add(&mut self, owner: Owner, watch: Watch, owners: impl FnOnce() -> HashSet<Owner>) -> bool {
+        if self.known.len() >= self.enough {
+            if self.pause > 0 {
+                self.pause -= 1;
+                return false;
+            }
+            let owners = owners();
+            self.known.retain(|known, watch| owners.contains(known) && watch.is_alive());
+            let most = usize::try_from(MOST_WATCHED.min(sys::fd_limit() / 4)).unwrap_or(usize::MAX).max(16);
+            self.enough = (self.known.len() * 2).clamp(16, most);
+            if self.known.len() >= self.enough {
+                self.pause = most;
+                return false;
+            }
+        }
+        self.known.insert(owner, watch);
+        true
+    }
 }
 
-/// How often a row is looked at whose owner changes meanwhile. Only somebody who means harm goes on longer.
-const TRIES: u32 = 64;
+/// What the rows of one process say of a slot.
+#[derive(Default)]
+struct Sum {
+    count: u64,
+    /// One of them could not be read.
+    unread: bool,
+}
 
 impl Door {
     /// A door for a ledger with this nonce and so many slots.
     pub(crate) fn new(slots: u32, nonce: Nonce) -> Result<Self> {
-        let shape = Shape::within(slots, sys::file_size_limit()).ok_or(Error::System {
+        Self::within(slots, nonce, sys::file_size_limit())
+    }
+
+    /// One that fits into a file of `limit` bytes.
+    pub(super) fn within(slots: u32, nonce: Nonce, limit: u64) -> Result<Self> {
+        let shape = Shape::within(slots, limit).ok_or(Error::System {
             call: "ftruncate of the lease table",
             errno: rustix::io::Errno::FBIG,
             hint: "; raise RLIMIT_FSIZE (ulimit -f)",
@@ -134,6 +164,12 @@ impl Door {
         self.watches.lock().known.retain(|owner, _| owner.state.is_announced());
     }
 
+    /// Whether somebody has ever opened the slot's export, as far as can be seen just now.
+    #[inline]
+    pub(crate) fn is_marked(&self, slot: u32) -> bool {
+        self.marks(slot).load(Ordering::Relaxed) != 0
+    }
+
     /// Gives the marks of some slots their memory, before these slots are used.
     pub(crate) fn reserve(&self, first: u32, count: u32) -> Result<()> {
         sys::reserve(&self.fd, self.shape.marks() + u64::from(first) * 8, u64::from(count) * 8)
@@ -147,12 +183,6 @@ impl Door {
         marks != 0 && self.is_leased_by(slot, marks)
     }
 
-    /// Whether somebody has ever opened the slot's export, as far as can be seen just now.
-    #[inline]
-    pub(crate) fn is_marked(&self, slot: u32) -> bool {
-        self.marks(slot).load(Ordering::Relaxed) != 0
-    }
-
     /// Forgets who had the slot open, when it is not leased any more and before it is used again. An importer that puts its
     /// mark there meanwhile does so for a handle that it will find stale.
     fn forget(&self, slot: u32) {
@@ -161,59 +191,51 @@ impl Door {
 
     #[cold]
     fn is_leased_by(&self, slot: u32, marks: u64) -> bool {
-        // Rows that say something, with their owners. Mostly none: what is closed is zero.
-        let mut counts: Vec<Count> = Vec::new();
+        // By owner, what rows say that say something. Mostly none does: what is closed is zero.
+        let mut sums: HashMap<Owner, Sum> = HashMap::new();
         let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
         for first in (0..MARKS).filter(|bit| marks >> bit & 1 != 0) {
             for row in (first..used).step_by(MARKS as usize) {
-                if let Some(found) = self.count(row, slot) {
-                    match counts.iter_mut().find(|known| known.owner == found.owner) {
-                        Some(known) => {
-                            known.sum = known.sum.wrapping_add(found.sum);
-                            known.is_unknown |= found.is_unknown;
-                        }
-                        None => counts.push(found),
+                if let Some((owner, count)) = self.count(row, slot) {
+                    let sum = sums.entry(owner).or_default();
+                    match count {
+                        Some(count) => sum.count = sum.count.wrapping_add(count),
+                        None => sum.unread = true,
                     }
                 }
             }
         }
-        if counts.is_empty() {
+        if sums.is_empty() {
             self.forget(slot);
             return false;
         }
-        counts.retain(|count| count.sum != 0 || count.is_unknown);
+        sums.retain(|_, sum| sum.unread || sum.count != 0);
         let mut ended = HashSet::new();
-        counts.retain(|count| self.lives(&count.owner) || !ended.insert(count.owner));
+        sums.retain(|owner, _| self.lives(owner) || !ended.insert(*owner));
         if !ended.is_empty() {
             self.let_go(&ended, used);
         }
-        !counts.is_empty()
+        !sums.is_empty()
     }
 
-    /// What a row says of a slot, if that is not nothing.
-    fn count(&self, row: u32, slot: u32) -> Option<Count> {
+    /// What a row says of a slot, if that is not nothing, and of whom. `None` for the count: it cannot be read now.
+    fn count(&self, row: u32, slot: u32) -> Option<(Owner, Option<u64>)> {
         let entry = self.entry(row);
         let mut tries = 0;
         loop {
-            let state = State(entry.state.load(Ordering::Acquire));
-            if !state.is_used() {
+            let owner = Owner::of(entry);
+            if !owner.state.is_used() {
                 return None;
             }
-            tries += 1;
-            let word = self.word(row, slot).map(|word| word.load(Ordering::Acquire));
-            let owner = Owner {
-                state,
-                start_time: entry.start_time.load(Ordering::Relaxed),
-                pidfs_inode: entry.pidfs_inode.load(Ordering::Relaxed),
-            };
+            let count = self.word(row, slot).map(|word| word.load(Ordering::Acquire));
             core::sync::atomic::fence(Ordering::Acquire);
-            let is_unsteady = entry.state.load(Ordering::Relaxed) != state.0;
-            if is_unsteady && tries == TRIES {
-                return Some(Count { owner, sum: 0, is_unknown: true });
+            tries += 1;
+            if entry.state.load(Ordering::Relaxed) == owner.state.0 {
+                return (count != Some(0)).then_some((owner, count));
             }
-            if !is_unsteady {
-                let (sum, is_unknown) = (word.unwrap_or(0), word.is_none());
-                return (word != Some(0)).then_some(Count { owner, sum, is_unknown });
+            // It changes hands: rarely more than once, but whoever writes there might never stop.
+            if tries == TRIES {
+                return Some((owner, None));
             }
         }
     }
@@ -256,35 +278,38 @@ impl Door {
     /// Whether the owner of a row lives.
     fn lives(&self, owner: &Owner) -> bool {
         let mut watches = self.watches.lock();
-        match watches.known.get(owner) {
-            Some(watch @ Watch::Pidfd(_)) => {
-                let lives = watch.is_alive();
-                if !lives {
-                    watches.known.remove(owner);
-                }
-                lives
+        if let Some(watch) = watches.known.get(owner) {
+            let lives = watch.is_alive();
+            if !lives {
+                watches.known.remove(owner);
             }
-            Some(Watch::Nothing) if owner.state.is_announced() => true,
-            _ => match owner.find() {
-                Some(watch) => {
-                    self.watch(&mut watches, *owner, watch);
-                    true
-                }
-                None => {
-                    watches.known.remove(owner);
-                    false
-                }
-            },
+            return lives;
         }
+        match owner.find() {
+            Some(watch) => {
+                if matches!(watch, Watch::Pidfd(_)) {
+                    watches.add(*owner, watch, || self.owners());
+                }
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Those who have rows.
+    fn owners(&self) -> HashSet<Owner> {
+        let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
+        (0..used).map(|row| Owner::of(self.entry(row))).filter(|owner| owner.state.is_used()).collect()
     }
 
     /// The rows of ended processes go. Whoever claims one empties it first.
     fn let_go(&self, ended: &HashSet<Owner>, used: u32) {
         for row in 0..used {
-            let owner = self.owner(row);
+            let entry = self.entry(row);
+            let owner = Owner::of(entry);
             if ended.contains(&owner) {
                 // Not if somebody else saw it first.
-                let _ = self.entry(row).state.compare_exchange(
+                let _ = entry.state.compare_exchange(
                     owner.state.0,
                     State::LEFT.0,
                     Ordering::AcqRel,
@@ -299,46 +324,20 @@ impl Door {
         if row >= self.shape.rows {
             return false;
         }
-        let owner = self.owner(row);
+        let owner = Owner::of(self.entry(row));
         if owner.state != State::announced(number) {
             return false;
         }
-        self.watch(&mut self.watches.lock(), owner, pidfd.map_or(Watch::Nothing, Watch::Pidfd));
-        true
-    }
-
-    /// Waits for the end of one more process. Of those that ended, or have no row any more (they closed everything, or never
-    /// were), some are forgotten when there are many: so there are never more than twice as many as rows.
-    fn watch(&self, watches: &mut Watches, owner: Owner, watch: Watch) {
-        if watches.known.len() >= watches.enough {
-            let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
-            let owners: HashSet<Owner> = (0..used).map(|row| self.owner(row)).collect();
-            watches.known.retain(|owner, watch| owners.contains(owner) && watch.is_alive());
-            watches.enough = (watches.known.len() * 2).max(16);
-        }
-        watches.known.insert(owner, watch);
-    }
-
-    /// Whose a row is said to be.
-    fn owner(&self, row: u32) -> Owner {
-        let entry = self.entry(row);
-        Owner {
-            state: State(entry.state.load(Ordering::Acquire)),
-            start_time: entry.start_time.load(Ordering::Relaxed),
-            pidfs_inode: entry.pidfs_inode.load(Ordering::Relaxed),
-        }
+        let watch = pidfd.map_or(Watch::Nothing, Watch::Pidfd);
+        let mut watches = self.watches.lock();
+        // It is not to be turned away for those that have gone.
+        watches.pause = 0;
+        watches.add(owner, watch, || self.owners())
     }
 
     /// How many processes have rows.
     pub(crate) fn importers(&self) -> usize {
-        let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
-        let mut states: Vec<u64> = (0..used)
-            .map(|row| self.entry(row).state.load(Ordering::Relaxed))
-            .filter(|&state| State(state).is_used())
-            .collect();
-        states.sort_unstable();
-        states.dedup();
-        states.len()
+        self.owners().len()
     }
 
     pub(crate) fn lock_for_fork(&self) {
@@ -369,40 +368,5 @@ impl Door {
                 unsafe { sys::close_inherited(pidfd.as_raw_fd()) };
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::{LeaseTable, Producer};
-    use super::*;
-
-    /// One row says that the slot is open once, another cannot be mapped: what it says may be anything but that nobody has
-    /// the slot open.
-    #[test]
-    fn a_row_that_cannot_be_looked_at_takes_nothing_away_from_others() {
-        let nonce = Nonce::from_bytes([1; 16]);
-        let mut door = Door::with_shape(Shape { slots: 64, rows: 8 }, nonce).unwrap();
-        let producer = Producer { pid: 1, nonce, slots: 64, rows: 8, same_pid_namespace: true };
-        let table =
-            LeaseTable::open(door.shared_fd().try_clone().unwrap(), producer, Arc::default()).unwrap();
-        let lease = table.take(5).unwrap();
-        assert!(door.is_leased(5));
-        // Another thread's row, which the producer has not mapped yet, and no way to map it.
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let other = table.take(5).unwrap();
-                // SAFETY: taken above, once.
-                unsafe { other.0.give_back(umf_core::thread::current()) };
-            });
-        });
-        let file =
-            core::mem::replace(&mut door.fd, Arc::new(std::fs::File::open("/dev/null").unwrap().into()));
-        assert!(door.is_leased(5));
-        door.fd = file;
-        assert!(door.is_leased(5));
-        // SAFETY: taken above, once.
-        unsafe { lease.0.give_back(umf_core::thread::current()) };
-        assert!(!door.is_leased(5));
     }
 }

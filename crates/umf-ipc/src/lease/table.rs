@@ -1,6 +1,6 @@
 //! [`LeaseTable`]: the importer's side of one producer's door.
 
-use core::sync::atomic::{AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -20,6 +20,9 @@ use crate::{Error, Result, protocol};
 
 /// How many rows of others are asked about before a row is used that never was.
 const ASKED: u32 = 4;
+/// How many opens by threads without a row go by before one looks for a row again, after there was none. (Looking asks for
+/// every process that has one.)
+const OPENS_BETWEEN: u32 = 1024;
 
 /// The leases of this process on the exports of one producer.
 #[derive(Debug)]
@@ -30,6 +33,8 @@ pub(crate) struct LeaseTable {
     shape: Shape,
     ranges: Arc<Ranges>,
     rows: Lock<HashMap<Thread, Row>>,
+    /// Opens until a thread looks for a row again. Written under the lock of `rows`.
+    pause: AtomicU32,
     /// What the entries of this process say.
     owner: Owner,
     /// The process that made it, as [`fork::generation`] counts.
@@ -74,6 +79,13 @@ impl LeaseTable {
         let mut front = SharedMapping::new(&fd, front, true).map_err(system("mmap of the lease table"))?;
         front.keep_from_children().map_err(system("madvise(MADV_DONTFORK) of the lease table"))?;
         let identity = ProcessIdentity::current();
+        if identity.start_time == 0 && identity.pidfs_inode == 0 {
+            // Then the producer must not be able to know better (on an old kernel, without `/proc`).
+            let own = sys::pidfd_open(identity.pid).map_err(system("pidfd_open of this process"))?;
+            if crate::identity::pidfs_inode(&own).is_some() {
+                return Err(Error::system("statx of this process's pidfd", rustix::io::Errno::AGAIN));
+            }
+        }
         let state = if producer.same_pid_namespace {
             State::used(identity.pid)
         } else {
@@ -87,6 +99,7 @@ impl LeaseTable {
             shape,
             ranges,
             rows: Lock::new(HashMap::new()),
+            pause: AtomicU32::new(0),
             owner: Owner { state, start_time: identity.start_time, pidfs_inode: identity.pidfs_inode },
             generation: fork::generation(),
         };
@@ -98,7 +111,21 @@ impl LeaseTable {
         {
             return Err(misbehaved("its door is another producer's"));
         }
+        // Now, since there may be none left when another thread closes what this one opened.
+        table.row(&mut table.rows.lock(), None)?;
         Ok(table)
+    }
+
+    /// As if it were another process's.
+    #[cfg(test)]
+    pub(super) fn pose_as(&mut self, owner: Owner) {
+        for row in self.rows.lock().values() {
+            let entry = self.entry(row.number);
+            entry.start_time.store(owner.start_time, Ordering::Relaxed);
+            entry.pidfs_inode.store(owner.pidfs_inode, Ordering::Relaxed);
+            entry.state.store(owner.state.0, Ordering::Release);
+        }
+        self.owner = owner;
     }
 
     fn header(&self) -> &Header {
@@ -160,14 +187,19 @@ impl LeaseTable {
     /// Whether the export is current has to be looked at afterwards.
     pub(crate) fn take(&self, slot: u32) -> Result<(Lease, bool)> {
         let mut rows = self.rows.lock();
-        if let Some(thread) = thread::current() {
+        if let Some(thread) = thread::current()
+            && self.has_or_seeks_row(&rows, Some(thread.get()))
+        {
             match self.lease(&mut rows, Some(thread.get()), slot) {
                 Ok(lease) => {
                     // SAFETY: the word lies in a row of this table; only this thread writes it.
                     protocol::lease(unsafe { lease.word().as_ref() });
                     return Ok((lease, true));
                 }
-                Err(error) => tracing::debug!(%error, "this thread has no lease row of its own"),
+                Err(error) => {
+                    tracing::debug!(%error, "this thread has no lease row of its own");
+                    self.pause.store(OPENS_BETWEEN, Ordering::Relaxed);
+                }
             }
         }
         let lease = self.lease(&mut rows, None, slot)?;
@@ -175,6 +207,15 @@ impl LeaseTable {
         unsafe { lease.word().as_ref() }.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         Ok((lease, false))
+    }
+
+    fn has_or_seeks_row(&self, rows: &HashMap<Thread, Row>, thread: Thread) -> bool {
+        if rows.contains_key(&thread) {
+            return true;
+        }
+        let pause = self.pause.load(Ordering::Relaxed);
+        self.pause.store(pause.saturating_sub(1), Ordering::Relaxed);
+        pause == 0
     }
 
     /// Takes back in another thread what [`LeaseTable::take`] counted.
@@ -283,29 +324,28 @@ impl LeaseTable {
         if self.owner.state.is_announced() || state.pid().is_none() {
             return false;
         }
-        let entry = self.entry(row);
-        let is_used = state.is_used();
-        let owner = Owner {
-            state,
-            // Not written yet while it is only claimed.
-            start_time: if is_used { entry.start_time.load(Ordering::Relaxed) } else { 0 },
-            pidfs_inode: if is_used { entry.pidfs_inode.load(Ordering::Relaxed) } else { 0 },
-        };
-        // What was read is of one owner only if that has it still.
-        fence(Ordering::Acquire);
-        entry.state.load(Ordering::Relaxed) == state.0 && owner.find().is_none()
+        let owner = Owner::of(self.entry(row));
+        // Not if it is another's meanwhile.
+        owner.state == state && owner.find().is_none()
     }
 
     /// Gives the rows back. Nothing is open any more that is counted there.
     fn close(&mut self) {
+        let own = self.owner.state;
+        let claimed = State::claimed(own.pid().unwrap_or(0));
         for (_, row) in self.rows.lock().drain() {
-            let entry = self.entry(row.number);
-            let is_empty = sys::punch(&self.fd, self.shape.row(row.number), self.shape.stride()).is_ok();
+            let state = &self.entry(row.number).state;
+            let step = |from: State, to: State| {
+                state.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            };
+            // Not if the producer took it back, believing this process ended: then it is another's to write.
+            let is_own = step(own, claimed);
+            let is_empty =
+                is_own && sys::punch(&self.fd, self.shape.row(row.number), self.shape.stride()).is_ok();
             row.hide(&self.ranges);
-            let state = if is_empty { State::FREE } else { State::LEFT };
-            // Not if the producer took it back, believing this process ended.
-            let own = self.owner.state.0;
-            let _ = entry.state.compare_exchange(own, state.0, Ordering::AcqRel, Ordering::Relaxed);
+            if is_own {
+                step(claimed, if is_empty { State::FREE } else { State::LEFT });
+            }
         }
     }
 }

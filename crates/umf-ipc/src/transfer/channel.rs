@@ -76,7 +76,8 @@ impl Channel {
         step(Step::ProducerFound);
         if same_pid_namespace {
             match &pidfd {
-                Err(Errno::SRCH) => return Err(Error::ProducerGone { pid }),
+                // Or the number is that of a thread by now: ENOENT, before Linux 6.16 EINVAL.
+                Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => return Err(Error::ProducerGone { pid }),
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
                     return Err(Error::system("pidfd_open", *errno));
                 }

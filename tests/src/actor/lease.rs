@@ -1,0 +1,313 @@
+//! Leases: many of them, in other threads and in children, and doors that are scribbled over.
+
+use std::collections::HashSet;
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use umf::core::{Layout, Upstream};
+use umf::host::HostProvider;
+use umf::{Access, Mapping, Visibility};
+
+use crate::memory::{self, Actor, decode};
+use crate::process::wait_for;
+use crate::storm::next;
+use crate::{Answer, Failure};
+
+pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<Answer> {
+    Some(match (command, words) {
+        ("close-elsewhere", [name]) => close_elsewhere(actor, name),
+        ("open-threads", [count, handle, "->", name]) => open_threads(actor, count, handle, name),
+        ("reused", [pool, size, address, most]) => reused(actor, pool, size, address, most),
+        ("regions", [count, size, "->", name]) => regions(actor, count, size, name),
+        ("free-regions", [name, first, end]) => free_regions(actor, name, first, end),
+        ("regions-again", [count, size]) => regions_again(actor, count, size),
+        ("close-some", [name, first, end]) => close_some(actor, name, first, end),
+        ("handles-into", [control, name, count]) => handles_into(actor, control, name, count),
+        ("open-from", [control, first, end, "->", name]) => open_from(actor, control, first, end, name),
+        ("fork-importers", [count, handle]) => fork_importers(actor, count, handle),
+        ("kill-importers", []) => kill_importers(actor),
+        ("scribble-door", [pid, part, milliseconds, pids @ ..]) => scribble(pid, part, milliseconds, pids),
+        ("claim-rows", [pid, seed]) => claim_rows(pid, seed),
+        ("empty-door", [pid]) => empty(pid),
+        _ => return None,
+    })
+}
+
+fn open(handle: &[u8]) -> Result<Mapping<'static>, Failure> {
+    Ok(umf::importer()?.open_bytes(handle, Access::ReadWrite)?)
+}
+
+/// Closes a mapping in a thread that did not open it, and that ends then.
+fn close_elsewhere(actor: &mut Actor, name: &str) -> Answer {
+    let mapping = actor.mappings.remove(name).ok_or_else(|| Failure::unknown(name))?;
+    let closed = std::thread::spawn(move || drop(mapping)).join();
+    closed.map(|()| String::new()).map_err(|_| Failure::new("Panic", "in a thread"))
+}
+
+/// Opens a handle in so many threads, all alive at the same time: `name0`, `name1`, ...
+fn open_threads(actor: &mut Actor, count: &str, handle: &str, name: &str) -> Answer {
+    let (count, bytes) = (count.parse()?, decode(handle)?);
+    let all_there = std::sync::Barrier::new(count);
+    let opened: Vec<_> = std::thread::scope(|scope| {
+        let run = || {
+            let mapping = open(&bytes);
+            all_there.wait();
+            mapping
+        };
+        let threads: Vec<_> = (0..count).map(|_| scope.spawn(run)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (number, mapping) in opened.into_iter().enumerate() {
+        actor.mappings.insert(format!("{name}{number}"), mapping?);
+    }
+    Ok(String::new())
+}
+
+/// Whether one of the next blocks of this size is at this address; they are freed again.
+fn reused(actor: &Actor, pool: &str, size: &str, address: &str, most: &str) -> Answer {
+    let (pool, size, most) = (actor.pool(pool)?, size.parse()?, most.parse()?);
+    let mut blocks = Vec::new();
+    for _ in 0..most {
+        let block = pool.allocate(size)?;
+        let found = block.address().to_string() == address;
+        blocks.push(block);
+        if found {
+            return Ok("yes".to_owned());
+        }
+    }
+    Ok("no".to_owned())
+}
+
+/// Regions of one provider: `name0`, `name1`, ...
+fn regions(actor: &mut Actor, count: &str, size: &str, name: &str) -> Answer {
+    let provider = HostProvider::builder().visibility(Visibility::Shared).build()?;
+    let upstream = Arc::new(Upstream::new(provider)?);
+    let layout = Layout::new(size.parse()?, 4096)?;
+    for number in 0..count.parse::<usize>()? {
+        let (region, _) = upstream.allocate(layout)?;
+        actor.regions.insert(format!("{name}{number}"), (Arc::clone(&upstream), region));
+    }
+    Ok(String::new())
+}
+
+/// Frees some of them, and remembers where they were.
+fn free_regions(actor: &mut Actor, name: &str, first: &str, end: &str) -> Answer {
+    for number in first.parse::<usize>()?..end.parse()? {
+        let name = format!("{name}{number}");
+        let (upstream, region) = actor.regions.remove(&name).ok_or_else(|| Failure::unknown(&name))?;
+        // SAFETY: the actor's own region; nothing borrows from it.
+        unsafe { upstream.free(region) }?;
+        let (known, places) = actor.freed.get_or_insert_with(|| (Arc::clone(&upstream), HashSet::new()));
+        *known = upstream;
+        places.insert(region.base());
+    }
+    Ok(String::new())
+}
+
+/// How many of so many new regions of the same provider lie where a freed one was. They are freed again.
+fn regions_again(actor: &Actor, count: &str, size: &str) -> Answer {
+    let (upstream, places) = actor.freed.as_ref().ok_or_else(|| Failure::unknown("freed"))?;
+    let layout = Layout::new(size.parse()?, 4096)?;
+    let regions: Vec<_> =
+        (0..count.parse()?).map(|_: u32| upstream.allocate(layout)).collect::<Result<_, _>>()?;
+    let met = regions.iter().filter(|(region, _)| places.contains(&region.base())).count();
+    for (region, _) in regions {
+        // SAFETY: allocated above.
+        unsafe { upstream.free(region) }?;
+    }
+    Ok(met.to_string())
+}
+
+/// Closes `name0`, `name1`, ...
+fn close_some(actor: &mut Actor, name: &str, first: &str, end: &str) -> Answer {
+    for number in first.parse::<usize>()?..end.parse()? {
+        let name = format!("{name}{number}");
+        actor.mappings.remove(&name).ok_or_else(|| Failure::unknown(&name))?;
+    }
+    Ok(String::new())
+}
+
+const HANDLE: usize = 256;
+
+/// Writes the handles of `name0`, `name1`, ... into a block.
+fn handles_into(actor: &Actor, control: &str, name: &str, count: &str) -> Answer {
+    let count: usize = count.parse()?;
+    let mut bytes = Vec::with_capacity(count * HANDLE);
+    for number in 0..count {
+        let name = format!("{name}{number}");
+        let (_, region) = actor.regions.get(&name).ok_or_else(|| Failure::unknown(&name))?;
+        bytes.extend_from_slice(memory::handle(region.base())?.as_bytes());
+    }
+    let control = actor.block(control)?;
+    assert!(bytes.len() <= control.size);
+    // SAFETY: a live block of shared memory that is long enough.
+    unsafe { umf::VolatileSlice::new(control.address.as_ptr().unwrap(), control.size) }.copy_from(&bytes);
+    Ok(String::new())
+}
+
+/// Opens handles that a mapping holds, from one to another: `name0`, `name1`, ... by their places.
+fn open_from(actor: &mut Actor, control: &str, first: &str, end: &str, name: &str) -> Answer {
+    for number in first.parse::<usize>()?..end.parse()? {
+        let mut bytes = [0; HANDLE];
+        actor.mapping(control)?.read(number * HANDLE, &mut bytes)?;
+        actor.mappings.insert(format!("{name}{number}"), open(&bytes)?);
+    }
+    Ok(String::new())
+}
+
+/// Forks so many children, each of which opens the handle and holds it until it is killed.
+fn fork_importers(actor: &mut Actor, count: &str, handle: &str) -> Answer {
+    let bytes = decode(handle)?;
+    let (mut ours, theirs) = std::io::pipe()?;
+    let count: usize = count.parse()?;
+    for _ in 0..count {
+        // SAFETY: the child goes on with what umf and the allocator brought through the fork by their handlers.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: an orphan of an actor that was killed must not stay.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            let opened = open(&bytes);
+            let _ = std::io::Write::write_all(&mut &theirs, &[u8::from(opened.is_ok())]);
+            loop {
+                std::thread::park();
+            }
+        }
+        if pid < 0 {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        actor.importers.push(pid);
+    }
+    drop(theirs);
+    let mut answers = vec![0; count];
+    ours.read_exact(&mut answers)?;
+    Ok(answers.iter().map(|&opened| usize::from(opened)).sum::<usize>().to_string())
+}
+
+/// Kills them, and waits until they have ended.
+fn kill_importers(actor: &mut Actor) -> Answer {
+    for pid in &actor.importers {
+        // SAFETY: a child that was not reaped.
+        unsafe { libc::kill(*pid, libc::SIGKILL) };
+    }
+    for pid in actor.importers.drain(..) {
+        let status = wait_for(pid)?;
+        if status != "9" {
+            return Err(Failure::new("Child", format!("{pid} ended with {status}")));
+        }
+    }
+    Ok(String::new())
+}
+
+/// The door of a process, as `/proc` shows it.
+fn door_of(pid: &str) -> Result<std::fs::File, Failure> {
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let path = entry?.path();
+        if std::fs::read_link(&path).is_ok_and(|link| link.to_string_lossy().contains("memfd:umf-door")) {
+            return Ok(std::fs::File::options().read(true).write(true).open(path)?);
+        }
+    }
+    Err(Failure::unknown("door"))
+}
+
+/// Where the parts of a door begin (`docs/leases.md`), how long a row is, and how many there are.
+struct Parts {
+    entries: u64,
+    marks: u64,
+    rows: u64,
+    stride: u64,
+    count: u64,
+}
+
+impl Parts {
+    fn of(door: &std::fs::File) -> Result<Self, Failure> {
+        const PART: u64 = 65536;
+        let word = |offset| -> Result<u64, Failure> {
+            let mut bytes = [0; 4];
+            door.read_exact_at(&mut bytes, offset)?;
+            Ok(u64::from(u32::from_le_bytes(bytes)))
+        };
+        let (count, slots) = (word(12)?, word(32)?);
+        let marks = PART + (count * 64).next_multiple_of(PART);
+        let stride = (slots * 8).next_multiple_of(PART);
+        Ok(Self { entries: PART, marks, rows: marks + stride, stride, count })
+    }
+}
+
+/// Writes all over a door for so long, or all over it but for the words that say whose it is (`body`): plausible words
+/// and wild ones. Answers with how many.
+fn scribble(pid: &str, part: &str, milliseconds: &str, pids: &[&str]) -> Answer {
+    let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
+    let pids: Vec<u64> = pids.iter().map(|pid| pid.parse()).collect::<Result<_, _>>()?;
+    let door = door_of(pid)?;
+    let parts = Parts::of(&door)?;
+    let mut state = u64::from(std::process::id());
+    let mut words = 0;
+    while Instant::now() < end {
+        // What is used is in front: a few hundred rows and slots.
+        let (row, slot) = (next(&mut state) % parts.count.min(200), next(&mut state) % 300);
+        let offset = match next(&mut state) % 8 {
+            0 if part == "body" => 32,
+            0 => next(&mut state) % 5 * 8,
+            1..=3 => parts.entries + row * 64 + next(&mut state) % 3 * 8,
+            4 => parts.marks + slot * 8,
+            _ => parts.rows + row * parts.stride + slot * 8,
+        };
+        let wild = next(&mut state);
+        let value = match wild % 8 {
+            0 => 0,
+            1 => u64::MAX,
+            2 => wild % 5,
+            // A state: a phase, and a pid or a number.
+            3..=5 => {
+                let number = pids.get((wild >> 4) as usize % 8).copied().unwrap_or(wild >> 12);
+                (((wild >> 8) % 6) << 32) | number
+            }
+            6 => 1 << ((wild >> 3) % 64),
+            _ => wild << 20,
+        };
+        door.write_all_at(&value.to_le_bytes(), offset)?;
+        words += 1;
+    }
+    Ok(words.to_string())
+}
+
+/// Makes all rows of a door this process's, each with another start time, and says that everything is open in them.
+fn claim_rows(pid: &str, seed: &str) -> Answer {
+    let seed: u64 = seed.parse()?;
+    let door = door_of(pid)?;
+    let parts = Parts::of(&door)?;
+    // SAFETY: numbers only.
+    let own = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
+    let own: OwnedFd = match i32::try_from(own) {
+        // SAFETY: a new fd that nobody else owns.
+        Ok(own) if own >= 0 => unsafe { OwnedFd::from_raw_fd(own) },
+        _ => return Err(std::io::Error::last_os_error().into()),
+    };
+    let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::File::from(own).metadata()?);
+    let state = (3 << 32) | u64::from(std::process::id());
+    door.write_all_at(&4096_u32.to_le_bytes(), 36)?;
+    // The first is somebody else's.
+    for row in 8..parts.count.min(1000) {
+        for (word, value) in [state, seed * parts.count + row + 1, inode].into_iter().enumerate() {
+            door.write_all_at(&value.to_le_bytes(), parts.entries + row * 64 + word as u64 * 8)?;
+        }
+        door.write_all_at(&1_u64.to_le_bytes().repeat(64), parts.rows + row * parts.stride)?;
+    }
+    door.write_all_at(&u64::MAX.to_le_bytes().repeat(64), parts.marks)?;
+    Ok(String::new())
+}
+
+/// Makes zeros of all of a door but its header.
+fn empty(pid: &str) -> Answer {
+    let door = door_of(pid)?;
+    let parts = Parts::of(&door)?;
+    let size = parts.rows + parts.count.min(64) * parts.stride - parts.entries;
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: numbers only.
+    let punched =
+        unsafe { libc::fallocate(door.as_raw_fd(), mode, parts.entries.cast_signed(), size.cast_signed()) };
+    if punched < 0 { Err(std::io::Error::last_os_error().into()) } else { Ok(String::new()) }
+}

@@ -1,0 +1,135 @@
+//! Many regions of one file: few fds and mappings, opened without a system call, and leased one by one.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::time::Duration;
+
+use umf_tests::{Actor, Census, actor, machine};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const SIZE: usize = 4096;
+
+/// A producer with so many regions, and a block with their handles that can be opened as `c`.
+fn producer(count: usize) -> (Actor, String) {
+    let mut producer = actor!();
+    producer.ok("pool p shared");
+    producer.ok(&format!("alloc p {} -> p.control", count * 256));
+    let control = producer.ok("handle p.control");
+    producer.ask_for(&format!("regions {count} {SIZE} -> r"), PATIENCE).unwrap();
+    producer.ask_for(&format!("handles-into p.control r {count}"), PATIENCE).unwrap();
+    (producer, control)
+}
+
+fn importer(control: &str) -> Actor {
+    let mut importer = actor!();
+    importer.ok("rlimit nofile 1024");
+    importer.ok(&format!("open {control} -> c"));
+    importer
+}
+
+fn maps(actor: &Actor) -> usize {
+    std::fs::read_to_string(format!("/proc/{}/maps", actor.pid())).unwrap().lines().count()
+}
+
+#[test]
+fn ten_thousand_regions_in_many_importers_cost_few_fds_and_mappings() {
+    let regions = 10_000;
+    let count = if machine::is_long() { 64 } else { 8 };
+    let (mut producer, control) = producer(regions);
+    let mut importers: Vec<_> = (0..count).map(|_| importer(&control)).collect();
+    for importer in &mut importers {
+        importer.send(&format!("open-from c 0 {regions} -> m"));
+    }
+    for importer in &mut importers {
+        importer.answer(PATIENCE).unwrap();
+    }
+    let most: usize = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
+    for importer in &importers {
+        let (fds, maps) = (Census::of(importer).fd_count(), maps(importer));
+        assert!(fds < 32 && maps < 200 && maps < most, "{fds} fds, {maps} mappings");
+    }
+    let (fds, mapped) = (Census::of(&importers[0]).fd_count(), maps(&importers[0]));
+    println!("{count} importers of {regions} regions: {fds} fds, {mapped} mappings each");
+    // All are freed while all have them open, and none goes.
+    let begun = std::time::Instant::now();
+    producer.ask_for(&format!("free-regions r 0 {regions}"), PATIENCE).unwrap();
+    println!("freed, all of them leased: {:?}", begun.elapsed());
+    assert_eq!(producer.number("held", "regions"), regions as u64);
+    let (fds, mapped) = (Census::of(&producer).fd_count(), maps(&producer));
+    println!("the producer: {fds} fds, {mapped} mappings");
+    assert!(fds < 64 + count && mapped < most, "{fds} fds, {mapped} mappings");
+    let last = importers.pop().unwrap();
+    importers.clear();
+    assert_eq!(producer.ask_for("drain 0", PATIENCE).unwrap(), (regions * SIZE).to_string());
+    last.finish();
+    let begun = std::time::Instant::now();
+    assert_eq!(producer.ask_for("drain 60000", PATIENCE).unwrap(), "0");
+    println!("given back: {:?}", begun.elapsed());
+}
+
+/// Without any fd to be had, and without a mapping more.
+#[test]
+fn a_further_region_of_a_window_costs_no_system_call() {
+    let (mut producer, control) = producer(2000);
+    let mut importer = importer(&control);
+    importer.ok("open-from c 0 1 -> m");
+    importer.ok("take-fds 0");
+    let before = Census::of(&importer);
+    importer.ok("open-from c 1 2000 -> m");
+    assert_eq!(Census::of(&importer), before);
+    producer.ok("fill r1999 7");
+    importer.check("m1999", 7);
+    importer.ok("close-some m 1 2000");
+    importer.ok("open-from c 1 2000 -> m");
+    assert_eq!(Census::of(&importer), before);
+    importer.ok("give-fds-back");
+}
+
+#[test]
+fn a_range_is_used_again_after_its_lease_and_not_before() {
+    let (mut producer, control) = producer(200);
+    let mut importer = importer(&control);
+    importer.ok("open-from c 0 100 -> m");
+    for number in [0, 50, 99] {
+        producer.ok(&format!("fill r{number} {number}"));
+    }
+    producer.ok("free-regions r 0 100");
+    assert_eq!(producer.number("held", "regions"), 100);
+    assert_eq!(producer.ok(&format!("regions-again 300 {SIZE}")), "0");
+    for number in [0, 50, 99] {
+        importer.check(&format!("m{number}"), number);
+    }
+    // Half of them are closed, and half of them come back.
+    importer.ok("close-some m 0 50");
+    producer.ok("drain 0");
+    assert_eq!(producer.number("held", "regions"), 50);
+    assert_eq!(producer.ok(&format!("regions-again 300 {SIZE}")), "50");
+    importer.check("m50", 50);
+    importer.check("m99", 99);
+    importer.ok("close-some m 50 100");
+    producer.ok("drain 0");
+    assert_eq!(producer.ok(&format!("regions-again 300 {SIZE}")), "100");
+}
+
+#[test]
+fn a_window_outlives_the_region_that_it_was_made_for() {
+    let (mut producer, control) = producer(3);
+    let mut importer = importer(&control);
+    importer.ok("open-from c 0 1 -> m");
+    let one = Census::of(&importer).mappings;
+    producer.ok("fill r1 1");
+    producer.ok("fill r2 2");
+    importer.ok("open-from c 1 2 -> m");
+    importer.ok("close-some m 0 1");
+    producer.ok("free-regions r 0 1");
+    assert_eq!(producer.number("held", "regions"), 0);
+    importer.check("m1", 1);
+    importer.ok("close-some m 1 2");
+    // Nothing of it is open now.
+    importer.ok("open-from c 2 3 -> m");
+    importer.check("m2", 2);
+    assert_eq!(Census::of(&importer).mappings, one);
+    importer.fails("open-from c 0 1 -> m", "Stale");
+    importer.check("m2", 2);
+    assert_eq!(Census::of(&importer).mappings, one);
+}
