@@ -9,6 +9,7 @@ use hashbrown::{HashMap, HashSet};
 use rustix::fs::SealFlags;
 use umf_core::lock::Lock;
 use umf_core::metadata::Chunks;
+use umf_core::step::{Step, step};
 
 use super::layout::{Entry, Header, MAGIC, MARKS, Shape, State, VERSION};
 use super::owner::{Owner, Watch};
@@ -56,6 +57,7 @@ impl Door {
         })?;
         let fd =
             sys::memfd("umf-door", shape.size()).map_err(|errno| Error::system("memfd_create", errno))?;
+        step(Step::DoorFileMade);
         sys::reserve(&fd, 0, shape.marks())
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
         let size = usize::try_from(shape.front()).unwrap_or(usize::MAX);
@@ -64,6 +66,7 @@ impl Door {
         front
             .keep_from_children()
             .map_err(|errno| Error::system("madvise(MADV_DONTFORK) of the lease table", errno))?;
+        step(Step::DoorMapped);
         sys::add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|errno| Error::system("sealing of the lease table", errno))?;
         let door = Self {
@@ -82,6 +85,7 @@ impl Door {
             word.store(half, Ordering::Relaxed);
         }
         header.magic.store(MAGIC, Ordering::Release);
+        step(Step::DoorMade);
         Ok(door)
     }
 
@@ -125,7 +129,9 @@ impl Door {
     /// Gives the marks of some slots their memory, before these slots are used.
     pub(crate) fn reserve(&self, first: u32, count: u32) -> Result<()> {
         sys::reserve(&self.fd, self.shape.marks() + u64::from(first) * 8, u64::from(count) * 8)
-            .map_err(|errno| Error::system("fallocate of the lease table", errno))
+            .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
+        step(Step::DoorGrown);
+        Ok(())
     }
 
     /// Whether a living process has the export in this slot open. To be asked after it was retired: then a no is final.
@@ -220,6 +226,7 @@ impl Door {
                 let base = mapping.base().cast();
                 mappings.push(mapping);
                 place.store(base.as_ptr(), Ordering::Release);
+                step(Step::DoorRowMapped);
                 Some(base)
             }
             Err(errno) => {
@@ -271,6 +278,7 @@ impl Door {
                     Ordering::AcqRel,
                     Ordering::Relaxed,
                 );
+                step(Step::RowTakenBack);
             }
         }
     }
@@ -291,6 +299,7 @@ impl Door {
             pidfs_inode: entry.pidfs_inode.load(Ordering::Relaxed),
         };
         self.watches.lock().add(owner, pidfd.map_or(Watch::Nothing, Watch::Pidfd));
+        step(Step::RowWatched);
         true
     }
 
@@ -327,6 +336,7 @@ impl Door {
     pub(crate) unsafe fn abandon_in_child(&self) {
         // SAFETY: nobody else closes it, as the door is leaked.
         unsafe { sys::close_inherited(self.fd.as_raw_fd()) };
+        step(Step::DoorAbandoned);
         // SAFETY: the lock was taken before the fork.
         for watch in unsafe { self.watches.get_locked() }.known.values() {
             if let Watch::Pidfd(pidfd) = watch {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use umf_core::lock::Lock;
 use umf_core::observer::Leases;
+use umf_core::step::{Step, step};
 use umf_core::{Address, fork};
 
 use super::Door;
@@ -50,6 +51,7 @@ impl Exports {
         let ledger = LedgerWriter::new(slots, served)?;
         let door = Door::new(ledger.capacity(), ledger.nonce())?;
         ledger.show_door(door.raw_fd(), door.rows());
+        step(Step::DoorShown);
         Ok(Self {
             ledger,
             door,
@@ -74,11 +76,13 @@ impl Exports {
     ) {
         let region = native.region.id().get();
         self.ledger.end(slot, generation, region, reason);
+        step(Step::LeaseLooking);
         if self.door.is_leased(slot) {
             self.ledger.record(Event::Hold { slot, generation, region, bytes: size as u64 });
             let mut left = self.left.lock();
             left.push(Left { slot, generation, base, size, native: Arc::clone(native) });
             self.count.store(left.len(), Ordering::Release);
+            step(Step::LeaseLeft);
         } else {
             self.ledger.give_back(slot);
         }
@@ -147,6 +151,7 @@ impl Leases for Exports {
                 let (region, bytes) = (one.native.region.id().get(), one.size as u64);
                 self.ledger.record(Event::Release { slot, generation, region, bytes });
                 self.ledger.give_back(slot);
+                step(Step::LeaseEnded);
                 // With the lock held: who is told that nothing is leased may free the region at once, so its native export
                 // is back with the provider by then.
                 drop(one);

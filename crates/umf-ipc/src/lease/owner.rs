@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
+use umf_core::step::{Step, step};
 
 use super::layout::State;
 use crate::{identity, sys};
@@ -27,6 +28,7 @@ impl Owner {
             // No fd to be had. It is asked for again the next time.
             Err(_) => return Some(Watch::Nothing),
         };
+        step(Step::RowOwnerFound);
         let inode = identity::pidfs_inode(&pidfd).unwrap_or(0);
         let is_another = if inode != 0 && self.pidfs_inode != 0 {
             inode != self.pidfs_inode

@@ -8,6 +8,7 @@ use hashbrown::HashMap;
 use rustix::fs::SealFlags;
 use umf_core::fork;
 use umf_core::lock::Lock;
+use umf_core::step::{Step, step};
 use umf_core::thread;
 
 use super::layout::{Entry, Header, MAGIC, Shape, State, VERSION, mark};
@@ -69,6 +70,7 @@ impl LeaseTable {
         let front = usize::try_from(shape.front()).unwrap_or(usize::MAX);
         let mut front = SharedMapping::new(&fd, front, true).map_err(system("mmap of the lease table"))?;
         front.keep_from_children().map_err(system("madvise(MADV_DONTFORK) of the lease table"))?;
+        step(Step::TableMapped);
         let identity = ProcessIdentity::current();
         let state = if producer.same_pid_namespace {
             State::used(identity.pid)
@@ -152,6 +154,7 @@ impl LeaseTable {
                 Ok(lease) => {
                     // SAFETY: the word lies in a row of this table; only this thread writes it.
                     protocol::lease(unsafe { lease.word().as_ref() });
+                    step(Step::LeaseCounted);
                     return Ok((lease, true));
                 }
                 Err(error) => tracing::debug!(%error, "this thread has no lease row of its own"),
@@ -161,6 +164,7 @@ impl LeaseTable {
         // SAFETY: the word lies in a row of this table.
         unsafe { lease.word().as_ref() }.fetch_add(1, Ordering::SeqCst);
         core::sync::atomic::fence(Ordering::SeqCst);
+        step(Step::LeaseCountedForAll);
         Ok((lease, false))
     }
 
@@ -171,6 +175,7 @@ impl LeaseTable {
             Ok(lease) => {
                 // SAFETY: the row stays as long as the table.
                 unsafe { lease.word().as_ref() }.fetch_sub(1, Ordering::SeqCst);
+                step(Step::LeaseGivenBackForAll);
             }
             // The row was made with the table; memory for the word may be short.
             Err(error) => {
@@ -185,6 +190,7 @@ impl LeaseTable {
         let (marks, bit) = (self.marks(slot), mark(row.number));
         if marks.load(Ordering::Relaxed) & bit == 0 {
             marks.fetch_or(bit, Ordering::SeqCst);
+            step(Step::LeaseMarked);
         }
         Ok(lease)
     }
@@ -199,11 +205,15 @@ impl LeaseTable {
 
     /// Makes a row of the door this process's own.
     fn claim(&self, thread: Thread) -> Result<Row> {
+        step(Step::RowClaiming);
         let number = self.claim_entry()?;
+        step(Step::RowClaimed);
         let entry = self.entry(number);
         let (offset, stride) = (self.shape.row(number), self.shape.stride());
         let size = usize::try_from(stride).unwrap_or(usize::MAX);
-        let row = sys::punch(&self.fd, offset, stride)
+        let emptied = sys::punch(&self.fd, offset, stride);
+        step(Step::RowEmptied);
+        let row = emptied
             .map_err(|errno| Error::system("fallocate of a lease row", errno))
             .and_then(|()| Row::show(number, thread, (&self.fd, offset, size), &self.ranges));
         match row {
@@ -211,6 +221,7 @@ impl LeaseTable {
                 entry.start_time.store(self.owner.start_time, Ordering::Relaxed);
                 entry.pidfs_inode.store(self.owner.pidfs_inode, Ordering::Relaxed);
                 entry.state.store(self.owner.state.0, Ordering::Release);
+                step(Step::RowUsed);
                 Ok(row)
             }
             Err(error) => {
@@ -239,11 +250,13 @@ impl LeaseTable {
         for row in (start..used).chain(0..start).take(asked as usize) {
             let found = state(row);
             if self.has_ended(row, found) && claim(row, found) {
+                step(Step::RowTakenOver);
                 return Ok(row);
             }
         }
         for row in used..self.shape.rows {
             self.header().rows_used.fetch_max(row + 1, Ordering::AcqRel);
+            step(Step::RowAdded);
             let found = state(row);
             if found.is_free() && claim(row, found) {
                 return Ok(row);
@@ -277,11 +290,13 @@ impl LeaseTable {
         for (_, row) in self.rows.lock().drain() {
             let entry = self.entry(row.number);
             let is_empty = sys::punch(&self.fd, self.shape.row(row.number), self.shape.stride()).is_ok();
+            step(Step::RowClosing);
             row.hide(&self.ranges);
             let state = if is_empty { State::FREE } else { State::LEFT };
             // Not if the producer took it back, believing this process ended.
             let own = self.owner.state.0;
             let _ = entry.state.compare_exchange(own, state.0, Ordering::AcqRel, Ordering::Relaxed);
+            step(Step::RowClosed);
         }
     }
 }
