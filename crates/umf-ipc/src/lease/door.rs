@@ -38,9 +38,11 @@ struct Watches {
 }
 
 impl Watches {
-    fn add(&mut self, owner: Owner, watch: Watch) {
+    /// `owners` are those that have rows.
+    fn add(&mut self, owner: Owner, watch: Watch, owners: impl FnOnce() -> HashSet<Owner>) {
         if self.known.len() >= self.enough {
-            self.known.retain(|_, watch| watch.is_alive());
+            let owners = owners();
+            self.known.retain(|owner, watch| owners.contains(owner) && watch.is_alive());
             self.enough = (self.known.len() * 2).max(16);
         }
         self.known.insert(owner, watch);
@@ -250,7 +252,7 @@ impl Door {
             Some(Watch::Nothing) if owner.state.is_announced() => true,
             _ => match owner.find() {
                 Some(watch) => {
-                    watches.add(*owner, watch);
+                    watches.add(*owner, watch, || self.owners());
                     true
                 }
                 None => {
@@ -264,12 +266,7 @@ impl Door {
     /// The rows of ended processes go. Whoever claims one empties it first.
     fn let_go(&self, ended: &HashSet<Owner>, used: u32) {
         for row in 0..used {
-            let entry = self.entry(row);
-            let owner = Owner {
-                state: State(entry.state.load(Ordering::Acquire)),
-                start_time: entry.start_time.load(Ordering::Relaxed),
-                pidfs_inode: entry.pidfs_inode.load(Ordering::Relaxed),
-            };
+            let (entry, owner) = (self.entry(row), self.owner(row));
             if ended.contains(&owner) {
                 // Not if somebody else saw it first.
                 let _ = entry.state.compare_exchange(
@@ -288,19 +285,29 @@ impl Door {
         if row >= self.shape.rows {
             return false;
         }
-        let entry = self.entry(row);
-        let state = State(entry.state.load(Ordering::Acquire));
-        if state != State::announced(number) {
+        let owner = self.owner(row);
+        if owner.state != State::announced(number) {
             return false;
         }
-        let owner = Owner {
-            state,
-            start_time: entry.start_time.load(Ordering::Relaxed),
-            pidfs_inode: entry.pidfs_inode.load(Ordering::Relaxed),
-        };
-        self.watches.lock().add(owner, pidfd.map_or(Watch::Nothing, Watch::Pidfd));
+        let watch = pidfd.map_or(Watch::Nothing, Watch::Pidfd);
+        self.watches.lock().add(owner, watch, || self.owners());
         step(Step::RowWatched);
         true
+    }
+
+    /// What a row's entry says.
+    fn owner(&self, row: u32) -> Owner {
+        let entry = self.entry(row);
+        Owner {
+            state: State(entry.state.load(Ordering::Acquire)),
+            start_time: entry.start_time.load(Ordering::Relaxed),
+            pidfs_inode: entry.pidfs_inode.load(Ordering::Relaxed),
+        }
+    }
+
+    fn owners(&self) -> HashSet<Owner> {
+        let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
+        (0..used).map(|row| self.owner(row)).collect()
     }
 
     /// How many processes have rows.
