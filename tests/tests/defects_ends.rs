@@ -46,3 +46,31 @@ fn importers_that_announce_themselves_again_cost_no_more_fds() {
     assert_eq!(producer.ok("drain 5000"), "0");
     producer.finish();
 }
+
+/// What an importer had open when it died is let go, however many others came after it before that was looked at.
+#[test]
+fn an_importer_that_announced_itself_and_died_is_not_forgotten_with_its_leases() {
+    const TEST: &str = "an_importer_that_announced_itself_and_died";
+    if !machine::is_root() {
+        return machine::skip(TEST, "the socket needs to know users");
+    }
+    let socket = || spawn!().env("UMF_IPC_EXCHANGE", "socket");
+    let mut producer = socket().start();
+    producer.ok("pool p shared");
+    producer.ok("alloc p 100 -> b");
+    producer.ok("alloc p 100 -> c");
+    let (first, second) = (producer.handle("handle b"), producer.handle("handle c"));
+    let inside = || machine::in_namespaces(TEST, socket(), libc::CLONE_NEWPID);
+    let (Some(mut one), Some(mut other)) = (inside(), inside()) else { return };
+    one.ok(&format!("open {first} -> m"));
+    one.kill();
+    for _ in 0..40 {
+        other.ok(&format!("open {second} -> m"));
+        other.ok("close m");
+        other.ok("evict");
+    }
+    producer.ok("free p b");
+    assert_eq!(producer.ok("drain 2000"), "0");
+    other.finish();
+    producer.finish();
+}

@@ -38,11 +38,15 @@ struct Watches {
 }
 
 impl Watches {
-    /// `owners` are those that have rows.
-    fn add(&mut self, owner: Owner, watch: Watch, owners: impl FnOnce() -> HashSet<Owner>) {
+    /// If they may be too many, forgets those of importers that have no row of `door` any more. Those that ended lose theirs
+    /// first: of one that had announced itself nobody else would know that it did.
+    fn add(&mut self, owner: Owner, watch: Watch, door: &Door) {
         if self.known.len() >= self.enough {
-            let owners = owners();
-            self.known.retain(|owner, watch| owners.contains(owner) && watch.is_alive());
+            let ended = self.known.iter().filter(|(_, watch)| !watch.is_alive());
+            let ended: HashSet<Owner> = ended.map(|(owner, _)| *owner).collect();
+            door.take_back(&ended);
+            let owners = door.owners();
+            self.known.retain(|owner, _| owners.contains(owner) && !ended.contains(owner));
             self.enough = (self.known.len() * 2).max(16);
         }
         self.known.insert(owner, watch);
@@ -171,9 +175,7 @@ impl Door {
         counts.retain(|(_, sum)| *sum != 0);
         let mut ended = HashSet::new();
         counts.retain(|(owner, _)| self.lives(owner) || !ended.insert(*owner));
-        if !ended.is_empty() {
-            self.let_go(&ended, used);
-        }
+        self.take_back(&ended);
         !counts.is_empty()
     }
 
@@ -252,7 +254,7 @@ impl Door {
             Some(Watch::Nothing) if owner.state.is_announced() => true,
             _ => match owner.find() {
                 Some(watch) => {
-                    watches.add(*owner, watch, || self.owners());
+                    watches.add(*owner, watch, self);
                     true
                 }
                 None => {
@@ -264,7 +266,11 @@ impl Door {
     }
 
     /// The rows of ended processes go. Whoever claims one empties it first.
-    fn let_go(&self, ended: &HashSet<Owner>, used: u32) {
+    fn take_back(&self, ended: &HashSet<Owner>) {
+        if ended.is_empty() {
+            return;
+        }
+        let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
         for row in 0..used {
             let (entry, owner) = (self.entry(row), self.owner(row));
             if ended.contains(&owner) {
@@ -290,7 +296,7 @@ impl Door {
             return false;
         }
         let watch = pidfd.map_or(Watch::Nothing, Watch::Pidfd);
-        self.watches.lock().add(owner, watch, || self.owners());
+        self.watches.lock().add(owner, watch, self);
         step(Step::RowWatched);
         true
     }
