@@ -197,35 +197,6 @@ fn a_block_is_kept_once() {
     assert_eq!(exporter.evict_idle(), 1);
 }
 
-fn mappings() -> usize {
-    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
-}
-
-/// Exporters and importers that come and go leave no mapping and no fd, whatever threads used them.
-#[test]
-fn nothing_stays_of_what_was_dropped() {
-    let pool = SlabPool::new(shared(), SlabSettings::new()).unwrap();
-    let exporter_kept = exporter();
-    let address = pool.allocate(Layout::new(4096, 16).unwrap()).unwrap();
-    let kept = handle(&exporter_kept, address);
-    let round = || {
-        let importer = importer();
-        drop(importer.open(&kept).unwrap());
-        let exporter = exporter();
-        // SAFETY: the test does not touch the memory.
-        drop(unsafe { exporter.get(address) }.unwrap());
-    };
-    for _ in 0..20 {
-        round();
-    }
-    let before = mappings();
-    for _ in 0..200 {
-        round();
-    }
-    // Other tests of this binary run beside this one: far fewer than the hundreds that a leak would be.
-    assert!(mappings() < before + 150, "{before} mappings became {}", mappings());
-}
-
 fn in_child(child: impl FnOnce() -> bool) {
     // SAFETY: the child does what the test is about, in one thread, and ends without running destructors.
     let pid = unsafe { libc::fork() };

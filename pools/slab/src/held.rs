@@ -31,12 +31,14 @@ impl SlabPool {
     #[cold]
     #[inline(never)]
     pub(crate) fn free_exported(&self, place: Place<'_>, address: Address) -> Result<()> {
+        // Before others can take it back: then the span may be another one's.
+        let (class, size) = (Self::class_of(place), self.size_of(place));
         if let Some(leases) = before_free(Freed::Block { address })
-            && self.upstream.hold(address, self.size_of(place), leases)
+            && self.upstream.hold(address, size, leases)
         {
-            match Self::class_of(place) {
+            match class {
                 Some(class) => self.count_free(class),
-                None => self.direct.remove(place.span.bytes() as usize),
+                None => self.direct.remove(size),
             }
             self.upstream.poll_some();
             return Ok(());

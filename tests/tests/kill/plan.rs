@@ -140,7 +140,8 @@ fn role_for(step: Step) -> Option<Role> {
         LeaseGivenBackForAll, LeaseMarked, LeaseTooLate, LedgerOpened, LedgerUnmapped, ProducerFound,
         RowAdded, RowAnnounced, RowClaimed, RowClaiming, RowClosed, RowClosing, RowEmptied, RowHidden,
         RowOwnerFound, RowPopulated, RowShown, RowTakenOver, RowUsed, SocketAnswered, SocketAsked,
-        SocketConnected, SocketConnecting, TableMade, TableMapped, WindowFetched, WindowMapped,
+        SocketConnected, SocketConnecting, TableAbandoned, TableMade, TableMapped, WindowFetched,
+        WindowMapped,
     };
     match step {
         CacheInserted | CacheUnlinked | CacheUnlinking | ForkChildBegun | ForkChildReady | ForkPrepared
@@ -151,7 +152,7 @@ fn role_for(step: Step) -> Option<Role> {
         | LeaseTooLate | LedgerOpened | ProducerFound | RowAdded | RowAnnounced | RowClaimed
         | RowClaiming | RowClosed | RowClosing | RowEmptied | RowHidden | RowPopulated | RowShown
         | RowTakenOver | RowUsed | SocketAnswered | SocketAsked | SocketConnected | SocketConnecting
-        | TableMade | TableMapped | WindowFetched | WindowMapped => Some(Role::Importer),
+        | TableAbandoned | TableMade | TableMapped | WindowFetched | WindowMapped => Some(Role::Importer),
         _ => Some(Role::Producer),
     }
 }

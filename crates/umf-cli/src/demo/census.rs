@@ -25,7 +25,10 @@ impl Census {
         let own = format!("/proc/{}/fd", std::process::id());
         let mut fds: Vec<String> = fds.filter(|target| *target != own).collect();
         let maps = kernel_files::text("/proc/self/maps").unwrap_or_default();
-        let mut mappings: Vec<String> = maps.lines().filter_map(shared_file).collect();
+        // A row of leases for each importer is metadata.
+        let is_metadata = |name: &String| name.starts_with("/memfd:umf-door");
+        let mut mappings: Vec<String> =
+            maps.lines().filter_map(shared_file).filter(|name| !is_metadata(name)).collect();
         let mut children: Vec<String> = Vec::new();
         for task in std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
             let list = kernel_files::text(task.path().join("children")).unwrap_or_default();

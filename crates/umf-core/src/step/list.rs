@@ -180,6 +180,8 @@ steps! {
     TableMapped,
     /// The process has a table of leases, and nobody uses it yet.
     TableMade,
+    /// A forked child has closed its parent's copy of a door.
+    TableAbandoned,
     /// A row is about to be claimed.
     RowClaiming,
     /// One more row is in use, which nobody has claimed yet.

@@ -11,7 +11,7 @@ use umf_core::{Address, NativeExport, ProviderKind, Region};
 
 use crate::cache::Cached;
 use crate::handle::Handle;
-use crate::lease::Exports;
+use crate::lease::{Exported, Exports};
 use crate::ledger::event::RetireReason;
 use crate::sys::FileIdentity;
 
@@ -64,9 +64,32 @@ pub(super) struct RegionExport {
 /// Exports in one region, by the block's address.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    pub by_address: HashMap<u64, BlockExport>,
+    /// With some that have ended: whoever frees a block that was never opened leaves its entry here.
+    by_address: HashMap<u64, BlockExport>,
+    /// How many there are when those that have ended are taken out next.
+    enough: usize,
     /// The region is going: nothing more is exported from it.
     pub closed: bool,
+}
+
+impl Blocks {
+    /// The export of the block at this address, if it has not ended.
+    pub(super) fn get_mut(&mut self, address: u64, exports: &Exports) -> Option<&mut BlockExport> {
+        let block = self.by_address.get_mut(&address)?;
+        exports.ledger.is_current(block.slot, block.generation).then_some(block)
+    }
+
+    pub(super) fn insert(&mut self, address: u64, block: BlockExport, exports: &Exports) {
+        if self.by_address.len() >= self.enough {
+            self.by_address.retain(|_, block| exports.ledger.is_current(block.slot, block.generation));
+            self.enough = (self.by_address.len() * 2).max(64);
+        }
+        self.by_address.insert(address, block);
+    }
+
+    pub(super) fn remove(&mut self, address: u64) -> Option<BlockExport> {
+        self.by_address.remove(&address)
+    }
 }
 
 #[derive(Debug)]
@@ -76,6 +99,14 @@ pub(super) struct BlockExport {
     pub handle: Handle,
     /// A use that lasts until the block is freed.
     pub kept: bool,
+}
+
+impl BlockExport {
+    /// What it is, if it is of the block at `base`.
+    pub(super) fn exported(&self, base: Address) -> Exported {
+        let (slot, generation, size) = (self.slot, self.generation, self.handle.length() as usize);
+        Exported { slot, generation, base, size, is_region: self.handle.is_region() }
+    }
 }
 
 /// Regions whose native export left the cache and is not yet back with its provider. Whoever frees such a region, or
@@ -106,21 +137,26 @@ impl Cached for RegionExport {
     /// Retires everything that the region exports: from here on nothing of it opens.
     fn unlinked(&self) -> u64 {
         self.closing.0.lock().push(self.region.id().get());
-        let blocks = {
-            let mut blocks = self.blocks.lock();
-            blocks.closed = true;
-            core::mem::take(&mut blocks.by_address)
-        };
+        // Until all are retired: who frees one meanwhile, and found this before it left the cache, must not miss it.
+        let mut blocks = self.blocks.lock();
+        blocks.closed = true;
         let Some(native) = &self.native else { return 0 };
         // The region first: then importers see that all of it is gone.
-        let whole = (self.region.base(), self.region.size());
+        let whole = Exported {
+            slot: self.slot,
+            generation: self.generation,
+            base: self.region.base(),
+            size: self.region.size(),
+            is_region: true,
+        };
         let reason = *self.leaving.lock();
-        self.exports.retire((self.slot, self.generation), whole, native, reason);
+        self.exports.retire(&whole, native, reason);
         let mut kept = 0;
-        for (address, block) in blocks {
-            kept += u64::from(block.kept);
-            let part = (Address::from_bits(address), block.handle.length() as usize);
-            self.exports.retire((block.slot, block.generation), part, native, reason);
+        for (address, block) in blocks.by_address.drain() {
+            let export = block.exported(Address::from_bits(address));
+            let retired = self.exports.retire(&export, native, reason);
+            // (Otherwise it was freed, and is not in use.)
+            kept += u64::from(retired && block.kept);
         }
         kept
     }

@@ -20,7 +20,7 @@ use crate::handle::{
     FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET, Fields, Handle, SIZE as HANDLE_SIZE,
 };
 use crate::identity::Nonce;
-use crate::lease::Exports;
+use crate::lease::{Exports, Quick};
 use crate::ledger::event::RetireReason;
 use crate::ledger::{Event, Figures, SlotContent};
 use crate::sys;
@@ -54,7 +54,7 @@ impl State {
     /// `procfs` says whether the memory that is exported first can be opened through `/proc`.
     pub(super) fn new(settings: &ExporterSettings, procfs: bool) -> Result<Arc<Self>> {
         let served = wants_socket(&settings.exchange, procfs);
-        let exports = Arc::new(Exports::new(settings.slots, served)?);
+        let exports = Exports::new(settings.slots, served)?;
         match sys::set_ptracer(settings.ptracer) {
             Ok(()) => {}
             // There is no yama, so nothing to be excepted from.
@@ -139,7 +139,7 @@ impl State {
             word: self.exports.ledger.generation_word(block.slot),
             generation: block.generation,
             lease: None,
-            base: 0,
+            base: u64::from(block.slot),
             length: 0,
             flags: if block.kept { KEPT } else { 0 },
         };
@@ -188,27 +188,28 @@ impl State {
                 continue;
             }
             let key = target.start.to_bits();
-            let handle = match blocks.by_address.get(&key) {
+            let handle = match blocks.get_mut(key, &self.exports) {
                 Some(block) => block.handle,
                 None => {
                     let block = self.publish(entry, &target)?;
                     let handle = block.handle;
                     let slot = (block.slot, block.generation);
                     self.remember(entry, target.start, &block);
-                    blocks.by_address.insert(key, block);
+                    blocks.insert(key, block, &self.exports);
                     // The block may have been freed by somebody who should not have; then it is not exported.
                     let marked = owner.pool().map_or(Ok(()), |pool| pool.mark_exported(target.start));
                     if let Err(error) = marked {
-                        blocks.by_address.remove(&key);
+                        blocks.remove(key);
                         // Nobody has seen its handle.
-                        self.exports.ledger.retire(slot.0, slot.1);
-                        self.exports.ledger.give_back(slot.0);
+                        if self.exports.ledger.retire(slot.0, slot.1) {
+                            self.exports.ledger.give_back(slot.0);
+                        }
                         return Err(error.into());
                     }
                     handle
                 }
             };
-            if let Some(block) = blocks.by_address.get(&key) {
+            if let Some(block) = blocks.get_mut(key, &self.exports) {
                 self.remember(entry, target.start, block);
             }
             drop(blocks);
@@ -334,7 +335,7 @@ impl State {
         let address = Address::from_bits(handle.region_base() + handle.offset());
         let kept = self.cache.peek(&handle.region_id(), |entry| {
             let mut blocks = entry.value.blocks.lock();
-            let block = blocks.by_address.get_mut(&address.to_bits());
+            let block = blocks.get_mut(address.to_bits(), &self.exports);
             block
                 .filter(|block| block.generation == handle.generation() && block.slot == handle.slot())
                 .is_some_and(|block| !core::mem::replace(&mut block.kept, true))
@@ -359,21 +360,45 @@ impl State {
 
     /// The block at `address` is about to be freed. What of it is open elsewhere, if anything is.
     pub(super) fn retire_block(&self, address: Address) -> Option<Arc<dyn Leases>> {
-        let found = tracker::find(address)?;
-        self.cache.peek(&found.region.id().get(), |entry| {
-            let block = entry.value.blocks.lock().by_address.remove(&address.to_bits());
-            let (Some(block), Some(native)) = (block, &entry.value.native) else { return };
-            let part = (address, block.handle.length() as usize);
-            let reason = RetireReason::BlockFreed;
-            self.exports.retire((block.slot, block.generation), part, native, reason);
-            if block.kept {
-                self.cache.pins().unpin(entry.number());
-            }
-        });
+        let quick = self.retire_known(address);
+        if quick != Quick::Done {
+            let found = tracker::find(address)?;
+            self.cache.peek(&found.region.id().get(), |entry| {
+                let block = entry.value.blocks.lock().remove(address.to_bits());
+                let (Some(block), Some(native)) = (block, &entry.value.native) else { return };
+                let export = block.exported(address);
+                let retired = if quick == Quick::Ended {
+                    self.exports.settle(&export, native);
+                    true
+                } else {
+                    self.exports.retire(&export, native, RetireReason::BlockFreed)
+                };
+                if retired && block.kept {
+                    self.cache.pins().unpin(entry.number());
+                }
+            });
+        }
         // Or an earlier export of it, evicted meanwhile.
         let leases = self.leases(address, 1);
         self.exports.ledger.publish_statistics(false, || self.figures());
         leases
+    }
+
+    /// Retires a block that this thread exported until it is freed and that nobody opened, without a look into any table.
+    fn retire_known(&self, address: Address) -> Quick {
+        let known = || {
+            let memo = self.memo.current()?;
+            let (_, note) = memo.by_key(Self::hash(address), address.to_bits())?;
+            (note.flags & KEPT != 0).then_some((memo, *note))
+        };
+        let Some((memo, note)) = known() else { return Quick::Nothing };
+        let slot = note.base as u32;
+        let region = self.regions.get(slot).map_or(0, |word| word.load(Ordering::Acquire));
+        let quick = self.exports.retire_unopened(slot, note.generation, region);
+        if quick == Quick::Done {
+            self.cache.pins().give_back(Pin::new(memo.thread(), note.pin), Some(memo.thread()));
+        }
+        quick
     }
 
     fn leases(&self, base: Address, size: usize) -> Option<Arc<dyn Leases>> {
@@ -413,6 +438,7 @@ impl State {
     }
 
     pub(super) fn evict_idle(&self) -> usize {
+        self.exports.door.stop_watching();
         self.cache.evict_idle(|_| true)
     }
 
@@ -439,6 +465,7 @@ impl State {
         for region in regions {
             self.end_region(&region, RetireReason::ExporterDropped);
         }
+        self.exports.outlive_exporter();
         // As long as its thread has fds, forks find them here.
         let thread = self.server.lock().as_ref().and_then(Server::begin_end);
         drop(thread);

@@ -96,7 +96,7 @@ impl Inner {
         })
     }
 
-    /// The window that the region lies in; `None` if its file turns out to have none.
+    /// The window that the region lies in; `None` if its file turns out to have none, or none can be mapped.
     pub(super) fn open_window(
         &self,
         producer: &Arc<Producer>,
@@ -128,10 +128,14 @@ impl Inner {
             let region = (size as u64 == handle.region_size()).then_some(content.region);
             Ok(ImportedRegion { producer: Arc::clone(producer), imported, import, region })
         });
-        if has_none.get() {
+        // A window may be more than RLIMIT_AS or strict accounting of memory lets this process map, and a region not.
+        let is_too_large = matches!(opened, Err(Error::Memory(umf_core::Error::OutOfMemory { .. })));
+        if has_none.get() || is_too_large {
             producer.forget_windows(handle);
             return Ok(None);
         }
-        opened.map(Some)
+        let needed = handle.data_offset() - window.start + handle.region_size();
+        // Its file may have been shorter when the window was mapped.
+        opened.map(|pinned| Some(pinned).filter(|pinned| pinned.entry().value.imported.size as u64 >= needed))
     }
 }

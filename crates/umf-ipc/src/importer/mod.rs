@@ -176,6 +176,11 @@ impl ForkAware for Inner {
         // SAFETY: as above.
         unsafe { self.ranges.unlock_after_fork() };
         // SAFETY: as above.
+        for producer in unsafe { self.producers.get_locked() }.values() {
+            // SAFETY: the first thing in this child.
+            unsafe { producer.abandon_leases_in_child() };
+        }
+        // SAFETY: as above.
         unsafe { self.producers.unlock_after_fork() };
         // SAFETY: as above.
         unsafe { self.imports.unlock_after_fork() };

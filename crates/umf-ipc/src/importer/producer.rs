@@ -32,7 +32,8 @@ pub(super) struct Producer {
     ledger: LedgerReader,
     ledger_fd: i32,
     nonce: Nonce,
-    /// Files that turned out to have no windows (of huge pages, or not sealed), the last few.
+    /// Files that turned out to have no windows (of huge pages, or not sealed), or for which there was no address space, the
+    /// last few.
     without_windows: Lock<Vec<FileIdentity>>,
     /// Whether there is any.
     some_without: AtomicBool,
@@ -81,6 +82,19 @@ impl Producer {
     pub(super) fn fds(&self) -> u64 {
         // And the ledger's.
         self.channel.fds() + 1 + self.table().map_or(0, LeaseTable::fds)
+    }
+
+    /// In a forked child: closes the fd of its parent's table, which nothing else of is used here but by mappings that were
+    /// open at the fork.
+    ///
+    /// # Safety
+    /// Called once per fork, before anything else uses this in the child.
+    pub(super) unsafe fn abandon_leases_in_child(&self) {
+        let table = NonNull::new(self.leases.swap(ptr::null_mut(), Ordering::AcqRel));
+        if let Some(table) = table {
+            // SAFETY: a published table goes when `self` does, or never: this one is leaked from here on.
+            unsafe { table.as_ref().close_in_child() };
+        }
     }
 
     /// The table of this process's leases, if it was made.

@@ -37,21 +37,18 @@ struct Watches {
     enough: usize,
 }
 
-impl Watches {
-    /// If they may be too many, forgets those of importers that have no row of `door` any more. Those that ended lose theirs
-    /// first: of one that had announced itself nobody else would know that it did.
-    fn add(&mut self, owner: Owner, watch: Watch, door: &Door) {
-        if self.known.len() >= self.enough {
-            let ended = self.known.iter().filter(|(_, watch)| !watch.is_alive());
-            let ended: HashSet<Owner> = ended.map(|(owner, _)| *owner).collect();
-            door.take_back(&ended);
-            let owners = door.owners();
-            self.known.retain(|owner, _| owners.contains(owner) && !ended.contains(owner));
-            self.enough = (self.known.len() * 2).max(16);
-        }
-        self.known.insert(owner, watch);
-    }
+/// What the rows of one process say of a slot, all in all.
+#[derive(Debug)]
+struct Count {
+    owner: Owner,
+    /// Modulo 2^64: what was opened in one thread may have been closed in another.
+    sum: u64,
+    /// A row could not be looked at: nothing follows from the others.
+    is_unknown: bool,
 }
+
+/// How often a row is looked at whose owner changes meanwhile. Only somebody who means harm goes on longer.
+const TRIES: u32 = 64;
 
 impl Door {
     /// A door for a ledger with this nonce and so many slots.
@@ -61,6 +58,10 @@ impl Door {
             errno: rustix::io::Errno::FBIG,
             hint: "; raise RLIMIT_FSIZE (ulimit -f)",
         })?;
+        Self::with_shape(shape, nonce)
+    }
+
+    pub(super) fn with_shape(shape: Shape, nonce: Nonce) -> Result<Self> {
         let fd =
             sys::memfd("umf-door", shape.size()).map_err(|errno| Error::system("memfd_create", errno))?;
         step(Step::DoorFileMade);
@@ -132,6 +133,11 @@ impl Door {
         self.watches.lock().known.values().filter(|watch| matches!(watch, Watch::Pidfd(_))).count() as u64
     }
 
+    /// Closes the fds of importers that can be found again when they are asked about.
+    pub(crate) fn stop_watching(&self) {
+        self.watches.lock().known.retain(|owner, _| owner.state.is_announced());
+    }
+
     /// Gives the marks of some slots their memory, before these slots are used.
     pub(crate) fn reserve(&self, first: u32, count: u32) -> Result<()> {
         sys::reserve(&self.fd, self.shape.marks() + u64::from(first) * 8, u64::from(count) * 8)
@@ -147,6 +153,12 @@ impl Door {
         marks != 0 && self.is_leased_by(slot, marks)
     }
 
+    /// Whether somebody has ever opened the slot's export, as far as can be seen just now.
+    #[inline]
+    pub(crate) fn is_marked(&self, slot: u32) -> bool {
+        self.marks(slot).load(Ordering::Relaxed) != 0
+    }
+
     /// Forgets who had the slot open, when it is not leased any more and before it is used again. An importer that puts its
     /// mark there meanwhile does so for a handle that it will find stale.
     fn forget(&self, slot: u32) {
@@ -156,14 +168,17 @@ impl Door {
     #[cold]
     fn is_leased_by(&self, slot: u32, marks: u64) -> bool {
         // Rows that say something, with their owners. Mostly none: what is closed is zero.
-        let mut counts: Vec<(Owner, u64)> = Vec::new();
+        let mut counts: Vec<Count> = Vec::new();
         let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
         for first in (0..MARKS).filter(|bit| marks >> bit & 1 != 0) {
             for row in (first..used).step_by(MARKS as usize) {
-                if let Some((owner, count)) = self.count(row, slot) {
-                    match counts.iter_mut().find(|(known, _)| *known == owner) {
-                        Some((_, sum)) => *sum = sum.wrapping_add(count),
-                        None => counts.push((owner, count)),
+                if let Some(found) = self.count(row, slot) {
+                    match counts.iter_mut().find(|known| known.owner == found.owner) {
+                        Some(known) => {
+                            known.sum = known.sum.wrapping_add(found.sum);
+                            known.is_unknown |= found.is_unknown;
+                        }
+                        None => counts.push(found),
                     }
                 }
             }
@@ -172,34 +187,37 @@ impl Door {
             self.forget(slot);
             return false;
         }
-        counts.retain(|(_, sum)| *sum != 0);
+        counts.retain(|count| count.sum != 0 || count.is_unknown);
         let mut ended = HashSet::new();
-        counts.retain(|(owner, _)| self.lives(owner) || !ended.insert(*owner));
+        counts.retain(|count| self.lives(&count.owner) || !ended.insert(count.owner));
         self.take_back(&ended);
         !counts.is_empty()
     }
 
     /// What a row says of a slot, if that is not nothing.
-    fn count(&self, row: u32, slot: u32) -> Option<(Owner, u64)> {
+    fn count(&self, row: u32, slot: u32) -> Option<Count> {
         let entry = self.entry(row);
+        let mut tries = 0;
         loop {
             let state = State(entry.state.load(Ordering::Acquire));
             if !state.is_used() {
                 return None;
             }
-            let count = match self.word(row, slot) {
-                Some(word) => word.load(Ordering::Acquire),
-                // It cannot be looked at now.
-                None => u64::MAX,
-            };
+            tries += 1;
+            let word = self.word(row, slot).map(|word| word.load(Ordering::Acquire));
             let owner = Owner {
                 state,
                 start_time: entry.start_time.load(Ordering::Relaxed),
                 pidfs_inode: entry.pidfs_inode.load(Ordering::Relaxed),
             };
             core::sync::atomic::fence(Ordering::Acquire);
-            if entry.state.load(Ordering::Relaxed) == state.0 {
-                return (count != 0).then_some((owner, count));
+            let is_unsteady = entry.state.load(Ordering::Relaxed) != state.0;
+            if is_unsteady && tries == TRIES {
+                return Some(Count { owner, sum: 0, is_unknown: true });
+            }
+            if !is_unsteady {
+                let (sum, is_unknown) = (word.unwrap_or(0), word.is_none());
+                return (word != Some(0)).then_some(Count { owner, sum, is_unknown });
             }
         }
     }
@@ -254,7 +272,7 @@ impl Door {
             Some(Watch::Nothing) if owner.state.is_announced() => true,
             _ => match owner.find() {
                 Some(watch) => {
-                    watches.add(*owner, watch, self);
+                    self.watch(&mut watches, *owner, watch);
                     true
                 }
                 None => {
@@ -272,10 +290,10 @@ impl Door {
         }
         let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
         for row in 0..used {
-            let (entry, owner) = (self.entry(row), self.owner(row));
+            let owner = self.owner(row);
             if ended.contains(&owner) {
                 // Not if somebody else saw it first.
-                let _ = entry.state.compare_exchange(
+                let _ = self.entry(row).state.compare_exchange(
                     owner.state.0,
                     State::LEFT.0,
                     Ordering::AcqRel,
@@ -295,13 +313,28 @@ impl Door {
         if owner.state != State::announced(number) {
             return false;
         }
-        let watch = pidfd.map_or(Watch::Nothing, Watch::Pidfd);
-        self.watches.lock().add(owner, watch, self);
+        self.watch(&mut self.watches.lock(), owner, pidfd.map_or(Watch::Nothing, Watch::Pidfd));
         step(Step::RowWatched);
         true
     }
 
-    /// What a row's entry says.
+    /// Waits for the end of one more process. Of those that ended, or have no row any more (they closed everything, or never
+    /// were), some are forgotten when there are many: so there are never more than twice as many as rows.
+    fn watch(&self, watches: &mut Watches, owner: Owner, watch: Watch) {
+        if watches.known.len() >= watches.enough {
+            // Those that ended lose their rows first: of one that had announced itself nobody else would know that it did.
+            let ended = watches.known.iter().filter(|(_, watch)| !watch.is_alive());
+            let ended: HashSet<Owner> = ended.map(|(owner, _)| *owner).collect();
+            self.take_back(&ended);
+            let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
+            let owners: HashSet<Owner> = (0..used).map(|row| self.owner(row)).collect();
+            watches.known.retain(|owner, _| owners.contains(owner) && !ended.contains(owner));
+            watches.enough = (watches.known.len() * 2).max(16);
+        }
+        watches.known.insert(owner, watch);
+    }
+
+    /// Whose a row is said to be.
     fn owner(&self, row: u32) -> Owner {
         let entry = self.entry(row);
         Owner {
@@ -309,11 +342,6 @@ impl Door {
             start_time: entry.start_time.load(Ordering::Relaxed),
             pidfs_inode: entry.pidfs_inode.load(Ordering::Relaxed),
         }
-    }
-
-    fn owners(&self) -> HashSet<Owner> {
-        let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
-        (0..used).map(|row| self.owner(row)).collect()
     }
 
     /// How many processes have rows.
@@ -357,5 +385,40 @@ impl Door {
                 unsafe { sys::close_inherited(pidfd.as_raw_fd()) };
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{LeaseTable, Producer};
+    use super::*;
+
+    /// One row says that the slot is open once, another cannot be mapped: what it says may be anything but that nobody has
+    /// the slot open.
+    #[test]
+    fn a_row_that_cannot_be_looked_at_takes_nothing_away_from_others() {
+        let nonce = Nonce::from_bytes([1; 16]);
+        let mut door = Door::with_shape(Shape { slots: 64, rows: 8 }, nonce).unwrap();
+        let producer = Producer { pid: 1, nonce, slots: 64, rows: 8, same_pid_namespace: true };
+        let table =
+            LeaseTable::open(door.shared_fd().try_clone().unwrap(), producer, Arc::default()).unwrap();
+        let lease = table.take(5).unwrap();
+        assert!(door.is_leased(5));
+        // Another thread's row, which the producer has not mapped yet, and no way to map it.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let other = table.take(5).unwrap();
+                // SAFETY: taken above, once.
+                unsafe { other.0.give_back(umf_core::thread::current()) };
+            });
+        });
+        let file =
+            core::mem::replace(&mut door.fd, Arc::new(std::fs::File::open("/dev/null").unwrap().into()));
+        assert!(door.is_leased(5));
+        door.fd = file;
+        assert!(door.is_leased(5));
+        // SAFETY: taken above, once.
+        unsafe { lease.0.give_back(umf_core::thread::current()) };
+        assert!(!door.is_leased(5));
     }
 }

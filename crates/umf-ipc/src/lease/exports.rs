@@ -1,14 +1,15 @@
 //! [`Exports`]: what of a producer is exported, and what of it is freed but still open elsewhere.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use umf_core::lock::Lock;
-use umf_core::observer::Leases;
+use umf_core::observer::{self, ExportObserver, Freed, Leases};
 use umf_core::step::{Step, step};
 use umf_core::{Address, fork};
 
 use super::Door;
+use super::left::{self, Left, One, Range};
 use crate::Result;
 use crate::exporter::NativeGuard;
 use crate::ledger::event::RetireReason;
@@ -20,45 +21,51 @@ use crate::ledger::{Event, LedgerWriter};
 pub(crate) struct Exports {
     pub(crate) ledger: LedgerWriter,
     pub(crate) door: Door,
-    left: Lock<Vec<Left>>,
+    left: Lock<Left>,
+    /// How many there are in `left`, and native exports on their way back.
     count: AtomicUsize,
+    me: Weak<Self>,
     /// The process that made it, as [`fork::generation`] counts.
     generation: u32,
 }
 
-/// A retired export that somebody has open still. Its slot is not used again before that ends.
-#[derive(Debug)]
-struct Left {
-    slot: u32,
-    generation: u64,
-    base: Address,
-    size: usize,
-    /// Keeps the provider's native export from being taken back, which may end the others' mappings.
-    native: Arc<NativeGuard>,
+/// An export: its slot, and the memory that it names.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exported {
+    pub slot: u32,
+    pub generation: u64,
+    pub base: Address,
+    pub size: usize,
+    /// It is a whole region's, and not a block's (which may be all of its region).
+    pub is_region: bool,
 }
 
-impl Left {
-    fn meets(&self, base: Address, size: usize) -> bool {
-        self.base.space() == base.space()
-            && self.base.to_bits() < base.to_bits().saturating_add(size as u64)
-            && base.to_bits() < self.base.to_bits().saturating_add(self.size as u64)
-    }
+/// What [`Exports::retire_unopened`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Quick {
+    /// All that there is to do.
+    Done,
+    /// The export has ended, and somebody has it open: [`Exports::settle`] is to do.
+    Ended,
+    /// Nothing.
+    Nothing,
 }
 
 impl Exports {
     /// A ledger with room for `slots` exports, and its door.
-    pub(crate) fn new(slots: u32, served: bool) -> Result<Self> {
+    pub(crate) fn new(slots: u32, served: bool) -> Result<Arc<Self>> {
         let ledger = LedgerWriter::new(slots, served)?;
         let door = Door::new(ledger.capacity(), ledger.nonce())?;
         ledger.show_door(door.raw_fd(), door.rows());
         step(Step::DoorShown);
-        Ok(Self {
+        Ok(Arc::new_cyclic(|me| Self {
             ledger,
             door,
-            left: Lock::new(Vec::new()),
+            left: Lock::default(),
             count: AtomicUsize::new(0),
+            me: Weak::clone(me),
             generation: fork::generation(),
-        })
+        }))
     }
 
     /// A slot that nothing uses.
@@ -66,22 +73,41 @@ impl Exports {
         self.ledger.take(|first, count| self.door.reserve(first, count))
     }
 
-    /// Ends the export of a range. Whether somebody has it open still is kept in mind, together with `native`.
-    pub(crate) fn retire(
-        &self,
-        (slot, generation): (u32, u64),
-        (base, size): (Address, usize),
-        native: &Arc<NativeGuard>,
-        reason: RetireReason,
-    ) {
+    /// Ends the export of a freed block that nobody ever opened, with one lock only, for the slot.
+    pub(crate) fn retire_unopened(&self, slot: u32, generation: u64, region: u64) -> Quick {
+        // (A mark is put before the lease.)
+        if self.door.is_marked(slot) || !self.ledger.end(slot, generation, region, RetireReason::BlockFreed) {
+            return Quick::Nothing;
+        }
+        if self.door.is_leased(slot) {
+            return Quick::Ended;
+        }
+        self.ledger.give_back(slot);
+        Quick::Done
+    }
+
+    /// Ends the export of a range, unless another thread does. Whether somebody has it open still is kept in mind, together
+    /// with `native`.
+    pub(crate) fn retire(&self, export: &Exported, native: &Arc<NativeGuard>, reason: RetireReason) -> bool {
         let region = native.region.id().get();
-        self.ledger.end(slot, generation, region, reason);
+        let retired = self.ledger.end(export.slot, export.generation, region, reason);
+        if retired {
+            self.settle(export, native);
+        }
+        retired
+    }
+
+    /// The second half of [`Exports::retire`]: what becomes of the slot.
+    pub(crate) fn settle(&self, export: &Exported, native: &Arc<NativeGuard>) {
+        let Exported { slot, generation, base, size, is_region } = *export;
+        let region = native.region.id().get();
         step(Step::LeaseLooking);
         if self.door.is_leased(slot) {
             self.ledger.record(Event::Hold { slot, generation, region, bytes: size as u64 });
+            let range = Range { base, size };
             let mut left = self.left.lock();
-            left.push(Left { slot, generation, base, size, native: Arc::clone(native) });
-            self.count.store(left.len(), Ordering::Release);
+            left.add(One { slot, generation, range, region }, is_region, native);
+            self.count.store(left.pending(), Ordering::Release);
             step(Step::LeaseLeft);
         } else {
             self.ledger.give_back(slot);
@@ -100,7 +126,8 @@ impl Exports {
             return (0, 0);
         }
         let left = self.left.lock();
-        (left.len() as u64, left.iter().map(|one| one.size as u64).sum())
+        let (count, bytes) = left.size();
+        (count as u64, bytes)
     }
 
     /// The native export of a region that was evicted while somebody had it open.
@@ -108,8 +135,29 @@ impl Exports {
         if !self.may_be_leased() {
             return None;
         }
-        let left = self.left.lock();
-        left.iter().find(|left| left.native.region.id().get() == region).map(|left| Arc::clone(&left.native))
+        self.left.lock().native_of(region)
+    }
+
+    /// The exporter is gone, and somebody has memory of it open that is not freed yet: from here on this is asked itself when
+    /// that is freed.
+    pub(crate) fn outlive_exporter(self: &Arc<Self>) {
+        static ALONE: Lock<Vec<Arc<Exports>>> = Lock::new(Vec::new());
+        if !self.may_be_leased() {
+            return;
+        }
+        let me: Arc<dyn ExportObserver> = Arc::clone(self) as _;
+        observer::observe(&me);
+        let mut alone = ALONE.lock();
+        let done = |one: &mut Arc<Self>| one.belongs_here() && !one.may_be_leased();
+        // (Those of a parent process stay where they are: nothing of them may be touched here.)
+        let closed: Vec<_> = alone.extract_if(.., done).collect();
+        alone.push(Arc::clone(self));
+        drop(alone);
+        drop(closed);
+    }
+
+    fn belongs_here(&self) -> bool {
+        self.generation == fork::generation()
     }
 
     pub(crate) fn lock_for_fork(&self) {
@@ -132,32 +180,42 @@ impl Exports {
 
 impl Leases for Exports {
     fn is_leased(&self, base: Address, size: usize) -> bool {
-        if self.generation != fork::generation() || !self.may_be_leased() {
+        if !self.belongs_here() || !self.may_be_leased() {
             // (A forked child has none of this memory to give to anybody.)
             return false;
         }
+        let range = Range { base, size };
         let mut left = self.left.lock();
-        let mut leased = false;
-        let mut index = 0;
-        while let Some(one) = left.get(index) {
-            if !one.meets(base, size) {
-                index += 1;
-            } else if self.door.is_leased(one.slot) {
-                leased = true;
-                index += 1;
-            } else {
-                let one = left.swap_remove(index);
-                let (slot, generation) = (one.slot, one.generation);
-                let (region, bytes) = (one.native.region.id().get(), one.size as u64);
-                self.ledger.record(Event::Release { slot, generation, region, bytes });
-                self.ledger.give_back(slot);
-                step(Step::LeaseEnded);
-                // With the lock held: who is told that nothing is leased may free the region at once, so its native export
-                // is back with the provider by then.
-                drop(one);
-            }
+        let (is_left, closed, natives) = left.sort_out(range, |one| self.door.is_leased(one.slot));
+        self.count.store(left.pending(), Ordering::Release);
+        drop(left);
+        for One { slot, generation, range, region } in closed {
+            self.ledger.record(Event::Release { slot, generation, region, bytes: range.size as u64 });
+            self.ledger.give_back(slot);
+            step(Step::LeaseEnded);
         }
-        self.count.store(left.len(), Ordering::Release);
-        leased
+        if !natives.is_empty() {
+            // Who is told that nothing is leased may free the region at once, so its native export goes back before that. It
+            // may be in use as an export once more; then whoever ends that gives it back.
+            let regions: Vec<Range> = natives.iter().map(|guard| left::whole(guard)).collect();
+            drop(natives);
+            let mut left = self.left.lock();
+            left.returned(&regions);
+            self.count.store(left.pending(), Ordering::Release);
+        }
+        is_left
+    }
+}
+
+impl ExportObserver for Exports {
+    fn before_free(&self, freed: Freed) -> Option<Arc<dyn Leases>> {
+        let (base, size) = match freed {
+            // Its size is what was exported of it.
+            Freed::Block { address } => (address, 1),
+            Freed::Region(region) => (region.base(), region.size()),
+            _ => return None,
+        };
+        let me = self.me.upgrade()?;
+        self.is_leased(base, size).then_some(me as _)
     }
 }

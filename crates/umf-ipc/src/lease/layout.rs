@@ -56,7 +56,7 @@ impl State {
         Self(phase << 32 | pid as u64)
     }
 
-    /// A process with this pid is about to make it its own.
+    /// A process with this pid is about to make it its own; 0 if the pid means nothing to the producer.
     pub(super) const fn claimed(pid: u32) -> Self {
         Self::new(Self::CLAIMED, pid)
     }
@@ -86,7 +86,8 @@ impl State {
 
     /// The pid, where there is one.
     pub(super) const fn pid(self) -> Option<u32> {
-        if matches!(self.0 >> 32, Self::CLAIMED | Self::USED) { Some(self.0 as u32) } else { None }
+        let pid = self.0 as u32;
+        if matches!(self.0 >> 32, Self::CLAIMED | Self::USED) && pid != 0 { Some(pid) } else { None }
     }
 }
 

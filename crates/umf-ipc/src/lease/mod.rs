@@ -22,12 +22,13 @@
 mod door;
 mod exports;
 mod layout;
+mod left;
 mod owner;
 mod row;
 mod table;
 
 pub(crate) use door::Door;
-pub(crate) use exports::Exports;
+pub(crate) use exports::{Exported, Exports, Quick};
 pub(crate) use row::{Lease, Ranges};
 pub(crate) use table::{LeaseTable, Producer};
 

@@ -1,7 +1,7 @@
 //! [`LeaseTable`]: the importer's side of one producer's door.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-use std::os::fd::OwnedFd;
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -15,6 +15,7 @@ use super::layout::{Entry, Header, MAGIC, Shape, State, VERSION, mark};
 use super::owner::Owner;
 use super::row::{Lease, Ranges, Row, Thread};
 use crate::identity::{Nonce, ProcessIdentity};
+use crate::ledger::MAX_SLOTS;
 use crate::sys::{self, SharedMapping};
 use crate::{Error, Result, protocol};
 
@@ -61,6 +62,9 @@ impl LeaseTable {
         }
         if sys::filesystem(&fd).map_err(system("fstatfs of the lease table"))? != sys::TMPFS_MAGIC {
             return Err(misbehaved("its door is no shared memory"));
+        }
+        if producer.slots > MAX_SLOTS {
+            return Err(misbehaved("its ledger has more slots than one can have"));
         }
         let shape = Shape { slots: producer.slots, rows: producer.rows.min(super::layout::MAX_ROWS) };
         let size = sys::size(&fd).map_err(system("fstat of the lease table"))?;
@@ -124,6 +128,16 @@ impl LeaseTable {
         self.generation == fork::generation()
     }
 
+    /// In a forked child, in which the table is leaked.
+    ///
+    /// # Safety
+    /// Nobody else closes the fd: it is called once, and the table is never dropped here.
+    pub(crate) unsafe fn close_in_child(&self) {
+        // SAFETY: passed on to the caller.
+        unsafe { sys::close_inherited(self.fd.as_raw_fd()) };
+        step(Step::TableAbandoned);
+    }
+
     /// The producer's.
     pub(crate) const fn pid(&self) -> u32 {
         self.pid
@@ -163,7 +177,7 @@ impl LeaseTable {
         let lease = self.lease(&mut rows, None, slot)?;
         // SAFETY: the word lies in a row of this table.
         unsafe { lease.word().as_ref() }.fetch_add(1, Ordering::SeqCst);
-        core::sync::atomic::fence(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         step(Step::LeaseCountedForAll);
         Ok((lease, false))
     }
@@ -177,7 +191,7 @@ impl LeaseTable {
                 unsafe { lease.word().as_ref() }.fetch_sub(1, Ordering::SeqCst);
                 step(Step::LeaseGivenBackForAll);
             }
-            // The row was made with the table; memory for the word may be short.
+            // No row is left for this process, or no memory for the word.
             Err(error) => {
                 tracing::error!(%error, slot, "a lease cannot be given back before this process ends")
             }
@@ -206,7 +220,7 @@ impl LeaseTable {
     /// Makes a row of the door this process's own.
     fn claim(&self, thread: Thread) -> Result<Row> {
         step(Step::RowClaiming);
-        let number = self.claim_entry()?;
+        let number = self.claim_entry(thread)?;
         step(Step::RowClaimed);
         let entry = self.entry(number);
         let (offset, stride) = (self.shape.row(number), self.shape.stride());
@@ -232,21 +246,30 @@ impl LeaseTable {
     }
 
     /// The number of an entry that is claimed by this process and by nobody else.
-    fn claim_entry(&self) -> Result<u32> {
-        let claimed = State::claimed(sys::pid());
+    ///
+    /// Rows of single threads come from the first half alone: whatever number of threads the first processes have, there is
+    /// a row left for each other process, and one to give back in what another thread took.
+    fn claim_entry(&self, thread: Thread) -> Result<u32> {
+        let end = if thread.is_some() { self.shape.rows / 2 } else { self.shape.rows };
+        // Others ask by pid whether who claims has ended: not one whose pid means nothing to them.
+        let claimed = State::claimed(if self.owner.state.is_announced() { 0 } else { sys::pid() });
         let claim = |row: u32, from: State| {
             let state = &self.entry(row).state;
             state.compare_exchange(from.0, claimed.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
-        let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
+        let used = self.header().rows_used.load(Ordering::Acquire).min(end);
         let state = |row: u32| State(self.entry(row).state.load(Ordering::Acquire));
-        if let Some(row) = (0..used).find(|&row| state(row).is_free() && claim(row, state(row))) {
-            return Ok(row);
+        for row in 0..used {
+            // Read once: what is claimed is what was seen to be free.
+            let found = state(row);
+            if found.is_free() && claim(row, found) {
+                return Ok(row);
+            }
         }
-        // Then those of processes that ended without a word. A few at a time, unless there is nothing else; each time
-        // others, so that they do not pile up.
+        // Then those of processes that ended without a word. A few at a time, unless there is nothing else (a thread can do
+        // without); each time others, so that they do not pile up.
         let start = sys::pid() % used.max(1);
-        let asked = if used < self.shape.rows { ASKED } else { used };
+        let asked = if used < end || thread.is_some() { ASKED } else { used };
         for row in (start..used).chain(0..start).take(asked as usize) {
             let found = state(row);
             if self.has_ended(row, found) && claim(row, found) {
@@ -254,7 +277,7 @@ impl LeaseTable {
                 return Ok(row);
             }
         }
-        for row in used..self.shape.rows {
+        for row in used..end {
             self.header().rows_used.fetch_max(row + 1, Ordering::AcqRel);
             step(Step::RowAdded);
             let found = state(row);
@@ -263,9 +286,9 @@ impl LeaseTable {
             }
         }
         Err(Error::LimitReached {
-            what: "threads of importers that one producer can tell apart",
-            limit: u64::from(self.shape.rows),
-            setting: "open its handles in fewer threads or processes",
+            what: "importers that one producer can tell apart",
+            limit: u64::from(end),
+            setting: "open its handles in fewer processes",
         })
     }
 
@@ -282,7 +305,9 @@ impl LeaseTable {
             start_time: if is_used { entry.start_time.load(Ordering::Relaxed) } else { 0 },
             pidfs_inode: if is_used { entry.pidfs_inode.load(Ordering::Relaxed) } else { 0 },
         };
-        owner.find().is_none()
+        // What was read is of one owner only if that has it still.
+        fence(Ordering::Acquire);
+        entry.state.load(Ordering::Relaxed) == state.0 && owner.find().is_none()
     }
 
     /// Gives the rows back. Nothing is open any more that is counted there.

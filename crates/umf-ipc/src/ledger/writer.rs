@@ -243,17 +243,27 @@ impl LedgerWriter {
         self.slot(number).generation.load(Ordering::Relaxed) + 1
     }
 
-    /// Ends an export: from now on every open of a handle with `generation` fails as stale.
-    pub(crate) fn retire(&self, number: u32, generation: u64) {
+    /// Ends an export: from now on every open of a handle with `generation` fails as stale. `false` if another thread
+    /// has done so: then that one goes on with the slot.
+    pub(crate) fn retire(&self, number: u32, generation: u64) -> bool {
         step(Step::LedgerRetiring);
-        protocol::retire(&self.slot(number).generation, generation);
+        let retired = protocol::retire(&self.slot(number).generation, generation);
         step(Step::LedgerRetired);
+        retired
     }
 
     /// As [`LedgerWriter::retire`], with an entry in the flight recorder.
-    pub(crate) fn end(&self, number: u32, generation: u64, region: u64, reason: RetireReason) {
-        self.retire(number, generation);
-        self.record(Event::Retire { slot: number, generation, region, reason });
+    pub(crate) fn end(&self, number: u32, generation: u64, region: u64, reason: RetireReason) -> bool {
+        let retired = self.retire(number, generation);
+        if retired {
+            self.record(Event::Retire { slot: number, generation, region, reason });
+        }
+        retired
+    }
+
+    /// Whether the export is there still.
+    pub(crate) fn is_current(&self, number: u32, generation: u64) -> bool {
+        self.generation_of(number) == Some(generation)
     }
 
     /// Where the slot's generation lies, for one-load checks while the ledger stays mapped.

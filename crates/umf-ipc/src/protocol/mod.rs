@@ -130,9 +130,10 @@ pub(crate) fn publish<W: Word>(generation: &W, next: u64, write: impl FnOnce()) 
     generation.store(next, Ordering::Release);
 }
 
-/// Ends the export with this generation. Whether somebody has it open is then asked by [`look`].
-pub(crate) fn retire<W: Word>(generation: &W, current: u64) {
-    generation.store(current + 1, Ordering::Release);
+/// Ends the export with this generation; `false` if another thread has done so. Whether somebody has it open is then
+/// asked by [`look`].
+pub(crate) fn retire<W: Word>(generation: &W, current: u64) -> bool {
+    generation.fetch_max(current + 1, Ordering::AcqRel) == current
 }
 
 /// What `fields` yields, if the slot has this generation before and after; otherwise the generation that it has.

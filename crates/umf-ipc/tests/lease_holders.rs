@@ -1,0 +1,114 @@
+//! What holds freed memory for an importer, in one process: exporters that go first, and many leases at a time.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use umf_core::{Address, Layout, Pool, Visibility, held};
+use umf_ipc::{Exporter, ExporterSettings, Handle, Importer};
+use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_provider_host::{HostImport, HostProvider};
+
+const SIZE: usize = 4096;
+
+fn pool() -> Arc<SlabPool> {
+    let provider: Arc<HostProvider> = HostProvider::builder().visibility(Visibility::Shared).build().unwrap();
+    SlabPool::new(provider, SlabSettings::new()).unwrap()
+}
+
+fn importer() -> Importer {
+    Importer::builder().import(Arc::new(HostImport::new())).build().unwrap()
+}
+
+fn allocate(pool: &SlabPool) -> Address {
+    pool.allocate(Layout::new(SIZE, 16).unwrap()).unwrap()
+}
+
+fn handle(exporter: &Exporter, block: Address) -> Handle {
+    // SAFETY: nothing holds a reference into the block.
+    unsafe { exporter.handle(block) }.unwrap()
+}
+
+fn free(pool: &SlabPool, block: Address) {
+    // SAFETY: the test's own block.
+    unsafe { pool.free(block) }.unwrap();
+}
+
+/// The blocks that `count` allocations yield.
+fn next_blocks(pool: &SlabPool, count: usize) -> Vec<Address> {
+    (0..count).map(|_| allocate(pool)).collect()
+}
+
+#[test]
+fn an_exporter_that_goes_first_leaves_its_leases() {
+    let (pool, importer) = (pool(), importer());
+    let exporter = Exporter::new(ExporterSettings::default()).unwrap();
+    let block = allocate(&pool);
+    let mapping = importer.open(&handle(&exporter, block)).unwrap();
+    drop(exporter);
+    assert!(!mapping.is_current());
+    free(&pool, block);
+    assert!(!next_blocks(&pool, 1000).contains(&block), "handed out while it is open");
+    drop(mapping);
+    assert_eq!(pool.drain(Duration::from_secs(9)).blocks, 0);
+    assert!(next_blocks(&pool, 1000).contains(&block), "lost");
+}
+
+/// Open and close in any order: each block comes back when it is closed, and no other.
+#[test]
+fn many_leases_at_a_time() {
+    let (pool, importer) = (pool(), importer());
+    let exporter = Exporter::new(ExporterSettings::default()).unwrap();
+    let blocks = next_blocks(&pool, 3000);
+    let mut mappings: Vec<_> =
+        blocks.iter().map(|block| Some(importer.open(&handle(&exporter, *block)).unwrap())).collect();
+    for block in &blocks {
+        free(&pool, *block);
+    }
+    for round in 0..3 {
+        for mapping in mappings.iter_mut().skip(round).step_by(3) {
+            drop(mapping.take());
+        }
+        held::poll();
+        let again = next_blocks(&pool, 6000);
+        for (block, mapping) in blocks.iter().zip(&mappings) {
+            assert!(
+                !again.contains(block) || mapping.is_none(),
+                "round {round}: handed out while it is open"
+            );
+        }
+        let back = blocks.iter().filter(|block| again.contains(block)).count();
+        assert_eq!(back, mappings.iter().filter(|mapping| mapping.is_none()).count(), "round {round}");
+        for block in again {
+            free(&pool, block);
+        }
+    }
+}
+
+#[test]
+fn using_says_whether_the_block_was_the_same() {
+    let (pool, importer) = (pool(), importer());
+    let exporter = Exporter::new(ExporterSettings::default()).unwrap();
+    let block = allocate(&pool);
+    let handle = handle(&exporter, block);
+    let mapping = importer.open(&handle).unwrap();
+    mapping.write(0, b"hello").unwrap();
+    let mut text = [0; 5];
+    mapping.read_current(0, &mut text).unwrap();
+    assert_eq!(&text, b"hello");
+    assert_eq!(mapping.with(|memory| memory.len()).unwrap(), mapping.len());
+    // Freed in the middle of the use.
+    let error = mapping.with(|_| free(&pool, block)).unwrap_err();
+    let expected = (std::process::id(), handle.slot(), handle.generation());
+    assert!(
+        matches!(error, umf_ipc::Error::Stale { pid, slot, generation, now }
+            if (pid, slot, generation) == expected && now > generation),
+        "{error:?}"
+    );
+    assert!(matches!(mapping.with(|_| ()), Err(umf_ipc::Error::Stale { .. })), "and before it");
+    assert!(matches!(mapping.read_current(0, &mut text), Err(umf_ipc::Error::Stale { .. })));
+    // Under hold, the content stays as long as it is open.
+    mapping.read(0, &mut text).unwrap();
+    assert_eq!(&text, b"hello");
+}
