@@ -49,6 +49,8 @@ pub struct Note {
     pub evictable: bool,
     /// Whether it can be opened for reading only.
     pub read_only: bool,
+    /// Whether its pages may go when it is freed, be it open or not.
+    pub release: bool,
     /// The handle.
     pub handle: [u8; HANDLE_SIZE],
 }
@@ -219,7 +221,9 @@ impl Entry<'_> {
         self.set(note.number, State::Live);
         self.word(WHO).store(note.who, Ordering::SeqCst);
         self.word(BYTES).store(note.size, Ordering::SeqCst);
-        self.word(FLAGS).store(u64::from(note.evictable) | u64::from(note.read_only) << 1, Ordering::SeqCst);
+        let flags = [note.evictable, note.read_only, note.release];
+        let flags = flags.iter().enumerate().map(|(bit, flag)| u64::from(*flag) << bit).sum();
+        self.word(FLAGS).store(flags, Ordering::SeqCst);
         for (place, chunk) in note.handle.chunks_exact(8).enumerate() {
             let word = u64::from_le_bytes(chunk.try_into().unwrap());
             self.word(HANDLE + place).store(word, Ordering::SeqCst);
@@ -244,6 +248,7 @@ impl Entry<'_> {
             size: load(BYTES),
             evictable: flags & 1 != 0,
             read_only: flags & 2 != 0,
+            release: flags & 4 != 0,
             handle: [0; HANDLE_SIZE],
         };
         for (place, chunk) in note.handle.chunks_exact_mut(8).enumerate() {
@@ -273,14 +278,21 @@ mod tests {
     fn what_is_written_is_read_in_another_mapping() {
         let board = Board::create();
         let other = Board::open(&board.path()).unwrap();
-        let note =
-            Note { number: 7, who: 8, size: 9, evictable: true, read_only: false, handle: [3; HANDLE_SIZE] };
+        let note = Note {
+            number: 7,
+            who: 8,
+            size: 9,
+            evictable: true,
+            read_only: false,
+            release: true,
+            handle: [3; HANDLE_SIZE],
+        };
         assert!(other.entry_of(8, 1).read().is_none());
         board.entry_of(8, 1).write(&note);
         let (read, state) = other.entry(8 % PLACES * ENTRIES + 1).read().unwrap();
         assert_eq!(
-            (read.number, read.size, read.evictable, read.handle[255], state),
-            (7, 9, true, 3, State::Live)
+            (read.number, read.size, read.evictable, read.read_only, read.release, read.handle[255], state),
+            (7, 9, true, false, true, 3, State::Live)
         );
         board.entry_of(8, 1).set(7, State::Freeing);
         assert_eq!(other.entry_of(8, 1).state(7), State::Freeing);

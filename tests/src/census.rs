@@ -45,6 +45,8 @@ impl Census {
             let Ok(link) = fs::read_link(entry.unwrap().path()) else { continue };
             let link = link.to_string_lossy().into_owned();
             let kind = match link.split_once(":[") {
+                // What stands for a file of the kernel's own, as pidfds were before Linux 6.9.
+                Some(("anon_inode", name)) => name.trim_end_matches(']').to_owned(),
                 Some((kind, inode)) => {
                     inodes.push(inode.trim_end_matches(']').to_owned());
                     kind.to_owned()

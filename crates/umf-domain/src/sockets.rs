@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::io::Errno;
 use umf_core::fork::{self, ForkAware};
 use umf_core::lock::Lock;
+use umf_core::step::{Step, step};
 use umf_ipc::fd_socket::{FdSource, Server};
 
 use crate::ask::PROTOCOL;
@@ -52,6 +53,7 @@ impl Sockets {
         let mut bound = self.0.bound.lock();
         bound.arbiter = -1;
         drop(socket);
+        step(Step::DomainTurnGivenBack);
     }
 
     /// Binds the name of a place; `None` if somebody has it.
@@ -67,8 +69,10 @@ impl Sockets {
             Err(Errno::ADDRINUSE) => return Ok(None),
             Err(errno) => return Err(errno),
         }
+        step(Step::DomainBound);
         // So that others can ask the kernel whose it is.
         rustix::net::listen(&socket, 128)?;
+        step(Step::DomainListening);
         list(&mut bound, socket.as_raw_fd());
         Ok(Some(socket))
     }
@@ -83,12 +87,15 @@ impl Sockets {
         let set = self.0.server.set(server);
         drop(bound);
         debug_assert!(set.is_ok(), "one server for each participant");
+        step(Step::DomainServed);
         Ok(())
     }
 }
 
 impl Drop for Sockets {
     fn drop(&mut self) {
+        // As long as its thread has fds, forks are to know them.
+        drop(self.0.server.get().and_then(Server::begin_end));
         fork::unregister(pointer(&self.0));
     }
 }
@@ -132,5 +139,6 @@ impl ForkAware for Inner {
                 *number = -1;
             }
         }
+        step(Step::DomainAbandoned);
     }
 }

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Resource};
+use umf_core::step::{Step, step};
 
 pub(crate) type Result<T> = core::result::Result<T, Errno>;
 
@@ -128,6 +129,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the mapping is this object's own, and nothing borrowed from it is left.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
+        step(Step::DomainUnmapped);
     }
 }
 

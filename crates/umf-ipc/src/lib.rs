@@ -41,7 +41,7 @@ pub mod fd_socket {
     pub use crate::sys::{Peer, peer, peer_of};
     pub use crate::transfer::socket::Request;
     pub use crate::transfer::socket::client::{Answer, Deadline, receive};
-    pub use crate::transfer::socket::server::{FdSource, Server};
+    pub use crate::transfer::socket::server::{Ending, FdSource, Server};
 }
 
 pub use cache::{CacheStatistics, LimitPolicy};

@@ -1,6 +1,7 @@
 //! What single public cases need.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use umf::host::HostImport;
@@ -28,6 +29,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
             String::new()
         }),
         ("fixed-addresses", []) => fixed_addresses(),
+        ("fork-while-exporters-end", [rounds]) => fork_while_exporters_end(rounds),
         _ => return None,
     })
 }
@@ -141,4 +143,54 @@ fn fixed_addresses() -> Answer {
     // SAFETY: as above.
     let set = unsafe { libc::personality((now | libc::ADDR_NO_RANDOMIZE) as libc::c_ulong) };
     if now < 0 || set < 0 { Err(std::io::Error::last_os_error().into()) } else { Ok(String::new()) }
+}
+
+/// Exporters with a socket come and go in a thread while another forks. Answers with how many children have a socket of
+/// theirs, of how many.
+fn fork_while_exporters_end(rounds: &str) -> Answer {
+    let pool = Pool::shared()?;
+    let block = pool.allocate(64)?;
+    let address = block.address();
+    let done = AtomicBool::new(false);
+    let mut with_socket = 0;
+    let mut children = 0;
+    std::thread::scope(|scope| {
+        let exporters = scope.spawn(|| -> Result<(), Failure> {
+            while !done.load(Ordering::Relaxed) {
+                let mut settings = umf::ipc::ExporterSettings::default();
+                settings.exchange = umf::Exchange::Order(vec![umf::Mode::Socket]);
+                let exporter = umf::Exporter::new(settings)?;
+                // SAFETY: the memory is touched by nobody.
+                drop(unsafe { exporter.get(address) }?);
+            }
+            Ok(())
+        });
+        for _ in 0..rounds.parse::<u32>()? {
+            // SAFETY: the child makes system calls alone, and ends.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                // SAFETY: numbers only; `has_socket` is system calls alone.
+                unsafe { libc::_exit(i32::from(has_socket())) };
+            }
+            if pid < 0 {
+                return Err(std::io::Error::last_os_error().into());
+            }
+            children += 1;
+            with_socket += u32::from(crate::process::wait_for(pid)? != "0");
+        }
+        done.store(true, Ordering::Relaxed);
+        exporters.join().unwrap_or_else(|_| Err(Failure::new("Panic", "in a thread")))
+    })?;
+    Ok(format!("with_socket={with_socket} children={children}"))
+}
+
+/// Whether this process has a socket open.
+fn has_socket() -> bool {
+    (3..64).any(|number| {
+        // SAFETY: zeroes are a value of this plain structure.
+        let mut status: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: `status` is valid for the write; whatever the number is, it is only asked about.
+        let is_open = unsafe { libc::fstat(number, &raw mut status) } == 0;
+        is_open && status.st_mode & libc::S_IFMT == libc::S_IFSOCK
+    })
 }

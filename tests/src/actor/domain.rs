@@ -16,6 +16,8 @@ use crate::{Answer, Failure};
 pub(crate) struct Domains {
     objects: HashMap<String, Object>,
     domains: HashMap<String, Domain>,
+    /// Forked children that were.
+    killed: u64,
 }
 
 pub(crate) fn obey(all: &mut Domains, command: &str, words: &[&str]) -> Option<Answer> {
@@ -54,6 +56,7 @@ pub(crate) fn obey(all: &mut Domains, command: &str, words: &[&str]) -> Option<A
             Ok(if holds(&content, seed.parse()?) { "same" } else { "different" }.to_owned())
         }),
         ("objects", [domain]) => all.domain(domain).and_then(objects),
+        ("children-killed", []) => Ok(all.killed.to_string()),
         ("cycle-objects", [domain, rounds]) => cycle(all, domain, rounds),
         ("domain-storm", [domain, board, seed, milliseconds]) => {
             storm(all, domain, board, seed, milliseconds)
@@ -119,7 +122,7 @@ fn cycle(all: &Domains, domain: &str, rounds: &str) -> Answer {
 /// Creates, registers and unregisters at random together with other processes, which may be killed at any time. The
 /// numbers of objects lie on a board, which is an object that all have; the first word of each object is its number.
 /// Answers with how often what happened.
-fn storm(all: &Domains, domain: &str, board: &str, seed: &str, milliseconds: &str) -> Answer {
+fn storm(all: &mut Domains, domain: &str, board: &str, seed: &str, milliseconds: &str) -> Answer {
     let (domain, board) = (all.domain(domain)?, all.object(board)?);
     let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
     let mut state: u64 = seed.parse()?;
@@ -128,7 +131,11 @@ fn storm(all: &Domains, domain: &str, board: &str, seed: &str, milliseconds: &st
     let board = board.memory();
     // Few, so that most of what is found there is alive.
     let places = 16;
+    let mut killed = 0;
     while Instant::now() < end {
+        if next(&mut state).is_multiple_of(200) {
+            killed += u64::from(child_is_no_member(domain)?);
+        }
         let place = word(&board, (next(&mut state) % places) as usize * 8);
         match next(&mut state) % 4 {
             0 => {
@@ -169,7 +176,29 @@ fn storm(all: &Domains, domain: &str, board: &str, seed: &str, milliseconds: &st
             }
         }
     }
+    all.killed += killed;
     Ok(format!("created={created} registered={registered} gone={gone}"))
+}
+
+/// Forks. Yields whether the child was killed, which it may be at a step.
+fn child_is_no_member(domain: &Domain) -> Result<bool, Failure> {
+    // SAFETY: the child goes on with what umf and the allocator brought through the fork by their handlers.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let is_none = matches!(domain.create(4096, KIND), Err(Error::Forked));
+        // SAFETY: ends the child without running what belongs to the parent.
+        unsafe { libc::_exit(i32::from(!is_none)) };
+    }
+    if pid < 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    match crate::process::wait_for(pid)?.as_str() {
+        "0" => Ok(false),
+        "9" => Ok(true),
+        status => {
+            Err(Failure::new("Child", format!("it is a member of its parent's domain, or ended: {status}")))
+        }
+    }
 }
 
 /// Of all objects of a storm.

@@ -243,6 +243,11 @@ pub(crate) fn fill(memory: &VolatileSlice<'_>, seed: u64) {
     memory.copy_from(&content);
 }
 
+/// Whether each byte is what [`fill`] put there, or 0: pages of it may have gone.
+pub(crate) fn held_or_gone(content: &[u8], seed: u64) -> bool {
+    content.iter().enumerate().all(|(place, &found)| found == 0 || found == byte(seed, place))
+}
+
 pub(crate) fn holds(content: &[u8], seed: u64) -> bool {
     content.iter().enumerate().all(|(place, &found)| found == byte(seed, place))
 }

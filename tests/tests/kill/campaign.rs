@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use umf::core::step::Step;
 use umf_tests::board::{Board, PLACES};
 use umf_tests::{Outcome, Sequence, machine};
 
@@ -53,7 +52,7 @@ impl Campaign {
             let mut sequence = Sequence::new(self.seed.wrapping_mul(0x0100_0000_01b3) ^ round);
             if round.is_multiple_of(EPOCH) || setup.is_none() {
                 self.dismiss();
-                setup = Some(Setup::new(&mut sequence, &self.tally.todo()));
+                setup = Some(Setup::new(&mut sequence, &self.tally.todo(), self.can_choose_pids));
             }
             if let Some(setup) = &setup {
                 self.recruit(setup);
@@ -136,10 +135,19 @@ impl Campaign {
         if sequence.one_in(2) {
             let slow = sequence.of_mut(&mut self.members);
             let most = *sequence.of(&[1, 2, 30]);
-            slow.arm(*sequence.of(Step::ALL), 1 + u32::try_from(sequence.below(most)).unwrap(), "sleep:2");
+            slow.arm(
+                *sequence.of(plan::steps()),
+                1 + u32::try_from(sequence.below(most)).unwrap(),
+                "sleep:2",
+            );
         }
         match end {
-            End::AtStep { step, nth } => victim.arm(step, nth, "kill"),
+            End::AtStep { step, nth } => {
+                if let Some(before) = plan::slow_before(step) {
+                    victim.arm(before, 0, "sleep:1");
+                }
+                victim.arm(step, nth, "kill");
+            }
             End::StopsAtStep { step, nth, .. } => victim.arm(step, nth, "stop"),
             End::AtRandom { .. } => {}
         }
@@ -208,7 +216,7 @@ impl Campaign {
                 // Before it is reaped: others are to judge by that.
                 self.board.set_dead(victim.who);
                 let how = victim.actor.reap();
-                if how != "signal 9" {
+                if !crew::was_killed(&how) {
                     self.tally.violation(format!("{:?} {}, the victim: {how}", victim.role, victim.who));
                 } else if let End::AtStep { step, .. } = end {
                     *self.tally.by_step.entry(step).or_default() += 1;
@@ -275,6 +283,12 @@ impl Campaign {
         let known: BTreeSet<u32> = self.members.iter().map(|member| member.actor.pid()).collect();
         for orphan in crew::reap_orphans(&known) {
             self.tally.violation(format!("process {orphan}, forked by one that was killed, does not end"));
+        }
+        // Nobody has anything open any more.
+        for member in self.members.iter_mut().filter(|member| member.role == Role::Producer) {
+            if let Some(holds) = member.still_holds() {
+                self.tally.violation(format!("{:?} {}: {holds}", member.role, member.who));
+            }
         }
         let mut leaking = Vec::new();
         for (index, member) in self.members.iter().enumerate() {

@@ -1,6 +1,7 @@
 //! The processes of a campaign.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use umf::core::step::Step;
@@ -18,8 +19,10 @@ pub(crate) struct Member {
     pub(crate) role: Role,
     /// Its incarnation: no other process has this number.
     pub(crate) who: u64,
-    /// What it has at rest.
+    /// What it has at rest, but for [`Watching`].
     at_rest: Census,
+    /// Its shared memory then, in KiB.
+    memory: u64,
     armed: Option<Step>,
     /// Its answer to this round's work was read.
     pub(crate) has_answered: bool,
@@ -46,6 +49,9 @@ impl Member {
         if let Some(pid) = pid {
             spawn = spawn.pid(pid);
         }
+        if role == Role::Importer && setup.elsewhere {
+            spawn = spawn.namespaces(libc::CLONE_NEWPID);
+        }
         let mut actor = match (spawn.try_start(), pid) {
             (Ok(actor), _) => actor,
             (Err(_), Some(_)) => return Ok(None),
@@ -55,7 +61,8 @@ impl Member {
         if role == Role::Producer {
             board.clear(who);
             // So that its ledger, and its socket, are there.
-            let command = format!("produce {who} {} 1 0 {who}", setup.kind);
+            let command =
+                format!("produce {who} {} 1 0 {who} {} {}", setup.kind, setup.on_free, setup.max_held);
             let outcome = {
                 actor.send(&command);
                 actor.outcome(BOUND)
@@ -65,22 +72,29 @@ impl Member {
             }
         }
         let mut at_rest = Census::of(&actor);
+        Watching::take_out(&mut at_rest, actor.pid(), role);
+        let memory = shared_memory(actor.pid());
         // At rest nobody is connected to it. (Others may be already, if they are at work.)
         at_rest.fds.remove("socket");
         // Nor does it send them a file that it has freed meanwhile.
         at_rest.fds.remove("/memfd:umf (deleted)");
+        // Nor have they anything open that it has freed.
+        at_rest.mappings.remove("/memfd:umf (deleted)");
         if !at_rest.sockets.is_empty() {
             at_rest.fds.insert("socket".to_owned(), at_rest.sockets.len());
         }
-        Ok(Some(Self { actor, role, who, at_rest, armed: None, has_answered: false }))
+        Ok(Some(Self { actor, role, who, at_rest, memory, armed: None, has_answered: false }))
     }
 
     /// Begins a round's work.
     /// (Who is gone already is noticed when its answer is awaited.)
     pub(crate) fn work(&mut self, setup: &Setup, milliseconds: u64, seed: u64) {
-        let (threads, who, kind) = (setup.threads, self.who, setup.kind);
+        let Setup { threads, kind, on_free, max_held, .. } = setup;
+        let who = self.who;
         self.actor.try_send(&match self.role {
-            Role::Producer => format!("produce {who} {kind} {threads} {milliseconds} {seed}"),
+            Role::Producer => {
+                format!("produce {who} {kind} {threads} {milliseconds} {seed} {on_free} {max_held}")
+            }
             Role::Importer => format!("import {threads} {milliseconds} {seed}"),
         });
     }
@@ -100,9 +114,17 @@ impl Member {
             Some(Outcome::Answer(Ok(_))) => Ok(None),
             None | Some(Outcome::Ended) => {
                 board.set_dead(self.who);
-                if self.actor.reap() == "signal 9" { Ok(Some(step)) } else { Err(Outcome::Ended) }
+                if was_killed(&self.actor.reap()) { Ok(Some(step)) } else { Err(Outcome::Ended) }
             }
             Some(other) => Err(other),
+        }
+    }
+
+    /// Waits until it holds nothing any more that it freed: nobody has anything open. Says what is wrong otherwise.
+    pub(crate) fn still_holds(&mut self) -> Option<String> {
+        match self.actor.try_send("drain 5000").then(|| self.actor.outcome(BOUND)) {
+            Some(Outcome::Answer(Ok(bytes))) if bytes == "0" => None,
+            other => Some(format!("nobody has anything open, and it holds bytes: {other:?}")),
         }
     }
 
@@ -111,12 +133,18 @@ impl Member {
     pub(crate) fn leaks(&self) -> Option<String> {
         let begun = Instant::now();
         loop {
-            let now = Census::of(&self.actor);
-            if now == self.at_rest {
+            let mut now = Census::of(&self.actor);
+            let watching = Watching::take_out(&mut now, self.actor.pid(), self.role);
+            let memory = shared_memory(self.actor.pid());
+            let grown = memory > self.memory + watching.memory();
+            if now == self.at_rest && !watching.is_too_much() && !grown {
                 return None;
             }
             if begun.elapsed() > Duration::from_secs(5) {
-                return Some(format!("at rest it had {:?}, now {now:?}", self.at_rest));
+                return Some(format!(
+                    "at rest it had {:?} and {} kB, now {now:?}, {watching:?} and {memory} kB",
+                    self.at_rest, self.memory
+                ));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -163,6 +191,75 @@ impl Member {
         let left = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&tag));
         left.map(|entry| u64::from(std::fs::remove_file(entry.path()).is_ok())).sum()
     }
+}
+
+/// Whether a process ended as those do that are killed, or kill themselves: the first one of a pid namespace has to do so in
+/// a way of its own.
+pub(crate) fn was_killed(how: &str) -> bool {
+    matches!(how, "signal 9" | "code 137")
+}
+
+/// What a producer has of its importers, and keeps when they are gone: a mapping of each row that it ever looked at, of
+/// which there are no more than were in use at one time, more or less; and pidfds, which are looked through whenever there
+/// may be twice as many as there are importers.
+#[derive(Clone, Copy, Debug)]
+struct Watching {
+    pidfds: usize,
+    row_mappings: usize,
+    /// Rows of the door that were ever used.
+    rows: usize,
+}
+
+impl Watching {
+    /// Importers and the children that they fork have a row for each thread, and one more. Who finds no free row looks for
+    /// those of the dead a few at a time.
+    const ROWS: usize = 192;
+    /// As `lease/door.rs` says.
+    const PIDFDS: usize = 16;
+
+    /// Separates them from what else a process has.
+    fn take_out(census: &mut Census, pid: u32, role: Role) -> Self {
+        if role == Role::Importer {
+            // It keeps nothing.
+            return Self { pidfds: 0, row_mappings: 0, rows: 0 };
+        }
+        let pidfds = census.fds.remove("pidfd").unwrap_or(0);
+        let door = "/memfd:umf-door (deleted)";
+        let mappings = census.mappings.remove(door).unwrap_or(0);
+        let own = usize::from(census.fds.contains_key(door));
+        Self { pidfds, row_mappings: mappings.saturating_sub(own), rows: rows_used(pid, door) }
+    }
+
+    const fn is_too_much(&self) -> bool {
+        self.rows > Self::ROWS || self.row_mappings > self.rows || self.pidfds > Self::PIDFDS
+    }
+
+    /// What these mappings may show, in KiB, and what it takes for the ledger to grow.
+    const fn memory(&self) -> u64 {
+        1024 + 16 * self.rows as u64
+    }
+}
+
+/// The number that a process's door has for that (`docs/leases.md`).
+fn rows_used(pid: u32, door: &str) -> usize {
+    let mut rows = 0;
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+        let is_it = std::fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == door);
+        let mut bytes = [0; 4];
+        if is_it
+            && std::fs::File::open(entry.path()).is_ok_and(|file| file.read_exact_at(&mut bytes, 36).is_ok())
+        {
+            rows = rows.max(u32::from_le_bytes(bytes) as usize);
+        }
+    }
+    rows
+}
+
+/// In KiB (`proc_pid_status(5)`).
+fn shared_memory(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let field = status.lines().find_map(|line| line.strip_prefix("RssShmem:"));
+    field.and_then(|field| field.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
 /// Makes orphans of killed processes children of this one, so that they are seen.

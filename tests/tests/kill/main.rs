@@ -10,11 +10,11 @@
 
 mod campaign;
 mod crew;
+mod domains;
 mod plan;
 mod tally;
 
 use campaign::Campaign;
-use umf::core::step::Step;
 use umf_tests::machine;
 
 fn variable(name: &str) -> Option<u64> {
@@ -22,8 +22,15 @@ fn variable(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
 }
 
+/// Both campaigns look for children that nobody else waits for.
+fn turn() -> std::sync::MutexGuard<'static, ()> {
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 #[test]
 fn whoever_is_killed_and_whenever() {
+    let _turn = turn();
     let rounds = variable("UMF_KILL_ROUNDS").unwrap_or(if machine::is_long() { 10_000 } else { 240 });
     let seed = variable("UMF_KILL_SEED").unwrap_or_else(|| u64::from(std::process::id()) << 20 | rounds);
     let tally = Campaign::new(seed).run(rounds);
@@ -31,5 +38,16 @@ fn whoever_is_killed_and_whenever() {
     assert!(tally.violations.is_empty(), "{} violations, seed {seed}", tally.violations.len());
     // A step that nobody gets to is no test. Few rounds cannot get to all.
     let missing = tally.steps_without_kill();
-    assert!(rounds < 2 * Step::ALL.len() as u64 || missing.is_empty(), "nobody was ended at {missing:?}");
+    assert!(rounds < 2 * plan::steps().len() as u64 || missing.is_empty(), "nobody was ended at {missing:?}");
+}
+
+#[test]
+fn whoever_of_a_domain_is_killed_and_whenever() {
+    let _turn = turn();
+    let rounds = variable("UMF_KILL_ROUNDS").unwrap_or(if machine::is_long() { 10_000 } else { 240 });
+    let seed = variable("UMF_KILL_SEED").unwrap_or(rounds);
+    let tally = domains::run(seed, (rounds / 1000).max(1));
+    println!("{tally}, seed {seed}");
+    let missing = tally.steps_without_kill();
+    assert!(missing.is_empty(), "nobody was ended at {missing:?}");
 }

@@ -1,7 +1,38 @@
 //! Who is ended in a round, and how; how the processes of some rounds are set up.
 
+use std::sync::LazyLock;
+
 use umf::core::step::Step;
-use umf_tests::Sequence;
+use umf_tests::{Sequence, machine};
+
+/// The steps at which this campaign ends processes: those of domains are another one's, and who cannot put an importer into
+/// a pid namespace of its own does not get to what that does.
+pub(crate) fn steps() -> &'static [Step] {
+    static STEPS: LazyLock<Vec<Step>> = LazyLock::new(|| {
+        let mine = |step: &&Step| !is_of_domains(**step) && (machine::is_root() || !is_elsewhere(**step));
+        Step::ALL.iter().filter(mine).copied().collect()
+    });
+    &STEPS
+}
+
+/// Whether a step is one of umf-domain's.
+pub(crate) fn is_of_domains(step: Step) -> bool {
+    step.name().starts_with("Domain")
+}
+
+/// Whether only an importer in another pid namespace, and its producer, get to a step.
+const fn is_elsewhere(step: Step) -> bool {
+    matches!(step, Step::RowAnnounced | Step::RowWatched)
+}
+
+/// A step that takes longer if somebody is to be ended at another one: what comes in between is what leads there.
+pub(crate) const fn slow_before(step: Step) -> Option<Step> {
+    match step {
+        // The block is freed between the look at it and the lease.
+        Step::LeaseTooLate => Some(Step::LeaseCounted),
+        _ => None,
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -29,13 +60,23 @@ pub(crate) struct Setup {
     pub(crate) max_created: &'static str,
     pub(crate) shards: &'static str,
     pub(crate) threads: u64,
+    pub(crate) on_free: &'static str,
+    pub(crate) max_held: u64,
+    /// Importers are in pid namespaces of their own.
+    pub(crate) elsewhere: bool,
 }
 
 impl Setup {
-    pub(crate) fn new(sequence: &mut Sequence, todo: &[Todo]) -> Self {
-        let wanted = if todo.is_empty() { None } else { mode_for(sequence.of(todo).step) };
+    pub(crate) fn new(sequence: &mut Sequence, todo: &[Todo], can_be_elsewhere: bool) -> Self {
+        let wanted = if todo.is_empty() { None } else { Some(sequence.of(todo).step) };
+        let mode = wanted.and_then(mode_for);
+        let mode = mode.unwrap_or_else(|| *sequence.of(&["pidfd", "procfs", "socket", "auto"]));
+        let elsewhere = sequence.one_in(4) || wanted.is_some_and(is_elsewhere);
         Self {
-            mode: wanted.unwrap_or_else(|| *sequence.of(&["pidfd", "procfs", "socket", "auto"])),
+            mode,
+            elsewhere: elsewhere && can_be_elsewhere && mode == "socket",
+            on_free: *sequence.of(&["hold", "release"]),
+            max_held: *sequence.of(&[0, 0, 20_000, 200_000]),
             kind: *sequence.of(&["shared", "shared", "isolated", "isolated", "proxy", "read-only"]),
             // One entry is the case in which others gave wrong data (MPICH #7977).
             max_opened: *sequence.of(&["1", "1", "2", "0"]),
@@ -47,21 +88,34 @@ impl Setup {
 
     /// Whether a process that is set up so gets to a step.
     fn allows(&self, step: Step) -> bool {
-        mode_for(step).is_none_or(|mode| mode == self.mode || (mode == "pidfd" && self.mode == "auto"))
+        let mode =
+            mode_for(step).is_none_or(|mode| mode == self.mode || (mode == "pidfd" && self.mode == "auto"));
+        let place = match step {
+            Step::RowTakenOver | Step::RowOwnerFound | Step::RowTakenBack => !self.elsewhere,
+            step => self.elsewhere || !is_elsewhere(step),
+        };
+        let memory = match step {
+            Step::WindowFetched | Step::WindowMapped => matches!(self.kind, "shared" | "proxy"),
+            Step::ImportFetched | Step::ImportMapped => matches!(self.kind, "isolated" | "read-only"),
+            Step::HeldPurged => self.on_free == "release" && self.kind != "read-only",
+            _ => true,
+        };
+        mode && place && memory
     }
 }
 
 /// The exchange mode that a step belongs to.
 fn mode_for(step: Step) -> Option<&'static str> {
     use Step::{
-        FetchedByPidfd, FetchedByProcfs, FoundInProcfs, ServerAbandoned, ServerAccepted, ServerAnswered,
-        ServerAnswering, ServerClosed, SocketAnswered, SocketAsked, SocketConnected, SocketConnecting,
+        FetchedByPidfd, FetchedByProcfs, FoundInProcfs, RowAnnounced, RowWatched, ServerAbandoned,
+        ServerAccepted, ServerAnswered, ServerAnswering, ServerClosed, SocketAnswered, SocketAsked,
+        SocketConnected, SocketConnecting,
     };
     match step {
         FetchedByPidfd => Some("pidfd"),
         FetchedByProcfs | FoundInProcfs => Some("procfs"),
-        ServerAbandoned | ServerAccepted | ServerAnswered | ServerAnswering | ServerClosed
-        | SocketAnswered | SocketAsked | SocketConnected | SocketConnecting => Some("socket"),
+        RowAnnounced | RowWatched | ServerAbandoned | ServerAccepted | ServerAnswered | ServerAnswering
+        | ServerClosed | SocketAnswered | SocketAsked | SocketConnected | SocketConnecting => Some("socket"),
         _ => None,
     }
 }
@@ -79,17 +133,26 @@ const HINTS: u64 = 2;
 /// Who most often gets to a step; `None` for both. A hint, as the modes are: without it the first kill takes longer.
 fn role_for(step: Step) -> Option<Role> {
     use Step::{
-        CacheInserted, CacheUnlinked, CacheUnlinking, FetchedByPidfd, FetchedByProcfs, ForkChildBegun,
-        ForkChildReady, ForkPrepared, ForkReturned, FoundInProcfs, HostFileMapped, HostUnmapped,
-        ImportFetched, ImportMapped, ImportOpened, ImportReleased, LedgerOpened, LedgerUnmapped,
-        ProducerFound, SocketAnswered, SocketAsked, SocketConnected, SocketConnecting,
+        BoardAbandoned, BoardPosted, BoardTakenDown, CacheInserted, CacheUnlinked, CacheUnlinking,
+        FetchedByPidfd, FetchedByProcfs, ForkChildBegun, ForkChildReady, ForkPrepared, ForkReturned,
+        FoundInProcfs, HostFileMapped, HostUnmapped, ImportFetched, ImportMapped, ImportOpened,
+        ImportReleased, LeaseClosing, LeaseCounted, LeaseCountedAgain, LeaseCountedForAll, LeaseGivenBack,
+        LeaseGivenBackForAll, LeaseMarked, LeaseTooLate, LedgerOpened, LedgerUnmapped, ProducerFound,
+        RowAdded, RowAnnounced, RowClaimed, RowClaiming, RowClosed, RowClosing, RowEmptied, RowHidden,
+        RowOwnerFound, RowPopulated, RowShown, RowTakenOver, RowUsed, SocketAnswered, SocketAsked,
+        SocketConnected, SocketConnecting, TableAbandoned, TableMade, TableMapped, WindowFetched,
+        WindowMapped,
     };
     match step {
         CacheInserted | CacheUnlinked | CacheUnlinking | ForkChildBegun | ForkChildReady | ForkPrepared
-        | ForkReturned | HostFileMapped | HostUnmapped | LedgerUnmapped => None,
-        FetchedByPidfd | FetchedByProcfs | FoundInProcfs | ImportFetched | ImportMapped | ImportOpened
-        | ImportReleased | LedgerOpened | ProducerFound | SocketAnswered | SocketAsked | SocketConnected
-        | SocketConnecting => Some(Role::Importer),
+        | ForkReturned | HostFileMapped | HostUnmapped | LedgerUnmapped | RowOwnerFound => None,
+        BoardAbandoned | BoardPosted | BoardTakenDown | FetchedByPidfd | FetchedByProcfs | FoundInProcfs
+        | ImportFetched | ImportMapped | ImportOpened | ImportReleased | LeaseClosing | LeaseCounted
+        | LeaseCountedAgain | LeaseCountedForAll | LeaseGivenBack | LeaseGivenBackForAll | LeaseMarked
+        | LeaseTooLate | LedgerOpened | ProducerFound | RowAdded | RowAnnounced | RowClaimed
+        | RowClaiming | RowClosed | RowClosing | RowEmptied | RowHidden | RowPopulated | RowShown
+        | RowTakenOver | RowUsed | SocketAnswered | SocketAsked | SocketConnected | SocketConnecting
+        | TableAbandoned | TableMade | TableMapped | WindowFetched | WindowMapped => Some(Role::Importer),
         _ => Some(Role::Producer),
     }
 }
@@ -103,7 +166,7 @@ pub(crate) fn end(sequence: &mut Sequence, setup: &Setup, todo: &[Todo], millise
         return (any, End::AtRandom { microseconds: sequence.below(milliseconds * 1000) });
     }
     let (step, nth, hinted) = if todo.is_empty() {
-        let all: Vec<Step> = Step::ALL.iter().copied().filter(|step| setup.allows(*step)).collect();
+        let all: Vec<Step> = steps().iter().copied().filter(|step| setup.allows(*step)).collect();
         let nth = *sequence.of(&[1, 1, 8, 8, 64]);
         (*sequence.of(&all), 1 + u32::try_from(sequence.below(nth)).unwrap(), sequence.one_in(2))
     } else {

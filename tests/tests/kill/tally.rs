@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use umf::core::step::Step;
 
-use super::plan::Todo;
+use super::plan::{self, Todo};
 
 pub(crate) struct Tally {
     pub(crate) seed: u64,
@@ -57,7 +57,7 @@ impl Tally {
     }
 
     pub(crate) fn steps_without_kill(&self) -> Vec<Step> {
-        Step::ALL.iter().copied().filter(|step| !self.by_step.contains_key(step)).collect()
+        plan::steps().iter().copied().filter(|step| !self.by_step.contains_key(step)).collect()
     }
 
     pub(crate) fn todo(&self) -> Vec<Todo> {
@@ -76,7 +76,7 @@ impl fmt::Display for Tally {
             self.rounds,
             at_steps,
             self.by_step.len(),
-            Step::ALL.len(),
+            plan::steps().len(),
             self.stopped,
             self.at_random,
             self.not_reached,

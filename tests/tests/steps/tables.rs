@@ -9,6 +9,7 @@ pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
 
 /// System calls that only ask, or wait.
 pub(crate) const QUESTIONS: &[&str] = &[
+    "clock_gettime",
     "dumpable_behavior",
     "fcntl_get_seals",
     "fstat",
@@ -21,7 +22,9 @@ pub(crate) const QUESTIONS: &[&str] = &[
     "getrlimit",
     "getsockopt",
     "makedev",
+    "page_size",
     "poll",
+    "pread",
     "pthread_sigmask",
     "readlink",
     "recv",
@@ -42,12 +45,18 @@ pub(crate) const CHANGES: &[(&str, &[&str])] = &[
         "crates/umf-core",
         &["provider.allocate", "provider.free", "ability.split", "ability.merge", "observer.before_free"],
     ),
+    ("crates/umf-domain", &["sys::close_inherited", "bits::set", "bits::clear"]),
     (
         "crates/umf-ipc",
         &[
+            "lease.give_back",
+            "marks.fetch_or",
+            "state.compare_exchange",
+            "pin.pin_and_lease",
             "protocol::publish",
             "protocol::retire",
             "sys::close_inherited",
+            "ledger.show_door",
             "import.import",
             "import.release",
             "ability.export",
@@ -69,9 +78,20 @@ pub(crate) const PASSED_ON: &[(&str, &str)] = &[
     ("crates/umf-ipc", "sys::pidfd_open"),
     ("crates/umf-ipc", "sys::pidfd_getfd"),
     ("crates/umf-ipc", "sys::set_ptracer"),
+    ("crates/umf-domain", "Mapping::keep_from_children"),
+    ("crates/umf-domain", "Mapping::new"),
+    ("crates/umf-domain", "sys::memfd"),
+    ("crates/umf-domain", "sys::reserve"),
+    ("crates/umf-domain", "sys::socket"),
+    ("crates/umf-ipc", "sys::peer_pidfd"),
+    ("crates/umf-ipc", "sys::populate"),
+    ("crates/umf-ipc", "sys::punch"),
+    ("crates/umf-ipc", "AddressRange::show"),
+    ("crates/umf-ipc", "SharedMapping::at"),
     ("crates/umf-ipc", "SharedMapping::new"),
     ("crates/umf-ipc", "SharedMapping::keep_from_children"),
     ("providers/host", "sys::memfd"),
+    ("providers/host", "sys::set_attribute"),
     ("providers/host", "sys::set_size"),
     ("providers/host", "sys::seal"),
     ("providers/host", "sys::create_named"),
@@ -80,7 +100,10 @@ pub(crate) const PASSED_ON: &[(&str, &str)] = &[
 
 const OWN_MEMORY: &str =
     "private memory for metadata, which goes with the process and which nobody else sees";
+const OWN_ADDRESSES: &str = "addresses with nothing in them; what is shown there, and hidden, has steps";
 const OWN_STATE: &str = "state of this process alone";
+
+const ASKED: &str = "an fd that is asked about, and closed when the caller has its answer";
 
 /// Functions that change something, and need no step.
 pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
@@ -91,6 +114,19 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
     ("crates/umf-core", "fork::install", OWN_STATE),
     ("crates/umf-core", "thread::enter", OWN_STATE),
     ("crates/umf-core", "thread::exit_key", OWN_STATE),
+    (
+        "crates/umf-domain",
+        "Table::drop",
+        "in a forked child: its own copy of an fd whose file the parent has",
+    ),
+    ("crates/umf-domain", "sys::is_free", ASKED),
+    ("crates/umf-ipc", "AddressRange::aligned", OWN_ADDRESSES),
+    ("crates/umf-ipc", "AddressRange::drop", OWN_ADDRESSES),
+    ("crates/umf-ipc", "AddressRange::clear", OWN_ADDRESSES),
+    ("crates/umf-ipc", "sys::wipe_on_fork", OWN_ADDRESSES),
+    ("crates/umf-ipc", "find::look_into", ASKED),
+    ("crates/umf-ipc", "find::memfd", ASKED),
+    ("crates/umf-ipc", "owner::is_still", ASKED),
     ("crates/umf-ipc", "ProcessIdentity::current", "a pidfd that is asked about and closed at once"),
     ("crates/umf-ipc", "sys::memfd_device", "a file that is asked about and closed at once"),
     ("crates/umf-ipc", "server::refuse", "ends what a stranger sends; `reply` and the accepting have steps"),

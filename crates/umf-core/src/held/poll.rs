@@ -6,6 +6,7 @@ use super::records::{Item, What};
 use super::registry::{Begun, REGISTRY};
 use super::upstream::purge;
 use crate::observer::Freed;
+use crate::step::{Step, step};
 use crate::tracker::{self, OwnerGuard, OwnerId};
 use crate::{Error, Result};
 
@@ -53,6 +54,7 @@ impl Look {
         self.listed.set(0);
         let detached = REGISTRY.lock().detach(*number);
         let Some(mut held) = detached else { return 0 };
+        step(Step::HeldLeaving);
         match let_go(&mut held, owner.as_ref()) {
             Ok(bytes) => {
                 REGISTRY.lock().forget(self.account, *number, &held);
@@ -80,6 +82,7 @@ fn let_go(held: &mut Item, owner: Option<&OwnerGuard>) -> Result<u64> {
             let gone = Error::NotAllocated { address: held.base };
             // SAFETY: the pool gave the block to `hold`, and it was detached, so that it is given back once.
             unsafe { pool.ok_or(gone)?.let_go(Freed::Block { address: held.base }) }?;
+            step(Step::HeldBlockReturned);
         }
         What::Region(region, number, provider) => {
             let known = number.take();
@@ -95,6 +98,7 @@ fn let_go(held: &mut Item, owner: Option<&OwnerGuard>) -> Result<u64> {
                 }
                 return Err(error);
             }
+            step(Step::HeldRegionReturned);
             if let Some(pool) = pool {
                 // SAFETY: the region is one of the pool's, which knows that it was held.
                 let noted = unsafe { pool.let_go(Freed::Region(*region)) };

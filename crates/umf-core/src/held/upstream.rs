@@ -8,6 +8,7 @@ use super::records::{Item, What};
 use super::registry::{self, Claimed, REGISTRY};
 use super::{HeldStatistics, Joined, OnFree, poll, wait};
 use crate::observer::Leases;
+use crate::step::{Step, step};
 use crate::tracker::{self, RegionNumber};
 use crate::{Address, Error, ProviderRef, Region, Result, Upstream};
 
@@ -116,6 +117,7 @@ impl Upstream {
         if let Some(item) = lost {
             registry::lose(&item);
         }
+        step(Step::HeldKept);
     }
 
     /// Holds a region whose life was taken.
@@ -186,6 +188,7 @@ impl Upstream {
                         drop(registry);
                         // Its owner's number will be another's.
                         tracker::remove(known, region);
+                        step(Step::HeldOrphaned);
                     }
                     None => registry.orphan(account, number),
                 },
@@ -215,7 +218,10 @@ pub(super) fn purge(provider: &ProviderRef, base: Address, size: usize) -> bool 
     let Some((first, pages)) = whole() else { return false };
     // SAFETY: the memory is freed: nobody in this process needs its content, and for others that is what was asked for.
     match unsafe { ability.purge_forced(first, pages) } {
-        Ok(()) => true,
+        Ok(()) => {
+            step(Step::HeldPurged);
+            true
+        }
         Err(Error::NotSupported { .. }) => false,
         Err(error) => {
             tracing::warn!(address = %first, size = pages, %error, "pages of freed memory could not be given back; they are held");

@@ -67,6 +67,20 @@ steps! {
     /// Whoever exported memory knows that it goes; the memory is still there.
     ObserversTold,
 
+    // umf-core: freed memory that is open elsewhere.
+    /// Freed memory is held, for somebody who has it open.
+    HeldKept,
+    /// Pages of memory that is held were given back.
+    HeldPurged,
+    /// Nobody has the memory open any more, and nobody owns it for the moment.
+    HeldLeaving,
+    /// A pool has a block back that was held.
+    HeldBlockReturned,
+    /// A provider has a region back that was held.
+    HeldRegionReturned,
+    /// A region that is held goes on without its pool.
+    HeldOrphaned,
+
     // The host provider.
     /// A memory file was made: empty, and not sealed.
     HostFileMade,
@@ -133,6 +147,82 @@ steps! {
     /// A ledger, one's own or another's, was unmapped.
     LedgerUnmapped,
 
+    // umf-ipc: leases, the producer's side.
+    /// The door's file was made.
+    DoorFileMade,
+    /// The door is mapped, and not sealed yet.
+    DoorMapped,
+    /// The door says whose it is.
+    DoorMade,
+    /// There are pages for the marks of more slots.
+    DoorGrown,
+    /// The ledger names the door.
+    DoorShown,
+    /// An export is retired, and nobody has looked yet who has it open.
+    LeaseLooking,
+    /// A retired export is kept in mind, because somebody has it open.
+    LeaseLeft,
+    /// The last lease of a retired export is gone, and its slot can be used again.
+    LeaseEnded,
+    /// A row of an importer can be read.
+    DoorRowMapped,
+    /// The owner of a row was looked for by pid.
+    RowOwnerFound,
+    /// An importer that ended has lost one of its rows.
+    RowTakenBack,
+    /// The end of an importer is waited for that has announced itself.
+    RowWatched,
+    /// A forked child has closed one of the fds of its parent's door.
+    DoorAbandoned,
+
+    // umf-ipc: leases, the importer's side.
+    /// A door is mapped, and not checked yet.
+    TableMapped,
+    /// The process has a table of leases, and nobody uses it yet.
+    TableMade,
+    /// A forked child has closed its parent's copy of a door.
+    TableAbandoned,
+    /// A row is about to be claimed.
+    RowClaiming,
+    /// One more row is in use, which nobody has claimed yet.
+    RowAdded,
+    /// A row was claimed of a process that ended.
+    RowTakenOver,
+    /// A row is claimed, with what its last owner left in it.
+    RowClaimed,
+    /// A claimed row is empty.
+    RowEmptied,
+    /// A claimed row is mapped.
+    RowShown,
+    /// A row says whose it is.
+    RowUsed,
+    /// A producer knows which row is of a process that it cannot find by pid.
+    RowAnnounced,
+    /// Words of a row have memory.
+    RowPopulated,
+    /// Marks say that a slot was opened, and nothing is counted yet.
+    LeaseMarked,
+    /// An open is counted in a thread's own row, and the generation was not looked at.
+    LeaseCounted,
+    /// The same in the row of all threads without one.
+    LeaseCountedForAll,
+    /// The same, of a handle that the thread remembers.
+    LeaseCountedAgain,
+    /// An open turned out to be too late; its lease is still counted.
+    LeaseTooLate,
+    /// A lease is about to be given back.
+    LeaseClosing,
+    /// A lease was given back in the row of all threads without one.
+    LeaseGivenBackForAll,
+    /// A mapping is closed: neither leased nor pinned.
+    LeaseGivenBack,
+    /// A row is given back: empty, and not free yet.
+    RowClosing,
+    /// A row is not mapped any more.
+    RowHidden,
+    /// A row is free, or left behind.
+    RowClosed,
+
     // umf-ipc: how fds travel.
     /// An importer has looked for the producer, and has its pidfd.
     ProducerFound,
@@ -198,4 +288,64 @@ steps! {
     ImportOpened,
     /// A region was unmapped.
     ImportReleased,
+    /// The fd of a file came of which a window is to be mapped.
+    WindowFetched,
+    /// A window is mapped, and not in the cache.
+    WindowMapped,
+    /// An importer has a ledger of its own.
+    BoardPosted,
+    /// It has none any more.
+    BoardTakenDown,
+    /// A forked child has closed its parent's.
+    BoardAbandoned,
+
+    // umf-domain.
+    /// A name of the domain's is bound, and nobody listens there.
+    DomainBound,
+    /// A name is bound, and can be connected to.
+    DomainListening,
+    /// The turn was given back.
+    DomainTurnGivenBack,
+    /// Connected to whoever has a name, and it is not known who that is.
+    DomainKnocked,
+    /// A participant was asked.
+    DomainAsked,
+    /// The file of a table was made.
+    DomainTableFileMade,
+    /// A table is mapped.
+    DomainTableMapped,
+    /// A table says whose it is.
+    DomainTableMade,
+    /// There are pages for more slots.
+    DomainTableGrown,
+    /// A place has the nonce of a new participant, and is not occupied.
+    DomainPlaceNamed,
+    /// A place is occupied, and nobody answers there.
+    DomainPlaceTaken,
+    /// A place's thread answers.
+    DomainServed,
+    /// One of a dead participant's registrations was ended, of maybe several.
+    DomainReclaiming,
+    /// A dead participant's place is free.
+    DomainReclaimed,
+    /// The memory of an object was made.
+    DomainRegionMade,
+    /// The memory of an object is mapped.
+    DomainRegionMapped,
+    /// A slot says what the new object is, which nobody is registered for.
+    DomainSlotFilled,
+    /// The creator is registered for an object that does not exist yet.
+    DomainCreatorEntered,
+    /// An object exists.
+    DomainCreated,
+    /// A process is registered.
+    DomainRegistered,
+    /// A process is not registered any more.
+    DomainUnregistered,
+    /// An object that nobody was registered for any more does not exist any more.
+    DomainDestroyed,
+    /// Memory of the domain's was unmapped.
+    DomainUnmapped,
+    /// A forked child has closed the sockets of its parent.
+    DomainAbandoned,
 }

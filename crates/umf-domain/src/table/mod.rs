@@ -22,6 +22,8 @@ use layout::{HEADER_SIZE, Header, MAGIC, SLOT_SIZE, Slot, VERSION};
 pub(crate) use layout::{MAX_SLOTS, PLACES};
 pub(crate) use rules::{Entry, Listed, NoRoom, Refused, Rules};
 
+use umf_core::step::{Step, step};
+
 use crate::number::{Reuse, Tag};
 use crate::sys::{self, File, Mapping};
 use crate::{Error, Result};
@@ -51,6 +53,7 @@ impl Table {
         let size = HEADER_SIZE + capacity as usize * SLOT_SIZE;
         let file = sys::memfd(&format!("umf-domain-table/{name}"), size as u64)
             .map_err(Error::system("memfd_create of the domain's table"))?;
+        step(Step::DomainTableFileMade);
         sys::reserve(&file, 0, HEADER_SIZE as u64)
             .map_err(Error::system("fallocate of the domain's table"))?;
         let [incarnation, _] = sys::random().map_err(Error::system("getrandom"))?;
@@ -62,6 +65,7 @@ impl Table {
         header.tag.store(u32::from(tag.bits()), Ordering::Relaxed);
         header.incarnation.store(Reuse::from_bits(incarnation).bits(), Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
+        step(Step::DomainTableMade);
         Ok(table)
     }
 
@@ -96,6 +100,7 @@ impl Table {
         mapping
             .keep_from_children()
             .map_err(Error::system("madvise(MADV_DONTFORK) of the domain's table"))?;
+        step(Step::DomainTableMapped);
         Ok(Self {
             mapping: core::mem::ManuallyDrop::new(mapping),
             file: core::mem::ManuallyDrop::new(Arc::new(file)),

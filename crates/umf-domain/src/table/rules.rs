@@ -2,6 +2,8 @@
 
 use core::sync::atomic::Ordering;
 
+use umf_core::step::{Step, step};
+
 use super::layout::{HEADER_SIZE, PLACES, SLOT_SIZE, Slot};
 use super::{Table, bits};
 use crate::arbiter::Turn;
@@ -72,7 +74,9 @@ impl<'t> Rules<'t> {
         let Some(here) = header.places.get(usize::from(place)) else { return };
         here.nonce[0].store(nonce[0], Ordering::Relaxed);
         here.nonce[1].store(nonce[1], Ordering::Relaxed);
+        step(Step::DomainPlaceNamed);
         bits::set(&header.occupied, usize::from(place));
+        step(Step::DomainPlaceTaken);
     }
 
     /// Ends all registrations of a participant that is dead, and objects that nobody is registered for any more. Whoever
@@ -85,11 +89,13 @@ impl<'t> Rules<'t> {
                 continue;
             };
             bits::clear(&slot.registrants, usize::from(place));
+            step(Step::DomainReclaiming);
             if bits::is_empty(&slot.registrants) {
                 bits::clear(&header.used, number);
             }
         }
         bits::clear(&header.occupied, usize::from(place));
+        step(Step::DomainReclaimed);
     }
 
     /// A new object, whose creator is registered by that.
@@ -111,8 +117,11 @@ impl<'t> Rules<'t> {
         for word in &slot.registrants {
             word.store(0, Ordering::Relaxed);
         }
+        step(Step::DomainSlotFilled);
         bits::set(&slot.registrants, usize::from(place));
+        step(Step::DomainCreatorEntered);
         bits::set(&header.used, number);
+        step(Step::DomainCreated);
         Ok(Number::new(number as u16, table.tag(), reuse))
     }
 
@@ -126,6 +135,7 @@ impl<'t> Rules<'t> {
         let at = |slot: u32| HEADER_SIZE as u64 + u64::from(slot) * SLOT_SIZE as u64;
         sys::reserve(&*self.table.file, at(reserved), at(end) - at(reserved)).map_err(NoRoom::NoMemory)?;
         self.table.header().reserved_slots.store(end, Ordering::Relaxed);
+        step(Step::DomainTableGrown);
         Ok(())
     }
 
@@ -176,6 +186,7 @@ impl<'t> Rules<'t> {
             return Err(Refused::WrongKind(entry.kind));
         }
         bits::set(&slot.registrants, usize::from(place));
+        step(Step::DomainRegistered);
         Ok(entry)
     }
 
@@ -186,8 +197,10 @@ impl<'t> Rules<'t> {
             return Err(Refused::NotRegistered);
         }
         bits::clear(&slot.registrants, usize::from(place));
+        step(Step::DomainUnregistered);
         if bits::is_empty(&slot.registrants) {
             bits::clear(&self.table.header().used, usize::from(number.slot()));
+            step(Step::DomainDestroyed);
         }
         Ok(())
     }

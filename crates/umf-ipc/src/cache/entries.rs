@@ -214,8 +214,9 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         Counters::count(&self.counters.misses);
         self.sweep();
         let room = self.make_room(bytes)?;
-        let value = make()?;
+        // Before the value, which is to leave the cache in one way only: unlinked.
         let number = self.pins.allocate()?;
+        let value = make().inspect_err(|_| self.pins.release(number))?;
         let stamp = self.next_stamp.fetch_add(1, Ordering::Relaxed);
         let entry = Arc::new(Entry {
             link: LinkedListAtomicLink::new(),

@@ -161,6 +161,14 @@ impl Pins {
         Ok(number)
     }
 
+    /// As if all numbers were given out.
+    #[cfg(test)]
+    pub(super) fn exhaust(&self) {
+        let mut numbers = self.numbers.lock();
+        numbers.free.clear();
+        numbers.next = u32::MAX;
+    }
+
     /// Takes a number back. Its entry is gone; guards may still hold pins.
     pub(crate) fn release(&self, number: u32) {
         let mut numbers = self.numbers.lock();

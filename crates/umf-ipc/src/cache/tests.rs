@@ -358,3 +358,37 @@ proptest! {
         prop_assert_eq!(live.load(Ordering::Relaxed), 0);
     }
 }
+
+/// A value that must not go without being told, as one that others see.
+struct Seen<'t> {
+    told: &'t AtomicUsize,
+    made: &'t AtomicUsize,
+}
+
+impl Cached for Seen<'_> {
+    fn unlinked(&self) -> u64 {
+        self.told.fetch_add(1, Ordering::Relaxed);
+        0
+    }
+}
+
+#[test]
+fn what_was_made_leaves_by_being_unlinked() {
+    let (told, made) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let cache: Cache<u64, Seen<'_>> = Cache::new(limits(0, 0, LimitPolicy::Soft), 1);
+    let make = || {
+        made.fetch_add(1, Ordering::Relaxed);
+        Ok(Seen { told: &told, made: &made })
+    };
+    // A value that cannot be made keeps no number.
+    for _ in 0..3 {
+        assert!(cache.get_or_make(&1, 1, || Err(Error::ReadOnly)).is_err());
+    }
+    assert_eq!(cache.pins().allocate().ok(), Some(0));
+    drop(cache.get_or_make(&2, 1, make).unwrap());
+    cache.pins().exhaust();
+    assert!(matches!(cache.get_or_make(&3, 1, make), Err(Error::Memory(_))));
+    assert_eq!(cache.statistics().entries, 1);
+    assert_eq!(cache.evict_idle(|entry| entry.value.made.load(Ordering::Relaxed) > 0), 1);
+    assert_eq!(told.load(Ordering::Relaxed), made.load(Ordering::Relaxed), "each that was made");
+}

@@ -39,6 +39,7 @@ impl Drop for NativeGuard {
         {
             tracing::warn!(region = ?self.region, %error, "the provider could not take its native export back");
         }
+        step(Step::ExportReturned);
     }
 }
 
@@ -165,7 +166,6 @@ impl Drop for RegionExport {
     fn drop(&mut self) {
         // Back with the provider, unless somebody has it open: then the region is not freed either.
         drop(self.native.take());
-        step(Step::ExportReturned);
         let mut closing = self.closing.0.lock();
         if let Some(place) = closing.iter().position(|&region| region == self.region.id().get()) {
             closing.swap_remove(place);

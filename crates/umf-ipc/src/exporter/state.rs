@@ -253,6 +253,9 @@ impl State {
             }
         };
         let slot = self.exports.take()?;
+        // What can fail does so before anything is published.
+        let known = self.regions.get_or_grow(slot).inspect_err(|_| self.exports.ledger.give_back(slot))?;
+        known.store(region.id().get(), Ordering::Release);
         let mut export = RegionExport {
             region,
             kind: provider.kind(),
@@ -266,7 +269,6 @@ impl State {
             closing: Arc::clone(&self.closing),
         };
         export.generation = self.exports.ledger.publish(slot, &content(&export));
-        self.regions.get_or_grow(slot)?.store(region.id().get(), Ordering::Release);
         Ok(export)
     }
 
@@ -464,8 +466,12 @@ impl State {
             self.end_region(&region, RetireReason::ExporterDropped);
         }
         self.exports.outlive_exporter();
-        let server = self.server.lock().take();
-        drop(server);
+        // As long as its thread has fds, forks find them here.
+        let thread = self.server.lock().as_ref().and_then(Server::begin_end);
+        drop(thread);
+        // With the lock, for the fd that is left.
+        let mut server = self.server.lock();
+        drop(server.take());
     }
 
     pub(super) fn lock_for_fork(&self) {

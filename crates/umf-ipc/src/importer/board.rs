@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use umf_core::fork;
 use umf_core::lock::Lock;
+use umf_core::step::{Step, step};
 
 use crate::handle::Handle;
 use crate::ledger::event::half_of;
@@ -107,6 +108,7 @@ impl Board {
                 None => place.replace(posted),
             }
         };
+        step(Step::BoardPosted);
         if let Some(before) = before {
             before.take_down();
         }
@@ -135,6 +137,8 @@ impl Posted {
 
     fn take_down(self) {
         if self.belongs_here() {
+            drop(self);
+            step(Step::BoardTakenDown);
             return;
         }
         // A parent's: nothing is mapped here, and where it was may be something else by now.
@@ -142,6 +146,7 @@ impl Posted {
         core::mem::forget(self);
         // SAFETY: the ledger, which owns the fd, is leaked in this process.
         unsafe { sys::close_inherited(number) };
+        step(Step::BoardAbandoned);
     }
 }
 

@@ -120,9 +120,9 @@ impl Inner {
             let size = usize::try_from(size).unwrap_or(usize::MAX);
             let mut request = ImportRequest::new(fd, window.start, size, access);
             request.is_window = true;
-            step(Step::ImportFetched);
+            step(Step::WindowFetched);
             let imported = import.import(request)?;
-            step(Step::ImportMapped);
+            step(Step::WindowMapped);
             self.board.opened(handle);
             // What holds one region alone goes with it.
             let region = (size as u64 == handle.region_size()).then_some(content.region);

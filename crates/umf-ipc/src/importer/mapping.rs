@@ -5,6 +5,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use umf_core::Address;
+use umf_core::step::{Step, step};
 use umf_core::thread;
 use vm_memory::{Bytes as _, VolatileSlice};
 
@@ -197,10 +198,12 @@ impl<'i> Mapping<'i> {
 impl Drop for Mapping<'_> {
     #[inline]
     fn drop(&mut self) {
+        step(Step::LeaseClosing);
         let current = thread::current();
         // SAFETY: by `new`'s contract the lease is this mapping's; the pin keeps its table.
         unsafe { self.place.lease.give_back(current) };
         self.importer.pins().give_back(self.place.pin, current);
+        step(Step::LeaseGivenBack);
     }
 }
 

@@ -37,6 +37,7 @@ impl Inner {
             // keeps the ledger mapped.
             && unsafe {
                 note.pin.pin_and_lease(note.stamp, lease.word(), || {
+                    step(Step::LeaseCountedAgain);
                     note.word.as_ref().load(Ordering::Acquire) == note.generation
                 })
             }
@@ -155,6 +156,7 @@ impl Inner {
         let mapping = unsafe { Mapping::new(self, place) };
         // It is leased now; if it was retired before that, this sees it.
         if !mapping.is_current() {
+            step(Step::LeaseTooLate);
             let (pid, slot, generation) = (handle.pid(), handle.slot(), handle.generation());
             return Err(Error::Stale { pid, slot, generation, now: mapping.generation_now() });
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use umf_core::lock::Lock;
+use umf_core::step::{Step, step};
 
 use crate::handle::Handle;
 use crate::identity::Nonce;
@@ -134,7 +135,9 @@ impl Producer {
         let table = LeaseTable::open(fd, producer, Arc::clone(ranges))?;
         if let Some((row, number)) = table.announcement()? {
             self.channel.announce(row, number)?;
+            step(Step::RowAnnounced);
         }
+        step(Step::TableMade);
         let table = Box::into_raw(Box::new(table));
         if self.leases.compare_exchange(before, table, Ordering::AcqRel, Ordering::Acquire).is_err() {
             // Another thread was faster.

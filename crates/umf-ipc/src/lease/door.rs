@@ -9,6 +9,7 @@ use hashbrown::{HashMap, HashSet};
 use rustix::fs::SealFlags;
 use umf_core::lock::Lock;
 use umf_core::metadata::Chunks;
+use umf_core::step::{Step, step};
 
 use super::layout::{Entry, Header, MAGIC, MARKS, Shape, State, VERSION};
 use super::owner::{Owner, Watch};
@@ -93,6 +94,7 @@ impl Door {
     pub(super) fn with_shape(shape: Shape, nonce: Nonce) -> Result<Self> {
         let fd =
             sys::memfd("umf-door", shape.size()).map_err(|errno| Error::system("memfd_create", errno))?;
+        step(Step::DoorFileMade);
         sys::reserve(&fd, 0, shape.marks())
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
         let size = usize::try_from(shape.front()).unwrap_or(usize::MAX);
@@ -101,6 +103,7 @@ impl Door {
         front
             .keep_from_children()
             .map_err(|errno| Error::system("madvise(MADV_DONTFORK) of the lease table", errno))?;
+        step(Step::DoorMapped);
         sys::add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|errno| Error::system("sealing of the lease table", errno))?;
         let door = Self {
@@ -119,6 +122,7 @@ impl Door {
             word.store(half, Ordering::Relaxed);
         }
         header.magic.store(MAGIC, Ordering::Release);
+        step(Step::DoorMade);
         Ok(door)
     }
 
@@ -173,7 +177,9 @@ impl Door {
     /// Gives the marks of some slots their memory, before these slots are used.
     pub(crate) fn reserve(&self, first: u32, count: u32) -> Result<()> {
         sys::reserve(&self.fd, self.shape.marks() + u64::from(first) * 8, u64::from(count) * 8)
-            .map_err(|errno| Error::system("fallocate of the lease table", errno))
+            .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
+        step(Step::DoorGrown);
+        Ok(())
     }
 
     /// Whether a living process has the export in this slot open. To be asked after it was retired: then a no is final.
@@ -212,9 +218,7 @@ impl Door {
         sums.retain(|_, sum| sum.unread || sum.count != 0);
         let mut ended = HashSet::new();
         sums.retain(|owner, _| self.lives(owner) || !ended.insert(*owner));
-        if !ended.is_empty() {
-            self.let_go(&ended, used);
-        }
+        self.take_back(&ended);
         !sums.is_empty()
     }
 
@@ -266,6 +270,7 @@ impl Door {
                 let base = mapping.base().cast();
                 mappings.push(mapping);
                 place.store(base.as_ptr(), Ordering::Release);
+                step(Step::DoorRowMapped);
                 Some(base)
             }
             Err(errno) => {
@@ -288,7 +293,7 @@ impl Door {
         match owner.find() {
             Some(watch) => {
                 if matches!(watch, Watch::Pidfd(_)) {
-                    watches.add(*owner, watch, || self.owners());
+                    self.watch(&mut watches, *owner, watch);
                 }
                 true
             }
@@ -303,7 +308,11 @@ impl Door {
     }
 
     /// The rows of ended processes go. Whoever claims one empties it first.
-    fn let_go(&self, ended: &HashSet<Owner>, used: u32) {
+    fn take_back(&self, ended: &HashSet<Owner>) {
+        if ended.is_empty() {
+            return;
+        }
+        let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
         for row in 0..used {
             let entry = self.entry(row);
             let owner = Owner::of(entry);
@@ -315,6 +324,7 @@ impl Door {
                     Ordering::AcqRel,
                     Ordering::Relaxed,
                 );
+                step(Step::RowTakenBack);
             }
         }
     }
@@ -332,6 +342,20 @@ impl Door {
         let mut watches = self.watches.lock();
         // It is not to be turned away for those that have gone.
         watches.pause = 0;
+        let is_watched = self.watch(&mut watches, owner, watch);
+        step(Step::RowWatched);
+        is_watched
+    }
+
+    /// Waits for the end of one more process, if there are not too many.
+    fn watch(&self, watches: &mut Watches, owner: Owner, watch: Watch) -> bool {
+        if watches.known.len() >= watches.enough {
+            // Those that ended lose their rows before they are forgotten: of one that had announced itself nobody else would
+            // know that it did.
+            let ended = watches.known.iter().filter(|(_, watch)| !watch.is_alive());
+            let ended: HashSet<Owner> = ended.map(|(owner, _)| *owner).collect();
+            self.take_back(&ended);
+        }
         watches.add(owner, watch, || self.owners())
     }
 
@@ -361,6 +385,7 @@ impl Door {
     pub(crate) unsafe fn abandon_in_child(&self) {
         // SAFETY: nobody else closes it, as the door is leaked.
         unsafe { sys::close_inherited(self.fd.as_raw_fd()) };
+        step(Step::DoorAbandoned);
         // SAFETY: the lock was taken before the fork.
         for watch in unsafe { self.watches.get_locked() }.known.values() {
             if let Watch::Pidfd(pidfd) = watch {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use umf_core::lock::Lock;
 use umf_core::observer::{self, ExportObserver, Freed, Leases};
+use umf_core::step::{Step, step};
 use umf_core::{Address, fork};
 
 use super::Door;
@@ -56,6 +57,7 @@ impl Exports {
         let ledger = LedgerWriter::new(slots, served)?;
         let door = Door::new(ledger.capacity(), ledger.nonce())?;
         ledger.show_door(door.raw_fd(), door.rows());
+        step(Step::DoorShown);
         Ok(Arc::new_cyclic(|me| Self {
             ledger,
             door,
@@ -99,12 +101,14 @@ impl Exports {
     pub(crate) fn settle(&self, export: &Exported, native: &Arc<NativeGuard>) {
         let Exported { slot, generation, base, size, is_region } = *export;
         let region = native.region.id().get();
+        step(Step::LeaseLooking);
         if self.door.is_leased(slot) {
             self.ledger.record(Event::Hold { slot, generation, region, bytes: size as u64 });
             let range = Range { base, size };
             let mut left = self.left.lock();
             left.add(One { slot, generation, range, region }, is_region, native);
             self.count.store(left.pending(), Ordering::Release);
+            step(Step::LeaseLeft);
         } else {
             self.ledger.give_back(slot);
         }
@@ -188,6 +192,7 @@ impl Leases for Exports {
         for One { slot, generation, range, region } in closed {
             self.ledger.record(Event::Release { slot, generation, region, bytes: range.size as u64 });
             self.ledger.give_back(slot);
+            step(Step::LeaseEnded);
         }
         if !natives.is_empty() {
             // Who is told that nothing is leased may free the region at once, so its native export goes back before that. It

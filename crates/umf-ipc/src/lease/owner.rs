@@ -4,6 +4,7 @@ use core::sync::atomic::Ordering;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
+use umf_core::step::{Step, step};
 
 use super::layout::{Entry, State};
 use crate::{identity, sys};
@@ -39,6 +40,7 @@ impl Owner {
             // No fd to be had. It is asked for again the next time.
             Err(_) => return Some(Watch::Nothing),
         };
+        step(Step::RowOwnerFound);
         // Who only claims a row has not written more than its pid yet.
         let is_another = self.state.is_used() && self.differs_from(pid, &pidfd);
         let watch = Watch::Pidfd(pidfd);

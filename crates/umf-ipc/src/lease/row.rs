@@ -4,6 +4,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use umf_core::lock::Lock;
+use umf_core::step::{Step, step};
 use umf_core::thread::ThreadIndex;
 
 use super::layout::{MAX_STRIDE, ROW_ALIGN};
@@ -116,6 +117,7 @@ impl Ranges {
                 core::mem::forget(range);
             }
         }
+        step(Step::RowHidden);
     }
 
     pub(crate) fn lock_for_fork(&self) {
@@ -157,7 +159,9 @@ impl Row {
         ranges: &Ranges,
     ) -> Result<Self> {
         let range = ranges.take(thread)?;
-        match range.show(WORDS, fd, offset, size) {
+        let shown = range.show(WORDS, fd, offset, size);
+        step(Step::RowShown);
+        match shown {
             Ok(()) => Ok(Self { number, thread, range, populated: Vec::new() }),
             Err(errno) => {
                 ranges.give_back(thread, range);
@@ -177,13 +181,13 @@ impl Row {
         head.thread.store(self.thread.unwrap_or(NO_THREAD), Ordering::Relaxed);
         head.table.store(ptr::from_ref(table).cast_mut(), Ordering::Relaxed);
         let offset = slot as usize * 8;
-        let step = offset / STEP;
-        if self.populated.len() <= step / 64 {
-            self.populated.resize(step / 64 + 1, 0);
+        let part = offset / STEP;
+        if self.populated.len() <= part / 64 {
+            self.populated.resize(part / 64 + 1, 0);
         }
         // SAFETY: inside of the range, and aligned.
         let words = unsafe { self.range.base().add(WORDS) };
-        let (bits, bit) = (&mut self.populated[step / 64], 1 << (step % 64));
+        let (bits, bit) = (&mut self.populated[part / 64], 1 << (part % 64));
         if *bits & bit == 0 {
             // A page is at least a step; a larger one is asked for more than once.
             let page_size = rustix::param::page_size();
@@ -191,6 +195,7 @@ impl Row {
             // SAFETY: the range shows a row there, writable, and rows end at multiples of all page sizes.
             unsafe { sys::populate(words.add(page), page_size) }
                 .map_err(|errno| Error::system("memory for a lease row", errno))?;
+            step(Step::RowPopulated);
             *bits |= bit;
         }
         // SAFETY: as above.

@@ -8,6 +8,7 @@ use hashbrown::HashMap;
 use rustix::fs::SealFlags;
 use umf_core::fork;
 use umf_core::lock::Lock;
+use umf_core::step::{Step, step};
 use umf_core::thread;
 
 use super::layout::{Entry, Header, MAGIC, Shape, State, VERSION, mark};
@@ -78,6 +79,7 @@ impl LeaseTable {
         let front = usize::try_from(shape.front()).unwrap_or(usize::MAX);
         let mut front = SharedMapping::new(&fd, front, true).map_err(system("mmap of the lease table"))?;
         front.keep_from_children().map_err(system("madvise(MADV_DONTFORK) of the lease table"))?;
+        step(Step::TableMapped);
         let identity = ProcessIdentity::current();
         if identity.start_time == 0 && identity.pidfs_inode == 0 {
             // Then the producer must not be able to know better (on an old kernel, without `/proc`).
@@ -160,6 +162,7 @@ impl LeaseTable {
     pub(crate) unsafe fn close_in_child(&self) {
         // SAFETY: passed on to the caller.
         unsafe { sys::close_inherited(self.fd.as_raw_fd()) };
+        step(Step::TableAbandoned);
     }
 
     /// The producer's.
@@ -194,6 +197,7 @@ impl LeaseTable {
                 Ok(lease) => {
                     // SAFETY: the word lies in a row of this table; only this thread writes it.
                     protocol::lease(unsafe { lease.word().as_ref() });
+                    step(Step::LeaseCounted);
                     return Ok((lease, true));
                 }
                 Err(error) => {
@@ -206,6 +210,7 @@ impl LeaseTable {
         // SAFETY: the word lies in a row of this table.
         unsafe { lease.word().as_ref() }.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
+        step(Step::LeaseCountedForAll);
         Ok((lease, false))
     }
 
@@ -225,6 +230,7 @@ impl LeaseTable {
             Ok(lease) => {
                 // SAFETY: the row stays as long as the table.
                 unsafe { lease.word().as_ref() }.fetch_sub(1, Ordering::SeqCst);
+                step(Step::LeaseGivenBackForAll);
             }
             // No row is left for this process, or no memory for the word.
             Err(error) => {
@@ -239,6 +245,7 @@ impl LeaseTable {
         let (marks, bit) = (self.marks(slot), mark(row.number));
         if marks.load(Ordering::Relaxed) & bit == 0 {
             marks.fetch_or(bit, Ordering::SeqCst);
+            step(Step::LeaseMarked);
         }
         Ok(lease)
     }
@@ -253,11 +260,15 @@ impl LeaseTable {
 
     /// Makes a row of the door this process's own.
     fn claim(&self, thread: Thread) -> Result<Row> {
+        step(Step::RowClaiming);
         let number = self.claim_entry(thread)?;
+        step(Step::RowClaimed);
         let entry = self.entry(number);
         let (offset, stride) = (self.shape.row(number), self.shape.stride());
         let size = usize::try_from(stride).unwrap_or(usize::MAX);
-        let row = sys::punch(&self.fd, offset, stride)
+        let emptied = sys::punch(&self.fd, offset, stride);
+        step(Step::RowEmptied);
+        let row = emptied
             .map_err(|errno| Error::system("fallocate of a lease row", errno))
             .and_then(|()| Row::show(number, thread, (&self.fd, offset, size), &self.ranges));
         match row {
@@ -265,6 +276,7 @@ impl LeaseTable {
                 entry.start_time.store(self.owner.start_time, Ordering::Relaxed);
                 entry.pidfs_inode.store(self.owner.pidfs_inode, Ordering::Relaxed);
                 entry.state.store(self.owner.state.0, Ordering::Release);
+                step(Step::RowUsed);
                 Ok(row)
             }
             Err(error) => {
@@ -302,11 +314,13 @@ impl LeaseTable {
         for row in (start..used).chain(0..start).take(asked as usize) {
             let found = state(row);
             if self.has_ended(row, found) && claim(row, found) {
+                step(Step::RowTakenOver);
                 return Ok(row);
             }
         }
         for row in used..end {
             self.header().rows_used.fetch_max(row + 1, Ordering::AcqRel);
+            step(Step::RowAdded);
             let found = state(row);
             if found.is_free() && claim(row, found) {
                 return Ok(row);
@@ -335,17 +349,19 @@ impl LeaseTable {
         let claimed = State::claimed(own.pid().unwrap_or(0));
         for (_, row) in self.rows.lock().drain() {
             let state = &self.entry(row.number).state;
-            let step = |from: State, to: State| {
+            let change = |from: State, to: State| {
                 state.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             };
             // Not if the producer took it back, believing this process ended: then it is another's to write.
-            let is_own = step(own, claimed);
+            let is_own = change(own, claimed);
             let is_empty =
                 is_own && sys::punch(&self.fd, self.shape.row(row.number), self.shape.stride()).is_ok();
+            step(Step::RowClosing);
             row.hide(&self.ranges);
             if is_own {
-                step(claimed, if is_empty { State::FREE } else { State::LEFT });
+                change(claimed, if is_empty { State::FREE } else { State::LEFT });
             }
+            step(Step::RowClosed);
         }
     }
 }

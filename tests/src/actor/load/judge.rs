@@ -8,7 +8,7 @@ use umf::{Access, Mapping};
 use umf_tests::board::{Board, Note, State};
 
 use crate::Failure;
-use crate::memory::holds;
+use crate::memory::{held_or_gone, holds};
 
 /// How long an open may take, whatever happens to the producer: its own limit is 2 s at most.
 const BOUND: Duration = Duration::from_secs(6);
@@ -53,7 +53,7 @@ pub(crate) fn open(
             if before == State::Freed {
                 return Err(lie("freed before it was opened", &note, format!("{mapping:?}")));
             }
-            content(&note, &mapping)?;
+            content(&note, &mapping, Whose::Own)?;
             Ok(Some((note, mapping)))
         }
         Err(error @ Error::Stale { .. }) => {
@@ -83,16 +83,33 @@ pub(crate) fn open(
     }
 }
 
-/// What is current has its own content.
-pub(crate) fn content(note: &Note, mapping: &Mapping<'_>) -> Result<(), Failure> {
+/// Who has a mapping open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// This process.
+    Own,
+    /// The process that this is a forked child of: nothing is held for the child.
+    Parents,
+}
+
+/// What is current has its own content, and so has what was freed while this process had it open: nobody else has got its
+/// memory. (Where pages are released, they may read as zeros.)
+pub(crate) fn content(note: &Note, mapping: &Mapping<'_>, whose: Whose) -> Result<(), Failure> {
     let size = usize::try_from(note.size)?;
     let mut bytes = vec![0; size];
     let read = mapping.len() >= size && mapping.read(0, &mut bytes).is_ok();
     // It is current only if it was when the last byte was read.
     fence(Ordering::SeqCst);
-    if !mapping.is_current() || (read && holds(&bytes, note.number)) {
+    let current = mapping.is_current();
+    let right = match (current, whose) {
+        (false, Whose::Parents) => true,
+        (false, Whose::Own) if note.release => read && held_or_gone(&bytes, note.number),
+        _ => read && holds(&bytes, note.number),
+    };
+    if right {
         return Ok(());
     }
+    let what = if current { "wrong content" } else { "its memory is another's while it is open" };
     let first = bytes.iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
-    Err(lie("wrong content", note, format!("{} bytes of {}, first {first}", size, mapping.len())))
+    Err(lie(what, note, format!("{} bytes of {}, first {first}", size, mapping.len())))
 }

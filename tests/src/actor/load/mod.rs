@@ -21,8 +21,9 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
             actor.board = Some(board);
             String::new()
         }),
-        ("produce", [who, kind, threads, milliseconds, seed]) => {
-            Work::new(actor, threads, milliseconds, seed).and_then(|work| produce::run(&work, who, kind))
+        ("produce", [who, kind, threads, milliseconds, seed, on_free, max_held]) => {
+            let work = Work::new(actor, threads, milliseconds, seed);
+            work.and_then(|work| produce::run(&work, who, &produce::Kind::new(kind, on_free, max_held)?))
         }
         ("import", [threads, milliseconds, seed]) => {
             Work::new(actor, threads, milliseconds, seed).and_then(|work| import::run(&work))

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use umf::core::{Layout, Upstream};
 use umf::host::HostProvider;
 use umf::ipc::ExporterSettings;
-use umf::{Address, Exchange, Exporter, Mapping, Mode, Pool, Visibility, VolatileSlice};
+use umf::{Address, Exchange, Exporter, Mapping, Mode, OnFree, Pool, Visibility, VolatileSlice};
 use umf_tests::Sequence;
 use umf_tests::board::{ENTRIES, Note, State};
 
@@ -27,7 +27,7 @@ struct Block {
 struct Thread<'a> {
     work: &'a Work<'a>,
     who: u64,
-    kind: &'a str,
+    kind: &'a Kind<'a>,
     shared: &'a Pool,
     own: Option<Pool>,
     blocks: Vec<Block>,
@@ -36,10 +36,34 @@ struct Thread<'a> {
     killed: &'a AtomicU64,
 }
 
+/// Of which kind the pools are, and what they do with what is freed while it is open.
+pub(super) struct Kind<'a> {
+    name: &'a str,
+    on_free: OnFree,
+    max_held: u64,
+}
+
+impl<'a> Kind<'a> {
+    pub(super) fn new(name: &'a str, on_free: &str, max_held: &str) -> Result<Self, Failure> {
+        let on_free = match on_free {
+            "hold" => OnFree::Hold,
+            "release" => OnFree::Release,
+            _ => return Err(Failure::unknown(on_free)),
+        };
+        Ok(Self { name, on_free, max_held: max_held.parse()? })
+    }
+
+    fn pool(&self) -> Result<Pool, Failure> {
+        let pool = pool(self.name)?;
+        pool.set_on_free(self.on_free, self.max_held)?;
+        Ok(pool)
+    }
+}
+
 type Activity<'a> = fn(&mut Thread<'a>) -> Result<(), Failure>;
 
 /// What a thread does besides exporting and freeing blocks.
-fn activities<'a>() -> [Activity<'a>; 8] {
+fn activities<'a>() -> [Activity<'a>; 9] {
     [
         Thread::drop_pool,
         Thread::trim,
@@ -48,16 +72,17 @@ fn activities<'a>() -> [Activity<'a>; 8] {
         Thread::other_memory,
         Thread::named_memory,
         Thread::split_and_merge,
+        Thread::poll,
         Thread::fork,
     ]
 }
 
 /// Threads allocate, export, write down, retire and free blocks of pools of this kind; pools come and go.
-pub(super) fn run(work: &Work<'_>, who: &str, kind: &str) -> Answer {
+pub(super) fn run(work: &Work<'_>, who: &str, kind: &Kind<'_>) -> Answer {
     let who: u64 = who.parse()?;
     let killed = AtomicU64::new(0);
-    let shared = pool(kind)?;
-    let read_only = kind == "read-only";
+    let shared = kind.pool()?;
+    let read_only = kind.name == "read-only";
     work.in_threads(|number| {
         let share = ENTRIES / work.threads;
         let mut thread = Thread {
@@ -65,7 +90,7 @@ pub(super) fn run(work: &Work<'_>, who: &str, kind: &str) -> Answer {
             who,
             kind,
             shared: &shared,
-            own: Some(pool(kind)?),
+            own: Some(kind.pool()?),
             blocks: Vec::new(),
             free_entries: (number * share..(number + 1) * share).collect(),
             sequence: Sequence::new(work.seed ^ number << 48),
@@ -82,7 +107,7 @@ pub(super) fn run(work: &Work<'_>, who: &str, kind: &str) -> Answer {
         }
         while !work.has_ended() {
             match thread.sequence.below(400) {
-                0..8 => thread.sequence.of(&activities()[..7])(&mut thread)?,
+                0..8 => thread.sequence.of(&activities()[..8])(&mut thread)?,
                 8 => thread.fork()?,
                 9..180 => thread.export(read_only)?,
                 _ => thread.free_one()?,
@@ -97,6 +122,7 @@ pub(super) fn run(work: &Work<'_>, who: &str, kind: &str) -> Answer {
     drop(shared);
     umf::exporter()?.evict_idle();
     umf::importer()?.evict_idle();
+    umf::core::held::poll();
     let blocks = work.numbers.load(Ordering::Relaxed);
     Ok(format!("blocks={blocks} children_killed={}", killed.into_inner()))
 }
@@ -131,7 +157,8 @@ impl Thread<'_> {
         let own = self.sequence.one_in(2);
         let size = *self.sequence.of(&[24, 64, 192, 192, 1000, 5000, 40_000]);
         let number = self.who << 32 | (self.work.numbers.fetch_add(1, Ordering::Relaxed) + 1);
-        let address = self.pool(own).allocate(size)?.into_address();
+        let Some(block) = unless_held(self.pool(own).allocate(size))? else { return self.free_one() };
+        let address = block.into_address();
         fill(&slice(address, size), number);
         let evictable = self.sequence.one_in(8);
         let handle = if evictable {
@@ -146,6 +173,7 @@ impl Thread<'_> {
             size: size as u64,
             evictable,
             read_only,
+            release: self.kind.on_free == OnFree::Release,
             handle: handle.to_bytes(),
         };
         self.work.board.entry_of(self.who, entry).write(&note);
@@ -182,7 +210,7 @@ impl Thread<'_> {
         drop(self.own.take());
         set(State::Freed);
         self.free_entries.extend(gone.iter().map(|block| block.entry));
-        self.own = Some(pool(self.kind)?);
+        self.own = Some(self.kind.pool()?);
         Ok(())
     }
 
@@ -193,6 +221,12 @@ impl Thread<'_> {
         }
         self.pool(true).trim(0)?;
         self.pool(false).trim(0)?;
+        Ok(())
+    }
+
+    /// What nobody has open any more is let go.
+    fn poll(&mut self) -> Result<(), Failure> {
+        umf::core::held::poll();
         Ok(())
     }
 
@@ -207,7 +241,7 @@ impl Thread<'_> {
         let mut settings = ExporterSettings::default();
         settings.exchange = Exchange::Order(vec![Mode::Pidfd, Mode::Procfs, Mode::Socket]);
         let exporter = Exporter::new(settings)?;
-        let block = self.shared.allocate(64)?;
+        let Some(block) = unless_held(self.shared.allocate(64))? else { return Ok(()) };
         // SAFETY: the memory is touched by copies alone.
         let handle = *unsafe { exporter.get(block.address()) }?.handle();
         own(umf::open_read_only(&handle))?;
@@ -289,6 +323,14 @@ impl Thread<'_> {
         })?;
         self.killed.fetch_add(u64::from(killed), Ordering::Relaxed);
         Ok(())
+    }
+}
+
+/// What was allocated, unless too much is held for others.
+fn unless_held<T>(allocated: umf::Result<T>) -> Result<Option<T>, Failure> {
+    match allocated {
+        Err(umf::Error::Memory(umf::core::Error::HeldLimit { .. })) => Ok(None),
+        other => Ok(Some(other?)),
     }
 }
 

@@ -4,6 +4,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
@@ -40,8 +41,8 @@ const CONNECTIONS: usize = 256;
 #[derive(Debug)]
 pub struct Server {
     wake: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
-    /// All fds of the server, for a forked child to close.
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// All fds of the server, for a forked child to close: those of the thread as long as it has them.
     fds: Arc<Lock<Vec<RawFd>>>,
     generation: u32,
 }
@@ -90,7 +91,7 @@ impl Server {
                 hint: "; raise RLIMIT_NPROC, or set UMF_IPC_EXCHANGE=pidfd,procfs",
             })?;
         step(Step::ServerStarted);
-        Ok(Self { wake, thread: Some(thread), fds, generation: fork::generation() })
+        Ok(Self { wake, thread: Mutex::new(Some(thread)), fds, generation: fork::generation() })
     }
 
     /// Before a fork: see [`umf_core::fork::ForkAware`].
@@ -107,11 +108,24 @@ impl Server {
         unsafe { self.fds.unlock_after_fork() };
     }
 
+    /// Has the thread end; what is returned waits for that when it is dropped. Until then forks are to know the server.
+    ///
+    /// It must not be dropped with a lock that a fork, or the thread, takes.
+    #[must_use]
+    pub fn begin_end(&self) -> Option<Ending> {
+        if self.generation != fork::generation() {
+            return None;
+        }
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        step(Step::ServerEnding);
+        Some(Ending(Some(thread)))
+    }
+
     /// In a forked child: closes what belongs to the parent's thread, which is not here.
-    pub(crate) fn abandon(mut self) {
+    pub(crate) fn abandon(self) {
         // SAFETY: this is a child, and the server is gone after this.
         unsafe { self.close_in_child() };
-        core::mem::forget(self.thread.take());
     }
 
     /// In a forked child: closes all fds of the parent's thread, which is not here.
@@ -131,13 +145,23 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if self.generation != fork::generation() {
-            core::mem::forget(self.thread.take());
-            return;
+        if self.generation == fork::generation() {
+            drop(self.begin_end());
+        } else {
+            // Another process's; whoever was at it there is not here.
+            let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+            core::mem::forget(thread.take());
         }
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
-        step(Step::ServerEnding);
-        if let Some(thread) = self.thread.take() {
+    }
+}
+
+/// A server's thread that was told to end. Dropping it waits until it has.
+#[derive(Debug)]
+pub struct Ending(Option<JoinHandle<()>>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
             let _ = thread.join();
         }
     }
@@ -156,6 +180,15 @@ struct Serving {
 impl Serving {
     fn run(mut self) {
         block_signals();
+        self.serve();
+        // As in `close`, all of it.
+        let Self { listener, connections, wake, fds, .. } = self;
+        let mut fds = fds.lock();
+        fds.retain(|&fd| fd == wake.as_raw_fd());
+        drop((listener, connections));
+    }
+
+    fn serve(&mut self) {
         loop {
             let (stop, new, mut ready) = {
                 let mut fds =
