@@ -350,6 +350,12 @@ fn w11_a_door_that_lies() {
         ("a folder", File::open("/").unwrap()),
     ];
     for (what, other) in &others {
+        // All else is right, where it can be written.
+        if other.metadata().unwrap().len() > DOOR as u64 / 2 && *what != "nothing in it" {
+            let mut header = vec![0; 64];
+            hostile.door.read_exact_at(&mut header, 0).unwrap();
+            other.write_all_at(&header, 0).unwrap();
+        }
         hostile.name_door(other.as_raw_fd(), ROWS);
         refuses(what);
     }

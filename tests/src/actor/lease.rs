@@ -249,7 +249,7 @@ fn scribble(pid: &str, part: &str, milliseconds: &str, pids: &[&str]) -> Answer 
         // What is used is in front: a few hundred rows and slots.
         let (row, slot) = (next(&mut state) % parts.count.min(200), next(&mut state) % 300);
         let offset = match next(&mut state) % 8 {
-            0 if part == "body" => 32,
+            0 if part == "body" => 36,
             0 => next(&mut state) % 5 * 8,
             1..=3 => parts.entries + row * 64 + next(&mut state) % 3 * 8,
             4 => parts.marks + slot * 8,

@@ -123,6 +123,7 @@ fn name(handle: &Handle) -> [u8; SIZE] {
     name[16..32].copy_from_slice(handle.nonce().as_bytes());
     name[32..40].copy_from_slice(&device.to_le_bytes());
     name[40..48].copy_from_slice(&inode.to_le_bytes());
+    // Only who imports that kind may open it.
     name[48..64].copy_from_slice(&handle.provider_kind().to_bytes());
     name
 }

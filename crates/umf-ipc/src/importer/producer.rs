@@ -10,7 +10,7 @@ use umf_core::lock::Lock;
 use umf_core::step::{Step, step};
 
 use crate::handle::Handle;
-use crate::identity::Nonce;
+use crate::identity::{Nonce, ProcessIdentity};
 use crate::lease::{self, Lease, LeaseTable, Ranges};
 use crate::ledger::{LedgerReader, SlotContent, SlotReader};
 use crate::sys::{self, FileIdentity};
@@ -124,6 +124,8 @@ impl Producer {
         let pid = self.pid();
         let no_door = Error::Misbehaved { pid, what: "its ledger names no door to announce leases at" };
         let (fd, rows) = self.ledger.door().ok_or(no_door)?;
+        // Before there is one fd more: it takes one for a moment.
+        let identity = ProcessIdentity::current();
         let (fd, _) = self.channel.fetch(Wanted::Door(fd), exchange)?;
         let producer = lease::Producer {
             pid,
@@ -132,7 +134,7 @@ impl Producer {
             rows,
             same_pid_namespace: self.channel.same_pid_namespace(),
         };
-        let table = LeaseTable::open(fd, producer, Arc::clone(ranges))?;
+        let table = LeaseTable::open(fd, producer, identity, Arc::clone(ranges))?;
         if let Some((row, number)) = table.announcement()? {
             self.channel.announce(row, number)?;
             step(Step::RowAnnounced);

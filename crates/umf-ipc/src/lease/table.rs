@@ -55,8 +55,13 @@ pub(crate) struct Producer {
 }
 
 impl LeaseTable {
-    /// Maps what should be a producer's door, and checks that it is.
-    pub(crate) fn open(fd: OwnedFd, producer: Producer, ranges: Arc<Ranges>) -> Result<Self> {
+    /// Maps what should be a producer's door, and checks that it is. `identity` is this process's.
+    pub(crate) fn open(
+        fd: OwnedFd,
+        producer: Producer,
+        identity: ProcessIdentity,
+        ranges: Arc<Ranges>,
+    ) -> Result<Self> {
         let pid = producer.pid;
         let misbehaved = |what| Error::Misbehaved { pid, what };
         let system = |call| move |errno| Error::system(call, errno);
@@ -80,7 +85,6 @@ impl LeaseTable {
         let mut front = SharedMapping::new(&fd, front, true).map_err(system("mmap of the lease table"))?;
         front.keep_from_children().map_err(system("madvise(MADV_DONTFORK) of the lease table"))?;
         step(Step::TableMapped);
-        let identity = ProcessIdentity::current();
         if identity.start_time == 0 && identity.pidfs_inode == 0 {
             // Then the producer must not be able to know better (on an old kernel, without `/proc`).
             let own = sys::pidfd_open(identity.pid).map_err(system("pidfd_open of this process"))?;

@@ -44,7 +44,7 @@ fn producer(door: &Door) -> Producer {
 }
 
 fn try_table(door: &Door) -> Result<Box<LeaseTable>> {
-    LeaseTable::open(fd(door), producer(door), Arc::default()).map(Box::new)
+    LeaseTable::open(fd(door), producer(door), ProcessIdentity::current(), Arc::default()).map(Box::new)
 }
 
 /// A table of this process. In a box: leases know where it is.
@@ -294,7 +294,7 @@ fn who_cannot_be_found_announces_itself() {
     let door = door();
     let elsewhere = || {
         let producer = Producer { same_pid_namespace: false, ..producer(&door) };
-        Box::new(LeaseTable::open(fd(&door), producer, Arc::default()).unwrap())
+        Box::new(LeaseTable::open(fd(&door), producer, ProcessIdentity::current(), Arc::default()).unwrap())
     };
     let (table, silent) = (elsewhere(), elsewhere());
     let (row, number) = table.announcement().unwrap().unwrap();
@@ -347,7 +347,9 @@ fn limits_on_files_make_doors_small() {
 #[test]
 fn what_is_no_door_is_refused() {
     let door = door();
-    let open = |fd: OwnedFd, producer: Producer| LeaseTable::open(fd, producer, Arc::default());
+    let open = |fd: OwnedFd, producer: Producer| {
+        LeaseTable::open(fd, producer, ProcessIdentity::current(), Arc::default())
+    };
     let is_refused = |fd: OwnedFd, producer: Producer| {
         assert!(matches!(open(fd, producer), Err(Error::Misbehaved { .. })));
     };
