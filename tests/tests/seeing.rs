@@ -60,7 +60,6 @@ fn ps_sees_a_producer_and_an_importer_and_their_counters_move() {
     producer.ok("pool p shared");
     let first = block(&mut producer, "b1");
     importer.ok(&format!("open {first} -> m1"));
-    let [before_producer, before_importer] = [Census::of(&producer), Census::of(&importer)];
 
     let it = seen(producer.pid()).unwrap();
     assert_eq!((&it["state"], &it["name"]), (&"runs".into(), &"umf-actor".into()));
@@ -88,6 +87,8 @@ fn ps_sees_a_producer_and_an_importer_and_their_counters_move() {
     let pool = it["pools"].as_array().unwrap().iter().find(|pool| pool["name"] == "shared").unwrap();
     assert_eq!(number(&pool["live_blocks"]), 5, "as it was at the last export");
     assert_eq!(number(&seen(importer.pid()).unwrap()["importer"]["stale"]), 1);
+
+    let [before_producer, before_importer] = [Census::of(&producer), Census::of(&importer)];
 
     // The same for people.
     let table = command::run(&["ps"]).out;
@@ -151,7 +152,8 @@ fn why_tells_current_from_stale_and_how_it_ended() {
     importer.ok(&format!("open {handle} -> m"));
     has(&why(&handle), &format!("pid {} (umf-actor) opened it, or its region, ", importer.pid()));
 
-    // Freed, and its slot used again by others.
+    // Freed, and its slot used again by others (which it is not while somebody has it open).
+    importer.ok("close m");
     producer.ok("free p p.b");
     let again: Vec<String> = (0..5).map(|number| block(&mut producer, &format!("c{number}"))).collect();
     importer.fails(&format!("open {handle} -> n"), "Stale");
@@ -244,7 +246,7 @@ fn why_explains_a_killed_producer_through_its_importers() {
         );
         has(&text, &format!("open in pid {} (umf-actor)", importer.pid()));
         has(&text, "this export: freed ");
-        has(&text, "last event for this slot: retired ");
+        has(&text, "last event for this slot: held ");
         let text = why(&kept);
         begins(&text, "producer gone: ");
         if how == "exit" {

@@ -355,6 +355,7 @@ impl Door {
             let ended = watches.known.iter().filter(|(_, watch)| !watch.is_alive());
             let ended: HashSet<Owner> = ended.map(|(owner, _)| *owner).collect();
             self.take_back(&ended);
+            watches.known.retain(|owner, _| !ended.contains(owner));
         }
         watches.add(owner, watch, || self.owners())
     }

@@ -34,5 +34,3 @@ pub(crate) use table::{LeaseTable, Producer};
 
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod tests_of_rows;

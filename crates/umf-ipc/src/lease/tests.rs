@@ -1,3 +1,5 @@
+mod rows;
+
 use super::layout::{Entry, MARKS, Shape, State};
 use super::owner::Owner;
 use super::*;

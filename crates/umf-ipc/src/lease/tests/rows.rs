@@ -1,8 +1,10 @@
+//! Whose rows are, and how many there are.
+
 use std::collections::HashSet;
 use std::sync::{Arc, Barrier};
 
-use super::layout::{Shape, State};
-use super::*;
+use super::super::layout::{Shape, State};
+use super::super::*;
 use crate::Error;
 use crate::identity::Nonce;
 
@@ -20,7 +22,7 @@ fn open(door: &Door, same_pid_namespace: bool) -> LeaseTable {
     let fd = door.shared_fd().try_clone().unwrap();
     let rows = door.rows();
     let producer = Producer { pid: 1, nonce: nonce(), slots: SLOTS, rows, same_pid_namespace };
-    LeaseTable::open(fd, producer, Arc::default()).unwrap()
+    LeaseTable::open(fd, producer, crate::identity::ProcessIdentity::current(), Arc::default()).unwrap()
 }
 
 /// Gives a lease back in the thread that took it.
@@ -50,7 +52,8 @@ fn a_door_of_too_many_slots_is_refused() {
         let door = Door::with_shape(Shape { slots, rows: 4 }, nonce()).unwrap();
         let fd = door.shared_fd().try_clone().unwrap();
         let producer = Producer { pid: 1, nonce: nonce(), slots, rows: 4, same_pid_namespace: true };
-        let refused = LeaseTable::open(fd, producer, Arc::default());
+        let refused =
+            LeaseTable::open(fd, producer, crate::identity::ProcessIdentity::current(), Arc::default());
         assert!(matches!(refused, Err(Error::Misbehaved { pid: 1, .. })), "{slots}: {refused:?}");
     }
 }
