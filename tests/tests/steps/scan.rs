@@ -54,7 +54,8 @@ pub(crate) fn folder(source: &Path) -> Vec<Function> {
 
 /// Files that only `#[cfg(test)]` or a feature for tests reads.
 fn is_for_tests(file: &str) -> bool {
-    ["tests.rs", "model.rs"].iter().any(|name| file.ends_with(name)) || file.contains("/tests/")
+    ["tests.rs", "model.rs"].iter().any(|name| file.ends_with(name))
+        || file.contains("/tests/")
         || file.starts_with("conformance")
         || file.starts_with("step/")
 }
