@@ -54,7 +54,8 @@ impl Watches {
                 return false;
             }
             let owners = owners();
-            self.known.retain(|known, watch| owners.contains(known) && watch.is_alive());
+            // Who has ended since the caller looked is kept until its rows are taken back.
+            self.known.retain(|known, _| owners.contains(known));
             let most = usize::try_from(MOST_WATCHED.min(sys::fd_limit() / 4)).unwrap_or(usize::MAX).max(16);
             self.enough = (self.known.len() * 2).clamp(16, most);
             if self.known.len() >= self.enough {
