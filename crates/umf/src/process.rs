@@ -1,9 +1,9 @@
 //! What a process has one of: settings, exporter, importer.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use umf_config::{Loader, Settings, Warning};
-use umf_core::Access;
+use umf_core::{Access, fork};
 use umf_ipc::{
     Exporter, ExporterSettings, Handle, Importer, ImporterSettings, LimitPolicy, Mapping, Mode, Ptracer,
 };
@@ -18,17 +18,50 @@ struct Process {
     importer: Importer,
 }
 
-/// Set once it was made. A failure is not kept: what was lacking (fds, memory, a readable file) may be there next time.
-static PROCESS: OnceLock<Process> = OnceLock::new();
-static MAKING: Mutex<()> = Mutex::new(());
+/// Set once it was made, and never freed. A failure is not kept: what was lacking (fds, memory, a readable file) may be there
+/// next time.
+///
+/// (Not a `OnceLock`, nor a `Mutex` below: a child forked while another thread is in there would wait for ever.)
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
+/// Who is making it: a process, as [`fork::generation`] counts, plus one; 0 for nobody.
+static MAKING: AtomicU32 = AtomicU32::new(0);
+
+/// The turn to make it. Short, and rare: who waits for it yields.
+struct Turn;
+
+impl Turn {
+    fn take() -> Self {
+        let me = fork::generation().wrapping_add(1).max(1);
+        loop {
+            let holder = MAKING.load(Ordering::Relaxed);
+            // One of a parent process holds it for ever here.
+            let is_free = holder != me;
+            if is_free && MAKING.compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                return Self;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        MAKING.store(0, Ordering::Release);
+    }
+}
+
+fn current() -> Option<&'static Process> {
+    // SAFETY: null, or a box that is never freed.
+    unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
+}
 
 /// Uses the settings that `loader` yields instead of those found in files and the environment.
 ///
 /// # Errors
 /// [`Error::AlreadyInitialised`] if umf was used before; [`Error::Settings`] and others if they cannot be used.
 pub fn init(loader: Loader) -> Result<()> {
-    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-    if PROCESS.get().is_some() {
+    let _turn = Turn::take();
+    if current().is_some() {
         return Err(Error::AlreadyInitialised);
     }
     publish(make(loader)?);
@@ -36,19 +69,20 @@ pub fn init(loader: Loader) -> Result<()> {
 }
 
 fn process() -> Result<&'static Process> {
-    if let Some(process) = PROCESS.get() {
+    if let Some(process) = current() {
         return Ok(process);
     }
-    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-    match PROCESS.get() {
+    let _turn = Turn::take();
+    match current() {
         Some(process) => Ok(process),
         None => Ok(publish(make(Loader::new())?)),
     }
 }
 
-/// Under the lock of `MAKING`.
+/// In a [`Turn`].
 fn publish(made: Process) -> &'static Process {
-    let process = PROCESS.get_or_init(|| made);
+    let process: &'static Process = Box::leak(Box::new(made));
+    PROCESS.store(core::ptr::from_ref(process).cast_mut(), Ordering::Release);
     // What is registered from here on is added by whoever registers it; what was before, here.
     for import in registry::imports() {
         process.importer.add_import(import);
@@ -143,7 +177,7 @@ pub fn importer() -> Result<&'static Importer> {
 
 /// Whether the importer was made, so that what is registered from now on has to be added to it.
 pub(crate) fn made_importer() -> Option<&'static Importer> {
-    Some(&PROCESS.get()?.importer)
+    Some(&current()?.importer)
 }
 
 /// Opens a handle for reading and writing. Closing is dropping.
