@@ -241,9 +241,9 @@ pub fn leased_blocks_outlive_their_pool(make: Make<'_>) {
             assert!(provider.contains(address, size));
             // Others use the process on: nothing comes to lie there.
             let next = make(Pages::shared().into());
-            for size in SIZES {
-                let other = allocate(&*next, size);
-                assert!(!overlap((other, size), (address, size)));
+            for wanted in SIZES {
+                let other = allocate(&*next, wanted);
+                assert!(!overlap((other, wanted), (address, size)));
                 free(&*next, other);
             }
             // A provider that refuses keeps nothing from being tried again.
