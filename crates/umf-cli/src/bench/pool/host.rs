@@ -22,14 +22,20 @@ fn glibc_reserved() -> Option<u64> {
 }
 
 #[cfg(feature = "peers")]
-pub(super) use linked::{JEMALLOC, MIMALLOC, SNMALLOC};
+pub(super) use linked::{JEMALLOC, MIMALLOC};
+
+/// With what it has from the system.
+#[cfg(feature = "snmalloc")]
+pub(super) const SNMALLOC: Host<snmalloc_rs::SnMalloc> = Host {
+    allocator: snmalloc_rs::SnMalloc,
+    reserved: || Some(snmalloc_rs::SnMalloc::memory_stats().current_memory_usage as u64),
+};
 
 #[cfg(feature = "peers")]
 mod linked {
     use std::ptr;
 
     use mimalloc::MiMalloc;
-    use snmalloc_rs::SnMalloc;
     use tikv_jemallocator::Jemalloc;
 
     use super::Host;
@@ -38,8 +44,6 @@ mod linked {
         Host { allocator: MiMalloc, reserved: mimalloc_reserved };
     pub(in super::super) const JEMALLOC: Host<Jemalloc> =
         Host { allocator: Jemalloc, reserved: jemalloc_reserved };
-    pub(in super::super) const SNMALLOC: Host<SnMalloc> =
-        Host { allocator: SnMalloc, reserved: || Some(SnMalloc::memory_stats().current_memory_usage as u64) };
 
     /// What it has committed.
     fn mimalloc_reserved() -> Option<u64> {

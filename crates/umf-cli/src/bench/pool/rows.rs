@@ -66,7 +66,7 @@ pub(in crate::bench) fn measure(bench: &mut Bench) -> Result<(), Failure> {
 fn plans(quick: bool) -> Vec<(String, Plan)> {
     let (shorter, fewer) = if quick { (QUICK, FEWER) } else { (1, 1) };
     let plan = |order, sizes: Sizes, threads, touched: bool| {
-        let sizes = Sizes { live: sizes.live / fewer, ..sizes };
+        let sizes = sizes.with_fewer(fewer);
         // To write to all pages of large blocks takes as much longer.
         let slower = if touched && sizes.name == LARGE.name { 16 } else { 1 };
         Plan { order, sizes, threads, touched, batch: (sizes.batch / slower / shorter).max(LEAST) }

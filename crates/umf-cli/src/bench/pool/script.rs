@@ -36,6 +36,11 @@ impl Sizes {
         self.least.midpoint(self.most)
     }
 
+    /// The same with as many times fewer live blocks.
+    pub(super) const fn with_fewer(self, fewer: usize) -> Sizes {
+        Sizes { live: self.live / fewer, ..self }
+    }
+
     /// The next size.
     pub(super) fn draw(&self, random: &mut Random) -> usize {
         match self.spread {

@@ -21,10 +21,14 @@ pub(super) struct Peers {
 impl Peers {
     /// Those that there are; says which are missing.
     pub(super) fn new() -> Peers {
+        let without = |feature, peers| {
+            output::tell(&format!("built without the feature {feature:?}: {peers} not measured"));
+        };
         if cfg!(not(feature = "peers")) {
-            output::tell(
-                "built without the feature \"peers\": mimalloc, jemalloc, snmalloc and offset-allocator are not measured",
-            );
+            without("peers", "mimalloc, jemalloc and offset-allocator are");
+        }
+        if cfg!(not(feature = "snmalloc")) {
+            without("snmalloc", "it is");
         }
         let tcmalloc = TcMalloc::open().map_err(|missing| output::tell(&missing)).ok();
         Peers {
@@ -42,18 +46,19 @@ impl Peers {
         }
         #[cfg(feature = "peers")]
         {
-            use super::host::{JEMALLOC, MIMALLOC, SNMALLOC};
+            use super::host::{JEMALLOC, MIMALLOC};
             use super::offset::Alone;
             use super::subject::For;
 
             subjects.push(Box::new(Named::new("mimalloc", &MIMALLOC)));
             subjects.push(Box::new(Named::new("jemalloc", &JEMALLOC)));
-            subjects.push(Box::new(Named::new("snmalloc", &SNMALLOC)));
             let name = "offset-allocator";
             subjects.push(Box::new(Named { name, allocator: &Alone, is_for: For::OneThread }));
             let name = "offset-allocator, locked";
             subjects.push(Box::new(Named { name, allocator: &self.numbers, is_for: For::ManyThreads }));
         }
+        #[cfg(feature = "snmalloc")]
+        subjects.push(Box::new(Named::new("snmalloc", &super::host::SNMALLOC)));
         if let Some(c) = c {
             subjects.push(Box::new(Named::new(c_umf::NAME, c)));
         }
