@@ -25,6 +25,7 @@ mod address;
 pub mod conformance;
 mod error;
 pub mod fork;
+pub mod global;
 pub mod held;
 mod layout;
 pub mod lock;
