@@ -234,7 +234,6 @@ fn each(registry: &Registry, step: impl Fn(&dyn ForkAware)) {
 
 extern "C" fn prepare() {
     let registry = REGISTRY.lock();
-    crate::observer::lock_for_fork();
     each(&registry, |object| object.prepare());
     crate::held::lock_for_fork();
     crate::tracker::lock_for_fork();
@@ -272,8 +271,6 @@ unsafe fn release(step: impl Fn(&dyn ForkAware), held: impl FnOnce()) {
     // SAFETY: `prepare` holds the registry's lock, and forgot its guard: nobody else reaches it.
     let registry = unsafe { REGISTRY.get_locked() };
     each(registry, step);
-    // SAFETY: `prepare` took the observers' lock.
-    unsafe { crate::observer::unlock_after_fork() };
     // SAFETY: `prepare` took it.
     unsafe { REGISTRY.unlock_after_fork() };
 }
@@ -337,9 +334,10 @@ mod tests {
             }
             stop.store(1, Ordering::Relaxed);
         });
-        assert_eq!(generation(), before);
-        assert_eq!(counted.prepared.load(Ordering::Relaxed), 50);
         unregister(object);
+        assert_eq!(generation(), before);
+        // (Other tests of this program fork as well.)
+        assert!(counted.prepared.load(Ordering::Relaxed) >= 50);
     }
 
     #[test]

@@ -21,6 +21,7 @@
 compile_error!("umf runs on 64-bit Linux");
 
 mod address;
+pub mod barrier;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod error;
@@ -38,6 +39,7 @@ pub mod step;
 mod sys;
 pub mod thread;
 pub mod tracker;
+mod visits;
 
 pub use address::{Address, AddressSpace};
 pub use error::{Error, Result};

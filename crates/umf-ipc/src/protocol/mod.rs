@@ -6,7 +6,10 @@
 //! | [`pin`], [`close`] | a thread that uses an entry and one that evicts it | what is pinned is not closed |
 //! | [`publish`], [`retire`], [`read`] | a producer and its importers | an export is seen whole, and not after it was retired |
 //! | [`lease`], [`retire`] and [`look`] | an importer that opens an export and the producer that frees it | what is open is seen to be open, or does not open |
+//! | [`stack`] | threads that give numbers back and one that takes them | each is there once |
 //! | [`record`], [`settled`] | threads that write a ring and whoever reads it | a record is seen whole or not at all; nobody waits |
+
+pub(crate) mod stack;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,10 +17,13 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub(crate) trait Word {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
-    /// Returns what it was.
-    fn swap(&self, value: u64, order: Ordering) -> u64;
+    /// A store that comes after every `fetch_max` that read what it replaces, as every store does: nothing comes between what those
+    /// read and what they wrote. (loom 0.7 does not know that, and swaps.)
+    fn leave(&self, value: u64);
     /// The greater of both stays; returns what it was.
     fn fetch_max(&self, value: u64, order: Ordering) -> u64;
+    /// `fetch_max` and then a fence, both sequentially consistent.
+    fn fetch_max_and_fence(&self, value: u64) -> u64;
     fn fence(order: Ordering);
 }
 
@@ -33,8 +39,8 @@ impl Word for AtomicU64 {
     }
 
     #[inline]
-    fn swap(&self, value: u64, order: Ordering) -> u64 {
-        self.swap(value, order)
+    fn leave(&self, value: u64) {
+        self.store(value, Ordering::Release);
     }
 
     #[inline]
@@ -43,8 +49,21 @@ impl Word for AtomicU64 {
     }
 
     #[inline]
+    fn fetch_max_and_fence(&self, value: u64) -> u64 {
+        let before = self.fetch_max(value, Ordering::SeqCst);
+        // An instruction that reads and writes atomically is a fence there. (If it had only to read, none was passed.)
+        if !cfg!(all(target_arch = "x86_64", not(miri))) || before >= value {
+            umf_core::barrier::full();
+        }
+        before
+    }
+
+    #[inline]
     fn fence(order: Ordering) {
-        core::sync::atomic::fence(order);
+        match order {
+            Ordering::SeqCst => umf_core::barrier::full(),
+            order => core::sync::atomic::fence(order),
+        }
     }
 }
 
@@ -92,10 +111,16 @@ pub(crate) fn lease<W: Word>(lease: &W) {
     W::fence(Ordering::SeqCst);
 }
 
-/// What a word of an importer says, to be asked after the export was retired.
+/// What a word of an importer says, to be asked after the export was retired, by whomever.
 #[inline]
 pub(crate) fn look<W: Word>(word: &W) -> u64 {
     W::fence(Ordering::SeqCst);
+    look_at_once(word)
+}
+
+/// [`look`], by the thread that has just retired the export: its fence was in [`retire`].
+#[inline]
+pub(crate) fn look_at_once<W: Word>(word: &W) -> u64 {
     word.load(Ordering::Acquire)
 }
 
@@ -131,9 +156,9 @@ pub(crate) fn publish<W: Word>(generation: &W, next: u64, write: impl FnOnce()) 
 }
 
 /// Ends the export with this generation; `false` if another thread has done so. Whether somebody has it open is then
-/// asked by [`look`].
+/// asked by [`look`] or [`look_at_once`].
 pub(crate) fn retire<W: Word>(generation: &W, current: u64) -> bool {
-    generation.fetch_max(current + 1, Ordering::AcqRel) == current
+    generation.fetch_max_and_fence(current + 1) == current
 }
 
 /// What `fields` yields, if the slot has this generation before and after; otherwise the generation that it has.
@@ -168,9 +193,7 @@ pub(crate) fn record<W: Word>(stamp: &W, ticket: u64, write: impl FnOnce()) -> b
     // Whoever sees a field of this record also sees that it is being written.
     W::fence(Ordering::Release);
     write();
-    // It comes after every `fetch_max` that saw this writer inside. (A store would too, since nothing comes between what
-    // those read and what they wrote; loom 0.7 does not know that.)
-    stamp.swap(stamp_of(ticket), Ordering::Release);
+    stamp.leave(stamp_of(ticket));
     true
 }
 

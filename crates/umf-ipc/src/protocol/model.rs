@@ -18,12 +18,18 @@ impl Word for AtomicU64 {
         self.store(value, order);
     }
 
-    fn swap(&self, value: u64, order: Ordering) -> u64 {
-        self.swap(value, order)
+    fn leave(&self, value: u64) {
+        self.swap(value, Ordering::Release);
     }
 
     fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
         self.fetch_max(value, order)
+    }
+
+    fn fetch_max_and_fence(&self, value: u64) -> u64 {
+        let before = self.fetch_max(value, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        before
     }
 
     fn fence(order: Ordering) {
