@@ -190,12 +190,6 @@ impl Door {
         marks != 0 && self.is_leased_by(slot, marks)
     }
 
-    /// Forgets who had the slot open, when it is not leased any more and before it is used again. An importer that puts its
-    /// mark there meanwhile does so for a handle that it will find stale.
-    fn forget(&self, slot: u32) {
-        self.marks(slot).store(0, Ordering::Relaxed);
-    }
-
     #[cold]
     fn is_leased_by(&self, slot: u32, marks: u64) -> bool {
         // By owner, what rows say that say something. Mostly none does: what is closed is zero.
@@ -213,7 +207,7 @@ impl Door {
             }
         }
         if sums.is_empty() {
-            self.forget(slot);
+            protocol::forget(self.marks(slot));
             return false;
         }
         sums.retain(|_, sum| sum.unread || sum.count != 0);

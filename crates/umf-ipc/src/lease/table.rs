@@ -1,6 +1,6 @@
 //! [`LeaseTable`]: the importer's side of one producer's door.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -212,8 +212,7 @@ impl LeaseTable {
         }
         let lease = self.lease(&mut rows, None, slot)?;
         // SAFETY: the word lies in a row of this table.
-        unsafe { lease.word().as_ref() }.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        protocol::lease_for_all(unsafe { lease.word().as_ref() });
         step(Step::LeaseCountedForAll);
         Ok((lease, false))
     }
@@ -233,7 +232,7 @@ impl LeaseTable {
         match self.lease(&mut self.rows.lock(), None, slot) {
             Ok(lease) => {
                 // SAFETY: the row stays as long as the table.
-                unsafe { lease.word().as_ref() }.fetch_sub(1, Ordering::SeqCst);
+                protocol::give_back_for_all(unsafe { lease.word().as_ref() });
                 step(Step::LeaseGivenBackForAll);
             }
             // No row is left for this process, or no memory for the word.
@@ -246,9 +245,7 @@ impl LeaseTable {
     fn lease(&self, rows: &mut HashMap<Thread, Row>, thread: Thread, slot: u32) -> Result<Lease> {
         let row = self.row(rows, thread)?;
         let lease = row.lease(slot, self)?;
-        let (marks, bit) = (self.marks(slot), mark(row.number));
-        if marks.load(Ordering::Relaxed) & bit == 0 {
-            marks.fetch_or(bit, Ordering::SeqCst);
+        if protocol::mark(self.marks(slot), mark(row.number)) {
             step(Step::LeaseMarked);
         }
         Ok(lease)
