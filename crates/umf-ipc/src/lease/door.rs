@@ -191,12 +191,6 @@ impl Door {
         marks != 0 && self.is_leased_by(slot, marks)
     }
 
-    /// Forgets who had the slot open, when it is not leased any more and before it is used again. An importer that puts its
-    /// mark there meanwhile does so for a handle that it will find stale.
-    fn forget(&self, slot: u32) {
-        self.marks(slot).store(0, Ordering::Relaxed);
-    }
-
     /// The rows that a slot's marks stand for.
     fn marked(&self, mut marks: u64) -> impl Iterator<Item = u32> {
         let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
@@ -213,7 +207,7 @@ impl Door {
         // of those that another thread closes is not made zero again.)
         let is_zero = |row| self.word(row, slot).is_some_and(|word| word.load(Ordering::Acquire) == 0);
         if self.marked(marks).all(is_zero) {
-            self.forget(slot);
+            protocol::forget(self.marks(slot));
             return false;
         }
         self.is_leased_by_the_living(slot, marks)
@@ -233,7 +227,7 @@ impl Door {
             }
         }
         if sums.is_empty() {
-            self.forget(slot);
+            protocol::forget(self.marks(slot));
             return false;
         }
         sums.retain(|_, sum| sum.unread || sum.count != 0);

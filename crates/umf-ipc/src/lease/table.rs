@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use rustix::fs::SealFlags;
-use umf_core::barrier;
 use umf_core::fork;
 use umf_core::lock::Lock;
 use umf_core::step::{Step, step};
@@ -227,8 +226,7 @@ impl LeaseTable {
         }
         let lease = self.lease(&mut rows, None, slot)?;
         // SAFETY: the word lies in a row of this table.
-        unsafe { lease.word().as_ref() }.fetch_add(1, Ordering::SeqCst);
-        barrier::full();
+        protocol::lease_for_all(unsafe { lease.word().as_ref() });
         step(Step::LeaseCountedForAll);
         Ok((lease, false))
     }
@@ -252,9 +250,7 @@ impl LeaseTable {
 
     /// Says in the door that the row may have something of the slot. Before it has.
     fn mark(&self, slot: u32, row: u32) {
-        let (marks, bit) = (self.marks(slot), mark(row));
-        if marks.load(Ordering::Relaxed) & bit == 0 {
-            marks.fetch_or(bit, Ordering::SeqCst);
+        if protocol::mark(self.marks(slot), mark(row)) {
             step(Step::LeaseMarked);
         }
     }
@@ -274,7 +270,7 @@ impl LeaseTable {
         match self.lease(&mut self.rows.lock(), None, slot) {
             Ok(lease) => {
                 // SAFETY: the row stays as long as the table.
-                unsafe { lease.word().as_ref() }.fetch_sub(1, Ordering::SeqCst);
+                protocol::give_back_for_all(unsafe { lease.word().as_ref() });
                 step(Step::LeaseGivenBackForAll);
             }
             // No row is left for this process, or no memory for the word.

@@ -233,8 +233,7 @@ impl LedgerWriter {
     /// Makes an export visible in a slot that [`LedgerWriter::take`] gave, and returns its generation.
     pub(crate) fn publish(&self, number: u32, content: &SlotContent) -> u64 {
         let slot = self.slot(number);
-        let generation = self.next_generation(number);
-        protocol::publish(&slot.generation, generation, || {
+        let generation = protocol::publish(&slot.generation, || {
             slot.device.store(content.device, Ordering::Relaxed);
             slot.inode.store(content.inode, Ordering::Relaxed);
             slot.fd.store(content.fd.cast_unsigned(), Ordering::Relaxed);
