@@ -61,6 +61,19 @@ fn notice() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
+/// When the program or library that this is part of is loaded: before there are threads, one of which could have a lock in the
+/// middle of another's fork that began without the handlers.
+///
+/// A linker that is handed an archive of objects may leave it out; then the first use installs them.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = {
+    extern "C" fn at_load() {
+        generation();
+    }
+    at_load
+};
+
 /// Makes the canary page and the fork handlers. Nobody waits for another thread here (as with `std::sync::Once`): a child
 /// forked meanwhile does not have that thread.
 fn install() {
@@ -102,12 +115,26 @@ struct Registered(NonNull<dyn ForkAware>);
 // SAFETY: `ForkAware` is `Sync`, and `register`'s contract keeps the object alive.
 unsafe impl Send for Registered {}
 
+/// The latest entry is locked first.
 struct Registry {
     entries: [Option<Registered>; LIMIT],
     len: usize,
+    /// How many of the entries, at the end, are locked before all others.
+    first: usize,
 }
 
-static REGISTRY: Lock<Registry> = Lock::new(Registry { entries: [None; LIMIT], len: 0 });
+static REGISTRY: Lock<Registry> = Lock::new(Registry { entries: [None; LIMIT], len: 0, first: 0 });
+
+/// When the locks of an object are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Before all others, whenever they are registered.
+    First,
+    /// Before those that were registered earlier.
+    Nested,
+    /// After all others.
+    Leaf,
+}
 
 /// Has `object` told of forks, until [`unregister`]ed. Later registered objects are locked first: what
 /// is built on another is registered after it.
@@ -118,11 +145,12 @@ static REGISTRY: Lock<Registry> = Lock::new(Registry { entries: [None; LIMIT], l
 /// # Safety
 /// `object` stays valid until it is unregistered.
 pub unsafe fn register(object: NonNull<dyn ForkAware>) -> Result<()> {
-    enter(object, false)
+    generation();
+    REGISTRY.lock().add(object, Order::Nested)
 }
 
 /// As [`register`], but locked after all others, whenever it is registered: for locks under which no other
-/// lock is taken. So what cannot register itself before its users do (a `static`) can still take part.
+/// lock is taken.
 ///
 /// # Errors
 /// As [`register`].
@@ -130,35 +158,70 @@ pub unsafe fn register(object: NonNull<dyn ForkAware>) -> Result<()> {
 /// # Safety
 /// As [`register`], and whoever holds one of the object's locks takes no lock of another object.
 pub unsafe fn register_leaf(object: NonNull<dyn ForkAware>) -> Result<()> {
-    enter(object, true)
+    generation();
+    REGISTRY.lock().add(object, Order::Leaf)
 }
 
-fn enter(object: NonNull<dyn ForkAware>, leaf: bool) -> Result<()> {
+/// As [`register`], for a `static`, and only the first time; `is_registered` is its own and says so.
+///
+/// Not a `std::sync::Once` around [`register`]: that waits for a fork which is going on, and the child would find the
+/// `Once` running for ever. This word changes only when no fork is going on.
+///
+/// # Errors
+/// As [`register`]; the next call tries again.
+pub fn register_static(object: &'static dyn ForkAware, is_registered: &AtomicBool) -> Result<()> {
+    once(object, is_registered, Order::Nested)
+}
+
+/// As [`register_static`], in any order.
+pub(crate) fn once(object: &'static dyn ForkAware, is_registered: &AtomicBool, order: Order) -> Result<()> {
+    if is_registered.load(Ordering::Acquire) {
+        return Ok(());
+    }
     generation();
     let mut registry = REGISTRY.lock();
-    let len = registry.len;
-    if len == LIMIT {
-        return Err(Error::TooMany { what: "pools and providers that take part in forks", limit: LIMIT });
+    if !is_registered.load(Ordering::Relaxed) {
+        registry.add(NonNull::from(object), order)?;
+        is_registered.store(true, Ordering::Release);
     }
-    let place = if leaf { 0 } else { len };
-    registry.entries.copy_within(place..len, place + 1);
-    registry.entries[place] = Some(Registered(object));
-    registry.len += 1;
     Ok(())
+}
+
+impl Registry {
+    fn add(&mut self, object: NonNull<dyn ForkAware>, order: Order) -> Result<()> {
+        let len = self.len;
+        if len == LIMIT {
+            return Err(Error::TooMany { what: "pools and providers that take part in forks", limit: LIMIT });
+        }
+        let place = match order {
+            Order::First => len,
+            Order::Nested => len - self.first,
+            Order::Leaf => 0,
+        };
+        self.entries.copy_within(place..len, place + 1);
+        self.entries[place] = Some(Registered(object));
+        self.len += 1;
+        self.first += usize::from(order == Order::First);
+        Ok(())
+    }
+
+    fn remove(&mut self, object: NonNull<dyn ForkAware>) {
+        let len = self.len;
+        let same = |entry: &Option<Registered>| {
+            entry.is_some_and(|entry| core::ptr::addr_eq(entry.0.as_ptr(), object.as_ptr()))
+        };
+        if let Some(place) = self.entries[..len].iter().position(same) {
+            self.first -= usize::from(place >= len - self.first);
+            self.entries.copy_within(place + 1..len, place);
+            self.entries[len - 1] = None;
+            self.len -= 1;
+        }
+    }
 }
 
 /// Ends what [`register`] began. Waits for a fork that is going on.
 pub fn unregister(object: NonNull<dyn ForkAware>) {
-    let mut registry = REGISTRY.lock();
-    let len = registry.len;
-    let same = |entry: &Option<Registered>| {
-        entry.is_some_and(|entry| core::ptr::addr_eq(entry.0.as_ptr(), object.as_ptr()))
-    };
-    if let Some(place) = registry.entries[..len].iter().position(same) {
-        registry.entries.copy_within(place + 1..len, place);
-        registry.entries[len - 1] = None;
-        registry.len -= 1;
-    }
+    REGISTRY.lock().remove(object);
 }
 
 /// Runs `step` on each registered object, the latest first.
@@ -171,7 +234,6 @@ fn each(registry: &Registry, step: impl Fn(&dyn ForkAware)) {
 
 extern "C" fn prepare() {
     let registry = REGISTRY.lock();
-    crate::observer::lock_for_fork();
     each(&registry, |object| object.prepare());
     crate::held::lock_for_fork();
     crate::tracker::lock_for_fork();
@@ -209,8 +271,6 @@ unsafe fn release(step: impl Fn(&dyn ForkAware), held: impl FnOnce()) {
     // SAFETY: `prepare` holds the registry's lock, and forgot its guard: nobody else reaches it.
     let registry = unsafe { REGISTRY.get_locked() };
     each(registry, step);
-    // SAFETY: `prepare` took the observers' lock.
-    unsafe { crate::observer::unlock_after_fork() };
     // SAFETY: `prepare` took it.
     unsafe { REGISTRY.unlock_after_fork() };
 }
@@ -274,13 +334,14 @@ mod tests {
             }
             stop.store(1, Ordering::Relaxed);
         });
-        assert_eq!(generation(), before);
-        assert_eq!(counted.prepared.load(Ordering::Relaxed), 50);
         unregister(object);
+        assert_eq!(generation(), before);
+        // (Other tests of this program fork as well.)
+        assert!(counted.prepared.load(Ordering::Relaxed) >= 50);
     }
 
     #[test]
-    fn leaves_are_locked_last() {
+    fn some_are_locked_first_and_leaves_last() {
         struct Nothing;
         impl ForkAware for Nothing {
             fn prepare(&self) {}
@@ -288,12 +349,17 @@ mod tests {
             fn child(&self) {}
         }
         // Of some size, so that their addresses differ.
-        static PAIR: [(Nothing, u64); 2] = [(Nothing, 0), (Nothing, 1)];
-        let object = |index: usize| NonNull::from(&PAIR[index].0 as &'static dyn ForkAware);
+        static OBJECTS: [(Nothing, u64); 4] = [(Nothing, 0), (Nothing, 1), (Nothing, 2), (Nothing, 3)];
+        let object = |index: usize| NonNull::from(&OBJECTS[index].0 as &'static dyn ForkAware);
+        let known = AtomicBool::new(false);
+        for _ in 0..2 {
+            once(&OBJECTS[3].0, &known, Order::First).unwrap();
+        }
         // SAFETY: statics, with no locks at all.
         unsafe {
             register(object(0)).unwrap();
-            register_leaf(object(1)).unwrap();
+            register(object(1)).unwrap();
+            register_leaf(object(2)).unwrap();
         }
         let place = |index| {
             let wanted = object(index);
@@ -303,8 +369,13 @@ mod tests {
             })
         };
         // The latest entry is locked first.
-        assert!(place(1) < place(0));
-        unregister(object(0));
+        assert!(place(3) > place(1) && place(1) > place(0) && place(0) > place(2) && place(2).is_some());
+        for index in [3, 0] {
+            unregister(object(index));
+            assert_eq!(place(index), None);
+        }
+        assert!(place(1) > place(2) && place(2).is_some());
         unregister(object(1));
+        unregister(object(2));
     }
 }

@@ -21,10 +21,12 @@
 compile_error!("umf runs on 64-bit Linux");
 
 mod address;
+pub mod barrier;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod error;
 pub mod fork;
+pub mod global;
 pub mod held;
 mod layout;
 pub mod lock;
@@ -37,6 +39,7 @@ pub mod step;
 mod sys;
 pub mod thread;
 pub mod tracker;
+mod visits;
 
 pub use address::{Address, AddressSpace};
 pub use error::{Error, Result};

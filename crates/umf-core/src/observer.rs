@@ -4,12 +4,15 @@
 //! *before* the memory goes, so that they can retire the export first. What was never exported pays a test
 //! of the flag, which lies in state that the free path reads anyway.
 
-use std::sync::{Arc, Weak};
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::Arc;
 
 use crate::held::Joined;
-use crate::lock::Lock;
+use crate::metadata::Chunks;
 use crate::step::{Step, step};
-use crate::{Address, Region};
+use crate::visits::Visits;
+use crate::{Address, Region, Result};
 
 /// What is about to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,19 +46,60 @@ pub trait Leases: Send + Sync {
     fn is_leased(&self, base: Address, size: usize) -> bool;
 }
 
-static OBSERVERS: Lock<Vec<Weak<dyn ExportObserver>>> = Lock::new(Vec::new());
+struct Known(Arc<dyn ExportObserver>);
 
-/// How many observers are looked up at a time.
-const AT_ONCE: usize = 4;
+/// Where observers are; null where there is none. Nobody moves: a walk that goes on meanwhile must not miss anyone.
+static PLACES: Chunks<AtomicPtr<Known>> = Chunks::new();
+/// Places from here on were never used.
+static END: AtomicU32 = AtomicU32::new(0);
+/// Threads that walk over them.
+static WALKS: Visits = Visits::new();
 
-/// Adds an observer, for as long as an `Arc` to it exists.
-pub fn observe(observer: &Arc<dyn ExportObserver>) {
-    let mut observers = OBSERVERS.lock();
-    let observer = Arc::downgrade(observer);
-    // Into a dead one's place. Nobody moves: a walk that goes on meanwhile must not miss anyone.
-    match observers.iter_mut().find(|known| known.strong_count() == 0) {
-        Some(dead) => *dead = observer,
-        None => observers.push(observer),
+/// An observer is told what goes, until this is dropped.
+///
+/// Dropping waits for the calls of [`ExportObserver::before_free`] that are going on, of whatever observer: not with a lock
+/// that one takes. (Dropped by an observer that is just told something, it does not wait; then the observer is never
+/// dropped.)
+#[derive(Debug)]
+#[must_use = "it observes until this is dropped"]
+pub struct Observing {
+    place: &'static AtomicPtr<Known>,
+}
+
+/// Adds an observer.
+///
+/// # Errors
+/// [`crate::Error::System`] if there is no memory to keep it in mind.
+pub fn observe(observer: Arc<dyn ExportObserver>) -> Result<Observing> {
+    let known = Box::into_raw(Box::new(Known(observer)));
+    let mut index = 0;
+    loop {
+        let place = match PLACES.get_or_grow(index) {
+            Ok(place) => place,
+            Err(error) => {
+                // SAFETY: made above, and nobody has seen it.
+                drop(unsafe { Box::from_raw(known) });
+                return Err(error);
+            }
+        };
+        let none = ptr::null_mut();
+        if place.load(Ordering::Relaxed).is_null()
+            && place.compare_exchange(none, known, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        {
+            END.fetch_max(index + 1, Ordering::AcqRel);
+            return Ok(Observing { place });
+        }
+        index += 1;
+    }
+}
+
+impl Drop for Observing {
+    fn drop(&mut self) {
+        let known = self.place.swap(ptr::null_mut(), Ordering::AcqRel);
+        if WALKS.wait() {
+            // SAFETY: `observe` made the box and put it there; it was taken out once, and nobody who saw it there is left.
+            drop(unsafe { Box::from_raw(known) });
+        }
     }
 }
 
@@ -65,46 +109,24 @@ pub fn observe(observer: &Arc<dyn ExportObserver>) {
 #[cold]
 pub fn before_free(freed: Freed) -> Option<Arc<dyn Leases>> {
     let mut leases = Joined::default();
-    let mut index = 0;
-    loop {
-        // A few at a time, and not under the lock: an observer may take locks of its own.
-        let mut some: [Option<Arc<dyn ExportObserver>>; AT_ONCE] = [const { None }; AT_ONCE];
-        let known = {
-            let observers = OBSERVERS.lock();
-            let rest = observers.get(index..).unwrap_or_default();
-            rest.iter().zip(&mut some).for_each(|(observer, place)| *place = observer.upgrade());
-            rest.len()
-        };
-        for observer in some.into_iter().flatten() {
-            if let Some(more) = observer.before_free(freed) {
+    let walk = WALKS.enter();
+    for place in (0..END.load(Ordering::Acquire)).filter_map(|index| PLACES.get(index)) {
+        if let Some(known) = NonNull::new(place.load(Ordering::Acquire)) {
+            // SAFETY: seen in its place during this walk, which whoever takes it out waits for.
+            if let Some(more) = unsafe { known.as_ref() }.0.before_free(freed) {
                 leases.add(more);
             }
         }
-        index += AT_ONCE;
-        if known <= AT_ONCE {
-            step(Step::ObserversTold);
-            return leases.all();
-        }
     }
-}
-
-/// Before a fork: taken before any pool's locks, since adding an observer may allocate from a pool that is
-/// the global allocator.
-pub(crate) fn lock_for_fork() {
-    OBSERVERS.lock_for_fork();
-}
-
-/// # Safety
-/// [`lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
-pub(crate) unsafe fn unlock_after_fork() {
-    // SAFETY: passed on to the caller.
-    unsafe { OBSERVERS.unlock_after_fork() };
+    drop(walk);
+    step(Step::ObserversTold);
+    leases.all()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use core::sync::atomic::{AtomicBool, AtomicUsize};
 
     struct Counting(AtomicUsize);
 
@@ -134,24 +156,23 @@ mod tests {
 
     #[test]
     fn nobody_is_missed_while_others_come_and_go() {
-        let dead: Arc<dyn ExportObserver> = Arc::new(Counting(AtomicUsize::new(0)));
+        let dead = observe(Arc::new(Counting(AtomicUsize::new(0)))).unwrap();
         let waiting = Arc::new(Waiting::default());
-        let waiting_too: Arc<dyn ExportObserver> = waiting.clone();
         let last = Arc::new(Counting(AtomicUsize::new(0)));
-        let last_too: Arc<dyn ExportObserver> = last.clone();
-        observe(&dead);
-        observe(&waiting_too);
-        observe(&last_too);
+        let observing = [observe(waiting.clone()).unwrap(), observe(last.clone()).unwrap()];
         drop(dead);
         std::thread::scope(|scope| {
             scope.spawn(|| drop(before_free(Freed::Block { address: Address::from_bits(1 << 40) })));
             while !waiting.inside.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
-            let new: Arc<dyn ExportObserver> = Arc::new(Counting(AtomicUsize::new(0)));
-            observe(&new);
+            let new = observe(Arc::new(Counting(AtomicUsize::new(0)))).unwrap();
             waiting.go.store(true, Ordering::SeqCst);
+            // Waits for the walk.
+            drop(new);
         });
         assert_eq!(last.0.load(Ordering::SeqCst), 1);
+        drop(observing);
+        assert_eq!((Arc::strong_count(&waiting), Arc::strong_count(&last)), (1, 1));
     }
 }

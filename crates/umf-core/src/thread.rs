@@ -88,6 +88,8 @@ pub fn on_exit(hook: fn(ThreadIndex)) -> Result<()> {
 
 #[cold]
 fn enter() -> Option<ThreadIndex> {
+    // With the handlers in place before a lock is taken.
+    crate::fork::generation();
     let key = exit_key()?;
     let number = allocate()?;
     // SAFETY: the key exists; any non-null value makes its destructor run at thread exit.

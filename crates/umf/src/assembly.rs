@@ -1,9 +1,10 @@
 //! From settings to providers and pools, by name.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use umf_config::{HugePages, NumaMode, Settings, SharedLimit as LimitSetting};
+use umf_core::global::Global;
 use umf_core::held::OnFree;
 use umf_core::tracker::ProviderRef;
 use umf_core::{Provider, ProviderKind, Visibility};
@@ -180,13 +181,13 @@ fn slab_settings(settings: &Settings, name: &str, set: &umf_config::Pool) -> Res
 
 /// The limit of this name, the same for all pools of the process that name it.
 fn shared_limit(settings: &Settings, name: &str) -> Result<Arc<SharedLimit>> {
-    static LIMITS: Mutex<BTreeMap<String, Arc<SharedLimit>>> = Mutex::new(BTreeMap::new());
+    static LIMITS: Global<BTreeMap<String, Arc<SharedLimit>>> = Global::new(BTreeMap::new());
     let bytes = settings.shared_limits.get(name).ok_or_else(|| Error::UnknownName {
         what: "shared limit",
         name: name.to_owned(),
         known: settings.shared_limits.keys().cloned().collect::<Vec<_>>().join(", "),
     })?;
-    let mut limits = LIMITS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut limits = LIMITS.lock();
     let limit = limits.entry(name.to_owned()).or_insert_with(|| Arc::new(SharedLimit::new(bytes.get())));
     Ok(Arc::clone(limit))
 }

@@ -9,8 +9,9 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use umf_core::global::Global;
 use umf_core::tracker::ProviderRef;
 use umf_core::{Import, Pool, Provider};
 
@@ -22,13 +23,9 @@ pub type ProviderFactory = dyn Fn(&str, &umf_config::Provider) -> Result<Arc<dyn
 /// Makes a pool over a provider from the settings of a `[pool.<name>]`.
 pub type PoolFactory = dyn Fn(&str, &umf_config::Pool, ProviderRef) -> Result<Arc<dyn Pool>> + Send + Sync;
 
-static PROVIDERS: Mutex<BTreeMap<String, Arc<ProviderFactory>>> = Mutex::new(BTreeMap::new());
-static POOLS: Mutex<BTreeMap<String, Arc<PoolFactory>>> = Mutex::new(BTreeMap::new());
-static IMPORTS: Mutex<Vec<Arc<dyn Import>>> = Mutex::new(Vec::new());
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static PROVIDERS: Global<BTreeMap<String, Arc<ProviderFactory>>> = Global::new(BTreeMap::new());
+static POOLS: Global<BTreeMap<String, Arc<PoolFactory>>> = Global::new(BTreeMap::new());
+static IMPORTS: Global<Vec<Arc<dyn Import>>> = Global::new(Vec::new());
 
 /// Registers a kind of provider. A second one of the same name replaces the first; the kinds `host` and `plugin` are
 /// built in and cannot be replaced.
@@ -39,7 +36,7 @@ pub fn provider_kind<P: Provider + 'static>(
     let make = move |name: &str, settings: &umf_config::Provider| -> Result<Arc<dyn Provider>> {
         Ok(make(name, settings)?)
     };
-    locked(&PROVIDERS).insert(kind.to_owned(), Arc::new(make));
+    PROVIDERS.lock().insert(kind.to_owned(), Arc::new(make));
 }
 
 /// Registers a kind of pool. The kinds `slab` and `proxy` are built in and cannot be replaced.
@@ -51,14 +48,14 @@ pub fn pool_kind<P: Pool + 'static>(
                      settings: &umf_config::Pool,
                      provider: ProviderRef|
           -> Result<Arc<dyn Pool>> { Ok(make(name, settings, provider)?) };
-    locked(&POOLS).insert(kind.to_owned(), Arc::new(make));
+    POOLS.lock().insert(kind.to_owned(), Arc::new(make));
 }
 
 /// Lets [`crate::open`] open one more kind of memory. A second one of the same kind replaces the first.
 pub fn import(import: Arc<dyn Import>) {
     let kind = import.kind();
     {
-        let mut imports = locked(&IMPORTS);
+        let mut imports = IMPORTS.lock();
         imports.retain(|known| known.kind() != kind);
         imports.push(Arc::clone(&import));
     }
@@ -68,25 +65,25 @@ pub fn import(import: Arc<dyn Import>) {
 }
 
 pub(crate) fn imports() -> Vec<Arc<dyn Import>> {
-    locked(&IMPORTS).clone()
+    IMPORTS.lock().clone()
 }
 
 pub(crate) fn provider_factory(kind: &str) -> Option<Arc<ProviderFactory>> {
-    locked(&PROVIDERS).get(kind).cloned()
+    PROVIDERS.lock().get(kind).cloned()
 }
 
 pub(crate) fn pool_factory(kind: &str) -> Option<Arc<PoolFactory>> {
-    locked(&POOLS).get(kind).cloned()
+    POOLS.lock().get(kind).cloned()
 }
 
 /// All kinds of provider that settings can name.
 #[must_use]
 pub fn provider_kinds() -> Vec<String> {
-    ["host", "plugin"].into_iter().map(str::to_owned).chain(locked(&PROVIDERS).keys().cloned()).collect()
+    ["host", "plugin"].into_iter().map(str::to_owned).chain(PROVIDERS.lock().keys().cloned()).collect()
 }
 
 /// All kinds of pool that settings can name.
 #[must_use]
 pub fn pool_kinds() -> Vec<String> {
-    ["proxy", "slab"].into_iter().map(str::to_owned).chain(locked(&POOLS).keys().cloned()).collect()
+    ["proxy", "slab"].into_iter().map(str::to_owned).chain(POOLS.lock().keys().cloned()).collect()
 }

@@ -3,8 +3,7 @@
 //! A fixed table without a lock: a thread's end may not wait for a fork that waits for a pool.
 
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::Once;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use umf_core::fork::{self, ForkAware};
 use umf_core::thread::{self, ThreadIndex};
@@ -38,25 +37,17 @@ impl ForkAware for Visitors {
     }
 }
 
-static VISITORS: Visitors = Visitors;
-
 /// Enters a pool.
 ///
 /// # Errors
-/// [`Error::TooMany`] past 4096 pools.
+/// [`Error::TooMany`] past 4096 pools, and where nothing more can take part in forks or be told of ending threads.
 ///
 /// # Safety
 /// The pool stays where it is until [`leave`] returned.
 pub(crate) unsafe fn enter(pool: NonNull<SlabPool>) -> Result<()> {
-    static ONCE: Once = Once::new();
-    let mut ready = Ok(());
-    ONCE.call_once(|| {
-        ready = thread::on_exit(flush);
-        let visitors: &'static dyn ForkAware = &VISITORS;
-        // SAFETY: a static is always valid.
-        ready = ready.and(unsafe { fork::register(NonNull::from(visitors)) });
-    });
-    ready?;
+    static ARE_REGISTERED: AtomicBool = AtomicBool::new(false);
+    thread::on_exit(flush)?;
+    fork::register_static(&Visitors, &ARE_REGISTERED)?;
     for (index, place) in PLACES.iter().enumerate() {
         if place.pool.load(Ordering::Relaxed).is_null()
             && place

@@ -5,17 +5,50 @@
 use libfuzzer_sys::fuzz_target;
 use umf_ipc::inspect::Ledger;
 
+/// Where statistics and events begin in the ledger that inputs are put into, and its size. (`docs/ledger.md` has the tables.)
+const STATISTICS: usize = 8192;
+const EVENTS: usize = 21504;
+const SIZE: usize = 36864;
+/// Its slots: all of them are used.
+const SLOTS: u32 = 64;
+/// Rings: where each begins, the words of a record, the records.
+const RINGS: [(usize, usize, usize); 3] =
+    [(STATISTICS + 8 * 8, 32, 2), (STATISTICS + 88 * 8, 776, 2), (EVENTS, 6, 256)];
+
+/// A whole ledger, every record of which was written once, with nothing in it.
+fn ledger() -> Vec<u8> {
+    let mut bytes = vec![0; SIZE];
+    let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+    put(0, b"UMFLEDG1");
+    for (at, half) in [(8, 1), (12, 4096), (80, 64), (84, SLOTS), (88, SLOTS)] {
+        put(at, &u32::to_le_bytes(half));
+    }
+    for (at, word) in [(104, STATISTICS), (112, EVENTS), (STATISTICS, 1), (STATISTICS + 8, 12)] {
+        put(at, &word.to_le_bytes());
+    }
+    for slot in 0..SLOTS as usize {
+        put(4096 + slot * 64, &1_u64.to_le_bytes());
+    }
+    for (ring, words, records) in RINGS {
+        put(ring, &words.to_le_bytes());
+        put(ring + 8, &records.to_le_bytes());
+        for ticket in 0..records {
+            put(ring + (16 + ticket * words) * 8, &(2 * ticket + 2).to_le_bytes());
+        }
+    }
+    bytes
+}
+
 fuzz_target!(|data: &[u8]| {
-    // Pages, most of them zeros, into which the input goes in pieces: an offset, and what lies there.
-    let mut bytes = vec![0; 64 << 10];
-    bytes[..8].copy_from_slice(b"UMFLEDG1");
-    bytes[8..12].copy_from_slice(&1_u32.to_le_bytes());
-    bytes[12..16].copy_from_slice(&4096_u32.to_le_bytes());
-    bytes[80..84].copy_from_slice(&64_u32.to_le_bytes());
+    // The input goes into it in pieces: an offset, and what lies there.
+    let mut bytes = ledger();
+    let whole = Ledger::from_bytes(&bytes).expect("a ledger");
+    assert_eq!(whole.events().map(|events| (events.recorded.len(), events.torn)), Some((256, 0)));
+    assert!(whole.statistics().is_some() && whole.slots().all(|slot| slot.content.is_some()));
     for piece in data.chunks(10) {
         let Some((at, value)) = piece.split_at_checked(2) else { break };
-        let at = usize::from(u16::from_le_bytes([at[0], at[1]]));
-        let end = bytes.len().min(at + value.len());
+        let at = usize::from(u16::from_le_bytes([at[0], at[1]])) % SIZE;
+        let end = SIZE.min(at + value.len());
         bytes[at..end].copy_from_slice(&value[..end - at]);
     }
     for bytes in [data, &bytes] {

@@ -2,24 +2,33 @@
 
 #![no_main]
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::LazyLock;
+
 use libfuzzer_sys::fuzz_target;
 use umf_config::{Context, Loader};
+
+/// A file without a name, so that nothing is left of it.
+static FILE: LazyLock<File> = LazyLock::new(|| {
+    let path = std::env::temp_dir().join(format!("umf-fuzz-{}.toml", std::process::id()));
+    let file = File::create_new(&path).expect("a file in the folder for temporary files");
+    std::fs::remove_file(&path).expect("its name can go");
+    file
+});
 
 fuzz_target!(|data: &[u8]| {
     let text = String::from_utf8_lossy(data);
     let (file, variable) = text.split_once('\u{1}').unwrap_or((&text, "auto"));
-    let folder = std::env::temp_dir().join(format!("umf-fuzz-{}", std::process::id()));
-    let _ = std::fs::create_dir(&folder);
-    let path = folder.join("umf.toml");
-    if std::fs::write(&path, file).is_ok() {
-        let context = Context::empty()
-            .with_variable("UMF_TOML", &path)
-            .with_variable("UMF_IPC_EXCHANGE", variable)
-            .with_variable("UMF_LOG", variable);
-        match Loader::with_context(context).load() {
-            Ok(loaded) => drop(loaded.settings.report()),
-            Err(error) => drop(error.to_string()),
-        }
+    let written = FILE.set_len(0).and_then(|()| FILE.write_all_at(file.as_bytes(), 0));
+    written.expect("room in the folder for temporary files");
+    let context = Context::empty()
+        .with_variable("UMF_TOML", format!("/proc/self/fd/{}", FILE.as_raw_fd()))
+        .with_variable("UMF_IPC_EXCHANGE", variable)
+        .with_variable("UMF_LOG", variable);
+    match Loader::with_context(context).load() {
+        Ok(loaded) => drop(loaded.settings.report()),
+        Err(error) => drop(error.to_string()),
     }
-    let _ = std::fs::remove_dir_all(&folder);
 });

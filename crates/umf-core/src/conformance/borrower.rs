@@ -2,11 +2,16 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::observer::{self, ExportObserver, Freed, Leases};
+use crate::observer::{self, ExportObserver, Freed, Leases, Observing};
 use crate::{Address, Region};
 
 /// An observer that has leases on whatever it is told, until it is told otherwise.
 pub struct Borrower {
+    book: Arc<Book>,
+    _observing: Observing,
+}
+
+struct Book {
     this: Weak<Self>,
     /// Address and size of what is open.
     open: Mutex<Vec<(Address, usize)>>,
@@ -22,39 +27,44 @@ impl Borrower {
     /// A borrower of nothing, which observes.
     #[must_use]
     pub fn new() -> Arc<Self> {
-        let borrower = Arc::new_cyclic(|this| Self { this: this.clone(), open: Mutex::default() });
-        let observer: Arc<dyn ExportObserver> = borrower.clone();
-        observer::observe(&observer);
-        borrower
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<(Address, usize)>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        let book = Arc::new_cyclic(|this| Book { this: this.clone(), open: Mutex::default() });
+        let observing = observer::observe(book.clone()).expect("there is memory for one more observer");
+        Arc::new(Self { book, _observing: observing })
     }
 
     /// Opens the range.
     pub fn open(&self, address: Address, size: usize) {
-        self.lock().push((address, size));
+        self.book.lock().push((address, size));
     }
 
     /// Closes what was opened at this address.
     pub fn close(&self, address: Address) {
-        self.lock().retain(|&(open, _)| open != address);
+        self.book.lock().retain(|&(open, _)| open != address);
     }
 
     /// Closes everything.
     pub fn close_all(&self) {
-        self.lock().clear();
+        self.book.lock().clear();
     }
 
     /// Whether anything that is open shares a byte with the range.
     #[must_use]
     pub fn has(&self, address: Address, size: usize) -> bool {
+        self.book.has(address, size)
+    }
+}
+
+impl Book {
+    fn lock(&self) -> MutexGuard<'_, Vec<(Address, usize)>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has(&self, address: Address, size: usize) -> bool {
         self.lock().iter().any(|&open| meet(open, (address, size)))
     }
 }
 
-impl ExportObserver for Borrower {
+impl ExportObserver for Book {
     fn before_free(&self, freed: Freed) -> Option<Arc<dyn Leases>> {
         let (address, size) = match freed {
             Freed::Block { address } => (address, 1),
@@ -65,7 +75,7 @@ impl ExportObserver for Borrower {
     }
 }
 
-impl Leases for Borrower {
+impl Leases for Book {
     fn is_leased(&self, base: Address, size: usize) -> bool {
         self.has(base, size)
     }

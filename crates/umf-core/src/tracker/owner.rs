@@ -217,6 +217,8 @@ impl Upstream {
     /// [`Error::TooMany`] past 16,383 of them in one process.
     pub fn new(provider: impl Into<ProviderRef>) -> Result<Self> {
         let provider = provider.into();
+        // With the fork handlers in place before the lock is taken.
+        fork::generation();
         let mut next = NEXT.lock();
         for step in 0..LIMIT - 1 {
             let number = (*next - 1 + step) % (LIMIT - 1) + 1;

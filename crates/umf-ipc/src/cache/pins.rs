@@ -1,10 +1,11 @@
 //! Per-thread use counts.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use std::collections::VecDeque;
 
+use umf_core::barrier;
 use umf_core::lock::Lock;
 use umf_core::metadata::{Chunks, Zeroed};
 use umf_core::thread::{self, ThreadIndex};
@@ -227,7 +228,7 @@ impl Pins {
             count.store(count.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Release);
             // Only who adds has to be seen by who evicts.
             if delta == 1 {
-                fence(Ordering::SeqCst);
+                barrier::full();
             }
         } else if let Some(count) = self.shared.counts.get(number) {
             count.fetch_add(delta, Ordering::SeqCst);
@@ -241,7 +242,7 @@ impl Pins {
 
     /// The number of pins. Exact only while nobody pins: with the stamp at 0, under the shard's lock.
     pub(crate) fn sum(&self, number: u32) -> u64 {
-        fence(Ordering::SeqCst);
+        barrier::full();
         let count = |row: &Row| row.counts.get(number).map_or(0, |count| count.load(Ordering::Acquire));
         let rows = (0..thread::end()).filter_map(|thread| self.rows.get(thread));
         rows.map(count).fold(count(&self.shared), u64::wrapping_add)

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use umf_core::fork::{self, ForkAware};
 use umf_core::lock::Lock;
-use umf_core::observer::{self, ExportObserver, Freed, Leases};
+use umf_core::observer::{self, ExportObserver, Freed, Leases, Observing};
 use umf_core::{Address, Region};
 
 use crate::Result;
@@ -42,6 +42,7 @@ use state::State;
 #[derive(Debug)]
 pub struct Exporter {
     inner: Arc<Inner>,
+    _observing: Observing,
 }
 
 #[derive(Debug)]
@@ -67,11 +68,10 @@ impl Exporter {
             making: Lock::new(()),
             prepared: AtomicBool::new(false),
         });
-        let observer: Arc<dyn ExportObserver> = Arc::clone(&inner) as _;
-        observer::observe(&observer);
+        let observing = observer::observe(Arc::clone(&inner) as _)?;
         // SAFETY: the object is in an Arc that `self` holds, and is unregistered in `drop`.
         unsafe { fork::register(inner.fork_aware()) }?;
-        Ok(Self { inner })
+        Ok(Self { inner, _observing: observing })
     }
 
     /// Exports the block that holds `address` (or the region, if it belongs to no pool), until the guard is

@@ -140,7 +140,7 @@ impl State {
             generation: block.generation,
             lease: None,
             base: u64::from(block.slot),
-            length: 0,
+            length: entry.value.region.id().get(),
             flags: if block.kept { KEPT } else { 0 },
         };
         memo.store(Self::hash(address), block.handle.as_bytes(), note);
@@ -384,7 +384,7 @@ impl State {
         leases
     }
 
-    /// Retires a block that this thread exported until it is freed and that nobody opened, without a look into any table.
+    /// Retires a block that this thread exported until it is freed and that nobody has open, without a look into any table.
     fn retire_known(&self, address: Address) -> Quick {
         let known = || {
             let memo = self.memo.current()?;
@@ -392,9 +392,8 @@ impl State {
             (note.flags & KEPT != 0).then_some((memo, *note))
         };
         let Some((memo, note)) = known() else { return Quick::Nothing };
-        let slot = note.base as u32;
-        let region = self.regions.get(slot).map_or(0, |word| word.load(Ordering::Acquire));
-        let quick = self.exports.retire_unopened(slot, note.generation, region);
+        let (slot, region) = (note.base as u32, note.length);
+        let quick = self.exports.retire_closed(slot, note.generation, region);
         if quick == Quick::Done {
             self.cache.pins().give_back(Pin::new(memo.thread(), note.pin), Some(memo.thread()));
         }

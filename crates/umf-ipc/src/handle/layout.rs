@@ -38,6 +38,8 @@ pub(crate) const NATIVE: Range<usize> = 176..240;
 pub(crate) const REGION_ID: Range<usize> = 240..248;
 pub(crate) const RESERVED_2: Range<usize> = 248..252;
 pub(crate) const CHECKSUM: Range<usize> = 252..256;
+/// The CRC-32 of anything that ends with its own CRC-32, in little-endian order: a property of the polynomial.
+pub(crate) const CHECKSUM_OF_ALL: u32 = 0x2144_df1c;
 
 /// The region has a file of its own: importing it shows nothing else.
 pub(crate) const FLAG_ISOLATED: u16 = 1;

@@ -82,10 +82,18 @@ impl Handle {
     /// # Errors
     /// [`DecodeError`]: each says what is wrong with them.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let bytes: [u8; SIZE] = bytes.try_into().map_err(|_| DecodeError::Length { length: bytes.len() })?;
-        let handle = Self { bytes };
+        let bytes: &[u8; SIZE] = bytes.try_into().map_err(|_| DecodeError::Length { length: bytes.len() })?;
+        let copy;
+        // Mostly where they are, because whoever reads what was just copied waits for it.
+        let handle = match Self::view(bytes) {
+            Some(handle) => handle,
+            None => {
+                copy = Self::from_known(bytes);
+                &copy
+            }
+        };
         handle.check()?;
-        Ok(handle)
+        Ok(*handle)
     }
 
     /// The bytes.
@@ -98,6 +106,13 @@ impl Handle {
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; SIZE] {
         &self.bytes
+    }
+
+    /// The bytes as a handle that is yet to be checked, if they are aligned.
+    fn view(bytes: &[u8; SIZE]) -> Option<&Self> {
+        let handle = core::ptr::from_ref(bytes).cast::<Self>();
+        // SAFETY: aligned; and a handle is its bytes and nothing else, whatever they are.
+        handle.is_aligned().then(|| unsafe { &*handle })
     }
 
     /// A handle from the bytes of one.

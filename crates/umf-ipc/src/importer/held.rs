@@ -9,6 +9,7 @@ use super::extent::PinnedRegion;
 use super::region::{Extent, ImportedRegion};
 use crate::cache::{Note, Pin};
 use crate::handle::{Handle, SIZE};
+use crate::ledger::MAX_SLOTS;
 
 /// A pin on an entry of the importer's cache.
 pub(super) struct Held<'i> {
@@ -23,8 +24,9 @@ pub(super) struct Held<'i> {
     start: Option<u64>,
 }
 
-/// No handle has this key in a note: it is a slot's number and an entry's, and slots have fewer bits.
-const WINDOW: u64 = u64::MAX;
+/// No handle has this bit in the key of its note: that is a slot's number and an entry's, and slots have fewer bits.
+const WINDOW: u64 = 1 << 63;
+const _: () = assert!((MAX_SLOTS as u64) << 32 < WINDOW);
 
 impl<'i> Held<'i> {
     pub(super) fn new(importer: &'i Inner, pinned: PinnedRegion<'i>) -> Self {
@@ -74,7 +76,10 @@ impl Inner {
         }
         let memo = self.memo[access as usize].current()?;
         let name = name(handle);
-        let note = memo.by_bytes(hash(&name), &name)?;
+        let (known, note) = memo.by_key(hash(&name), key(&name))?;
+        if known[..NAME] != name {
+            return None;
+        }
         let inside = handle.data_offset().checked_sub(note.generation)?.checked_add(handle.region_size())?;
         if inside > note.length {
             return None;
@@ -101,7 +106,7 @@ impl Inner {
         {
             let name = name(handle);
             let note = Note {
-                key: WINDOW ^ hash(&name),
+                key: key(&name),
                 pin,
                 stamp: held.stamp,
                 word: held.region.cast(),
@@ -111,14 +116,18 @@ impl Inner {
                 length: held.region().imported.size as u64,
                 flags: 0,
             };
-            memo.store(hash(&name), &name, note);
+            let mut bytes = [0; SIZE];
+            bytes[..NAME].copy_from_slice(&name);
+            memo.store(hash(&name), &bytes, note);
         }
     }
 }
 
-/// What stands for the window among the handles that a thread remembers: no handle, for want of the magic bytes.
-fn name(handle: &Handle) -> [u8; SIZE] {
-    let mut name = [0; SIZE];
+const NAME: usize = 64;
+
+/// What stands for the window among the handles that a thread remembers: the beginning of no handle, for want of the magic bytes.
+fn name(handle: &Handle) -> [u8; NAME] {
+    let mut name = [0; NAME];
     let (device, inode) = handle.data_identity();
     name[16..32].copy_from_slice(handle.nonce().as_bytes());
     name[32..40].copy_from_slice(&device.to_le_bytes());
@@ -128,7 +137,11 @@ fn name(handle: &Handle) -> [u8; SIZE] {
     name
 }
 
-fn hash(name: &[u8; SIZE]) -> u64 {
+fn hash(name: &[u8; NAME]) -> u64 {
     let word = |at: usize| name[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
     word(16) ^ word(40)
+}
+
+fn key(name: &[u8; NAME]) -> u64 {
+    WINDOW | hash(name)
 }

@@ -90,7 +90,7 @@ impl Importer {
     /// error.
     #[inline]
     pub fn open(&self, handle: &Handle) -> Result<Mapping<'_>> {
-        self.inner.open(handle.as_bytes(), Access::ReadWrite)
+        self.inner.open(handle, Access::ReadWrite)
     }
 
     /// Opens a handle for reading. A guarantee that nobody can write through this mapping; whether others write
@@ -100,7 +100,7 @@ impl Importer {
     /// As [`Importer::open`].
     #[inline]
     pub fn open_read_only(&self, handle: &Handle) -> Result<Mapping<'_>> {
-        self.inner.open(handle.as_bytes(), Access::ReadOnly)
+        self.inner.open(handle, Access::ReadOnly)
     }
 
     /// As [`Importer::open`] or [`Importer::open_read_only`], from the bytes as they came: they are decoded and
@@ -111,7 +111,7 @@ impl Importer {
     #[inline]
     pub fn open_bytes(&self, bytes: &[u8], access: Access) -> Result<Mapping<'_>> {
         match bytes.try_into() {
-            Ok(bytes) => self.inner.open(bytes, access),
+            Ok(bytes) => self.inner.open_bytes(bytes, access),
             Err(_) => Err(crate::DecodeError::Length { length: bytes.len() }.into()),
         }
     }

@@ -28,7 +28,24 @@ const READ_ONLY: u64 = 2;
 
 impl Inner {
     #[inline]
-    pub(super) fn open(&self, bytes: &[u8; SIZE], access: Access) -> Result<Mapping<'_>> {
+    pub(super) fn open(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
+        match self.open_known(handle.as_bytes(), access) {
+            Some(mapping) => Ok(mapping),
+            None => self.open_anew(handle, access),
+        }
+    }
+
+    #[inline]
+    pub(super) fn open_bytes(&self, bytes: &[u8; SIZE], access: Access) -> Result<Mapping<'_>> {
+        match self.open_known(bytes, access) {
+            Some(mapping) => Ok(mapping),
+            None => self.open_anew(&Handle::from_bytes(bytes)?, access),
+        }
+    }
+
+    /// Opens what this thread opened before.
+    #[inline]
+    fn open_known(&self, bytes: &[u8; SIZE], access: Access) -> Option<Mapping<'_>> {
         if let Some(memo) = self.memo[access as usize].current()
             && let Some(note) = memo.by_bytes(hash(bytes), bytes)
             && let Some(lease) = note.lease
@@ -56,16 +73,13 @@ impl Inner {
             // keeps region and ledger mapped.
             let mapping = unsafe { Mapping::new(self, place) };
             memo.count_hit();
-            return Ok(mapping);
+            return Some(mapping);
         }
-        self.open_anew(bytes, access)
+        None
     }
 
     #[cold]
-    fn open_anew(&self, bytes: &[u8; SIZE], access: Access) -> Result<Mapping<'_>> {
-        // Copied once, and not moved.
-        let handle = &Handle::from_known(bytes);
-        handle.check()?;
+    fn open_anew(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
         let opened = self.open_checked(handle, access);
         if let Err(error) = &opened {
             self.board.refused(handle, error);

@@ -169,12 +169,6 @@ impl Door {
         self.watches.lock().known.retain(|owner, _| owner.state.is_announced());
     }
 
-    /// Whether somebody has ever opened the slot's export, as far as can be seen just now.
-    #[inline]
-    pub(crate) fn is_marked(&self, slot: u32) -> bool {
-        self.marks(slot).load(Ordering::Relaxed) != 0
-    }
-
     /// Gives the marks of some slots their memory, before these slots are used.
     pub(crate) fn reserve(&self, first: u32, count: u32) -> Result<()> {
         sys::reserve(&self.fd, self.shape.marks() + u64::from(first) * 8, u64::from(count) * 8)
@@ -190,30 +184,50 @@ impl Door {
         marks != 0 && self.is_leased_by(slot, marks)
     }
 
-    /// Forgets who had the slot open, when it is not leased any more and before it is used again. An importer that puts its
-    /// mark there meanwhile does so for a handle that it will find stale.
-    fn forget(&self, slot: u32) {
-        self.marks(slot).store(0, Ordering::Relaxed);
+    /// As [`Door::is_leased`], by the thread that has just retired it.
+    #[inline]
+    pub(crate) fn is_leased_at_once(&self, slot: u32) -> bool {
+        let marks = protocol::look_at_once(self.marks(slot));
+        marks != 0 && self.is_leased_by(slot, marks)
+    }
+
+    /// The rows that a slot's marks stand for.
+    fn marked(&self, mut marks: u64) -> impl Iterator<Item = u32> {
+        let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
+        let bits = core::iter::from_fn(move || {
+            let bit = (marks != 0).then(|| marks.trailing_zeros());
+            marks &= marks.wrapping_sub(1);
+            bit
+        });
+        bits.flat_map(move |first| (first..used).step_by(MARKS as usize))
+    }
+
+    fn is_leased_by(&self, slot: u32, marks: u64) -> bool {
+        // Mostly all rows say nothing: what is closed is zero. (Whoever has it open has a row that is not, and stays so: one
+        // of those that another thread closes is not made zero again.)
+        let is_zero = |row| self.word(row, slot).is_some_and(|word| word.load(Ordering::Acquire) == 0);
+        if self.marked(marks).all(is_zero) {
+            protocol::forget(self.marks(slot));
+            return false;
+        }
+        self.is_leased_by_the_living(slot, marks)
     }
 
     #[cold]
-    fn is_leased_by(&self, slot: u32, marks: u64) -> bool {
-        // By owner, what rows say that say something. Mostly none does: what is closed is zero.
+    fn is_leased_by_the_living(&self, slot: u32, marks: u64) -> bool {
+        // By owner, what rows say that say something.
         let mut sums: HashMap<Owner, Sum> = HashMap::new();
-        let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
-        for first in (0..MARKS).filter(|bit| marks >> bit & 1 != 0) {
-            for row in (first..used).step_by(MARKS as usize) {
-                if let Some((owner, count)) = self.count(row, slot) {
-                    let sum = sums.entry(owner).or_default();
-                    match count {
-                        Some(count) => sum.count = sum.count.wrapping_add(count),
-                        None => sum.unread = true,
-                    }
+        for row in self.marked(marks) {
+            if let Some((owner, count)) = self.count(row, slot) {
+                let sum = sums.entry(owner).or_default();
+                match count {
+                    Some(count) => sum.count = sum.count.wrapping_add(count),
+                    None => sum.unread = true,
                 }
             }
         }
         if sums.is_empty() {
-            self.forget(slot);
+            protocol::forget(self.marks(slot));
             return false;
         }
         sums.retain(|_, sum| sum.unread || sum.count != 0);

@@ -3,8 +3,9 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use umf_core::global::Global;
 use umf_core::lock::Lock;
-use umf_core::observer::{self, ExportObserver, Freed, Leases};
+use umf_core::observer::{self, ExportObserver, Freed, Leases, Observing};
 use umf_core::step::{Step, step};
 use umf_core::{Address, fork};
 
@@ -40,7 +41,7 @@ pub(crate) struct Exported {
     pub is_region: bool,
 }
 
-/// What [`Exports::retire_unopened`] did.
+/// What [`Exports::retire_closed`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Quick {
     /// All that there is to do.
@@ -73,13 +74,12 @@ impl Exports {
         self.ledger.take(|first, count| self.door.reserve(first, count))
     }
 
-    /// Ends the export of a freed block that nobody ever opened, with one lock only, for the slot.
-    pub(crate) fn retire_unopened(&self, slot: u32, generation: u64, region: u64) -> Quick {
-        // (A mark is put before the lease.)
-        if self.door.is_marked(slot) || !self.ledger.end(slot, generation, region, RetireReason::BlockFreed) {
+    /// Ends the export of a freed block that nobody has open, without a lock.
+    pub(crate) fn retire_closed(&self, slot: u32, generation: u64, region: u64) -> Quick {
+        if !self.ledger.end(slot, generation, region, RetireReason::BlockFreed) {
             return Quick::Nothing;
         }
-        if self.door.is_leased(slot) {
+        if self.door.is_leased_at_once(slot) {
             return Quick::Ended;
         }
         self.ledger.give_back(slot);
@@ -141,17 +141,22 @@ impl Exports {
     /// The exporter is gone, and somebody has memory of it open that is not freed yet: from here on this is asked itself when
     /// that is freed.
     pub(crate) fn outlive_exporter(self: &Arc<Self>) {
-        static ALONE: Lock<Vec<Arc<Exports>>> = Lock::new(Vec::new());
+        static ALONE: Global<Vec<(Arc<Exports>, Observing)>> = Global::new(Vec::new());
         if !self.may_be_leased() {
             return;
         }
-        let me: Arc<dyn ExportObserver> = Arc::clone(self) as _;
-        observer::observe(&me);
+        let observing = match observer::observe(Arc::clone(self) as _) {
+            Ok(observing) => observing,
+            Err(error) => {
+                tracing::error!(%error, "what is open elsewhere of a dropped exporter is not held when it is freed");
+                return;
+            }
+        };
         let mut alone = ALONE.lock();
-        let done = |one: &mut Arc<Self>| one.belongs_here() && !one.may_be_leased();
+        let done = |(one, _): &mut (Arc<Self>, Observing)| one.belongs_here() && !one.may_be_leased();
         // (Those of a parent process stay where they are: nothing of them may be touched here.)
         let closed: Vec<_> = alone.extract_if(.., done).collect();
-        alone.push(Arc::clone(self));
+        alone.push((Arc::clone(self), observing));
         drop(alone);
         drop(closed);
     }

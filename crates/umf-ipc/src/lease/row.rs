@@ -28,7 +28,13 @@ struct Head {
     table: AtomicPtr<LeaseTable>,
     /// The thread that writes the row.
     thread: AtomicU32,
+    /// Its number in the door.
+    row: AtomicU32,
+    /// Bit per [`STEP`] bytes: they have memory.
+    populated: [AtomicU64; (MAX_STRIDE / STEP as u64).div_ceil(64) as usize],
 }
+
+const _: () = assert!(size_of::<Head>() <= WORDS);
 
 const NO_THREAD: u32 = u32::MAX;
 
@@ -143,8 +149,6 @@ pub(super) struct Row {
     pub number: u32,
     thread: Thread,
     range: AddressRange,
-    /// Bit per [`STEP`] bytes: they have memory.
-    populated: Vec<u64>,
 }
 
 /// How much gets its memory at a time.
@@ -162,7 +166,11 @@ impl Row {
         let shown = range.show(WORDS, fd, offset, size);
         step(Step::RowShown);
         match shown {
-            Ok(()) => Ok(Self { number, thread, range, populated: Vec::new() }),
+            Ok(()) => {
+                // (The range may have shown another row before.)
+                head(&range).populated.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+                Ok(Self { number, thread, range })
+            }
             Err(errno) => {
                 ranges.give_back(thread, range);
                 Err(Error::system("mmap of a lease row", errno))
@@ -175,30 +183,71 @@ impl Row {
         ranges.give_back(self.thread, self.range);
     }
 
+    /// Where the words begin.
+    pub(super) fn words(&self) -> Words {
+        // SAFETY: inside of the range.
+        Words(unsafe { self.range.base().add(WORDS) }.cast())
+    }
+
     /// The word of a slot, which the row has; writing it cannot fault. `table` is the one that the row belongs to.
-    pub(super) fn lease(&mut self, slot: u32, table: &LeaseTable) -> Result<Lease> {
+    pub(super) fn lease(&self, slot: u32, table: &LeaseTable) -> Result<Lease> {
         let head = head(&self.range);
         head.thread.store(self.thread.unwrap_or(NO_THREAD), Ordering::Relaxed);
+        head.row.store(self.number, Ordering::Relaxed);
         head.table.store(ptr::from_ref(table).cast_mut(), Ordering::Relaxed);
-        let offset = slot as usize * 8;
-        let part = offset / STEP;
-        if self.populated.len() <= part / 64 {
-            self.populated.resize(part / 64 + 1, 0);
-        }
-        // SAFETY: inside of the range, and aligned.
-        let words = unsafe { self.range.base().add(WORDS) };
-        let (bits, bit) = (&mut self.populated[part / 64], 1 << (part % 64));
-        if *bits & bit == 0 {
+        let (populated, bit) = part(head, slot);
+        if populated.load(Ordering::Relaxed) & bit == 0 {
             // A page is at least a step; a larger one is asked for more than once.
             let page_size = rustix::param::page_size();
-            let page = offset & !(page_size - 1);
+            let page = (slot as usize * 8) & !(page_size - 1);
             // SAFETY: the range shows a row there, writable, and rows end at multiples of all page sizes.
-            unsafe { sys::populate(words.add(page), page_size) }
+            unsafe { sys::populate(self.words().0.cast::<u8>().add(page), page_size) }
                 .map_err(|errno| Error::system("memory for a lease row", errno))?;
             step(Step::RowPopulated);
-            *bits |= bit;
+            populated.fetch_or(bit, Ordering::Relaxed);
         }
-        // SAFETY: as above.
-        Ok(Lease(unsafe { words.add(offset) }.cast()))
+        Ok(self.words().lease(slot))
+    }
+}
+
+/// Which bit says that a slot's word has memory.
+fn part(head: &Head, slot: u32) -> (&AtomicU64, u64) {
+    let part = slot as usize * 8 / STEP;
+    (&head.populated[part / 64], 1 << (part % 64))
+}
+
+/// Where the words of a row begin, in a range that stays mapped as long as the importer exists.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Words(NonNull<AtomicU64>);
+
+impl Words {
+    /// One that was kept as a pointer.
+    ///
+    /// # Safety
+    /// It came from [`Words::pointer`], and the importer still exists.
+    pub(super) const unsafe fn from_pointer(words: NonNull<AtomicU64>) -> Self {
+        Self(words)
+    }
+
+    pub(super) const fn pointer(self) -> NonNull<AtomicU64> {
+        self.0
+    }
+
+    const fn lease(self, slot: u32) -> Lease {
+        // SAFETY: a range has room for the words of all slots that a ledger can have.
+        Lease(unsafe { self.0.add(slot as usize) })
+    }
+
+    /// The word of a slot of this table and the number of the row, if this is the thread's row of the table, and the word has
+    /// memory. (In a forked child it is nobody's row.)
+    #[inline]
+    pub(super) fn known(self, slot: u32, thread: u32, table: &LeaseTable) -> Option<(Lease, u32)> {
+        let lease = self.lease(slot);
+        let head = lease.head();
+        let (populated, bit) = part(head, slot);
+        let is_known = ptr::eq(head.table.load(Ordering::Relaxed), table)
+            && head.thread.load(Ordering::Relaxed) == thread
+            && populated.load(Ordering::Relaxed) & bit != 0;
+        is_known.then(|| (lease, head.row.load(Ordering::Relaxed)))
     }
 }

@@ -1,6 +1,7 @@
 //! [`LeaseTable`]: the importer's side of one producer's door.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -9,11 +10,11 @@ use rustix::fs::SealFlags;
 use umf_core::fork;
 use umf_core::lock::Lock;
 use umf_core::step::{Step, step};
-use umf_core::thread;
+use umf_core::thread::{self, ThreadIndex};
 
 use super::layout::{Entry, Header, MAGIC, Shape, State, VERSION, mark};
 use super::owner::Owner;
-use super::row::{Lease, Ranges, Row, Thread};
+use super::row::{Lease, Ranges, Row, Thread, Words};
 use crate::identity::{Nonce, ProcessIdentity};
 use crate::ledger::MAX_SLOTS;
 use crate::sys::{self, SharedMapping};
@@ -34,6 +35,8 @@ pub(crate) struct LeaseTable {
     shape: Shape,
     ranges: Arc<Ranges>,
     rows: Lock<HashMap<Thread, Row>>,
+    /// Where threads may find the words of their rows without the lock: see [`Words::known`].
+    own: [AtomicPtr<AtomicU64>; 64],
     /// Opens until a thread looks for a row again. Written under the lock of `rows`.
     pause: AtomicU32,
     /// What the entries of this process say.
@@ -105,6 +108,7 @@ impl LeaseTable {
             shape,
             ranges,
             rows: Lock::new(HashMap::new()),
+            own: [const { AtomicPtr::new(ptr::null_mut()) }; 64],
             pause: AtomicU32::new(0),
             owner: Owner { state, start_time: identity.start_time, pidfs_inode: identity.pidfs_inode },
             generation: fork::generation(),
@@ -193,12 +197,22 @@ impl LeaseTable {
     ///
     /// Whether the export is current has to be looked at afterwards.
     pub(crate) fn take(&self, slot: u32) -> Result<(Lease, bool)> {
+        let thread = thread::current();
+        if let Some(lease) = thread.and_then(|thread| self.known(slot, thread)) {
+            // SAFETY: the word lies in a row of this table; only this thread writes it.
+            protocol::lease(unsafe { lease.word().as_ref() });
+            step(Step::LeaseCounted);
+            return Ok((lease, true));
+        }
         let mut rows = self.rows.lock();
-        if let Some(thread) = thread::current()
+        if let Some(thread) = thread
             && self.has_or_seeks_row(&rows, Some(thread.get()))
         {
             match self.lease(&mut rows, Some(thread.get()), slot) {
                 Ok(lease) => {
+                    if let Some(row) = rows.get(&Some(thread.get())) {
+                        self.own(thread).store(row.words().pointer().as_ptr(), Ordering::Relaxed);
+                    }
                     // SAFETY: the word lies in a row of this table; only this thread writes it.
                     protocol::lease(unsafe { lease.word().as_ref() });
                     step(Step::LeaseCounted);
@@ -212,10 +226,33 @@ impl LeaseTable {
         }
         let lease = self.lease(&mut rows, None, slot)?;
         // SAFETY: the word lies in a row of this table.
-        unsafe { lease.word().as_ref() }.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        protocol::lease_for_all(unsafe { lease.word().as_ref() });
         step(Step::LeaseCountedForAll);
         Ok((lease, false))
+    }
+
+    /// Where the words of the thread's row may be: threads share the places.
+    #[inline]
+    fn own(&self, thread: ThreadIndex) -> &AtomicPtr<AtomicU64> {
+        &self.own[thread.get() as usize % self.own.len()]
+    }
+
+    /// The word of a slot in the calling thread's own row, marked, if it is known by now: without a lock.
+    #[inline]
+    fn known(&self, slot: u32, thread: ThreadIndex) -> Option<Lease> {
+        let words = NonNull::new(self.own(thread).load(Ordering::Relaxed))?;
+        // SAFETY: stored by `take`; the table keeps `ranges` alive.
+        let words = unsafe { Words::from_pointer(words) };
+        let (lease, row) = words.known(slot, thread.get(), self)?;
+        self.mark(slot, row);
+        Some(lease)
+    }
+
+    /// Says in the door that the row may have something of the slot. Before it has.
+    fn mark(&self, slot: u32, row: u32) {
+        if protocol::mark(self.marks(slot), mark(row)) {
+            step(Step::LeaseMarked);
+        }
     }
 
     fn has_or_seeks_row(&self, rows: &HashMap<Thread, Row>, thread: Thread) -> bool {
@@ -233,7 +270,7 @@ impl LeaseTable {
         match self.lease(&mut self.rows.lock(), None, slot) {
             Ok(lease) => {
                 // SAFETY: the row stays as long as the table.
-                unsafe { lease.word().as_ref() }.fetch_sub(1, Ordering::SeqCst);
+                protocol::give_back_for_all(unsafe { lease.word().as_ref() });
                 step(Step::LeaseGivenBackForAll);
             }
             // No row is left for this process, or no memory for the word.
@@ -246,11 +283,7 @@ impl LeaseTable {
     fn lease(&self, rows: &mut HashMap<Thread, Row>, thread: Thread, slot: u32) -> Result<Lease> {
         let row = self.row(rows, thread)?;
         let lease = row.lease(slot, self)?;
-        let (marks, bit) = (self.marks(slot), mark(row.number));
-        if marks.load(Ordering::Relaxed) & bit == 0 {
-            marks.fetch_or(bit, Ordering::SeqCst);
-            step(Step::LeaseMarked);
-        }
+        self.mark(slot, row.number);
         Ok(lease)
     }
 

@@ -55,7 +55,10 @@ impl<'m> Ring<'m> {
     /// record that another writer is in is not waited for: it is counted as lost.
     pub(crate) fn write(self, fill: impl FnOnce(&'m [AtomicU64])) {
         let ticket = self.words[HEAD].fetch_add(1, Ordering::Relaxed);
-        let place = RING_HEADER + (ticket % self.shape.records as u64) as usize * self.shape.words;
+        let records = self.shape.records as u64;
+        // (A division costs as much as the rest.)
+        let record = if records.is_power_of_two() { ticket & (records - 1) } else { ticket % records };
+        let place = RING_HEADER + record as usize * self.shape.words;
         let (stamp, fields) = (&self.words[place], &self.words[place + 1..place + self.shape.words]);
         if !protocol::record(stamp, ticket, || fill(fields)) {
             self.words[LOST].fetch_add(1, Ordering::Relaxed);

@@ -1,12 +1,13 @@
 //! The producer's side of its ledger.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::fs::SealFlags;
 use umf_core::lock::Lock;
+use umf_core::metadata::Chunks;
 use umf_core::step::{Step, step};
 
 use super::areas::Areas;
@@ -17,8 +18,9 @@ use super::layout::{
 use super::ring::{Ring, Shape};
 use super::statistics::{self, Figures, StatisticsArea};
 use crate::identity::{Nonce, ProcessIdentity};
+use crate::protocol::{self, stack};
 use crate::sys::{self, SharedMapping};
-use crate::{Error, Result, protocol};
+use crate::{Error, Result};
 
 /// How many slots get their pages at a time: 64 KiB of file.
 const RESERVE: u32 = 1024;
@@ -33,7 +35,11 @@ pub(crate) struct LedgerWriter {
     capacity: u32,
     areas: Areas,
     events: Shape,
-    slots: Lock<FreeSlots>,
+    /// Slots that were never used. Whoever takes any slot has the lock.
+    unused: Lock<Unused>,
+    /// The slot that was given back last, and by slot the one before: see [`stack`].
+    free: AtomicU32,
+    links: Chunks<AtomicU32>,
     /// When the event before was recorded, so that who publishes statistics needs no clock.
     recorded: AtomicU64,
     /// When statistics were published last.
@@ -48,10 +54,9 @@ const SHARE: u64 = 50;
 const ADVANCE: u64 = 100_000_000;
 
 #[derive(Debug)]
-struct FreeSlots {
+struct Unused {
     next: u32,
     reserved: u32,
-    free: Vec<u32>,
 }
 
 impl LedgerWriter {
@@ -104,7 +109,9 @@ impl LedgerWriter {
             capacity,
             areas,
             events,
-            slots: Lock::new(FreeSlots { next: 0, reserved: 0, free: Vec::new() }),
+            unused: Lock::new(Unused { next: 0, reserved: 0 }),
+            free: AtomicU32::new(0),
+            links: Chunks::new(),
             recorded: AtomicU64::new(0),
             published: AtomicU64::new(0),
             paid: AtomicU64::new(0),
@@ -186,8 +193,8 @@ impl LedgerWriter {
 
     /// A slot that nothing uses. `reserve` is asked to do its part before some slots are used for the first time.
     pub(crate) fn take(&self, reserve: impl FnOnce(u32, u32) -> Result<()>) -> Result<u32> {
-        let mut slots = self.slots.lock();
-        if let Some(slot) = slots.free.pop() {
+        let mut slots = self.unused.lock();
+        if let Some(slot) = stack::pop(&self.free, |slot| self.links.get(slot)) {
             return Ok(slot);
         }
         let number = slots.next;
@@ -207,6 +214,8 @@ impl LedgerWriter {
             slots.reserved += count;
             step(Step::LedgerGrown);
         }
+        // So that giving it back needs no memory.
+        self.links.get_or_grow(number)?;
         slots.next += 1;
         self.header().slots_used.store(slots.next, Ordering::Release);
         step(Step::LedgerSlotTaken);
@@ -215,15 +224,16 @@ impl LedgerWriter {
 
     /// Gives back a slot whose export was retired (or that was never published).
     pub(crate) fn give_back(&self, number: u32) {
-        self.slots.lock().free.push(number);
+        if let Some(link) = self.links.get(number) {
+            stack::push(&self.free, number, link);
+        }
         step(Step::LedgerSlotGivenBack);
     }
 
     /// Makes an export visible in a slot that [`LedgerWriter::take`] gave, and returns its generation.
     pub(crate) fn publish(&self, number: u32, content: &SlotContent) -> u64 {
         let slot = self.slot(number);
-        let generation = self.next_generation(number);
-        protocol::publish(&slot.generation, generation, || {
+        let generation = protocol::publish(&slot.generation, || {
             slot.device.store(content.device, Ordering::Relaxed);
             slot.inode.store(content.inode, Ordering::Relaxed);
             slot.fd.store(content.fd.cast_unsigned(), Ordering::Relaxed);
@@ -327,14 +337,14 @@ impl LedgerWriter {
     }
 
     pub(crate) fn lock_for_fork(&self) {
-        self.slots.lock_for_fork();
+        self.unused.lock_for_fork();
     }
 
     /// # Safety
     /// [`LedgerWriter::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
     pub(crate) unsafe fn unlock_after_fork(&self) {
         // SAFETY: passed on to the caller.
-        unsafe { self.slots.unlock_after_fork() };
+        unsafe { self.unused.unlock_after_fork() };
     }
 }
 

@@ -1,12 +1,16 @@
 //! The lock-free protocols of this crate, each in one place and generic over where its words live: in a mapping, or
-//! in loom's model (`tests/run --loom`), whose atomics cannot lie in one.
+//! in loom's model (`loom_` tests; in full with `tests/run --loom`), whose atomics cannot lie in one.
 //!
 //! | protocol | between | promise |
 //! |---|---|---|
 //! | [`pin`], [`close`] | a thread that uses an entry and one that evicts it | what is pinned is not closed |
 //! | [`publish`], [`retire`], [`read`] | a producer and its importers | an export is seen whole, and not after it was retired |
-//! | [`lease`], [`retire`] and [`look`] | an importer that opens an export and the producer that frees it | what is open is seen to be open, or does not open |
+//! | [`mark`] and [`lease`], [`retire`] and [`look`] | an importer that opens an export and the producer that frees it | what is open is seen to be open, or does not open |
+//! | [`lease_for_all`], [`give_back_for_all`] | threads that count in one word | what is open is seen to be open, wherever it is closed |
+//! | [`stack`] | threads that give numbers back and one that takes them | each is there once |
 //! | [`record`], [`settled`] | threads that write a ring and whoever reads it | a record is seen whole or not at all; nobody waits |
+
+pub(crate) mod stack;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,10 +18,17 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub(crate) trait Word {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
-    /// Returns what it was.
-    fn swap(&self, value: u64, order: Ordering) -> u64;
+    /// A store that comes after every `fetch_max` that read what it replaces, as every store does: nothing comes between what those
+    /// read and what they wrote. (loom 0.7 does not know that, and swaps.)
+    fn leave(&self, value: u64);
     /// The greater of both stays; returns what it was.
     fn fetch_max(&self, value: u64, order: Ordering) -> u64;
+    /// `fetch_max` and then a fence, both sequentially consistent.
+    fn fetch_max_and_fence(&self, value: u64) -> u64;
+    /// The bits of both are there then; returns what it was.
+    fn fetch_or(&self, bits: u64, order: Ordering) -> u64;
+    /// Modulo 2^64; returns what it was.
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64;
     fn fence(order: Ordering);
 }
 
@@ -33,8 +44,8 @@ impl Word for AtomicU64 {
     }
 
     #[inline]
-    fn swap(&self, value: u64, order: Ordering) -> u64 {
-        self.swap(value, order)
+    fn leave(&self, value: u64) {
+        self.store(value, Ordering::Release);
     }
 
     #[inline]
@@ -43,8 +54,31 @@ impl Word for AtomicU64 {
     }
 
     #[inline]
+    fn fetch_max_and_fence(&self, value: u64) -> u64 {
+        let before = self.fetch_max(value, Ordering::SeqCst);
+        // An instruction that reads and writes atomically is a fence there. (If it had only to read, none was passed.)
+        if !cfg!(all(target_arch = "x86_64", not(miri))) || before >= value {
+            umf_core::barrier::full();
+        }
+        before
+    }
+
+    #[inline]
+    fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
+        self.fetch_or(bits, order)
+    }
+
+    #[inline]
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.fetch_add(value, order)
+    }
+
+    #[inline]
     fn fence(order: Ordering) {
-        core::sync::atomic::fence(order);
+        match order {
+            Ordering::SeqCst => umf_core::barrier::full(),
+            order => core::sync::atomic::fence(order),
+        }
     }
 }
 
@@ -92,10 +126,47 @@ pub(crate) fn lease<W: Word>(lease: &W) {
     W::fence(Ordering::SeqCst);
 }
 
-/// What a word of an importer says, to be asked after the export was retired.
+/// As [`lease`], in a word that several threads write.
+pub(crate) fn lease_for_all<W: Word>(lease: &W) {
+    lease.fetch_add(1, Ordering::Relaxed);
+    W::fence(Ordering::SeqCst);
+}
+
+/// Takes a lease back in a word that several threads write: not that in which it was counted, if that is another thread's.
+pub(crate) fn give_back_for_all<W: Word>(lease: &W) {
+    // Release: as in `unpin`. It also comes after the count in the other word, for whoever sees this one.
+    lease.fetch_add(u64::MAX, Ordering::Release);
+}
+
+/// Says in an export's marks that it may be open in the rows with this bit, if they do not say so. To be done before a
+/// lease is counted: the fence there is for both. Returns whether there was something to do.
+///
+/// What was there for an export before is taken away ([`forget`]) before another is in its slot: who has read that one
+/// ([`read`]) sees it gone.
+pub(crate) fn mark<W: Word>(marks: &W, bit: u64) -> bool {
+    let is_missing = marks.load(Ordering::Relaxed) & bit == 0;
+    if is_missing {
+        marks.fetch_or(bit, Ordering::Relaxed);
+    }
+    is_missing
+}
+
+/// Takes the marks of an export away, which was retired and is not leased any more, before its slot is used again. (An
+/// importer that puts its mark there meanwhile does so for a handle that it will find stale.)
+pub(crate) fn forget<W: Word>(marks: &W) {
+    marks.store(0, Ordering::Relaxed);
+}
+
+/// What a word of an importer says, to be asked after the export was retired, by whomever.
 #[inline]
 pub(crate) fn look<W: Word>(word: &W) -> u64 {
     W::fence(Ordering::SeqCst);
+    look_at_once(word)
+}
+
+/// [`look`], by the thread that has just retired the export: its fence was in [`retire`].
+#[inline]
+pub(crate) fn look_at_once<W: Word>(word: &W) -> u64 {
     word.load(Ordering::Acquire)
 }
 
@@ -118,22 +189,21 @@ pub(crate) fn close<W: Word>(stamp: &W, expected: u64, sum: impl FnOnce() -> u64
     false
 }
 
-/// Makes an export visible: `write` fills its slot, then the generation becomes `next`, an odd number above all that it
-/// was before. Only one thread at a time publishes in a slot.
-///
-/// (`next` is given and not read here because loom 0.7 loses interleavings where a thread reads a word before it
-/// writes it.)
-pub(crate) fn publish<W: Word>(generation: &W, next: u64, write: impl FnOnce()) {
+/// Makes an export visible: `write` fills its slot, then the generation becomes the next one, an odd number above all
+/// that it was before. Returns it. Only one thread at a time publishes in a slot, which is retired or was never used.
+pub(crate) fn publish<W: Word>(generation: &W, write: impl FnOnce()) -> u64 {
+    let next = generation.load(Ordering::Relaxed) + 1;
     // Whoever sees a field of this export also sees that the one before was retired.
     W::fence(Ordering::Release);
     write();
     generation.store(next, Ordering::Release);
+    next
 }
 
 /// Ends the export with this generation; `false` if another thread has done so. Whether somebody has it open is then
-/// asked by [`look`].
+/// asked by [`look`] or [`look_at_once`], before anything becomes of the memory.
 pub(crate) fn retire<W: Word>(generation: &W, current: u64) -> bool {
-    generation.fetch_max(current + 1, Ordering::AcqRel) == current
+    generation.fetch_max_and_fence(current + 1) == current
 }
 
 /// What `fields` yields, if the slot has this generation before and after; otherwise the generation that it has.
@@ -168,9 +238,7 @@ pub(crate) fn record<W: Word>(stamp: &W, ticket: u64, write: impl FnOnce()) -> b
     // Whoever sees a field of this record also sees that it is being written.
     W::fence(Ordering::Release);
     write();
-    // It comes after every `fetch_max` that saw this writer inside. (A store would too, since nothing comes between what
-    // those read and what they wrote; loom 0.7 does not know that.)
-    stamp.swap(stamp_of(ticket), Ordering::Release);
+    stamp.leave(stamp_of(ticket));
     true
 }
 
@@ -188,5 +256,5 @@ pub(crate) fn settled<S, T>(
     (before, content, stamps())
 }
 
-#[cfg(all(test, loom))]
+#[cfg(test)]
 mod model;

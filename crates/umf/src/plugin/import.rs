@@ -1,12 +1,10 @@
 //! [`PluginImport`]: opens what the same plugin exported in another process.
 
 use core::fmt;
-use core::ptr::NonNull;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 use intrusive_collections::{KeyAdapter, RBTree, RBTreeLink, intrusive_adapter};
-use umf_core::fork::{self, ForkAware};
-use umf_core::lock::Lock;
+use umf_core::global::Global;
 use umf_core::{
     Access, Address, Error, Import, ImportRequest, Imported, MemoryKind, NativeBytes, ProviderKind, Result,
 };
@@ -43,52 +41,17 @@ impl<'a> KeyAdapter<'a> for ByBase {
 }
 
 /// All open imports of all plugins: one may be released through another object than the one that opened it.
-struct AllOpened(Lock<Option<RBTree<ByBase>>>);
+static OPENED: Global<Option<RBTree<ByBase>>> = Global::leaf(None);
 
-static OPENED: AllOpened = AllOpened(Lock::new(None));
-
-impl ForkAware for AllOpened {
-    fn prepare(&self) {
-        self.0.lock_for_fork();
-    }
-
-    fn parent(&self) {
-        // SAFETY: `prepare` took it in this thread, or in the one of which this is the forked copy.
-        unsafe { self.0.unlock_after_fork() };
-    }
-
-    fn child(&self) {
-        self.parent();
-    }
+fn holds(base: Address) -> bool {
+    OPENED.lock().as_ref().is_some_and(|opened| !opened.find(&base.to_bits()).is_null())
 }
 
-impl AllOpened {
-    fn take_part_in_forks() {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| {
-            let table: &'static dyn ForkAware = &OPENED;
-            // SAFETY: a static lives for ever; and under the lock nothing is allocated, freed or called. Where there is
-            // no room left, a child may find the lock taken.
-            let _ = unsafe { fork::register_leaf(NonNull::from(table)) };
-        });
-    }
-
-    fn holds(&self, base: Address) -> bool {
-        let tree = self.0.lock();
-        tree.as_ref().is_some_and(|tree| !tree.find(&base.to_bits()).is_null())
-    }
-
-    fn insert(&self, opened: Box<Opened>) {
-        let mut tree = self.0.lock();
-        tree.get_or_insert_with(|| RBTree::new(ByBase::NEW)).insert(opened);
-    }
-
-    fn remove(&self, base: Address, size: usize) -> Option<Box<Opened>> {
-        let mut tree = self.0.lock();
-        let mut cursor = tree.as_mut()?.find_mut(&base.to_bits());
-        cursor.get().filter(|opened| opened.size == size)?;
-        cursor.remove()
-    }
+fn remove(base: Address, size: usize) -> Option<Box<Opened>> {
+    let mut opened = OPENED.lock();
+    let mut cursor = opened.as_mut()?.find_mut(&base.to_bits());
+    cursor.get().filter(|opened| opened.size == size)?;
+    cursor.remove()
 }
 
 impl PluginImport {
@@ -129,7 +92,7 @@ impl PluginImport {
         }
         if access == Access::ReadOnly {
             // Protecting pages that somebody else opened for writing would take them away from there.
-            if self.memory_kind != MemoryKind::Host || OPENED.holds(base) {
+            if self.memory_kind != MemoryKind::Host || holds(base) {
                 let owner = self.instance.owner();
                 return Err(Error::NotSupported { what: "this import as read-only", owner, native: 0 });
             }
@@ -184,7 +147,6 @@ unsafe impl Import for PluginImport {
 
     fn import(&self, request: ImportRequest) -> Result<Imported> {
         let native = self.native_of(&request)?;
-        AllOpened::take_part_in_forks();
         let base = self.instance.open_handle(&native)?;
         let size = request.size;
         let imported = match self.examine(base, size, request.access) {
@@ -196,13 +158,14 @@ unsafe impl Import for PluginImport {
             }
         };
         let instance = Arc::clone(&self.instance);
-        OPENED.insert(Box::new(Opened { link: RBTreeLink::new(), base, size, instance }));
+        let opened = Box::new(Opened { link: RBTreeLink::new(), base, size, instance });
+        OPENED.lock().get_or_insert_with(|| RBTree::new(ByBase::NEW)).insert(opened);
         Ok(imported)
     }
 
     unsafe fn release(&self, imported: Imported) -> Result<()> {
         let address = imported.base;
-        let opened = OPENED.remove(address, imported.size).ok_or(Error::NotAllocated { address })?;
+        let opened = remove(address, imported.size).ok_or(Error::NotAllocated { address })?;
         // SAFETY: it was open until now, and the caller says that nobody uses it.
         unsafe { opened.instance.close_handle(address, opened.size) }
     }

@@ -1,0 +1,62 @@
+//! A process that is forked while another thread makes its first pool: the child makes one too.
+//!
+//! A program of its own, with one test: nothing has used umf before.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Barrier;
+
+use umf_core::conformance::pool::Numbers;
+use umf_core::{Layout, Pool};
+use umf_pool_slab::{SlabPool, SlabSettings};
+
+/// 0 if a pool could be made and used; a process that hangs is ended by its alarm, which its parent sees.
+fn use_a_pool() -> i32 {
+    let made = SlabPool::new(Numbers::new(4096), SlabSettings::default());
+    let Ok(pool) = made else { return 1 };
+    let Ok(layout) = Layout::new(64, 8) else { return 2 };
+    let Ok(block) = pool.allocate(layout) else { return 3 };
+    // SAFETY: the block is ours, and is numbers only.
+    i32::from(unsafe { pool.free(block) }.is_err()) * 4
+}
+
+/// Runs `body` in a forked child that ends within 20 seconds, and returns what `waitpid` says of it.
+fn in_child(body: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child runs `body` alone, and ends without going back to the test.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+    if pid == 0 {
+        // SAFETY: an alarm without a handler ends the process.
+        unsafe { libc::alarm(20) };
+        let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(99);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    status
+}
+
+#[test]
+fn a_child_forked_while_another_thread_makes_the_first_pool_makes_its_own() {
+    for round in 0..1_000_u32 {
+        let status = in_child(|| {
+            let begin = Barrier::new(2);
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| {
+                    begin.wait();
+                    use_a_pool()
+                });
+                begin.wait();
+                for _ in 0..round * 17 % 4000 {
+                    std::hint::spin_loop();
+                }
+                let status = in_child(use_a_pool);
+                let code = other.join().unwrap_or(98);
+                if status == 0 { code } else { 50 }
+            })
+        });
+        assert_eq!(status, 0, "round {round}: 0x3200 stands for a child of the child that hung or failed");
+    }
+}
