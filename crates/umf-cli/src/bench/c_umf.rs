@@ -19,6 +19,9 @@ type Opaque = *mut c_void;
 /// All sizes of the workloads are pooled.
 const LARGEST_POOLED: usize = 4 << 20;
 
+/// How many slabs it keeps per bucket: all that the workloads free at a time. (With its default it unmaps most large blocks.)
+const CAPACITY: usize = 64;
+
 /// Whom the memory of its pool is for.
 #[derive(Clone, Copy)]
 pub(super) enum Memory {
@@ -111,6 +114,8 @@ impl CUmf {
             )?;
             let set = function::<SetSize>(&library, "umfDisjointPoolParamsSetMaxPoolableSize")?;
             check("largest pooled", set(settings, LARGEST_POOLED))?;
+            let set = function::<SetSize>(&library, "umfDisjointPoolParamsSetCapacity")?;
+            check("capacity", set(settings, CAPACITY))?;
             let ops = function::<Ops>(&library, "umfDisjointPoolOps")?();
             let create = function::<CreatePool>(&library, "umfPoolCreate")?;
             check("pool", create(ops, provider, settings, 0, &raw mut pool))?;

@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::{output, timing};
 
 /// How often each allocator has its turn in a row.
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 5;
 /// The shortest batch: what is allocated and then freed in reverse is that many.
 const LEAST: usize = 64;
 
@@ -67,8 +67,13 @@ fn plans(quick: bool) -> Vec<(String, Plan)> {
     let (shorter, fewer) = if quick { (QUICK, FEWER) } else { (1, 1) };
     let plan = |order, sizes: Sizes, threads, touched: bool| {
         let sizes = sizes.with_fewer(fewer);
-        // To write to all pages of large blocks takes as much longer.
-        let slower = if touched && sizes.name == LARGE.name { 16 } else { 1 };
+        // To write to all pages of large blocks takes as much longer, and as few of them fit between two threads.
+        let slower = match order {
+            _ if sizes.name != LARGE.name => 1,
+            _ if touched => 16,
+            Order::CrossFree => 4,
+            _ => 1,
+        };
         Plan { order, sizes, threads, touched, batch: (sizes.batch / slower / shorter).max(LEAST) }
     };
     let mut plans = Vec::new();

@@ -170,6 +170,7 @@ fn loom_a_record_is_seen_whole() {
             let record = Arc::clone(&record);
             thread::spawn(move || {
                 withdraw(&record.sequence);
+                assert_eq!(record.read(), None, "nobody's");
                 record.publish(2);
             })
         };
