@@ -6,14 +6,9 @@
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::AtomicU32;
 
-use crate::sys;
-
-const FREE: u32 = 0;
-const TAKEN: u32 = 1;
-const CONTENDED: u32 = 2;
-const SPINS: u32 = 100;
+mod protocol;
 
 /// A lock around a `T`. Waiting spins shortly, then sleeps on a futex.
 #[derive(Debug, Default)]
@@ -30,38 +25,18 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 impl<T> Lock<T> {
     /// A free lock around `value`.
     pub const fn new(value: T) -> Self {
-        Self { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+        Self { state: AtomicU32::new(protocol::FREE), value: UnsafeCell::new(value) }
     }
 
     /// Waits for the lock.
     pub fn lock(&self) -> LockGuard<'_, T> {
-        if self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            self.lock_contended();
-        }
+        protocol::take(&self.state);
         LockGuard { lock: self, not_send: PhantomData }
     }
 
     /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<LockGuard<'_, T>> {
-        self.state
-            .compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed)
-            .ok()
-            .map(|_| LockGuard { lock: self, not_send: PhantomData })
-    }
-
-    #[cold]
-    fn lock_contended(&self) {
-        for _ in 0..SPINS {
-            core::hint::spin_loop();
-            if self.state.load(Ordering::Relaxed) == FREE
-                && self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
-            {
-                return;
-            }
-        }
-        while self.state.swap(CONTENDED, Ordering::Acquire) != FREE {
-            sys::futex_wait(&self.state, CONTENDED);
-        }
+        protocol::try_take(&self.state).then_some(LockGuard { lock: self, not_send: PhantomData })
     }
 
     /// Takes the lock and keeps it without a guard, for [`Lock::unlock_after_fork`].
@@ -88,9 +63,7 @@ impl<T> Lock<T> {
     }
 
     fn unlock(&self) {
-        if self.state.swap(FREE, Ordering::Release) == CONTENDED {
-            sys::futex_wake_one(&self.state);
-        }
+        protocol::let_go(&self.state);
     }
 }
 
