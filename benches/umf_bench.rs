@@ -1,6 +1,6 @@
 //! `cargo bench -p umf-benches` is `umf bench` with all peers built in: one set of workloads, in `crates/umf-cli/src/bench`.
 
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 
 /// Builds the `umf` command with all peers and has it measure `area`. What stands behind `--` goes to it:
 /// `cargo bench -p umf-benches --bench ipc -- --json --peer-umf PATH`.
@@ -15,7 +15,9 @@ pub fn umf_bench(area: &str) -> ExitCode {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["run", "--quiet", "--release", "--package", "umf-cli"]);
     if for_comparing {
-        cargo.args(["--features", "peers"]);
+        // What builds snmalloc is not everywhere; without it the run says that it is missing.
+        let builds_snmalloc = is_there("cmake") && is_there("c++");
+        cargo.args(["--features", if builds_snmalloc { "peers,snmalloc" } else { "peers" }]);
     }
     cargo.args(["--", "bench", area]).args(arguments);
     if !for_comparing {
@@ -27,4 +29,9 @@ pub fn umf_bench(area: &str) -> ExitCode {
         Ok(_) => ExitCode::FAILURE,
         Err(_) => ExitCode::from(127),
     }
+}
+
+fn is_there(program: &str) -> bool {
+    let version = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    version.is_ok_and(|status| status.success())
 }

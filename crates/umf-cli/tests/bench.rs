@@ -3,6 +3,7 @@
 // Functions that tests share are tests to us, if not to clippy.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -15,8 +16,8 @@ fn umf(arguments: &[&str]) -> Command {
 }
 
 /// The rows of a short run.
-fn rows(area: &str) -> Vec<Value> {
-    let output = umf(&[area, "--quick", "--json"]).output().unwrap();
+fn rows(arguments: &[&str]) -> Vec<Value> {
+    let output = umf(arguments).args(["--quick", "--json"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let rows: Vec<Value> = String::from_utf8(output.stdout)
         .unwrap()
@@ -25,8 +26,9 @@ fn rows(area: &str) -> Vec<Value> {
         .collect();
     for row in &rows {
         let (value, min) = (row["value"].as_f64().unwrap(), row["min"].as_f64().unwrap());
-        assert!(value > 0.0 && min > 0.0, "{row}");
-        assert!(["ns", "GB/s"].contains(&row["unit"].as_str().unwrap()), "{row}");
+        let is_difference = row["name"] == "pool.find_pool.more";
+        assert!(is_difference || value > 0.0 && min > 0.0, "{row}");
+        assert!(["ns", "GB/s", "x", "%"].contains(&row["unit"].as_str().unwrap()), "{row}");
         assert_eq!(row.get("peer").is_some(), row.get("peer_value").is_some());
         assert_eq!(row.get("peer").is_some(), row.get("ratio").is_some());
     }
@@ -39,7 +41,7 @@ fn has(rows: &[Value], name: &str) -> bool {
 
 #[test]
 fn ipc_rows() {
-    let rows = rows("ipc");
+    let rows = rows(&["ipc"]);
     for name in [
         "marker.cache_line",
         "marker.memcpy",
@@ -60,18 +62,60 @@ fn ipc_rows() {
     assert_eq!(cold["peer"], "bare system calls");
 }
 
+/// With glibc, the one peer that is everywhere.
+fn has_peer(rows: &[Value], name: &str) -> bool {
+    rows.iter().any(|row| row["name"] == *name && row["peer"] == "glibc")
+}
+
 #[test]
 fn pool_rows() {
-    let rows = rows("pool");
-    assert!(has(&rows, "pool.find_pool"));
+    let rows = rows(&["pool"]);
+    let orders = ["pair", "lifo", "fifo", "random", "xfree"];
     for size in ["small", "large"] {
-        for order in ["pair", "lifo", "random"] {
-            for threads in ["1t", "2t"] {
-                let name = format!("pool.{size}.{order}.{threads}");
-                assert!(rows.iter().any(|row| row["name"] == *name && row["peer"] == "glibc"), "{name}");
+        for order in orders {
+            for threads in [1, 2, 4] {
+                let name = format!("pool.{size}.{order}.{threads}t");
+                assert!(has_peer(&rows, &name), "{name}");
             }
+            let name = format!("pool.touched.{size}.{order}.1t");
+            assert!(has_peer(&rows, &name), "{name}");
         }
+        for threads in [1, 2, 4, 8] {
+            let name = format!("pool.{size}.larson.{threads}t");
+            assert!(has_peer(&rows, &name), "{name}");
+        }
+        let name = format!("pool.churn.reserved_over_live.{size}");
+        assert!(has_peer(&rows, &name), "{name}");
+        let churned = rows.iter().find(|row| row["name"] == *name).unwrap();
+        assert!(churned["value"].as_f64().unwrap() >= 1.0, "what lives was reserved: {churned}");
     }
+    for name in ["pool.mixed.random.1t", "pool.mixed.larson.2t", "pool.threads.8", "pool.threads.8.large"] {
+        assert!(has_peer(&rows, name), "{name}");
+    }
+    for name in ["pool.find_pool", "pool.find_pool.more", "pool.metadata"] {
+        assert!(has(&rows, name), "{name}");
+    }
+}
+
+#[test]
+fn only_the_rows_that_are_asked_for() {
+    let rows = rows(&["pool", "--rows", "small.pair,find_pool.more"]);
+    let names: BTreeSet<&str> = rows.iter().filter_map(|row| row["name"].as_str()).collect();
+    let expected = [
+        "marker.cache_line",
+        "marker.memcpy",
+        "pool.find_pool.more",
+        "pool.small.pair.1t",
+        "pool.small.pair.2t",
+        "pool.small.pair.4t",
+        "pool.touched.small.pair.1t",
+        "pool.touched.small.pair.2t",
+    ];
+    assert_eq!(names, BTreeSet::from(expected));
+    let output = umf(&["pool", "--quick", "--rows", "nothing"]).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("--rows nothing: no row"), "{stderr}");
 }
 
 #[test]

@@ -81,7 +81,7 @@ impl Rows {
             min: rounded(ours.min),
             peer: peer.map(|(peer, _)| peer),
             peer_value: peer.map(|(_, peer)| rounded(peer.median)),
-            ratio: peer.map(|(_, peer)| rounded(ours.median / peer.median)),
+            ratio: peer.map(|(_, peer)| rounded(ours.median / peer.median)).filter(|ratio| ratio.is_finite()),
         };
         if self.json {
             let line = serde_json::to_string(&row).map_err(std::io::Error::from)?;
