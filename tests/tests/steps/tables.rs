@@ -41,18 +41,15 @@ pub(crate) const QUESTIONS: &[&str] = &[
 /// Calls that change what others see though they are no system calls: memory that is shared, the traits of providers,
 /// what the caches hold. By crate.
 pub(crate) const CHANGES: &[(&str, &[&str])] = &[
-    (
-        "crates/umf-core",
-        &["provider.allocate", "provider.free", "ability.split", "ability.merge", "observer.before_free"],
-    ),
+    ("crates/umf-core", &["provider.allocate", "provider.free", "ability.split", "ability.merge"]),
     ("crates/umf-domain", &["sys::close_inherited", "bits::set", "bits::clear"]),
     (
         "crates/umf-ipc",
         &[
             "lease.give_back",
-            "marks.fetch_or",
             "state.compare_exchange",
             "pin.pin_and_lease",
+            "protocol::mark",
             "protocol::publish",
             "protocol::retire",
             "sys::close_inherited",

@@ -198,37 +198,40 @@ impl LeaseTable {
     /// Whether the export is current has to be looked at afterwards.
     pub(crate) fn take(&self, slot: u32) -> Result<(Lease, bool)> {
         let thread = thread::current();
-        if let Some(lease) = thread.and_then(|thread| self.known(slot, thread)) {
+        let known = thread.and_then(|thread| self.known(slot, thread));
+        if let Some(lease) = known.or_else(|| self.sought(slot, thread?)) {
             // SAFETY: the word lies in a row of this table; only this thread writes it.
             protocol::lease(unsafe { lease.word().as_ref() });
             step(Step::LeaseCounted);
             return Ok((lease, true));
         }
-        let mut rows = self.rows.lock();
-        if let Some(thread) = thread
-            && self.has_or_seeks_row(&rows, Some(thread.get()))
-        {
-            match self.lease(&mut rows, Some(thread.get()), slot) {
-                Ok(lease) => {
-                    if let Some(row) = rows.get(&Some(thread.get())) {
-                        self.own(thread).store(row.words().pointer().as_ptr(), Ordering::Relaxed);
-                    }
-                    // SAFETY: the word lies in a row of this table; only this thread writes it.
-                    protocol::lease(unsafe { lease.word().as_ref() });
-                    step(Step::LeaseCounted);
-                    return Ok((lease, true));
-                }
-                Err(error) => {
-                    tracing::debug!(%error, "this thread has no lease row of its own");
-                    self.pause.store(OPENS_BETWEEN, Ordering::Relaxed);
-                }
-            }
-        }
-        let lease = self.lease(&mut rows, None, slot)?;
+        let lease = self.lease(&mut self.rows.lock(), None, slot)?;
         // SAFETY: the word lies in a row of this table.
         protocol::lease_for_all(unsafe { lease.word().as_ref() });
         step(Step::LeaseCountedForAll);
         Ok((lease, false))
+    }
+
+    /// The word of a slot in the calling thread's own row, which it gets if it has none, if it can have one.
+    fn sought(&self, slot: u32, thread: ThreadIndex) -> Option<Lease> {
+        let number = Some(thread.get());
+        let mut rows = self.rows.lock();
+        if !self.has_or_seeks_row(&rows, number) {
+            return None;
+        }
+        match self.lease(&mut rows, number, slot) {
+            Ok(lease) => {
+                if let Some(row) = rows.get(&number) {
+                    self.own(thread).store(row.words().pointer().as_ptr(), Ordering::Relaxed);
+                }
+                Some(lease)
+            }
+            Err(error) => {
+                tracing::debug!(%error, "this thread has no lease row of its own");
+                self.pause.store(OPENS_BETWEEN, Ordering::Relaxed);
+                None
+            }
+        }
     }
 
     /// Where the words of the thread's row may be: threads share the places.
