@@ -91,7 +91,7 @@ pub(crate) const PASSED_ON: &[(&str, &str)] = &[
     ("crates/umf-ipc", "SharedMapping::at"),
     ("crates/umf-ipc", "SharedMapping::new"),
     ("crates/umf-ipc", "SharedMapping::keep_from_children"),
-    ("crates/umf-ipc", "Front::map"),
+    ("crates/umf-ipc", "Front::new"),
     ("providers/host", "sys::memfd"),
     ("providers/host", "sys::set_attribute"),
     ("providers/host", "sys::set_size"),

@@ -98,7 +98,7 @@ impl Door {
         step(Step::DoorFileMade);
         sys::reserve(&fd, 0, shape.marks())
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
-        let front = Front::map(&fd, shape)?;
+        let front = Front::new(&fd, shape)?;
         step(Step::DoorMapped);
         sys::add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|errno| Error::system("sealing of the lease table", errno))?;

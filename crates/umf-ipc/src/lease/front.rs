@@ -16,7 +16,7 @@ pub(super) struct Front {
 
 impl Front {
     /// Maps the front of a door of this shape, which the file is known to have. Forked children do not get it.
-    pub(super) fn map(fd: impl AsFd, shape: Shape) -> Result<Self> {
+    pub(super) fn new(fd: impl AsFd, shape: Shape) -> Result<Self> {
         let size = usize::try_from(shape.front()).unwrap_or(usize::MAX);
         let mut mapping = SharedMapping::new(fd, size, true)
             .map_err(|errno| Error::system("mmap of the lease table", errno))?;

@@ -80,7 +80,7 @@ impl LeaseTable {
         if shape.rows == 0 || size != shape.size() {
             return Err(misbehaved("its door has another size than its ledger says"));
         }
-        let front = Front::map(&fd, shape)?;
+        let front = Front::new(&fd, shape)?;
         step(Step::TableMapped);
         if identity.start_time == 0 && identity.pidfs_inode == 0 {
             // Then the producer must not be able to know better (on an old kernel, without `/proc`).

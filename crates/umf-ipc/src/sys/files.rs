@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::Result;
+use crate::sys::Result;
 
 /// Device and inode of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

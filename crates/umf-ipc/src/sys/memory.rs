@@ -10,7 +10,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::process::Resource;
 use umf_core::step::{Step, step};
 
-use super::{Result, identity};
+use crate::sys::{Result, identity};
 
 /// A sealable, close-on-exec memfd of `size` bytes, none of them allocated.
 ///

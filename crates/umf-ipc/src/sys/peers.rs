@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use super::{Result, effective_uid, pidfd_open};
+use crate::sys::{Result, effective_uid, pidfd_open};
 
 /// Who is at the other end of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource};
 
-use super::Result;
+use crate::sys::Result;
 
 pub(crate) fn pid() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get().cast_unsigned()

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::Result;
+use crate::sys::Result;
 
 /// A range of address space with nothing in it: what is written there goes nowhere, what is read is zero. Unmapped when
 /// dropped, whatever was put there meanwhile.
