@@ -42,14 +42,16 @@ pub(crate) const QUESTIONS: &[&str] = &[
 /// what the caches hold. By crate.
 pub(crate) const CHANGES: &[(&str, &[&str])] = &[
     ("crates/umf-core", &["provider.allocate", "provider.free", "ability.split", "ability.merge"]),
-    ("crates/umf-domain", &["sys::close_inherited", "bits::set", "bits::clear"]),
+    ("crates/umf-domain", &["sys::close_inherited", "sys::reserve", "bits::set", "bits::clear"]),
     (
         "crates/umf-ipc",
         &[
             "lease.give_back",
+            "protocol::mark",
+            "protocol::lease_for_all",
+            "protocol::give_back_for_all",
             "state.compare_exchange",
             "pin.pin_and_lease",
-            "protocol::mark",
             "protocol::publish",
             "protocol::retire",
             "sys::close_inherited",
@@ -78,7 +80,6 @@ pub(crate) const PASSED_ON: &[(&str, &str)] = &[
     ("crates/umf-domain", "Mapping::keep_from_children"),
     ("crates/umf-domain", "Mapping::new"),
     ("crates/umf-domain", "sys::memfd"),
-    ("crates/umf-domain", "sys::reserve"),
     ("crates/umf-domain", "sys::socket"),
     ("crates/umf-ipc", "sys::peer_pidfd"),
     ("crates/umf-ipc", "sys::populate"),
@@ -87,6 +88,7 @@ pub(crate) const PASSED_ON: &[(&str, &str)] = &[
     ("crates/umf-ipc", "SharedMapping::at"),
     ("crates/umf-ipc", "SharedMapping::new"),
     ("crates/umf-ipc", "SharedMapping::keep_from_children"),
+    ("crates/umf-ipc", "Front::new"),
     ("providers/host", "sys::memfd"),
     ("providers/host", "sys::set_attribute"),
     ("providers/host", "sys::set_size"),
