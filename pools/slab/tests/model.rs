@@ -6,7 +6,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use umf_core::conformance::Borrower;
 use umf_core::conformance::pool::Numbers;
-use umf_core::{Address, Error, Layout, Pool};
+use umf_core::{Address, BlockSpan, Error, Layout, Pool};
 use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
 
 #[derive(Clone, Debug)]
@@ -16,6 +16,13 @@ enum Step {
         align: usize,
     },
     Free(usize),
+    /// Free in another thread, which then ends.
+    FreeElsewhere(usize),
+    /// Ask what lies at an address in a live block.
+    Ask {
+        index: usize,
+        offset: u64,
+    },
     /// Free what another process has open; it closes the block when [`Step::Close`] says so.
     FreeLeased(usize),
     Close(usize),
@@ -34,11 +41,13 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         20 => (size, 0_u32..22).prop_map(|(size, bits)| Step::Allocate { size, align: 1 << bits }),
         14 => any::<usize>().prop_map(Step::Free),
+        1 => any::<usize>().prop_map(Step::FreeElsewhere),
+        2 => (any::<usize>(), any::<u64>()).prop_map(|(index, offset)| Step::Ask { index, offset }),
         4 => any::<usize>().prop_map(Step::FreeLeased),
         3 => any::<usize>().prop_map(Step::Close),
         1 => Just(Step::Poll),
         4 => (any::<usize>(), 1_u64..100_000).prop_map(|(index, offset)| Step::FreeWrong { index, offset }),
-        1 => (0_usize..32 << 20).prop_map(Step::Trim),
+        1 => prop_oneof![Just(0_usize), 0_usize..32 << 20].prop_map(Step::Trim),
         1 => (0_u64..4).prop_map(Step::FailAfter),
         1 => Just(Step::Recover),
     ]
@@ -46,15 +55,16 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn settings() -> impl Strategy<Value = SlabSettings> {
     let sizes = prop_oneof![Just(0_usize), Just(20_000), Just(2 << 20), Just(16 << 20)];
-    (3_u32..13, sizes, 0_u32..5, prop_oneof![Just(64_usize << 10), Just(1 << 20)]).prop_map(
-        |(bits, poolable, capacity, slab)| {
-            SlabSettings::new()
-                .min_block_size(1 << bits)
-                .max_poolable_size(poolable)
-                .capacity(capacity)
-                .slab_min_size(slab)
-        },
-    )
+    let slabs = prop_oneof![Just(64_usize << 10), Just(1 << 20)];
+    let kept = prop_oneof![Just(0_usize), Just(300_000), Just(8 << 20)];
+    (3_u32..13, sizes, 0_u32..5, slabs, kept).prop_map(|(bits, poolable, capacity, slab, kept)| {
+        SlabSettings::new()
+            .min_block_size(1 << bits)
+            .max_poolable_size(poolable)
+            .capacity(capacity)
+            .slab_min_size(slab)
+            .thread_cache_size(kept)
+    })
 }
 
 /// Blocks by their start, with their end.
@@ -74,14 +84,24 @@ fn touches(blocks: &Blocks, (start, end): (u64, u64)) -> bool {
 
 const LIMIT: u64 = 64 << 20;
 
+/// Ten million operations in all with `UMF_TESTS_LONG=1` (`tests/run --long`), otherwise a few ten thousand.
+fn cases() -> ProptestConfig {
+    let long = std::env::var_os("UMF_TESTS_LONG").is_some_and(|value| value == "1");
+    ProptestConfig::with_cases(if long { LONG } else { 150 })
+}
+
+/// How many lists of half of [`STEPS`] steps on average come to ten million.
+const LONG: u32 = 10_000_000 / (STEPS as u32 / 2);
+const STEPS: usize = 600;
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
+    #![proptest_config(cases())]
 
     #[test]
     fn agrees_with_a_plain_reference(
         settings in settings(),
         page in prop_oneof![Just(256_usize), Just(4096), Just(64 << 10), Just(2 << 20)],
-        steps in prop::collection::vec(step(), 1..600),
+        steps in prop::collection::vec(step(), 1..=STEPS),
         max_held in prop_oneof![Just(0_u64), Just(100_000), Just(4 << 20)],
         ends_leased in any::<bool>(),
     ) {
@@ -125,6 +145,18 @@ proptest! {
                     prop_assert!(expected, "{:?}", second);
                     live.remove(&start);
                 },
+                Step::FreeElsewhere(index) => if let Some((start, _)) = nth(&live, index) {
+                    // SAFETY: nobody uses the block.
+                    let free = || unsafe { pool.free(Address::from_bits(start)) };
+                    let freed = std::thread::scope(|scope| scope.spawn(free).join()).unwrap();
+                    prop_assert_eq!(freed, Ok(()));
+                    live.remove(&start);
+                },
+                Step::Ask { index, offset } => if let Some((start, end)) = nth(&live, index) {
+                    let block = BlockSpan { address: Address::from_bits(start), size: (end - start) as usize };
+                    let inside = Address::from_bits(start + offset % (end - start));
+                    prop_assert_eq!(pool.block_at(inside), Ok(block));
+                },
                 Step::FreeLeased(index) => if let Some((start, end)) = nth(&live, index) {
                     let address = Address::from_bits(start);
                     pool.mark_exported(address).unwrap();
@@ -161,6 +193,9 @@ proptest! {
                     let went = pool.trim(keep).unwrap();
                     closed.clear();
                     prop_assert_eq!(pool.statistics().reserved_bytes, before - went as u64);
+                    if keep == 0 && live.is_empty() && open.is_empty() {
+                        prop_assert_eq!(provider.live_regions(), 0);
+                    }
                 }
                 Step::FailAfter(n) => provider.fail_after(Some(n)),
                 Step::Recover => provider.fail_after(None),
@@ -174,7 +209,8 @@ proptest! {
             prop_assert_eq!(statistics.reserved_bytes, provider.live_bytes() as u64);
             prop_assert_eq!(statistics.regions, provider.live_regions() as u64);
             prop_assert_eq!(limit.used(), statistics.reserved_bytes);
-            prop_assert!(statistics.reserved_bytes <= LIMIT);
+            prop_assert!(statistics.reserved_bytes <= LIMIT && statistics.peak_reserved_bytes <= LIMIT);
+            prop_assert!(statistics.reserved_bytes >= statistics.live_bytes + statistics.held_bytes);
         }
         for &start in live.keys() {
             // SAFETY: nobody uses the block.

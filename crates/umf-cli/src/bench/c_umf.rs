@@ -2,7 +2,7 @@
 //!
 //! The prototypes are those of its headers. What is made here lives as long as the process.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use std::ptr;
 
@@ -16,8 +16,18 @@ pub(super) const NAME: &str = "umf (C)";
 type Status = c_int;
 type Opaque = *mut c_void;
 
-const VISIBILITY_SHARED: c_uint = 2;
-const LARGEST_POOLED: usize = 8 << 20;
+/// All sizes of the workloads are pooled.
+const LARGEST_POOLED: usize = 4 << 20;
+
+/// How many slabs it keeps per bucket: all that the workloads free at a time. (With its default it unmaps most large blocks.)
+const CAPACITY: usize = 64;
+
+/// Whom the memory of its pool is for.
+#[derive(Clone, Copy)]
+pub(super) enum Memory {
+    Private = 1,
+    Shared = 2,
+}
 
 /// A call that the library refused.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -27,13 +37,18 @@ pub(super) struct Refused {
     status: Status,
 }
 
-/// The library with a pool over shared memory.
+/// `umfCtlGet`: a variable by name, with what stands for `{}` in the name behind its size.
+type Read = unsafe extern "C" fn(*const c_char, *mut c_void, usize, ...) -> Status;
+
+/// The library with a disjoint pool.
 pub(super) struct CUmf {
     pool: Opaque,
     handler: Opaque,
+    provider: Opaque,
     malloc: unsafe extern "C" fn(Opaque, usize) -> Opaque,
     free: unsafe extern "C" fn(Opaque) -> Status,
-    pool_by_pointer: unsafe extern "C" fn(*const c_void, *mut Opaque) -> Status,
+    free_in_pool: unsafe extern "C" fn(Opaque, Opaque) -> Status,
+    read: Read,
     get: unsafe extern "C" fn(*const c_void, *mut Opaque, *mut usize) -> Status,
     put: unsafe extern "C" fn(Opaque) -> Status,
     open: unsafe extern "C" fn(Opaque, Opaque, *mut Opaque) -> Status,
@@ -48,11 +63,11 @@ unsafe impl Send for CUmf {}
 unsafe impl Sync for CUmf {}
 
 impl CUmf {
-    /// Opens the library and makes a disjoint pool over shared memory.
+    /// Opens the library and makes a disjoint pool.
     ///
     /// # Errors
     /// It cannot be loaded, or does not do that.
-    pub(super) fn open(path: &Path) -> Result<CUmf, Failure> {
+    pub(super) fn open(path: &Path, memory: Memory) -> Result<CUmf, Failure> {
         let wrong =
             |error: &dyn std::fmt::Display| Failure::Told(format!("--peer-umf {}: {error}", path.display()));
         // SAFETY: whoever asks for the peer trusts its code to run.
@@ -63,12 +78,12 @@ impl CUmf {
             })?;
         // SAFETY: each type is the prototype in the headers of release 1.x of the library; the calls are in the order
         // that they ask for, with pointers to live locals.
-        unsafe { Self::make(library) }.map_err(|error| wrong(&error))
+        unsafe { Self::make(library, memory) }.map_err(|error| wrong(&error))
     }
 
     /// # Safety
     /// `library` is a libumf of release 1.x.
-    unsafe fn make(library: Library) -> Result<CUmf, String> {
+    unsafe fn make(library: Library, memory: Memory) -> Result<CUmf, String> {
         type Ops = unsafe extern "C" fn() -> *const c_void;
         type Create = unsafe extern "C" fn(*mut Opaque) -> Status;
         type SetVisibility = unsafe extern "C" fn(Opaque, c_uint) -> Status;
@@ -89,7 +104,7 @@ impl CUmf {
                 function::<Create>(&library, "umfOsMemoryProviderParamsCreate")?(&raw mut settings),
             )?;
             let set = function::<SetVisibility>(&library, "umfOsMemoryProviderParamsSetVisibility")?;
-            check("visibility", set(settings, VISIBILITY_SHARED))?;
+            check("visibility", set(settings, memory as c_uint))?;
             let ops = function::<Ops>(&library, "umfOsMemoryProviderOps")?();
             let create = function::<CreateProvider>(&library, "umfMemoryProviderCreate")?;
             check("provider", create(ops, settings, &raw mut provider))?;
@@ -99,6 +114,8 @@ impl CUmf {
             )?;
             let set = function::<SetSize>(&library, "umfDisjointPoolParamsSetMaxPoolableSize")?;
             check("largest pooled", set(settings, LARGEST_POOLED))?;
+            let set = function::<SetSize>(&library, "umfDisjointPoolParamsSetCapacity")?;
+            check("capacity", set(settings, CAPACITY))?;
             let ops = function::<Ops>(&library, "umfDisjointPoolOps")?();
             let create = function::<CreatePool>(&library, "umfPoolCreate")?;
             check("pool", create(ops, provider, settings, 0, &raw mut pool))?;
@@ -109,9 +126,11 @@ impl CUmf {
             Ok(CUmf {
                 pool,
                 handler,
+                provider,
                 malloc: function(&library, "umfPoolMalloc")?,
                 free: function(&library, "umfFree")?,
-                pool_by_pointer: function(&library, "umfPoolByPtr")?,
+                free_in_pool: function(&library, "umfPoolFree")?,
+                read: function(&library, "umfCtlGet")?,
                 get: function(&library, "umfGetIPCHandle")?,
                 put: function(&library, "umfPutIPCHandle")?,
                 open: function(&library, "umfOpenIPCHandle")?,
@@ -128,7 +147,7 @@ impl CUmf {
         if pointer.is_null() { Err(Refused { call: "umfPoolMalloc", status: 0 }) } else { Ok(pointer) }
     }
 
-    /// Frees a block.
+    /// Frees a block, of whatever pool.
     ///
     /// # Safety
     /// The block came from [`CUmf::allocate`] and is not used any more.
@@ -137,11 +156,23 @@ impl CUmf {
         told("umfFree", unsafe { (self.free)(pointer) })
     }
 
-    /// Looks up the pool of an address, whatever it is.
-    pub(super) fn find_pool(&self, pointer: *const c_void) -> Result<(), Refused> {
-        let mut pool = ptr::null_mut();
-        // SAFETY: the library looks the address up and does not use it; `pool` is a live local.
-        told("umfPoolByPtr", unsafe { (self.pool_by_pointer)(pointer, &raw mut pool) })
+    /// Frees a block of which the caller knows the pool.
+    ///
+    /// # Safety
+    /// As [`CUmf::free`].
+    pub(super) unsafe fn free_in_pool(&self, pointer: *mut c_void) -> Result<(), Refused> {
+        // SAFETY: the caller's contract; the pool is live.
+        told("umfPoolFree", unsafe { (self.free_in_pool)(self.pool, pointer) })
+    }
+
+    /// Bytes that the pool has from its provider, as the provider counts them.
+    pub(super) fn provider_bytes(&self) -> Option<u64> {
+        let name = c"umf.provider.by_handle.{}.stats.allocated_memory";
+        let mut bytes = 0_usize;
+        // SAFETY: the name asks for one value, the provider's handle, and yields a `size_t` into a live local.
+        let status =
+            unsafe { (self.read)(name.as_ptr(), (&raw mut bytes).cast(), size_of::<usize>(), self.provider) };
+        (status == 0).then_some(bytes as u64)
     }
 
     /// Exports a block and gives the export back.

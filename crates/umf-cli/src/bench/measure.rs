@@ -51,32 +51,38 @@ pub(super) fn singly<E: std::fmt::Display>(
     Measured::of(values)
 }
 
-/// As [`one`], on `count` threads that begin together, each on a processor of its own as far as there are; `measure` is
-/// what thread `number` does, and says its values.
+/// As [`one`], on `count` threads; `measure` is what thread `number` does, and says its values.
 pub(super) fn threads<E: std::fmt::Display + Send>(
     count: usize,
     measure: impl Fn(usize) -> Result<Vec<f64>, E> + Sync,
 ) -> Result<Measured, Failure> {
+    Measured::of(gather(count, measure)?.concat())
+}
+
+/// What `run` yields on each of `count` threads that begin together, each on a processor of its own as far as there are.
+pub(super) fn gather<T: Send, E: std::fmt::Display + Send>(
+    count: usize,
+    run: impl Fn(usize) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, Failure> {
     let barrier = Barrier::new(count);
-    let run = |number| {
+    let begin = |number| {
         if count > 1 {
             // Where it is refused, the marker tells how the threads ran.
             let _ = processors::stay_on(number);
         }
         barrier.wait();
-        measure(number)
+        run(number)
     };
-    let run = &run;
+    let begin = &begin;
     let results: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..count).map(|number| scope.spawn(move || run(number))).collect();
+        let threads: Vec<_> = (0..count).map(|number| scope.spawn(move || begin(number))).collect();
         threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
     });
-    let mut all = Vec::new();
-    for result in results {
-        let values = result.map_err(|_| Failure::Told("a measuring thread panicked".to_owned()))?;
-        all.extend(values.map_err(told)?);
-    }
-    Measured::of(all)
+    let finished = |result: std::thread::Result<Result<T, E>>| {
+        let value = result.map_err(|_| Failure::Told("a measuring thread panicked".to_owned()))?;
+        value.map_err(told)
+    };
+    results.into_iter().map(finished).collect()
 }
 
 /// An error of what is measured.

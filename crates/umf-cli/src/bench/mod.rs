@@ -6,10 +6,8 @@ mod leases;
 mod marker;
 mod measure;
 mod pool;
-mod pool_peers;
 mod producer;
 mod row;
-mod workload;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,7 +15,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use crate::failure::Failure;
-use c_umf::CUmf;
+use c_umf::{CUmf, Memory};
 use row::Rows;
 
 /// Measures umf and its peers in one run, and shows NAME, OURS, PEER and RATIO (ours to the peer's).
@@ -42,9 +40,17 @@ pub(crate) struct BenchCommand {
     #[arg(long)]
     quick: bool,
 
+    /// Show only rows with one of these texts in their names, such as small.random or .xfree.
+    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
+    rows: Vec<String>,
+
     /// Serve as the other process; the value is who started it.
     #[arg(long, hide = true)]
     producer: Option<u32>,
+
+    /// Measure one thing that wants a process of its own, and print its value.
+    #[arg(long, hide = true, num_args = 2, value_names = ["ROW", "ALLOCATOR"])]
+    alone: Option<Vec<String>>,
 }
 
 /// What can be measured.
@@ -60,6 +66,7 @@ enum Area {
 struct Bench {
     /// How long each row is measured.
     time: Duration,
+    quick: bool,
     rows: Rows,
     peer: Option<CUmf>,
     peer_path: Option<PathBuf>,
@@ -75,10 +82,18 @@ impl BenchCommand {
             return producer::serve(launcher);
         }
         let Some(area) = self.area else { return Ok(()) };
-        let peer = self.peer_umf.as_deref().map(CUmf::open).transpose()?;
+        let memory = match area {
+            Area::Ipc => Memory::Shared,
+            Area::Pool => Memory::Private,
+        };
+        let open = |path: &PathBuf| CUmf::open(path, memory);
+        let peer = self.peer_umf.as_ref().map(open).transpose()?;
         let time = Duration::from_millis(if self.quick { 5 } else { 300 });
-        let rows = Rows::new(self.json);
-        let mut bench = Bench { time, rows, peer, peer_path: self.peer_umf.clone() };
+        let rows = Rows::new(self.json, self.rows.clone());
+        let mut bench = Bench { time, quick: self.quick, rows, peer, peer_path: self.peer_umf.clone() };
+        if let (Area::Pool, Some([row, allocator])) = (area, self.alone.as_deref()) {
+            return pool::alone(&bench, row, allocator);
+        }
         marker::measure(&mut bench)?;
         match area {
             Area::Ipc => ipc::measure(&mut bench)?,

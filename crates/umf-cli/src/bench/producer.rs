@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use umf::{Block, Handle, Pool};
 
-use super::c_umf::{CUmf, Refused};
+use super::c_umf::{CUmf, Memory, Refused};
 use crate::failure::Failure;
 use crate::worker::{self, Launcher, Worker};
 
@@ -118,12 +118,14 @@ pub(super) fn serve(launcher: u32) -> Result<(), Failure> {
             }
             Order::Pooled { count, size } => export(&pooled, count, size, &mut blocks).map(Answer::Handles),
             Order::Arena { count, size } => export(&arena, count, size, &mut blocks).map(Answer::Handles),
-            Order::Foreign { library, count, size } => CUmf::open(&library).and_then(|library| {
-                let handles: Result<_, Refused> =
-                    (0..count).map(|_| library.handle(library.allocate(size)?)).collect();
-                libraries.push(library);
-                handles.map(Answer::Foreign).map_err(super::measure::told)
-            }),
+            Order::Foreign { library, count, size } => {
+                CUmf::open(&library, Memory::Shared).and_then(|library| {
+                    let handles: Result<_, Refused> =
+                        (0..count).map(|_| library.handle(library.allocate(size)?)).collect();
+                    libraries.push(library);
+                    handles.map(Answer::Foreign).map_err(super::measure::told)
+                })
+            }
         };
         let answer: Result<Answer, Failure> = answer;
         launcher.answer(&answer.unwrap_or_else(|failure| Answer::Failed(failure.to_string())))?;

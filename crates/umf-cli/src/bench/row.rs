@@ -7,6 +7,9 @@ use crate::failure::Failure;
 use crate::output;
 use crate::progress::Progress;
 
+/// What the names of rows about the machine begin with.
+const MARKER: &str = "marker.";
+
 /// One line: our value, and a peer's of the same run.
 #[derive(Serialize)]
 struct Row {
@@ -27,14 +30,22 @@ struct Row {
 /// The rows of a run.
 pub(super) struct Rows {
     json: bool,
+    /// Texts of which one is in each name that is shown; none: all are.
+    wanted: Vec<String>,
     rows: Vec<Row>,
     progress: Progress,
 }
 
 impl Rows {
     /// JSON is printed line by line as it comes, a table in the end.
-    pub(super) fn new(json: bool) -> Rows {
-        Rows { json, rows: Vec::new(), progress: Progress::new() }
+    pub(super) fn new(json: bool, wanted: Vec<String>) -> Rows {
+        Rows { json, wanted, rows: Vec::new(), progress: Progress::new() }
+    }
+
+    /// Whether this row is shown. Those that say how fast the machine is always are.
+    pub(super) fn are_wanted(&self, name: &str) -> bool {
+        let wanted = |text: &String| name.contains(text.as_str());
+        self.wanted.is_empty() || name.starts_with(MARKER) || self.wanted.iter().any(wanted)
     }
 
     /// Says what is being measured.
@@ -60,6 +71,9 @@ impl Rows {
         ours: Measured,
         peer: Option<(&'static str, Measured)>,
     ) -> Result<(), Failure> {
+        if !self.are_wanted(name) {
+            return Ok(());
+        }
         let row = Row {
             name: name.to_owned(),
             value: rounded(ours.median),
@@ -80,6 +94,10 @@ impl Rows {
     /// Prints the table.
     pub(super) fn finish(self) -> Result<(), Failure> {
         drop(self.progress);
+        if self.rows.iter().all(|row| row.name.starts_with(MARKER)) {
+            let wanted = self.wanted.join(", ");
+            return Err(Failure::Told(format!("--rows {wanted}: no row has that in its name")));
+        }
         if !self.json {
             output::print(&table(&self.rows))?;
         }

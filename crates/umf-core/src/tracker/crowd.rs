@@ -1,9 +1,9 @@
 //! Granules that hold more than one region: a list that readers walk without a lock.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::Found;
 use super::record::REGIONS;
+use super::{Found, sequence};
 use crate::metadata::{Table, Zeroed};
 use crate::{Address, Result};
 
@@ -33,42 +33,37 @@ const fn pack(number: u32, span: u32) -> u64 {
 
 impl Crowd {
     fn write<T>(&self, change: impl FnOnce(&Self) -> T) -> T {
-        let sequence = self.sequence.load(Ordering::Relaxed);
-        self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
-        fence(Ordering::Release);
-        let result = change(self);
-        self.sequence.store(sequence.wrapping_add(2), Ordering::Release);
-        result
+        sequence::write(&self.sequence, || change(self))
     }
 
     /// The innermost region that holds `address`; `None` also while the list is being changed.
     pub(super) fn find(&self, address: Address) -> Option<Found> {
+        // Of two that cover the same range, the one carved from the other came later.
+        let rank = |found: &Found| (found.region.size(), u64::MAX - found.region.id().get());
         let mut best: Option<Found> = None;
         let mut list = self;
         loop {
-            let sequence = list.sequence.load(Ordering::Acquire);
-            for place in &list.places {
-                let bits = place.load(Ordering::Relaxed);
-                let (number, span) = ((bits >> 32) as u32, bits as u32);
-                let found = REGIONS.get(number).and_then(|record| record.read(number, span));
-                let Some(found) = found.filter(|found| number != 0 && found.region.contains(address)) else {
-                    continue;
-                };
-                // Of two that cover the same range, the one carved from the other came later.
-                let rank = |found: &Found| (found.region.size(), u64::MAX - found.region.id().get());
-                if best.is_none_or(|best| rank(&found) < rank(&best)) {
-                    best = Some(found);
+            let whole = sequence::read(&list.sequence, || {
+                for place in &list.places {
+                    let bits = place.load(Ordering::Relaxed);
+                    let (number, span) = ((bits >> 32) as u32, bits as u32);
+                    let found = REGIONS.get(number).and_then(|record| record.read(number, span));
+                    let found = found.filter(|found| number != 0 && found.region.contains(address));
+                    if let Some(found) = found
+                        && best.is_none_or(|best| rank(&found) < rank(&best))
+                    {
+                        best = Some(found);
+                    }
                 }
-            }
-            let next = list.next.load(Ordering::Relaxed);
-            fence(Ordering::Acquire);
-            if sequence & 1 != 0 || list.sequence.load(Ordering::Relaxed) != sequence {
+                list.next.load(Ordering::Relaxed)
+            });
+            let Some(next) = whole else {
                 // Being changed: start again. Changes are a few stores long.
                 core::hint::spin_loop();
                 best = None;
                 list = self;
                 continue;
-            }
+            };
             match CROWDS.get(next).filter(|_| next != 0) {
                 Some(next) => list = next,
                 None => return best,

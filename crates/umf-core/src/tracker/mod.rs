@@ -13,14 +13,16 @@ mod crowd;
 mod owner;
 mod page_map;
 mod record;
+mod sequence;
 
-use core::sync::atomic::{AtomicU32, Ordering, fence};
+use core::sync::atomic::AtomicU32;
 
 use crate::lock::Lock;
 use crate::{Address, Error, Region, Result};
 use crowd::CROWDS;
 use page_map::{Entry, PageMap, Slot};
 use record::REGIONS;
+use sequence::Settled;
 
 pub use owner::{OwnerGuard, OwnerId, ProviderRef, Upstream, for_each_pool};
 pub use page_map::GRANULE;
@@ -71,22 +73,16 @@ fn look(slot: &Slot, address: Address) -> Option<Found> {
     found.filter(|found| found.region.contains(address))
 }
 
-/// Looks when nothing is being changed. (Comparing the entry before and after would not do: numbers are
-/// used again, so that an entry can change and come back.)
+/// Looks when nothing is being changed.
 #[cold]
 fn find_settled(slot: &Slot, address: Address) -> Option<Found> {
     const TRIES: usize = 100;
     for _ in 0..TRIES {
-        let before = CHANGES.load(Ordering::Acquire);
-        let found = look(slot, address);
-        if found.is_some() {
-            return found;
+        match sequence::settled(&CHANGES, || look(slot, address)) {
+            Settled::Found(found) => return Some(found),
+            Settled::Nothing => return None,
+            Settled::Unknown => core::hint::spin_loop(),
         }
-        fence(Ordering::Acquire);
-        if before & 1 == 0 && CHANGES.load(Ordering::Relaxed) == before {
-            return None;
-        }
-        core::hint::spin_loop();
     }
     let _writers = WRITERS.lock();
     look(slot, address)
@@ -95,12 +91,7 @@ fn find_settled(slot: &Slot, address: Address) -> Option<Found> {
 /// Runs `change` as the only writer, with [`CHANGES`] odd.
 fn change<T>(change: impl FnOnce() -> T) -> T {
     let _writers = WRITERS.lock();
-    let before = CHANGES.load(Ordering::Relaxed);
-    CHANGES.store(before.wrapping_add(1), Ordering::Relaxed);
-    fence(Ordering::Release);
-    let result = change();
-    CHANGES.store(before.wrapping_add(2), Ordering::Release);
-    result
+    sequence::write(&CHANGES, change)
 }
 
 /// Number and span of the granule of `address`, without looking at the region: for pools, which check

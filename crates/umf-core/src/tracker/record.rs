@@ -1,9 +1,9 @@
 //! What is known of one region, readable while it changes.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::owner::OwnerId;
-use super::{Found, RegionNumber};
+use super::{Found, RegionNumber, sequence};
 use crate::metadata::{Table, Zeroed};
 use crate::provider::RegionId;
 use crate::{Address, Region};
@@ -31,35 +31,32 @@ unsafe impl Zeroed for RegionRecord {}
 impl RegionRecord {
     /// Fills the record of a number that was just allocated.
     pub(super) fn publish(&self, region: Region, owner: OwnerId) {
-        let sequence = self.sequence.load(Ordering::Relaxed) | 1;
-        self.sequence.store(sequence, Ordering::Relaxed);
-        fence(Ordering::Release);
-        self.owner.store(owner.number(), Ordering::Relaxed);
-        self.base.store(region.base().to_bits(), Ordering::Relaxed);
-        self.size.store(region.size() as u64, Ordering::Relaxed);
-        self.id.store(region.id().get(), Ordering::Relaxed);
-        self.state.store(LIVE, Ordering::Relaxed);
-        self.sequence.store(sequence.wrapping_add(1), Ordering::Release);
+        sequence::write(&self.sequence, || {
+            self.owner.store(owner.number(), Ordering::Relaxed);
+            self.base.store(region.base().to_bits(), Ordering::Relaxed);
+            self.size.store(region.size() as u64, Ordering::Relaxed);
+            self.id.store(region.id().get(), Ordering::Relaxed);
+            self.state.store(LIVE, Ordering::Relaxed);
+        });
     }
 
     /// Marks the record as free.
     pub(super) fn retract(&self) {
         self.state.store(0, Ordering::Relaxed);
-        self.sequence.fetch_or(1, Ordering::Release);
+        sequence::withdraw(&self.sequence);
     }
 
     /// A consistent copy, or `None` if the record is free or being changed.
     #[inline]
     pub(super) fn read(&self, number: u32, span: u32) -> Option<Found> {
-        let sequence = self.sequence.load(Ordering::Acquire);
-        let owner = self.owner.load(Ordering::Relaxed);
-        let base = self.base.load(Ordering::Relaxed);
-        let size = self.size.load(Ordering::Relaxed);
-        let id = self.id.load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        if sequence & 1 != 0 || self.sequence.load(Ordering::Relaxed) != sequence {
-            return None;
-        }
+        let (owner, base, size, id) = sequence::read(&self.sequence, || {
+            (
+                self.owner.load(Ordering::Relaxed),
+                self.base.load(Ordering::Relaxed),
+                self.size.load(Ordering::Relaxed),
+                self.id.load(Ordering::Relaxed),
+            )
+        })?;
         let region = Region::with_id(Address::from_bits(base), size as usize, RegionId::from_raw(id)?);
         Some(Found { region, owner: OwnerId::from_number(owner)?, span, number: RegionNumber(number) })
     }

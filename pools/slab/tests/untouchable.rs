@@ -1,0 +1,181 @@
+//! Pools over memory that nobody may read or write, as a device's may be: a pool that touches it is killed.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use umf_core::conformance::Borrower;
+use umf_core::conformance::pool::Pages;
+use umf_core::{Address, Error, Layout, Pool};
+use umf_pool_slab::{SlabPool, SlabSettings};
+
+/// xorshift.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 20) as usize % limit
+    }
+
+    /// Of all magnitudes from 8 bytes to 8 MiB.
+    fn layout(&mut self) -> Layout {
+        let size = 8_usize << self.below(20);
+        Layout::new(size + self.below(size), 1 << self.below(14)).unwrap()
+    }
+}
+
+fn free(pool: &SlabPool, address: Address) {
+    // SAFETY: the block is the caller's, and nobody can use it anyway.
+    unsafe { pool.free(address) }.unwrap();
+}
+
+/// Everything that a pool does, in one thread.
+fn use_everything(pool: &SlabPool, seed: u64, others: &Mutex<Vec<Address>>) {
+    let mut random = Random(seed);
+    let borrower = Borrower::new();
+    let mut live: Vec<Address> = Vec::new();
+    for step in 0..15_000 {
+        match random.below(100) {
+            0..=49 => live.push(pool.allocate(random.layout()).unwrap()),
+            50..=69 if !live.is_empty() => free(pool, live.swap_remove(random.below(live.len()))),
+            // What another thread allocated.
+            70..=84 if !live.is_empty() => {
+                let mine = live.swap_remove(random.below(live.len()));
+                let mut others = others.lock().unwrap_or_else(PoisonError::into_inner);
+                others.push(mine);
+                let place = random.below(others.len());
+                let other = others.swap_remove(place);
+                drop(others);
+                free(pool, other);
+            }
+            // Misuse.
+            85..=92 if !live.is_empty() => {
+                let address = live[random.below(live.len())];
+                let block = pool.block_at(address).unwrap();
+                let inside = address.checked_add(random.below(block.size) as u64).unwrap();
+                assert_eq!(pool.block_at(inside), Ok(block));
+                if inside != address {
+                    // SAFETY: no block begins there: an error is expected.
+                    let result = unsafe { pool.free(inside) };
+                    assert_eq!(result, Err(Error::InteriorAddress { address: inside }));
+                }
+            }
+            // Freed while another process has it open.
+            93..=97 if !live.is_empty() => {
+                let address = live.swap_remove(random.below(live.len()));
+                let size = pool.block_at(address).unwrap().size;
+                pool.mark_exported(address).unwrap();
+                borrower.open(address, size);
+                free(pool, address);
+                if step % 3 == 0 {
+                    borrower.close(address);
+                    umf_core::held::poll();
+                }
+            }
+            98 => drop(pool.trim(random.below(32 << 20)).unwrap()),
+            99 => drop(pool.statistics()),
+            _ => {}
+        }
+        while live.len() > 100 {
+            free(pool, live.swap_remove(random.below(live.len())));
+        }
+    }
+    borrower.close_all();
+    umf_core::held::poll();
+    live.into_iter().for_each(|address| free(pool, address));
+}
+
+/// Access rights and bytes in memory of each of the process's mappings, by where it begins and ends.
+fn mappings() -> BTreeMap<u64, (u64, String, u64)> {
+    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut mappings = BTreeMap::new();
+    let mut last = 0;
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let (first, second) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        if let Some((from, to)) = first.split_once('-') {
+            last = u64::from_str_radix(from, 16).unwrap();
+            mappings.insert(last, (u64::from_str_radix(to, 16).unwrap(), second.to_owned(), 0));
+        } else if first == "Rss:" {
+            mappings.get_mut(&last).unwrap().2 = second.parse().unwrap();
+        }
+    }
+    mappings
+}
+
+/// That the block lies in a mapping that allows nothing, and has no memory.
+fn check(mappings: &BTreeMap<u64, (u64, String, u64)>, pool: &SlabPool, address: Address) {
+    let end = address.to_bits() + pool.block_at(address).unwrap().size as u64;
+    let (_, (mapped_to, rights, resident)) = mappings.range(..=address.to_bits()).next_back().unwrap();
+    assert!(end <= *mapped_to && rights == "---p" && *resident == 0, "{address}: {rights}, {resident} kB");
+}
+
+fn run(settings: SlabSettings) {
+    let provider = Pages::untouchable();
+    let pool = SlabPool::new(provider.clone(), settings).unwrap();
+    let others = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        let begin = |seed| {
+            let (pool, others) = (&pool, &others);
+            scope.spawn(move || use_everything(pool, seed, others))
+        };
+        let threads: Vec<_> = (1..=3).map(begin).collect();
+        // A scope by itself does not wait for what a thread does at its end.
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    let mut random = Random(9);
+    let blocks: Vec<Address> = (0..300).map(|_| pool.allocate(random.layout()).unwrap()).collect();
+    let mappings = mappings();
+    blocks.iter().for_each(|&address| check(&mappings, &pool, address));
+    blocks.into_iter().for_each(|address| free(&pool, address));
+    others.into_inner().unwrap().into_iter().for_each(|address| free(&pool, address));
+    assert_eq!(pool.statistics().live_blocks, 0);
+    pool.trim(0).unwrap();
+    assert_eq!((pool.statistics().reserved_bytes, provider.live_regions()), (0, 0));
+    // A pool that goes with live blocks in it.
+    for _ in 0..100 {
+        pool.allocate(random.layout()).unwrap();
+    }
+    drop(pool);
+    assert_eq!((provider.live_regions(), Arc::strong_count(&provider)), (0, 1));
+}
+
+#[test]
+fn the_memory_is_never_touched() {
+    run(SlabSettings::new());
+}
+
+#[test]
+fn nor_with_coarse_slabs_and_no_caches_for_large_blocks() {
+    run(SlabSettings::new().min_block_size(256).slab_min_size(1 << 20).capacity(0).thread_cache_size(0));
+}
+
+#[test]
+fn nor_where_most_comes_straight_from_the_provider() {
+    run(SlabSettings::new().max_poolable_size(20_000));
+}
+
+/// What the tests above rest on.
+#[test]
+fn who_touches_it_is_killed() {
+    let pool = SlabPool::new(Pages::untouchable(), SlabSettings::new()).unwrap();
+    let block = pool.allocate(Layout::new(64, 8).unwrap()).unwrap();
+    let pointer = block.as_ptr().unwrap();
+    // SAFETY: the child does nothing but what ends it: write to the block, or else end.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: it is not: that is the test.
+        unsafe {
+            pointer.write_volatile(1);
+            libc::_exit(0);
+        }
+    }
+    assert!(child > 0, "no child");
+    let mut status = 0;
+    // SAFETY: the child is ours, and the status a live local.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "{status:#x}");
+    free(&pool, block);
+}
