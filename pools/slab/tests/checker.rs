@@ -5,6 +5,8 @@
 //! who frees it gives them back; both by atomic exchange, so that of two owners each is found out by the other. A pool writes
 //! nothing into its memory, and a provider gives zeros: so what is claimed wrongly was handed out twice.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
