@@ -33,7 +33,7 @@ impl Claim {
         let address = pool.allocate(layout).unwrap();
         assert!(address.is_aligned_to(layout.align()) && address.is_aligned_to(WORD));
         let block = pool.block_at(address).unwrap();
-        assert!(block.address == address && block.size >= layout.size() && block.size % WORD == 0);
+        assert!(block.address == address && block.size >= layout.size() && block.size.is_multiple_of(WORD));
         let claim = Self { address, words: block.size / WORD, owner };
         for (number, word) in words(claim.address, claim.words).iter().enumerate() {
             let before = word.swap(owner, Ordering::AcqRel);
