@@ -33,6 +33,59 @@ enum Word<'v> {
     Nested,
 }
 
+/// What a visitor writes for whoever waits; in loom's model an atomic of its own.
+trait Shared {
+    fn load(&self, order: Ordering) -> u64;
+    fn store(&self, value: u64, order: Ordering);
+    fn fence();
+    fn pause();
+}
+
+impl Shared for AtomicU64 {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        self.load(order)
+    }
+
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        self.store(value, order);
+    }
+
+    #[inline]
+    fn fence() {
+        barrier::full();
+    }
+
+    fn pause() {
+        std::thread::yield_now();
+    }
+}
+
+/// Before a visitor looks. Of this fence and the one before [`wait_for`] one comes first: either the visitor sees what was
+/// taken away gone, or it is seen here.
+#[inline]
+fn begin<S: Shared>(word: &S, inside: u64) {
+    word.store(inside, Ordering::Relaxed);
+    S::fence();
+}
+
+/// After it looked.
+#[inline]
+fn end<S: Shared>(word: &S, outside: u64) {
+    word.store(outside, Ordering::Release);
+}
+
+/// Waits until a visitor that is `is_inside` has left. After a fence.
+fn wait_for<S: Shared>(word: &S, is_inside: impl Fn(u64) -> bool) {
+    let seen = word.load(Ordering::Acquire);
+    if is_inside(seen) {
+        while word.load(Ordering::Acquire) == seen {
+            S::pause();
+        }
+    }
+}
+
 const LOW: u64 = u32::MAX as u64;
 
 const fn is_inside(word: u64, here: u64) -> bool {
@@ -61,7 +114,7 @@ impl Visits {
                     Word::Nested
                 } else {
                     let number = ((before + 1) & LOW) | 1;
-                    word.store(here | number, Ordering::Relaxed);
+                    begin(word, here | number);
                     Word::Own(word, here | ((number + 1) & LOW))
                 }
             }
@@ -69,10 +122,10 @@ impl Visits {
                 let count = |word: u64| if word & !LOW == here { word & LOW } else { 0 };
                 let add = |word| Some(here | (count(word) + 1));
                 let _ = self.others.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+                barrier::full();
                 Word::Others(&self.others)
             }
         };
-        barrier::full();
         Visit { word }
     }
 
@@ -84,16 +137,10 @@ impl Visits {
         let mut is_outside = true;
         for index in 0..thread::end() {
             let Some(word) = self.threads.get(index) else { continue };
-            let seen = word.load(Ordering::Acquire);
-            if !is_inside(seen, here) {
-                continue;
-            }
             if Some(index) == own {
-                is_outside = false;
-                continue;
-            }
-            while word.load(Ordering::Acquire) == seen {
-                std::thread::yield_now();
+                is_outside = !is_inside(word.load(Ordering::Relaxed), here);
+            } else {
+                wait_for(word, |word| is_inside(word, here));
             }
         }
         let others = || Some(self.others.load(Ordering::Acquire)).filter(|word| word & !LOW == here);
@@ -107,7 +154,7 @@ impl Visits {
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
         match self.word {
-            Word::Own(word, left) => word.store(left, Ordering::Release),
+            Word::Own(word, left) => end(word, left),
             Word::Others(word) => {
                 word.fetch_sub(1, Ordering::Release);
             }
@@ -158,6 +205,76 @@ mod tests {
         assert!(!VISITS.wait(), "it does not wait for itself");
         drop(inside);
         assert!(VISITS.wait());
+    }
+
+    /// The word of a visitor in loom's model. Loads come with a store, so that loom tries them in every order: of loads alone it
+    /// believes that their order means nothing.
+    struct ModelWord([loom::sync::atomic::AtomicU64; 2]);
+
+    impl Shared for ModelWord {
+        fn load(&self, order: Ordering) -> u64 {
+            self.0[1].store(0, Ordering::Relaxed);
+            self.0[0].load(order)
+        }
+
+        fn store(&self, value: u64, order: Ordering) {
+            self.0[0].store(value, order);
+        }
+
+        fn fence() {
+            loom::sync::atomic::fence(Ordering::SeqCst);
+        }
+
+        fn pause() {
+            loom::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn loom_whoever_sees_it_is_waited_for() {
+        use loom::sync::atomic::{AtomicBool, AtomicU64};
+        use std::sync::atomic::AtomicU32;
+        static SEEN: AtomicU32 = AtomicU32::new(0);
+        static GONE: AtomicU32 = AtomicU32::new(0);
+        struct Model {
+            words: [ModelWord; 2],
+            is_there: AtomicBool,
+            is_freed: AtomicBool,
+        }
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = if cfg!(loom) { None } else { Some(3) };
+        builder.check(|| {
+            let word = || ModelWord([AtomicU64::new(0), AtomicU64::new(0)]);
+            let model = Model {
+                words: [word(), word()],
+                is_there: AtomicBool::new(true),
+                is_freed: AtomicBool::new(false),
+            };
+            let model = std::sync::Arc::new(model);
+            let visitors: Vec<_> = (0..2)
+                .map(|me: usize| {
+                    let model = std::sync::Arc::clone(&model);
+                    loom::thread::spawn(move || {
+                        begin(&model.words[me], 1);
+                        if model.is_there.load(Ordering::Acquire) {
+                            assert!(!model.is_freed.load(Ordering::Relaxed), "in use and gone");
+                            SEEN.fetch_add(1, Ordering::Relaxed);
+                        } else {
+                            GONE.fetch_add(1, Ordering::Relaxed);
+                        }
+                        end(&model.words[me], 2);
+                    })
+                })
+                .collect();
+            model.is_there.store(false, Ordering::Release);
+            ModelWord::fence();
+            model.words.iter().for_each(|word| wait_for(word, |word| word == 1));
+            model.is_freed.store(true, Ordering::Relaxed);
+            for visitor in visitors {
+                visitor.join().unwrap();
+            }
+        });
+        assert!(SEEN.load(Ordering::Relaxed) > 0 && GONE.load(Ordering::Relaxed) > 0, "never got there");
     }
 
     #[test]

@@ -1,15 +1,17 @@
 //! System calls of this crate.
 
 use core::ptr::NonNull;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Pid, PidfdFlags, Resource};
+use rustix::process::{Pid, PidfdFlags};
 use umf_core::step::{Step, step};
+use umf_ipc::fd_socket::{peer, so_peerpidfd};
+use umf_ipc::system::{self, has_ended};
+pub(crate) use umf_ipc::system::{close_inherited, effective_uid, reserve};
 
 pub(crate) type Result<T> = core::result::Result<T, Errno>;
 
@@ -21,22 +23,9 @@ pub(crate) struct File {
     pub size: u64,
 }
 
-pub(crate) fn effective_uid() -> u32 {
-    rustix::process::geteuid().as_raw()
-}
-
 pub(crate) fn random() -> Result<[u64; 2]> {
-    let mut words = [[0; 8]; 2];
-    let mut filled = 0;
-    let bytes = words.as_flattened_mut();
-    while filled < bytes.len() {
-        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(count) => filled += count,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(words.map(u64::from_ne_bytes))
+    let bytes = u128::from_ne_bytes(system::random()?);
+    Ok([bytes as u64, (bytes >> 64) as u64])
 }
 
 pub(crate) fn page_size() -> usize {
@@ -45,21 +34,14 @@ pub(crate) fn page_size() -> usize {
 
 /// The largest file that this process may make.
 pub(crate) fn file_size_limit() -> u64 {
-    let limit = rustix::process::getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
-    limit.min(i64::MAX as u64)
+    system::file_size_limit().min(i64::MAX as u64)
 }
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// A close-on-exec memfd of `size` bytes, all of it holes, whose size is sealed.
 pub(crate) fn memfd(name: &str, size: u64) -> Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-        // Linux before 6.3 does not know MFD_NOEXEC_SEAL.
-        Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
-        other => other?,
-    };
-    rustix::fs::ftruncate(&fd, size)?;
+    let fd = system::memfd(name, size)?;
     rustix::fs::fcntl_add_seals(&fd, SEALS)?;
     Ok(fd)
 }
@@ -67,9 +49,8 @@ pub(crate) fn memfd(name: &str, size: u64) -> Result<OwnedFd> {
 /// What an fd names, if it is memory that nobody can take away: tmpfs with a sealed size. Anything else could be SIGBUS or
 /// a hang when it is mapped, and is `None`.
 pub(crate) fn sealed_file(fd: impl AsFd) -> Result<Option<File>> {
-    const TMPFS_MAGIC: u64 = 0x0102_1994;
     // Asked first: no other file system is asked anything.
-    if rustix::fs::fstatfs(&fd)?.f_type.cast_unsigned() != TMPFS_MAGIC {
+    if rustix::fs::fstatfs(&fd)?.f_type.cast_unsigned() != system::TMPFS_MAGIC {
         return Ok(None);
     }
     match rustix::fs::fcntl_get_seals(&fd) {
@@ -79,13 +60,6 @@ pub(crate) fn sealed_file(fd: impl AsFd) -> Result<Option<File>> {
     }
     let found = rustix::fs::fstat(&fd)?;
     Ok(Some(File { device: found.st_dev, inode: found.st_ino, size: found.st_size.cast_unsigned() }))
-}
-
-/// Allocates the pages of a range of a memfd, so that touching them cannot be SIGBUS.
-pub(crate) fn reserve(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
-    rustix::io::retry_on_intr(|| {
-        rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::KEEP_SIZE, offset, size)
-    })
 }
 
 /// A shared, writable mapping of a whole file, unmapped when dropped.
@@ -144,35 +118,12 @@ pub(crate) fn socket(name: &[u8]) -> Result<(OwnedFd, SocketAddrUnix)> {
 /// Whether the process that listens at a connection's other end has ended, though its socket has not: a child that does
 /// not know of this crate (made by a raw `clone`) may have inherited it.
 pub(crate) fn listener_has_ended(connection: BorrowedFd<'_>) -> bool {
-    match peer_pidfd(connection) {
+    match so_peerpidfd(connection) {
         Ok(pidfd) => has_ended(pidfd.as_fd()),
         // It was reaped: ESRCH, EINVAL before Linux 6.16.
         Err(Errno::SRCH | Errno::INVAL) => true,
         // Linux before 6.5. A pid that was given to another process meanwhile passes for the listener's.
-        Err(_) => umf_ipc::fd_socket::peer(connection).is_ok_and(|(_, pid)| is_free(pid)),
-    }
-}
-
-/// `SO_PEERPIDFD` (`unix(7)`): the process that called `listen` or `connect`, whatever pid namespace it is in.
-fn peer_pidfd(connection: BorrowedFd<'_>) -> Result<OwnedFd> {
-    let mut number: RawFd = -1;
-    let mut length = size_of::<RawFd>() as libc::socklen_t;
-    // SAFETY: `number` is valid for a write of `length` bytes, and so is `length`.
-    let result = unsafe {
-        libc::getsockopt(
-            connection.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERPIDFD,
-            (&raw mut number).cast(),
-            &raw mut length,
-        )
-    };
-    if result == 0 && number >= 0 {
-        // SAFETY: the kernel stored a new fd there.
-        Ok(unsafe { OwnedFd::from_raw_fd(number) })
-    } else {
-        let errno = std::io::Error::last_os_error().raw_os_error();
-        Err(errno.map_or(Errno::IO, Errno::from_raw_os_error))
+        Err(_) => peer(connection).is_ok_and(|(_, pid)| is_free(pid)),
     }
 }
 
@@ -180,21 +131,6 @@ fn peer_pidfd(connection: BorrowedFd<'_>) -> Result<OwnedFd> {
 fn is_free(pid: i32) -> bool {
     let Some(pid) = Pid::from_raw(pid) else { return false };
     rustix::process::pidfd_open(pid, PidfdFlags::empty()).is_err_and(|errno| errno == Errno::SRCH)
-}
-
-fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
-    rustix::io::retry_on_intr(|| poll(&mut fds, Some(&at_once))).is_ok_and(|count| count > 0)
-}
-
-/// Closes an fd that a forked child inherited.
-///
-/// # Safety
-/// The number is open in this process and nobody else will close or use it.
-pub(crate) unsafe fn close_inherited(number: RawFd) {
-    // SAFETY: passed on to the caller.
-    drop(unsafe { OwnedFd::from_raw_fd(number) });
 }
 
 #[cfg(test)]
@@ -207,7 +143,7 @@ mod tests {
         assert_eq!(sealed_file(&good).unwrap().map(|file| file.size), Some(4096));
         let other = memfd("umf-test", 4096).unwrap();
         assert_ne!(sealed_file(&good).unwrap(), sealed_file(&other).unwrap());
-        let unsealed = rustix::fs::memfd_create("umf-test", MemfdFlags::CLOEXEC).unwrap();
+        let unsealed = rustix::fs::memfd_create("umf-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         assert_eq!(sealed_file(&unsealed), Ok(None));
         let (socket, _) = socket(b"umf-test-sealed-file").unwrap();
         assert_eq!(sealed_file(&socket), Ok(None));

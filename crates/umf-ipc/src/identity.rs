@@ -3,7 +3,7 @@
 use core::fmt;
 use core::str::FromStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::sys;
 
@@ -157,6 +157,15 @@ pub(crate) fn pidfs_inode(pidfd: &OwnedFd) -> Option<u64> {
     (sys::filesystem(pidfd).ok()? == PID_FS_MAGIC).then_some(identity.inode)
 }
 
+/// The number of the process behind a pidfd in the pid namespace of `/proc`, if it lives and is seen there
+/// (`/proc/self/fdinfo`, `pidfd_open(2)`).
+pub(crate) fn pid_behind(pidfd: BorrowedFd<'_>) -> Option<u32> {
+    let facts = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
+    let pid = facts.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+    // 0 in a namespace that does not see it, -1 once it was reaped.
+    pid.trim().parse().ok().filter(|&pid| pid != 0)
+}
+
 /// Field 22 of `/proc/<pid>/stat` (`proc_pid_stat(5)`), in clock ticks.
 pub(crate) fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -168,6 +177,7 @@ pub(crate) fn start_time(pid: u32) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     #[test]
     fn this_process_knows_itself() {
@@ -177,6 +187,10 @@ mod tests {
         assert!(identity.start_time > 0);
         assert_ne!(identity.boot_id, BootId::UNKNOWN);
         assert_eq!(start_time(0), None);
+        let own = sys::pidfd_open(identity.pid).unwrap();
+        assert_eq!(pid_behind(own.as_fd()), Some(identity.pid));
+        let other = std::fs::File::open("/proc/self/stat").unwrap();
+        assert_eq!(pid_behind(other.as_fd()), None);
     }
 
     #[test]

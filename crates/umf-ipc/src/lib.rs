@@ -38,10 +38,18 @@ pub mod transfer;
 /// The socket over which fds travel, for the other crates of umf that serve fds. No part of the interface.
 #[doc(hidden)]
 pub mod fd_socket {
-    pub use crate::sys::{Peer, peer, peer_of};
+    pub use crate::sys::{Peer, peer, peer_of, so_peerpidfd};
     pub use crate::transfer::socket::Request;
     pub use crate::transfer::socket::client::{Answer, Deadline, receive};
     pub use crate::transfer::socket::server::{Ending, FdSource, Server};
+}
+
+/// System calls that the other crates of umf make as well. No part of the interface.
+#[doc(hidden)]
+pub mod system {
+    pub use crate::sys::{
+        TMPFS_MAGIC, close_inherited, effective_uid, file_size_limit, has_ended, memfd, random, reserve,
+    };
 }
 
 pub use cache::{CacheStatistics, LimitPolicy};

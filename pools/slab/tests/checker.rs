@@ -5,6 +5,8 @@
 //! who frees it gives them back; both by atomic exchange, so that of two owners each is found out by the other. A pool writes
 //! nothing into its memory, and a provider gives zeros: so what is claimed wrongly was handed out twice.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -31,7 +33,7 @@ impl Claim {
         let address = pool.allocate(layout).unwrap();
         assert!(address.is_aligned_to(layout.align()) && address.is_aligned_to(WORD));
         let block = pool.block_at(address).unwrap();
-        assert!(block.address == address && block.size >= layout.size() && block.size % WORD == 0);
+        assert!(block.address == address && block.size >= layout.size() && block.size.is_multiple_of(WORD));
         let claim = Self { address, words: block.size / WORD, owner };
         for (number, word) in words(claim.address, claim.words).iter().enumerate() {
             let before = word.swap(owner, Ordering::AcqRel);

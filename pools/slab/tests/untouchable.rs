@@ -1,5 +1,7 @@
 //! Pools over memory that nobody may read or write, as a device's may be: a pool that touches it is killed.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 

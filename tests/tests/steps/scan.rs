@@ -55,7 +55,7 @@ pub(crate) fn folder(source: &Path) -> Vec<Function> {
 /// Files that only `#[cfg(test)]` or a feature for tests reads.
 fn is_for_tests(file: &str) -> bool {
     ["tests.rs", "model.rs"].iter().any(|name| file.ends_with(name))
-        || file.contains("/tests/")
+        || ["/tests/", "/model/"].iter().any(|folder| file.contains(folder))
         || file.starts_with("conformance")
         || file.starts_with("step/")
 }
@@ -64,7 +64,9 @@ fn is_for_tests(file: &str) -> bool {
 pub(crate) fn text(file: &str, source: &str) -> Vec<Function> {
     let parsed = syn::parse_file(source).unwrap_or_else(|error| panic!("{file}: {error}"));
     let path = file.trim_end_matches(".rs").trim_end_matches("/mod");
-    let module = path.rsplit('/').next().unwrap().to_owned();
+    // The system calls of a crate are one module, in however many files.
+    let module = if path.starts_with("sys/") { "sys" } else { path.rsplit('/').next().unwrap() };
+    let module = module.to_owned();
     let mut reader = Reader { file: file.to_owned(), module, ..Reader::default() };
     reader.visit_file(&parsed);
     reader.done

@@ -41,16 +41,15 @@ pub(crate) const QUESTIONS: &[&str] = &[
 /// Calls that change what others see though they are no system calls: memory that is shared, the traits of providers,
 /// what the caches hold. By crate.
 pub(crate) const CHANGES: &[(&str, &[&str])] = &[
-    (
-        "crates/umf-core",
-        &["provider.allocate", "provider.free", "ability.split", "ability.merge", "observer.before_free"],
-    ),
-    ("crates/umf-domain", &["sys::close_inherited", "bits::set", "bits::clear"]),
+    ("crates/umf-core", &["provider.allocate", "provider.free", "ability.split", "ability.merge"]),
+    ("crates/umf-domain", &["sys::close_inherited", "sys::reserve", "bits::set", "bits::clear"]),
     (
         "crates/umf-ipc",
         &[
             "lease.give_back",
-            "marks.fetch_or",
+            "protocol::mark",
+            "protocol::lease_for_all",
+            "protocol::give_back_for_all",
             "state.compare_exchange",
             "pin.pin_and_lease",
             "protocol::publish",
@@ -81,7 +80,6 @@ pub(crate) const PASSED_ON: &[(&str, &str)] = &[
     ("crates/umf-domain", "Mapping::keep_from_children"),
     ("crates/umf-domain", "Mapping::new"),
     ("crates/umf-domain", "sys::memfd"),
-    ("crates/umf-domain", "sys::reserve"),
     ("crates/umf-domain", "sys::socket"),
     ("crates/umf-ipc", "sys::peer_pidfd"),
     ("crates/umf-ipc", "sys::populate"),
@@ -90,6 +88,7 @@ pub(crate) const PASSED_ON: &[(&str, &str)] = &[
     ("crates/umf-ipc", "SharedMapping::at"),
     ("crates/umf-ipc", "SharedMapping::new"),
     ("crates/umf-ipc", "SharedMapping::keep_from_children"),
+    ("crates/umf-ipc", "Front::new"),
     ("providers/host", "sys::memfd"),
     ("providers/host", "sys::set_attribute"),
     ("providers/host", "sys::set_size"),

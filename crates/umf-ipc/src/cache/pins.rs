@@ -226,12 +226,12 @@ impl Pins {
             // SAFETY: the words stay as long as `self`.
             let count = unsafe { cell.count.as_ref() };
             count.store(count.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Release);
-            // Only who adds has to be seen by who evicts.
-            if delta == 1 {
-                barrier::full();
-            }
         } else if let Some(count) = self.shared.counts.get(number) {
             count.fetch_add(delta, Ordering::SeqCst);
+        }
+        // Only who adds has to be seen by who evicts.
+        if delta == 1 {
+            barrier::full();
         }
     }
 

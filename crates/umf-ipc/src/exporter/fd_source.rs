@@ -23,7 +23,7 @@ impl FdSource for Source {
     }
 
     fn announce(&self, row: u32, number: u32, importer: Option<OwnedFd>) -> bool {
-        self.exports.door.announce(row, number, importer)
+        self.exports.announce(row, number, importer)
     }
 
     fn data(&self, slot: u32, generation: u64) -> Result<Arc<OwnedFd>, u64> {

@@ -11,7 +11,8 @@ use umf_core::lock::Lock;
 use umf_core::metadata::Chunks;
 use umf_core::step::{Step, step};
 
-use super::layout::{Entry, Header, MAGIC, MARKS, Shape, State, VERSION};
+use super::front::Front;
+use super::layout::{MAGIC, MARKS, Shape, State, VERSION};
 use super::owner::{Owner, Watch};
 use crate::identity::Nonce;
 use crate::sys::{self, SharedMapping};
@@ -21,8 +22,7 @@ use crate::{Error, Result, protocol};
 #[derive(Debug)]
 pub(crate) struct Door {
     fd: Arc<OwnedFd>,
-    front: SharedMapping,
-    shape: Shape,
+    front: Front,
     /// By row: where it is mapped, once it was looked at.
     rows: Chunks<AtomicPtr<AtomicU64>>,
     mappings: Lock<Vec<SharedMapping>>,
@@ -98,24 +98,18 @@ impl Door {
         step(Step::DoorFileMade);
         sys::reserve(&fd, 0, shape.marks())
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
-        let size = usize::try_from(shape.front()).unwrap_or(usize::MAX);
-        let mut front = SharedMapping::new(&fd, size, true)
-            .map_err(|errno| Error::system("mmap of the lease table", errno))?;
-        front
-            .keep_from_children()
-            .map_err(|errno| Error::system("madvise(MADV_DONTFORK) of the lease table", errno))?;
+        let front = Front::new(&fd, shape)?;
         step(Step::DoorMapped);
         sys::add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|errno| Error::system("sealing of the lease table", errno))?;
         let door = Self {
             fd: Arc::new(fd),
             front,
-            shape,
             rows: Chunks::new(),
             mappings: Lock::new(Vec::new()),
             watches: Lock::default(),
         };
-        let header = door.header();
+        let header = door.front.header();
         header.version.store(VERSION, Ordering::Relaxed);
         header.rows.store(shape.rows, Ordering::Relaxed);
         header.slots.store(shape.slots, Ordering::Relaxed);
@@ -125,25 +119,6 @@ impl Door {
         header.magic.store(MAGIC, Ordering::Release);
         step(Step::DoorMade);
         Ok(door)
-    }
-
-    fn header(&self) -> &Header {
-        // SAFETY: the front of a door begins with a header; fields are atomics.
-        unsafe { self.front.base().cast().as_ref() }
-    }
-
-    fn entry(&self, row: u32) -> &Entry {
-        assert!(row < self.shape.rows, "a row of this door");
-        let offset = self.shape.entries() as usize + row as usize * size_of::<Entry>();
-        // SAFETY: the front has `rows` entries there; fields are atomics.
-        unsafe { self.front.base().add(offset).cast().as_ref() }
-    }
-
-    fn marks(&self, slot: u32) -> &AtomicU64 {
-        assert!(slot < self.shape.slots, "a slot of this door");
-        let offset = self.shape.marks() as usize + slot as usize * 8;
-        // SAFETY: the front has `slots` words there.
-        unsafe { self.front.base().add(offset).cast().as_ref() }
     }
 
     pub(crate) fn raw_fd(&self) -> RawFd {
@@ -156,7 +131,7 @@ impl Door {
 
     /// How many rows there are, which the ledger says.
     pub(crate) const fn rows(&self) -> u32 {
-        self.shape.rows
+        self.front.shape().rows
     }
 
     /// Fds of importers that are watched.
@@ -171,7 +146,7 @@ impl Door {
 
     /// Gives the marks of some slots their memory, before these slots are used.
     pub(crate) fn reserve(&self, first: u32, count: u32) -> Result<()> {
-        sys::reserve(&self.fd, self.shape.marks() + u64::from(first) * 8, u64::from(count) * 8)
+        sys::reserve(&self.fd, self.front.shape().marks() + u64::from(first) * 8, u64::from(count) * 8)
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
         step(Step::DoorGrown);
         Ok(())
@@ -180,20 +155,20 @@ impl Door {
     /// Whether a living process has the export in this slot open. To be asked after it was retired: then a no is final.
     #[inline]
     pub(crate) fn is_leased(&self, slot: u32) -> bool {
-        let marks = protocol::look(self.marks(slot));
+        let marks = protocol::look(self.front.marks(slot));
         marks != 0 && self.is_leased_by(slot, marks)
     }
 
     /// As [`Door::is_leased`], by the thread that has just retired it.
     #[inline]
     pub(crate) fn is_leased_at_once(&self, slot: u32) -> bool {
-        let marks = protocol::look_at_once(self.marks(slot));
+        let marks = protocol::look_at_once(self.front.marks(slot));
         marks != 0 && self.is_leased_by(slot, marks)
     }
 
     /// The rows that a slot's marks stand for.
     fn marked(&self, mut marks: u64) -> impl Iterator<Item = u32> {
-        let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
+        let used = self.front.used();
         let bits = core::iter::from_fn(move || {
             let bit = (marks != 0).then(|| marks.trailing_zeros());
             marks &= marks.wrapping_sub(1);
@@ -207,7 +182,7 @@ impl Door {
         // of those that another thread closes is not made zero again.)
         let is_zero = |row| self.word(row, slot).is_some_and(|word| word.load(Ordering::Acquire) == 0);
         if self.marked(marks).all(is_zero) {
-            protocol::forget(self.marks(slot));
+            protocol::forget(self.front.marks(slot));
             return false;
         }
         self.is_leased_by_the_living(slot, marks)
@@ -227,7 +202,7 @@ impl Door {
             }
         }
         if sums.is_empty() {
-            protocol::forget(self.marks(slot));
+            protocol::forget(self.front.marks(slot));
             return false;
         }
         sums.retain(|_, sum| sum.unread || sum.count != 0);
@@ -239,7 +214,7 @@ impl Door {
 
     /// What a row says of a slot, if that is not nothing, and of whom. `None` for the count: it cannot be read now.
     fn count(&self, row: u32, slot: u32) -> Option<(Owner, Option<u64>)> {
-        let entry = self.entry(row);
+        let entry = self.front.entry(row);
         let mut tries = 0;
         loop {
             let owner = Owner::of(entry);
@@ -275,11 +250,12 @@ impl Door {
         if let Some(known) = NonNull::new(place.load(Ordering::Acquire)) {
             return Some(known);
         }
-        let size = usize::try_from(self.shape.stride()).ok()?;
-        let mapped = SharedMapping::at(&self.fd, self.shape.row(row), size, false).and_then(|mut mapping| {
-            mapping.keep_from_children()?;
-            Ok(mapping)
-        });
+        let size = usize::try_from(self.front.shape().stride()).ok()?;
+        let mapped =
+            SharedMapping::at(&self.fd, self.front.shape().row(row), size, false).and_then(|mut mapping| {
+                mapping.keep_from_children()?;
+                Ok(mapping)
+            });
         match mapped {
             Ok(mapping) => {
                 let base = mapping.base().cast();
@@ -318,8 +294,8 @@ impl Door {
 
     /// Those who have rows.
     fn owners(&self) -> HashSet<Owner> {
-        let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
-        (0..used).map(|row| Owner::of(self.entry(row))).filter(|owner| owner.state.is_used()).collect()
+        let used = self.front.used();
+        (0..used).map(|row| Owner::of(self.front.entry(row))).filter(|owner| owner.state.is_used()).collect()
     }
 
     /// The rows of ended processes go. Whoever claims one empties it first.
@@ -327,15 +303,15 @@ impl Door {
         if ended.is_empty() {
             return;
         }
-        let used = self.header().rows_used.load(Ordering::Acquire).min(self.shape.rows);
+        let used = self.front.used();
         for row in 0..used {
-            let entry = self.entry(row);
+            let entry = self.front.entry(row);
             let owner = Owner::of(entry);
             if ended.contains(&owner) {
                 // Not if somebody else saw it first.
                 let _ = entry.state.compare_exchange(
                     owner.state.0,
-                    State::LEFT.0,
+                    State::FREE.0,
                     Ordering::AcqRel,
                     Ordering::Relaxed,
                 );
@@ -346,10 +322,10 @@ impl Door {
 
     /// An importer in another pid namespace has claimed a row and says so on the socket: `pidfd` is its process.
     pub(crate) fn announce(&self, row: u32, number: u32, pidfd: Option<OwnedFd>) -> bool {
-        if row >= self.shape.rows {
+        if row >= self.front.shape().rows {
             return false;
         }
-        let owner = Owner::of(self.entry(row));
+        let owner = Owner::of(self.front.entry(row));
         if owner.state != State::announced(number) {
             return false;
         }

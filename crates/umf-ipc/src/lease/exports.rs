@@ -1,6 +1,7 @@
 //! [`Exports`]: what of a producer is exported, and what of it is freed but still open elsewhere.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use umf_core::global::Global;
@@ -11,10 +12,10 @@ use umf_core::{Address, fork};
 
 use super::Door;
 use super::left::{self, Left, One, Range};
-use crate::Result;
 use crate::exporter::NativeGuard;
 use crate::ledger::event::RetireReason;
 use crate::ledger::{Event, LedgerWriter};
+use crate::{Result, identity};
 
 /// The ledger and the door of one producer. It lives as long as the exporter, and after that as long as memory is held
 /// for somebody who has it open.
@@ -136,6 +137,17 @@ impl Exports {
             return None;
         }
         self.left.lock().native_of(region)
+    }
+
+    /// An importer in another pid namespace says which row is its own: [`Door::announce`], with an entry in the flight
+    /// recorder.
+    pub(crate) fn announce(&self, row: u32, number: u32, importer: Option<OwnedFd>) -> bool {
+        let pid = importer.as_ref().and_then(|pidfd| identity::pid_behind(pidfd.as_fd())).unwrap_or(0);
+        let is_known = self.door.announce(row, number, importer);
+        if is_known {
+            self.ledger.record(Event::Announce { pid });
+        }
+        is_known
     }
 
     /// The exporter is gone, and somebody has memory of it open that is not freed yet: from here on this is asked itself when

@@ -44,13 +44,11 @@ pub(super) struct Entry {
 pub(super) struct State(pub u64);
 
 impl State {
-    /// Nobody's; the row is zeros.
+    /// Nobody's; whatever its last owner left in the row.
     pub(super) const FREE: Self = Self(0);
-    /// Nobody's; the row is as its last owner left it.
-    pub(super) const LEFT: Self = Self(1 << 32);
-    const CLAIMED: u64 = 2;
-    const USED: u64 = 3;
-    const ANNOUNCED: u64 = 4;
+    const CLAIMED: u64 = 1;
+    const USED: u64 = 2;
+    const ANNOUNCED: u64 = 3;
 
     const fn new(phase: u64, pid: u32) -> Self {
         Self(phase << 32 | pid as u64)
@@ -72,7 +70,7 @@ impl State {
     }
 
     pub(super) const fn is_free(self) -> bool {
-        self.0 == Self::FREE.0 || self.0 == Self::LEFT.0
+        self.0 == Self::FREE.0
     }
 
     /// Its words count.

@@ -21,6 +21,7 @@
 
 mod door;
 mod exports;
+mod front;
 mod layout;
 mod left;
 mod owner;

@@ -12,13 +12,13 @@ use umf_core::lock::Lock;
 use umf_core::step::{Step, step};
 use umf_core::thread::{self, ThreadIndex};
 
-use super::layout::{Entry, Header, MAGIC, Shape, State, VERSION, mark};
+use super::front::Front;
+use super::layout::{MAGIC, Shape, State, VERSION, mark};
 use super::owner::Owner;
 use super::row::{Lease, Ranges, Row, Thread, Words};
 use crate::identity::{Nonce, ProcessIdentity};
 use crate::ledger::MAX_SLOTS;
-use crate::sys::{self, SharedMapping};
-use crate::{Error, Result, protocol};
+use crate::{Error, Result, protocol, sys};
 
 /// How many rows of others are asked about before a row is used that never was.
 const ASKED: u32 = 4;
@@ -31,8 +31,7 @@ const OPENS_BETWEEN: u32 = 1024;
 pub(crate) struct LeaseTable {
     pid: u32,
     fd: OwnedFd,
-    front: SharedMapping,
-    shape: Shape,
+    front: Front,
     ranges: Arc<Ranges>,
     rows: Lock<HashMap<Thread, Row>>,
     /// Where threads may find the words of their rows without the lock: see [`Words::known`].
@@ -84,9 +83,7 @@ impl LeaseTable {
         if shape.rows == 0 || size != shape.size() {
             return Err(misbehaved("its door has another size than its ledger says"));
         }
-        let front = usize::try_from(shape.front()).unwrap_or(usize::MAX);
-        let mut front = SharedMapping::new(&fd, front, true).map_err(system("mmap of the lease table"))?;
-        front.keep_from_children().map_err(system("madvise(MADV_DONTFORK) of the lease table"))?;
+        let front = Front::new(&fd, shape)?;
         step(Step::TableMapped);
         if identity.start_time == 0 && identity.pidfs_inode == 0 {
             // Then the producer must not be able to know better (on an old kernel, without `/proc`).
@@ -105,7 +102,6 @@ impl LeaseTable {
             pid,
             fd,
             front,
-            shape,
             ranges,
             rows: Lock::new(HashMap::new()),
             own: [const { AtomicPtr::new(ptr::null_mut()) }; 64],
@@ -113,7 +109,7 @@ impl LeaseTable {
             owner: Owner { state, start_time: identity.start_time, pidfs_inode: identity.pidfs_inode },
             generation: fork::generation(),
         };
-        let header = table.header();
+        let header = table.front.header();
         let nonce = [0, 1].map(|half: usize| header.nonce[half].load(Ordering::Relaxed));
         if header.magic.load(Ordering::Acquire) != MAGIC
             || header.version.load(Ordering::Relaxed) != VERSION
@@ -130,31 +126,12 @@ impl LeaseTable {
     #[cfg(test)]
     pub(super) fn pose_as(&mut self, owner: Owner) {
         for row in self.rows.lock().values() {
-            let entry = self.entry(row.number);
+            let entry = self.front.entry(row.number);
             entry.start_time.store(owner.start_time, Ordering::Relaxed);
             entry.pidfs_inode.store(owner.pidfs_inode, Ordering::Relaxed);
             entry.state.store(owner.state.0, Ordering::Release);
         }
         self.owner = owner;
-    }
-
-    fn header(&self) -> &Header {
-        // SAFETY: the front of a door begins with a header; fields are atomics.
-        unsafe { self.front.base().cast().as_ref() }
-    }
-
-    fn entry(&self, row: u32) -> &Entry {
-        assert!(row < self.shape.rows, "a row of this door");
-        let offset = self.shape.entries() as usize + row as usize * size_of::<Entry>();
-        // SAFETY: the front has `rows` entries there; fields are atomics.
-        unsafe { self.front.base().add(offset).cast().as_ref() }
-    }
-
-    fn marks(&self, slot: u32) -> &AtomicU64 {
-        assert!(slot < self.shape.slots, "a slot of this door");
-        let offset = self.shape.marks() as usize + slot as usize * 8;
-        // SAFETY: the front has `slots` words there.
-        unsafe { self.front.base().add(offset).cast().as_ref() }
     }
 
     /// Whether it was made in this process, and not in one that this is a forked child of.
@@ -198,37 +175,40 @@ impl LeaseTable {
     /// Whether the export is current has to be looked at afterwards.
     pub(crate) fn take(&self, slot: u32) -> Result<(Lease, bool)> {
         let thread = thread::current();
-        if let Some(lease) = thread.and_then(|thread| self.known(slot, thread)) {
+        let known = thread.and_then(|thread| self.known(slot, thread));
+        if let Some(lease) = known.or_else(|| self.sought(slot, thread?)) {
             // SAFETY: the word lies in a row of this table; only this thread writes it.
             protocol::lease(unsafe { lease.word().as_ref() });
             step(Step::LeaseCounted);
             return Ok((lease, true));
         }
-        let mut rows = self.rows.lock();
-        if let Some(thread) = thread
-            && self.has_or_seeks_row(&rows, Some(thread.get()))
-        {
-            match self.lease(&mut rows, Some(thread.get()), slot) {
-                Ok(lease) => {
-                    if let Some(row) = rows.get(&Some(thread.get())) {
-                        self.own(thread).store(row.words().pointer().as_ptr(), Ordering::Relaxed);
-                    }
-                    // SAFETY: the word lies in a row of this table; only this thread writes it.
-                    protocol::lease(unsafe { lease.word().as_ref() });
-                    step(Step::LeaseCounted);
-                    return Ok((lease, true));
-                }
-                Err(error) => {
-                    tracing::debug!(%error, "this thread has no lease row of its own");
-                    self.pause.store(OPENS_BETWEEN, Ordering::Relaxed);
-                }
-            }
-        }
-        let lease = self.lease(&mut rows, None, slot)?;
+        let lease = self.lease(&mut self.rows.lock(), None, slot)?;
         // SAFETY: the word lies in a row of this table.
         protocol::lease_for_all(unsafe { lease.word().as_ref() });
         step(Step::LeaseCountedForAll);
         Ok((lease, false))
+    }
+
+    /// The word of a slot in the calling thread's own row, which it gets if it has none, if it can have one.
+    fn sought(&self, slot: u32, thread: ThreadIndex) -> Option<Lease> {
+        let number = Some(thread.get());
+        let mut rows = self.rows.lock();
+        if !self.has_or_seeks_row(&rows, number) {
+            return None;
+        }
+        match self.lease(&mut rows, number, slot) {
+            Ok(lease) => {
+                if let Some(row) = rows.get(&number) {
+                    self.own(thread).store(row.words().pointer().as_ptr(), Ordering::Relaxed);
+                }
+                Some(lease)
+            }
+            Err(error) => {
+                tracing::debug!(%error, "this thread has no lease row of its own");
+                self.pause.store(OPENS_BETWEEN, Ordering::Relaxed);
+                None
+            }
+        }
     }
 
     /// Where the words of the thread's row may be: threads share the places.
@@ -250,7 +230,7 @@ impl LeaseTable {
 
     /// Says in the door that the row may have something of the slot. Before it has.
     fn mark(&self, slot: u32, row: u32) {
-        if protocol::mark(self.marks(slot), mark(row)) {
+        if protocol::mark(self.front.marks(slot), mark(row)) {
             step(Step::LeaseMarked);
         }
     }
@@ -300,8 +280,8 @@ impl LeaseTable {
         step(Step::RowClaiming);
         let number = self.claim_entry(thread)?;
         step(Step::RowClaimed);
-        let entry = self.entry(number);
-        let (offset, stride) = (self.shape.row(number), self.shape.stride());
+        let entry = self.front.entry(number);
+        let (offset, stride) = (self.front.shape().row(number), self.front.shape().stride());
         let size = usize::try_from(stride).unwrap_or(usize::MAX);
         let emptied = sys::punch(&self.fd, offset, stride);
         step(Step::RowEmptied);
@@ -317,7 +297,7 @@ impl LeaseTable {
                 Ok(row)
             }
             Err(error) => {
-                entry.state.store(State::LEFT.0, Ordering::Release);
+                entry.state.store(State::FREE.0, Ordering::Release);
                 Err(error)
             }
         }
@@ -328,15 +308,15 @@ impl LeaseTable {
     /// Rows of single threads come from the first half alone: whatever number of threads the first processes have, there is
     /// a row left for each other process, and one to give back in what another thread took.
     fn claim_entry(&self, thread: Thread) -> Result<u32> {
-        let end = if thread.is_some() { self.shape.rows / 2 } else { self.shape.rows };
+        let end = if thread.is_some() { self.front.shape().rows / 2 } else { self.front.shape().rows };
         // Others ask by pid whether who claims has ended: not one whose pid means nothing to them.
         let claimed = State::claimed(if self.owner.state.is_announced() { 0 } else { sys::pid() });
         let claim = |row: u32, from: State| {
-            let state = &self.entry(row).state;
+            let state = &self.front.entry(row).state;
             state.compare_exchange(from.0, claimed.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
-        let used = self.header().rows_used.load(Ordering::Acquire).min(end);
-        let state = |row: u32| State(self.entry(row).state.load(Ordering::Acquire));
+        let used = self.front.used().min(end);
+        let state = |row: u32| State(self.front.entry(row).state.load(Ordering::Acquire));
         for row in 0..used {
             // Read once: what is claimed is what was seen to be free.
             let found = state(row);
@@ -356,7 +336,7 @@ impl LeaseTable {
             }
         }
         for row in used..end {
-            self.header().rows_used.fetch_max(row + 1, Ordering::AcqRel);
+            self.front.header().rows_used.fetch_max(row + 1, Ordering::AcqRel);
             step(Step::RowAdded);
             let found = state(row);
             if found.is_free() && claim(row, found) {
@@ -375,7 +355,7 @@ impl LeaseTable {
         if self.owner.state.is_announced() || state.pid().is_none() {
             return false;
         }
-        let owner = Owner::of(self.entry(row));
+        let owner = Owner::of(self.front.entry(row));
         // Not if it is another's meanwhile.
         owner.state == state && owner.find().is_none()
     }
@@ -385,18 +365,20 @@ impl LeaseTable {
         let own = self.owner.state;
         let claimed = State::claimed(own.pid().unwrap_or(0));
         for (_, row) in self.rows.lock().drain() {
-            let state = &self.entry(row.number).state;
+            let state = &self.front.entry(row.number).state;
             let change = |from: State, to: State| {
                 state.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             };
             // Not if the producer took it back, believing this process ended: then it is another's to write.
             let is_own = change(own, claimed);
-            let is_empty =
-                is_own && sys::punch(&self.fd, self.shape.row(row.number), self.shape.stride()).is_ok();
+            if is_own {
+                // Whoever claims it next empties it again: this is for the memory's sake.
+                let _ = sys::punch(&self.fd, self.front.shape().row(row.number), self.front.shape().stride());
+            }
             step(Step::RowClosing);
             row.hide(&self.ranges);
             if is_own {
-                change(claimed, if is_empty { State::FREE } else { State::LEFT });
+                change(claimed, State::FREE);
             }
             step(Step::RowClosed);
         }

@@ -283,7 +283,7 @@ fn an_owner_is_a_process_and_not_its_number() {
         assert!(!lives(Owner { start_time: 0, pidfs_inode: 0, ..whole }), "opens nothing");
     }
     for state in
-        [State::used(0), State::claimed(0), State::used(u32::MAX), State::announced(own.pid), State::LEFT]
+        [State::used(0), State::claimed(0), State::used(u32::MAX), State::announced(own.pid), State::FREE]
     {
         assert!(!lives(Owner { state, ..whole }), "{state:?}");
     }

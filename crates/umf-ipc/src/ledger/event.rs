@@ -210,9 +210,9 @@ pub enum Event {
         /// How much was held.
         bytes: u64,
     },
-    /// An importer announced itself at the producer's door.
+    /// An importer in another pid namespace announced itself, so that it can open what the producer exports.
     Announce {
-        /// The importer's process id, as the producer sees it.
+        /// The importer's process id, as the producer sees it; 0 if it does not.
         pid: u32,
     },
     /// Something that this version does not know.

@@ -107,7 +107,7 @@ struct Memory {
     is_gone: AtomicBool,
 }
 
-// SAFETY: loom tells of accesses to the cell at the same time, which is what it is there for.
+// SAFETY: the cell holds nothing; loom fails where it is used by two at the same time.
 unsafe impl Sync for Memory {}
 
 impl Memory {

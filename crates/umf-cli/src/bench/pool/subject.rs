@@ -29,6 +29,10 @@ pub(super) trait Subject {
 
 /// What a subject is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    not(feature = "peers"),
+    expect(dead_code, reason = "the peers that are only for some are not built in")
+)]
 pub(super) enum For {
     Everything,
     /// It has no lock and no memory: for one thread that touches nothing.

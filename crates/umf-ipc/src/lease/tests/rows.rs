@@ -7,6 +7,7 @@ use super::super::layout::{Shape, State};
 use super::super::*;
 use crate::Error;
 use crate::identity::Nonce;
+use crate::ledger::Event;
 
 const SLOTS: u32 = 64;
 
@@ -77,6 +78,32 @@ fn who_announces_itself_again_and_again_costs_no_fd_each_time() {
     }
     assert!(numbers.len() > 490, "each time it is another number");
     assert!(most <= 16, "{most} pidfds of one process");
+}
+
+/// What comes over the socket is in the flight recorder, if it was believed.
+#[test]
+fn announcements_are_written_down() {
+    let exports = Exports::new(SLOTS, true).unwrap();
+    let ledger = &exports.ledger;
+    let producer = Producer {
+        pid: 1,
+        nonce: ledger.nonce(),
+        slots: ledger.capacity(),
+        rows: exports.door.rows(),
+        same_pid_namespace: false,
+    };
+    let fd = exports.door.shared_fd().try_clone().unwrap();
+    let identity = crate::identity::ProcessIdentity::current();
+    let table = LeaseTable::open(fd, producer, identity, Arc::default()).unwrap();
+    let (row, number) = table.announcement().unwrap().unwrap();
+    let pidfd = || Some(crate::sys::pidfd_open(identity.pid).unwrap());
+    assert!(!exports.announce(row, number ^ 1, pidfd()));
+    assert!(exports.announce(row, number, pidfd()));
+    assert!(exports.announce(row, number, None), "it has no pid here");
+    let search = crate::inspect::find().unwrap();
+    let events = search.by_nonce(ledger.nonce()).unwrap().ledger.events().unwrap();
+    let written: Vec<_> = events.recorded.iter().map(|recorded| recorded.event).collect();
+    assert_eq!(written, [Event::Announce { pid: identity.pid }, Event::Announce { pid: 0 }]);
 }
 
 /// Its pid is another process's here, or nobody's.

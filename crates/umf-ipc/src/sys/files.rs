@@ -1,0 +1,99 @@
+//! Files that others have: opened, asked, read.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use crate::sys::Result;
+
+/// Device and inode of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FileIdentity {
+    pub device: u64,
+    pub inode: u64,
+}
+
+/// What [`filesystem`] says of shared memory (`statfs(2)`).
+pub const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+fn open(path: &str, writable: bool) -> Result<OwnedFd> {
+    let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
+    // NONBLOCK and NOCTTY: the path is a link to whatever another process has open.
+    let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    rustix::fs::open(path, flags, rustix::fs::Mode::empty())
+}
+
+/// The file at `path`, which is not opened: no driver and no file server hears of it.
+pub(crate) fn open_path(path: &str) -> Result<OwnedFd> {
+    rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, rustix::fs::Mode::empty())
+}
+
+/// Opens what [`open_path`] found. Needs the `/proc` of this pid namespace.
+pub(crate) fn reopen(found: BorrowedFd<'_>, writable: bool) -> Result<OwnedFd> {
+    open(&format!("/proc/self/fd/{}", found.as_raw_fd()), writable)
+}
+
+struct Status {
+    identity: FileIdentity,
+    size: u64,
+    is_regular: bool,
+}
+
+/// As the kernel has it: a file server (FUSE, NFS) is not asked, so that it cannot keep this process waiting.
+fn status(fd: impl AsFd) -> Result<Status> {
+    use rustix::fs::{AtFlags, FileType, StatxFlags};
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    match rustix::fs::statx(&fd, c"", flags, StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE) {
+        Ok(found) => Ok(Status {
+            identity: FileIdentity {
+                device: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
+                inode: found.stx_ino,
+            },
+            size: found.stx_size,
+            is_regular: FileType::from_raw_mode(u32::from(found.stx_mode)) == FileType::RegularFile,
+        }),
+        // Linux before 4.11, or a seccomp filter that does not know it.
+        Err(Errno::NOSYS) => {
+            let found = rustix::fs::fstat(fd)?;
+            Ok(Status {
+                identity: FileIdentity { device: found.st_dev, inode: found.st_ino },
+                size: found.st_size.cast_unsigned(),
+                is_regular: FileType::from_raw_mode(found.st_mode) == FileType::RegularFile,
+            })
+        }
+        Err(errno) => Err(errno),
+    }
+}
+
+pub(crate) fn identity(fd: impl AsFd) -> Result<FileIdentity> {
+    Ok(status(fd)?.identity)
+}
+
+pub(crate) fn size(fd: impl AsFd) -> Result<u64> {
+    Ok(status(fd)?.size)
+}
+
+/// Opening a device or a pipe does something; opening a regular file does not.
+pub(crate) fn is_regular(fd: impl AsFd) -> Result<bool> {
+    Ok(status(fd)?.is_regular)
+}
+
+/// Fills `bytes` from a place in a file; `false` if the file has fewer.
+pub(crate) fn read_at(fd: impl AsFd, bytes: &mut [u8], offset: u64) -> Result<bool> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match rustix::io::pread(&fd, &mut bytes[filled..], offset + filled as u64) {
+            Ok(0) => return Ok(false),
+            Ok(count) => filled += count,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(true)
+}
+
+/// The magic number of the file system that the file is on (`statfs(2)`).
+pub(crate) fn filesystem(fd: impl AsFd) -> Result<u64> {
+    Ok(rustix::fs::fstatfs(fd)?.f_type.cast_unsigned())
+}

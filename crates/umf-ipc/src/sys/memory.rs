@@ -1,0 +1,159 @@
+//! Memory that is shared: memfds, and mappings of files.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::process::Resource;
+use umf_core::step::{Step, step};
+
+use crate::sys::{Result, identity};
+
+/// A sealable, close-on-exec memfd of `size` bytes, none of them allocated.
+///
+/// # Errors
+/// What `memfd_create(2)` and `ftruncate(2)` say.
+pub fn memfd(name: &str, size: u64) -> Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        // Linux before 6.3 does not know MFD_NOEXEC_SEAL.
+        Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
+        other => other?,
+    };
+    rustix::fs::ftruncate(&fd, size)?;
+    Ok(fd)
+}
+
+/// Allocates the pages of a range of a memfd, so that touching them cannot be SIGBUS.
+///
+/// # Errors
+/// What `fallocate(2)` says.
+pub fn reserve(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
+    rustix::io::retry_on_intr(|| {
+        rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::KEEP_SIZE, offset, size)
+    })
+}
+
+/// The largest file that this process may make, in bytes (`RLIMIT_FSIZE`, `getrlimit(2)`).
+#[must_use]
+pub fn file_size_limit() -> u64 {
+    rustix::process::getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
+}
+
+pub(crate) fn seals(fd: impl AsFd) -> Result<SealFlags> {
+    rustix::fs::fcntl_get_seals(fd)
+}
+
+pub(crate) fn add_seals(fd: impl AsFd, seals: SealFlags) -> Result<()> {
+    rustix::fs::fcntl_add_seals(fd, seals)
+}
+
+/// The device on which the kernel keeps all memfds (but huge ones), which no file of another file system can have.
+/// None where this process may make no memfd.
+pub(crate) fn memfd_device() -> Result<Option<u64>> {
+    /// The device plus one. (Not a `OnceLock`: a child forked while another thread fills that would wait for ever.)
+    static DEVICE: AtomicU64 = AtomicU64::new(0);
+    if let Some(device) = DEVICE.load(Ordering::Relaxed).checked_sub(1) {
+        return Ok(Some(device));
+    }
+    match memfd("umf-probe", 0) {
+        Ok(probe) => {
+            let device = identity(&probe)?.device;
+            DEVICE.store(device.wrapping_add(1), Ordering::Relaxed);
+            Ok(Some(device))
+        }
+        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(errno),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Makes a hole of a range of a file: it reads as zeros, and its pages are free.
+pub(crate) fn punch(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
+    use rustix::fs::FallocateFlags;
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::io::retry_on_intr(|| rustix::fs::fallocate(&fd, flags, offset, size))
+}
+
+/// A shared mapping of a part of a file, unmapped when dropped.
+#[derive(Debug)]
+pub(crate) struct SharedMapping {
+    base: NonNull<u8>,
+    size: usize,
+    /// The process that has it, as [`umf_core::fork::generation`] counts; `None` if its children have it as well.
+    kept_from_children: Option<u32>,
+}
+
+// SAFETY: the mapping is memory; whoever reads or writes it takes care of races.
+unsafe impl Send for SharedMapping {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMapping {}
+
+impl SharedMapping {
+    /// The first `size` bytes.
+    pub(crate) fn new(fd: impl AsFd, size: usize, writable: bool) -> Result<Self> {
+        Self::at(fd, 0, size, writable)
+    }
+
+    /// `size` bytes from `offset`, a multiple of the page size.
+    pub(crate) fn at(fd: impl AsFd, offset: u64, size: usize, writable: bool) -> Result<Self> {
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe {
+            rustix::mm::mmap(
+                core::ptr::null_mut(),
+                size,
+                protection,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                fd,
+                offset,
+            )
+        }?;
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        let mapping = Self { base, size, kept_from_children: None };
+        // SAFETY: the range is this mapping. (A sparse file would make a core dump of its whole size.)
+        unsafe { rustix::mm::madvise(base.as_ptr().cast(), size, Advice::LinuxDontDump) }?;
+        Ok(mapping)
+    }
+
+    /// A forked child does not get this mapping.
+    pub(crate) fn keep_from_children(&mut self) -> Result<()> {
+        // SAFETY: the range is this mapping; the advice changes nothing in this process.
+        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.size, Advice::LinuxDontFork) }?;
+        self.kept_from_children = Some(umf_core::fork::generation());
+        Ok(())
+    }
+
+    pub(crate) const fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(crate) const fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Words of it, from byte `offset` on; empty if it does not have them.
+    pub(crate) fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        let end = count.checked_mul(size_of::<AtomicU64>()).and_then(|size| offset.checked_add(size));
+        if end.is_none_or(|end| end > self.size) || !offset.is_multiple_of(align_of::<AtomicU64>()) {
+            return &[];
+        }
+        // SAFETY: the words lie in the mapping, which begins at a page and lives as long as `self`; atomics may be
+        // written by others at the same time.
+        unsafe { core::slice::from_raw_parts(self.base.add(offset).cast().as_ptr(), count) }
+    }
+}
+
+impl Drop for SharedMapping {
+    fn drop(&mut self) {
+        if self.kept_from_children.is_some_and(|process| process != umf_core::fork::generation()) {
+            // Not here: what is at its address now is somebody else's.
+            return;
+        }
+        // SAFETY: the mapping is this object's own, and nothing borrowed from it is left.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
+        step(Step::LedgerUnmapped);
+    }
+}

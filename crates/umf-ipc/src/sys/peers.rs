@@ -1,0 +1,112 @@
+//! Who is at the other end of a socket.
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::io::Errno;
+use rustix::process::Pid;
+
+use crate::sys::{Result, effective_uid, pidfd_open};
+
+/// Who is at the other end of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// The user of this process, or root.
+    Trusted,
+    /// Somebody else.
+    Other,
+    /// A user whom this user namespace has no number for, as it has none for the user of this process.
+    Nameless,
+}
+
+/// Whether a socket's peer is the user of this process.
+///
+/// # Errors
+/// What `getsockopt(2)` says.
+pub fn peer_of(socket: BorrowedFd<'_>) -> Result<Peer> {
+    let mine = effective_uid();
+    let (theirs, pid) = peer(socket)?;
+    if theirs == 0 {
+        return Ok(Peer::Trusted);
+    }
+    if theirs != mine {
+        return Ok(Peer::Other);
+    }
+    // One number stands for all users without a mapping (`user_namespaces(7)`).
+    if mine != overflow_uid() || is_every_uid_mapped() {
+        return Ok(Peer::Trusted);
+    }
+    // The kernel compares users, not numbers: without rights over a process only its own user may send it signals.
+    let may_signal = Pid::from_raw(pid).is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok());
+    Ok(if may_signal { Peer::Trusted } else { Peer::Nameless })
+}
+
+fn overflow_uid() -> u32 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(65534)
+}
+
+/// As in the initial user namespace.
+fn is_every_uid_mapped() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
+}
+
+/// The effective uid of a socket's peer, and its pid, when it connected or listened (`SO_PEERCRED`, `unix(7)`).
+///
+/// Not by rustix, which has no value for the pid of a peer that this pid namespace does not see: 0.
+///
+/// # Errors
+/// What `getsockopt(2)` says.
+pub fn peer(socket: BorrowedFd<'_>) -> Result<(u32, i32)> {
+    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `credentials` is valid for a write of `length` bytes, and so is `length`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 { Ok((credentials.uid, credentials.pid)) } else { Err(last_errno()) }
+}
+
+/// A pidfd of the process that called `connect` or `listen` at a socket's other end, whatever pid namespace it is in
+/// (`SO_PEERPIDFD`, `unix(7)`, Linux 6.5).
+///
+/// # Errors
+/// What `getsockopt(2)` says: `ENOPROTOOPT` before Linux 6.5, `ESRCH` (`EINVAL` before 6.16) if the process was reaped.
+pub fn so_peerpidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let mut number: RawFd = -1;
+    let mut length = size_of::<RawFd>() as libc::socklen_t;
+    // SAFETY: `number` is valid for a write of `length` bytes, and so is `length`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut number).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 && number >= 0 {
+        // SAFETY: the kernel made this fd for the call above.
+        Ok(unsafe { OwnedFd::from_raw_fd(number) })
+    } else {
+        Err(last_errno())
+    }
+}
+
+/// A pidfd of a socket's peer, which its pid may not be visible for. Before Linux 6.5, of its pid.
+pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+    so_peerpidfd(socket).ok().or_else(|| {
+        let (_, pid) = peer(socket).ok()?;
+        pidfd_open(u32::try_from(pid).ok().filter(|&pid| pid != 0)?).ok()
+    })
+}
+
+fn last_errno() -> Errno {
+    std::io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+}

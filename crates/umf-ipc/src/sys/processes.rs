@@ -1,0 +1,105 @@
+//! This process and others.
+
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource};
+
+use crate::sys::Result;
+
+pub(crate) fn pid() -> u32 {
+    rustix::process::getpid().as_raw_nonzero().get().cast_unsigned()
+}
+
+/// The effective user id of this process (`geteuid(2)`).
+#[must_use]
+pub fn effective_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Random bytes of the kernel's (`getrandom(2)`).
+///
+/// # Errors
+/// What `getrandom(2)` says.
+pub fn random() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(bytes)
+}
+
+/// Nanoseconds since the machine was booted (`CLOCK_BOOTTIME`, `clock_gettime(2)`): the same in all processes, and goes on
+/// while the machine sleeps.
+pub(crate) fn boot_time() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec.cast_unsigned())
+}
+
+/// Whether `/proc` is of the pid namespace in which [`pid`] is counted; in another one pids name other processes.
+pub(crate) fn sees_itself_in_proc() -> bool {
+    let target = rustix::fs::readlink("/proc/self", Vec::with_capacity(16));
+    target.is_ok_and(|target| target.to_str().is_ok_and(|text| text.parse() == Ok(pid())))
+}
+
+/// How many fds this process may have open.
+pub(crate) fn fd_limit() -> u64 {
+    rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+pub(crate) fn pidfd_open(pid: u32) -> Result<OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+    rustix::process::pidfd_open(pid, PidfdFlags::empty())
+}
+
+/// A duplicate of fd `number` of the process behind `pidfd`, close-on-exec.
+pub(crate) fn pidfd_getfd(pidfd: BorrowedFd<'_>, number: RawFd) -> Result<OwnedFd> {
+    rustix::process::pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())
+}
+
+/// Whether the process behind `pidfd` has ended (its pidfd is readable then).
+#[must_use]
+pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    loop {
+        match poll(&mut fds, Some(&at_once)) {
+            Ok(count) => return count > 0,
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Whether other processes of the same user may attach to this one (`PR_GET_DUMPABLE`, `prctl(2)`).
+pub(crate) fn is_dumpable() -> bool {
+    matches!(rustix::process::dumpable_behavior(), Ok(rustix::process::DumpableBehavior::Dumpable) | Err(_))
+}
+
+/// `PR_SET_PTRACER` (`prctl(2)`): who may attach in spite of yama. EINVAL where there is no yama.
+pub(crate) fn set_ptracer(who: crate::exporter::Ptracer) -> Result<()> {
+    use rustix::process::PTracer;
+    let ptracer = match who {
+        crate::exporter::Ptracer::None => return Ok(()),
+        crate::exporter::Ptracer::Any => PTracer::Any,
+        crate::exporter::Ptracer::Process(pid) => {
+            PTracer::ProcessID(i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?)
+        }
+    };
+    rustix::process::set_ptracer(ptracer)
+}
+
+/// Closes an fd that a forked child inherited and that no object of the child owns.
+///
+/// # Safety
+/// The number is open in this process and nobody else will close or use it.
+pub unsafe fn close_inherited(number: RawFd) {
+    // SAFETY: passed on to the caller.
+    drop(unsafe { OwnedFd::from_raw_fd(number) });
+}
