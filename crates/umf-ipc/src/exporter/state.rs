@@ -20,7 +20,7 @@ use crate::handle::{
     FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET, Fields, Handle, SIZE as HANDLE_SIZE,
 };
 use crate::identity::Nonce;
-use crate::lease::{Exports, Quick};
+use crate::lease::{Exported, Exports, Quick};
 use crate::ledger::event::RetireReason;
 use crate::ledger::{Event, Figures, SlotContent};
 use crate::sys;
@@ -333,17 +333,21 @@ impl State {
             return false;
         }
         let address = Address::from_bits(handle.region_base() + handle.offset());
-        let kept = self.cache.peek(&handle.region_id(), |entry| {
+        // Whether it was kept before.
+        let before = self.cache.peek(&handle.region_id(), |entry| {
             let mut blocks = entry.value.blocks.lock();
-            let block = blocks.get_mut(address.to_bits(), &self.exports);
-            block
-                .filter(|block| block.generation == handle.generation() && block.slot == handle.slot())
-                .is_some_and(|block| !core::mem::replace(&mut block.kept, true))
+            let block = blocks.get_mut(address.to_bits(), &self.exports)?;
+            let is_same = block.generation == handle.generation() && block.slot == handle.slot();
+            is_same.then(|| core::mem::replace(&mut block.kept, true))
         });
-        if let Some(memo) = self.memo.current() {
+        let before = before.flatten();
+        // (Not of what is exported at this address by now, which nobody keeps: it would be let go when it is freed.)
+        if before.is_some()
+            && let Some(memo) = self.memo.current()
+        {
             memo.flag(Self::hash(address), address.to_bits(), KEPT);
         }
-        kept == Some(true)
+        before == Some(false)
     }
 
     /// The handle of a block that this thread found to be kept before and that was not freed since.
@@ -360,19 +364,12 @@ impl State {
 
     /// The block at `address` is about to be freed. What of it is open elsewhere, if anything is.
     pub(super) fn retire_block(&self, address: Address) -> Option<Arc<dyn Leases>> {
-        let quick = self.retire_known(address);
-        if quick != Quick::Done {
+        if !self.retire_known(address) {
             let found = tracker::find(address)?;
             self.cache.peek(&found.region.id().get(), |entry| {
                 let block = entry.value.blocks.lock().remove(address.to_bits());
                 let (Some(block), Some(native)) = (block, &entry.value.native) else { return };
-                let export = block.exported(address);
-                let retired = if quick == Quick::Ended {
-                    self.exports.settle(&export, native);
-                    true
-                } else {
-                    self.exports.retire(&export, native, RetireReason::BlockFreed)
-                };
+                let retired = self.exports.retire(&block.exported(address), native, RetireReason::BlockFreed);
                 if retired && block.kept {
                     self.cache.pins().unpin(entry.number());
                 }
@@ -384,20 +381,33 @@ impl State {
         leases
     }
 
-    /// Retires a block that this thread exported until it is freed and that nobody has open, without a look into any table.
-    fn retire_known(&self, address: Address) -> Quick {
+    /// Retires a block that this thread exported until it is freed: without a look into any table if nobody has it open.
+    /// `false` if that is not known of it.
+    fn retire_known(&self, address: Address) -> bool {
         let known = || {
             let memo = self.memo.current()?;
-            let (_, note) = memo.by_key(Self::hash(address), address.to_bits())?;
-            (note.flags & KEPT != 0).then_some((memo, *note))
+            let (bytes, note) = memo.by_key(Self::hash(address), address.to_bits())?;
+            (note.flags & KEPT != 0).then_some((memo, bytes, *note))
         };
-        let Some((memo, note)) = known() else { return Quick::Nothing };
-        let (slot, region) = (note.base as u32, note.length);
-        let quick = self.exports.retire_closed(slot, note.generation, region);
-        if quick == Quick::Done {
-            self.cache.pins().give_back(Pin::new(memo.thread(), note.pin), Some(memo.thread()));
+        let Some((memo, bytes, note)) = known() else { return false };
+        let (slot, generation, region) = (note.base as u32, note.generation, note.length);
+        match self.exports.retire_closed(slot, generation, region) {
+            Quick::Nothing => return false,
+            Quick::Done => {}
+            Quick::Ended => {
+                // By what the note says, and not by the region's table: whoever sees there that the export has ended may take
+                // it out at once, and the region may leave the cache.
+                let handle = Handle::from_known(bytes);
+                let (size, is_region) = (handle.length() as usize, handle.is_region());
+                let export = Exported { slot, generation, base: address, size, is_region };
+                let settle = |native: Option<&Arc<NativeGuard>>| self.exports.settle(&export, region, native);
+                if self.cache.peek(&region, |entry| settle(entry.value.native.as_ref())).is_none() {
+                    settle(None);
+                }
+            }
         }
-        quick
+        self.cache.pins().give_back(Pin::new(memo.thread(), note.pin), Some(memo.thread()));
+        true
     }
 
     fn leases(&self, base: Address, size: usize) -> Option<Arc<dyn Leases>> {
