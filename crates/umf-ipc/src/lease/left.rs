@@ -230,8 +230,9 @@ mod tests {
                 let whole = whole(&guards[region as usize]);
                 let base = Address::from_bits(whole.base.to_bits() + (block << 16));
                 let range = if is_region { whole } else { Range { base, size: 1 << 16 } };
-                let one = One { slot, generation: 1, range, region: guards[region as usize].region.id().get() };
-                left.add(one, is_region, &guards[region as usize]);
+                let region_id = guards[region as usize].region.id().get();
+                let one = One { slot, generation: 1, range, region: region_id, has_native: false };
+                left.add(one, is_region, Some(&guards[region as usize]));
                 list.push(one);
             }
             for (region, block, size, open) in asked {
