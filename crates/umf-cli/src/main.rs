@@ -10,6 +10,7 @@ mod demo;
 mod failure;
 mod info;
 mod output;
+mod pool_map;
 mod progress;
 mod seeing;
 mod sys;
@@ -32,6 +33,7 @@ enum Command {
     Demo(demo::DemoCommand),
     Gc(seeing::gc::GcCommand),
     Info(info::InfoCommand),
+    PoolMap(pool_map::PoolMapCommand),
     Ps(seeing::ps::PsCommand),
     Top(seeing::top::TopCommand),
     Why(seeing::why::WhyCommand),
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Command::Demo(command) => command.run(),
         Command::Gc(command) => command.run(),
         Command::Info(command) => command.run().map_err(Into::into),
+        Command::PoolMap(command) => command.run(),
         Command::Ps(command) => command.run(),
         Command::Top(command) => command.run(),
         Command::Why(command) => command.run(),

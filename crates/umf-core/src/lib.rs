@@ -21,7 +21,6 @@
 compile_error!("umf runs on 64-bit Linux");
 
 mod address;
-pub mod barrier;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod error;
@@ -31,6 +30,7 @@ pub mod global;
 pub mod held;
 mod layout;
 pub mod lock;
+pub mod map;
 pub mod metadata;
 pub mod observer;
 mod pool;

@@ -3,6 +3,7 @@
 use core::time::Duration;
 
 use crate::held::{HeldStatistics, OnFree};
+use crate::map::PoolMap;
 use crate::observer::Freed;
 use crate::statistics::PoolStatistics;
 use crate::tracker::ProviderRef;
@@ -122,6 +123,18 @@ pub unsafe trait Pool: Send + Sync {
     fn drain(&self, timeout: Duration) -> HeldStatistics {
         let _ = timeout;
         HeldStatistics::default()
+    }
+
+    /// What the pool's regions look like now. Other threads go on meanwhile, so that the parts may be of different moments.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotSupported`] if this kind of pool does not keep that in mind.
+    fn map(&self) -> Result<PoolMap> {
+        Err(crate::Error::NotSupported {
+            what: "a map of its regions",
+            owner: "this kind of pool",
+            native: 0,
+        })
     }
 
     /// What the pool holds. Summed up when asked for; counting costs nothing on the common path.

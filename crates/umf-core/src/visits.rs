@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::metadata::Chunks;
-use crate::{barrier, fork, thread};
+use crate::{fence, fork, thread};
 
 /// Who is inside. For a `static`.
 ///
@@ -57,7 +57,8 @@ impl Shared for AtomicU64 {
 
     #[inline]
     fn fence() {
-        barrier::full();
+        // The other side is `heavy`.
+        if fence::is_usable() { fence::light() } else { fence::full() }
     }
 
     fn pause() {
@@ -131,7 +132,7 @@ impl Visits {
                 let add = |word| Some(here | (count(word) + 1));
                 let _ = self.others.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
                 UNNUMBERED.set(UNNUMBERED.get() + 1);
-                barrier::full();
+                fence::full();
                 Word::Others(&self.others)
             }
         };
@@ -141,7 +142,7 @@ impl Visits {
     /// Waits until all threads are gone that may have seen what was taken away before. `false`, at once, if the calling thread
     /// is one: two of them would wait for each other.
     pub(crate) fn wait(&self) -> bool {
-        barrier::full();
+        fence::heavy();
         let here = here();
         let own = thread::current().and_then(|thread| self.threads.get(thread.get()));
         if UNNUMBERED.get() != 0 || own.is_some_and(|word| is_inside(word.load(Ordering::Relaxed), here)) {

@@ -21,6 +21,7 @@
 //! | pools and blocks | [`Pool`], [`Block`], [`PoolBuilder`] |
 //! | a pool in `Vec` and `HashMap`, or as the global allocator | `&Pool` is an `allocator_api2` allocator; [`GlobalPool`] |
 //! | freed memory that others still have open | [`OnFree`], [`drain`], [`Pool::drain`] |
+//! | what a pool's regions look like | [`Pool::map`], [`map`] |
 //! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`] |
 //! | regions that belong to a named set of processes | [`domain`] |
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`] |
@@ -33,6 +34,7 @@ mod block;
 mod error;
 mod global;
 mod logging;
+pub mod map;
 pub mod plugin;
 mod pool;
 mod process;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use umf_core::held::{HeldStatistics, OnFree};
+use umf_core::map::PoolMap;
 use umf_core::statistics::PoolStatistics;
 use umf_core::tracker::ProviderRef;
 use umf_core::{Layout, Visibility};
@@ -131,6 +132,14 @@ impl Pool {
     /// [`crate::Error::Memory`] if this kind of pool cannot.
     pub fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
         Ok(self.pool.set_on_free(on_free, max_held_bytes)?)
+    }
+
+    /// What its regions look like now: which of their blocks are handed out, and what is free. [`crate::map`] writes and draws it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`] if this kind of pool does not keep that in mind.
+    pub fn map(&self) -> Result<PoolMap> {
+        Ok(self.pool.map()?)
     }
 
     /// What the pool holds.

@@ -11,7 +11,7 @@ use umf_core::{Address, Error, Result};
 
 use crate::SlabPool;
 use crate::span::{Kind, Place, Span};
-use crate::state::{Entry, LIVE};
+use crate::state::{Entry, HELD, LIVE};
 
 impl SlabPool {
     /// The class of the block at a place; `None` for a block that is a region.
@@ -36,9 +36,13 @@ impl SlabPool {
     pub(crate) fn free_exported(&self, place: Place<'_>, address: Address) -> Result<()> {
         // Before others can take it back: then the span may be another one's.
         let (class, size) = (Self::class_of(place), place.span.block() as usize);
-        if let Some(leases) = before_free(Freed::Block { address })
-            && self.upstream.hold(address, size, leases)
-        {
+        if let Some(leases) = before_free(Freed::Block { address }) {
+            // Before it is: from then on others may take it back.
+            place.state.store(HELD, Ordering::Release);
+            if !self.upstream.hold(address, size, leases) {
+                place.state.store(0, Ordering::Release);
+                return self.put(place, address);
+            }
             match class {
                 Some(class) => self.count_free(class),
                 None => self.direct.remove(size),
@@ -58,6 +62,7 @@ impl SlabPool {
                 if place.state.load(Ordering::Acquire) & LIVE != 0 {
                     return Err(Error::NotAllocated { address });
                 }
+                place.state.store(0, Ordering::Release);
                 match Self::class_of(place) {
                     Some(class) => {
                         self.give(class, &[Entry::new(address.to_bits(), NonNull::from(place.state))]);

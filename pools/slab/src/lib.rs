@@ -34,6 +34,7 @@
 //! | `arena` | metadata of varying size |
 //! | `release` | trimming and the end of a pool |
 //! | `held` | blocks that are freed while other processes have them open |
+//! | `map` | what the regions look like, record by record |
 //! | `statistics` | counters, summed up when asked for |
 //! | `fork`, `roster`, `fixed` | forks, the end of threads, pools that live for ever |
 //!
@@ -53,6 +54,7 @@ mod held;
 mod large;
 mod limits;
 mod lookup;
+mod map;
 mod paths;
 mod pool;
 mod reach;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::lock::Lock;
+use umf_core::map::PoolMap;
 use umf_core::metadata::{Chunks, Table, Wiped};
 use umf_core::observer::Freed;
 use umf_core::statistics::{Gauge, PoolStatistics};
@@ -284,6 +285,10 @@ unsafe impl Pool for SlabPool {
 
     fn drain(&self, timeout: Duration) -> HeldStatistics {
         self.upstream.drain(timeout)
+    }
+
+    fn map(&self) -> Result<PoolMap> {
+        Ok(self.draw())
     }
 
     fn statistics(&self) -> PoolStatistics {

@@ -155,6 +155,19 @@ pub(crate) struct Place<'a> {
     generation: u32,
 }
 
+/// What a record says at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Look {
+    pub(crate) kind: Kind,
+    pub(crate) base: Address,
+    /// Bytes from the base that blocks cover; 0 for a region.
+    pub(crate) bytes: u64,
+    /// Size of a block; region: its bytes.
+    pub(crate) block: u64,
+    /// The span of the region around it.
+    pub(crate) region: u32,
+}
+
 impl Span {
     /// Fills the record of a number that was just allocated, with a slab in the span `region`.
     ///
@@ -246,6 +259,27 @@ impl Span {
         // remains a state: see `SlabPool::states`.)
         let state = unsafe { &*states.add(index as usize) };
         Some(Place { span: self, number, index, rest, state, generation })
+    }
+
+    /// What the record says, and what `read` makes of the states of its blocks; `None` if it changed meanwhile.
+    pub(crate) fn look<T>(&self, read: impl FnOnce(&mut dyn Iterator<Item = u8>) -> T) -> Option<(Look, T)> {
+        let generation = self.generation.load(Ordering::Acquire);
+        let bytes = self.bytes.load(Ordering::Acquire);
+        let (kind, base, block, region) = (self.kind(), self.base(), self.block(), self.region());
+        let states = self.states.load(Ordering::Relaxed);
+        let is_same = || {
+            fence(Ordering::Acquire);
+            self.generation.load(Ordering::Relaxed) == generation
+        };
+        if !is_same() {
+            return None;
+        }
+        let count = bytes.checked_div(block).unwrap_or(0);
+        // SAFETY: the words belong together, since the generation did not advance: there is a state for each block. (If the
+        // span goes from now on, the byte remains a state: see `SlabPool::states`.)
+        let state = |index: u64| unsafe { &*states.add(index as usize) }.load(Ordering::Relaxed);
+        let read = read(&mut (0..count).map(state));
+        is_same().then_some((Look { kind, base, bytes, block, region }, read))
     }
 
     /// The state of the block that begins at `address`.

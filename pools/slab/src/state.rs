@@ -11,6 +11,8 @@ use core::sync::atomic::{AtomicU8, Ordering};
 pub(crate) const LIVE: u8 = 1;
 /// An export names the block.
 pub(crate) const EXPORTED: u8 = 2;
+/// The block was freed, and others have it open still: see `held`.
+pub(crate) const HELD: u8 = 4;
 
 /// A free block, as caches hold it: its address, and where its state lies, so that handing it out looks
 /// nothing up.

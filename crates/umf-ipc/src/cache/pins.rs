@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use std::collections::VecDeque;
 
-use umf_core::barrier;
+use umf_core::fence;
 use umf_core::lock::Lock;
 use umf_core::metadata::{Chunks, Zeroed};
 use umf_core::thread::{self, ThreadIndex};
@@ -231,7 +231,7 @@ impl Pins {
         }
         // Only who adds has to be seen by who evicts.
         if delta == 1 {
-            barrier::full();
+            fence::full();
         }
     }
 
@@ -242,7 +242,7 @@ impl Pins {
 
     /// The number of pins. Exact only while nobody pins: with the stamp at 0, under the shard's lock.
     pub(crate) fn sum(&self, number: u32) -> u64 {
-        barrier::full();
+        fence::full();
         let count = |row: &Row| row.counts.get(number).map_or(0, |count| count.load(Ordering::Acquire));
         let rows = (0..thread::end()).filter_map(|thread| self.rows.get(thread));
         rows.map(count).fold(count(&self.shared), u64::wrapping_add)

@@ -58,7 +58,7 @@ impl Word for AtomicU64 {
         let before = self.fetch_max(value, Ordering::SeqCst);
         // An instruction that reads and writes atomically is a fence there. (If it had only to read, none was passed.)
         if !cfg!(all(target_arch = "x86_64", not(miri))) || before >= value {
-            umf_core::barrier::full();
+            umf_core::fence::full();
         }
         before
     }
@@ -76,7 +76,7 @@ impl Word for AtomicU64 {
     #[inline]
     fn fence(order: Ordering) {
         match order {
-            Ordering::SeqCst => umf_core::barrier::full(),
+            Ordering::SeqCst => umf_core::fence::full(),
             order => core::sync::atomic::fence(order),
         }
     }

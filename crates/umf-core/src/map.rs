@@ -1,0 +1,193 @@
+//! What a pool's regions look like at one moment: [`PoolMap`].
+
+use crate::Address;
+
+/// What a [`Piece`] of a region is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PieceState {
+    /// Blocks that are handed out.
+    Live,
+    /// Blocks that were freed and that other processes still have open.
+    Held,
+    /// Free blocks that serve requests of their own size only: of a slab, or in a thread's cache.
+    Cached,
+    /// Memory that serves requests of any size.
+    Free,
+}
+
+/// Equal blocks, side by side and in the same state. [`PieceState::Free`] is one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where the first begins, in bytes from the beginning of its region.
+    pub offset: u64,
+    /// Size of each, in bytes.
+    pub block_size: u64,
+    /// How many there are.
+    pub count: u64,
+    /// What they are used for.
+    pub state: PieceState,
+}
+
+impl Piece {
+    /// All of it, in bytes.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.block_size.saturating_mul(self.count)
+    }
+}
+
+/// A region and what lies in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionMap {
+    /// Where it begins.
+    pub base: Address,
+    /// Its size in bytes.
+    pub size: u64,
+    /// By offset, without overlap. What is in none (the end of a slab that no block fits in) serves nobody.
+    pub pieces: Vec<Piece>,
+}
+
+/// The regions of a pool: see [`crate::Pool::map`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolMap {
+    /// The pool's name.
+    pub pool: String,
+    /// By address.
+    pub regions: Vec<RegionMap>,
+}
+
+/// The blocks of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SizeTotals {
+    /// Size of each in bytes.
+    pub block_size: u64,
+    /// How many are handed out.
+    pub live: u64,
+    /// How many are freed and still open elsewhere.
+    pub held: u64,
+    /// How many are free and serve this size only.
+    pub cached: u64,
+}
+
+/// What a [`PoolMap`] adds up to, in bytes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MapTotals {
+    /// All regions.
+    pub reserved: u64,
+    /// Blocks that are handed out.
+    pub live: u64,
+    /// Blocks that are freed and still open elsewhere.
+    pub held: u64,
+    /// Free for requests of one size.
+    pub cached: u64,
+    /// Free for requests of any size.
+    pub free: u64,
+    /// In no piece.
+    pub unusable: u64,
+    /// The largest range that is free for requests of any size.
+    pub largest_free: u64,
+    /// By size, the smallest first.
+    pub sizes: Vec<SizeTotals>,
+}
+
+impl MapTotals {
+    /// How much of what is free for any size a single request cannot have, from 0 (none) to 1: external fragmentation.
+    #[must_use]
+    pub fn external_fragmentation(&self) -> f64 {
+        if self.free == 0 {
+            return 0.0;
+        }
+        1.0 - self.largest_free as f64 / self.free as f64
+    }
+}
+
+impl PoolMap {
+    /// Adds everything up. Whatever the map says, sums stay where a `u64` ends.
+    #[must_use]
+    pub fn totals(&self) -> MapTotals {
+        let mut totals = MapTotals::default();
+        let mut sizes = std::collections::BTreeMap::<u64, SizeTotals>::new();
+        for region in &self.regions {
+            totals.reserved = totals.reserved.saturating_add(region.size);
+            // Where the free range that the last piece belongs to began, and where it ends.
+            let mut range = (0, 0);
+            for piece in &region.pieces {
+                let size = piece.size();
+                let entry = sizes.entry(piece.block_size).or_insert(SizeTotals {
+                    block_size: piece.block_size,
+                    live: 0,
+                    held: 0,
+                    cached: 0,
+                });
+                let (sum, count) = match piece.state {
+                    PieceState::Live => (&mut totals.live, Some(&mut entry.live)),
+                    PieceState::Held => (&mut totals.held, Some(&mut entry.held)),
+                    PieceState::Cached => (&mut totals.cached, Some(&mut entry.cached)),
+                    PieceState::Free => (&mut totals.free, None),
+                };
+                *sum = sum.saturating_add(size);
+                if let Some(count) = count {
+                    *count = count.saturating_add(piece.count);
+                } else {
+                    range = if range.1 == piece.offset { range } else { (piece.offset, piece.offset) };
+                    range.1 = piece.offset.saturating_add(size);
+                    totals.largest_free = totals.largest_free.max(range.1.saturating_sub(range.0));
+                }
+            }
+        }
+        let used = [totals.live, totals.held, totals.cached, totals.free];
+        let used = used.into_iter().fold(0, u64::saturating_add);
+        totals.unusable = totals.reserved.saturating_sub(used);
+        totals.sizes =
+            sizes.into_values().filter(|size| size.live != 0 || size.held != 0 || size.cached != 0).collect();
+        totals
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_add_up() {
+        use PieceState::{Cached, Free, Held, Live};
+        let piece = |offset, block_size, count, state| Piece { offset, block_size, count, state };
+        let map = PoolMap {
+            pool: "p".to_owned(),
+            regions: vec![
+                RegionMap {
+                    base: Address::from_bits(1 << 20),
+                    size: 1000,
+                    pieces: vec![
+                        piece(0, 30, 3, Live),
+                        piece(90, 30, 1, Held),
+                        piece(200, 100, 1, Free),
+                        piece(300, 50, 1, Free),
+                        piece(400, 30, 2, Cached),
+                    ],
+                },
+                RegionMap {
+                    base: Address::from_bits(1 << 21),
+                    size: 500,
+                    pieces: vec![piece(0, 50, 1, Free)],
+                },
+            ],
+        };
+        let totals = map.totals();
+        assert_eq!((totals.reserved, totals.live, totals.held, totals.cached), (1500, 90, 30, 60));
+        assert_eq!((totals.free, totals.largest_free, totals.unusable), (200, 150, 1120));
+        assert_eq!(totals.sizes, [SizeTotals { block_size: 30, live: 3, held: 1, cached: 2 }]);
+        assert!((totals.external_fragmentation() - 0.25).abs() < 1e-9);
+        assert_eq!(PoolMap::default().totals().external_fragmentation(), 0.0);
+    }
+
+    #[test]
+    fn absurd_maps_stay_in_range() {
+        let piece =
+            Piece { offset: u64::MAX, block_size: u64::MAX, count: u64::MAX, state: PieceState::Free };
+        let region = RegionMap { base: Address::from_bits(0), size: u64::MAX, pieces: vec![piece, piece] };
+        let map = PoolMap { pool: String::new(), regions: vec![region.clone(), region] };
+        assert_eq!(map.totals().free, u64::MAX);
+    }
+}

@@ -1,0 +1,188 @@
+//! [`PoolMap`] as a JSON document.
+
+use serde::{Deserialize, Serialize};
+use umf_core::Address;
+use umf_core::map::{Piece, PieceState, PoolMap, RegionMap};
+
+const FORMAT: u32 = 1;
+
+/// Why a text is no map of a pool.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapError {
+    /// It is no such document.
+    #[error("not the map of a pool: {0}")]
+    Document(#[from] serde_json::Error),
+    /// A later umf wrote it.
+    #[error("the map of a pool has format {found}, and this umf knows {FORMAT}: use the umf that wrote it")]
+    Format {
+        /// What it says.
+        found: u32,
+    },
+    /// A piece is not inside of its region, or begins before the one before it ends.
+    #[error("not the map of a pool: piece {piece} of region {region} is not where one can be")]
+    Piece {
+        /// Which region, from 0.
+        region: usize,
+        /// Which piece of it, from 0.
+        piece: usize,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Document {
+    format: u32,
+    pool: String,
+    /// What the regions add up to: for people, and not read.
+    #[serde(default, skip_deserializing)]
+    totals: Totals,
+    regions: Vec<Region>,
+}
+
+#[derive(Default, Serialize)]
+struct Totals {
+    reserved_bytes: u64,
+    live_bytes: u64,
+    held_bytes: u64,
+    cached_bytes: u64,
+    free_bytes: u64,
+    unusable_bytes: u64,
+    largest_free_bytes: u64,
+    external_fragmentation: f64,
+    sizes: Vec<Size>,
+}
+
+#[derive(Serialize)]
+struct Size {
+    block_size: u64,
+    live: u64,
+    held: u64,
+    cached: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Region {
+    base: u64,
+    size: u64,
+    /// Offset, size of a block, blocks, state.
+    pieces: Vec<(u64, u64, u64, State)>,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Live,
+    Held,
+    Cached,
+    Free,
+}
+
+/// The document: `format`, `pool`, `totals` (bytes, fragmentation, blocks by size), and `regions` with `base`, `size` and
+/// `pieces`, each `[offset, block size, blocks, "live" | "held" | "cached" | "free"]`.
+#[must_use]
+pub fn to_json(map: &PoolMap) -> String {
+    let totals = map.totals();
+    let region = |region: &RegionMap| Region {
+        base: region.base.to_bits(),
+        size: region.size,
+        pieces: region
+            .pieces
+            .iter()
+            .map(|piece| {
+                let state = match piece.state {
+                    PieceState::Live => State::Live,
+                    PieceState::Held => State::Held,
+                    PieceState::Cached => State::Cached,
+                    _ => State::Free,
+                };
+                (piece.offset, piece.block_size, piece.count, state)
+            })
+            .collect(),
+    };
+    let document = Document {
+        format: FORMAT,
+        pool: map.pool.clone(),
+        totals: Totals {
+            reserved_bytes: totals.reserved,
+            live_bytes: totals.live,
+            held_bytes: totals.held,
+            cached_bytes: totals.cached,
+            free_bytes: totals.free,
+            unusable_bytes: totals.unusable,
+            largest_free_bytes: totals.largest_free,
+            external_fragmentation: totals.external_fragmentation(),
+            sizes: totals
+                .sizes
+                .iter()
+                .map(|size| Size {
+                    block_size: size.block_size,
+                    live: size.live,
+                    held: size.held,
+                    cached: size.cached,
+                })
+                .collect(),
+        },
+        regions: map.regions.iter().map(region).collect(),
+    };
+    // Numbers and names: nothing that JSON cannot say.
+    serde_json::to_string(&document).unwrap_or_default()
+}
+
+/// What [`to_json`] wrote.
+///
+/// # Errors
+/// [`MapError`]: the text may come from anywhere, and every piece is checked to lie in its region, behind the one before it.
+pub fn from_json(text: &str) -> Result<PoolMap, MapError> {
+    let document: Document = serde_json::from_str(text)?;
+    if document.format != FORMAT {
+        return Err(MapError::Format { found: document.format });
+    }
+    let mut regions = Vec::with_capacity(document.regions.len());
+    for (region, Region { base, size, pieces }) in document.regions.into_iter().enumerate() {
+        let mut known = Vec::with_capacity(pieces.len());
+        let mut end = 0;
+        for (piece, (offset, block_size, count, state)) in pieces.into_iter().enumerate() {
+            let bytes = block_size.checked_mul(count);
+            let behind = bytes.and_then(|bytes| offset.checked_add(bytes));
+            match behind.filter(|&behind| offset >= end && behind <= size && block_size != 0 && count != 0) {
+                Some(behind) => end = behind,
+                None => return Err(MapError::Piece { region, piece }),
+            }
+            let state = match state {
+                State::Live => PieceState::Live,
+                State::Held => PieceState::Held,
+                State::Cached => PieceState::Cached,
+                State::Free => PieceState::Free,
+            };
+            known.push(Piece { offset, block_size, count, state });
+        }
+        regions.push(RegionMap { base: Address::from_bits(base), size, pieces: known });
+    }
+    Ok(PoolMap { pool: document.pool, regions })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_map_is_an_error() {
+        let with = |pieces: &str| {
+            format!(r#"{{"format":1,"pool":"p","regions":[{{"base":0,"size":100,"pieces":[{pieces}]}}]}}"#)
+        };
+        assert!(from_json(&with(r#"[0,10,10,"live"]"#)).is_ok());
+        for wrong in [
+            r#"[0,10,11,"live"]"#,
+            r#"[18446744073709551615,10,11,"live"]"#,
+            r#"[0,18446744073709551615,2,"live"]"#,
+            r#"[0,0,1,"live"]"#,
+            r#"[50,10,1,"free"],[55,10,1,"free"]"#,
+        ] {
+            assert!(matches!(from_json(&with(wrong)), Err(MapError::Piece { .. })), "{wrong}");
+        }
+        assert!(matches!(from_json(&with(r#"[0,10,1,"gone"]"#)), Err(MapError::Document(_))));
+        assert!(matches!(from_json("{}"), Err(MapError::Document(_))));
+        let later = r#"{"format":2,"pool":"p","regions":[]}"#;
+        assert!(matches!(from_json(later), Err(MapError::Format { found: 2 })));
+    }
+}
