@@ -70,9 +70,32 @@ fn notice() -> u32 {
 static AT_LOAD: extern "C" fn() = {
     extern "C" fn at_load() {
         generation();
+        stay_loaded(at_load);
     }
     at_load
 };
+
+/// Keeps the library that `own` is part of loaded, if it is not the program: a thread that has a number calls into it when it
+/// ends, which may be after a `dlclose` (of a plugin, say).
+///
+/// Called by the loader, which has its locks: not later, when they might come after locks of umf.
+fn stay_loaded(own: extern "C" fn()) {
+    let mut info = core::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: `info` is valid for the write; any address may be asked about.
+    if unsafe { libc::dladdr(own as *const libc::c_void, info.as_mut_ptr()) } == 0 {
+        return;
+    }
+    // SAFETY: it was found, so `info` was written.
+    let info = unsafe { info.assume_init() };
+    // SAFETY: asks for a number. The program headers follow the ELF header, in the first page of the program.
+    let headers = unsafe { libc::getauxval(libc::AT_PHDR) } as usize;
+    let begin = info.dli_fbase.addr();
+    if info.dli_fname.is_null() || (begin..begin.saturating_add(PAGE)).contains(&headers) {
+        return;
+    }
+    // SAFETY: a name that the loader gave; nothing is loaded that is not, so no code runs. The handle is for ever.
+    unsafe { libc::dlopen(info.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
+}
 
 /// Makes the canary page and the fork handlers. Nobody waits for another thread here (as with `std::sync::Once`): a child
 /// forked meanwhile does not have that thread.

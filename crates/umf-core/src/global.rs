@@ -8,8 +8,8 @@ use crate::lock::{Lock, LockGuard};
 /// For a `static` that is changed now and then. Where a `std::sync::Mutex` may be found taken for ever by a child that was
 /// forked while another thread had it, this one is free there.
 ///
-/// Under it neither [`fork::register`] is called nor anything that does (making a pool). What else may be done with it is said
-/// when it is made.
+/// Under it neither [`fork::register`] nor [`fork::unregister`] is called, nor anything that does (making a pool, or dropping
+/// what may own one): these wait for a fork, which waits for this lock. What else may be done with it is said when it is made.
 #[derive(Debug)]
 pub struct Global<T> {
     lock: Lock<T>,

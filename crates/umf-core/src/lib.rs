@@ -25,6 +25,7 @@ pub mod barrier;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod error;
+pub mod fence;
 pub mod fork;
 pub mod global;
 pub mod held;

@@ -58,8 +58,8 @@ static WALKS: Visits = Visits::new();
 /// An observer is told what goes, until this is dropped.
 ///
 /// Dropping waits for the calls of [`ExportObserver::before_free`] that are going on, of whatever observer: not with a lock
-/// that one takes. (Dropped by an observer that is just told something, it does not wait; then the observer is never
-/// dropped.)
+/// that one takes. (Dropped by an observer that is just told something, or by what that calls, it does not wait; then the
+/// observer is never dropped.)
 #[derive(Debug)]
 #[must_use = "it observes until this is dropped"]
 pub struct Observing {

@@ -43,6 +43,16 @@ pub(crate) fn futex_wake_one(word: &core::sync::atomic::AtomicU32) {
     let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::PRIVATE, 1);
 }
 
+/// Asks for [`barrier`] to be possible in this process.
+pub(crate) fn register_barrier() -> bool {
+    rustix::thread::membarrier(rustix::thread::MembarrierCommand::RegisterPrivateExpedited).is_ok()
+}
+
+/// Has every running thread of this process pass a full memory fence; `false` if the kernel does not do that.
+pub(crate) fn barrier() -> bool {
+    rustix::thread::membarrier(rustix::thread::MembarrierCommand::PrivateExpedited).is_ok()
+}
+
 /// The value of an environment variable. Allocates nothing.
 #[cfg(feature = "fail-points")]
 pub(crate) fn variable(name: &core::ffi::CStr) -> Option<&'static core::ffi::CStr> {

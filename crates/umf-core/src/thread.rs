@@ -63,6 +63,14 @@ pub fn current() -> Option<ThreadIndex> {
     }
 }
 
+/// The number of the calling thread, if it has asked for it before ([`current`]); otherwise one at which no table of threads
+/// has anything. For common paths: it calls nothing.
+#[inline(always)]
+#[must_use]
+pub fn known() -> u32 {
+    CURRENT.get().wrapping_sub(1)
+}
+
 /// How many numbers have ever been in use at one time: each index lies below.
 pub fn end() -> u32 {
     END.load(Ordering::SeqCst)

@@ -1,5 +1,7 @@
 //! [`Visits`]: threads look at something without a lock, and whoever has taken it away waits until they are gone.
 
+use core::cell::Cell;
+use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::metadata::Chunks;
@@ -22,6 +24,7 @@ pub(crate) struct Visits {
 #[derive(Debug)]
 pub(crate) struct Visit<'v> {
     word: Word<'v>,
+    not_send: PhantomData<*const ()>,
 }
 
 #[derive(Debug)]
@@ -86,6 +89,11 @@ fn wait_for<S: Shared>(word: &S, is_inside: impl Fn(u64) -> bool) {
     }
 }
 
+thread_local! {
+    /// How often this thread is inside without a number, wherever.
+    static UNNUMBERED: Cell<u32> = const { Cell::new(0) };
+}
+
 const LOW: u64 = u32::MAX as u64;
 
 const fn is_inside(word: u64, here: u64) -> bool {
@@ -122,32 +130,31 @@ impl Visits {
                 let count = |word: u64| if word & !LOW == here { word & LOW } else { 0 };
                 let add = |word| Some(here | (count(word) + 1));
                 let _ = self.others.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+                UNNUMBERED.set(UNNUMBERED.get() + 1);
                 barrier::full();
                 Word::Others(&self.others)
             }
         };
-        Visit { word }
+        Visit { word, not_send: PhantomData }
     }
 
-    /// Waits until all threads are gone that may have seen what was taken away before. `false` if the calling thread is one.
+    /// Waits until all threads are gone that may have seen what was taken away before. `false`, at once, if the calling thread
+    /// is one: two of them would wait for each other.
     pub(crate) fn wait(&self) -> bool {
         barrier::full();
         let here = here();
-        let own = thread::current().map(thread::ThreadIndex::get);
-        let mut is_outside = true;
-        for index in 0..thread::end() {
-            let Some(word) = self.threads.get(index) else { continue };
-            if Some(index) == own {
-                is_outside = !is_inside(word.load(Ordering::Relaxed), here);
-            } else {
-                wait_for(word, |word| is_inside(word, here));
-            }
+        let own = thread::current().and_then(|thread| self.threads.get(thread.get()));
+        if UNNUMBERED.get() != 0 || own.is_some_and(|word| is_inside(word.load(Ordering::Relaxed), here)) {
+            return false;
+        }
+        for word in (0..thread::end()).filter_map(|index| self.threads.get(index)) {
+            wait_for(word, |word| is_inside(word, here));
         }
         let others = || Some(self.others.load(Ordering::Acquire)).filter(|word| word & !LOW == here);
         while others().is_some_and(|word| word & LOW != 0) {
             std::thread::yield_now();
         }
-        is_outside
+        true
     }
 }
 
@@ -157,6 +164,7 @@ impl Drop for Visit<'_> {
             Word::Own(word, left) => end(word, left),
             Word::Others(word) => {
                 word.fetch_sub(1, Ordering::Release);
+                UNNUMBERED.set(UNNUMBERED.get() - 1);
             }
             Word::Nested => {}
         }
@@ -205,6 +213,63 @@ mod tests {
         assert!(!VISITS.wait(), "it does not wait for itself");
         drop(inside);
         assert!(VISITS.wait());
+    }
+
+    #[test]
+    fn two_that_are_inside_do_not_wait_for_each_other() {
+        static VISITS: Visits = Visits::new();
+        let (tell, told) = std::sync::mpsc::channel();
+        let are_inside = std::sync::Arc::new(std::sync::Barrier::new(2));
+        for _ in 0..2 {
+            let (tell, are_inside) = (tell.clone(), std::sync::Arc::clone(&are_inside));
+            // Not joined: if this fails they never end.
+            std::thread::spawn(move || {
+                let _visit = VISITS.enter();
+                are_inside.wait();
+                let _ = tell.send(VISITS.wait());
+            });
+        }
+        for _ in 0..2 {
+            assert_eq!(told.recv_timeout(core::time::Duration::from_secs(20)), Ok(false));
+        }
+    }
+
+    #[test]
+    fn a_thread_without_a_number_does_not_wait_for_itself() {
+        static VISITS: Visits = Visits::new();
+        static TELL: std::sync::Mutex<Option<std::sync::mpsc::Sender<Option<bool>>>> =
+            std::sync::Mutex::new(None);
+        struct AtTheEnd;
+        impl Drop for AtTheEnd {
+            fn drop(&mut self) {
+                let mut seen = None;
+                if thread::current().is_none() {
+                    let visit = VISITS.enter();
+                    let inside = VISITS.wait();
+                    drop(visit);
+                    seen = (!inside).then(|| VISITS.wait());
+                }
+                if let Some(tell) = TELL.lock().unwrap().as_ref() {
+                    tell.send(seen).unwrap();
+                }
+            }
+        }
+        extern "C" fn end(_value: *mut libc::c_void) {
+            // Destructors of keys run in the order of their numbers, in glibc and musl: behind the one of thread numbers.
+            drop(AtTheEnd);
+        }
+        let (tell, told) = std::sync::mpsc::channel();
+        *TELL.lock().unwrap() = Some(tell);
+        thread::current().unwrap();
+        let mut key = 0;
+        // SAFETY: `key` is valid for the write; the destructor stays.
+        assert_eq!(unsafe { libc::pthread_key_create(&raw mut key, Some(end)) }, 0);
+        std::thread::spawn(move || {
+            thread::current().unwrap();
+            // SAFETY: the key exists; the value is any but null.
+            unsafe { libc::pthread_setspecific(key, core::ptr::without_provenance(1)) };
+        });
+        assert_eq!(told.recv_timeout(core::time::Duration::from_secs(20)), Ok(Some(true)));
     }
 
     /// The word of a visitor in loom's model. Loads come with a store, so that loom tries them in every order: of loads alone it

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use umf_core::{Address, Layout, Pool, Visibility, held};
@@ -53,6 +53,32 @@ fn an_exporter_that_goes_first_leaves_its_leases() {
     drop(mapping);
     assert_eq!(pool.drain(Duration::from_secs(9)).blocks, 0);
     assert!(next_blocks(&pool, 1000).contains(&block), "lost");
+}
+
+/// What is open is held, whether its block is freed before its exporter goes, after it, or just then.
+#[test]
+fn an_exporter_that_goes_meanwhile_leaves_its_leases() {
+    let importer = importer();
+    for round in 0..40 {
+        let pool = pool();
+        let exporter = Exporter::new(ExporterSettings::default()).unwrap();
+        let blocks = next_blocks(&pool, 500);
+        let mappings: Vec<_> =
+            blocks.iter().map(|block| importer.open(&handle(&exporter, *block)).unwrap()).collect();
+        let start = Barrier::new(2);
+        std::thread::scope(|scope| {
+            let start = &start;
+            scope.spawn(move || {
+                start.wait();
+                drop(exporter);
+            });
+            start.wait();
+            blocks.iter().for_each(|block| free(&pool, *block));
+        });
+        assert_eq!(pool.statistics().held_bytes, (blocks.len() * SIZE) as u64, "round {round}");
+        drop(mappings);
+        assert_eq!(pool.drain(Duration::from_secs(9)).blocks, 0, "round {round}");
+    }
 }
 
 /// Open and close in any order: each block comes back when it is closed, and no other.

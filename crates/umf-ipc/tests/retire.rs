@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -179,6 +179,41 @@ fn an_exporter_that_goes_takes_its_exports_along() {
     }
 }
 
+/// Blocks that are freed while somebody has them open, and others of the same region are exported meanwhile: each is held.
+#[test]
+fn what_is_open_is_held_whatever_else_is_exported() {
+    let (exporter, importer) = (exporter(), importer());
+    let pool = SlabPool::new(shared(), SlabSettings::new()).unwrap();
+    let layout = Layout::new(256, 16).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Of many addresses, so that the exporter clears away now and then what has ended.
+            let mut blocks: VecDeque<_> = (0..2_000).map(|_| pool.allocate(layout).unwrap()).collect();
+            while !stop.load(Ordering::Relaxed) {
+                let address = blocks.pop_front().unwrap();
+                handle(&exporter, address);
+                // SAFETY: nobody uses the block.
+                unsafe { pool.free(address) }.unwrap();
+                blocks.push_back(pool.allocate(layout).unwrap());
+            }
+        });
+        let missed = (0..20_000).position(|_| {
+            let address = pool.allocate(layout).unwrap();
+            let mapping = importer.open(&handle(&exporter, address)).unwrap();
+            // SAFETY: whoever has it open, has it as memory that others write.
+            unsafe { pool.free(address) }.unwrap();
+            let is_held = pool.statistics().held_bytes == 256;
+            drop(mapping);
+            pool.drain(std::time::Duration::from_secs(9));
+            !is_held
+        });
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(missed, None, "used again while it is open");
+    });
+    assert_eq!(exporter.statistics().in_use, 0, "what was freed is in use no more");
+}
+
 /// Keeping a handle many times is one use, and costs the free nothing.
 #[test]
 fn a_block_is_kept_once() {
@@ -194,6 +229,29 @@ fn a_block_is_kept_once() {
     // SAFETY: nobody uses the block.
     unsafe { pool.free(address) }.unwrap();
     assert_eq!(exporter.statistics().in_use, 0, "one use, and it ended with the block");
+    assert_eq!(exporter.evict_idle(), 1);
+}
+
+/// An export that is to be kept after its block was freed keeps nothing: not what is at its address by then.
+#[test]
+fn what_is_kept_too_late_is_not_kept() {
+    let pool = SlabPool::new(shared(), SlabSettings::new()).unwrap();
+    let exporter = exporter();
+    let allocate = || pool.allocate(Layout::new(4096, 16).unwrap()).unwrap();
+    // SAFETY: nobody uses the block, here and below.
+    let free = |address| unsafe { pool.free(address) }.unwrap();
+    let address = allocate();
+    // SAFETY: the test does not touch the memory, here and below.
+    let old = unsafe { exporter.get(address) }.unwrap();
+    free(address);
+    assert_eq!(allocate(), address, "this test is about one address");
+    // SAFETY: as above.
+    let new = unsafe { exporter.get(address) }.unwrap();
+    assert_eq!(exporter.statistics().in_use, 1);
+    let _ = old.keep();
+    free(address);
+    assert_eq!(exporter.evict_idle(), 0, "its region is in use");
+    drop(new);
     assert_eq!(exporter.evict_idle(), 1);
 }
 

@@ -36,7 +36,9 @@ pub fn provider_kind<P: Provider + 'static>(
     let make = move |name: &str, settings: &umf_config::Provider| -> Result<Arc<dyn Provider>> {
         Ok(make(name, settings)?)
     };
-    PROVIDERS.lock().insert(kind.to_owned(), Arc::new(make));
+    let before = PROVIDERS.lock().insert(kind.to_owned(), Arc::new(make));
+    // Without the lock: it may own pools.
+    drop(before);
 }
 
 /// Registers a kind of pool. The kinds `slab` and `proxy` are built in and cannot be replaced.
@@ -48,17 +50,22 @@ pub fn pool_kind<P: Pool + 'static>(
                      settings: &umf_config::Pool,
                      provider: ProviderRef|
           -> Result<Arc<dyn Pool>> { Ok(make(name, settings, provider)?) };
-    POOLS.lock().insert(kind.to_owned(), Arc::new(make));
+    let before = POOLS.lock().insert(kind.to_owned(), Arc::new(make));
+    // As above.
+    drop(before);
 }
 
 /// Lets [`crate::open`] open one more kind of memory. A second one of the same kind replaces the first.
 pub fn import(import: Arc<dyn Import>) {
     let kind = import.kind();
-    {
+    let before: Vec<_> = {
         let mut imports = IMPORTS.lock();
-        imports.retain(|known| known.kind() != kind);
+        let before = imports.extract_if(.., |known| known.kind() == kind).collect();
         imports.push(Arc::clone(&import));
-    }
+        before
+    };
+    // As above.
+    drop(before);
     if let Some(importer) = process::made_importer() {
         importer.add_import(import);
     }

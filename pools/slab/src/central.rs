@@ -1,27 +1,58 @@
 //! [`Central`]: what all threads share of one class, under the class's lock.
 //!
-//! In front lies a buffer of free blocks, so that a batch that one thread gives back and another takes is two
-//! copies. Behind it are the slabs, with a bit per block.
+//! Small classes: slabs, with a bit per block. A slab with some blocks free is at *home* with one thread, which alone
+//! takes from it, so that the states of neighbouring blocks are written by one processor; or with nobody, where the
+//! next thread that needs blocks takes it over. Large classes: a stack of free blocks.
 
 use core::ptr;
+use core::sync::atomic::{AtomicU32, Ordering};
 
-use umf_core::metadata::Table;
+use umf_core::metadata::{Chunks, Table};
 use umf_core::{Address, tracker};
 
-use crate::span::Span;
+use crate::pool::{FIRST_CACHES, SPANS};
+use crate::reach::{SHARED_LIFE, life_of};
+use crate::span::{Cold, Mark, Span};
 use crate::state::Entry;
+use crate::thread_cache::ThreadCache;
 
-/// A doubly linked list of spans.
-#[derive(Default)]
-struct List {
-    head: u32,
+/// The list that a slab is in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ListName(u32);
+
+impl ListName {
+    /// None.
+    pub(crate) const NONE: Self = Self(0);
+    /// Slabs whose blocks are all free.
+    const EMPTY: Self = Self(1);
+    /// Slabs with some blocks free that are at home with nobody.
+    pub(crate) const HOMELESS: Self = Self(2);
+
+    /// Slabs with some blocks free that are at home with thread number `index`.
+    const fn home(index: u32) -> Self {
+        Self(index + 3)
+    }
+}
+
+/// What the methods of [`Central`] work on.
+#[derive(Clone, Copy)]
+pub(crate) struct Slabs<'a> {
+    pub(crate) spans: &'a Table<Span, SPANS>,
+    pub(crate) caches: &'a Chunks<ThreadCache, { FIRST_CACHES as usize }>,
+    pub(crate) class: usize,
+}
+
+/// Who takes blocks: the number of the thread, and whether it alone frees them, as far as can be foreseen.
+#[derive(Clone, Copy)]
+pub(crate) struct Taker {
+    pub(crate) index: u32,
+    pub(crate) alone: bool,
 }
 
 /// Slabs and buffered blocks of one class.
 pub(crate) struct Central {
-    /// Slabs with some blocks free; with all blocks free.
-    partial: List,
-    empty: List,
+    homeless: u32,
+    empty: u32,
     empties: u32,
     buffer: *mut Entry,
     buffered: usize,
@@ -34,46 +65,29 @@ pub(crate) struct Central {
 // SAFETY: the buffer belongs to this value alone.
 unsafe impl Send for Central {}
 
-#[expect(clippy::mut_from_ref, reason = "the class's lock, not the borrow, makes it exclusive")]
-fn cold(spans: &Table<Span>, number: u32) -> Option<&mut crate::span::Cold> {
-    // SAFETY: the callers are methods of `Central`, which its lock guards; the spans in its lists, and those of
-    // the blocks that it is given, are slabs of its class. Each reference is used before the next is made.
-    spans.get(number).map(|span| unsafe { span.cold() })
-}
-
-impl List {
-    fn push(&mut self, spans: &Table<Span>, number: u32) {
-        let next = self.head;
-        if let Some(cold) = cold(spans, number) {
-            cold.prev = 0;
-            cold.next = next;
-        }
-        if let Some(next) = cold(spans, next).filter(|_| next != 0) {
-            next.prev = number;
-        }
-        self.head = number;
+impl<'a> Slabs<'a> {
+    fn cold(self, number: u32) -> Option<&'a mut Cold> {
+        // SAFETY: the callers are methods of `Central`, which its lock guards; the spans in its lists, and those of
+        // the blocks that it is given, are slabs of its class. Each reference is used before the next is made.
+        self.spans.get(number).filter(|_| number != 0).map(|span| unsafe { span.cold() })
     }
 
-    fn unlink(&mut self, spans: &Table<Span>, number: u32) {
-        let Some((next, prev)) = cold(spans, number).map(|cold| (cold.next, cold.prev)) else { return };
-        if next != 0
-            && let Some(next) = cold(spans, next)
-        {
-            next.prev = prev;
-        }
-        if prev == 0 {
-            self.head = next;
-        } else if let Some(prev) = cold(spans, prev) {
-            prev.next = next;
-        }
+    /// Whether a list is that of a thread that is not there any more.
+    fn is_away(self, list: ListName) -> bool {
+        let cache = list.0.checked_sub(3).and_then(|index| self.caches.get(index));
+        cache.is_some_and(|cache| cache.away.load(Ordering::Relaxed))
+    }
+
+    fn home(self, index: u32) -> Option<&'a AtomicU32> {
+        self.caches.get(index).map(|cache| cache.home(self.class))
     }
 }
 
 impl Central {
     pub(crate) const fn new() -> Self {
         Self {
-            partial: List { head: 0 },
-            empty: List { head: 0 },
+            homeless: 0,
+            empty: 0,
             empties: 0,
             buffer: ptr::null_mut(),
             buffered: 0,
@@ -83,8 +97,63 @@ impl Central {
         }
     }
 
+    fn head(&self, slabs: Slabs<'_>, list: ListName) -> u32 {
+        match list {
+            ListName::NONE => 0,
+            ListName::EMPTY => self.empty,
+            ListName::HOMELESS => self.homeless,
+            ListName(home) => slabs.home(home - 3).map_or(0, |head| head.load(Ordering::Relaxed)),
+        }
+    }
+
+    fn set_head(&mut self, slabs: Slabs<'_>, list: ListName, number: u32) {
+        match list {
+            ListName::NONE => {}
+            ListName::EMPTY => self.empty = number,
+            ListName::HOMELESS => self.homeless = number,
+            ListName(home) => {
+                if let Some(head) = slabs.home(home - 3) {
+                    head.store(number, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    fn push(&mut self, slabs: Slabs<'_>, list: ListName, number: u32) {
+        let next = self.head(slabs, list);
+        if let Some(cold) = slabs.cold(number) {
+            (cold.prev, cold.next, cold.list) = (0, next, list);
+        }
+        if let Some(next) = slabs.cold(next) {
+            next.prev = number;
+        }
+        self.set_head(slabs, list, number);
+        if list == ListName::EMPTY {
+            self.empties += 1;
+        }
+    }
+
+    fn unlink(&mut self, slabs: Slabs<'_>, number: u32) {
+        let Some(cold) = slabs.cold(number) else { return };
+        let (next, prev, list) = (cold.next, cold.prev, core::mem::replace(&mut cold.list, ListName::NONE));
+        if let Some(next) = slabs.cold(next) {
+            next.prev = prev;
+        }
+        match slabs.cold(prev) {
+            Some(prev) => prev.next = next,
+            None => self.set_head(slabs, list, next),
+        }
+        if list == ListName::EMPTY {
+            self.empties -= 1;
+        }
+    }
+
     pub(crate) const fn has_buffer(&self) -> bool {
         self.room != 0
+    }
+
+    pub(crate) const fn buffered(&self) -> usize {
+        self.buffered
     }
 
     /// Gives the buffer its memory.
@@ -121,30 +190,24 @@ impl Central {
         n
     }
 
-    /// Moves up to `want` blocks to `out`: buffered ones, then from slabs. Yields how many.
+    /// Moves up to `want` blocks from slabs to `out`. Yields how many.
     ///
     /// # Safety
     /// `out` has room for `want` entries.
-    pub(crate) unsafe fn take(&mut self, spans: &Table<Span>, out: *mut Entry, want: usize) -> usize {
-        // SAFETY: passed on to the caller.
-        let mut n = unsafe { self.take_buffered(out, want) };
+    pub(crate) unsafe fn take(
+        &mut self,
+        slabs: Slabs<'_>,
+        taker: Option<Taker>,
+        out: *mut Entry,
+        want: usize,
+    ) -> usize {
+        let home = taker.map_or(ListName::HOMELESS, |taker| ListName::home(taker.index));
+        let mut n = 0;
         while n < want {
-            let number = match self.partial.head {
-                0 if self.empty.head != 0 => {
-                    let number = self.empty.head;
-                    self.empty.unlink(spans, number);
-                    self.empties -= 1;
-                    self.partial.push(spans, number);
-                    number
-                }
-                number => number,
-            };
-            let Some((span, cold)) = spans.get(number).filter(|_| number != 0).zip(cold(spans, number))
-            else {
-                break;
-            };
+            let number = self.pick(slabs, taker, home);
+            let Some((span, cold)) = slabs.spans.get(number).zip(slabs.cold(number)) else { break };
+            let words = cold.total.div_ceil(64);
             while n < want && cold.free > 0 {
-                let words = cold.total.div_ceil(64);
                 // SAFETY: the bitmap of a slab has `words` words, and `hint` lies below.
                 let word = unsafe { &mut *cold.bitmap.add(cold.hint as usize) };
                 if *word == 0 {
@@ -159,68 +222,97 @@ impl Central {
                 n += 1;
             }
             if cold.free == 0 {
-                self.partial.unlink(spans, number);
+                self.unlink(slabs, number);
             }
         }
         n
     }
 
-    /// Adds a new slab, whose blocks are all free.
-    pub(crate) fn add_slab(&mut self, spans: &Table<Span>, number: u32) {
-        self.empty.push(spans, number);
-        self.empties += 1;
+    /// A slab with blocks free, in the taker's list; 0 if there is none.
+    fn pick(&mut self, slabs: Slabs<'_>, taker: Option<Taker>, home: ListName) -> u32 {
+        for list in [home, ListName::HOMELESS, ListName::EMPTY] {
+            let number = self.head(slabs, list);
+            if number == 0 {
+                continue;
+            }
+            if list != home {
+                self.unlink(slabs, number);
+                self.push(slabs, home, number);
+                if let Some(cold) = slabs.cold(number) {
+                    cold.home = home;
+                }
+            }
+            if list == ListName::EMPTY
+                && let Some((span, taker)) = slabs.spans.get(number).zip(taker)
+                && taker.alone
+            {
+                // No block of it is live, so no free is under way that would have to be waited for.
+                span.owner.store(life_of(taker.index), Ordering::Relaxed);
+            }
+            return number;
+        }
+        0
     }
 
-    /// Puts blocks back into their slabs. Slabs beyond `capacity` that become empty are taken out, and chained
-    /// to the list of numbers that `doomed` begins (linked by `next`).
-    pub(crate) fn put(&mut self, spans: &Table<Span>, entries: &[Entry], capacity: u32, doomed: &mut u32) {
+    /// Adds a new slab, whose blocks are all free.
+    pub(crate) fn add_slab(&mut self, slabs: Slabs<'_>, number: u32) {
+        self.push(slabs, ListName::EMPTY, number);
+    }
+
+    /// Puts blocks back into their slabs.
+    pub(crate) fn put(&mut self, slabs: Slabs<'_>, entries: &[Entry]) {
         for entry in entries {
             let address = Address::from_bits(entry.address);
-            let Some((_, number)) = tracker::span(address) else { continue };
-            let Some(place) = spans.get(number).and_then(|span| span.locate(number, address)) else {
-                continue;
-            };
-            let Some(cold) = cold(spans, number) else { continue };
+            let Some((_, mark)) = tracker::span(address) else { continue };
+            let number = Mark::from_bits(mark).number();
+            let Some(span) = slabs.spans.get(number) else { continue };
+            let Some(place) = span.locate(number, address) else { continue };
+            let Some(cold) = slabs.cold(number) else { continue };
             // SAFETY: the index is that of a block of the slab, whose bitmap has a bit for each.
             unsafe { *cold.bitmap.add((place.index / 64) as usize) |= 1 << (place.index % 64) };
             cold.free += 1;
-            let (free, total) = (cold.free, cold.total);
-            if free == 1 && total > 1 {
-                cold.hint = (place.index / 64) as u32;
-                self.partial.push(spans, number);
+            if slabs.is_away(cold.home) {
+                cold.home = ListName::HOMELESS;
             }
+            let (free, total, home) = (cold.free, cold.total, cold.home);
             if free == total {
-                if total > 1 {
-                    self.partial.unlink(spans, number);
-                }
-                self.add_slab(spans, number);
-                if self.empties > capacity {
-                    self.doom(spans, doomed);
-                }
+                // A thread whose frees alone met this slab is not inside now: the last of its blocks came from there,
+                // by itself or while it was kept out.
+                span.owner.store(SHARED_LIFE, Ordering::Relaxed);
+                self.unlink(slabs, number);
+                self.push(slabs, ListName::EMPTY, number);
+            } else if free == 1 {
+                cold.hint = (place.index / 64) as u32;
+                self.push(slabs, home, number);
             }
         }
     }
 
-    /// Puts the buffered blocks back, and takes out the empty slabs beyond `capacity`, as [`Central::put`] does.
-    pub(crate) fn trim(&mut self, spans: &Table<Span>, capacity: u32, doomed: &mut u32) {
-        let buffered = core::mem::take(&mut self.buffered);
-        if buffered > 0 {
-            // SAFETY: the buffer holds that many entries, and `put` does not touch it.
-            let entries = unsafe { core::slice::from_raw_parts(self.buffer, buffered) };
-            self.put(spans, entries, capacity, doomed);
-        }
-        while self.empties > capacity && self.empty.head != 0 {
-            self.doom(spans, doomed);
+    /// Takes the slabs of a thread from it, for others to use.
+    pub(crate) fn leave_home(&mut self, slabs: Slabs<'_>, index: u32) {
+        loop {
+            let number = self.head(slabs, ListName::home(index));
+            if number == 0 {
+                return;
+            }
+            self.unlink(slabs, number);
+            self.push(slabs, ListName::HOMELESS, number);
+            if let Some(cold) = slabs.cold(number) {
+                cold.home = ListName::HOMELESS;
+            }
         }
     }
 
-    fn doom(&mut self, spans: &Table<Span>, doomed: &mut u32) {
-        let number = self.empty.head;
-        self.empty.unlink(spans, number);
-        self.empties -= 1;
-        if let Some(cold) = cold(spans, number) {
-            cold.next = *doomed;
-            *doomed = number;
+    /// Takes the empty slabs beyond `capacity` out, and yields the first of their chain (linked by `next`).
+    pub(crate) fn trim(&mut self, slabs: Slabs<'_>, capacity: u32) -> u32 {
+        let mut doomed = 0;
+        while self.empties > capacity && self.empty != 0 {
+            let number = self.empty;
+            self.unlink(slabs, number);
+            if let Some(cold) = slabs.cold(number) {
+                cold.next = core::mem::replace(&mut doomed, number);
+            }
         }
+        doomed
     }
 }

@@ -5,8 +5,9 @@ use umf_core::tracker::GRANULE;
 
 /// The most classes that a pool can have.
 pub(crate) const MAX_CLASSES: usize = 256;
-/// Blocks of classes up to this size come from slabs, larger ones straight from the large allocator.
-const SLAB_LIMIT: usize = 32 << 10;
+/// Blocks below this size come from slabs, others straight from the large allocator: it is the size from which on no two
+/// blocks begin in one granule.
+const SLAB_LIMIT: usize = GRANULE;
 /// Fewer blocks than this are not worth a slab.
 const BLOCKS_PER_SLAB: usize = 8;
 
@@ -14,25 +15,32 @@ const BLOCKS_PER_SLAB: usize = 8;
 ///
 /// With `m` the smallest block, classes 0 to 7 are `m` to `8m` in steps of `m`; each following eight divide
 /// one doubling evenly.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Classes {
+    min_block: usize,
     shift: u32,
     count: usize,
     slab_count: usize,
+    /// The class of sizes up to `min_block` times the index plus one.
+    table: [u8; TABLE],
 }
+
+const TABLE: usize = 512;
 
 impl Classes {
     /// The classes from `min_block` (a power of two) up to at least `max_poolable`.
     pub(crate) const fn new(min_block: usize, max_poolable: usize) -> Self {
-        let mut classes = Self { shift: min_block.ilog2(), count: 0, slab_count: 0 };
+        let shift = min_block.ilog2();
+        let mut classes = Self { min_block, shift, count: 0, slab_count: 0, table: [0; TABLE] };
+        let mut place = 0;
+        while place < TABLE {
+            classes.table[place] = classes.of((place + 1) << shift) as u8;
+            place += 1;
+        }
         if max_poolable > 0 {
             classes.count = classes.of(max_poolable) + 1;
-            let limit = if max_poolable < SLAB_LIMIT { max_poolable } else { SLAB_LIMIT };
-            while classes.slab_count < classes.count && classes.size(classes.slab_count) <= limit {
+            while classes.slab_count < classes.count && classes.size(classes.slab_count) < SLAB_LIMIT {
                 classes.slab_count += 1;
-            }
-            if max_poolable < SLAB_LIMIT {
-                classes.slab_count = classes.count;
             }
         }
         classes
@@ -59,6 +67,22 @@ impl Classes {
         }
         let log = last.ilog2();
         (((log - 2) << 3) as usize) + ((last >> (log - 3)) & 7)
+    }
+
+    /// The class of a layout that needs no more alignment than every block has, as [`Classes::of`] and below
+    /// [`MAX_CLASSES`]; `None` for others.
+    #[inline(always)]
+    pub(crate) fn at_once(&self, layout: Layout) -> Option<usize> {
+        if layout.align() > self.min_block {
+            return None;
+        }
+        let last = (layout.size() - 1) >> (self.shift & 63);
+        if let Some(&class) = self.table.get(last) {
+            return Some(usize::from(class));
+        }
+        let log = last.ilog2();
+        let class = (((log - 2) << 3) as usize) + ((last >> (log - 3)) & 7);
+        (class < self.count).then_some(class)
     }
 
     /// Bytes of a block of this class.
@@ -107,6 +131,9 @@ mod tests {
             for class in 1..classes.count() {
                 assert!(classes.size(class) > classes.size(class - 1));
                 assert_eq!(classes.of(classes.size(class)), class);
+                let at_once = |size| classes.at_once(Layout::new(size, 1).unwrap());
+                assert_eq!(at_once(classes.size(class)), Some(class));
+                assert_eq!(at_once(classes.size(class - 1) + 1), Some(class));
                 assert_eq!(classes.of(classes.size(class - 1) + 1), class);
                 if classes.size(class) > 8 * min {
                     let least = classes.size(class - 1) + 1;

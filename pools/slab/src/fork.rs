@@ -1,8 +1,10 @@
 //! How a pool's locks come through a fork.
 
 use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
 
 use umf_core::fork::ForkAware;
+use umf_core::thread;
 
 use crate::SlabPool;
 
@@ -29,14 +31,18 @@ impl SlabPool {
             // SAFETY: as above.
             unsafe { central.unlock_after_fork() };
         }
+        // SAFETY: as above.
+        unsafe { self.outsiders.unlock_after_fork() };
     }
 }
 
 // What other threads were doing outside of these locks is lost to a child: blocks in their caches, and a slab
-// or region on its way between two lists. Nothing that the child reaches refers to either.
+// or region on its way between two lists. Nothing that the child reaches refers to either. Their slabs are not.
 impl ForkAware for SlabPool {
     fn prepare(&self) {
-        // A class's lock may be held while the arena's is taken; no other two are held at one time.
+        // Nobody reaches into this thread's cache then. This lock comes before all others; a class's may be held while the
+        // arena's is taken; no other two are held at one time.
+        self.outsiders.lock_for_fork();
         for central in &self.centrals[..self.classes.count()] {
             central.lock_for_fork();
         }
@@ -54,5 +60,14 @@ impl ForkAware for SlabPool {
     fn child(&self) {
         // SAFETY: `prepare` ran in the thread of which this is the copy.
         unsafe { self.unlock_after_fork() };
+        let own = thread::current().map(thread::ThreadIndex::get);
+        for index in (0..thread::end()).filter(|&index| own != Some(index)) {
+            let Some(cache) = self.caches.get(index) else { continue };
+            cache.lost.store(true, Ordering::Relaxed);
+            cache.away.store(true, Ordering::Relaxed);
+            for class in cache.used().filter(|&class| !self.is_large(class)) {
+                self.centrals[class].lock().leave_home(self.slabs(class), index);
+            }
+        }
     }
 }

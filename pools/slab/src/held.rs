@@ -16,15 +16,18 @@ use crate::state::{Entry, LIVE};
 impl SlabPool {
     /// The class of the block at a place; `None` for a block that is a region.
     fn class_of(place: Place<'_>) -> Option<usize> {
-        match place.span.kind() {
-            Kind::Direct => None,
-            Kind::Region => Some(usize::from(place.large_class().load(Ordering::Relaxed))),
-            _ => place.span.slab_class(),
-        }
+        (place.span.kind() != Kind::Direct).then(|| place.span.class())
     }
 
-    fn size_of(&self, place: Place<'_>) -> usize {
-        Self::class_of(place).map_or(place.span.bytes() as usize, |class| self.classes.size(class))
+    /// What remains of a free once the block is known to have been live and is not any more.
+    pub(crate) fn put(&self, place: Place<'_>, address: Address) -> Result<()> {
+        match Self::class_of(place) {
+            Some(class) => {
+                self.put_class(class, Entry::new(address.to_bits(), NonNull::from(place.state)));
+                Ok(())
+            }
+            None => self.free_direct(place),
+        }
     }
 
     /// Frees an exported block, whose life the caller has taken.
@@ -32,7 +35,7 @@ impl SlabPool {
     #[inline(never)]
     pub(crate) fn free_exported(&self, place: Place<'_>, address: Address) -> Result<()> {
         // Before others can take it back: then the span may be another one's.
-        let (class, size) = (Self::class_of(place), self.size_of(place));
+        let (class, size) = (Self::class_of(place), place.span.block() as usize);
         if let Some(leases) = before_free(Freed::Block { address })
             && self.upstream.hold(address, size, leases)
         {
@@ -50,8 +53,9 @@ impl SlabPool {
     pub(crate) fn take_back(&self, freed: Freed) -> Result<()> {
         match freed {
             Freed::Block { address } => {
-                let place = self.locate(address)?;
-                if place.rest != 0 || place.state.load(Ordering::Acquire) & LIVE != 0 {
+                let missing = Error::NotAllocated { address };
+                let place = self.locate(address).filter(|place| place.rest == 0).ok_or(missing)?;
+                if place.state.load(Ordering::Acquire) & LIVE != 0 {
                     return Err(Error::NotAllocated { address });
                 }
                 match Self::class_of(place) {
@@ -74,6 +78,7 @@ impl SlabPool {
     /// Announces all live exported blocks of a span that is about to go.
     pub(crate) fn announce(&self, span: &Span) {
         let blocks = span.bytes().checked_div(span.block()).unwrap_or(0);
+        let size = span.block() as usize;
         for index in 0..blocks {
             // SAFETY: the span is in use, and has that many blocks.
             let state = unsafe { span.state(index).as_ref() };
@@ -82,7 +87,6 @@ impl SlabPool {
             }
             let address = Address::from_bits(span.base().to_bits() + index * span.block());
             if let Some(leases) = before_free(Freed::Block { address }) {
-                let size = span.locate(0, address).map_or(0, |place| self.size_of(place));
                 // Its region is held when it is freed, as long as this block is.
                 let _ = self.upstream.hold(address, size, leases);
             }

@@ -11,6 +11,7 @@ use umf_core::metadata::Table;
 use umf_core::tracker::GRANULE;
 
 use crate::arena::Arena;
+use crate::pool::SPANS;
 use crate::span::Span;
 
 /// Bytes per unit.
@@ -35,7 +36,7 @@ pub(crate) struct Unit {
     /// First unit: units of this block, and of the one before it in the region (0: none).
     size: AtomicU32,
     before: AtomicU32,
-    /// Free: neighbours in the list, as unit ids plus one. Used: the size class.
+    /// Free: neighbours in the list, as unit ids plus one. Used: the span of the block.
     next: AtomicU32,
     prev: AtomicU32,
     /// First unit: the span of the region.
@@ -67,7 +68,7 @@ pub(crate) struct Range {
 #[derive(Clone, Copy)]
 pub(crate) struct Tables<'a> {
     pub(crate) arena: &'a Arena,
-    pub(crate) spans: &'a Table<Span>,
+    pub(crate) spans: &'a Table<Span, SPANS>,
 }
 
 impl<'a> Tables<'a> {
@@ -99,7 +100,7 @@ impl<'a> Tables<'a> {
         units as usize * size_of::<Unit>()
     }
 
-    /// The used block around unit `unit` of `region`: its first unit, its length and its class.
+    /// The used block around unit `unit` of `region`: its first unit, its length and its span (0: a slab).
     pub(crate) fn block_around(self, region: u32, unit: u32) -> Option<(u32, u32, u32)> {
         let (id, units) = self.region(region)?;
         let granule = unit / GRANULE_UNITS * GRANULE_UNITS;
@@ -140,7 +141,6 @@ impl Large {
     }
 
     /// Free units.
-    #[cfg(test)]
     pub(crate) const fn free_units(&self) -> u64 {
         self.free
     }
@@ -178,13 +178,13 @@ impl Large {
         whole
     }
 
-    /// `size` units at a multiple of `align` units (of the address), for a block of class `class`.
+    /// `size` units at a multiple of `align` units (of the address), for the block of span `holder`.
     pub(crate) fn allocate(
         &mut self,
         tables: Tables<'_>,
         size: u32,
         align: u32,
-        class: u32,
+        holder: u32,
     ) -> Option<Range> {
         let (id, front) = self.find(tables, size, align)?;
         let block = tables.unit(id)?;
@@ -204,7 +204,7 @@ impl Large {
         set(&head.size, size);
         set(&head.before, if front > 0 { front } else { before });
         set(&head.region, region);
-        set(&head.next, class);
+        set(&head.next, holder);
         set(&head.kind, USED);
         if back > 0 {
             self.insert(tables, used + size, back, size, region);
@@ -271,15 +271,24 @@ impl Large {
                 break;
             }
             let mut next = self.heads[level][step];
+            let mut best: Option<(u32, u32, u32)> = None;
             while let Some(id) = next.checked_sub(1) {
+                let Some(unit) = tables.unit(id) else { break };
                 if let Some(front) = fit(tables, id, size, align) {
-                    return Some((id, front));
+                    // The shortest; of those as short the first in memory, so that what is used keeps together.
+                    let found = (get(&unit.size), id, front);
+                    if best.is_none_or(|best| found < best) {
+                        best = Some(found);
+                    }
                 }
                 looks += 1;
                 if looks == LOOK {
                     break;
                 }
-                next = tables.unit(id).map_or(0, |unit| get(&unit.next));
+                next = get(&unit.next);
+            }
+            if let Some((_, id, front)) = best {
+                return Some((id, front));
             }
             list = self.next_list((level, step + 1));
         }

@@ -2,25 +2,33 @@
 //!
 //! # How it is built
 //!
-//! A block of up to 32 KiB comes from a *slab* of its size class (eight classes per doubling); a larger one from
+//! A block below 64 KiB comes from a *slab* of its size class (eight classes per doubling); a larger one from
 //! an allocator of two-level segregated lists over units of 4 KiB, which also cuts the slabs out of *regions*. A
 //! request above [`SlabSettings::max_poolable_size`] is a region of its own.
 //!
-//! In front of all that every thread keeps a stack of free blocks per class, so that the common path takes no
-//! lock and looks nothing up: allocating pops, stores one state byte and counts. Freeing finds the block
-//! through the tracker's map and the slab's reciprocal, swaps the state byte (which tells a second free, and an
-//! exported block) and pushes, whichever thread allocated it.
+//! In front of all that every thread keeps free blocks per class, so that the common path takes no lock. Allocating
+//! pops, stores one state byte and counts. Freeing finds the block through the tracker's map and the slab's
+//! reciprocal, takes the state byte (which tells a second free, and an exported block) and pushes, whichever thread
+//! allocated it. As long as only the thread that took a slab from the shared store frees its blocks, that needs no
+//! atomic exchange; the first other one ends this, and nothing is different for the caller. Slabs are at home with
+//! one thread, so that two threads do not write to the states of neighbouring blocks.
+//!
+//! Large blocks are treated alike: freed ones are kept whole, by class, and are merged with what is free around them
+//! when a thread keeps too much, when the pool lacks a range that is long enough, and when it is trimmed. How much is
+//! kept shrinks as the pool grows.
 //!
 //! All metadata is out of band and in mappings of its own: nothing is ever written to the memory, which may
 //! belong to a device, and the global allocator is not used, which the pool may be.
 //!
 //! | module | idea |
 //! |---|---|
-//! | `pool` | [`SlabPool`], the common paths |
+//! | `pool`, `paths` | [`SlabPool`]; the paths of allocating and freeing |
 //! | `settings`, `limits` | [`SlabSettings`], [`SharedLimit`] |
 //! | `classes` | from a layout to a size class |
 //! | `thread_cache`, `refill` | what a thread keeps, and its exchange with the rest |
+//! | `reach` | what a thread does without locks or atomic exchanges, and how others come in |
 //! | `central`, `slab` | what threads share of a class, and its slabs |
+//! | `blocks` | large blocks: cut, kept, merged |
 //! | `large`, `regions` | the allocator of units, and where its regions come from |
 //! | `span`, `state`, `lookup` | from an address to a block and its state |
 //! | `arena` | metadata of varying size |
@@ -36,6 +44,7 @@
 //! freeing does nothing.
 
 mod arena;
+mod blocks;
 mod central;
 mod classes;
 mod fixed;
@@ -44,7 +53,9 @@ mod held;
 mod large;
 mod limits;
 mod lookup;
+mod paths;
 mod pool;
+mod reach;
 mod refill;
 mod regions;
 mod release;

@@ -2,13 +2,13 @@
 
 use core::fmt;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use std::sync::Arc;
 
 use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::lock::Lock;
-use umf_core::metadata::{Chunks, Table};
+use umf_core::metadata::{Chunks, Table, Wiped};
 use umf_core::observer::Freed;
 use umf_core::statistics::{Gauge, PoolStatistics};
 use umf_core::{Address, BlockSpan, Error, Layout, Pool, ProviderRef, Result, Upstream, thread, tracker};
@@ -20,8 +20,8 @@ use crate::classes::{Classes, MAX_CLASSES};
 use crate::large::{Large, Tables, UNIT};
 use crate::limits::Reserve;
 use crate::roster;
-use crate::span::{Kind, Place, Span};
-use crate::state::{self, EXPORTED, Entry, LIVE};
+use crate::span::{Mark, Place, Span};
+use crate::state::{self, EXPORTED, LIVE};
 use crate::thread_cache::ThreadCache;
 
 pub(crate) const OWNER: &str = "this slab pool";
@@ -29,9 +29,26 @@ pub(crate) const OWNER: &str = "this slab pool";
 /// The memory is shared with other processes: a forked child must not use it.
 pub(crate) const SHARED: u8 = 1;
 /// Each block is traced.
-const TRACED: u8 = 2;
+pub(crate) const TRACED: u8 = 2;
 /// The pool is being dropped.
 pub(crate) const CLOSING: u8 = 4;
+/// The kernel does not fence threads for others: they do it themselves (see `reach`).
+pub(crate) const FENCED: u8 = 8;
+
+/// Spans up to this number are found a little faster: so many slabs of 64 KiB make a GiB.
+pub(crate) const SPANS: usize = 1 << 14;
+
+/// The same of the caches of threads.
+pub(crate) const FIRST_CACHES: u32 = 64;
+
+static ALL_FIRST: AtomicU32 = AtomicU32::new(FIRST_CACHES);
+/// What [`SlabPool::first_threads`] is when there is a gate to pass.
+pub(crate) static NONE_FIRST: AtomicU32 = AtomicU32::new(0);
+
+// SAFETY: the pointers that are not `Send` or `Sync` by themselves are into the pool's own metadata, which does not move.
+unsafe impl Send for SlabPool {}
+// SAFETY: as above.
+unsafe impl Sync for SlabPool {}
 
 /// A pool of slabs and large blocks with per-thread caches and all metadata out of band.
 ///
@@ -54,8 +71,8 @@ pub struct SlabPool {
     pub(crate) upstream: Upstream,
     pub(crate) gates: AtomicU8,
     pub(crate) classes: Classes,
-    pub(crate) spans: Table<Span>,
-    pub(crate) caches: Chunks<ThreadCache>,
+    pub(crate) spans: Table<Span, SPANS>,
+    pub(crate) caches: Chunks<ThreadCache, { FIRST_CACHES as usize }>,
     pub(crate) settings: SlabSettings,
     /// State bytes, and nothing else: a second free that races with the end of a slab may swap a byte of a run
     /// that has another owner by then. It notices and puts it back, and what it met was a state.
@@ -67,6 +84,23 @@ pub struct SlabPool {
     pub(crate) direct_allocations: AtomicU64,
     /// Whether any block was ever exported.
     pub(crate) any_exported: AtomicBool,
+    /// The caches of the first threads.
+    pub(crate) first_caches: NonNull<ThreadCache>,
+    /// How many threads that are; 0 if there is a gate to pass. What the most common paths begin with. In `wiped`, or static.
+    pub(crate) first_threads: AtomicPtr<AtomicU32>,
+    /// Over shared memory, which a forked child must not use, that is a word that is 0 there.
+    _wiped: Option<Wiped>,
+    /// The first spans.
+    pub(crate) first_spans: NonNull<Span>,
+    /// Held while a thread reaches into what belongs to others. Taken before all other locks.
+    pub(crate) outsiders: Lock<()>,
+    /// Large blocks that are buffered for all threads: which classes have some, and how many bytes.
+    pub(crate) stocked: [AtomicU64; MAX_CLASSES / 64],
+    pub(crate) stock_bytes: AtomicU64,
+    /// Bytes of large blocks that a thread keeps at most. What the settings say; 0 while `merging`.
+    pub(crate) most_kept: AtomicUsize,
+    /// So many large blocks are merged as they are freed, before threads keep any again.
+    pub(crate) merging: AtomicU32,
     pub(crate) large: Lock<Large>,
     pub(crate) centrals: [Lock<Central>; MAX_CLASSES],
 }
@@ -97,21 +131,42 @@ impl SlabPool {
     pub(crate) fn unplaced(provider: ProviderRef, settings: SlabSettings) -> Result<Self> {
         let settings = settings.checked()?;
         let shared = provider.visibility() == umf_core::Visibility::Shared;
-        let gates = if shared { SHARED } else { 0 } | if settings.trace >= 3 { TRACED } else { 0 };
+        let fenced = !umf_core::fence::is_usable();
+        let flag = |set, flag| if set { flag } else { 0 };
+        let gates = flag(shared, SHARED) | flag(settings.trace >= 3, TRACED) | flag(fenced, FENCED);
         let upstream = Upstream::new(provider)?;
         upstream.set_on_free(settings.on_free, settings.max_held);
+        let wiped = if gates == SHARED { Wiped::new(FIRST_CACHES).ok() } else { None };
+        let first_threads = match &wiped {
+            Some(wiped) => core::ptr::from_ref(wiped.word()),
+            None if gates == 0 => &raw const ALL_FIRST,
+            None => &raw const NONE_FIRST,
+        };
+        let (spans, caches) =
+            (Table::new(Mark::MOST), Chunks::<ThreadCache, { FIRST_CACHES as usize }>::new());
+        let first_spans = NonNull::from(spans.first()?);
+        let first_caches = NonNull::from(caches.get_or_grow(0)?);
         Ok(Self {
+            first_caches,
+            first_threads: AtomicPtr::new(first_threads.cast_mut()),
+            _wiped: wiped,
+            first_spans,
             upstream,
             gates: AtomicU8::new(gates),
             classes: Classes::new(settings.min_block_size, settings.max_poolable_size),
-            spans: Table::new(u32::MAX >> 2),
-            caches: Chunks::new(),
+            spans,
+            caches,
             states: Arena::new(),
             arena: Arena::new(),
             reserve: Reserve::new(settings.memory_limit, settings.shared_limit.clone()),
             direct: Gauge::new(),
             direct_allocations: AtomicU64::new(0),
             any_exported: AtomicBool::new(false),
+            outsiders: Lock::new(()),
+            stocked: [const { AtomicU64::new(0) }; MAX_CLASSES / 64],
+            stock_bytes: AtomicU64::new(0),
+            most_kept: AtomicUsize::new(settings.thread_cache_size),
+            merging: AtomicU32::new(0),
             large: Lock::new(Large::new()),
             centrals: [const { Lock::new(Central::new()) }; MAX_CLASSES],
             settings,
@@ -139,10 +194,11 @@ impl SlabPool {
         Tables { arena: &self.arena, spans: &self.spans }
     }
 
-    /// The calling thread's cache; `None` while the thread is ending, or if there is no memory for it.
+    /// The calling thread's number and cache; `None` while the thread is ending, and before it needs one.
     #[inline]
-    pub(crate) fn cache(&self) -> Option<&ThreadCache> {
-        self.caches.get(thread::current()?.get())
+    pub(crate) fn cache(&self) -> Option<(u32, &ThreadCache)> {
+        let index = thread::current()?.get();
+        Some((index, self.caches.get(index)?))
     }
 
     pub(crate) fn route(&self, layout: Layout) -> Route {
@@ -163,68 +219,8 @@ impl SlabPool {
 
     /// Classes below this number have blocks that are aligned to `align` whenever their size is.
     #[inline]
-    const fn cacheable(&self, align: usize) -> usize {
+    pub(crate) const fn cacheable(&self, align: usize) -> usize {
         if align <= UNIT { self.classes.count() } else { self.classes.slab_count() }
-    }
-
-    #[cold]
-    fn gate_allocation(&self) -> Result<()> {
-        let gates = self.gates.load(Ordering::Relaxed);
-        if gates & SHARED != 0 && self.upstream.is_frozen() {
-            return Err(Error::Frozen { what: "shared memory" });
-        }
-        if gates & CLOSING != 0 {
-            return Err(Error::NotSupported {
-                what: "allocating while it is dropped",
-                owner: OWNER,
-                native: 0,
-            });
-        }
-        Ok(())
-    }
-
-    #[cold]
-    fn allocate_slow(&self, layout: Layout) -> Result<Address> {
-        let address = match self.route(layout) {
-            Route::Cached(class) => self.allocate_refilling(class),
-            Route::Aligned(class) => self.allocate_aligned(class, layout.align()),
-            Route::Direct => self.allocate_direct(layout),
-        };
-        if self.gates.load(Ordering::Relaxed) & TRACED != 0 {
-            self.trace_block("allocate", layout.size(), address.as_ref().ok());
-        }
-        address
-    }
-
-    /// What remains of a free once the block is known to have been live and is not any more.
-    // Always: as in `locate`.
-    #[inline(always)]
-    pub(crate) fn put(&self, place: Place<'_>, address: Address) -> Result<()> {
-        let class = match place.span.slab_class() {
-            Some(class) => class,
-            None if place.span.kind() == Kind::Direct => return self.free_direct(place),
-            None => usize::from(place.large_class().load(Ordering::Relaxed)),
-        };
-        let entry = Entry::new(address.to_bits(), NonNull::from(place.state));
-        if let Some(cache) = self.cache() {
-            let bin = cache.bin(class);
-            bin.count_free();
-            if !cache.pending.load(Ordering::Relaxed) {
-                if class < self.classes.slab_count() {
-                    if bin.push(entry) {
-                        return Ok(());
-                    }
-                } else {
-                    let bytes = cache.large_bytes.get() + self.classes.size(class);
-                    if bytes <= self.settings.thread_cache_size && bin.push(entry) {
-                        cache.large_bytes.set(bytes);
-                        return Ok(());
-                    }
-                }
-            }
-        }
-        self.put_slow(class, entry);
-        Ok(())
     }
 }
 
@@ -241,58 +237,18 @@ unsafe impl Pool for SlabPool {
 
     #[inline]
     fn allocate(&self, layout: Layout) -> Result<Address> {
-        if self.gates.load(Ordering::Relaxed) != 0 {
-            self.gate_allocation()?;
-            if self.gates.load(Ordering::Relaxed) & TRACED != 0 {
-                return self.allocate_slow(layout);
-            }
+        match self.allocate_at_once(layout) {
+            Some(address) => Ok(address),
+            None => self.allocate_else(layout),
         }
-        let class = self.classes.of_layout(layout);
-        if class < self.cacheable(layout.align())
-            && let Some(cache) = self.cache()
-            && !cache.pending.load(Ordering::Relaxed)
-        {
-            let bin = cache.bin(class);
-            if let Some(entry) = bin.pop() {
-                bin.count_allocation();
-                if class >= self.classes.slab_count() {
-                    cache.large_bytes.set(cache.large_bytes.get() - self.classes.size(class));
-                }
-                // SAFETY: entries of this pool's caches name states in its own metadata, and a popped one is ours.
-                return Ok(Address::from_bits(unsafe { entry.hand_out() }));
-            }
-        }
-        self.allocate_slow(layout)
     }
 
     #[inline]
     unsafe fn free(&self, address: Address) -> Result<()> {
-        let gates = self.gates.load(Ordering::Relaxed);
-        if gates != 0 {
-            if gates & SHARED != 0 && self.upstream.is_frozen() {
-                return Ok(());
-            }
-            if gates & TRACED != 0 {
-                self.trace_block("free", 0, Some(&address));
-            }
+        match self.free_at_once(address) {
+            Some(()) => Ok(()),
+            None => self.free_else(address),
         }
-        let place = self.locate(address)?;
-        if place.rest != 0 {
-            return Err(self.why_not(address));
-        }
-        let old = place.state.swap(0, Ordering::AcqRel);
-        if old != LIVE || !place.is_current() {
-            if !place.is_current() {
-                // A second free met a slab that was made anew; the block that it hit is someone else's.
-                place.state.fetch_or(old, Ordering::AcqRel);
-                return Err(Error::NotAllocated { address });
-            }
-            if old & LIVE == 0 {
-                return Err(self.why_not(address));
-            }
-            return self.free_exported(place, address);
-        }
-        self.put(place, address)
     }
 
     fn block_at(&self, address: Address) -> Result<BlockSpan> {
@@ -300,12 +256,17 @@ unsafe impl Pool for SlabPool {
     }
 
     fn mark_exported(&self, address: Address) -> Result<()> {
-        let (block, state) = self.find_block(address)?;
+        let (block, place) = self.find_block(address)?;
         if block.address != address {
             return Err(Error::InteriorAddress { address });
         }
         self.any_exported.store(true, Ordering::Relaxed);
-        if state::mark_exported(state) { Ok(()) } else { Err(Error::NotAllocated { address }) }
+        self.share_with_caller(place.span);
+        if place.is_current() && state::mark_exported(place.state) {
+            Ok(())
+        } else {
+            Err(Error::NotAllocated { address })
+        }
     }
 
     fn trim(&self, keep: usize) -> Result<usize> {
@@ -331,14 +292,19 @@ unsafe impl Pool for SlabPool {
 }
 
 impl SlabPool {
-    /// The block (or unit) that `address` lies in, live or not.
+    /// The block that `address` lies in, live or not, unless it is a large one and begins in another granule.
     // Always, for `free`'s sake: its other callers are cold, and are enough to have it called there too (a quarter slower).
     #[inline(always)]
-    pub(crate) fn locate(&self, address: Address) -> Result<Place<'_>> {
+    pub(crate) fn locate(&self, address: Address) -> Option<Place<'_>> {
         // A number that another pool set finds a span of ours that does not hold the address.
-        let place =
-            tracker::span(address).and_then(|(_, number)| self.spans.get(number)?.locate(number, address));
-        place.ok_or_else(|| self.why_nowhere(address))
+        let number = self.number_at(address)?;
+        self.spans.get(number)?.locate(number, address)
+    }
+
+    /// The number of the span that the granule of `address` names.
+    #[inline]
+    pub(crate) fn number_at(&self, address: Address) -> Option<u32> {
+        tracker::span(address).map(|(_, mark)| Mark::from_bits(mark).number())
     }
 
     /// Whether a state says that an export names the block.

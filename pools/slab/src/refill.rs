@@ -7,16 +7,25 @@ use umf_core::thread::ThreadIndex;
 use umf_core::{Address, Error, Result, thread};
 
 use crate::SlabPool;
+use crate::central::{Slabs, Taker};
 use crate::large::UNIT;
 use crate::state::Entry;
-use crate::thread_cache::{Bin, ThreadCache};
+use crate::thread_cache::{Portion, ThreadCache};
 
-/// What a bin keeps at most: this many blocks, or the fewer that this many bytes hold, but not below the least.
-const SMALL: (usize, usize, usize) = (128, 32 << 10, 8);
-const LARGE: (usize, usize, usize) = (16, 1 << 20, 4);
-/// The same for what a class buffers for all threads.
-const SMALL_BUFFER: (usize, usize, usize) = (512, 256 << 10, 0);
-const LARGE_BUFFER: (usize, usize, usize) = (16, 1 << 20, 0);
+/// What each of a bin's two stacks has room for: this many blocks, or the fewer that this many bytes hold, but not below the least.
+const SMALL: (usize, usize, usize) = (192, 256 << 10, 24);
+const LARGE: (usize, usize, usize) = (64, usize::MAX, 2);
+/// With which limit a bin of a small class begins.
+const FIRST: (usize, usize, usize) = (16, 8 << 10, 4);
+/// How many small blocks a thread takes at a time, at most. (No more: whoever frees elsewhere what he takes here would go
+/// round among many addresses.)
+const REFILL: u32 = 32;
+/// Entries in a cache line.
+const PER_LINE: usize = 64 / size_of::<Entry>();
+/// What the limits of all bins of small classes of a thread may amount to.
+const SMALL_LIMIT: usize = 2 << 20;
+/// How many large blocks go in one exchange.
+const EXCHANGE: (usize, usize, usize) = (16, 16 << 20, 1);
 
 const fn bounded((most, bytes, least): (usize, usize, usize), size: usize) -> usize {
     let n = bytes / size;
@@ -30,56 +39,50 @@ const fn bounded((most, bytes, least): (usize, usize, usize), size: usize) -> us
 }
 
 impl SlabPool {
-    const fn is_large(&self, class: usize) -> bool {
+    pub(crate) const fn is_large(&self, class: usize) -> bool {
         class >= self.classes.slab_count()
     }
 
-    /// How many blocks go in one exchange.
-    fn batch(bin: &Bin) -> usize {
-        bin.capacity().div_ceil(2)
+    pub(crate) const fn slabs(&self, class: usize) -> Slabs<'_> {
+        Slabs { spans: &self.spans, caches: &self.caches, class }
     }
 
-    /// The calling thread's cache with a bin for the class; `None` where the thread goes without.
-    fn equipped(&self, class: usize) -> Option<&ThreadCache> {
-        let cache = self.caches.get_or_grow(thread::current()?.get()).ok()?;
-        if cache.pending.load(Ordering::Relaxed) {
-            self.flush(cache);
+    /// The calling thread's number, and its cache with a bin for the class; `None` where the thread goes without.
+    pub(crate) fn equipped(&self, class: usize) -> Option<(u32, &ThreadCache)> {
+        let index = thread::current()?.get();
+        let cache = self.caches.get_or_grow(index).ok()?;
+        if cache.away.load(Ordering::Relaxed) {
+            cache.away.store(false, Ordering::Relaxed);
         }
-        if !cache.bin(class).is_equipped() {
-            let bounds = if self.is_large(class) { LARGE } else { SMALL };
-            let capacity = bounded(bounds, self.classes.size(class));
-            let (_, place) = self.arena.allocate(capacity * size_of::<Entry>()).ok()?;
+        if !cache.measure(class).is_equipped() {
+            let size = self.classes.size(class);
+            let capacity = bounded(if self.is_large(class) { LARGE } else { SMALL }, size);
+            // Runs are aligned to their length. If all bins began at the same line of a page, those in use would
+            // share one set of the processor's cache.
+            let skew = class % (capacity / PER_LINE / 2).max(1) * PER_LINE;
+            let (_, place) = self.arena.allocate(2 * capacity * size_of::<Entry>()).ok()?;
+            let capacity = capacity - skew / 2;
+            let _inside = self.inside(cache);
+            let weight = if self.is_large(class) { size } else { 0 };
             // SAFETY: the run is of that size, aligned to a cache line, and stays this bin's.
-            unsafe { cache.equip(class, place.as_ptr().cast(), capacity as u32) };
+            unsafe {
+                cache.equip(class, place.cast::<Entry>().add(skew).as_ptr(), capacity as u32, weight);
+            }
+            let limit = if self.is_large(class) { capacity } else { bounded(FIRST, size) };
+            cache.set_limit(class, limit as u32, size);
         }
-        Some(cache)
+        Some((index, cache))
     }
 
     /// A block of the class where the thread's bin had none.
-    pub(crate) fn allocate_refilling(&self, class: usize) -> Result<Address> {
-        let entry = if let Some(cache) = self.equipped(class) {
-            let bin = cache.bin(class);
-            let entry = match bin.pop() {
-                Some(entry) => entry,
-                None => self.retrying(|| self.refill(class, bin))?,
-            };
-            if self.is_large(class) {
-                // `refill` counts nothing: what lies in the bin now, counts.
-                self.recount(cache);
-            }
-            bin.count_allocation();
-            entry
-        } else {
-            let entry = self.retrying(|| self.take_one(class))?;
-            self.centrals[class].lock().allocations += 1;
-            entry
-        };
+    pub(crate) fn allocate_cached(&self, class: usize) -> Result<Address> {
+        let entry = self.retrying(|| self.take_counted(class))?;
         // SAFETY: the entry was taken out of the shared store, so it is ours alone, and names our metadata.
         Ok(Address::from_bits(unsafe { entry.hand_out() }))
     }
 
     /// Runs `take`, unless too much is held; if it lacks memory, gives everything that is free back and runs it again.
-    fn retrying<T>(&self, take: impl Fn() -> Result<T>) -> Result<T> {
+    pub(crate) fn retrying<T>(&self, take: impl Fn() -> Result<T>) -> Result<T> {
         self.upstream.admit()?;
         match take() {
             Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) => {
@@ -91,183 +94,234 @@ impl SlabPool {
         }
     }
 
-    /// Fills the bin with a batch, less one that it yields.
-    fn refill(&self, class: usize, bin: &Bin) -> Result<Entry> {
-        let want = Self::batch(bin);
-        if self.is_large(class) {
-            // SAFETY: `take_buffered` writes as many as it returns.
-            unsafe {
-                bin.fill(want, |out, want| self.centrals[class].lock().take_buffered(out, want));
-            }
-            return match bin.pop() {
-                Some(entry) => Ok(entry),
-                None => self.take_units(class, 1),
-            };
-        }
+    /// A block of the class, or of one a little larger, that counts as allocated.
+    fn take_counted(&self, class: usize) -> Result<Entry> {
+        let Some((index, cache)) = self.equipped(class) else { return self.take_one(class) };
         loop {
-            // SAFETY: `take` writes as many as it returns.
-            unsafe {
-                bin.fill(want, |out, want| self.centrals[class].lock().take(&self.spans, out, want));
+            let found = {
+                let _inside = self.inside(cache);
+                if self.is_large(class) {
+                    self.take_large(index, cache, class)
+                } else {
+                    self.take_small(index, cache, class)
+                }
+            };
+            if let Some((class, entry)) = found {
+                cache.bin(class).count_allocation();
+                return Ok(entry);
             }
-            if let Some(entry) = bin.pop() {
+            if self.is_large(class) {
+                let entry = self.cut_block(class, 1)?;
+                cache.bin(class).count_allocation();
                 return Ok(entry);
             }
             self.add_slab(class)?;
         }
     }
 
-    /// One block, past the caches.
-    fn take_one(&self, class: usize) -> Result<Entry> {
-        if self.is_large(class) {
-            return self.take_units(class, 1);
+    /// From the bin of a small class, which is filled where it has nothing. Inside.
+    fn take_small(&self, index: u32, cache: &ThreadCache, class: usize) -> Option<(usize, Entry)> {
+        let entry = cache.pop(class).or_else(|| {
+            let (bin, measure) = (cache.bin(class), cache.measure(class));
+            if measure.limit() < REFILL {
+                self.widen(cache, class);
+            }
+            let want = measure.limit().min(REFILL) as usize;
+            let taker = Some(Taker { index, alone: measure.trusts() });
+            // SAFETY: `take` writes as many as it returns.
+            unsafe {
+                bin.fill(measure, want, |out, want| {
+                    self.centrals[class].lock().take(self.slabs(class), taker, out, want)
+                });
+            }
+            bin.pop()
+        });
+        entry.map(|entry| (class, entry))
+    }
+
+    /// Raises the limit of the bin of a small class; at the cost of others that have room to spare, if need be. Inside.
+    fn widen(&self, cache: &ThreadCache, class: usize) {
+        let (measure, size) = (cache.measure(class), self.classes.size(class));
+        let more = (measure.limit() / 2).max(4).min(measure.most().saturating_sub(measure.limit()));
+        let bytes = more as usize * size;
+        if cache.small_limit() + bytes > SMALL_LIMIT {
+            // One at a time: those that miss it afterwards take it back from others.
+            if let Some(other) =
+                cache.next_in_turn(0..self.classes.slab_count()).filter(|&other| other != class)
+            {
+                cache.set_limit(other, (cache.measure(other).limit() / 2).max(4), self.classes.size(other));
+            }
         }
+        if cache.small_limit() + bytes <= SMALL_LIMIT {
+            cache.set_limit(class, measure.limit() + more, size);
+        }
+    }
+
+    /// One block, counted, past the caches.
+    fn take_one(&self, class: usize) -> Result<Entry> {
         let mut entry = core::mem::MaybeUninit::uninit();
         loop {
+            let mut central = self.centrals[class].lock();
             // SAFETY: there is room for the one entry that is asked for.
-            if unsafe { self.centrals[class].lock().take(&self.spans, entry.as_mut_ptr(), 1) } == 1 {
+            let took = unsafe {
+                if self.is_large(class) {
+                    self.take_stock(class, &mut central, None, entry.as_mut_ptr(), 1)
+                } else {
+                    central.take(self.slabs(class), None, entry.as_mut_ptr(), 1)
+                }
+            };
+            if took == 1 {
+                central.allocations += 1;
                 // SAFETY: one entry was written.
                 return Ok(unsafe { entry.assume_init() });
+            }
+            drop(central);
+            if self.is_large(class) {
+                let entry = self.cut_block(class, 1)?;
+                self.centrals[class].lock().allocations += 1;
+                return Ok(entry);
             }
             self.add_slab(class)?;
         }
     }
 
-    /// A large block of the class from the allocator of units.
-    fn take_units(&self, class: usize, align: u32) -> Result<Entry> {
-        let units = (self.classes.size(class) / UNIT) as u32;
-        let range = self.obtain(units, align, class as u32)?;
-        let span = self.spans.get(range.region).ok_or(Error::OutOfMemory {
-            size: self.classes.size(class),
-            owner: "metadata",
-            native: 0,
-        })?;
-        let first = Address::from_bits(span.base().to_bits() + u64::from(range.first) * UNIT as u64);
-        if let Some(place) = span.locate(range.region, first) {
-            place.large_class().store(class as u8, Ordering::Relaxed);
-        }
-        // SAFETY: the region is in use and has this unit.
-        Ok(unsafe { span.entry(u64::from(range.first)) })
-    }
-
-    /// A block of a large class at an alignment that its class does not give by itself.
+    /// A large block at an alignment that its class does not give by itself.
     pub(crate) fn allocate_aligned(&self, class: usize, align: usize) -> Result<Address> {
         let align = (align / UNIT) as u32;
-        let entry = self.retrying(|| self.take_units(class, align))?;
+        let entry = self.retrying(|| self.cut_block(class, align))?;
         match self.equipped(class) {
-            Some(cache) => cache.bin(class).count_allocation(),
+            Some((_, cache)) => cache.bin(class).count_allocation(),
             None => self.centrals[class].lock().allocations += 1,
         }
         // SAFETY: the block was just cut out, and names our metadata.
         Ok(Address::from_bits(unsafe { entry.hand_out() }))
     }
 
-    /// Counts the bytes of all large bins anew.
-    fn recount(&self, cache: &ThreadCache) {
-        let large = cache.used().filter(|&class| self.is_large(class));
-        cache.large_bytes.set(large.map(|class| cache.bin(class).len() * self.classes.size(class)).sum());
-    }
-
-    /// Puts a block into the cache where that is more than a push; counts the free if nobody has.
-    #[cold]
-    pub(crate) fn put_slow(&self, class: usize, entry: Entry) {
-        let counted = self.cache().is_some();
-        let Some(cache) = self.equipped(class) else {
-            if !counted {
-                self.centrals[class].lock().frees += 1;
-            }
+    /// Puts a block, which was freed, into the calling thread's cache, and makes room there if need be.
+    pub(crate) fn put_class(&self, class: usize, entry: Entry) {
+        let Some((index, cache)) = self.equipped(class) else {
+            self.centrals[class].lock().frees += 1;
             self.give(class, &[entry]);
             return;
         };
-        let bin = cache.bin(class);
-        if !counted {
-            bin.count_free();
-        }
-        if bin.is_full() {
-            bin.drain(Self::batch(bin), |entries| self.give(class, entries));
-        }
+        cache.bin(class).count_free();
         if self.is_large(class) {
-            let size = self.classes.size(class);
-            self.recount(cache);
-            if cache.large_bytes.get() + size > self.settings.thread_cache_size {
-                for class in cache.used().filter(|&class| self.is_large(class)) {
-                    let bin = cache.bin(class);
-                    bin.drain(Self::batch(bin).min(bin.len().div_ceil(2)), |entries| {
-                        self.give(class, entries)
-                    });
-                }
-                self.recount(cache);
-            }
-            if cache.large_bytes.get() + size > self.settings.thread_cache_size {
-                self.give(class, &[entry]);
-                return;
-            }
-            cache.large_bytes.set(cache.large_bytes.get() + size);
+            return self.put_large(index, cache, class, entry);
         }
-        if !bin.push(entry) {
-            self.give(class, &[entry]);
+        let bin = cache.bin(class);
+        loop {
+            let surplus = {
+                let _inside = self.inside(cache);
+                if bin.is_full() {
+                    self.widen(cache, class);
+                    cache.turn(class);
+                }
+                if !bin.is_full() {
+                    // SAFETY: it is not full.
+                    return unsafe { bin.push(entry) };
+                }
+                cache.take_oldest(class, cache.measure(class).limit() as usize)
+            };
+            self.give(class, surplus.entries());
         }
     }
 
     /// Counts the free of a block that goes into no bin.
     pub(crate) fn count_free(&self, class: usize) {
         match self.equipped(class) {
-            Some(cache) => cache.bin(class).count_free(),
+            Some((_, cache)) => cache.bin(class).count_free(),
             None => self.centrals[class].lock().frees += 1,
         }
     }
 
-    /// Gives blocks to the shared store.
+    /// How many large blocks go in one exchange.
+    pub(crate) const fn exchange(&self, class: usize) -> usize {
+        bounded(EXCHANGE, self.classes.size(class))
+    }
+
+    /// Gives blocks to the shared store. The caller is not inside, and holds no lock.
     pub(crate) fn give(&self, class: usize, entries: &[Entry]) {
-        let large = self.is_large(class);
-        let mut doomed = 0;
-        let buffered = {
+        let (doomed, rest) = if self.is_large(class) {
+            (0, &entries[self.give_stock(class, entries)..])
+        } else {
             let mut central = self.centrals[class].lock();
-            if !central.has_buffer() {
-                let bounds = if large { LARGE_BUFFER } else { SMALL_BUFFER };
-                let room = bounded(bounds, self.classes.size(class));
-                if room > 0
-                    && let Ok((_, place)) = self.arena.allocate(room * size_of::<Entry>())
-                {
-                    // SAFETY: the run is of that size, aligned to a cache line, and stays this class's.
-                    unsafe { central.equip(place.as_ptr().cast(), room) };
-                }
-            }
-            let buffered = central.put_buffered(entries);
-            if !large {
-                central.put(&self.spans, &entries[buffered..], self.settings.capacity, &mut doomed);
-            }
-            buffered
+            central.put(self.slabs(class), entries);
+            (central.trim(self.slabs(class), self.settings.capacity), &entries[..0])
         };
         step(Step::PoolBlocksGiven);
         self.remove_slabs(doomed);
-        if large {
-            self.give_units(&entries[buffered..]);
-        }
+        self.give_units(rest, true);
     }
 
-    /// Gives large blocks to the allocator of units.
-    pub(crate) fn give_units(&self, entries: &[Entry]) {
-        for entry in entries {
-            if let Some(range) = self.range_of(Address::from_bits(entry.address)) {
-                self.give_range(range);
+    /// Empties a cache, into which the caller has reached, without giving anything to the provider.
+    pub(crate) fn empty(&self, index: u32, cache: &ThreadCache) {
+        for class in cache.used() {
+            loop {
+                let portion = cache.take_oldest(class, usize::MAX);
+                if portion.entries().is_empty() {
+                    break;
+                }
+                if self.is_large(class) {
+                    self.forget_owner(portion.entries());
+                    self.give_units(portion.entries(), false);
+                } else {
+                    self.centrals[class].lock().put(self.slabs(class), portion.entries());
+                }
+            }
+            if !self.is_large(class) {
+                self.centrals[class].lock().leave_home(self.slabs(class), index);
+            }
+        }
+        cache.set_large_bytes(0);
+    }
+
+    /// Gives everything back that the calling thread keeps.
+    pub(crate) fn flush(&self, index: u32, cache: &ThreadCache) {
+        for class in cache.used() {
+            loop {
+                let portion = self.leaving(cache, class);
+                if portion.entries().is_empty() {
+                    break;
+                }
+                self.give(class, portion.entries());
+            }
+            if !self.is_large(class) {
+                self.centrals[class].lock().leave_home(self.slabs(class), index);
             }
         }
     }
 
-    /// Gives everything back that a cache keeps. The calling thread owns it.
-    pub(crate) fn flush(&self, cache: &ThreadCache) {
-        cache.pending.store(false, Ordering::Relaxed);
-        for class in cache.used() {
-            let bin = cache.bin(class);
-            bin.drain(bin.len(), |entries| self.give(class, entries));
+    /// Merges the large blocks that the calling thread keeps.
+    pub(crate) fn flush_large(&self, cache: &ThreadCache) {
+        for class in cache.used().filter(|&class| self.is_large(class)) {
+            loop {
+                let portion = self.leaving(cache, class);
+                if portion.entries().is_empty() {
+                    break;
+                }
+                self.give_units(portion.entries(), false);
+            }
         }
-        cache.large_bytes.set(0);
+    }
+
+    /// A portion of what the calling thread's bin holds, taken out.
+    fn leaving(&self, cache: &ThreadCache, class: usize) -> Portion {
+        let _inside = self.inside(cache);
+        let portion = cache.take_oldest(class, usize::MAX);
+        if self.is_large(class) {
+            let bytes = portion.entries().len() * self.classes.size(class);
+            cache.set_large_bytes(cache.large_bytes().saturating_sub(bytes));
+            self.forget_owner(portion.entries());
+        }
+        portion
     }
 
     /// The thread with this number, which is the calling one, ends.
     pub(crate) fn flush_thread(&self, index: ThreadIndex) {
         if let Some(cache) = self.caches.get(index.get()) {
-            self.flush(cache);
+            // First, so that no slab finds its way home behind the back of `flush`.
+            cache.away.store(true, Ordering::Relaxed);
+            self.flush(index.get(), cache);
         }
     }
 }

@@ -9,23 +9,32 @@ use umf_core::tracker::{self, GRANULE, RegionNumber};
 use umf_core::{Address, Error, Layout, Region, Result};
 
 use crate::SlabPool;
+use crate::blocks::Gathered;
 use crate::large::{Range, Tables, UNIT};
 use crate::pool::OWNER;
-use crate::span::{Cold, Kind, Place};
+use crate::span::{Cold, Place};
 
-/// A pool begins with regions of this size, and grows by an eighth of what it has, up to the largest.
+/// A pool begins with regions of this size, and grows by a part of what it has, up to the largest.
 const SMALLEST: usize = 1 << 20;
-const LARGEST: usize = 16 << 20;
+const LARGEST: usize = 64 << 20;
+const PART: u64 = 32;
 
 impl SlabPool {
     /// Units from a region, if need be a new one.
-    pub(crate) fn obtain(&self, units: u32, align: u32, class: u32) -> Result<Range> {
+    pub(crate) fn obtain(&self, units: u32, align: u32, holder: u32) -> Result<Range> {
+        let mut attempt = 0;
         loop {
-            if let Some(range) = self.large.lock().allocate(self.tables(), units, align, class) {
+            if let Some(range) = self.large.lock().allocate(self.tables(), units, align, holder) {
                 return Ok(range);
             }
+            let size = units as usize * UNIT;
             // No lock is held while the provider is at work.
-            self.add_region(units as usize * UNIT, align as usize * UNIT)?;
+            match self.gather(attempt) {
+                Gathered::Some => {}
+                Gathered::Little => self.add_region(size, align as usize * UNIT, PART)?,
+                Gathered::All => self.add_region(size, align as usize * UNIT, 8 * PART)?,
+            }
+            attempt += 1;
         }
     }
 
@@ -53,11 +62,11 @@ impl SlabPool {
         Some((span.base().checked_add(u64::from(range.first) * UNIT as u64)?, number))
     }
 
-    /// Adds a region in which `size` bytes at `align` fit.
-    fn add_region(&self, size: usize, align: usize) -> Result<()> {
+    /// Adds a region in which `size` bytes at `align` fit, of this part of what the pool has.
+    fn add_region(&self, size: usize, align: usize, part: u64) -> Result<()> {
         let page = self.upstream.provider().page_size().max(UNIT);
         let align = align.max(GRANULE);
-        let wanted = usize::try_from(self.reserve.bytes() / 8).unwrap_or(LARGEST).clamp(SMALLEST, LARGEST);
+        let wanted = usize::try_from(self.reserve.bytes() / part).unwrap_or(LARGEST).clamp(SMALLEST, LARGEST);
         let wanted = (wanted + 1).next_power_of_two() / 2;
         let overflow = Error::SizeOverflow { size, align };
         let least = size.checked_next_multiple_of(page).ok_or(overflow)?;
@@ -119,34 +128,23 @@ impl SlabPool {
             return Err(too_small);
         }
         let units = u32::try_from(units).map_err(|_| too_small)?;
-        // Behind the states lie the classes, a byte per unit too.
-        let (state_run, states) = self.states.allocate(2 * units as usize)?;
-        let table =
-            self.arena.allocate(Tables::bytes_for(units)).inspect_err(|_| self.states.release(state_run));
-        let (table_run, _) = table?;
-        let undo = || {
-            self.states.release(state_run);
-            self.arena.release(table_run);
-        };
-        let (span_number, span) = self.spans.allocate().inspect_err(|_| undo())?;
-        // SAFETY: the run is ours and long enough; nobody else knows the span's number yet.
+        let (table_run, _) = self.arena.allocate(Tables::bytes_for(units))?;
+        let entry = self.spans.allocate().inspect_err(|_| self.arena.release(table_run));
+        let (span_number, span) = entry?;
+        // SAFETY: nobody else knows the span's number yet.
         unsafe {
-            states.as_ptr().write_bytes(0, 2 * units as usize);
             *span.cold() = Cold {
                 unit: units,
-                state_run: MaybeUninit::new(state_run),
                 table_run: MaybeUninit::new(table_run),
                 upstream: MaybeUninit::new((region, number)),
                 ..Cold::EMPTY
             };
         }
-        let bytes = u64::from(units) * UNIT as u64;
-        // SAFETY: `states` has a zeroed byte per unit, in the arena.
-        unsafe { span.publish(Kind::Region, 0, base, bytes, UNIT as u64, states.cast()) };
+        span.publish_region(base, u64::from(units) * UNIT as u64);
         if let Err(error) = tracker::set_span(number, region.base(), region.size(), span_number) {
             span.retract();
             self.spans.release(span_number);
-            undo();
+            self.arena.release(table_run);
             return Err(error);
         }
         self.large.lock().add_region(self.tables(), span_number);
@@ -174,11 +172,8 @@ impl SlabPool {
             return Err(error);
         }
         span.retract();
-        // SAFETY: a region has both runs.
-        unsafe {
-            self.states.release(cold.state_run.assume_init());
-            self.arena.release(cold.table_run.assume_init());
-        }
+        // SAFETY: a region has it.
+        self.arena.release(unsafe { cold.table_run.assume_init() });
         self.spans.release(number);
         Ok(region.size())
     }

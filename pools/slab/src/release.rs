@@ -1,15 +1,13 @@
 //! Giving memory back: trimming, and the end of a pool.
 
-use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use umf_core::step::{Step, step};
-use umf_core::{Result, fork, thread};
+use umf_core::{Result, fork};
 
-use crate::pool::{CLOSING, SHARED};
+use crate::pool::{CLOSING, NONE_FIRST, SHARED};
 use crate::span::Kind;
-use crate::state::Entry;
 use crate::{SlabPool, roster};
 
 impl SlabPool {
@@ -29,39 +27,16 @@ impl SlabPool {
         if self.sum_up().cached_bytes <= keep {
             return Ok(before.saturating_sub(self.reserve.bytes()) as usize);
         }
-        let own = thread::current();
-        for index in 0..thread::end() {
-            // What another thread keeps, only it can give back: at its next operation.
-            if own.is_none_or(|own| own.get() != index)
-                && let Some(cache) = self.caches.get(index)
-                && cache.used().next().is_some()
-            {
-                cache.pending.store(true, Ordering::Relaxed);
-            }
+        self.reach_all(|index, cache| self.empty(index, cache));
+        if let Some((index, cache)) = self.cache() {
+            self.flush(index, cache);
         }
-        if let Some(cache) = self.cache() {
-            self.flush(cache);
+        for class in 0..self.classes.slab_count() {
+            let doomed = self.centrals[class].lock().trim(self.slabs(class), 0);
+            self.remove_slabs(doomed);
         }
+        self.sell_out(true);
         let mut result = Ok(());
-        for class in 0..self.classes.count() {
-            let mut doomed = 0;
-            if class < self.classes.slab_count() {
-                self.centrals[class].lock().trim(&self.spans, 0, &mut doomed);
-                self.remove_slabs(doomed);
-            } else {
-                loop {
-                    let mut portion = [const { MaybeUninit::<Entry>::uninit() }; 16];
-                    // SAFETY: there is room for that many.
-                    let n =
-                        unsafe { self.centrals[class].lock().take_buffered(portion.as_mut_ptr().cast(), 16) };
-                    if n == 0 {
-                        break;
-                    }
-                    // SAFETY: that many were written.
-                    self.give_units(unsafe { core::slice::from_raw_parts(portion.as_ptr().cast(), n) });
-                }
-            }
-        }
         for number in 1..self.spans.end() {
             let used = self.live_bytes().saturating_add(self.upstream.held().bytes);
             if self.reserve.bytes() <= used.saturating_add(keep) {
@@ -80,6 +55,7 @@ impl SlabPool {
 impl Drop for SlabPool {
     fn drop(&mut self) {
         self.gates.fetch_or(CLOSING, Ordering::Relaxed);
+        self.first_threads.store((&raw const NONE_FIRST).cast_mut(), Ordering::Relaxed);
         roster::leave(NonNull::from(&*self));
         fork::unregister(crate::fork::erased(self));
         self.trace_end();

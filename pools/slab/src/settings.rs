@@ -83,12 +83,12 @@ impl SlabSettings {
         Self {
             name: Name::new("slab"),
             slab_min_size: 64 << 10,
-            max_poolable_size: 2 << 20,
+            max_poolable_size: 8 << 20,
             capacity: 4,
             min_block_size: Self::SMALLEST_BLOCK,
             memory_limit: 0,
             shared_limit: None,
-            thread_cache_size: 8 << 20,
+            thread_cache_size: 256 << 20,
             trace: 0,
             on_free: OnFree::Hold,
             max_held: 0,
@@ -110,7 +110,7 @@ impl SlabSettings {
     }
 
     /// The largest request that is pooled; larger ones go to the provider. At most 16 GiB; 0 pools nothing.
-    /// Default: 2 MiB.
+    /// Default: 8 MiB.
     #[must_use]
     pub const fn max_poolable_size(mut self, bytes: usize) -> Self {
         self.max_poolable_size = bytes;
@@ -146,8 +146,9 @@ impl SlabSettings {
         self
     }
 
-    /// The most that one thread keeps in blocks above 32 KiB. (What it keeps in smaller ones is bounded per
-    /// size class, at 32 KiB or 8 blocks.) Default: 8 MiB.
+    /// The most that one thread keeps in blocks of 64 KiB and above. (What it keeps in smaller ones is bounded at 2 MiB.)
+    /// What threads keep is used before the pool takes more from its provider than it should need, and goes back when
+    /// the pool is trimmed or short of memory, whatever thread keeps it. Default: 256 MiB.
     #[must_use]
     pub const fn thread_cache_size(mut self, bytes: usize) -> Self {
         self.thread_cache_size = bytes;

@@ -8,12 +8,11 @@ use umf_core::step::{Step, step};
 use umf_core::{Result, tracker};
 
 use crate::SlabPool;
-use crate::classes::MAX_CLASSES;
 use crate::large::{GRANULE_UNITS, Range, UNIT};
-use crate::span::{Cold, Kind};
+use crate::span::{Cold, Mark};
 
-/// What the allocator of units has as the class of a slab: none that a block can have.
-const NO_CLASS: u32 = MAX_CLASSES as u32;
+/// What the allocator of units has as the span of a slab: it is asked for large blocks only.
+const NO_HOLDER: u32 = 0;
 
 impl SlabPool {
     /// Makes a slab of the class and enters it.
@@ -21,13 +20,13 @@ impl SlabPool {
         let block = self.classes.size(class);
         let size = self.classes.slab_size(class, self.settings.slab_min_size);
         let total = size / block;
-        let range = self.obtain((size / UNIT) as u32, GRANULE_UNITS, NO_CLASS)?;
+        let range = self.obtain((size / UNIT) as u32, GRANULE_UNITS, NO_HOLDER)?;
         let made = self.make_slab(class, range, block, size, total);
         if made.is_err() {
             self.give_range(range);
         }
         let number = made?;
-        self.centrals[class].lock().add_slab(&self.spans, number);
+        self.centrals[class].lock().add_slab(self.slabs(class), number);
         step(Step::PoolSlabMade);
         self.trace_slab("made", class, size);
         Ok(())
@@ -66,7 +65,6 @@ impl SlabPool {
             *span.cold() = Cold {
                 free: total as u32,
                 total: total as u32,
-                region: range.region,
                 unit: range.first,
                 bitmap: bitmap.cast().as_ptr(),
                 state_run: MaybeUninit::new(state_run),
@@ -76,8 +74,10 @@ impl SlabPool {
         }
         let states: NonNull<AtomicU8> = states.cast();
         // SAFETY: `states` has `total` zeroed bytes in the arena.
-        unsafe { span.publish(Kind::Slab, class, base, (total * block) as u64, block as u64, states) };
-        if let Err(error) = tracker::set_span(region, base, size, number) {
+        unsafe {
+            span.publish_slab(class, range.region, base, (total * block) as u64, block as u64, states);
+        }
+        if let Err(error) = tracker::set_span(region, base, size, Mark::new(number, class).to_bits()) {
             let _ = tracker::set_span(region, base, size, range.region);
             span.retract();
             lost();
@@ -92,8 +92,8 @@ impl SlabPool {
             // SAFETY: the slab is in no list any more but this one, which is ours.
             let cold = unsafe { *span.cold() };
             let number = core::mem::replace(&mut list, cold.next);
-            let range = Range { region: cold.region, first: cold.unit };
-            let class = span.slab_class().unwrap_or(0);
+            let range = Range { region: span.region(), first: cold.unit };
+            let class = span.class();
             let size = self.classes.slab_size(class, self.settings.slab_min_size);
             if let Some((base, region)) = self.region_of(range) {
                 // Cannot fail: the granules are the region's, and the slab's alone.

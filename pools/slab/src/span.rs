@@ -1,9 +1,10 @@
 //! [`Span`]: what a number in the tracker's map stands for.
 //!
-//! Each granule of a pool's memory carries the number of a span: a slab, a region (where large blocks lie), or
-//! a block that came straight from the provider. All three are read in the same way: blocks of equal size
-//! from a base, with a state byte each. In a region the "blocks" are the units of the large allocator, of
-//! which those that begin a block have a state other than 0.
+//! Each granule of a pool's memory carries the number of a span. Slabs, large blocks and blocks that came straight
+//! from the provider are read in the same way: blocks of equal size from a base, with a state byte each. A slab
+//! has its granules for itself; a large block is named by the granule in which it begins (there is room for one
+//! beginning in each, since it is no smaller). All other granules carry the span of their region, in which nothing
+//! is freed.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -15,8 +16,45 @@ use umf_core::tracker::RegionNumber;
 use umf_core::{Address, Region};
 
 use crate::arena::Run;
-use crate::large::UNIT;
+use crate::central::ListName;
+use crate::classes::MAX_CLASSES;
+use crate::reach::SHARED_LIFE;
 use crate::state::Entry;
+
+/// What the tracker keeps for a granule: the number of a span, and the class of its blocks, so that freeing finds its bin
+/// and the span at one time. (Class 0 where there are none.)
+#[derive(Clone, Copy)]
+pub(crate) struct Mark(u32);
+
+impl Mark {
+    const BITS: u32 = 24;
+    /// The largest number.
+    pub(crate) const MOST: u32 = (1 << Self::BITS) - 1;
+
+    pub(crate) const fn new(number: u32, class: usize) -> Self {
+        const { assert!(MAX_CLASSES <= 1 << (32 - Self::BITS)) };
+        Self(number | ((class as u32) << Self::BITS))
+    }
+
+    #[inline]
+    pub(crate) const fn from_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
+    pub(crate) const fn to_bits(self) -> u32 {
+        self.0
+    }
+
+    #[inline]
+    pub(crate) const fn number(self) -> u32 {
+        self.0 & Self::MOST
+    }
+
+    #[inline]
+    pub(crate) const fn class(self) -> usize {
+        (self.0 >> Self::BITS) as usize
+    }
+}
 
 /// What kind of span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,25 +63,28 @@ pub(crate) enum Kind {
     Free,
     /// Equal blocks of one class.
     Slab,
-    /// A region, cut up by the large allocator.
-    Region,
+    /// One block of a large class.
+    Block,
     /// One block that is a region.
     Direct,
+    /// A region, cut up by the large allocator.
+    Region,
 }
 
 const SLAB: u32 = 1;
-const REGION: u32 = 2;
+const BLOCK: u32 = 2;
 const DIRECT: u32 = 3;
+const REGION: u32 = 4;
 const KIND_SHIFT: u32 = 16;
 
 /// A span's record. The first line is what `free(address)` reads; the second belongs to whoever holds the
-/// lock that guards the span (the class's for slabs, the large allocator's for regions).
+/// lock that guards the span (the class's for slabs, the large allocator's for regions), or has the block.
 #[repr(C, align(64))]
 pub(crate) struct Span {
     base: AtomicU64,
-    /// Bytes from the base that blocks cover; 0 while the record is not in use.
+    /// Bytes from the base that blocks cover; 0 while the record is not in use, and for a region.
     bytes: AtomicU64,
-    /// Size of a block, and its reciprocal: see [`reciprocal`].
+    /// Size of a block, and its reciprocal: see [`reciprocal`]. Region: its bytes.
     block: AtomicU64,
     magic: AtomicU64,
     states: AtomicPtr<AtomicU8>,
@@ -51,7 +92,11 @@ pub(crate) struct Span {
     kind_class: AtomicU32,
     /// Advances when the record is given back.
     generation: AtomicU32,
-    /// The state of the one block of a [`Kind::Direct`] span.
+    /// Whose frees need no atomic exchange: see `reach`.
+    pub(crate) owner: AtomicU32,
+    /// The span of the region around a slab or large block.
+    region: AtomicU32,
+    /// The state of the one block of a [`Kind::Block`] or [`Kind::Direct`] span.
     own_state: AtomicU8,
     cold: UnsafeCell<Cold>,
 }
@@ -62,16 +107,19 @@ pub(crate) struct Cold {
     /// Neighbours in the list that the span is in, 0 for none.
     pub(crate) next: u32,
     pub(crate) prev: u32,
+    /// Slab: the list that it is in.
+    pub(crate) list: ListName,
+    /// Slab: the list that it is in when it has blocks free and live.
+    pub(crate) home: ListName,
     /// Slab: blocks in its bitmap, blocks in all, and where to begin looking.
     pub(crate) free: u32,
     pub(crate) total: u32,
     pub(crate) hint: u32,
-    /// Slab: the span of its region, and its first unit there. Region: unused, and its units in all.
-    pub(crate) region: u32,
+    /// Slab, large block: its first unit in the region. Region: its units in all.
     pub(crate) unit: u32,
-    /// Slab: its bitmap (1: free). Region: null.
+    /// Slab: its bitmap (1: free). Otherwise null.
     pub(crate) bitmap: *mut u64,
-    /// The run that holds the states, and the run with the bitmap or the units.
+    /// Slab: the run that holds the states. Slab, region: the run with the bitmap or the units.
     pub(crate) state_run: MaybeUninit<Run>,
     pub(crate) table_run: MaybeUninit<Run>,
     /// Region and direct: what the provider gave.
@@ -85,12 +133,14 @@ unsafe impl Send for Span {}
 // SAFETY: zeros are valid for atomics, integers, null pointers and `MaybeUninit`; a zeroed span is a free one.
 unsafe impl Zeroed for Span {}
 
-/// `m` such that `(n * m) >> 64 == n / d`, for all `n` with `n * d < 2^64` (and `d > 1`).
+/// `m` such that for all `n` below 2^32 the upper half of `n * m` is `n / d`, and the lower is less than `m` if and only if
+/// `d` divides `n` (Lemire, Kaser, Kurz: Faster remainder by direct computation, 2019). `d` is at least 2 and below 2^32.
 const fn reciprocal(d: u64) -> u64 {
-    // m = (2^64 + e) / d with 0 < e <= d, so n * m / 2^64 = n / d + (n * e) / (d * 2^64), and the second term
-    // is below 1 / d as long as n * e < 2^64.
-    u64::MAX / d + 1 + (d.is_power_of_two() as u64)
+    u64::MAX / d + 1
 }
+
+/// The same for a span of one block: 0, and whether `n` is 0, whatever its size.
+const ONE_BLOCK: u64 = 1;
 
 /// A block of a span, found from an address.
 #[derive(Clone, Copy)]
@@ -98,7 +148,7 @@ pub(crate) struct Place<'a> {
     pub(crate) span: &'a Span,
     pub(crate) number: u32,
     pub(crate) index: u64,
-    /// Bytes from the start of the block (or unit) to the address.
+    /// Bytes from the start of the block to the address.
     pub(crate) rest: u64,
     /// The state of the block.
     pub(crate) state: &'a AtomicU8,
@@ -106,43 +156,67 @@ pub(crate) struct Place<'a> {
 }
 
 impl Span {
-    /// Fills the record of a number that was just allocated.
+    /// Fills the record of a number that was just allocated, with a slab in the span `region`.
     ///
     /// # Safety
-    /// `states` has a zeroed byte for each of the `bytes / block` blocks (two for a region), in metadata that lives as long as the
+    /// `states` has a zeroed byte for each of the `bytes / block` blocks, in metadata that lives as long as the
     /// table that this record is in.
-    pub(crate) unsafe fn publish(
+    pub(crate) unsafe fn publish_slab(
         &self,
-        kind: Kind,
         class: usize,
+        region: u32,
         base: Address,
         bytes: u64,
         block: u64,
         states: NonNull<AtomicU8>,
     ) {
-        let kind = match kind {
-            Kind::Free => 0,
-            Kind::Slab => SLAB,
-            Kind::Region => REGION,
-            Kind::Direct => DIRECT,
-        };
+        // SAFETY: passed on to the caller.
+        unsafe { self.publish((SLAB, class), region, base, (bytes, block, reciprocal(block)), states) };
+    }
+
+    /// The same with a large block, free, in the span `region`.
+    pub(crate) fn publish_block(&self, class: usize, region: u32, base: Address, bytes: u64) {
+        self.own_state.store(0, Ordering::Relaxed);
+        let state = NonNull::from(&self.own_state);
+        // SAFETY: the one state byte is a field of the record, which is never unmapped while the table lives.
+        unsafe { self.publish((BLOCK, class), region, base, (bytes, bytes, ONE_BLOCK), state) };
+    }
+
+    /// The same with a block that is a region, live.
+    pub(crate) fn publish_direct(&self, base: Address, bytes: u64) {
+        self.own_state.store(crate::state::LIVE, Ordering::Relaxed);
+        let state = NonNull::from(&self.own_state);
+        // SAFETY: as above.
+        unsafe { self.publish((DIRECT, 0), 0, base, (bytes, bytes, ONE_BLOCK), state) };
+    }
+
+    /// The same with a region that is cut up.
+    pub(crate) fn publish_region(&self, base: Address, bytes: u64) {
+        let state = NonNull::from(&self.own_state);
+        // SAFETY: a region has no blocks: nothing is located in it.
+        unsafe { self.publish((REGION, 0), 0, base, (0, bytes, ONE_BLOCK), state) };
+    }
+
+    /// # Safety
+    /// As [`Span::publish_slab`].
+    unsafe fn publish(
+        &self,
+        (kind, class): (u32, usize),
+        region: u32,
+        base: Address,
+        (bytes, block, magic): (u64, u64, u64),
+        states: NonNull<AtomicU8>,
+    ) {
         // Whoever sees a word from below sees that the generation has advanced since `retract`.
         fence(Ordering::Release);
         self.base.store(base.to_bits(), Ordering::Relaxed);
         self.block.store(block, Ordering::Relaxed);
-        // The one block of a direct span has index 0, whatever its size.
-        let magic = if kind == DIRECT { 0 } else { reciprocal(block) };
         self.magic.store(magic, Ordering::Relaxed);
         self.states.store(states.as_ptr(), Ordering::Relaxed);
+        self.owner.store(SHARED_LIFE, Ordering::Relaxed);
+        self.region.store(region, Ordering::Relaxed);
         self.kind_class.store((kind << KIND_SHIFT) | class as u32, Ordering::Relaxed);
         self.bytes.store(bytes, Ordering::Release);
-    }
-
-    /// Publishes a block that is a region, live.
-    pub(crate) fn publish_direct(&self, base: Address, bytes: u64) {
-        self.own_state.store(crate::state::LIVE, Ordering::Relaxed);
-        // SAFETY: the one state byte is a field of the record, which is never unmapped while the table lives.
-        unsafe { self.publish(Kind::Direct, 0, base, bytes, bytes, NonNull::from(&self.own_state)) };
     }
 
     /// Marks the record as not in use, before its number is given back.
@@ -174,27 +248,57 @@ impl Span {
         Some(Place { span: self, number, index, rest, state, generation })
     }
 
-    #[inline]
+    /// The state of the block that begins at `address`.
+    ///
+    /// # Safety
+    /// The record does not change meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn state_of(&self, address: Address) -> Option<NonNull<AtomicU8>> {
+        let offset = address.to_bits().wrapping_sub(self.base.load(Ordering::Relaxed));
+        if offset >= self.bytes.load(Ordering::Relaxed) {
+            return None;
+        }
+        let magic = self.magic.load(Ordering::Relaxed);
+        let product = u128::from(offset) * u128::from(magic);
+        if product as u64 >= magic {
+            return None;
+        }
+        // SAFETY: the record is in use, and has a block with this index.
+        Some(unsafe { self.state((product >> 64) as u64) })
+    }
+
     pub(crate) fn kind(&self) -> Kind {
         match self.kind_class.load(Ordering::Relaxed) >> KIND_SHIFT {
             SLAB => Kind::Slab,
-            REGION => Kind::Region,
+            BLOCK => Kind::Block,
             DIRECT => Kind::Direct,
+            REGION => Kind::Region,
             _ => Kind::Free,
         }
     }
 
-    /// The class, if this is a slab.
+    /// Whether this is one block that is a region.
     #[inline]
-    pub(crate) fn slab_class(&self) -> Option<usize> {
-        let word = self.kind_class.load(Ordering::Relaxed);
-        (word >> KIND_SHIFT == SLAB).then_some((word & 0xffff) as usize)
+    pub(crate) fn is_direct(&self) -> bool {
+        self.kind_class.load(Ordering::Relaxed) >> KIND_SHIFT == DIRECT
+    }
+
+    /// The class of the blocks of a slab, or of a large block.
+    #[inline]
+    pub(crate) fn class(&self) -> usize {
+        (self.kind_class.load(Ordering::Relaxed) & 0xffff) as usize
+    }
+
+    /// The span of the region around a slab or large block; 0 for others.
+    pub(crate) fn region(&self) -> u32 {
+        self.region.load(Ordering::Relaxed)
     }
 
     pub(crate) fn base(&self) -> Address {
         Address::from_bits(self.base.load(Ordering::Relaxed))
     }
 
+    #[inline]
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -246,22 +350,13 @@ impl Span {
 }
 
 impl Place<'_> {
-    /// Where the class of the large block that begins here is kept, for a place in a region.
-    #[inline]
-    pub(crate) fn large_class(&self) -> &AtomicU8 {
-        let units = self.span.bytes() / UNIT as u64;
-        // SAFETY: in a region the run of states is twice as long as the units are many, and the index is below
-        // that number. The caller has just taken the life of a block in it, so the region is still there.
-        unsafe { &*self.span.states.load(Ordering::Relaxed).add((units + self.index) as usize) }
-    }
-
     /// Whether the span is still what [`Span::locate`] saw.
     #[inline]
     pub(crate) fn is_current(&self) -> bool {
         self.span.generation.load(Ordering::Acquire) == self.generation
     }
 
-    /// Where the block (or unit) begins.
+    /// Where the block begins.
     pub(crate) fn start(&self) -> Address {
         Address::from_bits(self.span.base().to_bits() + self.index * self.span.block())
     }
@@ -271,10 +366,11 @@ impl Cold {
     pub(crate) const EMPTY: Self = Self {
         next: 0,
         prev: 0,
+        list: ListName::NONE,
+        home: ListName::HOMELESS,
         free: 0,
         total: 0,
         hint: 0,
-        region: 0,
         unit: 0,
         bitmap: ptr::null_mut(),
         state_run: MaybeUninit::uninit(),
@@ -289,15 +385,18 @@ mod tests {
 
     #[test]
     fn reciprocals_divide_exactly() {
-        for d in [8_u64, 9, 24, 40, 56, 72, 112, 1000, 4096, 28_672, 32_768, 65_536, 1 << 20] {
+        for d in [8_u64, 9, 24, 40, 56, 72, 112, 1000, 4096, 28_672, 32_768, 57_344, 61_440] {
             let magic = reciprocal(d);
-            let divide = |n: u64| ((u128::from(n) * u128::from(magic)) >> 64) as u64;
-            for n in (0..2_000_000).step_by(7).chain((1 << 34) - 5..(1 << 34) + 5) {
-                assert_eq!(divide(n), n / d, "{n} / {d}");
-            }
+            let check = |n: u64| {
+                let product = u128::from(n) * u128::from(magic);
+                assert_eq!((product >> 64) as u64, n / d, "{n} / {d}");
+                assert_eq!((product as u64) < magic, n.is_multiple_of(d), "{n} % {d}");
+            };
+            (0..2_000_000).step_by(7).chain((1 << 32) - 5..1 << 32).for_each(check);
             for multiple in 1..5_000 {
-                assert_eq!(divide(multiple * d), multiple);
-                assert_eq!(divide(multiple * d - 1), multiple - 1);
+                check(multiple * d);
+                check(multiple * d - 1);
+                check(multiple * d + 1);
             }
         }
     }

@@ -1,8 +1,8 @@
 //! One byte of state per block, out of band.
 //!
-//! Freeing is one atomic swap of this byte: what comes back says whether the block was live, so of two that
-//! free it one succeeds, and whether it was exported, so that the observers are told before the block goes
-//! anywhere.
+//! Freeing takes the life of the block in this byte: of two that free it one succeeds, and it says whether the
+//! block was exported, so that the observers are told before the block goes anywhere. Who may do that without
+//! an atomic exchange is what `reach` is about.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, Ordering};

@@ -108,7 +108,10 @@ const ASKED: &str = "an fd that is asked about, and closed when the caller has i
 pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
     ("crates/umf-core", "sys::map_metadata", OWN_MEMORY),
     ("crates/umf-core", "sys::wipe_on_fork", OWN_MEMORY),
+    ("crates/umf-core", "sys::register_barrier", OWN_STATE),
+    ("crates/umf-core", "sys::barrier", OWN_STATE),
     ("crates/umf-core", "Chunks::drop", OWN_MEMORY),
+    ("crates/umf-core", "Wiped::drop", OWN_MEMORY),
     ("crates/umf-core", "Chunks::get_or_grow", OWN_MEMORY),
     ("crates/umf-core", "fork::install", OWN_STATE),
     ("crates/umf-core", "thread::enter", OWN_STATE),

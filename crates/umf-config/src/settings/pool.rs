@@ -63,7 +63,7 @@ pub struct Pool {
     pub provider: String,
     /// Smallest slab that is taken from the provider, in bytes; not 0. Default: 64 KiB.
     pub slab_min_size: ByteSize,
-    /// Largest request that is pooled, in bytes; larger ones go to the provider. Default: 2 MiB.
+    /// Largest request that is pooled, in bytes; larger ones go to the provider. Default: 8 MiB.
     pub max_poolable_size: ByteSize,
     /// Empty slabs that are kept per size class. Default: 4.
     pub capacity: u64,
@@ -88,7 +88,7 @@ impl Default for Pool {
             kind: "slab".to_owned(),
             provider: "host".to_owned(),
             slab_min_size: ByteSize::new(64 << 10),
-            max_poolable_size: ByteSize::new(2 << 20),
+            max_poolable_size: ByteSize::new(8 << 20),
             capacity: 4,
             min_block_size: ByteSize::new(8),
             shared_limit: SharedLimit::None,

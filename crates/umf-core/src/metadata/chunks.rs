@@ -47,7 +47,7 @@ impl<T: Zeroed, const FIRST: usize> Default for Chunks<T, FIRST> {
 impl<T: Zeroed, const FIRST: usize> Chunks<T, FIRST> {
     const SHIFT: u32 = {
         assert!(
-            FIRST.is_power_of_two() && FIRST.ilog2() as usize + COUNT < 40,
+            FIRST.is_power_of_two() && FIRST.ilog2() as usize + COUNT <= 40,
             "FIRST: a small power of two"
         );
         FIRST.ilog2()

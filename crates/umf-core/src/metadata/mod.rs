@@ -6,6 +6,8 @@
 
 mod chunks;
 mod table;
+mod wiped;
 
 pub use chunks::{Chunks, Zeroed};
 pub use table::Table;
+pub use wiped::Wiped;

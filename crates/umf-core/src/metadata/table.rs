@@ -19,14 +19,14 @@ struct Numbers {
 /// Reading by number takes no lock; handing out and taking back take one. A record keeps its memory
 /// (and its old content) when its number is free; its owner marks it as such.
 #[derive(Debug)]
-pub struct Table<T: Zeroed> {
-    records: Chunks<T, 4096>,
+pub struct Table<T: Zeroed, const FIRST: usize = 4096> {
+    records: Chunks<T, FIRST>,
     links: Chunks<AtomicU32>,
     numbers: Lock<Numbers>,
     limit: u32,
 }
 
-impl<T: Zeroed> Table<T> {
+impl<T: Zeroed, const FIRST: usize> Table<T, FIRST> {
     /// An empty table for up to `limit` records.
     #[must_use]
     pub const fn new(limit: u32) -> Self {
@@ -42,6 +42,15 @@ impl<T: Zeroed> Table<T> {
     #[inline]
     pub fn get(&self, number: u32) -> Option<&T> {
         self.records.get(number)
+    }
+
+    /// Record 0, which is never handed out, and behind which those up to `FIRST` lie: for common paths, which have another
+    /// for numbers from there on.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if no memory can be mapped.
+    pub fn first(&self) -> Result<&T> {
+        self.records.get_or_grow(0)
     }
 
     /// A number that nobody uses, with its record.

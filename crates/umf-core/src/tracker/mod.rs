@@ -18,7 +18,7 @@ mod sequence;
 use core::sync::atomic::AtomicU32;
 
 use crate::lock::Lock;
-use crate::{Address, Error, Region, Result};
+use crate::{Address, Error, Pool, Region, Result};
 use crowd::CROWDS;
 use page_map::{Entry, PageMap, Slot};
 use record::REGIONS;
@@ -105,6 +105,53 @@ pub fn span(address: Address) -> Option<(RegionNumber, u32)> {
         Entry::Empty => None,
         Entry::Crowd(_) => find(address).map(|found| (found.number, found.span)),
     }
+}
+
+/// The pool of the live block at `address`, without keeping it alive: for `free(address)`. It costs four dependent loads, and
+/// no shared write.
+///
+/// # Safety
+/// As [`OwnerId::pool_unguarded`]: the caller owns a live block there. (An address that was never in any pool is safe to pass.)
+#[inline]
+#[must_use]
+pub unsafe fn pool_of<'a>(address: Address) -> Option<&'a dyn Pool> {
+    let owner = match MAP.get_own(address).map(Slot::load) {
+        // The region stays as it is as long as the block is live.
+        Some(Entry::Region { number, .. }) => REGIONS.get(number)?.owner(),
+        _ => owner_of(address),
+    };
+    // SAFETY: passed on to the caller.
+    unsafe { owner?.pool_unguarded() }
+}
+
+#[cold]
+fn owner_of(address: Address) -> Option<OwnerId> {
+    find(address).map(|found| found.owner)
+}
+
+/// Frees the live block at `address`, whichever pool it is from.
+///
+/// # Errors
+/// [`Error::ForeignAddress`] if it is from none, and those of [`Pool::free`].
+///
+/// # Safety
+/// As [`Pool::free`], and [`pool_of`].
+#[inline]
+pub unsafe fn free(address: Address) -> Result<()> {
+    // SAFETY: passed on to the caller, here and below.
+    match unsafe { pool_of(address) } {
+        // SAFETY: as above.
+        Some(pool) => unsafe { pool.free(address) },
+        None => Err(Error::ForeignAddress { address, owner: "any pool" }),
+    }
+}
+
+/// The span of the granule of `address`, as [`span`] has it, 0 if nothing was set; `None` in granules and address spaces
+/// for which one has to look longer. For common paths: it calls nothing.
+#[inline(always)]
+#[must_use]
+pub fn span_at_once(address: Address) -> Option<u32> {
+    MAP.get_own(address)?.span_alone()
 }
 
 /// Adds a region. Called by [`Upstream`]; pools do not call it.

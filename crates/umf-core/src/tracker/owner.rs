@@ -65,10 +65,12 @@ impl OwnerId {
         self.0
     }
 
+    #[inline]
     pub(crate) const fn from_number(number: u32) -> Option<Self> {
         if number == 0 { None } else { Some(Self(number)) }
     }
 
+    #[inline]
     fn record(self) -> Option<&'static OwnerRecord> {
         OWNERS.get(self.0 as usize)
     }
@@ -90,12 +92,9 @@ impl OwnerId {
     #[inline]
     #[must_use]
     pub unsafe fn pool_unguarded<'a>(self) -> Option<&'a dyn Pool> {
-        let record = self.record()?;
-        if record.state.load(Ordering::Acquire) & POOL == 0 {
-            return None;
-        }
-        // SAFETY: POOL says that the pool is set; the caller says that it is alive.
-        unsafe { (*record.pool.get()).map(|pool| pool.0.as_ref()) }
+        // SAFETY: a pool is set, if ever, before its first region is there, and stays until the last is gone; the caller
+        // has a block in one.
+        unsafe { (*self.record()?.pool.get()).map(|pool| pool.0.as_ref()) }
     }
 }
 

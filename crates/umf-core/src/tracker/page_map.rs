@@ -64,6 +64,15 @@ impl Slot {
         Entry::unpack(self.0.load(Ordering::Acquire))
     }
 
+    /// The span of a granule with one region (or none: 0); `None` for a list of regions.
+    #[inline(always)]
+    pub(super) fn span_alone(&self) -> Option<u32> {
+        let bits = self.0.load(Ordering::Acquire);
+        // No region has a number as large as that.
+        const { assert!(CROWD >> 31 == 1) };
+        (bits >> 63 == 0).then_some(bits as u32)
+    }
+
     fn exchange(&self, old: Entry, new: Entry) -> bool {
         self.0.compare_exchange(old.pack(), new.pack(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -176,6 +185,15 @@ impl PageMap {
         let found = NonNull::new(self.root(address.space())?[root].load(Ordering::Acquire))?;
         // SAFETY: published leaves are zero-initialised mappings of this size, never unmapped.
         Some(&unsafe { found.as_ref() }[leaf])
+    }
+
+    /// As [`PageMap::get`], for addresses of the process's own space alone.
+    #[inline(always)]
+    pub(super) fn get_own(&self, address: Address) -> Option<&Slot> {
+        let granule = (address.to_bits() >> GRANULE_BITS) as usize;
+        let found = NonNull::new(self.process.get(granule >> LEAF_BITS)?.load(Ordering::Acquire))?;
+        // SAFETY: published leaves are zero-initialised mappings of this size, never unmapped.
+        Some(&unsafe { found.as_ref() }[granule & (LEAF - 1)])
     }
 
     /// The entry of the granule that holds `address`.

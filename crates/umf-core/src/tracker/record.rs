@@ -46,6 +46,12 @@ impl RegionRecord {
         sequence::withdraw(&self.sequence);
     }
 
+    /// Who has it, if it is in use and is not changed meanwhile.
+    #[inline]
+    pub(super) fn owner(&self) -> Option<OwnerId> {
+        OwnerId::from_number(self.owner.load(Ordering::Acquire))
+    }
+
     /// A consistent copy, or `None` if the record is free or being changed.
     #[inline]
     pub(super) fn read(&self, number: u32, span: u32) -> Option<Found> {

@@ -334,17 +334,21 @@ impl State {
             return false;
         }
         let address = Address::from_bits(handle.region_base() + handle.offset());
-        let kept = self.cache.peek(&handle.region_id(), |entry| {
+        // Whether it was kept before.
+        let before = self.cache.peek(&handle.region_id(), |entry| {
             let mut blocks = entry.value.blocks.lock();
-            let block = blocks.get_mut(address.to_bits(), &self.exports);
-            block
-                .filter(|block| block.generation == handle.generation() && block.slot == handle.slot())
-                .is_some_and(|block| !core::mem::replace(&mut block.kept, true))
+            let block = blocks.get_mut(address.to_bits(), &self.exports)?;
+            let is_same = block.generation == handle.generation() && block.slot == handle.slot();
+            is_same.then(|| core::mem::replace(&mut block.kept, true))
         });
-        if let Some(memo) = self.memo.current() {
+        let before = before.flatten();
+        // (Not of what is exported at this address by now, which nobody keeps: it would be let go when it is freed.)
+        if before.is_some()
+            && let Some(memo) = self.memo.current()
+        {
             memo.flag(Self::hash(address), address.to_bits(), KEPT);
         }
-        kept == Some(true)
+        before == Some(false)
     }
 
     /// The handle of a block that this thread found to be kept before and that was not freed since.

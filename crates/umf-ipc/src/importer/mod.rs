@@ -119,7 +119,9 @@ impl Importer {
     /// Lets the importer open one more kind of memory. Replaces what opened that kind before; mappings that are
     /// open stay with what opened them.
     pub fn add_import(&self, import: Arc<dyn Import>) {
-        self.inner.imports.lock().insert(import.kind(), import);
+        let before = self.inner.imports.lock().insert(import.kind(), import);
+        // Without the lock: whatever it owns may wait for a fork, which waits for the lock.
+        drop(before);
     }
 
     /// Closes idle mappings, and forgets the producers that none is left of. Returns how many mappings were closed.

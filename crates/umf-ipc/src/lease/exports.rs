@@ -93,21 +93,21 @@ impl Exports {
         let region = native.region.id().get();
         let retired = self.ledger.end(export.slot, export.generation, region, reason);
         if retired {
-            self.settle(export, native);
+            self.settle(export, region, Some(native));
         }
         retired
     }
 
-    /// The second half of [`Exports::retire`]: what becomes of the slot.
-    pub(crate) fn settle(&self, export: &Exported, native: &Arc<NativeGuard>) {
+    /// The second half of [`Exports::retire`], by whoever did the first: what becomes of the slot. `native` is that of the
+    /// region, if its exporter has it still.
+    pub(crate) fn settle(&self, export: &Exported, region: u64, native: Option<&Arc<NativeGuard>>) {
         let Exported { slot, generation, base, size, is_region } = *export;
-        let region = native.region.id().get();
         step(Step::LeaseLooking);
         if self.door.is_leased(slot) {
             self.ledger.record(Event::Hold { slot, generation, region, bytes: size as u64 });
             let range = Range { base, size };
             let mut left = self.left.lock();
-            left.add(One { slot, generation, range, region }, is_region, native);
+            left.add(One { slot, generation, range, region, has_native: false }, is_region, native);
             self.count.store(left.pending(), Ordering::Release);
             step(Step::LeaseLeft);
         } else {
@@ -206,7 +206,7 @@ impl Leases for Exports {
         let (is_left, closed, natives) = left.sort_out(range, |one| self.door.is_leased(one.slot));
         self.count.store(left.pending(), Ordering::Release);
         drop(left);
-        for One { slot, generation, range, region } in closed {
+        for One { slot, generation, range, region, .. } in closed {
             self.ledger.record(Event::Release { slot, generation, region, bytes: range.size as u64 });
             self.ledger.give_back(slot);
             step(Step::LeaseEnded);

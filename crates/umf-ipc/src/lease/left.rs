@@ -37,6 +37,8 @@ pub(super) struct One {
     pub generation: u64,
     pub range: Range,
     pub region: u64,
+    /// It counts among those that keep the region's native export. [`Left::add`] decides.
+    pub has_native: bool,
 }
 
 /// Native exports that go back to their provider once nothing of their region is open.
@@ -66,16 +68,21 @@ pub(super) struct Left {
 }
 
 impl Left {
-    /// Adds one of a block, or of a whole region.
-    pub(super) fn add(&mut self, one: One, is_region: bool, guard: &Arc<NativeGuard>) {
+    /// Adds one of a block, or of a whole region; `guard` is the region's native export, if it has not gone back by now.
+    pub(super) fn add(&mut self, mut one: One, is_region: bool, guard: Option<&Arc<NativeGuard>>) {
         let size = one.range.size as u64;
         if is_region {
             self.widest = self.widest.max(size);
         }
+        if let Some(guard) = guard {
+            let native = || Native { guard: Arc::clone(guard), count: 0 };
+            self.natives.entry(one.region).or_insert_with(native).count += 1;
+        } else if let Some(native) = self.natives.get_mut(&one.region) {
+            native.count += 1;
+        }
+        one.has_native = self.natives.contains_key(&one.region);
         let those = if is_region { &mut self.regions } else { &mut self.blocks };
         those.entry(one.range.begin()).or_default().push(one);
-        let native = Native { guard: Arc::clone(guard), count: 0 };
-        self.natives.entry(one.region).or_insert(native).count += 1;
         self.count += 1;
         self.bytes += size;
     }
@@ -133,7 +140,9 @@ impl Left {
         for one in &closed {
             self.count -= 1;
             self.bytes -= one.range.size as u64;
-            if let Some(native) = self.natives.get_mut(&one.region) {
+            if one.has_native
+                && let Some(native) = self.natives.get_mut(&one.region)
+            {
                 native.count -= 1;
                 if native.count == 0
                     && let Some(native) = self.natives.remove(&one.region)
@@ -221,8 +230,9 @@ mod tests {
                 let whole = whole(&guards[region as usize]);
                 let base = Address::from_bits(whole.base.to_bits() + (block << 16));
                 let range = if is_region { whole } else { Range { base, size: 1 << 16 } };
-                let one = One { slot, generation: 1, range, region: guards[region as usize].region.id().get() };
-                left.add(one, is_region, &guards[region as usize]);
+                let region_id = guards[region as usize].region.id().get();
+                let one = One { slot, generation: 1, range, region: region_id, has_native: false };
+                left.add(one, is_region, Some(&guards[region as usize]));
                 list.push(one);
             }
             for (region, block, size, open) in asked {

@@ -7,37 +7,30 @@ use proptest::prelude::*;
 use umf_core::{Address, AddressSpace};
 
 use super::*;
-use crate::span::{Cold, Kind};
+use crate::span::Cold;
 
 struct Bed {
     arena: Arena,
-    states: Arena,
-    spans: Table<Span>,
+    spans: Table<Span, SPANS>,
     large: Large,
     regions: Vec<(u32, u32)>,
 }
 
 impl Bed {
     fn new() -> Self {
-        let (arena, states) = (Arena::new(), Arena::new());
-        Self { arena, states, spans: Table::new(1000), large: Large::new(), regions: Vec::new() }
+        let arena = Arena::new();
+        Self { arena, spans: Table::new(1000), large: Large::new(), regions: Vec::new() }
     }
 
     fn add(&mut self, units: u32) {
         let (table_run, _) = self.arena.allocate(Tables::bytes_for(units)).unwrap();
-        let (state_run, states) = self.states.allocate(2 * units as usize).unwrap();
         let (number, span) = self.spans.allocate().unwrap();
         let base = Address::in_space(AddressSpace::new(9).unwrap(), u64::from(number) * (7 << 24)).unwrap();
-        // SAFETY: nobody else knows the number yet; the run of states is long enough.
+        // SAFETY: nobody else knows the number yet.
         unsafe {
-            *span.cold() = Cold {
-                unit: units,
-                state_run: MaybeUninit::new(state_run),
-                table_run: MaybeUninit::new(table_run),
-                ..Cold::EMPTY
-            };
-            span.publish(Kind::Region, 0, base, u64::from(units) * 4096, 4096, states.cast());
+            *span.cold() = Cold { unit: units, table_run: MaybeUninit::new(table_run), ..Cold::EMPTY };
         }
+        span.publish_region(base, u64::from(units) * 4096);
         self.large.add_region(Tables { arena: &self.arena, spans: &self.spans }, number);
         self.regions.push((number, units));
     }

@@ -5,27 +5,22 @@ use std::sync::Arc;
 use umf_core::observer::Leases;
 use umf_core::{Address, Region, tracker};
 
+use super::super::region_export::NativeGuard;
 use super::{KEPT, State};
 use crate::cache::Pin;
-use crate::lease::Quick;
+use crate::handle::Handle;
+use crate::lease::{Exported, Quick};
 use crate::ledger::event::RetireReason;
 
 impl State {
     /// The block at `address` is about to be freed. What of it is open elsewhere, if anything is.
     pub(in crate::exporter) fn retire_block(&self, address: Address) -> Option<Arc<dyn Leases>> {
-        let quick = self.retire_known(address);
-        if quick != Quick::Done {
+        if !self.retire_known(address) {
             let found = tracker::find(address)?;
             self.cache.peek(&found.region.id().get(), |entry| {
                 let block = entry.value.blocks.lock().remove(address.to_bits());
                 let (Some(block), Some(native)) = (block, &entry.value.native) else { return };
-                let export = block.exported(address);
-                let retired = if quick == Quick::Ended {
-                    self.exports.settle(&export, native);
-                    true
-                } else {
-                    self.exports.retire(&export, native, RetireReason::BlockFreed)
-                };
+                let retired = self.exports.retire(&block.exported(address), native, RetireReason::BlockFreed);
                 if retired && block.kept {
                     self.cache.pins().unpin(entry.number());
                 }
@@ -37,20 +32,33 @@ impl State {
         leases
     }
 
-    /// Retires a block that this thread exported until it is freed and that nobody has open, without a look into any table.
-    fn retire_known(&self, address: Address) -> Quick {
+    /// Retires a block that this thread exported until it is freed: without a look into any table if nobody has it open.
+    /// `false` if that is not known of it.
+    fn retire_known(&self, address: Address) -> bool {
         let known = || {
             let memo = self.memo.current()?;
-            let (_, note) = memo.by_key(Self::hash(address), address.to_bits())?;
-            (note.flags & KEPT != 0).then_some((memo, *note))
+            let (bytes, note) = memo.by_key(Self::hash(address), address.to_bits())?;
+            (note.flags & KEPT != 0).then_some((memo, bytes, *note))
         };
-        let Some((memo, note)) = known() else { return Quick::Nothing };
-        let (slot, region) = (note.base as u32, note.length);
-        let quick = self.exports.retire_closed(slot, note.generation, region);
-        if quick == Quick::Done {
-            self.cache.pins().give_back(Pin::new(memo.thread(), note.pin), Some(memo.thread()));
+        let Some((memo, bytes, note)) = known() else { return false };
+        let (slot, generation, region) = (note.base as u32, note.generation, note.length);
+        match self.exports.retire_closed(slot, generation, region) {
+            Quick::Nothing => return false,
+            Quick::Done => {}
+            Quick::Ended => {
+                // By what the note says, and not by the region's table: whoever sees there that the export has ended may take
+                // it out at once, and the region may leave the cache.
+                let handle = Handle::from_known(bytes);
+                let (size, is_region) = (handle.length() as usize, handle.is_region());
+                let export = Exported { slot, generation, base: address, size, is_region };
+                let settle = |native: Option<&Arc<NativeGuard>>| self.exports.settle(&export, region, native);
+                if self.cache.peek(&region, |entry| settle(entry.value.native.as_ref())).is_none() {
+                    settle(None);
+                }
+            }
         }
-        quick
+        self.cache.pins().give_back(Pin::new(memo.thread(), note.pin), Some(memo.thread()));
+        true
     }
 
     fn leases(&self, base: Address, size: usize) -> Option<Arc<dyn Leases>> {

@@ -1,0 +1,72 @@
+//! [`Wiped`]: a word that is 0 in a forked child.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::{Result, sys};
+
+const PAGE: usize = 4096;
+
+/// A word that the kernel sets to 0 in every forked child, however it was forked: so one load tells both that something is
+/// allowed, and that this is still the process in which it was.
+#[derive(Debug)]
+pub struct Wiped {
+    word: NonNull<AtomicU32>,
+}
+
+// SAFETY: the word is atomic, and its page belongs to this value.
+unsafe impl Send for Wiped {}
+// SAFETY: as above.
+unsafe impl Sync for Wiped {}
+
+impl Wiped {
+    /// A word of this value, in a page of its own.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`], or what a kernel says that cannot do it (before Linux 4.14).
+    pub fn new(value: u32) -> Result<Self> {
+        let page = sys::map_metadata(PAGE)?;
+        let wiped = Self { word: page.cast() };
+        // SAFETY: the page was just mapped, and is this value's.
+        unsafe { sys::wipe_on_fork(page, PAGE)? };
+        wiped.word().store(value, Ordering::Relaxed);
+        Ok(wiped)
+    }
+
+    /// The word.
+    #[must_use]
+    pub fn word(&self) -> &AtomicU32 {
+        // SAFETY: mapped, aligned to a page, zeroed at first, and there as long as this value.
+        unsafe { self.word.as_ref() }
+    }
+}
+
+impl Drop for Wiped {
+    fn drop(&mut self) {
+        // SAFETY: the page is this value's, and no reference into it outlives it.
+        let _ = unsafe { rustix::mm::munmap(self.word.as_ptr().cast(), PAGE) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_reads_zero() {
+        let wiped = Wiped::new(7).unwrap();
+        assert_eq!(wiped.word().load(Ordering::Relaxed), 7);
+        // SAFETY: the child reads a word and ends at once.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let seen = wiped.word().load(Ordering::Relaxed);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(seen as i32) };
+        }
+        let mut status = 1;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0);
+        assert_eq!(wiped.word().load(Ordering::Relaxed), 7);
+    }
+}

@@ -1,0 +1,136 @@
+//! Who may touch what without a lock or an atomic exchange, and how others come in.
+//!
+//! Two things belong to one thread until somebody else wants them: its cache, and the *life* of the blocks in a slab (or
+//! of a large block) that it took for itself: as long as only that thread frees them, taking a life is a load and a
+//! store. (An atomic exchange costs twenty cycles, which is as much as all the rest of a free.)
+//!
+//! The thread says that it is *inside* by a plain store, [`ThreadCache::enter`], looks whether it may, and says by
+//! another store that it has left. Somebody else first writes that the thread may not any more, then has the kernel
+//! fence all threads ([`umf_core::fence::heavy`]), then waits until the thread is not inside: from there on it stays
+//! out, and everything that it did is seen. So of two threads that free one block at one time one succeeds, and
+//! trimming reaches what other threads keep, at the cost of a microsecond to the one who asks.
+//!
+//! One thread at a time reaches into others, under a lock that nobody takes while inside, or while holding
+//! another; while inside, a thread waits for short locks only, and runs no code of others.
+
+use core::sync::atomic::{Ordering, fence};
+use core::time::Duration;
+
+use umf_core::fence::{heavy, light};
+use umf_core::thread;
+
+use crate::SlabPool;
+use crate::pool::FENCED;
+use crate::span::Span;
+use crate::thread_cache::ThreadCache;
+
+/// The owner of a span whose lives are taken by atomic exchange.
+pub(crate) const SHARED_LIFE: u32 = 0;
+/// The owner of a span whose owner is being waited for.
+const REVOKING: u32 = u32::MAX;
+
+/// What a span's owner is when it is thread number `index`.
+#[inline]
+pub(crate) const fn life_of(index: u32) -> u32 {
+    index + 1
+}
+
+/// The calling thread is inside its cache until this is dropped.
+pub(crate) struct Inside<'a> {
+    cache: &'a ThreadCache,
+}
+
+impl Drop for Inside<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.cache.busy.store(false, Ordering::Release);
+    }
+}
+
+impl ThreadCache {
+    /// Enters, by the thread whose cache this is; `None` while somebody else reaches in. `fenced`: the kernel fences nobody.
+    #[inline(always)]
+    pub(crate) fn enter(&self, fenced: bool) -> Option<Inside<'_>> {
+        debug_assert!(!self.busy.load(Ordering::Relaxed), "a thread enters its cache once at a time");
+        self.busy.store(true, Ordering::Relaxed);
+        if fenced {
+            fence(Ordering::SeqCst);
+        } else {
+            light();
+        }
+        let inside = Inside { cache: self };
+        (!self.pending.load(Ordering::Acquire)).then_some(inside)
+    }
+
+    /// Waits until the thread is not inside.
+    fn wait(&self) {
+        let mut spins = 0_u32;
+        while self.busy.load(Ordering::Acquire) && !self.lost.load(Ordering::Relaxed) {
+            spins += 1;
+            match spins {
+                0..100 => core::hint::spin_loop(),
+                100..200 => std::thread::yield_now(),
+                // It may have no processor before this thread sleeps.
+                _ => std::thread::sleep(Duration::from_micros(50)),
+            }
+        }
+    }
+}
+
+impl SlabPool {
+    /// Enters the calling thread's cache, and waits where others reach into it.
+    pub(crate) fn inside<'a>(&self, cache: &'a ThreadCache) -> Inside<'a> {
+        let fenced = self.gates.load(Ordering::Relaxed) & FENCED != 0;
+        loop {
+            if let Some(inside) = cache.enter(fenced) {
+                return inside;
+            }
+            drop(self.outsiders.lock());
+        }
+    }
+
+    /// From here on lives in the span are taken by atomic exchange. The calling thread is not inside.
+    #[cold]
+    pub(crate) fn share_life(&self, span: &Span) {
+        let _outsider = self.outsiders.lock();
+        let owner = span.owner.load(Ordering::Relaxed);
+        if owner == SHARED_LIFE {
+            return;
+        }
+        let Some(cache) = self.caches.get(owner - 1) else { return };
+        let own = thread::current().is_some_and(|own| life_of(own.get()) == owner);
+        if !own {
+            // Someone else who comes meanwhile sees neither an owner nor that there is none, and waits for our lock.
+            span.owner.store(REVOKING, Ordering::Relaxed);
+            heavy();
+            cache.wait();
+            cache.measure(span.class()).revoked.fetch_add(1, Ordering::Relaxed);
+        }
+        span.owner.store(SHARED_LIFE, Ordering::Release);
+    }
+
+    /// Shows the caches of all other threads, with their threads kept out. `look` calls no provider.
+    pub(crate) fn reach_all(&self, mut look: impl FnMut(u32, &ThreadCache)) {
+        let _outsider = self.outsiders.lock();
+        let own = thread::current().map(thread::ThreadIndex::get);
+        let others = || {
+            (0..thread::end())
+                .filter(|&index| own != Some(index))
+                .filter_map(|index| Some((index, self.caches.get(index)?)))
+                .filter(|(_, cache)| !cache.lost.load(Ordering::Relaxed) && cache.used().next().is_some())
+        };
+        if others().next().is_none() {
+            return;
+        }
+        // A thread that comes to have a number meanwhile is not kept out, and not looked at.
+        let end = others().last().map_or(0, |(index, _)| index + 1);
+        let others = || others().take_while(|&(index, _)| index < end);
+        others().for_each(|(_, cache)| cache.pending.store(true, Ordering::Relaxed));
+        heavy();
+        for (index, cache) in others().filter(|(_, cache)| cache.pending.load(Ordering::Relaxed)) {
+            cache.wait();
+            look(index, cache);
+            cache.pending.store(false, Ordering::Release);
+        }
+    }
+}

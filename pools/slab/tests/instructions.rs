@@ -1,0 +1,135 @@
+//! What the common paths cost, in instructions: they do not depend on the machine's mood, and a figure above the ceiling
+//! that is recorded here fails. Runs under valgrind's callgrind, in a release build:
+//! `cargo test --release --package umf-pool-slab --test instructions -- --nocapture`.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::collections::VecDeque;
+use std::hint::black_box;
+use std::process::Command;
+use std::sync::Arc;
+
+use umf_core::conformance::pool::Pages;
+use umf_core::{Address, Layout, Pool};
+use umf_pool_slab::{SlabPool, SlabSettings};
+
+/// Name of the workload, sizes, and the most instructions that an allocation and a free may take together. The loop
+/// around them is in that, with 25 to 60.
+const CEILINGS: [(&str, (usize, usize), u64); 8] = [
+    ("pair", (8, 4 << 10), 140),
+    ("lifo", (8, 4 << 10), 165),
+    ("fifo", (8, 4 << 10), 210),
+    ("random", (8, 4 << 10), 172),
+    ("pair", (64 << 10, 4 << 20), 180),
+    ("lifo", (64 << 10, 4 << 20), 205),
+    ("fifo", (64 << 10, 4 << 20), 285),
+    ("random", (64 << 10, 4 << 20), 285),
+];
+
+/// Says to a run of this very test what it is to do: the number of a workload, and how many rounds.
+const TASK: &str = "UMF_SLAB_INSTRUCTIONS";
+const SCRIPT: usize = 4096;
+/// Rounds before what is counted, and rounds that are.
+const WARM: u64 = 60;
+const COUNTED: u64 = 40;
+
+fn allocate(pool: &dyn Pool, size: usize) -> Address {
+    Layout::new(black_box(size), 8).and_then(|layout| pool.allocate(layout)).expect("memory")
+}
+
+fn free(pool: &dyn Pool, address: Address) {
+    // SAFETY: the block is this test's, and nobody uses it.
+    unsafe { pool.free(address) }.expect("the block is live");
+}
+
+/// One workload, so many rounds of it.
+fn work(order: &str, (least, most): (usize, usize), rounds: u64) {
+    let pool: Arc<dyn Pool> = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
+    let pool = &*pool;
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut below = move |limit: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random >> 16) as usize % limit
+    };
+    let script: Vec<usize> = (0..SCRIPT).map(|_| least + below(most - least)).collect();
+    let live = if most > 64 << 10 { 200 } else { 1000 };
+    let places: Vec<usize> = (0..SCRIPT).map(|_| below(live)).collect();
+    let mut held: VecDeque<Address> = match order {
+        "fifo" | "random" => (0..live).map(|n| allocate(pool, script[n])).collect(),
+        _ => VecDeque::new(),
+    };
+    for round in 0..rounds as usize {
+        let size = |n: usize| script[(n + 37 * round) % SCRIPT];
+        match order {
+            "pair" => script.iter().for_each(|&size| free(pool, black_box(allocate(pool, size)))),
+            "lifo" => {
+                for part in script.chunks_exact(64) {
+                    part.iter().for_each(|&size| held.push_back(allocate(pool, size)));
+                    while let Some(address) = held.pop_back() {
+                        free(pool, address);
+                    }
+                }
+            }
+            "fifo" => {
+                for n in 0..SCRIPT {
+                    held.pop_front().into_iter().for_each(|address| free(pool, address));
+                    held.push_back(allocate(pool, size(n)));
+                }
+            }
+            _ => {
+                for (n, &place) in places.iter().enumerate() {
+                    free(pool, held[place]);
+                    held[place] = allocate(pool, size(n));
+                }
+            }
+        }
+    }
+    held.into_iter().for_each(|address| free(pool, address));
+}
+
+/// Instructions of a run of this test in a process of its own.
+fn instructions(workload: usize, rounds: u64) -> u64 {
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "common_paths_stay_below_their_ceilings", "--test-threads=1"])
+        .env(TASK, format!("{workload} {rounds}"))
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let collected =
+        told.lines().find_map(|line| line.split_once("Collected : ")).map(|(_, count)| count.trim());
+    collected
+        .and_then(|count| count.parse().ok())
+        .unwrap_or_else(|| panic!("callgrind says no count: {told}"))
+}
+
+#[test]
+fn common_paths_stay_below_their_ceilings() {
+    if let Ok(task) = std::env::var(TASK) {
+        let (workload, rounds) = task.split_once(' ').unwrap();
+        let (order, sizes, _) = CEILINGS[workload.parse::<usize>().unwrap()];
+        return work(order, sizes, rounds.parse().unwrap());
+    }
+    if cfg!(debug_assertions) {
+        println!("umf-skip: instructions are counted in release builds only");
+        return;
+    }
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        println!("umf-skip: no valgrind, with which instructions are counted");
+        return;
+    }
+    let mut above = Vec::new();
+    for (workload, (order, (least, most), ceiling)) in CEILINGS.into_iter().enumerate() {
+        let count = instructions(workload, WARM + COUNTED) - instructions(workload, WARM);
+        let each = count / (COUNTED * SCRIPT as u64);
+        println!("{order} of {least} to {most} bytes: {each} instructions (ceiling {ceiling})");
+        if each > ceiling {
+            above.push((order, least, each, ceiling));
+        }
+    }
+    assert!(above.is_empty(), "more instructions than there should be: {above:?}");
+}

@@ -1,0 +1,179 @@
+//! What one thread has to itself, and others want.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+
+use umf_core::conformance::pool::{Numbers, Pages};
+use umf_core::{Address, Error, Layout, Pool};
+use umf_pool_slab::{SlabPool, SlabSettings};
+
+const SIZES: [usize; 4] = [64, 5_000, 70_000, 1 << 20];
+
+fn allocate(pool: &SlabPool, size: usize) -> Address {
+    Layout::new(size, 8).and_then(|layout| pool.allocate(layout)).expect("memory")
+}
+
+fn free(pool: &SlabPool, address: Address) -> umf_core::Result<()> {
+    // SAFETY: nobody uses the memory of these tests' blocks; a second free is an error.
+    unsafe { pool.free(address) }
+}
+
+/// The thread that allocated a block, and whose frees are the fast ones, against another: of the two frees one
+/// succeeds, and the block is not handed out twice. In each pool each size meets its first stranger, which is where a
+/// thread loses what it had to itself.
+#[test]
+fn of_an_owner_and_a_stranger_one_frees() {
+    const POOLS: usize = 150;
+    // Four per doubling: 64, 80, 96, 112, 128, and so on, up to 1 MiB.
+    let sizes: Vec<usize> = (0..56).map(|n| (4 + n % 4) << (4 + n / 4)).collect();
+    for _ in 0..POOLS {
+        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
+        let blocks: Vec<Address> = sizes.iter().map(|&size| allocate(&pool, size)).collect();
+        let arrived = AtomicU64::new(0);
+        let won = AtomicU64::new(0);
+        let race = || {
+            for (round, &address) in (1..).zip(&blocks) {
+                arrived.fetch_add(1, Ordering::AcqRel);
+                let mut spins = 0_u32;
+                while arrived.load(Ordering::Acquire) < 2 * round {
+                    spins += 1;
+                    if spins.is_multiple_of(4_096) {
+                        std::thread::yield_now();
+                    }
+                }
+                match free(&pool, address) {
+                    Ok(()) => won.fetch_add(1, Ordering::Relaxed),
+                    Err(Error::NotAllocated { .. } | Error::ForeignAddress { .. }) => 0,
+                    Err(error) => panic!("{error}"),
+                };
+            }
+        };
+        std::thread::scope(|scope| {
+            let stranger = scope.spawn(race);
+            race();
+            stranger.join().unwrap();
+        });
+        assert_eq!(won.into_inner(), sizes.len() as u64, "of two frees of a block one succeeds");
+        let mut again: Vec<Address> =
+            sizes.iter().flat_map(|&size| [size; 3]).map(|size| allocate(&pool, size)).collect();
+        let count = again.len();
+        again.sort_unstable();
+        again.dedup();
+        assert_eq!(again.len(), count, "a block was handed out twice");
+        again.into_iter().for_each(|address| free(&pool, address).unwrap());
+        assert_eq!((pool.statistics().live_blocks, pool.statistics().live_bytes), (0, 0));
+        pool.trim(0).unwrap();
+        assert_eq!(pool.statistics().reserved_bytes, 0);
+    }
+}
+
+/// Trimming takes what other threads keep, without their doing anything.
+#[test]
+fn trimming_reaches_what_idle_threads_keep() {
+    let provider = Numbers::new(4096);
+    let pool = SlabPool::new(provider.clone(), SlabSettings::new()).unwrap();
+    let (done, wait) = mpsc::channel::<()>();
+    let (go, stop) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let pool = &*pool;
+        scope.spawn(move || {
+            for size in SIZES {
+                let blocks: Vec<_> = (0..20).map(|_| allocate(pool, size)).collect();
+                blocks.into_iter().for_each(|address| free(pool, address).expect("it is live"));
+            }
+            done.send(()).expect("the other waits");
+            stop.recv().expect("the other tells");
+            // What was taken is not handed out by the one who kept it.
+            let address = allocate(pool, 64);
+            free(pool, address).expect("it is live");
+        });
+        wait.recv().unwrap();
+        assert!(provider.live_bytes() > 0);
+        pool.trim(0).unwrap();
+        assert_eq!(provider.live_regions(), 0, "the other thread did nothing, and nothing is left");
+        go.send(()).unwrap();
+    });
+}
+
+/// At a limit, what an idle thread keeps serves others.
+#[test]
+fn what_idle_threads_keep_is_no_reason_to_fail() {
+    let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().memory_limit(8 << 20)).unwrap();
+    let (done, wait) = mpsc::channel::<()>();
+    let (go, stop) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let keeper = &*pool;
+        scope.spawn(move || {
+            let blocks: Vec<_> = (0..7).map(|_| allocate(keeper, 1 << 20)).collect();
+            blocks.into_iter().for_each(|address| free(keeper, address).expect("it is live"));
+            done.send(()).expect("the other waits");
+            stop.recv().expect("the other tells");
+        });
+        wait.recv().unwrap();
+        let large: Vec<_> = (0..8).map(|_| allocate(&pool, 1 << 20)).collect();
+        assert!(Layout::new(1 << 20, 8).and_then(|layout| pool.allocate(layout)).is_err());
+        large.into_iter().for_each(|address| free(&pool, address).unwrap());
+        go.send(()).unwrap();
+    });
+}
+
+/// Threads free each other's blocks and trim, all the time; every byte has one owner.
+#[test]
+fn lives_change_hands_amid_trims() {
+    let provider = Pages::private();
+    let pool = SlabPool::new(provider.clone(), SlabSettings::new().capacity(0)).unwrap();
+    let shelf: Mutex<Vec<(Address, usize, u8)>> = Mutex::default();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (pool, shelf, stop) = (&*pool, &shelf, &stop);
+        scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                pool.trim(0).expect("the provider takes everything back");
+                std::thread::yield_now();
+            }
+        });
+        let workers: Vec<_> = (0..3_u8)
+            .map(|thread| {
+                scope.spawn(move || {
+                    let mut own: Vec<(Address, usize, u8)> = Vec::new();
+                    let mut random = u64::from(thread) + 7;
+                    for round in 0..6_000_usize {
+                        random ^= random << 13;
+                        random ^= random >> 7;
+                        random ^= random << 17;
+                        let size = SIZES[random as usize % 3] + random as usize % 512;
+                        let mark = thread * 80 + (round % 80) as u8;
+                        let address = allocate(pool, size);
+                        // SAFETY: the block is ours, host memory of at least that size.
+                        unsafe { address.as_ptr().expect("host memory").write_bytes(mark, size) };
+                        own.push((address, size, mark));
+                        // Half of the time what another thread allocated is freed, half of the time one's own.
+                        if random & 1 << 40 == 0 {
+                            std::mem::swap(&mut own, &mut shelf.lock().unwrap());
+                        }
+                        if own.len() > 40 {
+                            let (address, size, mark) = own.swap_remove(random as usize >> 20 & 31);
+                            let pointer = address.as_ptr().expect("host memory");
+                            // SAFETY: the block is ours, and was written in full.
+                            let bytes = unsafe { core::slice::from_raw_parts(pointer, size) };
+                            assert!(bytes.iter().all(|&byte| byte == mark), "{address} has two owners");
+                            free(pool, address).expect("it is live");
+                        }
+                    }
+                    own.into_iter().for_each(|(address, ..)| free(pool, address).expect("it is live"));
+                })
+            })
+            .collect();
+        let failed = workers.into_iter().filter_map(|worker| worker.join().err()).count();
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(failed, 0, "threads failed");
+    });
+    for (address, ..) in shelf.into_inner().unwrap() {
+        free(&pool, address).unwrap();
+    }
+    assert_eq!(pool.statistics().live_blocks, 0);
+    pool.trim(0).unwrap();
+    assert_eq!(provider.live_regions(), 0);
+    drop(pool);
+    assert_eq!(Arc::strong_count(&provider), 1);
+}
