@@ -69,7 +69,7 @@ pub struct Observing {
 /// Adds an observer.
 ///
 /// # Errors
-/// [`crate::Error::System`] if there is no memory to keep it in mind.
+/// [`crate::Error::OutOfMemory`] if there is no memory to keep it in mind.
 pub fn observe(observer: Arc<dyn ExportObserver>) -> Result<Observing> {
     let known = Box::into_raw(Box::new(Known(observer)));
     let mut index = 0;
