@@ -165,7 +165,7 @@ impl SlabPool {
         }
         let mut target = most;
         loop {
-            let (class, surplus) = {
+            let (from, surplus) = {
                 let _inside = self.inside(cache);
                 let bytes = cache.large_bytes() + size;
                 if bin.is_full() {
@@ -201,7 +201,7 @@ impl SlabPool {
                 self.forget_owner(&[entry]);
                 return self.give(class, &[entry]);
             }
-            self.give(class, surplus.entries());
+            self.give(from, surplus.entries());
         }
     }
 

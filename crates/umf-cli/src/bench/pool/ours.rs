@@ -60,10 +60,8 @@ impl Allocator for WithoutPool {
 
     #[inline]
     unsafe fn free(&self, address: Address, _size: usize) -> Result<(), umf::core::Error> {
-        let unknown = umf::core::Error::ForeignAddress { address, owner: "any pool" };
-        let owner = umf::core::tracker::find(address).ok_or(unknown)?.owner;
-        // SAFETY: the caller's contract: the block is live, which keeps its pool alive.
-        unsafe { owner.pool_unguarded().ok_or(unknown)?.free(address) }
+        // SAFETY: the caller's contract.
+        unsafe { umf::core::tracker::free(address) }
     }
 
     fn pointer(&self, block: Address) -> Option<*mut u8> {
