@@ -25,14 +25,14 @@ write_command() {
   echo >>"$file"
 }
 
-# Of a boot's `tests` ("package" for all of its tests, "package:target" for one), what is run and what it needs.
+# Of a boot's `tests` ("package" for all of its tests, "package:target" for one, "package:target:filter,filter" for some in it),
+# what is run and what it needs.
 collect_programs() {
-  local wanted package target of name path found
+  local wanted package target filter of name path found
   : >"$work/commands"
   : >"$work/files"
   for wanted in $tests; do
-    package=${wanted%%:*} target=
-    case "$wanted" in *:*) target=${wanted#*:} ;; esac
+    IFS=: read -r package target filter <<<"$wanted"
     found=
     while read -r of name path; do
       [ "$of" = "$package" ] || continue
@@ -41,13 +41,14 @@ collect_programs() {
           if [ -z "$target" ] || [ "$name" = "$target" ]; then
             found=1
             echo "$path" >>"$work/files"
-            write_command "$work/commands" "$path" --show-output
+            # shellcheck disable=SC2086 # several
+            write_command "$work/commands" "$path" --show-output ${filter//,/ }
           fi
           ;;
         # A program of the package, which its tests start.
         *) echo "$path" >>"$work/files" ;;
       esac
-    done <"$work/built"
+    done <"$built"
     if [ -z "$found" ]; then
       echo "tests/vm/run: boot $boot wants $wanted, which cargo does not build" >&2
       exit 1

@@ -124,7 +124,7 @@ impl DrmCard {
         });
         // The buffer stays as long as the dma-buf; the handle is needed no more, and would stay as long as the card is open.
         let closed = drm::close(card, handle);
-        let buffer = DmaBuf::from_fd(exported?)?;
+        let buffer = DmaBuf::made(exported?)?;
         closed.map_err(|errno| Error::native("ioctl(DRM_IOCTL_GEM_CLOSE)", errno.raw_os_error()))?;
         if given < size as u64 || buffer.size() < size as u64 {
             return Err(Error::Untrusted {

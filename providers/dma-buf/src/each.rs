@@ -43,9 +43,6 @@ impl Each {
         let page = self.source.page_size();
         let size = layout.pad_to(page)?.size();
         let align = layout.align().max(page);
-        // Before memory is taken: addresses are what an absurd size lacks first.
-        let room = size.checked_add(align).ok_or(Error::SizeOverflow { size, align })?;
-        Mapping::probe(room)?;
         let buffer = self.source.make(size)?;
         // Where names cannot be given there is nobody to read them.
         match buffer.set_name(&self.name) {

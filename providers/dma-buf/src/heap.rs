@@ -63,6 +63,6 @@ impl Heap {
             errno => source::shortage("ioctl(DMA_HEAP_IOCTL_ALLOC)", errno)
                 .unwrap_or(Error::native("ioctl(DMA_HEAP_IOCTL_ALLOC)", errno.raw_os_error())),
         })?;
-        DmaBuf::from_fd(buffer)
+        DmaBuf::made(buffer)
     }
 }

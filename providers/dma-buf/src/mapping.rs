@@ -53,17 +53,6 @@ impl Mapping {
         })
     }
 
-    /// Whether there are `size` bytes of addresses in one piece.
-    pub(crate) fn probe(size: usize) -> Result<()> {
-        let base = sys::reserve_addresses(size).map_err(|errno| Error::OutOfMemory {
-            size,
-            owner: "this process's addresses",
-            native: errno.raw_os_error(),
-        })?;
-        drop(Self { base, size });
-        Ok(())
-    }
-
     /// Never replaces a mapping: `MAP_FIXED` would, and leaves a hole when it fails, into which another thread may map
     /// something before it can be closed.
     fn place(

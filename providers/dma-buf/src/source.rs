@@ -46,6 +46,9 @@ impl Source {
 
 /// Refuses what cannot be had. Some exporters take pages until none is left, and ask the out-of-memory killer for more.
 pub(crate) fn check_available(size: usize, owner: &'static str) -> Result<()> {
+    if size as u64 <= sys::free_memory() {
+        return Ok(());
+    }
     match sys::available_memory() {
         Some(available) if size as u64 > available => Err(Error::OutOfMemory { size, owner, native: 0 }),
         _ => Ok(()),

@@ -90,6 +90,12 @@ pub(crate) unsafe fn unmap(base: NonNull<u8>, size: usize) -> Result<()> {
     unsafe { rustix::mm::munmap(base.as_ptr().cast(), size) }
 }
 
+/// Bytes of memory that nobody uses.
+pub(crate) fn free_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.freeram.saturating_mul(u64::from(info.mem_unit))
+}
+
 /// Bytes of memory that can be had without swapping, as far as the kernel can tell.
 pub(crate) fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;

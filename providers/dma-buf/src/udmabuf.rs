@@ -19,6 +19,8 @@ const REMEDIES: Remedies = Remedies {
     refused: "it belongs to root or the group kvm: join that (ls -l /dev/udmabuf), add a udev rule, or allow the device in the container",
 };
 
+const CREATE: &str = "ioctl(UDMABUF_CREATE_LIST)";
+
 /// A part of a memory file (`memfd_create(2)`), for [`Udmabuf::over`].
 #[derive(Clone, Debug)]
 pub struct FilePart<'file> {
@@ -98,26 +100,13 @@ impl Udmabuf {
             items.push(udmabuf::Item { memfd, padding: 0, offset: part.range.start, size });
             total = total.checked_add(size).ok_or(invalid("are too large together"))?;
         }
-        let clamped = usize::try_from(total).unwrap_or(usize::MAX);
-        if let Some(limit) = Self::parts_limit()
-            && items.len() as u64 > limit
-        {
-            let what = "parts of one udmabuf (raise /sys/module/udmabuf/parameters/list_limit)";
-            return Err(Error::TooMany { what, limit: usize::try_from(limit).unwrap_or(usize::MAX) });
-        }
-        Self::check_size(clamped)?;
+        let size = usize::try_from(total).unwrap_or(usize::MAX);
         let buffer = udmabuf::create(self.device.as_fd(), &items).map_err(|errno| match errno {
-            Errno::NOMEM => Error::OutOfMemory { size: clamped, owner: "udmabuf", native: errno.raw_os_error() },
-            Errno::INVAL => Error::Native {
-                call: "ioctl(UDMABUF_CREATE_LIST)",
-                native: errno.raw_os_error(),
-                hint: "the parts must lie inside of their files, and within size_limit_mb and list_limit of /sys/module/udmabuf/parameters; \
-                       memory on huge pages needs Linux 6.6",
-            },
-            errno => source::shortage("ioctl(UDMABUF_CREATE_LIST)", errno)
-                .unwrap_or(Error::native("ioctl(UDMABUF_CREATE_LIST)", errno.raw_os_error())),
+            Errno::NOMEM => Error::OutOfMemory { size, owner: "udmabuf", native: errno.raw_os_error() },
+            Errno::INVAL => invalid_error(items.len(), size),
+            errno => source::shortage(CREATE, errno).unwrap_or(Error::native(CREATE, errno.raw_os_error())),
         })?;
-        DmaBuf::from_fd(buffer)
+        DmaBuf::made(buffer)
     }
 
     /// From now on of huge pages of this many bytes.
@@ -129,20 +118,8 @@ impl Udmabuf {
         self.huge_page.unwrap_or_else(sys::page_size)
     }
 
-    fn check_size(size: usize) -> Result<()> {
-        match Self::size_limit() {
-            Some(limit) if size as u64 > limit => Err(Error::LimitReached {
-                what: "udmabuf size (size_limit_mb in /sys/module/udmabuf/parameters)",
-                limit,
-                size,
-            }),
-            _ => Ok(()),
-        }
-    }
-
     /// A buffer over a file of its own, of which nothing else remains.
     pub(crate) fn make(&self, size: usize) -> Result<DmaBuf> {
-        Self::check_size(size)?;
         if self.huge_page.is_none() {
             source::check_available(size, "udmabuf")?;
         }
@@ -162,6 +139,9 @@ impl Udmabuf {
             _ => Error::native("ftruncate or F_ADD_SEALS", errno.raw_os_error()),
         })?;
         if self.huge_page.is_some() {
+            if Self::size_limit().is_some_and(|limit| size as u64 > limit) {
+                return Err(invalid_error(1, size));
+            }
             // The device takes the pages that are there, and does not say what it lacked.
             sys::commit(file.as_fd(), size as u64).map_err(|errno| match errno {
                 Errno::NOSPC | Errno::NOMEM => Error::OutOfMemory {
@@ -173,6 +153,23 @@ impl Udmabuf {
             })?;
         }
         self.over(&[FilePart { file: file.as_fd(), range: 0..size as u64 }])
+    }
+}
+
+/// Why the device calls the parts of a buffer invalid, of which everything is right that could be seen before.
+fn invalid_error(parts: usize, size: usize) -> Error {
+    if let Some(limit) = Udmabuf::parts_limit().filter(|&limit| parts as u64 > limit) {
+        let what = "parts of one udmabuf (raise /sys/module/udmabuf/parameters/list_limit)";
+        return Error::TooMany { what, limit: usize::try_from(limit).unwrap_or(usize::MAX) };
+    }
+    if let Some(limit) = Udmabuf::size_limit().filter(|&limit| size as u64 > limit) {
+        let what = "udmabuf size (size_limit_mb in /sys/module/udmabuf/parameters)";
+        return Error::LimitReached { what, limit, size };
+    }
+    Error::Native {
+        call: CREATE,
+        native: Errno::INVAL.raw_os_error(),
+        hint: "the parts must lie inside of their files; parts on huge pages need Linux 6.6",
     }
 }
 

@@ -273,7 +273,7 @@ impl Section for Provider {
         field!(numa_weights),
         field!(isolate),
         field!(exporter),
-        field!(heap, "a name in /dev/dma_heap, without a slash" if |heap| is_file_name(&heap)),
+        field!(heap, "a name in /dev/dma_heap, without a slash" if |heap| is_file_name(String::as_str(&heap))),
         field!(
             driver,
             "the name of a graphics driver, without a slash (empty for none)"

@@ -159,7 +159,15 @@ impl Channel {
                 Mode::Socket => self.by_socket(wanted),
             };
             match fetched {
-                Ok(fd) => return Ok((fd, mode)),
+                Ok(fd) => {
+                    let refused = refusals
+                        .iter()
+                        .map(|refusal| refusal.mode.to_string())
+                        .collect::<Vec<_>>()
+                        .join(", ");
+                    tracing::debug!(pid = self.pid, %mode, refused, "fetched an fd");
+                    return Ok((fd, mode));
+                }
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::Refused(refusal)) => {
                     tracing::debug!(pid = self.pid, %mode, reason = refusal.reason, "exchange mode refused");

@@ -1,0 +1,117 @@
+//! Which ways an fd can take at each `kernel.yama.ptrace_scope`, between siblings of one user that is not root: memory files, and
+//! dma-bufs, which `/proc` cannot open. In a guest of `tests/vm/run` the scope is set; elsewhere it is taken as it is.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use umf::Handle;
+use umf_tests::{Actor, machine, spawn};
+
+const NOBODY: u32 = 65534;
+const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
+
+fn scope() -> Option<u32> {
+    std::fs::read_to_string(SCOPE).ok()?.trim().parse().ok()
+}
+
+/// The scopes to try, in the order in which they can be had.
+fn scopes() -> Vec<u32> {
+    match scope() {
+        Some(now @ 0..=2) if machine::is_guest() => (now..=2).collect(),
+        Some(now) => vec![now],
+        None => Vec::new(),
+    }
+}
+
+/// What one kind of memory is, for a producer.
+const KINDS: [(&str, &str); 2] = [("memfd", "isolated"), ("dma-buf", "dma-buf udmabuf")];
+
+/// A producer with one block; it becomes another user once it has the device.
+fn producer(mode: &str, ptracer: &str, kind: &str) -> (Actor, Handle) {
+    let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).env("UMF_IPC_PTRACER", ptracer).start();
+    producer.ok(&format!("pool p {kind}"));
+    producer.ok("alloc p 100000 -> p.b");
+    producer.ok("fill p.b 9");
+    producer.ok(&format!("setuid {NOBODY}"));
+    producer.ok("dumpable 1");
+    let handle = producer.handle("handle p.b");
+    (producer, handle)
+}
+
+fn importer(mode: &str, uid: u32) -> Actor {
+    let mut importer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
+    if uid != 0 {
+        importer.ok(&format!("setuid {uid}"));
+        importer.ok("dumpable 1");
+    }
+    importer
+}
+
+/// What is said of a refused mode, or `None` where it works.
+fn expected(mode: &str, kind: &str, scope: u32, ptracer: &str, uid: u32) -> Option<&'static [&'static str]> {
+    match (mode, scope) {
+        ("pidfd", 1) if uid != 0 && ptracer != "any" => {
+            Some(&["ptrace_scope is 1, so only ancestors may attach", "UMF_IPC_PTRACER=any in the producer"])
+        }
+        ("pidfd", 2) if uid != 0 => Some(&["ptrace_scope is 2, so only CAP_SYS_PTRACE may attach"]),
+        ("pidfd", 3) => Some(&["ptrace_scope is 3, so nobody may attach until the next boot"]),
+        ("procfs", _) if kind == "dma-buf" => {
+            Some(&["a dma-buf) cannot be opened through /proc", "use pidfd or socket"])
+        }
+        _ => None,
+    }
+}
+
+#[test]
+fn each_scope_allows_what_it_says_and_auto_finds_a_way() {
+    const TEST: &str = "each_scope_allows_what_it_says";
+    if !machine::is_root() {
+        return machine::skip(TEST, "changing the user needs root");
+    }
+    let scopes = scopes();
+    if scopes.is_empty() {
+        return machine::skip(TEST, "this kernel has no yama");
+    }
+    let kinds: Vec<_> = KINDS
+        .into_iter()
+        .filter(|(kind, _)| {
+            let is_there = *kind == "memfd" || machine::dma_buf_sources(TEST).contains(&"udmabuf");
+            is_there
+        })
+        .collect();
+    for wanted in scopes {
+        if scope() != Some(wanted) {
+            std::fs::write(SCOPE, wanted.to_string()).unwrap();
+        }
+        assert_eq!(scope(), Some(wanted));
+        for (kind, pool) in &kinds {
+            for mode in ["pidfd", "procfs", "socket", "auto"] {
+                // (A socket answers its own user alone.)
+                let others: &[_] = if mode == "pidfd" { &[("any", NOBODY), ("none", 0)] } else { &[] };
+                for &(ptracer, uid) in [("none", NOBODY)].iter().chain(others) {
+                    let (producer, handle) = producer(mode, ptracer, pool);
+                    let mut importer = importer(mode, uid);
+                    let case = format!("scope {wanted}, {kind} by {mode}, ptracer {ptracer}, importer {uid}");
+                    match expected(mode, kind, wanted, ptracer, uid) {
+                        None => {
+                            let opened = importer.ask(&format!("open {handle} -> m"));
+                            assert!(opened.is_ok(), "{case}: {opened:?}");
+                            importer.check("m", 9);
+                        }
+                        Some(reasons) => {
+                            let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+                            for reason in reasons {
+                                assert!(message.contains(reason), "{case}: {message}");
+                            }
+                        }
+                    }
+                    if mode == "auto" {
+                        // A socket, and its thread, only where nothing else will do.
+                        assert_eq!(handle.is_served(), *kind == "dma-buf" && wanted > 0, "{case}");
+                    }
+                    importer.finish();
+                    producer.finish();
+                }
+            }
+        }
+    }
+}
