@@ -12,7 +12,7 @@ fn in_mode(mode: &str) -> Actor {
 /// Blocks of several sizes, the last too large for a slab; each filled with its number.
 fn blocks(producer: &mut Actor, source: &str) -> Vec<Handle> {
     producer.ok(&format!("pool p dma-buf {source}"));
-    let sizes = [64_u64, 4096, 100_000, 3 << 20];
+    let sizes = [64_u64, 4096, 100_000, (2 << 20) + 4096];
     (1..)
         .zip(sizes)
         .map(|(number, size)| {
@@ -44,7 +44,9 @@ fn leaves(pid: u32, count: usize) {
 #[test]
 fn two_processes_share_blocks_by_value_and_see_what_the_other_writes() {
     for source in machine::dma_buf_sources("two_processes_share_blocks") {
-        for mode in ["pidfd", "socket", "auto", "procfs,pidfd", "procfs,socket"] {
+        // The ways do not depend on who made the buffer.
+        let all: &[_] = &["pidfd", "socket", "auto", "procfs,pidfd", "procfs,socket"];
+        for &mode in if source == "udmabuf" { all } else { &all[..2] } {
             let mut producer = in_mode(mode);
             let handles = blocks(&mut producer, source);
             let mut importer = in_mode(mode);
@@ -108,8 +110,8 @@ fn nothing_is_left_when_an_importer_is_killed() {
         }
         assert_ne!(buffers, Some(0));
         let mut before = None;
-        // The second and third find the producer as the first left it.
-        for _ in 0..3 {
+        // The second finds the producer as the first left it.
+        for _ in 0..2 {
             let mut importer = in_mode("auto");
             for handle in &handles {
                 importer.ok(&format!("open {handle} -> {}", handle.slot()));

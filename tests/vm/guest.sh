@@ -50,7 +50,7 @@ make_image() {
 
 # What makes a guest quick that is interpreted: nothing is checked, cleared or hidden that no test asks for.
 kernel_arguments="console=ttyS2 panic=-1 quiet mitigations=off tsc=reliable no_timer_check init_on_alloc=0 audit=0 nokaslr lsm=yama \
-rcupdate.rcu_expedited=1 cryptomgr.notests random.trust_cpu=on"
+rcupdate.rcu_expedited=1 cryptomgr.notests clearcpuid=112 random.trust_cpu=on"
 
 # Runs the commands. Their output is this one's; the exit code is the first that is not 0, 124 if the guest takes too long, 125
 # if it ends otherwise.
@@ -65,7 +65,7 @@ run_guest() {
   : >"$work/codes"
   : >"$work/log"
   # The serial lines: what programs print, their exit codes, what the kernel says.
-  bounded_qemu "${firmware[@]}" -machine "q35${machine:+,$machine}" -accel tcg,thread=multi -cpu max,-la57,-smap,-smep,-pku,-umip -m "$memory" \
+  bounded_qemu "${firmware[@]}" -machine "q35${machine:+,$machine}" -accel tcg,thread=multi -cpu max,-la57,-smap,-smep,-pku,-umip,-erms,-fsrm,-avx,-avx2,-fma,-f16c -m "$memory" \
     -smp "$processors" -nodefaults -no-user-config -display none -no-reboot -kernel "$kernel_folder/image" -initrd "$work/initrd" \
     -append "$kernel_arguments $arguments" \
     ${devices[@]+"${devices[@]}"} -serial stdio -serial "file:$work/codes" -serial "file:$work/log" \
