@@ -42,7 +42,7 @@ collect_programs() {
             found=1
             echo "$path" >>"$work/files"
             # shellcheck disable=SC2086 # several
-            write_command "$work/commands" "$path" --show-output ${filter//,/ }
+            write_command "$work/commands" "$path" --show-output ${test_threads:+--test-threads=$test_threads} ${filter//,/ }
           fi
           ;;
         # A program of the package, which its tests start.
