@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
+use std::path::Path;
+
 use umf::Handle;
 use umf_tests::{Actor, machine, spawn};
 
@@ -37,8 +39,9 @@ fn producer(mode: &str, ptracer: &str, kind: &str) -> (Actor, Handle) {
     (producer, handle)
 }
 
-fn importer(mode: &str, uid: u32) -> Actor {
-    let mut importer = spawn!().env("UMF_IPC_EXCHANGE", mode).start();
+fn importer(mode: &str, uid: u32, log: &Path) -> Actor {
+    let log = format!("level:debug;output:file,{}", log.display());
+    let mut importer = spawn!().env("UMF_IPC_EXCHANGE", mode).env("UMF_LOG", &log).start();
     if uid != 0 {
         importer.ok(&format!("setuid {uid}"));
         importer.ok("dumpable 1");
@@ -88,13 +91,18 @@ fn each_scope_allows_what_it_says_and_auto_finds_a_way() {
             told.push((mode, ptracer, *kind, producer(mode, ptracer, pool)));
         }
     }
+    let log = std::env::temp_dir().join(format!("umf-yama-{}", std::process::id()));
     let mut importers: Vec<_> = ["pidfd", "procfs", "socket", "auto"]
         .into_iter()
         .map(|mode| (mode, NOBODY))
         // (A socket answers its own user alone.)
         .chain([("pidfd", 0)])
-        .map(|(mode, uid)| (mode, uid, importer(mode, uid)))
+        .map(|(mode, uid)| {
+            let of_auto = if mode == "auto" { log.as_path() } else { Path::new("/dev/null") };
+            (mode, uid, importer(mode, uid, of_auto))
+        })
         .collect();
+    let mut by_auto = Vec::new();
     for wanted in scopes {
         if scope() != Some(wanted) {
             std::fs::write(SCOPE, wanted.to_string()).unwrap();
@@ -104,6 +112,7 @@ fn each_scope_allows_what_it_says_and_auto_finds_a_way() {
         let found: Vec<_> = found.collect();
         for (mode, ptracer, kind, (_, handle)) in told.iter().chain(&found) {
             if *mode == "auto" {
+                by_auto.push((wanted, *kind, handle.pid()));
                 // A socket, and its thread, only where nothing else will do.
                 assert_eq!(handle.is_served(), *kind == "dma-buf" && wanted > 0, "{kind} at scope {wanted}");
             }
@@ -127,5 +136,21 @@ fn each_scope_allows_what_it_says_and_auto_finds_a_way() {
                 }
             }
         }
+    }
+    let text = std::fs::read_to_string(&log).unwrap();
+    std::fs::remove_file(&log).unwrap();
+    for (wanted, kind, pid) in by_auto {
+        let way = match (wanted, kind) {
+            (0, _) => "pidfd",
+            (_, "memfd") => "procfs",
+            _ => "socket",
+        };
+        let lines: Vec<_> = text.lines().filter(|line| line.contains(&format!("pid={pid} "))).collect();
+        let says =
+            |what: &str, more: &str| lines.iter().any(|line| line.contains(what) && line.contains(more));
+        let case = format!("{kind} at scope {wanted}: {text}");
+        assert!(says("fetched an fd", &format!("mode={way}")), "{case}");
+        assert!(wanted == 0 || says("mode=pidfd", &format!("ptrace_scope is {wanted}")), "{case}");
+        assert!(way != "socket" || says("mode=procfs", "a dma-buf"), "{case}");
     }
 }

@@ -25,7 +25,7 @@ apt() {
   "$program" -q -o Dir::State::lists="$cache/apt/lists" -o Dir::Cache="$cache/apt/cache" \
     -o Dir::Cache::archives="$cache/apt/archives" -o APT::Sandbox::User="$(id -un)" -o Debug::NoLocking=true \
     -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false -o Acquire::Languages=none \
-    -o Acquire::Retries=2 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 \
+    -o APT::Update::Error-Mode=any -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 \
     -o APT::Update::Post-Invoke::= -o DPkg::Post-Invoke::= "$@"
 }
 

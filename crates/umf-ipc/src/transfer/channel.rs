@@ -160,12 +160,7 @@ impl Channel {
             };
             match fetched {
                 Ok(fd) => {
-                    let refused = refusals
-                        .iter()
-                        .map(|refusal| refusal.mode.to_string())
-                        .collect::<Vec<_>>()
-                        .join(", ");
-                    tracing::debug!(pid = self.pid, %mode, refused, "fetched an fd");
+                    tracing::debug!(pid = self.pid, %mode, "fetched an fd");
                     return Ok((fd, mode));
                 }
                 Err(Failure::Final(error)) => return Err(error),
