@@ -37,7 +37,7 @@ pub fn is_long() -> bool {
 /// Whether this is a guest of `tests/vm/run`: a machine that belongs to the tests, whose settings they may change.
 #[must_use]
 pub fn is_guest() -> bool {
-    std::env::var_os("UMF_TESTS_GUEST").is_some()
+    std::env::var_os("TESTS_GUEST").is_some()
 }
 
 /// The sources of dma-bufs that this machine has, as `pool <name> dma-buf <source>` of an actor takes them. One line says

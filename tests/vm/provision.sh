@@ -1,6 +1,6 @@
 # Gets QEMU, busybox and kernels into the cache folder. Sourced by run.
 
-cache=${UMF_VM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/umf-vm}
+cache=${TESTS_VM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/umf-vm}
 
 skip() {
   echo "umf-skip: tests/vm: $*"
@@ -13,7 +13,7 @@ machine_fits() {
     return 1
   fi
   if ! mkdir -p "$cache" 2>/dev/null || [ ! -w "$cache" ]; then
-    skip "no cache folder can be made at $cache: set UMF_VM_CACHE"
+    skip "no cache folder can be made at $cache: set TESTS_VM_CACHE"
     return 1
   fi
 }
