@@ -166,3 +166,43 @@ fn nothing_is_left_when_both_are_killed() {
         leaves(pid, 0);
     }
 }
+
+/// An actor whose settings have a pool `frames` over dma-bufs.
+fn with_settings(keys: &[(&str, &str)]) -> Actor {
+    let mut spawn =
+        spawn!().env("UMF_POOL_FRAMES_PROVIDER", "frames").env("UMF_PROVIDER_FRAMES_KIND", "dma-buf");
+    for (key, value) in keys {
+        spawn = spawn.env(&format!("UMF_PROVIDER_FRAMES_{key}"), value);
+    }
+    spawn.start()
+}
+
+#[test]
+fn settings_name_the_source() {
+    for source in machine::dma_buf_sources("settings_name_the_source") {
+        let keys: &[_] = match source.split_once(':') {
+            Some(("heap", heap)) => &[("EXPORTER", "heap"), ("HEAP", heap)],
+            Some((_, driver)) => &[("EXPORTER", "drm"), ("DRIVER", driver)],
+            None => &[],
+        };
+        let mut producer = with_settings(keys);
+        producer.ok("pool p settings frames");
+        producer.ok("alloc p 4096 -> p.b");
+        assert_eq!(producer.handle("handle p.b").provider_kind().as_str(), "dma-buf");
+        assert_ne!(buffers_of(producer.pid()), Some(0));
+    }
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    for (keys, why) in [
+        (&[("EXPORTER", "drm")] as &[_], "needs driver"),
+        (&[("NUMA", "local")], "for kind \"host\""),
+        (&[("PARAMS", "{ a = 1 }")], "plugins"),
+    ] {
+        let message = with_settings(keys).fails("pool p settings frames", "Contradiction");
+        assert!(message.contains(why), "{message}");
+    }
+    let message = with_settings(&[("EXPORTER", "thin-air")]).fails("pool p settings frames", "BadValue");
+    assert!(message.contains("udmabuf"), "{message}");
+}
