@@ -1,5 +1,7 @@
 //! What this machine lets a test do.
 
+use umf::dma_buf::DmaBufProvider;
+
 use crate::{Actor, Spawn};
 
 /// Says why a test proves nothing here, in the form that `tests/run` lists. The test then ends, and counts as passed.
@@ -30,4 +32,30 @@ pub fn in_namespaces(test: &str, spawn: Spawn, flags: i32) -> Option<Actor> {
 #[must_use]
 pub fn is_long() -> bool {
     std::env::var_os("UMF_TESTS_LONG").is_some_and(|value| value == "1")
+}
+
+/// Whether this is a guest of `tests/vm/run`: a machine that belongs to the tests, whose settings they may change.
+#[must_use]
+pub fn is_guest() -> bool {
+    std::env::var_os("TESTS_GUEST").is_some()
+}
+
+/// The sources of dma-bufs that this machine has, as `pool <name> dma-buf <source>` of an actor takes them. One line says
+/// why there is one less.
+#[must_use]
+pub fn dma_buf_sources(test: &str) -> Vec<&'static str> {
+    let all = ["udmabuf", "heap:system", "drm:vgem", "drm:virtio_gpu"];
+    let made = |source: &str| match source.split_once(':') {
+        Some(("heap", heap)) => DmaBufProvider::heap(heap),
+        Some((_, driver)) => DmaBufProvider::drm(driver),
+        None => DmaBufProvider::udmabuf(),
+    };
+    let is_there = |source: &&str| match made(source) {
+        Ok(_) => true,
+        Err(error) => {
+            skip(&format!("{test} over {source}"), &error.to_string());
+            false
+        }
+    };
+    all.into_iter().filter(is_there).collect()
 }

@@ -31,12 +31,6 @@ pub(crate) type Outcome<T> = Result<T, Errno>;
 /// `SO_PEERPIDFD` (Linux 6.5), which libc does not name.
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// `UDMABUF_CREATE`: `_IOW('u', 0x42, struct udmabuf_create)`.
-const UDMABUF_CREATE: libc::Ioctl = 0x4018_7542_u32 as libc::Ioctl;
-
-/// `DMA_HEAP_IOCTL_ALLOC`: `_IOWR('H', 0, struct dma_heap_allocation_data)`.
-const DMA_HEAP_IOCTL_ALLOC: libc::Ioctl = 0xC018_4800_u32 as libc::Ioctl;
-
 /// `MPOL_BIND` of `set_mempolicy(2)`.
 const MPOL_BIND: libc::c_int = 2;
 
@@ -292,59 +286,6 @@ pub(crate) fn bind_to_node(node: u32) -> Outcome<()> {
         )
     };
     if rc == 0 { Ok(()) } else { Err(last_error()) }
-}
-
-/// Makes a dma-buf of one page out of a sealed memfd.
-pub(crate) fn create_udmabuf(device: &Path) -> Outcome<()> {
-    /// `struct udmabuf_create` of `linux/udmabuf.h`.
-    #[repr(C)]
-    struct Create {
-        memfd: u32,
-        flags: u32,
-        offset: u64,
-        size: u64,
-    }
-    let device = open_device(device)?;
-    let memory = memfd(page_size(), MemfdFlags::empty())?;
-    rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK)?;
-    let memfd = u32::try_from(memory.as_raw_fd()).map_err(|_| Errno::BADF)?;
-    let create = Create { memfd, flags: libc::FD_CLOEXEC as u32, offset: 0, size: page_size() as u64 };
-    // SAFETY: the request takes this structure, which lives through the call.
-    let fd = unsafe { libc::ioctl(device.as_raw_fd(), UDMABUF_CREATE, &raw const create) };
-    if fd < 0 {
-        return Err(last_error());
-    }
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
-    drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    Ok(())
-}
-
-/// Allocates one page from a dma-buf heap.
-pub(crate) fn allocate_from_heap(heap: &Path) -> Outcome<()> {
-    /// `struct dma_heap_allocation_data` of `linux/dma-heap.h`.
-    #[repr(C)]
-    struct Allocation {
-        len: u64,
-        fd: u32,
-        fd_flags: u32,
-        heap_flags: u64,
-    }
-    let heap = open_device(heap)?;
-    let fd_flags = (libc::O_RDWR | libc::O_CLOEXEC) as u32;
-    let mut allocation = Allocation { len: page_size() as u64, fd: 0, fd_flags, heap_flags: 0 };
-    // SAFETY: the request takes and fills this structure, which lives through the call.
-    let rc = unsafe { libc::ioctl(heap.as_raw_fd(), DMA_HEAP_IOCTL_ALLOC, &raw mut allocation) };
-    if rc != 0 {
-        return Err(last_error());
-    }
-    let fd = RawFd::try_from(allocation.fd).map_err(|_| Errno::BADF)?;
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
-    drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    Ok(())
-}
-
-fn open_device(path: &Path) -> Outcome<OwnedFd> {
-    rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
 }
 
 /// Eight random bytes.

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use umf_config::{HugePages, NumaMode, Settings, SharedLimit as LimitSetting};
+use umf_config::{DmaBufExporter, HugePages, NumaMode, Settings, SharedLimit as LimitSetting};
 use umf_core::global::Global;
 use umf_core::held::OnFree;
 use umf_core::tracker::ProviderRef;
 use umf_core::{Provider, ProviderKind, Visibility};
 use umf_pool_proxy::{ProxyPool, ProxySettings};
 use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
+use umf_provider_dma_buf::DmaBufProvider;
 use umf_provider_host::{HostProvider, NodeSet, NodeShare, Numa};
 
 use crate::{Error, Result, plugin, registry};
@@ -23,6 +24,7 @@ pub(crate) fn provider(settings: &Settings, name: &str) -> Result<Arc<dyn Provid
     })?;
     match set.kind.as_str() {
         "host" => Ok(host(name, set)?),
+        "dma-buf" => Ok(dma_buf(name, set)?),
         "plugin" => loaded(name, set),
         kind => match registry::provider_factory(kind) {
             Some(make) => make(name, set),
@@ -68,6 +70,35 @@ fn host(name: &str, set: &umf_config::Provider) -> Result<Arc<HostProvider>> {
         builder = builder.named(format!("/{shared_name}"));
     }
     Ok(builder.build()?)
+}
+
+fn dma_buf(name: &str, set: &umf_config::Provider) -> Result<Arc<DmaBufProvider>> {
+    let contradiction = |why| Error::Contradiction { what: "provider", name: name.to_owned(), why };
+    if set.name.is_some() || set.numa != NumaMode::Default || !set.numa_nodes.is_empty() {
+        return Err(contradiction("name and numa are for kind \"host\", not for kind \"dma-buf\""));
+    }
+    if !set.params.is_empty() || set.path.is_some() {
+        return Err(contradiction(
+            "path and params are for plugins and kinds from elsewhere, not for kind \"dma-buf\"",
+        ));
+    }
+    let builder = match set.exporter {
+        DmaBufExporter::Heap => DmaBufProvider::heap(&set.heap),
+        DmaBufExporter::Drm => match &set.driver {
+            Some(driver) => DmaBufProvider::drm(driver),
+            None => return Err(contradiction("exporter = \"drm\" needs driver = \"name\", vgem for one")),
+        },
+        _ => DmaBufProvider::udmabuf(),
+    }?;
+    let builder = match set.huge_pages {
+        HugePages::None => builder,
+        HugePages::Hugetlb => {
+            let size = usize::try_from(set.huge_page_size.get()).unwrap_or(usize::MAX);
+            builder.huge_page(if size == 0 { 2 << 20 } else { size })
+        }
+        _ => return Err(contradiction("huge_pages is \"none\" or \"hugetlb\" for kind \"dma-buf\"")),
+    };
+    Ok(builder.name(name.to_owned()).build()?)
 }
 
 fn numa(set: &umf_config::Provider, contradiction: impl Fn(&'static str) -> Error) -> Result<Numa> {

@@ -26,11 +26,13 @@
 //! | regions that belong to a named set of processes | [`domain`] |
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`] |
 //! | kinds of provider and pool from elsewhere | [`registry`], [`plugin`] |
+//! | memory that devices share | [`dma_buf`], [`Block::cpu_access`], [`cpu_access`] |
 //! | parts for those who build their own | [`core`], [`ipc`], [`host`], [`slab`], [`proxy`] |
 
 mod allocator;
 mod assembly;
 mod block;
+mod cpu_access;
 mod error;
 mod global;
 mod logging;
@@ -41,6 +43,7 @@ mod process;
 pub mod registry;
 
 pub use block::Block;
+pub use cpu_access::cpu_access;
 pub use error::{Error, Result};
 pub use global::GlobalPool;
 pub use pool::{Pool, PoolBuilder};
@@ -61,5 +64,7 @@ pub use umf_ipc as ipc;
 pub use umf_pool_proxy as proxy;
 #[doc(inline)]
 pub use umf_pool_slab as slab;
+#[doc(inline)]
+pub use umf_provider_dma_buf as dma_buf;
 #[doc(inline)]
 pub use umf_provider_host as host;

@@ -1,12 +1,14 @@
 //! What a process has one of: settings, exporter, importer.
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::Arc;
 
 use umf_config::{Loader, Settings, Warning};
 use umf_core::{Access, fork};
 use umf_ipc::{
     Exporter, ExporterSettings, Handle, Importer, ImporterSettings, LimitPolicy, Mapping, Mode, Ptracer,
 };
+use umf_provider_dma_buf::DmaBufImport;
 use umf_provider_host::HostImport;
 
 use crate::{Error, Result, logging, registry};
@@ -119,8 +121,11 @@ fn make(loader: Loader) -> Result<Process> {
     if let umf_config::Shards::Count(shards) = ipc.importer_shards {
         importer.shards = shards as usize;
     }
-    let importer =
-        Importer::builder().settings(importer).import(std::sync::Arc::new(HostImport::new())).build()?;
+    let importer = Importer::builder()
+        .settings(importer)
+        .import(Arc::new(HostImport::new()))
+        .import(Arc::new(DmaBufImport::new()))
+        .build()?;
     Ok(Process {
         exporter: Exporter::new(exporter)?,
         importer,

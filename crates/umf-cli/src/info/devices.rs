@@ -1,15 +1,14 @@
 //! Devices, and the libraries that drive them.
 
-use std::path::{Path, PathBuf};
-
 use rustix::io::Errno;
 use serde_json::{Value, json};
+use umf::dma_buf::survey::{self, DrmFinding, HeapFinding};
+use umf::dma_buf::{Heap, Udmabuf};
 
-use super::finding::{Finding, Group, ask};
+use super::bytes::human;
+use super::finding::{Finding, Group, Question, ask};
 use super::{errno, kernel_files, loader_cache};
 use crate::sys;
-
-const UDMABUF: &str = "/dev/udmabuf";
 
 /// Probes the devices.
 pub(crate) fn probe() -> Group {
@@ -32,59 +31,65 @@ pub(crate) fn probe() -> Group {
 
 fn udmabuf() -> Finding {
     let question = ask("udmabuf", "Makes dma-bufs, which devices can import, of shared memory.");
-    let parameter = |name| kernel_files::number(format!("/sys/module/udmabuf/parameters/{name}")).ok();
-    let (size, list) = (parameter("size_limit_mb"), parameter("list_limit"));
-    let value = json!({ "size_limit_mb": size, "list_limit": list });
-    match sys::create_udmabuf(Path::new(UDMABUF)) {
+    let found = survey::udmabuf();
+    let value = json!({
+        "size_limit_mb": found.size_limit.map(|bytes| bytes >> 20),
+        "list_limit": found.parts_limit,
+    });
+    match found.works {
         Ok(()) => {
-            let limit = size.map(|size| format!(", up to {size} MiB each")).unwrap_or_default();
-            question.ok(format!("works{limit}")).value(value)
+            let size =
+                found.size_limit.map(|bytes| format!(", up to {} each", human(bytes))).unwrap_or_default();
+            let parts = found.parts_limit.map(|parts| format!(" in {parts} parts")).unwrap_or_default();
+            question.ok(format!("works{size}{parts}")).value(value)
         }
-        Err(number) if absent(number) => {
+        Err(error) => {
             let remedy = "modprobe udmabuf, or a kernel with CONFIG_UDMABUF.";
-            question.missing("not there", remedy).value(Value::Null)
+            unusable(question, &error, Udmabuf::DEVICE, remedy, value)
         }
-        Err(number) => unusable(question, number, UDMABUF, value),
     }
 }
 
 fn heaps() -> Vec<Finding> {
     let why = "Gives dma-bufs that any device of its kind can reach.";
-    let heaps = kernel_files::entries("/dev/dma_heap", |_| true);
+    let heaps = survey::heaps();
     if heaps.is_empty() {
         let remedy = "A kernel with CONFIG_DMABUF_HEAPS_SYSTEM.";
         return vec![ask("dma_heap", why).missing("none", remedy).value(Value::Null)];
     }
-    let one = |path: &PathBuf| {
-        let question = ask(format!("dma_heap/{}", kernel_files::name(path)), why);
-        match sys::allocate_from_heap(path) {
+    let one = |found: HeapFinding| {
+        let question = ask(format!("dma_heap/{}", found.name), why);
+        let path = format!("{}/{}", Heap::FOLDER, found.name);
+        match found.works {
             Ok(()) => question.ok("works").value(true),
-            Err(number) => unusable(question, number, &path.display().to_string(), Value::Bool(false)),
+            Err(error) => unusable(question, &error, &path, "Look in /dev/dma_heap.", Value::Bool(false)),
         }
     };
-    heaps.iter().map(one).collect()
+    heaps.into_iter().map(one).collect()
 }
 
 fn drm() -> Vec<Finding> {
     let why = "Dumb buffers, and importing the dma-bufs of others.";
-    let nodes =
-        kernel_files::entries("/dev/dri", |name| name.starts_with("card") || name.starts_with("renderD"));
+    let nodes = survey::drm();
     if nodes.is_empty() {
         let remedy = "Load the driver (modprobe vgem for tests), or pass --device /dev/dri.";
         return vec![ask("drm", why).missing("none", remedy).value(Value::Null)];
     }
-    let one = |path: &PathBuf| {
-        let name = kernel_files::name(path);
-        let driver = std::fs::read_link(format!("/sys/class/drm/{name}/device/driver"));
-        let driver = driver.map_or_else(|_| "unknown driver".to_owned(), |link| kernel_files::name(&link));
-        let question = ask(format!("drm/{name}"), why);
-        let value = json!({ "driver": driver });
-        match sys::may_read_and_write(path) {
-            Ok(()) => question.ok(driver).value(value),
-            Err(number) => unusable(question, number, &path.display().to_string(), value),
+    let one = |found: DrmFinding| {
+        let question = ask(format!("drm/{}", kernel_files::name(&found.path)), why);
+        let value = json!({ "driver": found.driver, "dumb_buffers": found.works.is_ok() });
+        match (found.driver, found.works) {
+            (Some(driver), Ok(())) => question.ok(format!("{driver}, makes dumb buffers")).value(value),
+            // Render nodes make none, and import all the same.
+            (Some(driver), Err(_)) => question.ok(driver).value(value),
+            (None, Ok(())) => question.ok("works").value(value),
+            (None, Err(error)) => {
+                let path = found.path.display().to_string();
+                unusable(question, &error, &path, "Load the driver.", value)
+            }
         }
     };
-    nodes.iter().map(one).collect()
+    nodes.into_iter().map(one).collect()
 }
 
 fn library(name: &'static str, why: &'static str, remedy: &str) -> Finding {
@@ -112,12 +117,29 @@ fn nvidia() -> Finding {
         nodes.iter().find_map(|path| sys::may_read_and_write(path).err().map(|number| (path, number)));
     match refused {
         None => question.ok(names.join(" ")).value(names),
-        Some((path, number)) => unusable(question, number, &path.display().to_string(), json!(names)),
+        Some((path, number)) => refused_device(question, number, &path.display().to_string(), json!(names)),
+    }
+}
+
+/// A device of dma-bufs that cannot be used; `absent` is what to do where it is not there.
+fn unusable(question: Question, error: &umf::core::Error, path: &str, absent: &str, value: Value) -> Finding {
+    let number = error.native_code().map(Errno::from_raw_os_error);
+    match (number, error) {
+        (Some(number), _) if is_absent(number) => question.missing("not there", absent).value(Value::Null),
+        (Some(number), umf::core::Error::Native { hint, .. })
+            if errno::refused(number) && !hint.is_empty() =>
+        {
+            question.missing(format!("there, but refused ({})", errno::name(number)), *hint).value(value)
+        }
+        (Some(number), _) => refused_device(question, number, path, value),
+        (None, error) => {
+            question.missing(error.to_string(), format!("Look in dmesg for {path}.")).value(value)
+        }
     }
 }
 
 /// A device that is there and cannot be used.
-fn unusable(question: super::finding::Question, number: Errno, path: &str, value: Value) -> Finding {
+fn refused_device(question: Question, number: Errno, path: &str, value: Value) -> Finding {
     let name = errno::name(number);
     let finding = if errno::ran_short(number) {
         question.limited(format!("could not be tried ({name})"), errno::make_room(number))
@@ -130,6 +152,6 @@ fn unusable(question: super::finding::Question, number: Errno, path: &str, value
     finding.value(value)
 }
 
-fn absent(number: Errno) -> bool {
+fn is_absent(number: Errno) -> bool {
     matches!(number, Errno::NOENT | Errno::NXIO | Errno::NODEV | Errno::NOTDIR)
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 pub use ipc::{Exchange, ExchangeMethod, Ipc, LimitPolicy, Ptracer, Shards};
 pub use log::{Log, LogLevel, LogOutput};
 pub use pool::{OnFree, Pool, Pools, SharedLimit};
-pub use provider::{HugePages, NumaMode, NumaWeight, Params, Provider, Visibility};
+pub use provider::{DmaBufExporter, HugePages, NumaMode, NumaWeight, Params, Provider, Visibility};
 
 use crate::{ByteSize, Origin, RecognisedVariable};
 

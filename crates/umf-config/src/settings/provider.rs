@@ -39,6 +39,19 @@ words! {
 }
 
 words! {
+    /// Who makes dma-bufs.
+    DmaBufExporter {
+        /// `/dev/udmabuf`, of memory of the host.
+        #[default]
+        Udmabuf = "udmabuf",
+        /// A heap of `/dev/dma_heap`.
+        Heap = "heap",
+        /// A graphics driver, as dumb buffers.
+        Drm = "drm",
+    }
+}
+
+words! {
     /// How memory is placed on NUMA nodes.
     NumaMode {
         /// As the process's own policy says.
@@ -168,22 +181,26 @@ fn is_shared_memory_name(name: &str) -> bool {
     name.len() <= 253 && !name.contains(['/', '\0']) && name != "." && name != ".."
 }
 
+fn is_file_name(name: &str) -> bool {
+    !name.is_empty() && is_shared_memory_name(name)
+}
+
 /// One provider set. Environment names are `UMF_PROVIDER_<NAME>_<KEY>`.
 ///
-/// The set `host` always exists. The keys of the kind `host` come first, those of a plugin behind;
+/// The set `host` always exists. The keys of the kind `host` come first, those of dma-bufs and of a plugin behind;
 /// any other kind finds what it needs in [`Provider::params`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Provider {
-    /// `host`, `plugin` or a kind that the program registered. Default: `host`.
+    /// `host`, `dma-buf`, `plugin` or a kind that the program registered. Default: `host`.
     pub kind: String,
     /// Host: who sees the memory. Default: `private`.
     pub visibility: Visibility,
     /// Host: name of the shared memory, without a slash, at most 253 bytes. Default: none.
     pub name: Option<String>,
-    /// Host: huge pages. Default: `none`.
+    /// Host, dma-buf (`none` or `hugetlb`, from udmabuf): huge pages. Default: `none`.
     pub huge_pages: HugePages,
-    /// Host: size of a huge page, a power of two of bytes; 0 is the system's own choice. Default: 0.
+    /// Host, dma-buf: size of a huge page, a power of two of bytes; 0 is the system's own choice. Default: 0.
     pub huge_page_size: ByteSize,
     /// Host: NUMA placement. Default: `default`.
     pub numa: NumaMode,
@@ -196,6 +213,12 @@ pub struct Provider {
     /// Host: each region has a descriptor of its own, so that who opens one sees nothing else.
     /// Default: false.
     pub isolate: bool,
+    /// Dma-buf: who makes the buffers. Default: `udmabuf`.
+    pub exporter: DmaBufExporter,
+    /// Dma-buf: the heap, a name in `/dev/dma_heap`. Default: `system`.
+    pub heap: String,
+    /// Dma-buf: the name of the graphics driver. Default: none.
+    pub driver: Option<String>,
     /// Plugin: absolute path of the shared object. Default: none. Refused from the working
     /// directory's file and from a variable.
     pub path: Option<PathBuf>,
@@ -219,6 +242,9 @@ impl Default for Provider {
             numa_part_size: ByteSize::ZERO,
             numa_weights: Vec::new(),
             isolate: false,
+            exporter: DmaBufExporter::Udmabuf,
+            heap: "system".to_owned(),
+            driver: None,
             path: None,
             symbol: None,
             params: Params::new(),
@@ -246,6 +272,13 @@ impl Section for Provider {
         field!(numa_part_size),
         field!(numa_weights),
         field!(isolate),
+        field!(exporter),
+        field!(heap, "a name in /dev/dma_heap, without a slash" if |heap| is_file_name(String::as_str(&heap))),
+        field!(
+            driver,
+            "the name of a graphics driver, without a slash (empty for none)"
+                if |driver| Option::as_deref(&driver).is_none_or(is_file_name)
+        ),
         field!(path),
         field!(symbol),
         field!(params),

@@ -48,14 +48,21 @@ fn passed_over(provider: &dyn Provider, why: &str) {
 /// provider needs room for some 32 MiB of regions. Needs feature `conformance` of `umf-core`, and the process
 /// to be free to fork.
 ///
+/// A third argument, `lacks: `, is for providers that need what not every machine has. It is called first, and says what is lacking, if
+/// anything is: the tests then pass, with a line `umf-skip: ` that says so.
+///
 /// ```ignore
 /// umf_core::provider_conformance!(private, || HostProvider::builder().build().unwrap());
+/// umf_core::provider_conformance!(device, make_device, lacks: || open_device().err().map(|error| error.to_string()));
 /// ```
 #[macro_export]
 macro_rules! provider_conformance {
     ($module:ident, $make:expr) => {
+        $crate::provider_conformance!($module, $make, lacks: || None);
+    };
+    ($module:ident, $make:expr, lacks: $lacks:expr) => {
         $crate::provider_conformance!(
-            @cases $module, $make,
+            @cases $module, $make, $lacks,
             it_says_what_it_is
             sizes_are_whole_pages
             alignments_are_kept_or_refused
@@ -82,7 +89,7 @@ macro_rules! provider_conformance {
             held_regions_keep_their_provider
         );
     };
-    (@cases $module:ident, $make:expr, $($case:ident)*) => {
+    (@cases $module:ident, $make:expr, $lacks:expr, $($case:ident)*) => {
         #[cfg(test)]
         mod $module {
             #[allow(unused_imports)]
@@ -95,6 +102,11 @@ macro_rules! provider_conformance {
             $(
                 #[test]
                 fn $case() {
+                    let lacking: Option<String> = ($lacks)();
+                    if let Some(what) = lacking {
+                        println!("umf-skip: conformance of {}: {what}", stringify!($module));
+                        return;
+                    }
                     $crate::conformance::provider::$case(&make);
                 }
             )*

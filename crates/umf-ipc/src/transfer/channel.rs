@@ -159,7 +159,10 @@ impl Channel {
                 Mode::Socket => self.by_socket(wanted),
             };
             match fetched {
-                Ok(fd) => return Ok((fd, mode)),
+                Ok(fd) => {
+                    tracing::debug!(pid = self.pid, %mode, "fetched an fd");
+                    return Ok((fd, mode));
+                }
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::Refused(refusal)) => {
                     tracing::debug!(pid = self.pid, %mode, reason = refusal.reason, "exchange mode refused");

@@ -1,0 +1,146 @@
+//! [`DmaBuf`]: a file descriptor that is known to be a dma-buf.
+
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use umf_core::{Access, Error, Result};
+
+use crate::sys::{self, dma_buf};
+
+/// A dma-buf: memory that devices and processes share, behind a file descriptor. Clones share the descriptor.
+///
+/// Thread-safe. See the kernel's documentation, "Buffer Sharing and Synchronization".
+#[derive(Clone, Debug)]
+pub struct DmaBuf {
+    fd: Arc<OwnedFd>,
+    size: u64,
+}
+
+impl DmaBuf {
+    /// The longest name that a buffer can have, in bytes.
+    pub const NAME_MAX: usize = 31;
+
+    /// Takes a descriptor that somebody exported (a driver, another process) if it is a dma-buf.
+    ///
+    /// What it is, is asked without calling into the file: one of somebody else's file system could wait for ever.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`] if it is something else, [`Error::Native`] if that cannot be found out (no `/proc`).
+    pub fn from_fd(fd: OwnedFd) -> Result<Self> {
+        if !is_dma_buf(fd.as_fd())? {
+            return Err(Error::Untrusted { why: "the descriptor is not a dma-buf" });
+        }
+        Self::made(fd)
+    }
+
+    /// What a device has just made, which is a dma-buf.
+    pub(crate) fn made(fd: OwnedFd) -> Result<Self> {
+        let size = sys::size_of_buffer(fd.as_fd())
+            .map_err(|errno| Error::native("lseek of a dma-buf", errno.raw_os_error()))?;
+        Ok(Self { fd: Arc::new(fd), size })
+    }
+
+    /// Its size in bytes, which never changes.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The descriptor, shared.
+    #[must_use]
+    pub fn fd(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.fd)
+    }
+
+    /// Gives the buffer a name, which `/sys/kernel/debug/dma_buf/bufinfo` and `/proc/<pid>/fdinfo` show. What is longer than
+    /// [`DmaBuf::NAME_MAX`] bytes is cut.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] before Linux 5.3.
+    pub fn set_name(&self, name: &str) -> Result<()> {
+        let plain: Vec<u8> =
+            name.bytes().filter(|byte| !byte.is_ascii_control()).take(Self::NAME_MAX).collect();
+        let name = CString::new(plain).unwrap_or_default();
+        dma_buf::set_name(self.fd.as_fd(), &name)
+            .map_err(|errno| error("naming a dma-buf (Linux 5.3)", "ioctl(DMA_BUF_SET_NAME)", errno))
+    }
+
+    /// Tells the driver that the CPU is going to touch the memory, and waits for devices that write to it (or, for writing,
+    /// use it). Ended by [`DmaBuf::end`].
+    pub(crate) fn begin(&self, access: Access) -> Result<()> {
+        dma_buf::sync(self.fd.as_fd(), flags(access), false)
+            .map_err(|errno| Error::native("ioctl(DMA_BUF_IOCTL_SYNC) to begin", errno.raw_os_error()))
+    }
+
+    /// Tells the driver that the CPU is done.
+    pub(crate) fn end(&self, access: Access) -> Result<()> {
+        dma_buf::sync(self.fd.as_fd(), flags(access), true)
+            .map_err(|errno| Error::native("ioctl(DMA_BUF_IOCTL_SYNC) to end", errno.raw_os_error()))
+    }
+
+    /// A sync file: it becomes readable (`poll(2)`) when what devices are doing with the buffer is done, as far as `access`
+    /// has to wait for it. For reading that is writing; for writing, everything.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] before Linux 6.0.
+    pub fn export_sync_file(&self, access: Access) -> Result<OwnedFd> {
+        dma_buf::export_sync_file(self.fd.as_fd(), flags(access)).map_err(|errno| {
+            error("sync files of a dma-buf (Linux 6.0)", "ioctl(DMA_BUF_IOCTL_EXPORT_SYNC_FILE)", errno)
+        })
+    }
+
+    /// Adds the work that a sync file stands for, which does `access`: devices and [`crate::CpuAccess`] then wait for it as for
+    /// what drivers do themselves.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] before Linux 6.0, [`Error::InvalidArgument`] if `file` is no sync file.
+    pub fn import_sync_file(&self, file: BorrowedFd<'_>, access: Access) -> Result<()> {
+        dma_buf::import_sync_file(self.fd.as_fd(), flags(access), file).map_err(|errno| match errno {
+            Errno::INVAL | Errno::BADF => {
+                Error::InvalidArgument { what: "sync file", why: "the descriptor is no sync file" }
+            }
+            errno => {
+                error("sync files of a dma-buf (Linux 6.0)", "ioctl(DMA_BUF_IOCTL_IMPORT_SYNC_FILE)", errno)
+            }
+        })
+    }
+}
+
+impl AsFd for DmaBuf {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn flags(access: Access) -> u32 {
+    match access {
+        Access::ReadOnly => dma_buf::READ,
+        Access::ReadWrite => dma_buf::READ | dma_buf::WRITE,
+    }
+}
+
+fn error(what: &'static str, call: &'static str, errno: Errno) -> Error {
+    match errno {
+        Errno::NOTTY | Errno::NOSYS => {
+            Error::NotSupported { what, owner: "this kernel", native: errno.raw_os_error() }
+        }
+        _ => Error::native(call, errno.raw_os_error()),
+    }
+}
+
+/// Whether a descriptor is a dma-buf. The kernel alone answers: it shows who exported a dma-buf in `fdinfo`, and nothing like
+/// it of any other file (Linux 5.3).
+fn is_dma_buf(fd: BorrowedFd<'_>) -> Result<bool> {
+    let path = format!("/proc/self/fdinfo/{}", fd.as_raw_fd());
+    match std::fs::read(&path) {
+        // A name may hold what is no text.
+        Ok(text) => Ok(text.split(|&byte| byte == b'\n').any(|line| line.starts_with(b"exp_name:\t"))),
+        Err(error) => Err(Error::Native {
+            call: "read of /proc/self/fdinfo",
+            native: error.raw_os_error().unwrap_or(0),
+            hint: "mount /proc: without it a dma-buf cannot be told from other files",
+        }),
+    }
+}

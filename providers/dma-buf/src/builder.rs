@@ -1,0 +1,104 @@
+//! [`DmaBufBuilder`]: how a [`DmaBufProvider`] is set up.
+
+use std::borrow::Cow;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use umf_core::{Error, Result};
+
+use crate::buffer::DmaBuf;
+use crate::carved::Carved;
+use crate::drm::DrmCard;
+use crate::each::Each;
+use crate::heap::Heap;
+use crate::provider::{DmaBufProvider, Form};
+use crate::source::Source;
+use crate::sys;
+use crate::udmabuf::Udmabuf;
+
+/// How a [`DmaBufProvider`] is set up. Got from [`DmaBufProvider`].
+#[derive(Debug)]
+#[must_use]
+pub struct DmaBufBuilder {
+    label: Cow<'static, str>,
+    origin: Origin,
+    huge_page: Option<usize>,
+}
+
+#[derive(Debug)]
+enum Origin {
+    Makes(Source),
+    Has(DmaBuf),
+}
+
+impl DmaBufBuilder {
+    fn new(origin: Origin) -> Self {
+        Self { label: Cow::Borrowed("dma-buf"), origin, huge_page: None }
+    }
+
+    pub(crate) fn udmabuf() -> Result<Self> {
+        Ok(Self::new(Origin::Makes(Source::Udmabuf(Udmabuf::open()?))))
+    }
+
+    pub(crate) fn heap(name: &str) -> Result<Self> {
+        Ok(Self::new(Origin::Makes(Source::Heap(Heap::open(name)?))))
+    }
+
+    pub(crate) fn drm(driver: &str) -> Result<Self> {
+        Ok(Self::new(Origin::Makes(Source::Drm(DrmCard::with_driver(driver)?))))
+    }
+
+    /// Dumb buffers of the device at `path`, where the driver's name does not say which.
+    ///
+    /// # Errors
+    /// As [`DrmCard::open`].
+    pub fn drm_at(path: &Path) -> Result<Self> {
+        Ok(Self::new(Origin::Makes(Source::Drm(DrmCard::open(path)?))))
+    }
+
+    pub(crate) fn over(fd: OwnedFd) -> Result<Self> {
+        Ok(Self::new(Origin::Has(DmaBuf::from_fd(fd)?)))
+    }
+
+    /// A name for people: logs, statistics, `umf ps`; with the process id it is the name of the buffers in
+    /// `/sys/kernel/debug/dma_buf/bufinfo`, too. Default: `dma-buf`.
+    pub fn name(mut self, name: impl Into<Cow<'static, str>>) -> Self {
+        self.label = name.into();
+        self
+    }
+
+    /// Use reserved huge pages of this many bytes (`/sys/kernel/mm/hugepages`). For udmabuf. An allocation fails where there
+    /// are none left.
+    pub fn huge_page(mut self, bytes: usize) -> Self {
+        self.huge_page = Some(bytes);
+        self
+    }
+
+    /// Builds the provider.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for huge pages where the kernel or the driver chooses, or of a size that is none;
+    /// [`Error::OutOfMemory`] if a buffer that was given cannot be mapped.
+    pub fn build(self) -> Result<Arc<DmaBufProvider>> {
+        let mut origin = self.origin;
+        if let Some(size) = self.huge_page {
+            let refuse = |why| Err(Error::InvalidArgument { what: "huge page", why });
+            if !size.is_power_of_two() || size <= sys::page_size() {
+                return refuse("must be a power of two of bytes, larger than a page");
+            }
+            match &mut origin {
+                Origin::Makes(Source::Udmabuf(device)) => device.set_huge_page(size),
+                _ => return refuse("is for udmabuf: elsewhere the driver chooses"),
+            }
+        }
+        let form = match origin {
+            // The process first: long labels are cut.
+            Origin::Makes(source) => {
+                Form::Each(Each::new(source, format!("umf {} {}", std::process::id(), self.label)))
+            }
+            Origin::Has(buffer) => Form::Carved(Carved::new(buffer)?),
+        };
+        Ok(Arc::new(DmaBufProvider::new(self.label, form)))
+    }
+}

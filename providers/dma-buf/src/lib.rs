@@ -1,0 +1,56 @@
+//! dma-buf memory for umf: the memory that devices share with each other and with processes.
+//!
+//! | what | how |
+//! |---|---|
+//! | memory of the host that devices can import | [`DmaBufProvider::udmabuf`]: `/dev/udmabuf` over sealed memfds, on huge pages too |
+//! | memory from a heap | [`DmaBufProvider::heap`]: `/dev/dma_heap/<name>` |
+//! | memory of a graphics driver | [`DmaBufProvider::drm`]: dumb buffers of a card, found by its driver |
+//! | a buffer that is there already | [`DmaBufProvider::over`]: a driver's export, carved into regions |
+//! | touching memory that devices use too | [`CpuAccess`] |
+//! | one buffer by itself: its name, its fences | [`DmaBuf`] |
+//! | a buffer over files that are there already | [`Udmabuf`] |
+//! | memory of another process | [`DmaBufImport`], which needs no provider |
+//! | what this machine has, and what is in the way | [`survey`] |
+//!
+//! ```
+//! use umf_core::{Access, Layout, Provider};
+//! use umf_provider_dma_buf::{CpuAccess, DmaBufProvider};
+//!
+//! # fn main() -> Result<(), umf_core::Error> {
+//! let Ok(builder) = DmaBufProvider::udmabuf() else { return Ok(()) }; // No such device here.
+//! let provider = builder.build()?;
+//! let region = provider.allocate(Layout::new(1 << 20, 4096)?)?;
+//! // SAFETY: the region is live, and nobody else has it.
+//! let mut memory = unsafe { CpuAccess::begin(region.base(), region.size(), Access::ReadWrite)? };
+//! memory.write(0, b"seen by devices once the access has ended")?;
+//! memory.end()?;
+//! // SAFETY: nobody uses the region.
+//! unsafe { provider.free(region)? };
+//! # Ok(())
+//! # }
+//! ```
+
+mod access;
+mod buffer;
+mod builder;
+mod carved;
+mod drm;
+mod each;
+mod heap;
+mod import;
+mod live;
+mod mapping;
+mod provider;
+mod source;
+pub mod survey;
+mod sys;
+mod udmabuf;
+
+pub use access::CpuAccess;
+pub use buffer::DmaBuf;
+pub use builder::DmaBufBuilder;
+pub use drm::DrmCard;
+pub use heap::Heap;
+pub use import::DmaBufImport;
+pub use provider::DmaBufProvider;
+pub use udmabuf::{FilePart, Udmabuf};

@@ -1,0 +1,90 @@
+//! [`Source`]: who makes buffers.
+
+use rustix::io::Errno;
+use umf_core::{Error, Result};
+
+use crate::buffer::DmaBuf;
+use crate::drm::DrmCard;
+use crate::heap::Heap;
+use crate::sys;
+use crate::udmabuf::Udmabuf;
+
+/// Who makes buffers, one for each region.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Udmabuf(Udmabuf),
+    Heap(Heap),
+    Drm(DrmCard),
+}
+
+impl Source {
+    /// Sizes are rounded up to this.
+    pub(crate) fn page_size(&self) -> usize {
+        match self {
+            Self::Udmabuf(device) => device.page_size(),
+            Self::Heap(_) | Self::Drm(_) => sys::page_size(),
+        }
+    }
+
+    /// A buffer of at least `size` bytes, a multiple of the page size.
+    pub(crate) fn make(&self, size: usize) -> Result<DmaBuf> {
+        match self {
+            Self::Udmabuf(device) => device.make(size),
+            Self::Heap(heap) => heap.make(size),
+            Self::Drm(card) => card.make(size),
+        }
+    }
+
+    /// Whether a new buffer reads as zero. Nothing promises it of dumb buffers.
+    pub(crate) const fn zeroed(&self) -> bool {
+        match self {
+            Self::Udmabuf(_) | Self::Heap(_) => true,
+            Self::Drm(_) => false,
+        }
+    }
+}
+
+/// Refuses what cannot be had. Some exporters take pages until none is left, and ask the out-of-memory killer for more.
+pub(crate) fn check_available(size: usize, owner: &'static str) -> Result<()> {
+    if size as u64 <= sys::free_memory() {
+        return Ok(());
+    }
+    match sys::available_memory() {
+        Some(available) if size as u64 > available => Err(Error::OutOfMemory { size, owner, native: 0 }),
+        _ => Ok(()),
+    }
+}
+
+/// What to do about a device that cannot be opened.
+pub(crate) struct Remedies {
+    /// For messages.
+    pub(crate) what: &'static str,
+    /// The call.
+    pub(crate) call: &'static str,
+    /// Where it is not there.
+    pub(crate) absent: &'static str,
+    /// Where this process may not.
+    pub(crate) refused: &'static str,
+}
+
+/// Why a device could not be opened.
+pub(crate) fn open_error(errno: Errno, remedies: &Remedies) -> Error {
+    let native = errno.raw_os_error();
+    match errno {
+        Errno::NOENT | Errno::NXIO | Errno::NODEV | Errno::NOTDIR => {
+            Error::NotSupported { what: remedies.what, owner: remedies.absent, native }
+        }
+        Errno::ACCESS | Errno::PERM => Error::Native { call: remedies.call, native, hint: remedies.refused },
+        _ => shortage(remedies.call, errno).unwrap_or(Error::native(remedies.call, native)),
+    }
+}
+
+/// An error number that says that descriptors have run out.
+pub(crate) fn shortage(call: &'static str, errno: Errno) -> Option<Error> {
+    let hint = match errno {
+        Errno::MFILE => "raise RLIMIT_NOFILE: each dma-buf is a descriptor of its own",
+        Errno::NFILE => "the whole system is out of files: raise fs.file-max",
+        _ => return None,
+    };
+    Some(Error::Native { call, native: errno.raw_os_error(), hint })
+}

@@ -1,0 +1,76 @@
+//! What this machine has of dma-bufs, and what is in the way. Everything is tried out with one page that is let go of at once.
+
+use std::path::PathBuf;
+
+use umf_core::Error;
+
+use crate::drm::DrmCard;
+use crate::heap::Heap;
+use crate::sys;
+use crate::udmabuf::Udmabuf;
+
+/// What `/dev/udmabuf` is good for.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct UdmabufFinding {
+    /// Whether a buffer could be made, or why not and what to do.
+    pub works: Result<(), Error>,
+    /// The most bytes of one buffer.
+    pub size_limit: Option<u64>,
+    /// The most parts of one buffer.
+    pub parts_limit: Option<u64>,
+}
+
+/// What a heap is good for.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct HeapFinding {
+    /// Its name.
+    pub name: String,
+    /// Whether a buffer could be made, or why not and what to do.
+    pub works: Result<(), Error>,
+}
+
+/// What a graphics device is good for.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DrmFinding {
+    /// Where it is.
+    pub path: PathBuf,
+    /// The name of its driver, where it could be opened.
+    pub driver: Option<String>,
+    /// Whether a dumb buffer could be made and exported, or why not and what to do.
+    pub works: Result<(), Error>,
+}
+
+/// Tries `/dev/udmabuf`.
+#[must_use]
+pub fn udmabuf() -> UdmabufFinding {
+    UdmabufFinding {
+        works: Udmabuf::open().and_then(|device| device.make(sys::page_size())).map(drop),
+        size_limit: Udmabuf::size_limit(),
+        parts_limit: Udmabuf::parts_limit(),
+    }
+}
+
+/// Tries each heap.
+#[must_use]
+pub fn heaps() -> Vec<HeapFinding> {
+    let one = |name: String| {
+        let works = Heap::open(&name).and_then(|heap| heap.make(sys::page_size())).map(drop);
+        HeapFinding { name, works }
+    };
+    Heap::names().into_iter().map(one).collect()
+}
+
+/// Tries each graphics device.
+#[must_use]
+pub fn drm() -> Vec<DrmFinding> {
+    let one = |path: PathBuf| {
+        let card = DrmCard::open(&path);
+        let driver = card.as_ref().ok().map(|card| card.driver().to_owned());
+        let works = card.and_then(|card| card.make(sys::page_size())).map(drop);
+        DrmFinding { path, driver, works }
+    };
+    DrmCard::paths().into_iter().map(one).collect()
+}

@@ -1,0 +1,410 @@
+//! System calls of this crate. Each function is one call (or one call and its retry), with the kernel's types kept out of
+//! the rest of the crate.
+
+use core::ffi::{CStr, c_void};
+use core::ptr::{self, NonNull};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::ioctl::{Opcode, Setter, Updater, opcode};
+use rustix::mm::{MapFlags, ProtFlags};
+
+type Result<T> = core::result::Result<T, Errno>;
+
+/// The system's page size in bytes.
+pub(crate) fn page_size() -> usize {
+    // Not from rustix, which panics on Linux before 6.4 where there is no /proc.
+    // SAFETY: sysconf reads no memory of ours.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
+}
+
+/// Opens a device for reading and writing.
+pub(crate) fn open_device(path: &Path) -> Result<OwnedFd> {
+    // A device file that a user made in place of the real one may be anything: it is not waited for.
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty()))
+}
+
+/// A memfd that can be sealed, on huge pages of `huge_page` bytes if given.
+pub(crate) fn memfd(name: &CStr, huge_page: Option<usize>) -> Result<OwnedFd> {
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    if let Some(size) = huge_page {
+        // The logarithm at bit 26, as `memfd_create(2)` says.
+        flags |= MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(size.trailing_zeros() << 26);
+    }
+    rustix::fs::memfd_create(name, flags)
+}
+
+/// Sets the size of a file and seals it for good: it can be neither shrunk nor grown.
+pub(crate) fn set_size_and_seal(file: BorrowedFd<'_>, size: u64) -> Result<()> {
+    retry_on_intr(|| rustix::fs::ftruncate(file, size))?;
+    rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+}
+
+/// Makes all pages of a file now.
+pub(crate) fn commit(file: BorrowedFd<'_>, size: u64) -> Result<()> {
+    retry_on_intr(|| rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size))
+}
+
+/// The size of a dma-buf in bytes. Only for what is known to be one: another file may wait here.
+pub(crate) fn size_of_buffer(file: BorrowedFd<'_>) -> Result<u64> {
+    // The position of a dma-buf means nothing.
+    rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
+}
+
+/// Takes `size` bytes of addresses that cannot be accessed and cost no memory.
+pub(crate) fn reserve_addresses(size: usize) -> Result<NonNull<u8>> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a mapping at an address of the kernel's choice touches no memory that exists.
+    let mapped = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), size, ProtFlags::empty(), flags) }?;
+    NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
+}
+
+/// Maps `size` bytes of a dma-buf at `offset`; at `place` if given and nothing lies there (else `EEXIST`).
+pub(crate) fn map(
+    place: Option<usize>,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    size: usize,
+    writable: bool,
+) -> Result<NonNull<u8>> {
+    let (hint, flags): (*mut c_void, _) = match place {
+        None => (ptr::null_mut(), MapFlags::SHARED),
+        Some(address) => (ptr::without_provenance_mut(address), MapFlags::SHARED | MapFlags::FIXED_NOREPLACE),
+    };
+    let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+    // SAFETY: as in `reserve_addresses`, or where nothing is mapped.
+    let mapped = unsafe { rustix::mm::mmap(hint, size, protection, flags, file, offset) }?;
+    NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
+}
+
+/// Unmaps.
+///
+/// # Safety
+/// The range consists of mappings that the caller owns, and nobody uses them any more.
+pub(crate) unsafe fn unmap(base: NonNull<u8>, size: usize) -> Result<()> {
+    // SAFETY: passed on to the caller.
+    unsafe { rustix::mm::munmap(base.as_ptr().cast(), size) }
+}
+
+/// Bytes of memory that nobody uses.
+pub(crate) fn free_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.freeram.saturating_mul(u64::from(info.mem_unit))
+}
+
+/// Bytes of memory that can be had without swapping, as far as the kernel can tell.
+pub(crate) fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// An fd that a driver put into a structure.
+fn made(fd: i32) -> Result<OwnedFd> {
+    if fd < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the ioctl that succeeded has just opened it for this process, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Calls an ioctl that reads and writes one structure.
+///
+/// # Safety
+/// `OPCODE` expects a `T`, and what the `T` points to is valid for the call.
+unsafe fn update<const OPCODE: Opcode, T>(fd: BorrowedFd<'_>, value: &mut T) -> Result<()> {
+    // Drivers give up when a signal comes, and expect to be asked again.
+    // SAFETY: passed on to the caller.
+    retry_on_intr(|| unsafe { rustix::ioctl::ioctl(fd, Updater::<OPCODE, T>::new(value)) })
+}
+
+/// Calls an ioctl that reads one structure.
+///
+/// # Safety
+/// As [`update`].
+unsafe fn set<const OPCODE: Opcode, T: Copy>(fd: BorrowedFd<'_>, value: T) -> Result<()> {
+    // SAFETY: passed on to the caller.
+    retry_on_intr(|| unsafe { rustix::ioctl::ioctl(fd, Setter::<OPCODE, T>::new(value)) })
+}
+
+pub(crate) mod dma_buf {
+    //! `linux/dma-buf.h`.
+
+    use super::{AsRawFd, BorrowedFd, CStr, Opcode, OwnedFd, Result, made, opcode, set, update};
+
+    const SYNC: Opcode = opcode::write::<u64>(b'b', 0);
+    /// Its argument is a pointer to text, though it says that it is a number.
+    const SET_NAME: Opcode = opcode::write::<u64>(b'b', 1);
+    const EXPORT_SYNC_FILE: Opcode = opcode::read_write::<SyncFile>(b'b', 2);
+    const IMPORT_SYNC_FILE: Opcode = opcode::write::<SyncFile>(b'b', 3);
+
+    /// The CPU reads.
+    pub(crate) const READ: u32 = 1;
+    /// The CPU writes.
+    pub(crate) const WRITE: u32 = 2;
+    const END: u64 = 4;
+
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct SyncFile {
+        flags: u32,
+        fd: i32,
+    }
+
+    /// Begins or ends an access of the CPU.
+    pub(crate) fn sync(buffer: BorrowedFd<'_>, flags: u32, ends: bool) -> Result<()> {
+        let flags = u64::from(flags) | if ends { END } else { 0 };
+        loop {
+            // SAFETY: the structure is one 64-bit number of flags.
+            match unsafe { set::<SYNC, u64>(buffer, flags) } {
+                Err(rustix::io::Errno::AGAIN) => std::thread::yield_now(),
+                other => return other,
+            }
+        }
+    }
+
+    /// Gives the buffer a name of at most 31 bytes.
+    pub(crate) fn set_name(buffer: BorrowedFd<'_>, name: &CStr) -> Result<()> {
+        let name = name.as_ptr();
+        // SAFETY: the kernel reads up to 32 bytes of text that ends with 0, which outlives the call.
+        unsafe { rustix::ioctl::ioctl(buffer, Pointer(name.cast())) }
+    }
+
+    struct Pointer(*const core::ffi::c_void);
+
+    // SAFETY: the argument is passed as it is, and nothing comes back.
+    unsafe impl rustix::ioctl::Ioctl for Pointer {
+        type Output = ();
+        const IS_MUTATING: bool = false;
+
+        fn opcode(&self) -> Opcode {
+            SET_NAME
+        }
+
+        fn as_ptr(&mut self) -> *mut core::ffi::c_void {
+            self.0.cast_mut()
+        }
+
+        unsafe fn output_from_ptr(
+            _: rustix::ioctl::IoctlOutput,
+            _: *mut core::ffi::c_void,
+        ) -> rustix::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A file that becomes readable once the devices' work on the buffer is done.
+    pub(crate) fn export_sync_file(buffer: BorrowedFd<'_>, flags: u32) -> Result<OwnedFd> {
+        let mut file = SyncFile { flags, fd: -1 };
+        // SAFETY: the structure that the call expects; it holds no pointers.
+        unsafe { update::<EXPORT_SYNC_FILE, _>(buffer, &mut file) }?;
+        made(file.fd)
+    }
+
+    /// Lets devices that use the buffer from now on wait for what a sync file stands for.
+    pub(crate) fn import_sync_file(buffer: BorrowedFd<'_>, flags: u32, file: BorrowedFd<'_>) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { set::<IMPORT_SYNC_FILE, _>(buffer, SyncFile { flags, fd: file.as_raw_fd() }) }
+    }
+}
+
+pub(crate) mod udmabuf {
+    //! `linux/udmabuf.h`.
+
+    use super::{BorrowedFd, Errno, Opcode, OwnedFd, Result, made, opcode};
+
+    const FLAGS_CLOEXEC: u32 = 1;
+
+    /// One part of a buffer.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct Item {
+        pub(crate) memfd: u32,
+        pub(crate) padding: u32,
+        pub(crate) offset: u64,
+        pub(crate) size: u64,
+    }
+
+    /// `struct udmabuf_create_list` without its items, which decides what number the call has.
+    #[repr(C)]
+    struct Head {
+        flags: u32,
+        count: u32,
+    }
+
+    const CREATE_LIST: Opcode = opcode::write::<Head>(b'u', 0x43);
+
+    struct List(Vec<u64>);
+
+    // SAFETY: the kernel reads the head, and as many items behind it as that says; the new fd is what it returns.
+    unsafe impl rustix::ioctl::Ioctl for List {
+        type Output = i32;
+        const IS_MUTATING: bool = false;
+
+        fn opcode(&self) -> Opcode {
+            CREATE_LIST
+        }
+
+        fn as_ptr(&mut self) -> *mut core::ffi::c_void {
+            self.0.as_mut_ptr().cast()
+        }
+
+        unsafe fn output_from_ptr(
+            out: rustix::ioctl::IoctlOutput,
+            _: *mut core::ffi::c_void,
+        ) -> rustix::io::Result<i32> {
+            Ok(out)
+        }
+    }
+
+    /// A dma-buf of these parts, one after the other.
+    pub(crate) fn create(device: BorrowedFd<'_>, items: &[Item]) -> Result<OwnedFd> {
+        let count = u32::try_from(items.len()).map_err(|_| Errno::INVAL)?;
+        // The structures as words of the machine: the head, then three for each item.
+        let word = |low: u32, high: u32| {
+            let (low, high) = (low.to_ne_bytes(), high.to_ne_bytes());
+            u64::from_ne_bytes([low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]])
+        };
+        let mut words = Vec::with_capacity(1 + 3 * items.len());
+        words.push(word(FLAGS_CLOEXEC, count));
+        for item in items {
+            words.extend([word(item.memfd, item.padding), item.offset, item.size]);
+        }
+        // SAFETY: a head and `count` items; the call holds on to nothing of them.
+        made(unsafe { rustix::ioctl::ioctl(device, List(words)) }?)
+    }
+}
+
+pub(crate) mod heap {
+    //! `linux/dma-heap.h`.
+
+    use super::{BorrowedFd, Errno, OFlags, Opcode, OwnedFd, Result, made, opcode, update};
+
+    #[repr(C)]
+    struct Allocation {
+        len: u64,
+        fd: u32,
+        fd_flags: u32,
+        heap_flags: u64,
+    }
+
+    const ALLOC: Opcode = opcode::read_write::<Allocation>(b'H', 0);
+
+    /// A dma-buf of this size.
+    pub(crate) fn allocate(heap: BorrowedFd<'_>, size: u64) -> Result<OwnedFd> {
+        let fd_flags = (OFlags::RDWR | OFlags::CLOEXEC).bits();
+        let mut allocation = Allocation { len: size, fd: 0, fd_flags, heap_flags: 0 };
+        // SAFETY: the structure that the call expects; it holds no pointers.
+        unsafe { update::<ALLOC, _>(heap, &mut allocation) }?;
+        made(i32::try_from(allocation.fd).map_err(|_| Errno::BADF)?)
+    }
+}
+
+pub(crate) mod drm {
+    //! `drm/drm.h`.
+
+    use super::{BorrowedFd, OFlags, Opcode, OwnedFd, Result, made, opcode, set, update};
+
+    #[repr(C)]
+    struct Version {
+        numbers: [i32; 3],
+        name_len: usize,
+        name: *mut u8,
+        date_len: usize,
+        date: *mut u8,
+        desc_len: usize,
+        desc: *mut u8,
+    }
+
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Close {
+        handle: u32,
+        padding: u32,
+    }
+
+    #[repr(C)]
+    struct CreateDumb {
+        height: u32,
+        width: u32,
+        bits_per_pixel: u32,
+        flags: u32,
+        handle: u32,
+        pitch: u32,
+        size: u64,
+    }
+
+    #[repr(C)]
+    struct Prime {
+        handle: u32,
+        flags: u32,
+        fd: i32,
+    }
+
+    const VERSION: Opcode = opcode::read_write::<Version>(b'd', 0x00);
+    const GEM_CLOSE: Opcode = opcode::write::<Close>(b'd', 0x09);
+    const DROP_MASTER: Opcode = opcode::none(b'd', 0x1f);
+    const PRIME_HANDLE_TO_FD: Opcode = opcode::read_write::<Prime>(b'd', 0x2d);
+    const MODE_CREATE_DUMB: Opcode = opcode::read_write::<CreateDumb>(b'd', 0xb2);
+
+    /// The name of the driver.
+    pub(crate) fn driver(card: BorrowedFd<'_>) -> Result<String> {
+        let mut name = [0_u8; 64];
+        let none = core::ptr::null_mut();
+        let mut version = Version {
+            numbers: [0; 3],
+            name_len: name.len(),
+            name: name.as_mut_ptr(),
+            date_len: 0,
+            date: none,
+            desc_len: 0,
+            desc: none,
+        };
+        // SAFETY: the structure that the call expects: the name has room for what it says, the other texts have none.
+        unsafe { update::<VERSION, _>(card, &mut version) }?;
+        let length = version.name_len.min(name.len());
+        Ok(String::from_utf8_lossy(&name[..length]).into_owned())
+    }
+
+    /// Who opens a card first is its master, and keeps others from showing anything. Not needed here.
+    pub(crate) fn drop_master(card: BorrowedFd<'_>) {
+        // SAFETY: takes no argument. Who is no master is told so, which is as well.
+        let _ = unsafe { rustix::ioctl::ioctl(card, rustix::ioctl::NoArg::<DROP_MASTER>::new()) };
+    }
+
+    /// A dumb buffer of at least this many pages of 4096 bytes: its handle.
+    pub(crate) fn create_dumb(card: BorrowedFd<'_>, pages: u32) -> Result<(u32, u64)> {
+        // The one format that all drivers have.
+        let mut dumb = CreateDumb {
+            height: pages,
+            width: 1024,
+            bits_per_pixel: 32,
+            flags: 0,
+            handle: 0,
+            pitch: 0,
+            size: 0,
+        };
+        // SAFETY: the structure that the call expects; it holds no pointers.
+        unsafe { update::<MODE_CREATE_DUMB, _>(card, &mut dumb) }?;
+        Ok((dumb.handle, dumb.size))
+    }
+
+    /// The dma-buf behind a handle.
+    pub(crate) fn export(card: BorrowedFd<'_>, handle: u32) -> Result<OwnedFd> {
+        let flags = (OFlags::RDWR | OFlags::CLOEXEC).bits();
+        let mut prime = Prime { handle, flags, fd: -1 };
+        // SAFETY: as above.
+        unsafe { update::<PRIME_HANDLE_TO_FD, _>(card, &mut prime) }?;
+        made(prime.fd)
+    }
+
+    /// Lets go of a handle; dma-bufs of it stay.
+    pub(crate) fn close(card: BorrowedFd<'_>, handle: u32) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { set::<GEM_CLOSE, _>(card, Close { handle, padding: 0 }) }
+    }
+}

@@ -1,0 +1,43 @@
+//! The conformance suite over every source of dma-bufs.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+mod machine;
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use machine::{lacks, lacks_huge_pages};
+use umf_core::{Layout, Provider, provider_conformance};
+use umf_provider_dma_buf::DmaBufProvider;
+
+provider_conformance!(udmabuf, || DmaBufProvider::udmabuf().unwrap().build().unwrap(),
+    lacks: || lacks(DmaBufProvider::udmabuf()));
+provider_conformance!(on_huge_pages, || DmaBufProvider::udmabuf().unwrap().huge_page(2 << 20).build().unwrap(),
+    lacks: || lacks_huge_pages(64));
+provider_conformance!(system_heap, || DmaBufProvider::heap("system").unwrap().build().unwrap(),
+    lacks: || lacks(DmaBufProvider::heap("system")));
+provider_conformance!(vgem, || DmaBufProvider::drm("vgem").unwrap().build().unwrap(),
+    lacks: || lacks(DmaBufProvider::drm("vgem")));
+provider_conformance!(virtio_gpu, || DmaBufProvider::drm("virtio_gpu").unwrap().build().unwrap(),
+    lacks: || lacks(DmaBufProvider::drm("virtio_gpu")));
+provider_conformance!(over_one_buffer, over, lacks: || lacks(DmaBufProvider::udmabuf()));
+
+/// A provider over a buffer that no other has at the time. Buffers are large: they are used again.
+fn over() -> Arc<DmaBufProvider> {
+    static BUFFERS: Mutex<Vec<(OwnedFd, Weak<DmaBufProvider>)>> = Mutex::new(Vec::new());
+    let mut buffers = BUFFERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = buffers.iter().position(|(_, user)| user.strong_count() == 0).unwrap_or_else(|| {
+        let maker = DmaBufProvider::udmabuf().unwrap().build().unwrap();
+        let region = maker.allocate(Layout::new(40 << 20, 4096).unwrap()).unwrap();
+        let exported = Provider::export(&*maker).unwrap().export(&region).unwrap();
+        buffers.push((exported.fd.unwrap().try_clone().unwrap(), Weak::new()));
+        // SAFETY: nobody uses the region; the buffer stays.
+        unsafe { maker.free(region) }.unwrap();
+        buffers.len() - 1
+    });
+    let (buffer, user) = &mut buffers[place];
+    let provider = DmaBufProvider::over(buffer.try_clone().unwrap()).unwrap().build().unwrap();
+    *user = Arc::downgrade(&provider);
+    provider
+}

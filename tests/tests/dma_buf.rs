@@ -1,0 +1,208 @@
+//! dma-bufs between processes: by value, over the slab pool, whoever is killed.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use umf::Handle;
+use umf_tests::{Actor, Census, machine, spawn};
+
+fn in_mode(mode: &str) -> Actor {
+    spawn!().env("UMF_IPC_EXCHANGE", mode).start()
+}
+
+/// Blocks of several sizes, the last too large for a slab; each filled with its number.
+fn blocks(producer: &mut Actor, source: &str) -> Vec<Handle> {
+    producer.ok(&format!("pool p dma-buf {source}"));
+    let sizes = [64_u64, 4096, 100_000, (2 << 20) + 4096];
+    (1..)
+        .zip(sizes)
+        .map(|(number, size)| {
+            producer.ok(&format!("alloc p {size} -> p.b{number}"));
+            producer.ok(&format!("fill p.b{number} {number}"));
+            producer.handle(&format!("handle p.b{number}"))
+        })
+        .collect()
+}
+
+/// The buffers that the kernel has of a process of this test; `None` where it does not show them.
+fn buffers_of(pid: u32) -> Option<usize> {
+    let all = std::fs::read_to_string("/sys/kernel/debug/dma_buf/bufinfo").ok()?;
+    Some(all.lines().filter(|line| line.contains(&format!("umf {pid} "))).count())
+}
+
+/// Waits until as many are left: a process that was killed lets go of its memory in its own time.
+#[track_caller]
+fn leaves(pid: u32, count: usize) {
+    for _ in 0..1000 {
+        if buffers_of(pid).is_none_or(|found| found == count) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("{:?} buffers of process {pid} are left, and not {count}", buffers_of(pid));
+}
+
+#[test]
+fn two_processes_share_blocks_by_value_and_see_what_the_other_writes() {
+    for source in machine::dma_buf_sources("two_processes_share_blocks") {
+        // The ways do not depend on who made the buffer.
+        let all: &[_] = &["pidfd", "socket", "auto", "procfs,pidfd", "procfs,socket"];
+        for &mode in if source == "udmabuf" { all } else { &all[..2] } {
+            let mut producer = in_mode(mode);
+            let handles = blocks(&mut producer, source);
+            let mut importer = in_mode(mode);
+            let clean = Census::of(&importer);
+            for (number, handle) in (1..).zip(&handles) {
+                assert_eq!(handle.provider_kind().as_str(), "dma-buf");
+                importer.ok(&format!("open {handle} -> m{number}"));
+                importer.check(&format!("m{number}"), number);
+                importer.ok(&format!("open-read {handle} -> r{number}"));
+                importer.fails(&format!("poke r{number}"), "ReadOnly");
+                importer.ok(&format!("fill m{number} {}", number + 100));
+                importer.check(&format!("r{number}"), number + 100);
+                producer.check(&format!("p.b{number}"), number + 100);
+            }
+            // What is freed is stale, and not what lies there next.
+            producer.ok("free p p.b2");
+            assert_eq!(importer.ok("is_current m2"), "false");
+            importer.fails(&format!("open {} -> again", handles[1]), "Stale");
+            producer.ok("alloc p 4096 -> p.b5");
+            importer.fails(&format!("open {} -> again", handles[1]), "Stale");
+            for number in 1..=handles.len() {
+                importer.ok(&format!("close m{number}"));
+                importer.ok(&format!("close r{number}"));
+            }
+            importer.ok("evict");
+            clean.comes_back(&importer);
+            importer.finish();
+            producer.finish();
+        }
+    }
+}
+
+#[test]
+fn procfs_alone_is_refused_with_what_would_do() {
+    if let Some(source) = machine::dma_buf_sources("procfs_alone_is_refused").first() {
+        let mut producer = in_mode("procfs");
+        let handle = blocks(&mut producer, source).remove(0);
+        let mut importer = in_mode("procfs");
+        let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+        assert!(message.contains("cannot be opened through /proc"), "{message}");
+        assert!(message.contains("use pidfd or socket"), "{message}");
+    }
+}
+
+#[test]
+fn nothing_is_left_when_an_importer_is_killed() {
+    for source in machine::dma_buf_sources("nothing_is_left_when_an_importer_is_killed") {
+        let mut producer = in_mode("auto");
+        let handles = blocks(&mut producer, source);
+        let buffers = buffers_of(producer.pid());
+        if buffers.is_none() {
+            machine::skip("buffers in bufinfo", "no debugfs that this process may read");
+        }
+        assert_ne!(buffers, Some(0));
+        let mut before = None;
+        // The second finds the producer as the first left it.
+        for _ in 0..2 {
+            let mut importer = in_mode("auto");
+            for handle in &handles {
+                importer.ok(&format!("open {handle} -> {}", handle.slot()));
+            }
+            producer.ok("alloc p 100000 -> p.more");
+            importer.ok(&format!("open {} -> more", producer.handle("handle p.more")));
+            // What others had open when they were killed is nobody's any more, and the producer works on.
+            producer.ok("free p p.more");
+            importer.kill();
+            assert_eq!(producer.ok("drain 5000"), "0");
+            for number in 1..=4 {
+                producer.check(&format!("p.b{number}"), number);
+            }
+            before.get_or_insert_with(|| Census::of(&producer)).comes_back(&producer);
+            assert_eq!(buffers_of(producer.pid()), buffers);
+        }
+        let pid = producer.pid();
+        producer.finish();
+        leaves(pid, 0);
+    }
+}
+
+#[test]
+fn nothing_is_left_when_a_producer_is_killed() {
+    for source in machine::dma_buf_sources("nothing_is_left_when_a_producer_is_killed") {
+        let mut producer = in_mode("auto");
+        let handles = blocks(&mut producer, source);
+        let pid = producer.pid();
+        let mut importer = in_mode("auto");
+        let clean = Census::of(&importer);
+        importer.ok(&format!("open {} -> m", handles[2]));
+        producer.kill();
+        // What is open stays, with its content; nothing else does.
+        importer.check("m", 3);
+        if buffers_of(pid).is_some() {
+            leaves(pid, 1);
+        }
+        // In another buffer.
+        importer.fails(&format!("open {} -> other", handles[3]), "ProducerGone");
+        importer.ok("close m");
+        importer.ok("evict");
+        leaves(pid, 0);
+        clean.comes_back(&importer);
+        importer.finish();
+    }
+}
+
+#[test]
+fn nothing_is_left_when_both_are_killed() {
+    for source in machine::dma_buf_sources("nothing_is_left_when_both_are_killed") {
+        let mut producer = in_mode("auto");
+        let handles = blocks(&mut producer, source);
+        let mut importer = in_mode("auto");
+        for (number, handle) in handles.iter().enumerate() {
+            importer.ok(&format!("open {handle} -> m{number}"));
+        }
+        let pid = producer.pid();
+        producer.kill();
+        importer.kill();
+        leaves(pid, 0);
+    }
+}
+
+/// An actor whose settings have a pool `frames` over dma-bufs.
+fn with_settings(keys: &[(&str, &str)]) -> Actor {
+    let mut spawn =
+        spawn!().env("UMF_POOL_FRAMES_PROVIDER", "frames").env("UMF_PROVIDER_FRAMES_KIND", "dma-buf");
+    for (key, value) in keys {
+        spawn = spawn.env(&format!("UMF_PROVIDER_FRAMES_{key}"), value);
+    }
+    spawn.start()
+}
+
+#[test]
+fn settings_name_the_source() {
+    for source in machine::dma_buf_sources("settings_name_the_source") {
+        let keys: &[_] = match source.split_once(':') {
+            Some(("heap", heap)) => &[("EXPORTER", "heap"), ("HEAP", heap)],
+            Some((_, driver)) => &[("EXPORTER", "drm"), ("DRIVER", driver)],
+            None => &[],
+        };
+        let mut producer = with_settings(keys);
+        producer.ok("pool p settings frames");
+        producer.ok("alloc p 4096 -> p.b");
+        assert_eq!(producer.handle("handle p.b").provider_kind().as_str(), "dma-buf");
+        assert_ne!(buffers_of(producer.pid()), Some(0));
+    }
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    for (keys, why) in [
+        (&[("EXPORTER", "drm")] as &[_], "needs driver"),
+        (&[("NUMA", "local")], "for kind \"host\""),
+        (&[("PARAMS", "{ a = 1 }")], "plugins"),
+    ] {
+        let message = with_settings(keys).fails("pool p settings frames", "Contradiction");
+        assert!(message.contains(why), "{message}");
+    }
+    let message = with_settings(&[("EXPORTER", "thin-air")]).fails("pool p settings frames", "BadValue");
+    assert!(message.contains("udmabuf"), "{message}");
+}

@@ -1,0 +1,156 @@
+//! Which ways an fd can take at each `kernel.yama.ptrace_scope`, between siblings of one user that is not root: memory files, and
+//! dma-bufs, which `/proc` cannot open. In a guest of `tests/vm/run` the scope is set; elsewhere it is taken as it is.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::path::Path;
+
+use umf::Handle;
+use umf_tests::{Actor, machine, spawn};
+
+const NOBODY: u32 = 65534;
+const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
+
+fn scope() -> Option<u32> {
+    std::fs::read_to_string(SCOPE).ok()?.trim().parse().ok()
+}
+
+/// The scopes to try, in the order in which they can be had.
+fn scopes() -> Vec<u32> {
+    match scope() {
+        Some(now @ 0..=2) if machine::is_guest() => (now..=2).collect(),
+        Some(now) => vec![now],
+        None => Vec::new(),
+    }
+}
+
+/// What one kind of memory is, for a producer.
+const KINDS: [(&str, &str); 2] = [("memfd", "isolated"), ("dma-buf", "dma-buf udmabuf")];
+
+/// A producer with one block; it becomes another user once it has the device.
+fn producer(mode: &str, ptracer: &str, kind: &str) -> (Actor, Handle) {
+    let mut producer = spawn!().env("UMF_IPC_EXCHANGE", mode).env("UMF_IPC_PTRACER", ptracer).start();
+    producer.ok(&format!("pool p {kind}"));
+    producer.ok("alloc p 10000 -> p.b");
+    producer.ok("fill p.b 9");
+    producer.ok(&format!("setuid {NOBODY}"));
+    producer.ok("dumpable 1");
+    let handle = producer.handle("handle p.b");
+    (producer, handle)
+}
+
+fn importer(mode: &str, uid: u32, log: &Path) -> Actor {
+    let log = format!("level:debug;output:file,{}", log.display());
+    let mut importer = spawn!().env("UMF_IPC_EXCHANGE", mode).env("UMF_LOG", &log).start();
+    if uid != 0 {
+        importer.ok(&format!("setuid {uid}"));
+        importer.ok("dumpable 1");
+    }
+    importer
+}
+
+/// What is said of a refused mode, or `None` where it works.
+fn expected(mode: &str, kind: &str, scope: u32, ptracer: &str, uid: u32) -> Option<&'static [&'static str]> {
+    match (mode, scope) {
+        ("pidfd", 1) if uid != 0 && ptracer != "any" => {
+            Some(&["ptrace_scope is 1, so only ancestors may attach", "UMF_IPC_PTRACER=any in the producer"])
+        }
+        ("pidfd", 2) if uid != 0 => Some(&["ptrace_scope is 2, so only CAP_SYS_PTRACE may attach"]),
+        ("pidfd", 3) => Some(&["ptrace_scope is 3, so nobody may attach until the next boot"]),
+        ("procfs", _) if kind == "dma-buf" => {
+            Some(&["a dma-buf) cannot be opened through /proc", "use pidfd or socket"])
+        }
+        _ => None,
+    }
+}
+
+#[test]
+fn each_scope_allows_what_it_says_and_auto_finds_a_way() {
+    const TEST: &str = "each_scope_allows_what_it_says";
+    if !machine::is_root() {
+        return machine::skip(TEST, "changing the user needs root");
+    }
+    let scopes = scopes();
+    if scopes.is_empty() {
+        return machine::skip(TEST, "this kernel has no yama");
+    }
+    let kinds: Vec<_> = KINDS
+        .into_iter()
+        .filter(|(kind, _)| {
+            let lacking = umf::dma_buf::Udmabuf::open().err().filter(|_| *kind != "memfd");
+            if let Some(error) = &lacking {
+                machine::skip(TEST, &error.to_string());
+            }
+            lacking.is_none()
+        })
+        .collect();
+    // Of each kind: who is told how to be reached does not look at the scope.
+    let mut told = Vec::new();
+    for (kind, pool) in &kinds {
+        for (mode, ptracer) in [("pidfd", "none"), ("pidfd", "any"), ("procfs", "none"), ("socket", "none")] {
+            told.push((mode, ptracer, *kind, producer(mode, ptracer, pool)));
+        }
+    }
+    let log = std::env::temp_dir().join(format!("umf-yama-{}", std::process::id()));
+    let mut importers: Vec<_> = ["pidfd", "procfs", "socket", "auto"]
+        .into_iter()
+        .map(|mode| (mode, NOBODY))
+        // (A socket answers its own user alone.)
+        .chain([("pidfd", 0)])
+        .map(|(mode, uid)| {
+            let of_auto = if mode == "auto" { log.as_path() } else { Path::new("/dev/null") };
+            (mode, uid, importer(mode, uid, of_auto))
+        })
+        .collect();
+    let mut by_auto = Vec::new();
+    for wanted in scopes {
+        if scope() != Some(wanted) {
+            std::fs::write(SCOPE, wanted.to_string()).unwrap();
+        }
+        assert_eq!(scope(), Some(wanted));
+        let found = kinds.iter().map(|(kind, pool)| ("auto", "none", *kind, producer("auto", "none", pool)));
+        let found: Vec<_> = found.collect();
+        for (mode, ptracer, kind, (_, handle)) in told.iter().chain(&found) {
+            if *mode == "auto" {
+                by_auto.push((wanted, *kind, handle.pid()));
+                // A socket, and its thread, only where nothing else will do.
+                assert_eq!(handle.is_served(), *kind == "dma-buf" && wanted > 0, "{kind} at scope {wanted}");
+            }
+            for (_, uid, importer) in importers.iter_mut().filter(|(way, ..)| way == mode) {
+                let case = format!("scope {wanted}, {kind} by {mode}, ptracer {ptracer}, importer {uid}");
+                let opened = importer.ask(&format!("open {handle} -> m"));
+                match (expected(mode, kind, wanted, ptracer, *uid), opened) {
+                    (None, opened) => {
+                        assert!(opened.is_ok(), "{case}: {opened:?}");
+                        importer.check("m", 9);
+                        importer.ok("close m");
+                        importer.ok("evict");
+                    }
+                    (Some(_), Ok(_)) => panic!("{case}: works"),
+                    (Some(reasons), Err(failure)) => {
+                        assert_eq!(failure.variant, "NotPermitted", "{case}: {failure}");
+                        for reason in reasons {
+                            assert!(failure.message.contains(reason), "{case}: {failure}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let text = std::fs::read_to_string(&log).unwrap();
+    std::fs::remove_file(&log).unwrap();
+    for (wanted, kind, pid) in by_auto {
+        let way = match (wanted, kind) {
+            (0, _) => "pidfd",
+            (_, "memfd") => "procfs",
+            _ => "socket",
+        };
+        let lines: Vec<_> = text.lines().filter(|line| line.contains(&format!("pid={pid} "))).collect();
+        let says =
+            |what: &str, more: &str| lines.iter().any(|line| line.contains(what) && line.contains(more));
+        let case = format!("{kind} at scope {wanted}: {text}");
+        assert!(says("fetched an fd", &format!("mode={way}")), "{case}");
+        assert!(wanted == 0 || says("mode=pidfd", &format!("ptrace_scope is {wanted}")), "{case}");
+        assert!(way != "socket" || says("mode=procfs", "a dma-buf"), "{case}");
+    }
+}

@@ -1,0 +1,104 @@
+# Boots a guest that runs the commands and ends. Sourced by run.
+
+# Packs what is in a folder.
+pack() {
+  (cd "$1" && find . | tool busybox cpio -o -H newc 2>/dev/null)
+}
+
+# Files at the paths that they have here, and the libraries that they are linked with.
+stage_programs() {
+  local stage=$1 file
+  sort -u "$work/files" | while read -r file; do
+    echo "$file"
+    # "name => path (address)" and "path (address)"; a static program has none.
+    ldd "$file" 2>/dev/null | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p; s/^[[:space:]]*\(\/[^ ]*\) (.*/\1/p'
+  done | sort -u | while read -r file; do
+    mkdir -p "$stage$(dirname "$file")"
+    cp -L "$file" "$stage$file"
+  done
+}
+
+# The first file system of the guest: busybox, modules, init, the programs.
+make_image() {
+  local stage=$work/stage module name
+  rm -rf "$stage"
+  mkdir -p "$stage"/bin "$stage"/modules "$stage"/dev "$stage"/proc "$stage"/sys "$stage"/tmp "$stage"/etc
+  if [ -e "$cache/tools/bin/busybox" ]; then
+    cp "$cache/tools/bin/busybox" "$stage/bin/busybox"
+  elif [ -e "$cache/tools/usr/bin/busybox" ]; then
+    cp "$cache/tools/usr/bin/busybox" "$stage/bin/busybox"
+  else
+    cp "$(command -v busybox)" "$stage/bin/busybox"
+  fi
+  cp "$vm/init" "$stage/init"
+  cp "$work/commands" "$stage/commands"
+  echo "$boot" >"$stage/etc/boot"
+  for module in $modules; do
+    if [ ! -e "$kernel_folder/load/$module" ]; then
+      echo "tests/vm: the kernel has no module $module" >&2
+      return 1
+    fi
+    while read -r name; do
+      cp "$kernel_folder/modules/$name" "$stage/modules/$name"
+      echo "$name" >>"$stage/modules/order"
+    done <"$kernel_folder/load/$module"
+  done
+  stage_programs "$stage"
+  pack "$stage" >"$work/initrd"
+  rm -rf "$stage"
+}
+
+# What makes a guest quick that is interpreted: nothing is checked, cleared or hidden that no test asks for.
+kernel_arguments="console=ttyS2 panic=-1 quiet mitigations=off tsc=reliable no_timer_check init_on_alloc=0 audit=0 nokaslr lsm=yama \
+rcupdate.rcu_expedited=1 cryptomgr.notests clearcpuid=112 random.trust_cpu=on"
+
+# Runs the commands. Their output is this one's; the exit code is the first that is not 0, 124 if the guest takes too long, 125
+# if it ends otherwise.
+run_guest() {
+  make_image
+  local share=$cache/tools/usr/share code=0
+  local firmware=()
+  for folder in "$share/qemu" "$share/seabios" "$cache/tools/usr/lib/ipxe/qemu"; do
+    if [ -d "$folder" ]; then firmware+=(-L "$folder"); fi
+  done
+  echo "== guest $boot: $about"
+  : >"$work/codes"
+  : >"$work/log"
+  # The serial lines: what programs print, their exit codes, what the kernel says.
+  bounded_qemu "${firmware[@]}" -machine "q35${machine:+,$machine}" -accel tcg,thread=multi -cpu max,-la57,-smap,-smep,-pku,-umip,-erms,-fsrm,-avx,-avx2,-fma,-f16c -m "$memory" \
+    -smp "$processors" -nodefaults -no-user-config -display none -no-reboot -kernel "$kernel_folder/image" -initrd "$work/initrd" \
+    -append "$kernel_arguments $arguments" \
+    ${devices[@]+"${devices[@]}"} -serial stdio -serial "file:$work/codes" -serial "file:$work/log" \
+    </dev/null | tr -d '\r' | sed -u "s/^umf-skip: /umf-skip: in guest $boot: /" || code=$?
+  code=$(cat "$work/qemu-code")
+  if [ "$code" = 124 ] || [ "$code" = 137 ]; then
+    echo "tests/vm: guest $boot did not end within $limit s; the last that its kernel said:" >&2
+    tail -n 20 "$work/log" >&2
+    return 124
+  fi
+  if ! grep -q '^end' "$work/codes"; then
+    echo "tests/vm: guest $boot ended too early (QEMU: exit code $code); the last that its kernel said:" >&2
+    tail -n 20 "$work/log" >&2
+    return 125
+  fi
+  code=$(tr -d '\r' <"$work/codes" | sed -n 's/^exit \([0-9]*\)$/\1/p' | grep -vx 0 | head -n 1) || true
+  return "${code:-0}"
+}
+
+# QEMU with a bound on its time; its exit code is left in a file, since it is in the middle of a pipe.
+bounded_qemu() {
+  local code=0
+  # shellcheck disable=SC2016 # for the other shell
+  LD_LIBRARY_PATH="$cache/tools/usr/lib/x86_64-linux-gnu:$cache/tools/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
+    timeout --kill-after=5 "$limit" "$(qemu_path)" "$@" 2>"$work/qemu" || code=$?
+  if [ "$code" != 0 ]; then sed 's/^/qemu: /' "$work/qemu" >&2; fi
+  echo "$code" >"$work/qemu-code"
+}
+
+qemu_path() {
+  if [ -x "$cache/tools/usr/bin/qemu-system-x86_64" ]; then
+    echo "$cache/tools/usr/bin/qemu-system-x86_64"
+  else
+    command -v qemu-system-x86_64
+  fi
+}

@@ -1,0 +1,57 @@
+# Builds test programs and says which a boot runs. Sourced by run.
+
+# build_programs packages|workspace "PACKAGE ...": leaves lines of "package target executable" in $work/built.
+build_programs() {
+  local selection=() package
+  if [ "$1" = workspace ]; then
+    selection=(--workspace)
+  else
+    for package in $(echo "$2" | tr ' ' '\n' | sort -u); do selection+=(--package "$package"); done
+  fi
+  local messages=$work/messages
+  if ! (cd "$root" && cargo test --no-run --locked --message-format=json-render-diagnostics "${selection[@]}") >"$messages" 2>"$work/cargo"; then
+    cat "$work/cargo" >&2
+    exit 1
+  fi
+  sed -n 's/.*"reason":"compiler-artifact".*"package_id":"[^"#]*#\([^@"]*\)@[^"]*".*"name":"\([^"]*\)".*"executable":"\([^"]*\)".*/\1 \2 \3/p' \
+    "$messages" >"$work/built"
+}
+
+# Writes one program with its arguments as a line for the guest's shell.
+write_command() {
+  local file=$1
+  shift
+  printf '%q ' "$@" >>"$file"
+  echo >>"$file"
+}
+
+# Of a boot's `tests` ("package" for all of its tests, "package:target" for one, "package:target:filter,filter" for some in it),
+# what is run and what it needs.
+collect_programs() {
+  local wanted package target filter of name path found
+  : >"$work/commands"
+  : >"$work/files"
+  for wanted in $tests; do
+    IFS=: read -r package target filter <<<"$wanted"
+    found=
+    while read -r of name path; do
+      [ "$of" = "$package" ] || continue
+      case "$path" in
+        */deps/*)
+          if [ -z "$target" ] || [ "$name" = "$target" ]; then
+            found=1
+            echo "$path" >>"$work/files"
+            # shellcheck disable=SC2086 # several
+            write_command "$work/commands" "$path" --show-output ${test_threads:+--test-threads=$test_threads} ${filter//,/ }
+          fi
+          ;;
+        # A program of the package, which its tests start.
+        *) echo "$path" >>"$work/files" ;;
+      esac
+    done <"$built"
+    if [ -z "$found" ]; then
+      echo "tests/vm/run: boot $boot wants $wanted, which cargo does not build" >&2
+      exit 1
+    fi
+  done
+}

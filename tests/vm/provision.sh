@@ -1,0 +1,192 @@
+# Gets QEMU, busybox and kernels into the cache folder. Sourced by run.
+
+cache=${TESTS_VM_CACHE:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/umf-vm}
+
+skip() {
+  echo "umf-skip: tests/vm: $*"
+}
+
+# What no machine of another kind has.
+machine_fits() {
+  if [ "$(uname -m)" != x86_64 ]; then
+    skip "the guest is an x86-64 machine, this is $(uname -m)"
+    return 1
+  fi
+  if ! mkdir -p "$cache" 2>/dev/null || [ ! -w "$cache" ]; then
+    skip "no cache folder can be made at $cache: set TESTS_VM_CACHE"
+    return 1
+  fi
+}
+
+# apt-get and apt-cache with the machine's sources, and with lists and archives of our own.
+apt() {
+  local program=$1
+  shift
+  "$program" -q -o Dir::State::lists="$cache/apt/lists" -o Dir::Cache="$cache/apt/cache" \
+    -o Dir::Cache::archives="$cache/apt/archives" -o APT::Sandbox::User="$(id -un)" -o Debug::NoLocking=true \
+    -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false -o Acquire::Languages=none \
+    -o APT::Update::Error-Mode=any -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 \
+    -o APT::Update::Post-Invoke::= -o DPkg::Post-Invoke::= "$@"
+}
+
+apt_lists() {
+  if ! command -v apt-get >/dev/null 2>&1 || ! command -v dpkg-deb >/dev/null 2>&1; then
+    skip "no apt-get here to fetch $1 with"
+    return 1
+  fi
+  # Once per run: archives go away when newer ones come.
+  [ -z "${apt_is_fresh:-}" ] || return 0
+  mkdir -p "$cache/apt/lists/partial" "$cache/apt/cache" "$cache/apt/archives/partial"
+  if ! apt apt-get update >"$cache/apt/log" 2>&1; then
+    skip "apt-get update cannot reach this machine's sources, for $1 ($(grep -m1 '^[EW]:' "$cache/apt/log" || echo no reason given))"
+    return 1
+  fi
+  apt_is_fresh=1
+}
+
+# fetch FOLDER PACKAGE...: downloads packages into a folder.
+fetch() {
+  local folder=$1
+  shift
+  rm -rf "$folder"
+  mkdir -p "$folder"
+  (cd "$folder" && apt apt-get download "$@" >>"$cache/apt/log" 2>&1)
+}
+
+# A program of the machine, or the one that was unpacked, with the libraries that were unpacked with it.
+tool() {
+  local name=$1 found
+  shift
+  if found=$(PATH="$PATH:/usr/sbin:/sbin" command -v "$name"); then
+    "$found" "$@"
+  else
+    found=$(PATH="$cache/tools/bin:$cache/tools/usr/bin" command -v "$name") || {
+      echo "tests/vm: $name was not unpacked into $cache/tools" >&2
+      return 127
+    }
+    LD_LIBRARY_PATH="$cache/tools/usr/lib/x86_64-linux-gnu:$cache/tools/lib/x86_64-linux-gnu" "$found" "$@"
+  fi
+}
+
+# QEMU and the few programs that make a guest: whatever of them the machine has not.
+provision_qemu() {
+  machine_fits || exit 0
+  exec 9>"$cache/lock"
+  if command -v flock >/dev/null 2>&1; then flock 9; fi
+  if [ ! -e "$cache/tools/complete" ]; then
+    apt_lists QEMU || exit 0
+    local packages="qemu-system-x86 busybox-static kmod zstd xz-utils" missing
+    # What apt would install beside what is installed; nothing is.
+    missing=$(apt apt-get install --simulate --no-install-recommends --no-remove $packages 2>/dev/null |
+      sed -n 's/^Inst \([^ ]*\) .*/\1/p') || true
+    if [ -z "$missing" ]; then
+      missing=$(apt apt-get install --simulate --no-install-recommends $packages 2>>"$cache/apt/log" |
+        sed -n 's/^Inst \([^ ]*\) .*/\1/p') || true
+    fi
+    if [ -n "$missing" ] && ! fetch "$cache/apt/tools" $missing; then
+      skip "QEMU cannot be fetched from this machine's apt sources ($(grep -m1 '^E:' "$cache/apt/log" || echo no reason given))"
+      exit 0
+    fi
+    rm -rf "$cache/tools"
+    mkdir -p "$cache/tools"
+    for archive in "$cache"/apt/tools/*.deb; do
+      if [ -e "$archive" ]; then dpkg-deb -x "$archive" "$cache/tools"; fi
+    done
+    if ! tool qemu-system-x86_64 --version >/dev/null 2>>"$cache/apt/log" || ! tool busybox true; then
+      skip "QEMU or busybox from this machine's apt sources does not run here (see $cache/apt/log)"
+      exit 0
+    fi
+    rm -rf "$cache/apt/tools"
+    # The package's own links are absolute.
+    if [ -e "$cache/tools/bin/kmod" ]; then
+      for name in depmod modprobe; do ln -sf kmod "$cache/tools/bin/$name"; done
+    elif [ -e "$cache/tools/usr/bin/kmod" ]; then
+      for name in depmod modprobe; do ln -sf kmod "$cache/tools/usr/bin/$name"; done
+    fi
+    touch "$cache/tools/complete"
+  fi
+  exec 9>&-
+}
+
+# provision_kernel recent|old: what it says is in kernel_folder then.
+provision_kernel() {
+  kernel_folder=$cache/kernels/$1
+  [ -e "$kernel_folder/complete" ] && return
+  exec 9>"$cache/lock"
+  if command -v flock >/dev/null 2>&1; then flock 9; fi
+  apt_lists "a kernel" || return
+  local names package
+  names=$(apt apt-cache pkgnames linux-image- | grep -E '^linux-image-[0-9][0-9.]*[-+][0-9a-z+]*-?amd64$' |
+    grep -vE -- '-(cloud|rt)-' | sort -V)
+  case "$1" in
+    # udmabuf and the system heap are part of Debian's kernels from 6.12 on.
+    recent) package=$(echo "$names" | grep -vE 'linux-image-([0-5]|6\.[0-9]\.|6\.1[01]\.)' | tail -n 1) ;;
+    # Without dma-buf exporters, SO_PEERPIDFD, PIDFD_THREAD and MFD_NOEXEC_SEAL.
+    old) package=$(echo "$names" | grep -E '^linux-image-6\.1\.' | tail -n 1) ;;
+  esac
+  if [ -z "$package" ]; then
+    skip "this machine's apt sources have no $1 kernel (linux-image-6.12 or newer, or 6.1 for an old one)"
+    return 1
+  fi
+  if ! fetch "$cache/apt/kernel" "$package"; then
+    skip "$package cannot be fetched ($(grep -m1 '^E:' "$cache/apt/log" || echo no reason given))"
+    return 1
+  fi
+  unpack_kernel "$cache"/apt/kernel/*.deb
+  rm -rf "$cache/apt/kernel"
+  exec 9>&-
+}
+
+# The modules that some boot loads; for each, in a list of its own, what has to be loaded before it.
+guest_modules="vgem virtio-gpu virtio_pci nd_e820 nd_pmem dax_pmem device_dax"
+
+unpack_kernel() {
+  local tree=$kernel_folder/tree release module
+  rm -rf "$kernel_folder"
+  mkdir -p "$tree" "$kernel_folder/modules" "$kernel_folder/load"
+  # Of some hundred megabytes, what the guest may need.
+  dpkg-deb --fsys-tarfile "$1" | tar -x -C "$tree" --wildcards \
+    --exclude '*/drm/amd/*' --exclude '*/drm/i915/*' --exclude '*/drm/nouveau/*' --exclude '*/drm/radeon/*' --exclude '*/drm/xe/*' \
+    './boot/vmlinuz-*' '*/lib/modules/*/modules.*' '*/kernel/drivers/gpu/drm/*' '*/kernel/drivers/virtio/*' \
+    '*/kernel/drivers/dax/*' '*/kernel/drivers/nvdimm/*' '*/kernel/drivers/media/cec/*' '*/kernel/drivers/media/rc/*' 2>/dev/null || true
+  release=$(basename "$tree"/boot/vmlinuz-*)
+  release=${release#vmlinuz-}
+  echo "$release" >"$kernel_folder/release"
+  # Where kmod looks.
+  if [ ! -d "$tree/lib/modules" ]; then
+    mkdir -p "$tree/lib"
+    mv "$tree/usr/lib/modules" "$tree/lib/modules"
+  fi
+  tool depmod -b "$tree" "$release" 2>/dev/null
+  for module in $guest_modules; do
+    # "insmod <path>" lines in load order; "builtin" ones need nothing.
+    { tool modprobe -d "$tree" -S "$release" --show-depends "$module" 2>/dev/null || true; } | while read -r verb path _; do
+      [ "$verb" = insmod ] || continue
+      local name
+      name=$(basename "${path%.xz}" .zst)
+      case "$path" in
+        *.xz) tool xz -dc "$path" >"$kernel_folder/modules/$name" ;;
+        *.zst) tool zstd -dqc "$path" >"$kernel_folder/modules/$name" ;;
+        *) cp "$path" "$kernel_folder/modules/$name" ;;
+      esac
+      echo "$name"
+    done >"$kernel_folder/load/$module"
+  done
+  extract_image "$tree/boot/vmlinuz-$release" "$kernel_folder/image"
+  rm -rf "$tree"
+  touch "$kernel_folder/complete"
+}
+
+# The kernel itself out of its compressed image: a guest that need not unpack it starts seconds earlier.
+extract_image() {
+  local compressed=$1 image=$2 offset
+  for unpacker in "zstd:\x28\xb5\x2f\xfd" "xz:\xfd7zXZ\x00"; do
+    for offset in $(LC_ALL=C grep -aobP "${unpacker#*:}" "$compressed" | cut -d: -f1); do
+      # What comes after the kernel is an error to both.
+      tail -c "+$((offset + 1))" "$compressed" | tool "${unpacker%%:*}" -dqc >"$image" 2>/dev/null || true
+      if [ "$(head -c 4 "$image" | tail -c 3)" = ELF ]; then return; fi
+    done
+  done
+  # Compressed otherwise: QEMU boots that too.
+  cp "$compressed" "$image"
+}
