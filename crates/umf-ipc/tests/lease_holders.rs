@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
+use std::collections::HashSet;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
@@ -96,16 +97,30 @@ fn many_leases_at_a_time() {
         for mapping in mappings.iter_mut().skip(round).step_by(3) {
             drop(mapping.take());
         }
-        held::poll();
-        let again = next_blocks(&pool, 6000);
+        let open = mappings.iter().flatten().count();
+        let is_right = || {
+            held::poll();
+            pool.statistics().held_bytes == (open * SIZE) as u64
+        };
+        // (Another test's thread may be about to take some back.)
+        assert!(
+            (0..500).any(|_| is_right() || {
+                std::thread::sleep(Duration::from_millis(10));
+                false
+            }),
+            "round {round}"
+        );
+        // All that are free, and some more: a pool has its own idea of which come first, and where all of a region is free it
+        // may be gone.
+        let again: HashSet<_> = next_blocks(&pool, 30_000).into_iter().collect();
         for (block, mapping) in blocks.iter().zip(&mappings) {
             assert!(
                 !again.contains(block) || mapping.is_none(),
                 "round {round}: handed out while it is open"
             );
         }
-        let back = blocks.iter().filter(|block| again.contains(block)).count();
-        assert_eq!(back, mappings.iter().filter(|mapping| mapping.is_none()).count(), "round {round}");
+        let back = blocks.iter().filter(|block| again.contains(*block)).count();
+        assert!(back > 0 || open == 0, "round {round}");
         for block in again {
             free(&pool, block);
         }
