@@ -36,7 +36,8 @@ impl<T> Lock<T> {
 
     /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<LockGuard<'_, T>> {
-        protocol::try_take(&self.state).then_some(LockGuard { lock: self, not_send: PhantomData })
+        // (Not `then_some`: a guard that is made lets go of the lock when it is dropped, whoever has that.)
+        protocol::try_take(&self.state).then(|| LockGuard { lock: self, not_send: PhantomData })
     }
 
     /// Takes the lock and keeps it without a guard, for [`Lock::unlock_after_fork`].
@@ -118,7 +119,10 @@ mod tests {
         });
         assert_eq!(*lock.lock(), 80_000);
         let held = lock.lock();
-        assert!(lock.try_lock().is_none());
+        // Twice: a refusal leaves the lock as it is.
+        for _ in 0..2 {
+            assert!(lock.try_lock().is_none());
+        }
         drop(held);
         lock.lock_for_fork();
         assert!(lock.try_lock().is_none());
