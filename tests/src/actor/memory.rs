@@ -159,7 +159,7 @@ fn pool(actor: &mut Actor, name: &str, kind: &[&str]) -> Answer {
     Ok(String::new())
 }
 
-/// A slab pool over dma-bufs: "udmabuf", "heap:<name>" or "drm:<driver>". Buffers are called by the pool's name.
+/// A slab pool over dma-bufs: `udmabuf`, `heap:<name>` or `drm:<driver>`. Buffers are called by the pool's name.
 fn over_dma_buf(source: &str, name: &str) -> Result<Pool, Failure> {
     let builder = match source.split_once(':') {
         None if source == "udmabuf" => DmaBufProvider::udmabuf(),
