@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use umf::Handle;
@@ -23,7 +24,7 @@ fn alone(mode: &str) -> Actor {
 
 /// What an actor sees in `/dev/shm`, of which other processes that run now may have made a part if it is not alone.
 fn names(actor: &Actor) -> Vec<String> {
-    let folder = format!("/proc/{}/root/dev/shm", actor.pid());
+    let folder = Path::new("/proc").join(actor.pid().to_string()).join("root").join("dev/shm");
     let entries = std::fs::read_dir(folder).unwrap().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.filter(|name| machine::is_root() || name.contains(&actor.pid().to_string())).collect()

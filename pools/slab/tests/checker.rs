@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use umf_core::conformance::pool::Pages;
+use umf_core::conformance::pool::{Pages, Random};
 use umf_core::{Address, Error, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
 
@@ -56,23 +56,11 @@ impl Claim {
     }
 }
 
-/// xorshift.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) as usize % limit
-    }
-
-    /// Mostly small; of all magnitudes up to 4 MiB.
-    fn layout(&mut self) -> Layout {
-        let magnitudes = [6, 6, 6, 6, 9, 9, 9, 13, 13, 19][self.below(10)];
-        let size = 8_usize << self.below(magnitudes);
-        Layout::new(size + self.below(size), 1 << self.below(9)).unwrap()
-    }
+/// Mostly small; of all magnitudes up to 4 MiB.
+fn layout(random: &mut Random) -> Layout {
+    let magnitudes = [6, 6, 6, 6, 9, 9, 9, 13, 13, 19][random.below(10)];
+    let size = 8_usize << random.below(magnitudes);
+    Layout::new(size + random.below(size), 1 << random.below(9)).unwrap()
 }
 
 const THREADS: usize = 4;
@@ -95,7 +83,7 @@ impl World {
         for step in 0..steps {
             let owner = (generation << 40) | ((thread as u64) << 32) | (step as u64 + 1);
             match random.below(16) {
-                0..=7 => own.push(Claim::new(&self.pool, random.layout(), owner)),
+                0..=7 => own.push(Claim::new(&self.pool, layout(&mut random), owner)),
                 8..=10 if !own.is_empty() => own.swap_remove(random.below(own.len())).free(&self.pool),
                 11..=13 if !own.is_empty() => {
                     let claim = own.swap_remove(random.below(own.len()));

@@ -6,26 +6,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use umf_core::conformance::Borrower;
-use umf_core::conformance::pool::Pages;
+use umf_core::conformance::pool::{Pages, Random};
 use umf_core::{Address, Error, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
 
-/// xorshift.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) as usize % limit
-    }
-
-    /// Of all magnitudes from 8 bytes to 8 MiB.
-    fn layout(&mut self) -> Layout {
-        let size = 8_usize << self.below(20);
-        Layout::new(size + self.below(size), 1 << self.below(14)).unwrap()
-    }
+/// Of all magnitudes from 8 bytes to 8 MiB.
+fn layout(random: &mut Random) -> Layout {
+    let size = 8_usize << random.below(20);
+    Layout::new(size + random.below(size), 1 << random.below(14)).unwrap()
 }
 
 fn free(pool: &SlabPool, address: Address) {
@@ -40,7 +28,7 @@ fn use_everything(pool: &SlabPool, seed: u64, others: &Mutex<Vec<Address>>) {
     let mut live: Vec<Address> = Vec::new();
     for step in 0..15_000 {
         match random.below(100) {
-            0..=49 => live.push(pool.allocate(random.layout()).unwrap()),
+            0..=49 => live.push(pool.allocate(layout(&mut random)).unwrap()),
             50..=69 if !live.is_empty() => free(pool, live.swap_remove(random.below(live.len()))),
             // What another thread allocated.
             70..=84 if !live.is_empty() => {
@@ -128,7 +116,7 @@ fn run(settings: SlabSettings) {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
     let mut random = Random(9);
-    let blocks: Vec<Address> = (0..300).map(|_| pool.allocate(random.layout()).unwrap()).collect();
+    let blocks: Vec<Address> = (0..300).map(|_| pool.allocate(layout(&mut random)).unwrap()).collect();
     let mappings = mappings();
     blocks.iter().for_each(|&address| check(&mappings, &pool, address));
     blocks.into_iter().for_each(|address| free(&pool, address));
@@ -138,7 +126,7 @@ fn run(settings: SlabSettings) {
     assert_eq!((pool.statistics().reserved_bytes, provider.live_regions()), (0, 0));
     // A pool that goes with live blocks in it.
     for _ in 0..100 {
-        pool.allocate(random.layout()).unwrap();
+        pool.allocate(layout(&mut random)).unwrap();
     }
     drop(pool);
     assert_eq!((provider.live_regions(), Arc::strong_count(&provider)), (0, 1));

@@ -122,8 +122,8 @@ fn at(address: Address, offset: u64) -> Address {
     address.checked_add(offset).expect("the suite's addresses lie far from the end")
 }
 
-/// Numbers without order, the same in each run (splitmix64).
-struct Random(u64);
+/// Numbers without order, the same in each run (splitmix64). For tests of pools.
+pub struct Random(pub u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -133,7 +133,8 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    fn below(&mut self, limit: usize) -> usize {
+    /// A number below `limit`, which is not 0.
+    pub fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit as u64) as usize
     }
 
