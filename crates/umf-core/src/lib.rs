@@ -32,6 +32,8 @@ mod layout;
 pub mod lock;
 pub mod map;
 pub mod metadata;
+#[cfg(test)]
+mod model;
 pub mod observer;
 mod pool;
 pub mod provider;

@@ -173,6 +173,9 @@ impl Drop for Visit<'_> {
 }
 
 #[cfg(test)]
+mod model;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use core::sync::atomic::{AtomicBool, AtomicPtr};
@@ -271,76 +274,6 @@ mod tests {
             unsafe { libc::pthread_setspecific(key, core::ptr::without_provenance(1)) };
         });
         assert_eq!(told.recv_timeout(core::time::Duration::from_secs(20)), Ok(Some(true)));
-    }
-
-    /// The word of a visitor in loom's model. Loads come with a store, so that loom tries them in every order: of loads alone it
-    /// believes that their order means nothing.
-    struct ModelWord([loom::sync::atomic::AtomicU64; 2]);
-
-    impl Shared for ModelWord {
-        fn load(&self, order: Ordering) -> u64 {
-            self.0[1].store(0, Ordering::Relaxed);
-            self.0[0].load(order)
-        }
-
-        fn store(&self, value: u64, order: Ordering) {
-            self.0[0].store(value, order);
-        }
-
-        fn fence() {
-            loom::sync::atomic::fence(Ordering::SeqCst);
-        }
-
-        fn pause() {
-            loom::thread::yield_now();
-        }
-    }
-
-    #[test]
-    fn loom_whoever_sees_it_is_waited_for() {
-        use loom::sync::atomic::{AtomicBool, AtomicU64};
-        use std::sync::atomic::AtomicU32;
-        static SEEN: AtomicU32 = AtomicU32::new(0);
-        static GONE: AtomicU32 = AtomicU32::new(0);
-        struct Model {
-            words: [ModelWord; 2],
-            is_there: AtomicBool,
-            is_freed: AtomicBool,
-        }
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = if cfg!(loom) { None } else { Some(3) };
-        builder.check(|| {
-            let word = || ModelWord([AtomicU64::new(0), AtomicU64::new(0)]);
-            let model = Model {
-                words: [word(), word()],
-                is_there: AtomicBool::new(true),
-                is_freed: AtomicBool::new(false),
-            };
-            let model = std::sync::Arc::new(model);
-            let visitors: Vec<_> = (0..2)
-                .map(|me: usize| {
-                    let model = std::sync::Arc::clone(&model);
-                    loom::thread::spawn(move || {
-                        begin(&model.words[me], 1);
-                        if model.is_there.load(Ordering::Acquire) {
-                            assert!(!model.is_freed.load(Ordering::Relaxed), "in use and gone");
-                            SEEN.fetch_add(1, Ordering::Relaxed);
-                        } else {
-                            GONE.fetch_add(1, Ordering::Relaxed);
-                        }
-                        end(&model.words[me], 2);
-                    })
-                })
-                .collect();
-            model.is_there.store(false, Ordering::Release);
-            ModelWord::fence();
-            model.words.iter().for_each(|word| wait_for(word, |word| word == 1));
-            model.is_freed.store(true, Ordering::Relaxed);
-            for visitor in visitors {
-                visitor.join().unwrap();
-            }
-        });
-        assert!(SEEN.load(Ordering::Relaxed) > 0 && GONE.load(Ordering::Relaxed) > 0, "never got there");
     }
 
     #[test]

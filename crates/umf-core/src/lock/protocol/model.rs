@@ -2,12 +2,13 @@
 //! of the slab pool, and whatever changes the tracker.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering as Std};
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::AtomicU32;
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
+
+use crate::model::{Reached, explore};
 
 use super::{Futex, Ordering, let_go, take, try_take};
 
@@ -16,8 +17,7 @@ struct ModelFutex {
     word: AtomicU32,
     queue: Mutex<()>,
     woken: Condvar,
-    /// Whether anybody slept, in any interleaving.
-    slept: Arc<AtomicBool>,
+    reached: Reached,
 }
 
 impl Futex for ModelFutex {
@@ -39,7 +39,7 @@ impl Futex for ModelFutex {
     fn sleep(&self, expected: u32) {
         let queue = self.queue.lock().unwrap();
         if self.word.load(Ordering::Relaxed) == expected {
-            self.slept.store(true, Std::Relaxed);
+            self.reached.reach("somebody slept");
             drop(self.woken.wait(queue).unwrap());
         }
     }
@@ -70,16 +70,14 @@ impl Guarded {
 }
 
 fn threads_take_turns(others: u32, rounds: u32, preemptions: usize) {
-    let slept = Arc::new(AtomicBool::new(false));
-    let in_model = Arc::clone(&slept);
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(if cfg!(loom) { preemptions + 1 } else { preemptions });
-    builder.check(move || {
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    explore(preemptions, Some(preemptions + 1), move || {
         let lock = ModelFutex {
             word: AtomicU32::new(super::FREE),
             queue: Mutex::new(()),
             woken: Condvar::new(),
-            slept: Arc::clone(&in_model),
+            reached: in_model.clone(),
         };
         let guarded = Arc::new(Guarded { lock, count: UnsafeCell::new(0) });
         let threads: Vec<_> = (0..others)
@@ -106,7 +104,7 @@ fn threads_take_turns(others: u32, rounds: u32, preemptions: usize) {
         guarded.count.with(|count| assert_eq!(unsafe { *count }, others * rounds + taken));
         assert_eq!(guarded.lock.load(), super::FREE);
     });
-    assert!(slept.load(Std::Relaxed), "nobody ever slept");
+    reached.check(["somebody slept"]);
 }
 
 #[test]

@@ -5,11 +5,12 @@
 //! read and written as in `record` and `crowd`; the order in which a change does things is that of `insert_locked`,
 //! `remove_locked`, `Slot::place` and `Slot::unplace`.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use loom::sync::atomic::{AtomicU32, fence};
 use loom::thread;
+
+use crate::model::{Reached, explore};
 
 use super::{Ordering, Settled, Word, read, settled, withdraw, write};
 
@@ -47,24 +48,7 @@ impl Word for ModelWord {
 }
 
 fn model(preemptions: usize, run: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(if cfg!(loom) { preemptions + 2 } else { preemptions });
-    builder.check(run);
-}
-
-/// The states that a model reached, in any interleaving: one that never gets anywhere proves nothing.
-#[derive(Clone, Default)]
-struct Reached(Arc<Mutex<BTreeSet<&'static str>>>);
-
-impl Reached {
-    fn reach(&self, state: &'static str) {
-        self.0.lock().unwrap().insert(state);
-    }
-
-    #[track_caller]
-    fn check<const COUNT: usize>(&self, states: [&'static str; COUNT]) {
-        assert_eq!(*self.0.lock().unwrap(), BTreeSet::from(states), "what the model reached");
-    }
+    explore(preemptions, Some(preemptions + 2), run);
 }
 
 /// A region's record: where it begins, and twice that.

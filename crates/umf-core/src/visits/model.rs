@@ -1,0 +1,81 @@
+//! Visits in loom's model: whoever sees what is taken away is waited for.
+
+use std::sync::Arc;
+
+use loom::sync::atomic::{AtomicBool, AtomicU64, fence};
+use loom::thread;
+
+use crate::model::{Reached, explore};
+
+use super::{Ordering, Shared, begin, end, wait_for};
+
+/// The word of a visitor as loom has it. Loads come with a store, so that loom tries them in every order: of loads alone it
+/// believes that their order means nothing (see the model of the tracker's sequences).
+struct ModelWord {
+    value: AtomicU64,
+    loads: AtomicU64,
+}
+
+impl ModelWord {
+    fn new() -> Self {
+        Self { value: AtomicU64::new(0), loads: AtomicU64::new(0) }
+    }
+}
+
+impl Shared for ModelWord {
+    fn load(&self, order: Ordering) -> u64 {
+        self.loads.store(0, Ordering::Relaxed);
+        self.value.load(order)
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        self.value.store(value, order);
+    }
+
+    fn fence() {
+        fence(Ordering::SeqCst);
+    }
+
+    fn pause() {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn loom_whoever_sees_it_is_waited_for() {
+    struct Model {
+        words: [ModelWord; 2],
+        is_there: AtomicBool,
+        is_freed: AtomicBool,
+    }
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    explore(3, None, move || {
+        let model = Arc::new(Model {
+            words: [ModelWord::new(), ModelWord::new()],
+            is_there: AtomicBool::new(true),
+            is_freed: AtomicBool::new(false),
+        });
+        let visitors: Vec<_> = (0..2)
+            .map(|me: usize| {
+                let (model, reached) = (Arc::clone(&model), in_model.clone());
+                thread::spawn(move || {
+                    begin(&model.words[me], 1);
+                    if model.is_there.load(Ordering::Acquire) {
+                        assert!(!model.is_freed.load(Ordering::Relaxed), "in use and gone");
+                        reached.reach("seen");
+                    } else {
+                        reached.reach("gone");
+                    }
+                    end(&model.words[me], 2);
+                })
+            })
+            .collect();
+        model.is_there.store(false, Ordering::Release);
+        ModelWord::fence();
+        model.words.iter().for_each(|word| wait_for(word, |word| word == 1));
+        model.is_freed.store(true, Ordering::Relaxed);
+        visitors.into_iter().for_each(|visitor| visitor.join().unwrap());
+    });
+    reached.check(["seen", "gone"]);
+}
