@@ -13,7 +13,7 @@ pub struct PoolStatistics {
     pub live_blocks: u64,
     /// Bytes free in the pool, thread caches included.
     pub cached_bytes: u64,
-    /// Bytes that are freed and still open in other processes: neither live nor free.
+    /// Bytes that are freed and still in use, by other processes or until a completion is ready: neither live nor free.
     pub held_bytes: u64,
     /// Bytes got from the provider.
     pub reserved_bytes: u64,
