@@ -52,7 +52,8 @@ pub use error::{Error, Result};
 pub use layout::Layout;
 pub use pool::{BlockSpan, Pool};
 pub use provider::{
-    Access, Export, Import, ImportRequest, Imported, MemoryKind, NativeBytes, NativeExport, Properties,
-    Property, PropertyValue, Provider, ProviderKind, Purge, Region, RegionId, SplitMerge, Visibility,
+    Access, Export, Import, ImportRequest, Imported, MemoryKind, NativeBytes, NativeExport, Populate,
+    Properties, Property, PropertyValue, Provider, ProviderKind, Purge, Region, RegionId, SplitMerge,
+    Visibility,
 };
 pub use tracker::{ProviderRef, Upstream};
