@@ -10,6 +10,8 @@
 //! | exported memory | [`observer`]: who is told before it goes |
 //! | leased memory | [`held`]: freed, and still open in other processes |
 //! | delayed free | [`Pool::free_after`]: freed, and handed out again when a [`Completion`] is ready |
+//! | limits | [`limit`]: of one pool, or shared |
+//! | lack of memory | [`shortage`]: the application is asked |
 //! | step | [`step`](mod@step): where tests kill processes |
 //!
 //! A crate that brings a provider or a pool depends on this one alone, and runs the conformance suite of
@@ -31,6 +33,7 @@ pub mod fork;
 pub mod global;
 pub mod held;
 mod layout;
+pub mod limit;
 pub mod lock;
 pub mod map;
 pub mod metadata;
@@ -39,6 +42,7 @@ mod model;
 pub mod observer;
 mod pool;
 pub mod provider;
+pub mod shortage;
 pub mod statistics;
 pub mod step;
 mod sys;

@@ -33,7 +33,7 @@ impl SlabPool {
         // SAFETY: the place is this call's own; it is never written again, and never unmapped.
         let pool = unsafe { (*place).write(pool) };
         // SAFETY: the pool stays there for ever.
-        match unsafe { pool.settle() } {
+        match unsafe { pool.settle() }.and_then(|()| pool.begin()) {
             Ok(()) => Ok(pool),
             Err(error) => {
                 // SAFETY: nobody has seen the pool; this takes it out of wherever it was entered.

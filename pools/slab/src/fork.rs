@@ -33,6 +33,8 @@ impl SlabPool {
         }
         // SAFETY: as above.
         unsafe { self.outsiders.unlock_after_fork() };
+        // SAFETY: as above.
+        unsafe { self.ahead.unlock_after_fork() };
     }
 }
 
@@ -40,8 +42,9 @@ impl SlabPool {
 // or region on its way between two lists. Nothing that the child reaches refers to either. Their slabs are not.
 impl ForkAware for SlabPool {
     fn prepare(&self) {
-        // Nobody reaches into this thread's cache then. This lock comes before all others; a class's may be held while the
+        // Nobody reaches into this thread's cache then. These two come before all others; a class's may be held while the
         // arena's is taken; no other two are held at one time.
+        self.ahead.lock_for_fork();
         self.outsiders.lock_for_fork();
         for central in &self.centrals[..self.classes.count()] {
             central.lock_for_fork();

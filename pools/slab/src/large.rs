@@ -122,6 +122,8 @@ pub(crate) struct Large {
     /// Unit ids plus one; 0 for an empty list.
     heads: [[u32; STEPS]; LEVELS],
     free: u64,
+    /// Units in all regions.
+    all: u64,
     /// Units in regions that are wholly free, and how many such regions.
     idle: u64,
     idle_regions: u32,
@@ -137,12 +139,25 @@ const fn list_of(size: u32) -> (usize, usize) {
 
 impl Large {
     pub(crate) const fn new() -> Self {
-        Self { levels: 0, steps: [0; LEVELS], heads: [[0; STEPS]; LEVELS], free: 0, idle: 0, idle_regions: 0 }
+        Self {
+            levels: 0,
+            steps: [0; LEVELS],
+            heads: [[0; STEPS]; LEVELS],
+            free: 0,
+            all: 0,
+            idle: 0,
+            idle_regions: 0,
+        }
     }
 
     /// Free units.
     pub(crate) const fn free_units(&self) -> u64 {
         self.free
+    }
+
+    /// Units in all regions.
+    pub(crate) const fn units(&self) -> u64 {
+        self.all
     }
 
     /// Units in wholly free regions, and the number of those.
@@ -160,17 +175,21 @@ impl Large {
             }
         }
         self.insert(tables, id, units, 0, region);
+        self.all += u64::from(units);
         self.free += u64::from(units);
         self.idle += u64::from(units);
         self.idle_regions += 1;
     }
 
-    /// Takes a wholly free region out; `false` if it is not wholly free (or not in).
-    pub(crate) fn remove_region(&mut self, tables: Tables<'_>, region: u32) -> bool {
+    /// Takes a wholly free region out; `false` if it is not wholly free (or not in), or less than `floor` units would be left in
+    /// others.
+    pub(crate) fn remove_region(&mut self, tables: Tables<'_>, region: u32, floor: u64) -> bool {
         let Some((id, units)) = tables.region(region) else { return false };
         let whole = tables.unit(id).is_some_and(|unit| get(&unit.kind) == FREE && get(&unit.size) == units);
+        let whole = whole && self.all - u64::from(units) >= floor;
         if whole {
             self.unlink(tables, id);
+            self.all -= u64::from(units);
             self.free -= u64::from(units);
             self.idle -= u64::from(units);
             self.idle_regions -= 1;

@@ -23,7 +23,7 @@
 //! | module | idea |
 //! |---|---|
 //! | `pool`, `paths` | [`SlabPool`]; the paths of allocating and freeing |
-//! | `settings`, `limits` | [`SlabSettings`], [`SharedLimit`] |
+//! | `settings` | [`SlabSettings`] |
 //! | `classes` | from a layout to a size class |
 //! | `thread_cache`, `refill` | what a thread keeps, and its exchange with the rest |
 //! | `reach` | what a thread does without locks or atomic exchanges, and how others come in |
@@ -31,6 +31,7 @@
 //! | `blocks` | large blocks: cut, kept, merged |
 //! | `large`, `regions` | the allocator of units, and where its regions come from |
 //! | `span`, `state`, `lookup` | from an address to a block and its state |
+//! | `ahead` | regions that are there before they are needed |
 //! | `arena` | metadata of varying size |
 //! | `release` | trimming and the end of a pool |
 //! | `held`, `delayed` | blocks that are freed while other processes have them open, or until a completion is ready |
@@ -44,6 +45,7 @@
 //! kept in their caches is lost to the child. Over shared memory it is frozen there: allocating is an error, and
 //! freeing does nothing.
 
+mod ahead;
 mod arena;
 mod blocks;
 mod central;
@@ -53,7 +55,6 @@ mod fixed;
 mod fork;
 mod held;
 mod large;
-mod limits;
 mod lookup;
 mod map;
 mod paths;
@@ -70,6 +71,6 @@ mod state;
 mod statistics;
 mod thread_cache;
 
-pub use limits::{SharedLimit, SharedLimitRef};
 pub use pool::SlabPool;
 pub use settings::SlabSettings;
+pub use umf_core::limit::{SharedLimit, SharedLimitRef};

@@ -127,6 +127,11 @@ impl SlabPool {
         }
     }
 
+    /// Whether memory may be taken, on slow paths.
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        self.gate_allocation(self.gates.load(Ordering::Relaxed))
+    }
+
     fn gate_allocation(&self, gates: u8) -> Result<()> {
         if gates & SHARED != 0 && self.upstream.is_frozen() {
             return Err(Error::Frozen { what: "shared memory" });
@@ -143,11 +148,11 @@ impl SlabPool {
 
     #[cold]
     fn allocate_slow(&self, layout: Layout) -> Result<Address> {
-        let address = match self.route(layout) {
+        let address = self.upstream.relieving(self, layout, || match self.route(layout) {
             Route::Cached(class) => self.allocate_cached(class),
             Route::Aligned(class) => self.allocate_aligned(class, layout.align()),
             Route::Direct => self.allocate_direct(layout),
-        };
+        });
         if self.gates.load(Ordering::Relaxed) & TRACED != 0 {
             self.trace_block("allocate", layout.size(), address.as_ref().ok());
         }

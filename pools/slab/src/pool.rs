@@ -7,21 +7,23 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use umf_core::held::{HeldStatistics, OnFree};
+use umf_core::limit::{Reserved, SharedLimit};
 use umf_core::lock::Lock;
 use umf_core::map::PoolMap;
 use umf_core::metadata::{Chunks, Table, Wiped};
 use umf_core::observer::Freed;
+use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::{Gauge, PoolStatistics};
 use umf_core::{
     Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result, Upstream, thread, tracker,
 };
 
 use crate::SlabSettings;
+use crate::ahead::Ahead;
 use crate::arena::Arena;
 use crate::central::Central;
 use crate::classes::{Classes, MAX_CLASSES};
 use crate::large::{Large, Tables, UNIT};
-use crate::limits::Reserve;
 use crate::roster;
 use crate::span::{Mark, Place, Span};
 use crate::state::{self, EXPORTED, LIVE};
@@ -81,7 +83,8 @@ pub struct SlabPool {
     /// that has another owner by then. It notices and puts it back, and what it met was a state.
     pub(crate) states: Arena,
     pub(crate) arena: Arena,
-    pub(crate) reserve: Reserve,
+    pub(crate) reserve: Reserved,
+    pub(crate) ahead: Ahead,
     /// Live blocks that are regions.
     pub(crate) direct: Gauge,
     pub(crate) direct_allocations: AtomicU64,
@@ -122,11 +125,13 @@ impl SlabPool {
     /// A pool over `provider`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for settings out of range, [`Error::TooMany`] past 4,096 pools.
+    /// [`Error::InvalidArgument`] for settings out of range, [`Error::TooMany`] past 4,096 pools; those of [`Pool::reserve`] if
+    /// [`SlabSettings::reserve`] is set.
     pub fn new(provider: impl Into<ProviderRef>, settings: SlabSettings) -> Result<Arc<Self>> {
         let pool = Arc::new(Self::unplaced(provider.into(), settings)?);
         // SAFETY: an `Arc`'s content does not move, and `drop` takes the pool out again.
         unsafe { pool.settle()? };
+        pool.begin()?;
         Ok(pool)
     }
 
@@ -139,6 +144,7 @@ impl SlabPool {
         let gates = flag(shared, SHARED) | flag(settings.trace >= 3, TRACED) | flag(fenced, FENCED);
         let upstream = Upstream::new(provider)?;
         upstream.set_on_free(settings.on_free, settings.max_held);
+        upstream.set_out_of_memory(settings.out_of_memory.clone());
         let wiped = if gates == SHARED { Wiped::new(FIRST_CACHES).ok() } else { None };
         let first_threads = match &wiped {
             Some(wiped) => core::ptr::from_ref(wiped.word()),
@@ -161,7 +167,8 @@ impl SlabPool {
             caches,
             states: Arena::new(),
             arena: Arena::new(),
-            reserve: Reserve::new(settings.memory_limit, settings.shared_limit.clone()),
+            reserve: Reserved::new(settings.memory_limit, settings.shared_limit.clone()),
+            ahead: Ahead::new(),
             direct: Gauge::new(),
             direct_allocations: AtomicU64::new(0),
             any_exported: AtomicBool::new(false),
@@ -191,6 +198,14 @@ impl SlabPool {
         unsafe { umf_core::fork::register(crate::fork::erased(self))? };
         // SAFETY: passed on to the caller; `drop` leaves.
         unsafe { roster::enter(NonNull::from(self)) }
+    }
+
+    /// What the settings say is there from the beginning.
+    pub(crate) fn begin(&self) -> Result<()> {
+        match usize::try_from(self.settings.reserve) {
+            Ok(0) => Ok(()),
+            bytes => self.take_ahead(bytes.unwrap_or(usize::MAX)).map(drop),
+        }
     }
 
     pub(crate) const fn tables(&self) -> Tables<'_> {
@@ -277,7 +292,22 @@ unsafe impl Pool for SlabPool {
     }
 
     fn trim(&self, keep: usize) -> Result<usize> {
-        self.release_free(keep)
+        let went = self.release_free(keep);
+        self.lower_floor();
+        went
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<usize> {
+        self.take_ahead(bytes)
+    }
+
+    fn yield_free(&self, limit: &SharedLimit, bytes: u64) -> u64 {
+        self.give_others(limit, bytes)
+    }
+
+    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) -> Result<()> {
+        self.upstream.set_out_of_memory(callback);
+        Ok(())
     }
 
     unsafe fn let_go(&self, freed: Freed) -> Result<()> {

@@ -89,7 +89,7 @@ impl SlabPool {
             Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) => {
                 // What the provider refuses to take back does not matter here.
                 let _ = self.release_free(0);
-                take()
+                take().or_else(|error| if self.reserve.reclaim(&error) { take() } else { Err(error) })
             }
             result => result,
         }

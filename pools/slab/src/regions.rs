@@ -46,7 +46,8 @@ impl SlabPool {
             let (units, regions) = large.idle();
             // One idle region, or an eighth of all, is kept against coming and going.
             let enough = regions > 1 && units * UNIT as u64 > self.reserve.bytes() / 8;
-            whole && enough && large.remove_region(self.tables(), range.region)
+            let floor = self.ahead.floor().div_ceil(UNIT as u64);
+            whole && enough && large.remove_region(self.tables(), range.region, floor)
         };
         if removed {
             // A provider that does not take it back leaves it with us.
@@ -72,7 +73,7 @@ impl SlabPool {
         let least = size.checked_next_multiple_of(page).ok_or(overflow)?;
         let mut ask = least.max(wanted.next_multiple_of(page));
         loop {
-            match self.enter_region(ask, size, align) {
+            match self.enter_region(ask, size, align, |_| Ok(())) {
                 Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) if ask > least => {
                     ask = (ask / 2).next_multiple_of(page).max(least);
                 }
@@ -81,35 +82,26 @@ impl SlabPool {
         }
     }
 
-    /// A region of `ask` bytes, its size counted against the limits.
-    fn take_region(&self, layout: Layout) -> Result<(Region, RegionNumber)> {
-        let page = self.upstream.provider().page_size();
-        let asked = layout.pad_to(page)?.size();
-        self.reserve.add(asked)?;
-        let got = self.upstream.allocate(layout).inspect_err(|_| self.reserve.remove(asked))?;
-        let more = got.0.size().saturating_sub(asked);
-        if more > 0
-            && let Err(error) = self.reserve.add(more)
-        {
-            self.reserve.remove(asked);
-            // SAFETY: nobody has seen the region. The error that matters is the limit's.
-            let _ = unsafe { self.upstream.free(got.0) };
-            return Err(error);
-        }
-        self.reserve.region_came();
-        Ok(got)
-    }
-
-    fn enter_region(&self, ask: usize, need: usize, align: usize) -> Result<()> {
-        let (region, number) = match self.take_region(Layout::new(ask, align)?) {
+    /// Takes a region of `ask` bytes, readies it, and enters it.
+    pub(crate) fn enter_region(
+        &self,
+        ask: usize,
+        need: usize,
+        align: usize,
+        ready: impl FnOnce(Region) -> Result<()>,
+    ) -> Result<()> {
+        let (region, number) = match self.reserve.take(&self.upstream, Layout::new(ask, align)?) {
             Err(Error::BadAlignment { .. }) => {
                 // Aligned by taking more.
                 let padded = ask.checked_add(align).ok_or(Error::SizeOverflow { size: ask, align })?;
-                self.take_region(Layout::new(padded, self.upstream.provider().page_size().min(GRANULE))?)?
+                self.reserve.take(
+                    &self.upstream,
+                    Layout::new(padded, self.upstream.provider().page_size().min(GRANULE))?,
+                )?
             }
             result => result?,
         };
-        let entered = self.make_region(region, number, need, align);
+        let entered = ready(region).and_then(|()| self.make_region(region, number, need, align));
         if entered.is_err() {
             self.return_region(region)?;
         }
@@ -194,15 +186,7 @@ impl SlabPool {
 
     /// A block that is a region.
     pub(crate) fn allocate_direct(&self, layout: Layout) -> Result<Address> {
-        self.upstream.admit()?;
-        self.upstream.poll_awaited();
-        let (region, number) = match self.take_region(layout) {
-            Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) => {
-                let _ = self.release_free(0);
-                self.take_region(layout)?
-            }
-            result => result?,
-        };
+        let (region, number) = self.retrying(|| self.reserve.take(&self.upstream, layout))?;
         let entered = self.spans.allocate().and_then(|(span_number, span)| {
             // SAFETY: nobody else knows the number yet.
             unsafe { *span.cold() = Cold { upstream: MaybeUninit::new((region, number)), ..Cold::EMPTY } };

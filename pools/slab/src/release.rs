@@ -3,9 +3,11 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
+use umf_core::limit::SharedLimit;
 use umf_core::step::{Step, step};
 use umf_core::{Result, fork};
 
+use crate::large::UNIT;
 use crate::pool::{CLOSING, NONE_FIRST, SHARED};
 use crate::span::Kind;
 use crate::{SlabPool, roster};
@@ -15,15 +17,38 @@ impl SlabPool {
         self.gates.load(Ordering::Relaxed) & SHARED != 0 && self.upstream.is_frozen()
     }
 
-    /// Gives free regions back until at most `keep` bytes are free; yields the bytes that went. What nobody leases any more is
+    /// Gives free regions back until at most `keep` bytes are free; yields the bytes that went. What nobody uses any more is
     /// free by then.
     pub(crate) fn release_free(&self, keep: usize) -> Result<usize> {
-        let keep = keep as u64;
         if self.is_frozen() {
             return Ok(0);
         }
         let before = self.reserve.bytes();
         self.upstream.poll();
+        self.release_above(keep, 0)?;
+        Ok(usize::try_from(before.saturating_sub(self.reserve.bytes())).unwrap_or(usize::MAX))
+    }
+
+    /// Gives `bytes` back, or what is free, for another pool that shares the limit.
+    pub(crate) fn give_others(&self, limit: &SharedLimit, bytes: u64) -> u64 {
+        if !self.reserve.shares(limit) {
+            return 0;
+        }
+        let release = || {
+            let keep = self.sum_up().cached_bytes.saturating_sub(bytes);
+            let keep = usize::try_from(keep).unwrap_or(usize::MAX);
+            self.release_above(keep, self.ahead.floor()).unwrap_or(0)
+        };
+        roster::visit(NonNull::from(self), release).unwrap_or(0) as u64
+    }
+
+    /// Gives free regions back until at most `keep` bytes are free, or only `floor` bytes of regions that are cut up are left.
+    pub(crate) fn release_above(&self, keep: usize, floor: u64) -> Result<usize> {
+        let keep = keep as u64;
+        if self.is_frozen() {
+            return Ok(0);
+        }
+        let before = self.reserve.bytes();
         if self.sum_up().cached_bytes <= keep {
             return Ok(before.saturating_sub(self.reserve.bytes()) as usize);
         }
@@ -37,13 +62,14 @@ impl SlabPool {
         }
         self.sell_out(true);
         let mut result = Ok(());
+        let floor = floor.div_ceil(UNIT as u64);
         for number in 1..self.spans.end() {
             let used = self.live_bytes().saturating_add(self.upstream.held().bytes);
             if self.reserve.bytes() <= used.saturating_add(keep) {
                 break;
             }
             let region = self.spans.get(number).is_some_and(|span| span.kind() == Kind::Region);
-            if region && self.large.lock().remove_region(self.tables(), number) {
+            if region && self.large.lock().remove_region(self.tables(), number, floor) {
                 result = result.and(self.give_back(number).map(drop));
             }
         }

@@ -15,7 +15,7 @@ const LIMIT: usize = 4096;
 
 struct Place {
     pool: AtomicPtr<SlabPool>,
-    /// Ending threads that are using the pool.
+    /// Threads that use the pool, and have no part in it: ending ones, and those of other pools.
     visitors: AtomicU32,
 }
 
@@ -62,7 +62,7 @@ pub(crate) unsafe fn enter(pool: NonNull<SlabPool>) -> Result<()> {
     Err(Error::TooMany { what: "slab pools", limit: LIMIT })
 }
 
-/// Takes a pool out, and waits for ending threads that are using it.
+/// Takes a pool out, and waits for those who are using it.
 pub(crate) fn leave(pool: NonNull<SlabPool>) {
     for place in &PLACES[..END.load(Ordering::SeqCst) as usize] {
         if place
@@ -78,18 +78,41 @@ pub(crate) fn leave(pool: NonNull<SlabPool>) {
     }
 }
 
+/// Runs `visit` while the pool cannot go; `None` if it is going, or not there. The pool must not be dropped by `visit`.
+pub(crate) fn visit<T>(pool: NonNull<SlabPool>, visit: impl FnOnce() -> T) -> Option<T> {
+    let places = &PLACES[..END.load(Ordering::SeqCst) as usize];
+    let place = places.iter().find(|place| place.pool.load(Ordering::Relaxed) == pool.as_ptr())?;
+    let _visitor = Visitor::enter(place);
+    (place.pool.load(Ordering::SeqCst) == pool.as_ptr()).then(visit)
+}
+
+/// Somebody uses the pool at a place until this is dropped.
+struct Visitor(&'static Place);
+
+impl Visitor {
+    /// Announced before the pool is looked at: `leave` takes the pool out before it looks at the visitors.
+    fn enter(place: &'static Place) -> Self {
+        place.visitors.fetch_add(1, Ordering::SeqCst);
+        Self(place)
+    }
+}
+
+impl Drop for Visitor {
+    fn drop(&mut self) {
+        self.0.visitors.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// A thread ends: every pool takes back what it keeps.
 fn flush(index: ThreadIndex) {
     for place in &PLACES[..END.load(Ordering::SeqCst) as usize] {
         if place.pool.load(Ordering::Relaxed).is_null() {
             continue;
         }
-        // Announced before the pool is looked at: `leave` takes the pool out before it looks at the visitors.
-        place.visitors.fetch_add(1, Ordering::SeqCst);
+        let _visitor = Visitor::enter(place);
         if let Some(pool) = NonNull::new(place.pool.load(Ordering::SeqCst)) {
             // SAFETY: the pool stays until `leave`, which waits for this visitor.
             unsafe { pool.as_ref() }.flush_thread(index);
         }
-        place.visitors.fetch_sub(1, Ordering::SeqCst);
     }
 }

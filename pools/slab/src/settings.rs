@@ -1,11 +1,13 @@
 //! [`SlabSettings`]: the knobs, named as users of the field know them.
 
 use core::fmt;
+use std::sync::Arc;
 
 use umf_core::held::OnFree;
+use umf_core::shortage::OutOfMemory;
 use umf_core::{Error, Result};
 
-use crate::limits::SharedLimitRef;
+use umf_core::limit::SharedLimitRef;
 
 const NAME: usize = 48;
 
@@ -59,6 +61,8 @@ pub struct SlabSettings {
     pub(crate) trace: u32,
     pub(crate) on_free: OnFree,
     pub(crate) max_held: u64,
+    pub(crate) reserve: u64,
+    pub(crate) out_of_memory: Option<Arc<dyn OutOfMemory>>,
 }
 
 impl Default for SlabSettings {
@@ -92,6 +96,8 @@ impl SlabSettings {
             trace: 0,
             on_free: OnFree::Hold,
             max_held: 0,
+            reserve: 0,
+            out_of_memory: None,
         }
     }
 
@@ -176,6 +182,21 @@ impl SlabSettings {
     #[must_use]
     pub const fn max_held(mut self, bytes: u64) -> Self {
         self.max_held = bytes;
+        self
+    }
+
+    /// Bytes that the pool takes from its provider at the beginning, for blocks that are pooled, and keeps: [`umf_core::Pool::reserve`].
+    /// Default: 0.
+    #[must_use]
+    pub const fn reserve(mut self, bytes: u64) -> Self {
+        self.reserve = bytes;
+        self
+    }
+
+    /// Who is asked when an allocation would fail for lack of memory ([`umf_core::shortage`]); any closure. Default: nobody.
+    #[must_use]
+    pub fn out_of_memory(mut self, callback: impl OutOfMemory + 'static) -> Self {
+        self.out_of_memory = Some(Arc::new(callback));
         self
     }
 
