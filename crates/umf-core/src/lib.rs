@@ -24,6 +24,8 @@
 compile_error!("umf runs on 64-bit Linux");
 
 mod address;
+pub mod background;
+pub mod clock;
 mod completion;
 #[cfg(feature = "conformance")]
 pub mod conformance;

@@ -129,6 +129,15 @@ pub unsafe trait Pool: Send + Sync {
         Err(crate::Error::NotSupported { what: "reserving ahead", owner: "this kind of pool", native: 0 })
     }
 
+    /// Gives back at once what the pool's release policy, if it has one, says that it should by now; returns how many bytes went.
+    /// For applications that have idle moments: otherwise pools do so on their slow paths.
+    ///
+    /// # Errors
+    /// As [`Pool::trim`].
+    fn tidy(&self) -> Result<usize> {
+        Ok(0)
+    }
+
     /// Gives `bytes` of memory back if so many are free here, otherwise what is free, because another pool lacks them that shares
     /// `limit` with this one; yields how many bytes went. Nothing, if this pool does not count against that limit. What is reserved ([`Pool::reserve`]) stays.
     ///

@@ -23,13 +23,13 @@ impl SlabPool {
     /// A pool that lives for ever, and that may be the global allocator: neither making nor using it touches
     /// that, as long as `provider` does not.
     ///
-    /// Settings: [`SlabSettings::trace`] is ignored (subscribers allocate).
+    /// Settings: [`SlabSettings::trace`] and [`SlabSettings::background`] are ignored (subscribers and threads allocate).
     ///
     /// # Errors
     /// As [`SlabPool::new`], and [`umf_core::Error::OutOfMemory`] if there is no memory for the pool itself.
     pub fn new_static(provider: &'static dyn Provider, settings: SlabSettings) -> Result<&'static Self> {
         let place = PLACES.get_or_grow(TAKEN.fetch_add(1, Ordering::Relaxed))?.0.get();
-        let pool = Self::unplaced(ProviderRef::Static(provider), settings.trace(0))?;
+        let pool = Self::unplaced(ProviderRef::Static(provider), settings.trace(0).background(false))?;
         // SAFETY: the place is this call's own; it is never written again, and never unmapped.
         let pool = unsafe { (*place).write(pool) };
         // SAFETY: the pool stays there for ever.

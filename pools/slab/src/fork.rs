@@ -63,6 +63,7 @@ impl ForkAware for SlabPool {
     fn child(&self) {
         // SAFETY: `prepare` ran in the thread of which this is the copy.
         unsafe { self.unlock_after_fork() };
+        self.policy.forked();
         let own = thread::current().map(thread::ThreadIndex::get);
         for index in (0..thread::end()).filter(|&index| own != Some(index)) {
             let Some(cache) = self.caches.get(index) else { continue };

@@ -127,6 +127,8 @@ pub(crate) struct Large {
     /// Units in regions that are wholly free, and how many such regions.
     idle: u64,
     idle_regions: u32,
+    /// The least that `idle` was since the last look.
+    least_idle: u64,
 }
 
 const fn list_of(size: u32) -> (usize, usize) {
@@ -147,6 +149,7 @@ impl Large {
             all: 0,
             idle: 0,
             idle_regions: 0,
+            least_idle: 0,
         }
     }
 
@@ -163,6 +166,23 @@ impl Large {
     /// Units in wholly free regions, and the number of those.
     pub(crate) const fn idle(&self) -> (u64, u32) {
         (self.idle, self.idle_regions)
+    }
+
+    /// How many of the units in wholly free regions were used since the last look.
+    pub(crate) const fn used_idle(&self) -> u64 {
+        self.idle - self.least_idle
+    }
+
+    /// The time from here on counts.
+    pub(crate) const fn look_again(&mut self) {
+        self.least_idle = self.idle;
+    }
+
+    /// So many units are in wholly free regions no more, of one region.
+    fn idle_less(&mut self, units: u64) {
+        self.idle -= units;
+        self.idle_regions -= 1;
+        self.least_idle = self.least_idle.min(self.idle);
     }
 
     /// Enters a region, all of it free. Its span and unit table are in place.
@@ -191,8 +211,7 @@ impl Large {
             self.unlink(tables, id);
             self.all -= u64::from(units);
             self.free -= u64::from(units);
-            self.idle -= u64::from(units);
-            self.idle_regions -= 1;
+            self.idle_less(u64::from(units));
         }
         whole
     }
@@ -210,8 +229,7 @@ impl Large {
         let (whole, before, region) = (get(&block.size), get(&block.before), get(&block.region));
         let (first, units) = tables.region(region)?;
         if whole == units {
-            self.idle -= u64::from(units);
-            self.idle_regions -= 1;
+            self.idle_less(u64::from(units));
         }
         self.unlink(tables, id);
         let used = id + front;

@@ -33,6 +33,7 @@
 //! | `span`, `state`, `lookup` | from an address to a block and its state |
 //! | `ahead` | regions that are there before they are needed |
 //! | `arena` | metadata of varying size |
+//! | `policy`, `aging`, `tidier` | what goes back unasked, for its bytes or its age, and who looks |
 //! | `release` | trimming and the end of a pool |
 //! | `held`, `delayed` | blocks that are freed while other processes have them open, or until a completion is ready |
 //! | `map` | what the regions look like, record by record |
@@ -45,6 +46,7 @@
 //! kept in their caches is lost to the child. Over shared memory it is frozen there: allocating is an error, and
 //! freeing does nothing.
 
+mod aging;
 mod ahead;
 mod arena;
 mod blocks;
@@ -58,6 +60,7 @@ mod large;
 mod lookup;
 mod map;
 mod paths;
+mod policy;
 mod pool;
 mod reach;
 mod refill;
@@ -70,6 +73,7 @@ mod span;
 mod state;
 mod statistics;
 mod thread_cache;
+mod tidier;
 
 pub use pool::SlabPool;
 pub use settings::SlabSettings;

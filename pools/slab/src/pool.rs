@@ -24,6 +24,7 @@ use crate::arena::Arena;
 use crate::central::Central;
 use crate::classes::{Classes, MAX_CLASSES};
 use crate::large::{Large, Tables, UNIT};
+use crate::policy::Policy;
 use crate::roster;
 use crate::span::{Mark, Place, Span};
 use crate::state::{self, EXPORTED, LIVE};
@@ -85,6 +86,7 @@ pub struct SlabPool {
     pub(crate) arena: Arena,
     pub(crate) reserve: Reserved,
     pub(crate) ahead: Ahead,
+    pub(crate) policy: Policy,
     /// Live blocks that are regions.
     pub(crate) direct: Gauge,
     pub(crate) direct_allocations: AtomicU64,
@@ -169,6 +171,7 @@ impl SlabPool {
             arena: Arena::new(),
             reserve: Reserved::new(settings.memory_limit, settings.shared_limit.clone()),
             ahead: Ahead::new(),
+            policy: Policy::new(&settings),
             direct: Gauge::new(),
             direct_allocations: AtomicU64::new(0),
             any_exported: AtomicBool::new(false),
@@ -202,6 +205,7 @@ impl SlabPool {
 
     /// What the settings say is there from the beginning.
     pub(crate) fn begin(&self) -> Result<()> {
+        self.policy.begin_in(self.settings.background);
         match usize::try_from(self.settings.reserve) {
             Ok(0) => Ok(()),
             bytes => self.take_ahead(bytes.unwrap_or(usize::MAX)).map(drop),
@@ -299,6 +303,10 @@ unsafe impl Pool for SlabPool {
 
     fn reserve(&self, bytes: usize) -> Result<usize> {
         self.take_ahead(bytes)
+    }
+
+    fn tidy(&self) -> Result<usize> {
+        self.tidy_now()
     }
 
     fn yield_free(&self, limit: &SharedLimit, bytes: u64) -> u64 {

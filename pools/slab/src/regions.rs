@@ -40,19 +40,21 @@ impl SlabPool {
 
     /// Takes units back, and gives their region back if it is idle and there is another.
     pub(crate) fn give_range(&self, range: Range) {
-        let removed = {
+        let (units, removed) = {
             let mut large = self.large.lock();
-            let whole = large.free(self.tables(), range).is_some_and(|(_, whole)| whole);
-            let (units, regions) = large.idle();
+            let (units, whole) = large.free(self.tables(), range).unwrap_or_default();
+            let (idle, regions) = large.idle();
             // One idle region, or an eighth of all, is kept against coming and going.
-            let enough = regions > 1 && units * UNIT as u64 > self.reserve.bytes() / 8;
+            let enough = regions > 1 && idle * UNIT as u64 > self.reserve.bytes() / 8;
             let floor = self.ahead.floor().div_ceil(UNIT as u64);
-            whole && enough && large.remove_region(self.tables(), range.region, floor)
+            let removed = whole && enough && large.remove_region(self.tables(), range.region, floor);
+            (units, removed)
         };
         if removed {
             // A provider that does not take it back leaves it with us.
             let _ = self.give_back(range.region);
         }
+        self.mind_policy(units as usize * UNIT);
     }
 
     /// Address of the first unit, and the tracker's number of the region.

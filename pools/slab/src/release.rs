@@ -13,7 +13,7 @@ use crate::span::Kind;
 use crate::{SlabPool, roster};
 
 impl SlabPool {
-    fn is_frozen(&self) -> bool {
+    pub(crate) fn is_frozen(&self) -> bool {
         self.gates.load(Ordering::Relaxed) & SHARED != 0 && self.upstream.is_frozen()
     }
 
@@ -56,6 +56,13 @@ impl SlabPool {
         if let Some((index, cache)) = self.cache() {
             self.flush(index, cache);
         }
+        let result = self.release_shared(keep as usize, floor);
+        let went = before.saturating_sub(self.reserve.bytes()) as usize;
+        result.map(|()| went)
+    }
+
+    /// The same of what no thread keeps.
+    pub(crate) fn release_shared(&self, keep: usize, floor: u64) -> Result<()> {
         for class in 0..self.classes.slab_count() {
             let doomed = self.centrals[class].lock().trim(self.slabs(class), 0);
             self.remove_slabs(doomed);
@@ -63,9 +70,10 @@ impl SlabPool {
         self.sell_out(true);
         let mut result = Ok(());
         let floor = floor.div_ceil(UNIT as u64);
+        let used = self.live_bytes().saturating_add(self.upstream.held().bytes);
+        let least = used.saturating_add(keep as u64);
         for number in 1..self.spans.end() {
-            let used = self.live_bytes().saturating_add(self.upstream.held().bytes);
-            if self.reserve.bytes() <= used.saturating_add(keep) {
+            if self.reserve.bytes() <= least {
                 break;
             }
             let region = self.spans.get(number).is_some_and(|span| span.kind() == Kind::Region);
@@ -73,8 +81,7 @@ impl SlabPool {
                 result = result.and(self.give_back(number).map(drop));
             }
         }
-        let went = before.saturating_sub(self.reserve.bytes()) as usize;
-        result.map(|()| went)
+        result
     }
 }
 
@@ -84,6 +91,7 @@ impl Drop for SlabPool {
         self.first_threads.store((&raw const NONE_FIRST).cast_mut(), Ordering::Relaxed);
         roster::leave(NonNull::from(&*self));
         fork::unregister(crate::fork::erased(self));
+        self.policy.end();
         self.trace_end();
         self.upstream.stop_letting_go();
         let frozen = self.is_frozen();

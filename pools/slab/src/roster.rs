@@ -86,6 +86,20 @@ pub(crate) fn visit<T>(pool: NonNull<SlabPool>, visit: impl FnOnce() -> T) -> Op
     (place.pool.load(Ordering::SeqCst) == pool.as_ptr()).then(visit)
 }
 
+/// Shows all pools, none of which goes while it is shown. `look` drops none.
+pub(crate) fn each(mut look: impl FnMut(&SlabPool)) {
+    for place in &PLACES[..END.load(Ordering::SeqCst) as usize] {
+        if place.pool.load(Ordering::Relaxed).is_null() {
+            continue;
+        }
+        let _visitor = Visitor::enter(place);
+        if let Some(pool) = NonNull::new(place.pool.load(Ordering::SeqCst)) {
+            // SAFETY: the pool stays until `leave`, which waits for this visitor.
+            look(unsafe { pool.as_ref() });
+        }
+    }
+}
+
 /// Somebody uses the pool at a place until this is dropped.
 struct Visitor(&'static Place);
 
@@ -105,14 +119,5 @@ impl Drop for Visitor {
 
 /// A thread ends: every pool takes back what it keeps.
 fn flush(index: ThreadIndex) {
-    for place in &PLACES[..END.load(Ordering::SeqCst) as usize] {
-        if place.pool.load(Ordering::Relaxed).is_null() {
-            continue;
-        }
-        let _visitor = Visitor::enter(place);
-        if let Some(pool) = NonNull::new(place.pool.load(Ordering::SeqCst)) {
-            // SAFETY: the pool stays until `leave`, which waits for this visitor.
-            unsafe { pool.as_ref() }.flush_thread(index);
-        }
-    }
+    each(|pool| pool.flush_thread(index));
 }
