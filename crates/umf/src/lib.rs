@@ -22,6 +22,7 @@
 //! | a pool in `Vec` and `HashMap`, or as the global allocator | `&Pool` is an `allocator_api2` allocator; [`GlobalPool`] |
 //! | freed memory that others still have open | [`OnFree`], [`drain`], [`Pool::drain`] |
 //! | what a pool's regions look like | [`Pool::map`], [`map`] |
+//! | NUMA nodes, and memory on the fastest, nearest or largest of them | [`topology`], [`memory_space`] |
 //! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`] |
 //! | regions that belong to a named set of processes | [`domain`] |
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`] |
@@ -37,6 +38,7 @@ mod error;
 mod global;
 mod logging;
 pub mod map;
+pub mod memory_space;
 pub mod plugin;
 mod pool;
 mod process;
@@ -68,3 +70,5 @@ pub use umf_pool_slab as slab;
 pub use umf_provider_dma_buf as dma_buf;
 #[doc(inline)]
 pub use umf_provider_host as host;
+#[doc(inline)]
+pub use umf_topology as topology;
