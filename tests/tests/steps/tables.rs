@@ -4,6 +4,7 @@
 pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
     ("crates/umf-config", "reads files and the environment"),
     ("crates/umf-cli", "a program over the crate umf"),
+    ("crates/umf-topology", "reads files"),
     (
         "providers/dma-buf",
         "needs devices that the machines of the campaign lack; what it changes is descriptors and mappings, which die with the process",
