@@ -35,7 +35,7 @@
 //! | `release` | trimming and the end of a pool |
 //! | `held` | blocks that are freed while other processes have them open |
 //! | `map` | what the regions look like, record by record |
-//! | `statistics` | counters, summed up when asked for |
+//! | `statistics`, `asked` | counters, summed up when asked for; how much of the blocks is used |
 //! | `fork`, `roster`, `fixed` | forks, the end of threads, pools that live for ever |
 //!
 //! # Forks
@@ -45,6 +45,7 @@
 //! freeing does nothing.
 
 mod arena;
+mod asked;
 mod blocks;
 mod central;
 mod classes;

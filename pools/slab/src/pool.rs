@@ -16,6 +16,7 @@ use umf_core::{Address, BlockSpan, Error, Layout, Pool, ProviderRef, Result, Ups
 
 use crate::SlabSettings;
 use crate::arena::Arena;
+use crate::asked::Asked;
 use crate::central::Central;
 use crate::classes::{Classes, MAX_CLASSES};
 use crate::large::{Large, Tables, UNIT};
@@ -80,6 +81,8 @@ pub struct SlabPool {
     pub(crate) states: Arena,
     pub(crate) arena: Arena,
     pub(crate) reserve: Reserve,
+    /// What requests ask for, by class; the last is of blocks that are regions.
+    pub(crate) asked: [Asked; MAX_CLASSES + 1],
     /// Live blocks that are regions.
     pub(crate) direct: Gauge,
     pub(crate) direct_allocations: AtomicU64,
@@ -160,6 +163,7 @@ impl SlabPool {
             states: Arena::new(),
             arena: Arena::new(),
             reserve: Reserve::new(settings.memory_limit, settings.shared_limit.clone()),
+            asked: [const { Asked::new() }; MAX_CLASSES + 1],
             direct: Gauge::new(),
             direct_allocations: AtomicU64::new(0),
             any_exported: AtomicBool::new(false),
