@@ -15,7 +15,6 @@ mod kernel;
 pub(crate) mod kernel_files;
 mod limits;
 mod loader_cache;
-pub(crate) mod memory_cgroup;
 mod numa;
 mod permissions;
 mod text;
