@@ -52,8 +52,8 @@ pub use error::{Error, Result};
 pub use layout::Layout;
 pub use pool::{BlockSpan, Pool};
 pub use provider::{
-    Access, Export, Import, ImportRequest, Imported, MemoryKind, NativeBytes, NativeExport, Populate,
-    Properties, Property, PropertyValue, Provider, ProviderKind, Purge, Region, RegionId, SplitMerge,
-    Visibility,
+    Access, CpuAccess, Export, HostAccess, Import, ImportRequest, Imported, MemoryKind, NativeBytes,
+    NativeExport, Populate, Properties, Property, PropertyValue, Provider, ProviderKind, Purge, Region,
+    RegionId, SplitMerge, Visibility,
 };
 pub use tracker::{ProviderRef, Upstream};

@@ -52,7 +52,9 @@ pub use global::GlobalPool;
 pub use pool::{Pool, PoolBuilder};
 pub use process::{exporter, importer, init, open, open_read_only, settings, warnings};
 pub use umf_core::held::{HeldStatistics, OnFree, drain};
-pub use umf_core::{Access, Address, Completion, Layout, MemoryKind, Progress, ProviderKind, Visibility};
+pub use umf_core::{
+    Access, Address, Completion, CpuAccess, Layout, MemoryKind, Progress, ProviderKind, Visibility,
+};
 pub use umf_ipc::{Exchange, Export, Exporter, Handle, Importer, Mapping, Mode, VolatileSlice};
 
 #[doc(inline)]
