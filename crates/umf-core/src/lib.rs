@@ -9,6 +9,7 @@
 //! | tracker | [`tracker::find`]: from an address to its region and pool |
 //! | exported memory | [`observer`]: who is told before it goes |
 //! | leased memory | [`held`]: freed, and still open in other processes |
+//! | what happened, what is left | [`history`], [`leaks`] |
 //! | step | [`step`](mod@step): where tests kill processes |
 //!
 //! A crate that brings a provider or a pool depends on this one alone, and runs the conformance suite of
@@ -28,7 +29,9 @@ pub mod fence;
 pub mod fork;
 pub mod global;
 pub mod held;
+pub mod history;
 mod layout;
+pub mod leaks;
 pub mod lock;
 pub mod map;
 pub mod metadata;
@@ -45,7 +48,7 @@ pub mod tracker;
 mod visits;
 
 pub use address::{Address, AddressSpace};
-pub use error::{Error, Result};
+pub use error::{Error, PastFree, Result};
 pub use layout::Layout;
 pub use pool::{BlockSpan, Pool};
 pub use provider::{
