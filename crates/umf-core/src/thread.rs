@@ -71,6 +71,25 @@ pub fn known() -> u32 {
     CURRENT.get().wrapping_sub(1)
 }
 
+/// The system's number of the calling thread, as `gettid(2)` says, `top -H` shows it and debuggers know it. Asks the system once per
+/// thread and fork.
+#[must_use]
+pub fn system_id() -> u32 {
+    thread_local! {
+        /// The number, and below it the process in which it was asked for, as [`crate::fork::generation`] counts.
+        static KNOWN: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+    }
+    let generation = crate::fork::generation();
+    match KNOWN.get() {
+        (id, known) if id != 0 && known == generation => id,
+        _ => {
+            let id = crate::sys::thread_id();
+            KNOWN.set((id, generation));
+            id
+        }
+    }
+}
+
 /// How many numbers have ever been in use at one time: each index lies below.
 pub fn end() -> u32 {
     END.load(Ordering::SeqCst)
