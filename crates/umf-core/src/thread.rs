@@ -5,7 +5,8 @@
 //! thread-local storage: so it can be summed over all threads, it is inherited with the number instead
 //! of being lost, and thread-local storage is one const-initialised word without a destructor.
 
-use core::cell::Cell;
+mod word;
+
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::lock::Lock;
@@ -31,10 +32,7 @@ impl ThreadIndex {
 const NONE: u32 = 0;
 const ENDED: u32 = u32::MAX;
 
-thread_local! {
-    /// 0: not asked yet; `u32::MAX`: the thread is ending; otherwise the number plus one.
-    static CURRENT: Cell<u32> = const { Cell::new(NONE) };
-}
+// The word: 0 if not asked yet; `u32::MAX` if the thread is ending; otherwise the number plus one.
 
 struct Numbers {
     next: u32,
@@ -56,7 +54,7 @@ static EXIT_HOOKS: Lock<([Option<Hook>; HOOKS], usize)> = Lock::new(([None; HOOK
 /// [`ThreadIndex::LIMIT`] threads: callers then take their path without per-thread state.
 #[inline]
 pub fn current() -> Option<ThreadIndex> {
-    match CURRENT.get() {
+    match word::get() {
         NONE => enter(),
         ENDED => None,
         number => Some(ThreadIndex(number - 1)),
@@ -68,7 +66,7 @@ pub fn current() -> Option<ThreadIndex> {
 #[inline(always)]
 #[must_use]
 pub fn known() -> u32 {
-    CURRENT.get().wrapping_sub(1)
+    word::get().wrapping_sub(1)
 }
 
 /// How many numbers have ever been in use at one time: each index lies below.
@@ -105,7 +103,7 @@ fn enter() -> Option<ThreadIndex> {
         release(number);
         return None;
     }
-    CURRENT.set(number + 1);
+    word::set(number + 1);
     Some(ThreadIndex(number))
 }
 
@@ -134,7 +132,7 @@ fn exit_key() -> Option<libc::pthread_key_t> {
 }
 
 extern "C" fn leave(_value: *mut libc::c_void) {
-    let number = CURRENT.get();
+    let number = word::get();
     if number == NONE || number == ENDED {
         return;
     }
@@ -142,7 +140,7 @@ extern "C" fn leave(_value: *mut libc::c_void) {
     for hook in hooks.into_iter().flatten() {
         hook(ThreadIndex(number - 1));
     }
-    CURRENT.set(ENDED);
+    word::set(ENDED);
     release(number - 1);
 }
 

@@ -42,9 +42,8 @@ pub(crate) const SPANS: usize = 1 << 14;
 /// The same of the caches of threads.
 pub(crate) const FIRST_CACHES: u32 = 64;
 
-static ALL_FIRST: AtomicU32 = AtomicU32::new(FIRST_CACHES);
-/// What [`SlabPool::first_threads`] is when there is a gate to pass.
-pub(crate) static NONE_FIRST: AtomicU32 = AtomicU32::new(0);
+static OPEN: u32 = 1;
+static CLOSED: u32 = 0;
 
 // SAFETY: the pointers that are not `Send` or `Sync` by themselves are into the pool's own metadata, which does not move.
 unsafe impl Send for SlabPool {}
@@ -87,10 +86,10 @@ pub struct SlabPool {
     pub(crate) any_exported: AtomicBool,
     /// The caches of the first threads.
     pub(crate) first_caches: NonNull<ThreadCache>,
-    /// How many threads that are; 0 if there is a gate to pass. What the most common paths begin with. In `wiped`, or static.
-    pub(crate) first_threads: AtomicPtr<AtomicU32>,
-    /// Over shared memory, which a forked child must not use, that is a word that is 0 there.
-    _wiped: Option<Wiped>,
+    /// What the most common paths look at: not 0 if there is nothing to look at but the thread's own bins. Static, or in `wiped`.
+    pub(crate) gate: AtomicPtr<u32>,
+    /// Over shared memory, which a forked child must not use, a word that is 0 there.
+    wiped: Option<Wiped>,
     /// The first spans.
     pub(crate) first_spans: NonNull<Span>,
     /// Held while a thread reaches into what belongs to others. Taken before all other locks.
@@ -137,20 +136,15 @@ impl SlabPool {
         let gates = flag(shared, SHARED) | flag(settings.trace >= 3, TRACED) | flag(fenced, FENCED);
         let upstream = Upstream::new(provider)?;
         upstream.set_on_free(settings.on_free, settings.max_held);
-        let wiped = if gates == SHARED { Wiped::new(FIRST_CACHES).ok() } else { None };
-        let first_threads = match &wiped {
-            Some(wiped) => core::ptr::from_ref(wiped.word()),
-            None if gates == 0 => &raw const ALL_FIRST,
-            None => &raw const NONE_FIRST,
-        };
+        let wiped = if gates == SHARED { Wiped::new(1).ok() } else { None };
         let (spans, caches) =
             (Table::new(Mark::MOST), Chunks::<ThreadCache, { FIRST_CACHES as usize }>::new());
         let first_spans = NonNull::from(spans.first()?);
         let first_caches = NonNull::from(caches.get_or_grow(0)?);
-        Ok(Self {
+        let pool = Self {
             first_caches,
-            first_threads: AtomicPtr::new(first_threads.cast_mut()),
-            _wiped: wiped,
+            gate: AtomicPtr::new((&raw const CLOSED).cast_mut()),
+            wiped,
             first_spans,
             upstream,
             gates: AtomicU8::new(gates),
@@ -171,7 +165,24 @@ impl SlabPool {
             large: Lock::new(Large::new()),
             centrals: [const { Lock::new(Central::new()) }; MAX_CLASSES],
             settings,
-        })
+        };
+        pool.open_gate();
+        Ok(pool)
+    }
+
+    /// Lets threads take the most common paths, if nothing is set that they do not heed.
+    pub(crate) fn open_gate(&self) {
+        let gate = match &self.wiped {
+            Some(wiped) => wiped.word().as_ptr().cast_const(),
+            None if self.gates.load(Ordering::Relaxed) == 0 => &raw const OPEN,
+            None => &raw const CLOSED,
+        };
+        self.gate.store(gate.cast_mut(), Ordering::Release);
+    }
+
+    /// Keeps threads from taking the most common paths. Those who are inside may be on one still.
+    pub(crate) fn close_gate(&self) {
+        self.gate.store((&raw const CLOSED).cast_mut(), Ordering::Relaxed);
     }
 
     /// Makes the pool known to the tracker, to forks and to ending threads.

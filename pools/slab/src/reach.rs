@@ -40,6 +40,13 @@ pub(crate) struct Inside<'a> {
     cache: &'a ThreadCache,
 }
 
+impl<'a> Inside<'a> {
+    #[inline(always)]
+    pub(crate) fn cache(&self) -> &'a ThreadCache {
+        self.cache
+    }
+}
+
 impl Drop for Inside<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -60,6 +67,15 @@ impl ThreadCache {
         }
         let inside = Inside { cache: self };
         (!self.pending.load(Ordering::Acquire)).then_some(inside)
+    }
+
+    /// Enters where the kernel fences threads, by one who looks by himself whether he may.
+    #[inline(always)]
+    pub(crate) fn enter_unasked(&self) -> Inside<'_> {
+        debug_assert!(!self.busy.load(Ordering::Relaxed), "a thread enters its cache once at a time");
+        self.busy.store(true, Ordering::Relaxed);
+        light();
+        Inside { cache: self }
     }
 
     /// Waits until the thread is not inside.
@@ -126,11 +142,14 @@ impl SlabPool {
         let end = others().last().map_or(0, |(index, _)| index + 1);
         let others = || others().take_while(|&(index, _)| index < end);
         others().for_each(|(_, cache)| cache.pending.store(true, Ordering::Relaxed));
+        // Those who come from now on look at what is pending.
+        self.close_gate();
         heavy();
         for (index, cache) in others().filter(|(_, cache)| cache.pending.load(Ordering::Relaxed)) {
             cache.wait();
             look(index, cache);
             cache.pending.store(false, Ordering::Release);
         }
+        self.open_gate();
     }
 }

@@ -75,7 +75,7 @@ impl SlabPool {
         let states: NonNull<AtomicU8> = states.cast();
         // SAFETY: `states` has `total` zeroed bytes in the arena.
         unsafe {
-            span.publish_slab(class, range.region, base, (total * block) as u64, block as u64, states);
+            span.publish_slab(class, range.region, base, total as u32, block as u64, states);
         }
         if let Err(error) = tracker::set_span(region, base, size, Mark::new(number, class).to_bits()) {
             let _ = tracker::set_span(region, base, size, range.region);
