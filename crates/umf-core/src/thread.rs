@@ -54,19 +54,19 @@ static EXIT_HOOKS: Lock<([Option<Hook>; HOOKS], usize)> = Lock::new(([None; HOOK
 /// [`ThreadIndex::LIMIT`] threads: callers then take their path without per-thread state.
 #[inline]
 pub fn current() -> Option<ThreadIndex> {
-    match word::get() {
+    match word::get() as u32 {
         NONE => enter(),
         ENDED => None,
         number => Some(ThreadIndex(number - 1)),
     }
 }
 
-/// The number of the calling thread, if it has asked for it before ([`current`]); otherwise one at which no table of threads
-/// has anything. For common paths: it calls nothing.
+/// The number of the calling thread plus one, if it has asked for it before ([`current`]); 0 if it has not, and more than any number
+/// where there is none. For common paths: it calls nothing.
 #[inline(always)]
 #[must_use]
-pub fn known() -> u32 {
-    word::get().wrapping_sub(1)
+pub fn known_life() -> u64 {
+    word::get()
 }
 
 /// How many numbers have ever been in use at one time: each index lies below.
@@ -132,7 +132,7 @@ fn exit_key() -> Option<libc::pthread_key_t> {
 }
 
 extern "C" fn leave(_value: *mut libc::c_void) {
-    let number = word::get();
+    let number = word::get() as u32;
     if number == NONE || number == ENDED {
         return;
     }

@@ -14,7 +14,7 @@ use crate::SlabPool;
 use crate::central::Central;
 use crate::large::{Range, UNIT};
 use crate::reach::{SHARED_LIFE, life_of};
-use crate::span::{Cold, Kind, Mark, Span};
+use crate::span::{Cold, Kind, Span};
 use crate::state::Entry;
 use crate::thread_cache::ThreadCache;
 
@@ -52,7 +52,7 @@ impl SlabPool {
             // SAFETY: nobody else knows the number yet.
             unsafe { *span.cold() = Cold { unit: range.first, ..Cold::EMPTY } };
             span.publish_block(class, range.region, base, size as u64);
-            tracker::set_span(region, base, 1, Mark::new(number, class).to_bits()).inspect_err(|_| {
+            tracker::set_span(region, base, 1, number).inspect_err(|_| {
                 span.retract();
                 self.give_range(range);
             })
@@ -100,7 +100,7 @@ impl SlabPool {
     pub(crate) fn forget_owner(&self, entries: &[Entry]) {
         for entry in entries {
             if let Some((_, span)) = self.span_of(entry) {
-                span.owner.store(SHARED_LIFE, Ordering::Release);
+                self.caches.disown(span);
             }
         }
     }

@@ -6,9 +6,11 @@ use core::sync::atomic::Ordering;
 use umf_core::{Address, Error, Layout, Result, thread, tracker};
 
 use crate::SlabPool;
-use crate::pool::{CLOSING, FENCED, FIRST_CACHES, OWNER, Route, SHARED, SPANS, TRACED};
+use crate::caches::Caches;
+use crate::near::Near;
+use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED};
 use crate::reach::{Inside, SHARED_LIFE, life_of};
-use crate::span::{Mark, Place, Span};
+use crate::span::{Place, Span};
 use crate::state::{Entry, LIVE};
 
 /// How far the common path of a free came.
@@ -28,10 +30,10 @@ impl SlabPool {
             return None;
         }
         let entry = match self.classes.of_small(layout) {
-            Some(class) => self.enter_at_once(thread::known())?.cache().bin(class).pop()?,
+            Some(class) => self.enter_at_once(thread::known_life())?.cache().bin(class).pop()?,
             None => {
                 let class = self.classes.of_others(layout)?;
-                let inside = self.enter_at_once(thread::known())?;
+                let inside = self.enter_at_once(thread::known_life())?;
                 let (cache, bin) = (inside.cache(), inside.cache().bin(class));
                 let entry = bin.pop()?;
                 if bin.weight() != 0 {
@@ -46,13 +48,12 @@ impl SlabPool {
 
     /// Enters the calling thread's cache, if it is one of the first, and there is no gate to pass.
     #[inline(always)]
-    fn enter_at_once(&self, index: u32) -> Option<Inside<'_>> {
-        let index = index as usize;
-        if index >= FIRST_CACHES as usize {
+    fn enter_at_once(&self, life: u64) -> Option<Inside<'_>> {
+        if life >= Caches::FIRST {
             return None;
         }
-        // SAFETY: the first chunk of caches has that many.
-        let inside = unsafe { self.first_caches.add(index).as_ref() }.enter_unasked();
+        // SAFETY: there are that many.
+        let inside = unsafe { self.first_caches.add(life as usize).as_ref() }.enter_unasked();
         // SAFETY: a static, or a word of this pool, which this process does not write. Read inside: whoever closes the gate waits for
         // those who have passed it.
         let is_open = unsafe { *self.gate.load(Ordering::Acquire) } != 0;
@@ -62,24 +63,27 @@ impl SlabPool {
     /// The same for a free, of a block that this thread took; `None` if it is not so, or there is no room.
     #[inline(always)]
     pub(crate) fn free_at_once(&self, address: Address) -> Option<()> {
-        let index = thread::known();
-        let inside = self.enter_at_once(index)?;
+        let life = thread::known_life();
+        let inside = self.enter_at_once(life)?;
         let cache = inside.cache();
-        // Read inside: what says that the span is this thread's says that the mark is of that span too.
-        let mark = Mark::from_bits(tracker::span_at_once(address)?);
-        if mark.number() as usize >= SPANS {
-            return None;
-        }
-        // SAFETY: the first chunk of spans has that many.
-        let span = unsafe { self.first_spans.add(mark.number() as usize).as_ref() };
-        if span.owner.load(Ordering::Acquire) != life_of(index) {
-            return None;
-        }
-        // SAFETY: what belongs to this thread stays as it is while the thread is inside (see `reach`).
-        let state = unsafe { span.state_of(address)? };
+        let granule = Near::granule_of(address);
+        let near = cache.near(granule);
+        let (state, bin) = if near.is(granule) {
+            near.find(address)?
+        } else {
+            let number = tracker::span_below(address, SPANS as u32)?;
+            // SAFETY: the first chunk of spans has that many.
+            let span = unsafe { self.first_spans.add(number as usize).as_ref() };
+            // Read inside: if the span is this thread's, it is still the one that the tracker named.
+            if u64::from(span.owner.load(Ordering::Acquire)) != life {
+                return None;
+            }
+            // SAFETY: what belongs to this thread stays as it is while the thread is inside (see `reach`); and it is an
+            // offset of a bin.
+            unsafe { (span.state_of(address)?, cache.bin_at(span.bin())) }
+        };
         // SAFETY: a state of this pool, which nobody else writes meanwhile.
         let (life, old) = unsafe { (state.as_ref(), *state.as_ref().as_ptr()) };
-        let bin = cache.bin(mark.class());
         if old != LIVE {
             return None;
         }
@@ -185,6 +189,7 @@ impl SlabPool {
                 return Freeing::NotBegun;
             }
             place.state.store(0, Ordering::Release);
+            cache.remember(address, span);
         } else if owner == SHARED_LIFE && !span.is_direct() {
             let old = place.state.swap(0, Ordering::AcqRel);
             if old != LIVE || !place.is_current() {

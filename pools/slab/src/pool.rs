@@ -9,19 +9,20 @@ use std::sync::Arc;
 use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::lock::Lock;
 use umf_core::map::PoolMap;
-use umf_core::metadata::{Chunks, Table, Wiped};
+use umf_core::metadata::{Table, Wiped};
 use umf_core::observer::Freed;
 use umf_core::statistics::{Gauge, PoolStatistics};
 use umf_core::{Address, BlockSpan, Error, Layout, Pool, ProviderRef, Result, Upstream, thread, tracker};
 
 use crate::SlabSettings;
 use crate::arena::Arena;
+use crate::caches::Caches;
 use crate::central::Central;
 use crate::classes::{Classes, MAX_CLASSES};
 use crate::large::{Large, Tables, UNIT};
 use crate::limits::Reserve;
 use crate::roster;
-use crate::span::{Mark, Place, Span};
+use crate::span::{Place, Span};
 use crate::state::{self, EXPORTED, LIVE};
 use crate::thread_cache::ThreadCache;
 
@@ -39,8 +40,8 @@ pub(crate) const FENCED: u8 = 8;
 /// Spans up to this number are found a little faster: so many slabs of 64 KiB make a GiB.
 pub(crate) const SPANS: usize = 1 << 14;
 
-/// The same of the caches of threads.
-pub(crate) const FIRST_CACHES: u32 = 64;
+/// So many spans may there be.
+const MOST_SPANS: u32 = (1 << 24) - 1;
 
 static OPEN: u32 = 1;
 static CLOSED: u32 = 0;
@@ -72,7 +73,7 @@ pub struct SlabPool {
     pub(crate) gates: AtomicU8,
     pub(crate) classes: Classes,
     pub(crate) spans: Table<Span, SPANS>,
-    pub(crate) caches: Chunks<ThreadCache, { FIRST_CACHES as usize }>,
+    pub(crate) caches: Caches,
     pub(crate) settings: SlabSettings,
     /// State bytes, and nothing else: a second free that races with the end of a slab may swap a byte of a run
     /// that has another owner by then. It notices and puts it back, and what it met was a state.
@@ -84,7 +85,7 @@ pub struct SlabPool {
     pub(crate) direct_allocations: AtomicU64,
     /// Whether any block was ever exported.
     pub(crate) any_exported: AtomicBool,
-    /// The caches of the first threads.
+    /// The first of the caches: see [`Caches::first`].
     pub(crate) first_caches: NonNull<ThreadCache>,
     /// What the most common paths look at: not 0 if there is nothing to look at but the thread's own bins. Static, or in `wiped`.
     pub(crate) gate: AtomicPtr<u32>,
@@ -137,10 +138,9 @@ impl SlabPool {
         let upstream = Upstream::new(provider)?;
         upstream.set_on_free(settings.on_free, settings.max_held);
         let wiped = if gates == SHARED { Wiped::new(1).ok() } else { None };
-        let (spans, caches) =
-            (Table::new(Mark::MOST), Chunks::<ThreadCache, { FIRST_CACHES as usize }>::new());
+        let (spans, caches) = (Table::new(MOST_SPANS), Caches::new());
         let first_spans = NonNull::from(spans.first()?);
-        let first_caches = NonNull::from(caches.get_or_grow(0)?);
+        let first_caches = caches.first()?;
         let pool = Self {
             first_caches,
             gate: AtomicPtr::new((&raw const CLOSED).cast_mut()),
@@ -320,7 +320,7 @@ impl SlabPool {
     /// The number of the span that the granule of `address` names.
     #[inline]
     pub(crate) fn number_at(&self, address: Address) -> Option<u32> {
-        tracker::span(address).map(|(_, mark)| Mark::from_bits(mark).number())
+        tracker::span(address).map(|(_, number)| number)
     }
 
     /// Whether a state says that an export names the block.

@@ -115,14 +115,26 @@ impl SlabPool {
         }
         let Some(cache) = self.caches.get(owner - 1) else { return };
         let own = thread::current().is_some_and(|own| life_of(own.get()) == owner);
-        if !own {
-            // Someone else who comes meanwhile sees neither an owner nor that there is none, and waits for our lock.
-            span.owner.store(REVOKING, Ordering::Relaxed);
-            heavy();
-            cache.wait();
-            cache.measure(span.class()).revoked.fetch_add(1, Ordering::Relaxed);
+        if own {
+            return self.caches.disown(span);
         }
+        // Someone else who comes meanwhile sees neither an owner nor that there is none, and waits for our lock.
+        span.owner.store(REVOKING, Ordering::Relaxed);
+        self.keep_out(core::iter::once(cache));
+        cache.wait();
+        cache.forget(span.base(), span.bytes());
+        cache.measure(span.class()).revoked.fetch_add(1, Ordering::Relaxed);
         span.owner.store(SHARED_LIFE, Ordering::Release);
+        cache.pending.store(false, Ordering::Release);
+        self.open_gate();
+    }
+
+    /// From here on these threads do not come in; those who are inside are to be waited for.
+    fn keep_out<'a>(&self, caches: impl Iterator<Item = &'a ThreadCache>) {
+        caches.for_each(|cache| cache.pending.store(true, Ordering::Relaxed));
+        // Those who come from now on look at what is pending.
+        self.close_gate();
+        heavy();
     }
 
     /// Shows the caches of all other threads, with their threads kept out. `look` calls no provider.
@@ -141,10 +153,7 @@ impl SlabPool {
         // A thread that comes to have a number meanwhile is not kept out, and not looked at.
         let end = others().last().map_or(0, |(index, _)| index + 1);
         let others = || others().take_while(|&(index, _)| index < end);
-        others().for_each(|(_, cache)| cache.pending.store(true, Ordering::Relaxed));
-        // Those who come from now on look at what is pending.
-        self.close_gate();
-        heavy();
+        self.keep_out(others().map(|(_, cache)| cache));
         for (index, cache) in others().filter(|(_, cache)| cache.pending.load(Ordering::Relaxed)) {
             cache.wait();
             look(index, cache);

@@ -9,6 +9,7 @@ use umf_core::{Address, Error, Result, thread};
 use crate::SlabPool;
 use crate::central::{Slabs, Taker};
 use crate::large::UNIT;
+use crate::reach::life_of;
 use crate::state::Entry;
 use crate::thread_cache::{Portion, ThreadCache};
 
@@ -129,10 +130,17 @@ impl SlabPool {
             let want = measure.limit().min(REFILL) as usize;
             let taker = Some(Taker { index, alone: measure.trusts() });
             // SAFETY: `take` writes as many as it returns.
-            unsafe {
+            let took = unsafe {
                 bin.fill(measure, want, |out, want| {
                     self.centrals[class].lock().take(self.slabs(class), taker, out, want)
-                });
+                })
+            };
+            for entry in bin.newest(took) {
+                let address = Address::from_bits(entry.address);
+                let span = self.number_at(address).and_then(|number| self.spans.get(number));
+                if let Some(span) = span.filter(|span| span.owner.load(Ordering::Relaxed) == life_of(index)) {
+                    cache.remember(address, span);
+                }
             }
             bin.pop()
         });

@@ -17,44 +17,9 @@ use umf_core::{Address, Region};
 
 use crate::arena::Run;
 use crate::central::ListName;
-use crate::classes::MAX_CLASSES;
 use crate::reach::SHARED_LIFE;
 use crate::state::Entry;
-
-/// What the tracker keeps for a granule: the number of a span, and the class of its blocks, so that freeing finds its bin
-/// and the span at one time. (Class 0 where there are none.)
-#[derive(Clone, Copy)]
-pub(crate) struct Mark(u32);
-
-impl Mark {
-    const BITS: u32 = 24;
-    /// The largest number.
-    pub(crate) const MOST: u32 = (1 << Self::BITS) - 1;
-
-    pub(crate) const fn new(number: u32, class: usize) -> Self {
-        const { assert!(MAX_CLASSES <= 1 << (32 - Self::BITS)) };
-        Self(number | ((class as u32) << Self::BITS))
-    }
-
-    #[inline]
-    pub(crate) const fn from_bits(bits: u32) -> Self {
-        Self(bits)
-    }
-
-    pub(crate) const fn to_bits(self) -> u32 {
-        self.0
-    }
-
-    #[inline]
-    pub(crate) const fn number(self) -> u32 {
-        self.0 & Self::MOST
-    }
-
-    #[inline]
-    pub(crate) const fn class(self) -> usize {
-        (self.0 >> Self::BITS) as usize
-    }
-}
+use crate::thread_cache::bin_offset;
 
 /// What kind of span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +63,8 @@ pub(crate) struct Span {
     pub(crate) owner: AtomicU32,
     /// The span of the region around a slab or large block.
     region: AtomicU32,
+    /// Where the bin of the class is in a thread's cache: see [`crate::thread_cache::bin_offset`].
+    bin: AtomicU32,
     /// Size of a block. Region: its bytes.
     block: AtomicU64,
     cold: UnsafeCell<Cold>,
@@ -141,7 +108,7 @@ unsafe impl Zeroed for Span {}
 /// number of the block that begins there. Both steps can be undone, so no other offset yields that number: those
 /// that are no multiple of the size, or lie outside, yield one past all blocks. (Warren, Hacker's Delight, 10-17.) So one comparison tells all.
 #[derive(Clone, Copy)]
-struct Divisor {
+pub(crate) struct Divisor {
     inverse: u64,
     shift: u8,
 }
@@ -165,7 +132,7 @@ impl Divisor {
     }
 
     #[inline(always)]
-    const fn number(self, offset: u64) -> u64 {
+    pub(crate) const fn number(self, offset: u64) -> u64 {
         offset.wrapping_mul(self.inverse).rotate_right(self.shift as u32)
     }
 }
@@ -259,6 +226,7 @@ impl Span {
         self.states.store(states.as_ptr(), Ordering::Relaxed);
         self.owner.store(SHARED_LIFE, Ordering::Relaxed);
         self.region.store(region, Ordering::Relaxed);
+        self.bin.store(bin_offset(class), Ordering::Relaxed);
         self.kind_class.store((kind << KIND_SHIFT) | class as u32, Ordering::Relaxed);
         self.count.store(count, Ordering::Release);
     }
@@ -314,24 +282,44 @@ impl Span {
         is_same().then_some((Look { kind, base, bytes, block, region }, read))
     }
 
+    /// Where the bin of the class is in a thread's cache.
+    ///
+    /// # Safety
+    /// The record does not change meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn bin(&self) -> u32 {
+        // SAFETY: nobody writes it meanwhile, says the caller.
+        unsafe { *self.bin.as_ptr() }
+    }
+
     /// The state of the block that begins at `address`.
     ///
     /// # Safety
     /// The record does not change meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn state_of(&self, address: Address) -> Option<NonNull<AtomicU8>> {
-        // SAFETY: nobody writes these words meanwhile, says the caller. (What is not read as an atomic needs no instruction of its
-        // own.)
-        let (base, divisor, count) = unsafe {
-            let divisor = Divisor { inverse: *self.inverse.as_ptr(), shift: *self.shift.as_ptr() };
-            (*self.base.as_ptr(), divisor, *self.count.as_ptr())
-        };
+        // SAFETY: passed on to the caller.
+        let (base, divisor, count, _) = unsafe { self.parts() };
         let index = divisor.number(address.to_bits().wrapping_sub(base));
         if index >= count {
             return None;
         }
         // SAFETY: the record is in use, and has a block with this index.
         Some(unsafe { self.state(index) })
+    }
+
+    /// Base, size of a block, how many there are and where their states are.
+    ///
+    /// # Safety
+    /// The record does not change meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn parts(&self) -> (u64, Divisor, u64, *mut AtomicU8) {
+        // SAFETY: nobody writes these words meanwhile, says the caller. (What is not read as an atomic needs no instruction of its
+        // own.)
+        unsafe {
+            let divisor = Divisor { inverse: *self.inverse.as_ptr(), shift: *self.shift.as_ptr() };
+            (*self.base.as_ptr(), divisor, *self.count.as_ptr(), *self.states.as_ptr())
+        }
     }
 
     pub(crate) fn kind(&self) -> Kind {

@@ -12,9 +12,12 @@ use core::sync::atomic::{
     AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
+use umf_core::Address;
 use umf_core::metadata::Zeroed;
 
 use crate::classes::MAX_CLASSES;
+use crate::near::{NEARS, Near};
+use crate::span::Span;
 use crate::state::Entry;
 
 /// The free blocks of one class in one thread: a stack.
@@ -54,6 +57,7 @@ pub(crate) struct Measure {
 pub(crate) struct ThreadCache {
     /// First, so that a bin's place is its class alone.
     bins: [Bin; MAX_CLASSES],
+    nears: [Near; NEARS],
     /// The thread is inside.
     pub(crate) busy: AtomicBool,
     /// Somebody else wants to reach in: keep out.
@@ -82,7 +86,45 @@ unsafe impl Send for ThreadCache {}
 // SAFETY: zeros are valid: bins without entries.
 unsafe impl Zeroed for ThreadCache {}
 
+/// Bytes from a cache's beginning to the bin of a class below [`MAX_CLASSES`].
+pub(crate) const fn bin_offset(class: usize) -> u32 {
+    (core::mem::offset_of!(ThreadCache, bins) + class % MAX_CLASSES * size_of::<Bin>()) as u32
+}
+
 impl ThreadCache {
+    /// What is remembered of a granule, or of another one.
+    #[inline(always)]
+    pub(crate) fn near(&self, granule: u64) -> &Near {
+        &self.nears[granule as usize % NEARS]
+    }
+
+    /// Remembers a span of the thread's own for the block at an address, unless it is a large one: those lie too far from each other. Inside.
+    pub(crate) fn remember(&self, address: Address, span: &Span) {
+        let (granule, bin) = (Near::granule_of(address), self.bin(span.class()));
+        if bin.weight() == 0 {
+            // SAFETY: the span is the thread's, so it stays as it is until it is forgotten.
+            unsafe { self.near(granule).set(granule, span, bin) };
+        }
+    }
+
+    /// Forgets a span from `base` that blocks cover for so many bytes. By the thread, or while it is kept out.
+    pub(crate) fn forget(&self, base: Address, bytes: u64) {
+        let last = base.to_bits() + bytes.saturating_sub(1);
+        let granules = Near::granule_of(base)..=Near::granule_of(Address::from_bits(last));
+        // (Of a large block, only the one in which it begins was ever met.)
+        granules.take(NEARS).for_each(|granule| self.near(granule).forget(granule));
+    }
+
+    /// The bin at an offset.
+    ///
+    /// # Safety
+    /// It is one of [`bin_offset`].
+    #[inline(always)]
+    pub(crate) unsafe fn bin_at(&self, offset: u32) -> &Bin {
+        // SAFETY: a bin is there.
+        unsafe { &*ptr::from_ref(self).byte_add(offset as usize).cast() }
+    }
+
     /// The bin of a class below [`MAX_CLASSES`].
     #[inline]
     pub(crate) fn bin(&self, class: usize) -> &Bin {
@@ -259,6 +301,13 @@ impl Bin {
         // SAFETY: there is room for `want` entries.
         self.change(unsafe { self.top().add(took) }, -(took as i64));
         took
+    }
+
+    /// The blocks that came last, up to `n`. Inside.
+    pub(crate) fn newest(&self, n: usize) -> &[Entry] {
+        let n = n.min(self.len());
+        // SAFETY: so many entries below the top are written.
+        unsafe { core::slice::from_raw_parts(self.top().sub(n), n) }
     }
 
     /// Takes the oldest blocks out, up to `n`.

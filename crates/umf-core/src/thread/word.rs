@@ -35,8 +35,8 @@ mod model {
     );
 
     #[inline(always)]
-    pub(in crate::thread) fn get() -> u32 {
-        let word: u32;
+    pub(in crate::thread) fn get() -> u64 {
+        let word: u64;
         // SAFETY: reads the calling thread's own word, which is there as long as the thread.
         unsafe {
             core::arch::asm!(
@@ -74,8 +74,8 @@ mod model {
     }
 
     #[inline(always)]
-    pub(in crate::thread) fn get() -> u32 {
-        WORD.get()
+    pub(in crate::thread) fn get() -> u64 {
+        u64::from(WORD.get())
     }
 
     #[inline(always)]
@@ -84,9 +84,9 @@ mod model {
     }
 }
 
-/// The calling thread's word, 0 at first.
+/// The calling thread's word, 0 at first. (What is read fills a register; to say so saves clearing its upper half.)
 #[inline(always)]
-pub(super) fn get() -> u32 {
+pub(super) fn get() -> u64 {
     model::get()
 }
 
@@ -108,7 +108,7 @@ mod tests {
                     assert_eq!(get(), 0);
                     set(number);
                     for _ in 0..100 {
-                        assert_eq!(get(), number);
+                        assert_eq!(get(), u64::from(number));
                         std::thread::yield_now();
                     }
                     set(0);
