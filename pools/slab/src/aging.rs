@@ -104,7 +104,7 @@ impl SlabPool {
 
     /// The oldest blocks of a bin, by whoever may touch it.
     fn take_aged(&self, cache: &ThreadCache, class: usize, n: usize) -> Portion {
-        let portion = cache.take_oldest(class, n);
+        let portion = cache.bin(class).take_oldest(n);
         if self.is_large(class) {
             let bytes = portion.entries().len() * self.classes.size(class);
             cache.set_large_bytes(cache.large_bytes().saturating_sub(bytes));

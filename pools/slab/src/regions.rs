@@ -4,6 +4,7 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
 use umf_core::held::Fate;
+use umf_core::history::EventKind;
 use umf_core::step::{Step, step};
 use umf_core::tracker::{self, GRANULE, RegionNumber};
 use umf_core::{Address, Error, Layout, Region, Result};
@@ -84,6 +85,13 @@ impl SlabPool {
         }
     }
 
+    /// A region that counts against the limits.
+    fn take_region(&self, layout: Layout) -> Result<(Region, RegionNumber)> {
+        let got = self.reserve.take(&self.upstream, layout)?;
+        self.remember(EventKind::RegionTaken, got.0.base(), (got.0.size() as u64, 0));
+        Ok(got)
+    }
+
     /// Takes a region of `ask` bytes, readies it, and enters it.
     pub(crate) fn enter_region(
         &self,
@@ -92,7 +100,7 @@ impl SlabPool {
         align: usize,
         ready: impl FnOnce(Region) -> Result<()>,
     ) -> Result<()> {
-        let (region, number) = match self.reserve.take(&self.upstream, Layout::new(ask, align)?) {
+        let (region, number) = match self.take_region(Layout::new(ask, align)?) {
             Err(Error::BadAlignment { .. }) => {
                 // Aligned by taking more.
                 let padded = ask.checked_add(align).ok_or(Error::SizeOverflow { size: ask, align })?;
@@ -134,7 +142,8 @@ impl SlabPool {
                 ..Cold::EMPTY
             };
         }
-        span.publish_region(base, u64::from(units) * UNIT as u64);
+        // (Less than a granule lies before the base.)
+        span.publish_region(base, u64::from(units) * UNIT as u64, (front as u32, region.size() as u64));
         if let Err(error) = tracker::set_span(number, region.base(), region.size(), span_number) {
             span.retract();
             self.spans.release(span_number);
@@ -178,17 +187,23 @@ impl SlabPool {
         // SAFETY: no block of the region is live, or the pool goes; the caller took it out of everyone's reach.
         match unsafe { self.upstream.free(region)? } {
             Fate::Gone => {
-                self.reserve.region_went(region.size());
-                self.trace_region("gave back", region);
+                self.region_went(region);
             }
             Fate::Held => self.trace_region("holds", region),
         }
         Ok(())
     }
 
+    /// A region is the provider's again.
+    pub(crate) fn region_went(&self, region: Region) {
+        self.reserve.region_went(region.size());
+        self.remember(EventKind::RegionReturned, region.base(), (region.size() as u64, 0));
+        self.trace_region("gave back", region);
+    }
+
     /// A block that is a region.
     pub(crate) fn allocate_direct(&self, layout: Layout) -> Result<Address> {
-        let (region, number) = self.retrying(|| self.reserve.take(&self.upstream, layout))?;
+        let (region, number) = self.retrying(|| self.take_region(layout))?;
         let entered = self.spans.allocate().and_then(|(span_number, span)| {
             // SAFETY: nobody else knows the number yet.
             unsafe { *span.cold() = Cold { upstream: MaybeUninit::new((region, number)), ..Cold::EMPTY } };

@@ -8,7 +8,7 @@ use umf_core::step::{Step, step};
 use umf_core::{Result, fork};
 
 use crate::large::UNIT;
-use crate::pool::{CLOSING, NONE_FIRST, SHARED};
+use crate::pool::{CLOSING, SHARED};
 use crate::span::Kind;
 use crate::{SlabPool, roster};
 
@@ -25,8 +25,11 @@ impl SlabPool {
         }
         let before = self.reserve.bytes();
         self.upstream.poll();
+        self.end_quarantine(0);
         self.release_above(keep, 0)?;
-        Ok(usize::try_from(before.saturating_sub(self.reserve.bytes())).unwrap_or(usize::MAX))
+        let went = usize::try_from(before.saturating_sub(self.reserve.bytes())).unwrap_or(usize::MAX);
+        self.watch_trim(keep as u64, went);
+        Ok(went)
     }
 
     /// Gives `bytes` back, or what is free, for another pool that shares the limit.
@@ -34,12 +37,13 @@ impl SlabPool {
         if !self.reserve.shares(limit) {
             return 0;
         }
-        let release = || {
+        let mut went = 0;
+        roster::visit_one(NonNull::from(self), || {
             let keep = self.sum_up().cached_bytes.saturating_sub(bytes);
             let keep = usize::try_from(keep).unwrap_or(usize::MAX);
-            self.release_above(keep, self.ahead.floor()).unwrap_or(0)
-        };
-        roster::visit(NonNull::from(self), release).unwrap_or(0) as u64
+            went = self.release_above(keep, self.ahead.floor()).unwrap_or(0);
+        });
+        went as u64
     }
 
     /// Gives free regions back until at most `keep` bytes are free, or only `floor` bytes of regions that are cut up are left.
@@ -50,7 +54,7 @@ impl SlabPool {
         }
         let before = self.reserve.bytes();
         if self.sum_up().cached_bytes <= keep {
-            return Ok(before.saturating_sub(self.reserve.bytes()) as usize);
+            return Ok(0);
         }
         self.reach_all(|index, cache| self.empty(index, cache));
         if let Some((index, cache)) = self.cache() {
@@ -88,11 +92,12 @@ impl SlabPool {
 impl Drop for SlabPool {
     fn drop(&mut self) {
         self.gates.fetch_or(CLOSING, Ordering::Relaxed);
-        self.first_threads.store((&raw const NONE_FIRST).cast_mut(), Ordering::Relaxed);
+        self.close_gate();
         roster::leave(NonNull::from(&*self));
         fork::unregister(crate::fork::erased(self));
         self.policy.end();
         self.trace_end();
+        self.watch_end();
         self.upstream.stop_letting_go();
         let frozen = self.is_frozen();
         for number in 1..self.spans.end() {

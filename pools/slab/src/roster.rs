@@ -15,7 +15,7 @@ const LIMIT: usize = 4096;
 
 struct Place {
     pool: AtomicPtr<SlabPool>,
-    /// Threads that use the pool, and have no part in it: ending ones, and those of other pools.
+    /// Threads that use the pool without owning it.
     visitors: AtomicU32,
 }
 
@@ -23,6 +23,22 @@ static PLACES: [Place; LIMIT] =
     [const { Place { pool: AtomicPtr::new(ptr::null_mut()), visitors: AtomicU32::new(0) } }; LIMIT];
 /// Places from here on were never used.
 static END: AtomicU32 = AtomicU32::new(0);
+
+/// Somebody uses the pool at a place, until this is dropped.
+struct Visitor<'a>(&'a Place);
+
+impl<'a> Visitor<'a> {
+    fn announce(place: &'a Place) -> Self {
+        place.visitors.fetch_add(1, Ordering::SeqCst);
+        Self(place)
+    }
+}
+
+impl Drop for Visitor<'_> {
+    fn drop(&mut self) {
+        self.0.visitors.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 /// Visitors that were at work in the parent do not exist in the child.
 struct Visitors;
@@ -78,21 +94,25 @@ pub(crate) fn leave(pool: NonNull<SlabPool>) {
     }
 }
 
-/// Runs `visit` while the pool cannot go; `None` if it is going, or not there. The pool must not be dropped by `visit`.
-pub(crate) fn visit<T>(pool: NonNull<SlabPool>, visit: impl FnOnce() -> T) -> Option<T> {
+/// Shows one pool, unless it is going. `look` must not drop it.
+pub(crate) fn visit_one(pool: NonNull<SlabPool>, look: impl FnOnce()) {
     let places = &PLACES[..END.load(Ordering::SeqCst) as usize];
-    let place = places.iter().find(|place| place.pool.load(Ordering::Relaxed) == pool.as_ptr())?;
-    let _visitor = Visitor::enter(place);
-    (place.pool.load(Ordering::SeqCst) == pool.as_ptr()).then(visit)
+    if let Some(place) = places.iter().find(|place| place.pool.load(Ordering::Relaxed) == pool.as_ptr()) {
+        let _visitor = Visitor::announce(place);
+        if place.pool.load(Ordering::SeqCst) == pool.as_ptr() {
+            look();
+        }
+    }
 }
 
-/// Shows all pools, none of which goes while it is shown. `look` drops none.
-pub(crate) fn each(mut look: impl FnMut(&SlabPool)) {
+/// Shows every pool that is there, one after the other. `look` drops none.
+pub(crate) fn visit(mut look: impl FnMut(&SlabPool)) {
     for place in &PLACES[..END.load(Ordering::SeqCst) as usize] {
         if place.pool.load(Ordering::Relaxed).is_null() {
             continue;
         }
-        let _visitor = Visitor::enter(place);
+        // Announced before the pool is looked at: `leave` takes the pool out before it looks at the visitors.
+        let _visitor = Visitor::announce(place);
         if let Some(pool) = NonNull::new(place.pool.load(Ordering::SeqCst)) {
             // SAFETY: the pool stays until `leave`, which waits for this visitor.
             look(unsafe { pool.as_ref() });
@@ -100,24 +120,7 @@ pub(crate) fn each(mut look: impl FnMut(&SlabPool)) {
     }
 }
 
-/// Somebody uses the pool at a place until this is dropped.
-struct Visitor(&'static Place);
-
-impl Visitor {
-    /// Announced before the pool is looked at: `leave` takes the pool out before it looks at the visitors.
-    fn enter(place: &'static Place) -> Self {
-        place.visitors.fetch_add(1, Ordering::SeqCst);
-        Self(place)
-    }
-}
-
-impl Drop for Visitor {
-    fn drop(&mut self) {
-        self.0.visitors.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 /// A thread ends: every pool takes back what it keeps.
 fn flush(index: ThreadIndex) {
-    each(|pool| pool.flush_thread(index));
+    visit(|pool| pool.flush_thread(index));
 }

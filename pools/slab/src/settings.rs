@@ -10,6 +10,8 @@ use umf_core::{Error, Result};
 
 use umf_core::limit::SharedLimitRef;
 
+use crate::watch::Watched;
+
 const NAME: usize = 48;
 
 /// A shared cache that is as large as a thread's.
@@ -74,6 +76,7 @@ pub struct SlabSettings {
     pub(crate) background: bool,
     pub(crate) reserve: u64,
     pub(crate) out_of_memory: Option<Arc<dyn OutOfMemory>>,
+    pub(crate) watched: Watched,
 }
 
 impl Default for SlabSettings {
@@ -116,6 +119,7 @@ impl SlabSettings {
             background: false,
             reserve: 0,
             out_of_memory: None,
+            watched: Watched::default(),
         }
     }
 

@@ -60,7 +60,7 @@ pub(crate) fn see_to_it() {
 fn work() {
     loop {
         let mut pause = Duration::from_secs(1);
-        roster::each(|pool| {
+        roster::visit(|pool| {
             if pool.settings.background {
                 pool.tidy_unpolled();
                 pause = pause.min(pool.policy.period());

@@ -7,6 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use umf_core::conformance::Borrower;
 use umf_core::conformance::pool::{Numbers, Token};
+use umf_core::map::PieceState;
 use umf_core::{Address, BlockSpan, Error, Layout, Pool};
 use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
 
@@ -105,6 +106,50 @@ fn nth(blocks: &Blocks, index: usize) -> Option<(u64, u64)> {
 
 fn touches(blocks: &Blocks, (start, end): (u64, u64)) -> bool {
     blocks.range(..end).next_back().is_some_and(|(_, &other)| other > start)
+}
+
+/// What the pool tells of itself is true to the byte: its map, its statistics and the reference agree.
+fn check_map(pool: &SlabPool, live: &Blocks) -> Result<(), TestCaseError> {
+    let (map, statistics) = (pool.map().expect("a map"), pool.statistics());
+    let totals = map.totals();
+    let mut shown = Blocks::new();
+    for region in &map.regions {
+        let mut end = 0;
+        for piece in &region.pieces {
+            prop_assert!(piece.offset >= end && piece.size() > 0);
+            end = piece.offset + piece.size();
+            for block in (0..piece.count).filter(|_| piece.state == PieceState::Live) {
+                let start = region.base.to_bits() + piece.offset + block * piece.block_size;
+                shown.insert(start, start + piece.block_size);
+            }
+        }
+        prop_assert!(end <= region.size);
+    }
+    prop_assert_eq!(&shown, live);
+    for size in &totals.sizes {
+        let alike = live.iter().filter(|&(start, end)| end - start == size.block_size).count();
+        prop_assert_eq!(size.live, alike as u64);
+        prop_assert!(size.requested <= size.live * size.block_size);
+    }
+    let Some(unusable) = totals.reserved.checked_sub(totals.live + totals.held + totals.cached + totals.free)
+    else {
+        return Err(TestCaseError::fail("more is in use than there is"));
+    };
+    prop_assert_eq!(totals.unusable, unusable);
+    prop_assert!(totals.sizes.iter().map(|size| size.waste).sum::<u64>() <= unusable);
+    prop_assert_eq!(totals.reserved, statistics.reserved_bytes);
+    prop_assert_eq!(map.regions.len() as u64, statistics.regions);
+    prop_assert_eq!(map.peak_reserved, statistics.peak_reserved_bytes);
+    prop_assert_eq!((totals.live, totals.held), (statistics.live_bytes, statistics.held_bytes));
+    // (An estimate, and rounded down for each size.)
+    let rounded = statistics.requested_bytes.checked_sub(totals.requested);
+    prop_assert!(rounded.is_some_and(|bytes| bytes <= totals.sizes.len() as u64));
+    prop_assert_eq!(
+        (totals.free, totals.largest_free),
+        (statistics.free_bytes, statistics.largest_free_bytes)
+    );
+    prop_assert_eq!(statistics.cached_bytes, totals.reserved - totals.live - totals.held);
+    Ok(())
 }
 
 const LIMIT: u64 = 64 << 20;
@@ -240,6 +285,7 @@ proptest! {
                 Step::Poll => {
                     umf_core::held::poll();
                     closed.clear();
+                    check_map(&pool, &live)?;
                 }
                 Step::Reserve(bytes) => {
                     let before = pool.statistics().reserved_bytes;
@@ -298,6 +344,7 @@ proptest! {
             prop_assert!(statistics.reserved_bytes <= LIMIT && statistics.peak_reserved_bytes <= LIMIT);
             prop_assert!(statistics.reserved_bytes >= statistics.live_bytes + statistics.held_bytes);
         }
+        check_map(&pool, &live)?;
         for &start in live.keys() {
             // SAFETY: nobody uses the block.
             prop_assert_eq!(unsafe { pool.free(Address::from_bits(start)) }, Ok(()));
