@@ -25,7 +25,7 @@ enum Freeing<'a> {
 impl SlabPool {
     /// The most common path: what lies in the thread's bin, found without a call. So nothing has to be saved.
     #[inline(always)]
-    pub(crate) fn allocate_at_once(&self, layout: Layout) -> Option<Address> {
+    pub(crate) fn take_at_once(&self, layout: Layout) -> Option<Address> {
         if !self.classes.align(layout) {
             return None;
         }
@@ -62,7 +62,7 @@ impl SlabPool {
 
     /// The same for a free, of a block that this thread took; `None` if it is not so, or there is no room.
     #[inline(always)]
-    pub(crate) fn free_at_once(&self, address: Address) -> Option<()> {
+    pub(crate) fn put_at_once(&self, address: Address) -> Option<()> {
         let life = thread::known_life();
         let inside = self.enter_at_once(life)?;
         let cache = inside.cache();

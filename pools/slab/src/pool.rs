@@ -255,15 +255,25 @@ unsafe impl Pool for SlabPool {
 
     #[inline]
     fn allocate(&self, layout: Layout) -> Result<Address> {
-        match self.allocate_at_once(layout) {
+        match self.take_at_once(layout) {
             Some(address) => Ok(address),
             None => self.allocate_else(layout),
         }
     }
 
     #[inline]
+    fn allocate_at_once(&self, layout: Layout) -> Option<Address> {
+        self.take_at_once(layout)
+    }
+
+    #[inline]
+    unsafe fn free_at_once(&self, address: Address) -> bool {
+        self.put_at_once(address).is_some()
+    }
+
+    #[inline]
     unsafe fn free(&self, address: Address) -> Result<()> {
-        match self.free_at_once(address) {
+        match self.put_at_once(address) {
             Some(()) => Ok(()),
             None => self.free_else(address),
         }

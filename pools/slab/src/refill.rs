@@ -14,7 +14,7 @@ use crate::state::Entry;
 use crate::thread_cache::{Portion, ThreadCache};
 
 /// What a bin has room for: this many blocks, or the fewer that this many bytes hold, but not below the least.
-const SMALL: (usize, usize, usize) = (256, 256 << 10, 32);
+const SMALL: (usize, usize, usize) = (128, 256 << 10, 32);
 const LARGE: (usize, usize, usize) = (128, usize::MAX, 4);
 /// With which limit a bin of a small class begins.
 const FIRST: (usize, usize, usize) = (16, 8 << 10, 4);
