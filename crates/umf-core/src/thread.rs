@@ -7,6 +7,7 @@
 
 mod word;
 
+use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::lock::Lock;
@@ -67,6 +68,25 @@ pub fn current() -> Option<ThreadIndex> {
 #[must_use]
 pub fn known_life() -> u64 {
     word::get()
+}
+
+/// The system's number of the calling thread, as `gettid(2)` says, `top -H` shows it and debuggers know it. Asks the system once per
+/// thread and fork.
+#[must_use]
+pub fn system_id() -> u32 {
+    thread_local! {
+        /// The number, and below it the process in which it was asked for, as [`crate::fork::generation`] counts.
+        static KNOWN: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+    }
+    let generation = crate::fork::generation();
+    match KNOWN.get() {
+        (id, known) if id != 0 && known == generation => id,
+        _ => {
+            let id = crate::sys::thread_id();
+            KNOWN.set((id, generation));
+            id
+        }
+    }
 }
 
 /// How many numbers have ever been in use at one time: each index lies below.

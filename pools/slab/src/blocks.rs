@@ -82,6 +82,9 @@ impl SlabPool {
             let Some((number, span)) = self.span_of(entry) else { continue };
             // SAFETY: the caller alone has the block.
             let range = Range { region: span.region(), first: unsafe { span.cold() }.unit };
+            if self.is_watched() {
+                self.check_span(span);
+            }
             if let Some((base, region)) = self.region_of(range) {
                 // Cannot fail: the granule is the region's.
                 let _ = tracker::set_span(region, base, 1, range.region);

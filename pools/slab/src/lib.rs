@@ -37,6 +37,7 @@
 //! | `held`, `delayed` | blocks that are freed while other processes have them open, or until a completion is ready |
 //! | `map` | what the regions look like, record by record |
 //! | `statistics`, `asked` | counters, summed up when asked for; how much of the blocks is used |
+//! | `watch` | what is remembered of each block to find mistakes, if that is set |
 //! | `fork`, `roster`, `fixed` | forks, the end of threads, pools that live for ever |
 //!
 //! # Forks
@@ -73,7 +74,9 @@ mod span;
 mod state;
 mod statistics;
 mod thread_cache;
+mod watch;
 
 pub use limits::{SharedLimit, SharedLimitRef};
 pub use pool::SlabPool;
 pub use settings::SlabSettings;
+pub use watch::{Leaks, Poison};

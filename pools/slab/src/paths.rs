@@ -8,10 +8,10 @@ use umf_core::{Address, Error, Layout, Result, thread, tracker};
 use crate::SlabPool;
 use crate::caches::Caches;
 use crate::near::Near;
-use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED};
+use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED, WATCHED};
 use crate::reach::{Inside, SHARED_LIFE, life_of};
 use crate::span::{Place, Span};
-use crate::state::{Entry, LIVE};
+use crate::state::{EXPORTED, Entry, LIVE};
 
 /// How far the common path of a free came.
 enum Freeing<'a> {
@@ -106,7 +106,7 @@ impl SlabPool {
         let gates = self.gates.load(Ordering::Relaxed);
         if gates != 0 {
             self.gate_allocation(gates)?;
-            if gates & TRACED != 0 {
+            if gates & (TRACED | WATCHED) != 0 {
                 return self.allocate_slow(layout);
             }
         }
@@ -131,6 +131,9 @@ impl SlabPool {
             }
             if gates & TRACED != 0 {
                 self.trace_block("free", 0, Some(&address));
+            }
+            if gates & WATCHED != 0 {
+                return self.free_watched(address);
             }
         }
         match self.free_cached(address, gates) {
@@ -164,10 +167,11 @@ impl SlabPool {
         if let Ok(address) = address {
             self.note_asked(layout.size(), address);
         }
-        if self.gates.load(Ordering::Relaxed) & TRACED != 0 {
+        let gates = self.gates.load(Ordering::Relaxed);
+        if gates & TRACED != 0 {
             self.trace_block("allocate", layout.size(), address.as_ref().ok());
         }
-        address
+        if gates & WATCHED != 0 { self.watch_allocation(layout, address) } else { address }
     }
 
     /// The common path of a free: of a block that goes into this thread's cache.
@@ -212,7 +216,7 @@ impl SlabPool {
     /// A free that is not of the common kind.
     #[cold]
     #[inline(never)]
-    fn free_slow(&self, address: Address) -> Result<()> {
+    pub(crate) fn free_slow(&self, address: Address) -> Result<()> {
         let Some(place) = self.locate(address).filter(|place| place.rest == 0) else {
             return Err(self.why_not(address));
         };
@@ -234,7 +238,10 @@ impl SlabPool {
             place.state.fetch_or(old, Ordering::AcqRel);
             return Err(self.why_not(address));
         }
-        if old != LIVE {
+        if self.gates.load(Ordering::Relaxed) & WATCHED != 0 {
+            self.watch_free(place, old, address);
+        }
+        if old & EXPORTED != 0 {
             return self.free_exported(place, address);
         }
         self.put(place, address)

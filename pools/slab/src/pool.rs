@@ -7,6 +7,8 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use umf_core::held::{HeldStatistics, OnFree};
+use umf_core::history::PoolHistory;
+use umf_core::leaks::{LeakReport, LeakTime};
 use umf_core::lock::Lock;
 use umf_core::map::PoolMap;
 use umf_core::metadata::{Table, Wiped};
@@ -28,6 +30,7 @@ use crate::roster;
 use crate::span::{Place, Span};
 use crate::state::{self, EXPORTED, LIVE};
 use crate::thread_cache::ThreadCache;
+use crate::watch::Watch;
 
 pub(crate) const OWNER: &str = "this slab pool";
 
@@ -39,6 +42,8 @@ pub(crate) const TRACED: u8 = 2;
 pub(crate) const CLOSING: u8 = 4;
 /// The kernel does not fence threads for others: they do it themselves (see `reach`).
 pub(crate) const FENCED: u8 = 8;
+/// Every allocation and free is watched (see `watch`).
+pub(crate) const WATCHED: u8 = 16;
 
 /// Spans up to this number are found a little faster: so many slabs of 64 KiB make a GiB.
 pub(crate) const SPANS: usize = 1 << 14;
@@ -85,6 +90,7 @@ pub struct SlabPool {
     pub(crate) reserve: Reserve,
     /// What requests ask for, by class; the last is of blocks that are regions.
     pub(crate) asked: [Asked; MAX_CLASSES + 1],
+    pub(crate) watch: Watch,
     /// Live blocks that are regions.
     pub(crate) direct: Gauge,
     pub(crate) direct_allocations: AtomicU64,
@@ -138,8 +144,10 @@ impl SlabPool {
         let settings = settings.checked()?;
         let shared = provider.visibility() == umf_core::Visibility::Shared;
         let fenced = !umf_core::fence::is_usable();
+        settings.watched.check(&provider)?;
         let flag = |set, flag| if set { flag } else { 0 };
-        let gates = flag(shared, SHARED) | flag(settings.trace >= 3, TRACED) | flag(fenced, FENCED);
+        let told = flag(settings.trace >= 3, TRACED) | flag(settings.watched.each_block(), WATCHED);
+        let gates = flag(shared, SHARED) | flag(fenced, FENCED) | told;
         let upstream = Upstream::new(provider)?;
         upstream.set_on_free(settings.on_free, settings.max_held);
         let wiped = if gates == SHARED { Wiped::new(1).ok() } else { None };
@@ -160,6 +168,7 @@ impl SlabPool {
             arena: Arena::new(),
             reserve: Reserve::new(settings.memory_limit, settings.shared_limit.clone()),
             asked: [const { Asked::new() }; MAX_CLASSES + 1],
+            watch: Watch::new(&settings.watched),
             direct: Gauge::new(),
             direct_allocations: AtomicU64::new(0),
             any_exported: AtomicBool::new(false),
@@ -205,7 +214,9 @@ impl SlabPool {
         // SAFETY: passed on to the caller; `drop` unregisters.
         unsafe { umf_core::fork::register(crate::fork::erased(self))? };
         // SAFETY: passed on to the caller; `drop` leaves.
-        unsafe { roster::enter(NonNull::from(self)) }
+        unsafe { roster::enter(NonNull::from(self))? };
+        self.watch_end_of_process();
+        Ok(())
     }
 
     pub(crate) const fn tables(&self) -> Tables<'_> {
@@ -320,6 +331,15 @@ unsafe impl Pool for SlabPool {
 
     fn map(&self) -> Result<PoolMap> {
         Ok(self.draw())
+    }
+
+    fn history(&self) -> Result<PoolHistory> {
+        self.read_history()
+    }
+
+    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> Result<()> {
+        self.show_leaks(LeakTime::Asked, look);
+        Ok(())
     }
 
     fn statistics(&self) -> PoolStatistics {

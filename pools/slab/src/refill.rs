@@ -78,8 +78,7 @@ impl SlabPool {
     /// A block of the class where the thread's bin had none.
     pub(crate) fn allocate_cached(&self, class: usize) -> Result<Address> {
         let entry = self.retrying(|| self.take_counted(class))?;
-        // SAFETY: the entry was taken out of the shared store, so it is ours alone, and names our metadata.
-        Ok(Address::from_bits(unsafe { entry.hand_out() }))
+        Ok(self.hand_out(entry))
     }
 
     /// Runs `take`, unless too much is held; if it lacks memory, gives everything that is free back and runs it again.
@@ -208,8 +207,7 @@ impl SlabPool {
             }
             None => self.centrals[class].lock().allocations += 1,
         }
-        // SAFETY: the block was just cut out, and names our metadata.
-        Ok(Address::from_bits(unsafe { entry.hand_out() }))
+        Ok(self.hand_out(entry))
     }
 
     /// Puts a block, which was freed, into the calling thread's cache, and makes room there if need be.
