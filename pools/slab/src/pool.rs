@@ -279,7 +279,7 @@ unsafe impl Pool for SlabPool {
 
     #[inline]
     unsafe fn free_at_once(&self, address: Address) -> bool {
-        self.put_at_once(address).is_some()
+        self.put_at_once(address).or_else(|| self.free_shared(address)).is_some()
     }
 
     #[inline]
@@ -349,12 +349,18 @@ unsafe impl Pool for SlabPool {
 
 impl SlabPool {
     /// The block that `address` lies in, live or not, unless it is a large one and begins in another granule.
-    // Always, for `free`'s sake: its other callers are cold, and are enough to have it called there too (a quarter slower).
-    #[inline(always)]
     pub(crate) fn locate(&self, address: Address) -> Option<Place<'_>> {
         // A number that another pool set finds a span of ours that does not hold the address.
         let number = self.number_at(address)?;
         self.spans.get(number)?.locate(number, address)
+    }
+
+    /// The block, live or not, that begins at `address`.
+    // Always, for `free`'s sake: its other callers are cold, and are enough to have it called there too (a quarter slower).
+    #[inline(always)]
+    pub(crate) fn locate_start(&self, address: Address) -> Option<Place<'_>> {
+        let number = self.number_at(address)?;
+        self.spans.get(number)?.locate_start(number, address)
     }
 
     /// The number of the span that the granule of `address` names.
