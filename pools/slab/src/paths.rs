@@ -44,11 +44,9 @@ impl SlabPool {
             return None;
         }
         // SAFETY: there are that many.
-        let inside = unsafe { self.first_caches.add(life as usize).as_ref() }.enter_unasked();
-        // SAFETY: a static, or a word of this pool, which this process does not write. Read inside: whoever closes the gate waits for
-        // those who have passed it.
-        let is_open = unsafe { *self.gate.load(Ordering::Acquire) } != 0;
-        is_open.then_some(inside)
+        let cache = unsafe { self.first_caches.add(life as usize).as_ref() };
+        // SAFETY: a static, or a word of this pool, which this process does not write.
+        cache.enter_if(false, || unsafe { *self.gate.load(Ordering::Acquire) } != 0)
     }
 
     /// The same for a free, of a block that this thread took; `None` if it is not so, or there is no room.
