@@ -10,6 +10,7 @@
 //! | exported memory | [`observer`]: who is told before it goes |
 //! | leased memory | [`held`]: freed, and still open in other processes |
 //! | what happened, what is left | [`history`], [`leaks`] |
+//! | delayed free | [`Pool::free_after`]: freed, and handed out again when a [`Completion`] is ready |
 //! | step | [`step`](mod@step): where tests kill processes |
 //!
 //! A crate that brings a provider or a pool depends on this one alone, and runs the conformance suite of
@@ -22,6 +23,7 @@
 compile_error!("umf runs on 64-bit Linux");
 
 mod address;
+mod completion;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod error;
@@ -48,11 +50,13 @@ pub mod tracker;
 mod visits;
 
 pub use address::{Address, AddressSpace};
+pub use completion::{Completion, Progress};
 pub use error::{Error, PastFree, Result};
 pub use layout::Layout;
 pub use pool::{BlockSpan, Pool};
 pub use provider::{
-    Access, Export, Import, ImportRequest, Imported, MemoryKind, NativeBytes, NativeExport, Properties,
-    Property, PropertyValue, Provider, ProviderKind, Purge, Region, RegionId, SplitMerge, Visibility,
+    Access, Export, Import, ImportRequest, Imported, MemoryKind, NativeBytes, NativeExport, Populate,
+    Properties, Property, PropertyValue, Provider, ProviderKind, Purge, Region, RegionId, SplitMerge,
+    Visibility,
 };
 pub use tracker::{ProviderRef, Upstream};

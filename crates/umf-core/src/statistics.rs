@@ -20,7 +20,7 @@ pub struct PoolStatistics {
     pub free_bytes: u64,
     /// The longest range of them; 0 where the pool does not know.
     pub largest_free_bytes: u64,
-    /// Bytes that are freed and still open in other processes: neither live nor free.
+    /// Bytes that are freed and still in use, by other processes or until a completion is ready: neither live nor free.
     pub held_bytes: u64,
     /// Bytes that are freed and set aside for a while, to find out who still writes to them: neither live nor free.
     pub quarantined_bytes: u64,

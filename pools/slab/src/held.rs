@@ -46,14 +46,19 @@ impl SlabPool {
                 place.state.store(0, Ordering::Release);
                 return self.put(place, address);
             }
-            match class {
-                Some(class) => self.count_free(class),
-                None => self.direct.remove(size),
-            }
+            self.count_held(class, size);
             self.upstream.poll_some();
             return Ok(());
         }
         self.put(place, address)
+    }
+
+    /// Counts the free of a block that is held.
+    pub(crate) fn count_held(&self, class: Option<usize>, size: usize) {
+        match class {
+            Some(class) => self.count_free(class),
+            None => self.direct.remove(size),
+        }
     }
 
     /// Takes back what was held.

@@ -33,7 +33,7 @@
 //! | `span`, `state`, `lookup` | from an address to a block and its state |
 //! | `arena` | metadata of varying size |
 //! | `release` | trimming and the end of a pool |
-//! | `held` | blocks that are freed while other processes have them open |
+//! | `held`, `delayed` | blocks that are freed while other processes have them open, or until a completion is ready |
 //! | `map` | what the regions look like, record by record |
 //! | `statistics`, `asked` | counters, summed up when asked for; how much of the blocks is used |
 //! | `watch` | what is remembered of each block to find mistakes, if that is set |
@@ -50,6 +50,7 @@ mod asked;
 mod blocks;
 mod central;
 mod classes;
+mod delayed;
 mod fixed;
 mod fork;
 mod held;

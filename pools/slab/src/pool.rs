@@ -14,7 +14,9 @@ use umf_core::map::PoolMap;
 use umf_core::metadata::{Chunks, Table, Wiped};
 use umf_core::observer::Freed;
 use umf_core::statistics::{Gauge, PoolStatistics};
-use umf_core::{Address, BlockSpan, Error, Layout, Pool, ProviderRef, Result, Upstream, thread, tracker};
+use umf_core::{
+    Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result, Upstream, thread, tracker,
+};
 
 use crate::SlabSettings;
 use crate::arena::Arena;
@@ -265,6 +267,10 @@ unsafe impl Pool for SlabPool {
             Some(()) => Ok(()),
             None => self.free_else(address),
         }
+    }
+
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        self.free_when_ready(address, completion)
     }
 
     fn block_at(&self, address: Address) -> Result<BlockSpan> {

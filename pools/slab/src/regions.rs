@@ -204,6 +204,7 @@ impl SlabPool {
     /// A block that is a region.
     pub(crate) fn allocate_direct(&self, layout: Layout) -> Result<Address> {
         self.upstream.admit()?;
+        self.upstream.poll_awaited();
         let (region, number) = match self.take_region(layout) {
             Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) => {
                 let _ = self.release_free(0);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use umf_core::conformance::Borrower;
-use umf_core::conformance::pool::Numbers;
+use umf_core::conformance::pool::{Numbers, Token};
 use umf_core::map::PieceState;
 use umf_core::{Address, BlockSpan, Error, Layout, Pool};
 use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
@@ -27,6 +27,15 @@ enum Step {
     /// Free what another process has open; it closes the block when [`Step::Close`] says so.
     FreeLeased(usize),
     Close(usize),
+    /// Free with a completion, alone or shared with the one before; [`Step::Complete`] makes it ready.
+    FreeAfter {
+        index: usize,
+        elsewhere: bool,
+        shares: bool,
+    },
+    Complete(usize),
+    /// A completion is lost; it may be ready later.
+    Lose(usize),
     Poll,
     FreeWrong {
         index: usize,
@@ -46,6 +55,10 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (any::<usize>(), any::<u64>()).prop_map(|(index, offset)| Step::Ask { index, offset }),
         4 => any::<usize>().prop_map(Step::FreeLeased),
         3 => any::<usize>().prop_map(Step::Close),
+        4 => (any::<usize>(), any::<bool>(), any::<bool>())
+            .prop_map(|(index, elsewhere, shares)| Step::FreeAfter { index, elsewhere, shares }),
+        2 => any::<usize>().prop_map(Step::Complete),
+        1 => any::<usize>().prop_map(Step::Lose),
         1 => Just(Step::Poll),
         4 => (any::<usize>(), 1_u64..100_000).prop_map(|(index, offset)| Step::FreeWrong { index, offset }),
         1 => prop_oneof![Just(0_usize), 0_usize..32 << 20].prop_map(Step::Trim),
@@ -155,7 +168,10 @@ proptest! {
         let settings = settings.memory_limit(LIMIT).shared_limit(Arc::clone(&limit)).max_held(max_held);
         let borrower = Borrower::new();
         let pool = SlabPool::new(provider.clone(), settings).unwrap();
-        // Live ones, freed ones that are open elsewhere, and those that were closed since and may have been let go.
+        let mut tokens: Vec<Arc<Token>> = Vec::new();
+        let mut delayed: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
+        // Live ones, freed ones that are open elsewhere or wait for a completion, and those that are free since and may have been let
+        // go.
         let (mut live, mut open, mut closed) = (Blocks::new(), Blocks::new(), Blocks::new());
         for step in steps {
             match step {
@@ -167,6 +183,7 @@ proptest! {
                         prop_assert!(provider.contains(address, block.size));
                         let (start, end) = (address.to_bits(), address.to_bits() + block.size as u64);
                         prop_assert!(!touches(&live, (start, end)) && !touches(&open, (start, end)));
+                        prop_assert!(delayed.iter().all(|(&other, &(other_end, _))| other_end <= start || end <= other));
                         closed.retain(|&other, &mut other_end| other_end <= start || end <= other);
                         live.insert(start, end);
                     }
@@ -217,6 +234,42 @@ proptest! {
                     open.remove(&start);
                     closed.insert(start, end);
                 },
+                Step::FreeAfter { index, elsewhere, shares } => if let Some((start, end)) = nth(&live, index) {
+                    if tokens.is_empty() || !shares {
+                        tokens.push(Token::new());
+                    }
+                    let token = tokens.len() - 1;
+                    let address = Address::from_bits(start);
+                    let completion = || tokens[token].clone();
+                    // SAFETY: nobody uses the block, and freeing it twice is an error.
+                    let free = || unsafe { (pool.free_after(address, completion()), pool.free_after(address, completion()), pool.free(address)) };
+                    let freed = if elsewhere { std::thread::scope(|scope| scope.spawn(free).join()).unwrap() } else { free() };
+                    let again = Err(Error::NotAllocated { address });
+                    live.remove(&start);
+                    if tokens[token].is_ready() {
+                        let foreign = Err(Error::ForeignAddress { address, owner: "this slab pool" });
+                        prop_assert!(freed.0.is_ok() && (freed.1 == again || freed.1 == foreign), "{:?}", freed);
+                    } else {
+                        prop_assert_eq!(freed, (Ok(()), again, again));
+                        delayed.insert(start, (end, token));
+                    }
+                },
+                Step::Complete(index) => if !tokens.is_empty() {
+                    let token = index % tokens.len();
+                    tokens[token].be_ready();
+                    delayed.retain(|&start, &mut (end, of)| {
+                        if of == token {
+                            closed.insert(start, end);
+                        }
+                        of != token
+                    });
+                },
+                Step::Lose(index) => if !tokens.is_empty() {
+                    let token = &tokens[index % tokens.len()];
+                    if !token.is_ready() {
+                        token.be_lost();
+                    }
+                },
                 Step::Poll => {
                     umf_core::held::poll();
                     closed.clear();
@@ -239,7 +292,7 @@ proptest! {
                     let went = pool.trim(keep).unwrap();
                     closed.clear();
                     prop_assert_eq!(pool.statistics().reserved_bytes, before - went as u64);
-                    if keep == 0 && live.is_empty() && open.is_empty() {
+                    if keep == 0 && live.is_empty() && open.is_empty() && delayed.is_empty() {
                         prop_assert_eq!(provider.live_regions(), 0);
                     }
                 }
@@ -249,8 +302,9 @@ proptest! {
             let statistics = pool.statistics();
             prop_assert_eq!(statistics.live_blocks, live.len() as u64);
             prop_assert_eq!(statistics.live_bytes, bytes(&live));
-            let most = bytes(&open) + bytes(&closed);
-            prop_assert!(statistics.held_bytes >= bytes(&open) && statistics.held_bytes <= most);
+            let least = bytes(&open) + delayed.iter().map(|(start, (end, _))| end - start).sum::<u64>();
+            prop_assert!(statistics.held_bytes >= least && statistics.held_bytes <= least + bytes(&closed));
+            prop_assert!(delayed.iter().all(|(&start, &(end, _))| provider.contains(Address::from_bits(start), (end - start) as usize)));
             prop_assert!(open.iter().all(|(&start, end)| provider.contains(Address::from_bits(start), (end - start) as usize)));
             prop_assert_eq!(statistics.reserved_bytes, provider.live_bytes() as u64);
             prop_assert_eq!(statistics.regions, provider.live_regions() as u64);
@@ -266,10 +320,13 @@ proptest! {
         if ends_leased {
             drop(pool);
             prop_assert!(open.iter().all(|(&start, end)| provider.contains(Address::from_bits(start), (end - start) as usize)));
+            prop_assert!(delayed.iter().all(|(&start, (end, _))| provider.contains(Address::from_bits(start), (end - start) as usize)));
             borrower.close_all();
+            tokens.iter().for_each(|token| token.be_ready());
             umf_core::held::poll();
         } else {
             borrower.close_all();
+            tokens.iter().for_each(|token| token.be_ready());
             pool.trim(0).unwrap();
         }
         prop_assert_eq!((provider.live_regions(), limit.used()), (0, 0));
