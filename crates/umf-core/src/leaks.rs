@@ -55,10 +55,12 @@ impl Stack {
             }
         });
         let skipped = if skipped == count { 0 } else { skipped };
-        let (mut index, mut result) = (0, Ok(()));
+        let (mut index, mut result, mut has_ended) = (0, Ok(()), false);
         self.places(resolver, &mut |address, place| {
             index += 1;
-            if index > skipped && result.is_ok() {
+            // What std begins its threads with: the rest is always the same.
+            has_ended |= place.and_then(|place| place.name).is_some_and(|name| name.contains(BEGIN));
+            if index > skipped && result.is_ok() && !has_ended {
                 result = match place {
                     Some(place) => show_place(f, &place),
                     None => show_address(f, address),
@@ -98,6 +100,8 @@ impl fmt::Debug for Stack {
         f.debug_list().entries(self.frames().map(ptr::without_provenance::<u8>)).finish()
     }
 }
+
+const BEGIN: &str = "__rust_begin_short_backtrace";
 
 /// Whether every allocation goes through it.
 fn is_of_umf(place: &CodePlace<'_>) -> bool {
