@@ -9,8 +9,8 @@
 //! | tracker | [`tracker::find`]: from an address to its region and pool |
 //! | exported memory | [`observer`]: who is told before it goes |
 //! | leased memory | [`held`]: freed, and still open in other processes |
-//! | what happened, what is left | [`history`], [`leaks`] |
 //! | delayed free | [`Pool::free_after`]: freed, and handed out again when a [`Completion`] is ready |
+//! | what happened, what is left | [`history`], [`leaks`] |
 //! | step | [`step`](mod@step): where tests kill processes |
 //!
 //! A crate that brings a provider or a pool depends on this one alone, and runs the conformance suite of
@@ -55,8 +55,8 @@ pub use error::{Error, PastFree, Result};
 pub use layout::Layout;
 pub use pool::{BlockSpan, Pool};
 pub use provider::{
-    Access, Export, Import, ImportRequest, Imported, MemoryKind, NativeBytes, NativeExport, Populate,
-    Properties, Property, PropertyValue, Provider, ProviderKind, Purge, Region, RegionId, SplitMerge,
-    Visibility,
+    Access, CpuAccess, Export, HostAccess, Import, ImportRequest, Imported, MemoryKind, NativeBytes,
+    NativeExport, Populate, Properties, Property, PropertyValue, Provider, ProviderKind, Purge, Region,
+    RegionId, SplitMerge, Visibility,
 };
 pub use tracker::{ProviderRef, Upstream};

@@ -10,7 +10,7 @@
 //! // As seen from the processors that this process may run on; of nodes with room for 1 GiB.
 //! let roomy = topology.all().filter(|node| node.memory.free >= 1 << 30);
 //! let near = topology.best(&roomy, umf_topology::Quality::Latency, Initiator::Process)?;
-//! println!("{}, found by {}", near.space, near.basis);
+//! println!("{}: {}", near.space, near.basis);
 //! # Ok::<(), umf_topology::Error>(())
 //! ```
 //!

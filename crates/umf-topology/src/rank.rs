@@ -195,10 +195,10 @@ impl fmt::Display for Quality {
 impl fmt::Display for Basis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Capacity => "capacity",
-            Self::Figures => "the firmware's figures (HMAT)",
-            Self::Distances => "distances",
-            Self::NothingToChoose => "there being nothing to choose",
+            Self::Capacity => "by capacity",
+            Self::Figures => "by the firmware's figures (HMAT)",
+            Self::Distances => "by distances",
+            Self::NothingToChoose => "nothing to choose",
         })
     }
 }

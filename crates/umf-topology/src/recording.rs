@@ -1,7 +1,10 @@
 //! [`Recording`]: the files of a machine as one text.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::ops::Bound;
+
+use crate::{Result, Source, read};
 
 /// The files of a machine that tell its topology, as one text: a line `PATH:LINE` for each line of each file, as `grep -r ""`
 /// prints them, and a line `PATH` for a link. Paths begin with `sys/` or `proc/`. Lines that begin with `#` are comments.
@@ -28,9 +31,21 @@ impl Recording {
         Self { files }
     }
 
+    /// What is read of a source for a topology, and no more: a machine to look at elsewhere, or to add to a report.
+    ///
+    /// # Errors
+    /// As [`crate::Topology::read`].
+    pub fn of(source: &Source) -> Result<Self> {
+        read::record(source)
+    }
+
     /// The files: paths and contents.
     pub fn files(&self) -> impl Iterator<Item = (&str, &str)> {
         self.files.iter().map(|(path, text)| (path.as_str(), text.as_str()))
+    }
+
+    pub(crate) fn keep(&mut self, path: &str, text: &str) {
+        self.files.insert(path.to_owned(), text.to_owned());
     }
 
     pub(crate) fn text(&self, path: &str) -> Option<String> {
@@ -44,5 +59,18 @@ impl Recording {
         let names: BTreeSet<&str> =
             paths.map_while(|rest| rest.map(|rest| rest.split('/').next().unwrap_or(rest))).collect();
         (!names.is_empty()).then(|| names.into_iter().map(str::to_owned).collect())
+    }
+}
+
+/// The text that [`Recording::new`] reads.
+impl fmt::Display for Recording {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (path, text) in &self.files {
+            match text.trim_end() {
+                "" => writeln!(f, "{path}")?,
+                text => text.lines().try_for_each(|line| writeln!(f, "{path}:{line}"))?,
+            }
+        }
+        Ok(())
     }
 }

@@ -5,7 +5,9 @@
 mod recorded;
 
 use recorded::{ALL, FOUR_NODES, HBM, MEMORYLESS, ONE_NODE, Tree};
-use umf_topology::{Basis, Choice, Error, Initiator, MemorySpace, Quality, SpaceName, Topology};
+use umf_topology::{
+    Basis, Choice, Error, Initiator, MemorySpace, Quality, Recording, Source, SpaceName, Topology,
+};
 
 const NODES: &str = "sys/devices/system/node";
 const STATUS: &str = "proc/self/status";
@@ -27,6 +29,20 @@ fn a_recording_is_read_as_the_files_are() {
     for (name, recording) in ALL {
         let tree = Tree::new(recording);
         assert_eq!(tree.recorded().unwrap(), tree.read().unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn what_is_recorded_reads_back() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, recording) in ALL {
+        let root = folder.path().join(name);
+        let tree = Tree::new(recording);
+        tree.write(&root);
+        let recorded = Recording::of(&Source::folder(&root)).unwrap();
+        let again = Recording::new(&recorded.to_string());
+        assert_eq!(again.to_string(), recorded.to_string(), "{name}");
+        assert_eq!(Topology::read(&Source::recording(again)), tree.read(), "{name}");
     }
 }
 

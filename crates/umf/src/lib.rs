@@ -24,6 +24,7 @@
 //! | freed memory that a device still works on | [`Block::free_after`], [`Completion`] |
 //! | what a pool's regions look like | [`Pool::map`], [`map`] |
 //! | what happened in a pool, what was never freed, who writes to what was freed | [`Pool::history`], [`Pool::leaks`], [`Leaks`], [`Poison`] |
+//! | NUMA nodes, and memory on the fastest, nearest or largest of them | [`topology`], [`memory_space`] |
 //! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`] |
 //! | regions that belong to a named set of processes | [`domain`] |
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`] |
@@ -41,6 +42,7 @@ pub mod history;
 pub mod leaks;
 mod logging;
 pub mod map;
+pub mod memory_space;
 pub mod plugin;
 mod pool;
 mod process;
@@ -53,7 +55,9 @@ pub use global::GlobalPool;
 pub use pool::{Pool, PoolBuilder};
 pub use process::{exporter, importer, init, open, open_read_only, settings, warnings};
 pub use umf_core::held::{HeldStatistics, OnFree, drain};
-pub use umf_core::{Access, Address, Completion, Layout, MemoryKind, Progress, ProviderKind, Visibility};
+pub use umf_core::{
+    Access, Address, Completion, CpuAccess, Layout, MemoryKind, Progress, ProviderKind, Visibility,
+};
 pub use umf_ipc::{Exchange, Export, Exporter, Handle, Importer, Mapping, Mode, VolatileSlice};
 pub use umf_pool_slab::{Leaks, Poison};
 
@@ -73,3 +77,5 @@ pub use umf_pool_slab as slab;
 pub use umf_provider_dma_buf as dma_buf;
 #[doc(inline)]
 pub use umf_provider_host as host;
+#[doc(inline)]
+pub use umf_topology as topology;

@@ -25,7 +25,8 @@
 //! | `pool`, `paths` | [`SlabPool`]; the paths of allocating and freeing |
 //! | `settings`, `limits` | [`SlabSettings`], [`SharedLimit`] |
 //! | `classes` | from a layout to a size class |
-//! | `thread_cache`, `refill` | what a thread keeps, and its exchange with the rest |
+//! | `thread_cache`, `caches`, `refill` | what a thread keeps, and its exchange with the rest |
+//! | `near` | what a thread remembers of what is its own |
 //! | `reach` | what a thread does without locks or atomic exchanges, and how others come in |
 //! | `central`, `slab` | what threads share of a class, and its slabs |
 //! | `blocks` | large blocks: cut, kept, merged |
@@ -48,6 +49,7 @@
 mod arena;
 mod asked;
 mod blocks;
+mod caches;
 mod central;
 mod classes;
 mod delayed;
@@ -58,6 +60,7 @@ mod large;
 mod limits;
 mod lookup;
 mod map;
+mod near;
 mod paths;
 mod pool;
 mod reach;

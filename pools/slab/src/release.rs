@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use umf_core::step::{Step, step};
 use umf_core::{Result, fork};
 
-use crate::pool::{CLOSING, NONE_FIRST, SHARED};
+use crate::pool::{CLOSING, SHARED};
 use crate::span::Kind;
 use crate::{SlabPool, roster};
 
@@ -59,7 +59,7 @@ impl SlabPool {
 impl Drop for SlabPool {
     fn drop(&mut self) {
         self.gates.fetch_or(CLOSING, Ordering::Relaxed);
-        self.first_threads.store((&raw const NONE_FIRST).cast_mut(), Ordering::Relaxed);
+        self.close_gate();
         roster::leave(NonNull::from(&*self));
         fork::unregister(crate::fork::erased(self));
         self.trace_end();

@@ -9,7 +9,7 @@ use umf_core::{Result, tracker};
 
 use crate::SlabPool;
 use crate::large::{GRANULE_UNITS, Range, UNIT};
-use crate::span::{Cold, Mark};
+use crate::span::Cold;
 
 /// What the allocator of units has as the span of a slab: it is asked for large blocks only.
 const NO_HOLDER: u32 = 0;
@@ -75,9 +75,9 @@ impl SlabPool {
         let states: NonNull<AtomicU8> = states.cast();
         // SAFETY: `states` has `total` zeroed bytes in the arena.
         unsafe {
-            span.publish_slab(class, range.region, base, (total * block) as u64, block as u64, states);
+            span.publish_slab(class, range.region, base, total as u32, block as u64, states);
         }
-        if let Err(error) = tracker::set_span(region, base, size, Mark::new(number, class).to_bits()) {
+        if let Err(error) = tracker::set_span(region, base, size, number) {
             let _ = tracker::set_span(region, base, size, range.region);
             span.retract();
             lost();

@@ -10,7 +10,10 @@ impl Reader<'_> {
         let mut initiators = Vec::new();
         for (id, path) in self.numbered(&folder, "node", "")? {
             match u32::try_from(id) {
-                Ok(id) if id < Node::LIMIT => initiators.push(id),
+                Ok(id) if id < Node::LIMIT => {
+                    self.kept.borrow_mut().keep(&path, "");
+                    initiators.push(id);
+                }
                 _ => return Err(self.malformed(&path, &id.to_string(), "a number of a node, below 1024")),
             }
         }

@@ -1,12 +1,13 @@
 //! Amounts of memory, as the kernel writes them.
 
 use super::Reader;
-use crate::{Memory, Result};
+use crate::{Error, Memory, Result};
 
 impl Reader<'_> {
     /// Total and free memory of a file such as `Node 0 MemTotal: 1024 kB`, or `MemTotal: 1024 kB`.
     pub(super) fn memory(&self, path: &str) -> Result<Memory> {
-        let text = self.needed(path)?;
+        let text = self.text_with(path, &["MemTotal:", "MemFree:"])?;
+        let text = text.ok_or_else(|| Error::NotThere { path: self.source.path(path) })?;
         let bytes = |key: &str| {
             let expected = "lines such as `MemTotal: 1024 kB` and `MemFree: 512 kB`";
             bytes(&text, key).ok_or_else(|| self.malformed(path, &text, expected))

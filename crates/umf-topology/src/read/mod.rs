@@ -4,10 +4,11 @@ mod attributes;
 mod memory;
 mod status;
 
+use std::cell::RefCell;
 use std::str::FromStr;
 
 use crate::error::shortened;
-use crate::{Error, IdList, Node, Result, Source, Tier, Topology};
+use crate::{Error, IdList, Node, Recording, Result, Source, Tier, Topology};
 
 pub(crate) use status::Allowed;
 
@@ -17,15 +18,28 @@ const TIERS: &str = "sys/devices/virtual/memory_tiering";
 /// Reads files of one source, with errors that name them.
 struct Reader<'a> {
     source: &'a Source,
+    /// What was read so far.
+    kept: RefCell<Recording>,
 }
 
 impl Reader<'_> {
     fn text(&self, path: &str) -> Result<Option<String>> {
-        self.source.text(path)
+        let text = self.source.text(path)?;
+        if let Some(text) = &text {
+            self.kept.borrow_mut().keep(path, text);
+        }
+        Ok(text)
     }
 
-    fn needed(&self, path: &str) -> Result<String> {
-        self.text(path)?.ok_or_else(|| Error::NotThere { path: self.source.path(path) })
+    /// The text of a file of which the lines that have one of `words` are what matters.
+    fn text_with(&self, path: &str, words: &[&str]) -> Result<Option<String>> {
+        let text = self.source.text(path)?;
+        if let Some(text) = &text {
+            let matters = |line: &&str| words.iter().any(|word| line.contains(word));
+            let lines: Vec<_> = text.lines().filter(matters).collect();
+            self.kept.borrow_mut().keep(path, &lines.join("\n"));
+        }
+        Ok(text)
     }
 
     fn malformed(&self, path: &str, found: &str, expected: &'static str) -> Error {
@@ -152,5 +166,12 @@ impl Reader<'_> {
 
 /// Reads the topology of a source.
 pub(crate) fn read(source: &Source) -> Result<Topology> {
-    Reader { source }.topology()
+    Reader { source, kept: RefCell::default() }.topology()
+}
+
+/// Reads the topology of a source, and keeps the files.
+pub(crate) fn record(source: &Source) -> Result<Recording> {
+    let reader = Reader { source, kept: RefCell::default() };
+    reader.topology()?;
+    Ok(reader.kept.into_inner())
 }

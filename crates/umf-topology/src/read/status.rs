@@ -15,7 +15,7 @@ pub(crate) struct Allowed {
 impl Reader<'_> {
     pub(super) fn allowed(&self) -> Result<Allowed> {
         let path = "proc/self/status";
-        let text = self.text(path)?.unwrap_or_default();
+        let text = self.text_with(path, &["_allowed_list:"])?.unwrap_or_default();
         let list = |key: &str| {
             let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
             value.map(|value| self.parse(path, value, "a list of numbers such as 0-3,8")).transpose()
