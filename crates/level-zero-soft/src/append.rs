@@ -1,15 +1,18 @@
 //! What is appended to command lists.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use level_zero_sys::*;
 
-use crate::device::{Access, Boxes, Callback, Command, Span, Work};
+use crate::device::{Access, Boxes, Callback, Command, Range, Span, Work};
 use crate::entry::{Done, Refusal, entry};
 use crate::event::{resolve, signalled_by};
 use crate::list::{List, nothing};
+use crate::memory::Allocation;
 use crate::pointer::{array, get};
 use crate::state::{State, number};
+use crate::virtual_memory::is_reserved;
 
 /// The events of a command: the one to signal, and those to wait for.
 type Events = (ze_event_handle_t, u32, *mut ze_event_handle_t);
@@ -39,7 +42,8 @@ fn span(state: &State, list: &List, address: usize, size: usize, access: Access)
     if address == 0 {
         return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
     }
-    state.addresses.span(address, size, access, |range| range.owner.check_use(state, &list.device))
+    let check = |range: &Range<Arc<Allocation>>| range.owner.check_use(state, &list.device);
+    state.addresses.span(address, size, access, check, |start, size| is_reserved(state, start, size))
 }
 
 fn copy_work(state: &State, list: &List, to: *mut c_void, from: *const c_void, size: usize) -> Done<Work> {

@@ -147,11 +147,14 @@ pub(crate) unsafe extern "C" fn open_ipc_handle(
         let window = window(state, kind, backing.size(), DEVICE_PAGE, file.as_fd())?;
         let start = window.address() + offset;
         let size = backing.size() - offset;
+        let room = size;
         let of = (kind == ZE_MEMORY_TYPE_DEVICE).then_some(&*device);
         let mut allocation = Allocation::new(state, Source::Opened, kind, context, of, Some(window));
         allocation.file = Some(identity);
         let (backing, owner) = (Arc::new(backing), Arc::new(allocation));
-        state.addresses.insert(start, Range { size, backing, offset, access: Access::ReadWrite, owner });
+        state
+            .addresses
+            .insert(start, Range { size, room, backing, offset, access: Access::ReadWrite, owner });
         // SAFETY: as above.
         unsafe { put(pointer, handle(start)) }
     })

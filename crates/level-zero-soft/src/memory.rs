@@ -215,12 +215,12 @@ fn allocate(
             (backing, window)
         }
     };
-    let start = window.address();
+    let (start, room) = (window.address(), window.size());
     let mut allocation = Allocation::new(state, Source::Allocated, kind, context, device, Some(window));
     allocation.exportable = wishes.exportable;
     let backing = Arc::new(backing);
     let owner = Arc::new(allocation);
-    state.addresses.insert(start, Range { size, backing, offset: 0, access: Access::ReadWrite, owner });
+    state.addresses.insert(start, Range { size, room, backing, offset: 0, access: Access::ReadWrite, owner });
     Ok(start)
 }
 

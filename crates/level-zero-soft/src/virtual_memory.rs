@@ -96,6 +96,14 @@ pub(crate) unsafe extern "C" fn physical_destroy(
     })
 }
 
+/// Whether addresses are, in part or all, ones that the application reserved.
+pub(crate) fn is_reserved(state: &State, start: usize, size: usize) -> bool {
+    lock(&state.reservations).iter().any(|reservation| {
+        let begin = reservation.addresses.address();
+        start < begin + reservation.addresses.size() && begin < start.saturating_add(size)
+    })
+}
+
 /// A context goes: what it reserved and made goes too.
 pub(crate) fn forget(state: &State, context: ze_context_handle_t) {
     lock(&state.reservations).retain(|reservation| reservation.context != context);
@@ -266,7 +274,7 @@ pub(crate) unsafe extern "C" fn map(
         // However often it is mapped, it is one memory, with one handle.
         owner.id = physical.id;
         let (backing, owner) = (Arc::clone(&physical.backing), Arc::new(owner));
-        state.addresses.insert(start, Range { size, backing, offset, access, owner });
+        state.addresses.insert(start, Range { size, room: size, backing, offset, access, owner });
         Ok(())
     })
 }

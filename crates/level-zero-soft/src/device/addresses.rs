@@ -11,6 +11,8 @@ use super::{Access, Backing, Error, Result, Span, sys};
 #[derive(Clone, Debug)]
 pub(crate) struct Range<T> {
     pub(crate) size: usize,
+    /// The addresses that it takes, in bytes: whole pages.
+    pub(crate) room: usize,
     pub(crate) backing: Arc<Backing>,
     /// Where in the pages it begins.
     pub(crate) offset: usize,
@@ -70,13 +72,14 @@ impl<T: Clone> Addresses<T> {
     }
 
     /// What a command works on: memory of the device, which it has to stay within, or the application's own. `check` sees each
-    /// range and may refuse.
+    /// range and may refuse; `is_reserved` says whether addresses where nothing is are the device's all the same.
     pub(crate) fn span<E: From<Error>>(
         &self,
         address: usize,
         size: usize,
         access: Access,
         check: impl Fn(&Range<T>) -> core::result::Result<(), E>,
+        is_reserved: impl FnOnce(usize, usize) -> bool,
     ) -> core::result::Result<Span, E> {
         let mut span = Span::default();
         while span.size() < size {
@@ -86,6 +89,9 @@ impl<T: Clone> Addresses<T> {
                 // Never a part of both: that reaches out of an allocation.
                 if span.size() > 0 {
                     return Err(Error::OutOfBounds { address, size }.into());
+                }
+                if is_reserved(address, size) {
+                    return Err(Error::NotMapped { address, size }.into());
                 }
                 return Ok(self.of_application(address, size)?);
             };
@@ -106,9 +112,15 @@ impl<T: Clone> Addresses<T> {
         Ok(span)
     }
 
+    /// Whether an address is on the last page of a range, behind what was asked for.
+    fn is_past_the_end(&self, address: usize) -> bool {
+        let ranges = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        ranges.range(..=address).next_back().is_some_and(|(start, range)| address - start < range.room)
+    }
+
     fn of_application(&self, address: usize, size: usize) -> Result<Span> {
         let end = address.checked_add(size).ok_or(Error::NotMapped { address, size })?;
-        if !self.within(address, end).is_empty() {
+        if !self.within(address, end).is_empty() || self.is_past_the_end(address) {
             return Err(Error::OutOfBounds { address, size });
         }
         let start = NonNull::new(std::ptr::with_exposed_provenance_mut(address));
