@@ -1,13 +1,16 @@
 //! Pools: fine-grained blocks out of coarse regions.
 
 use core::time::Duration;
+use std::sync::Arc;
 
 use crate::held::{HeldStatistics, OnFree};
+use crate::history::PoolHistory;
+use crate::leaks::LeakReport;
 use crate::map::PoolMap;
 use crate::observer::Freed;
 use crate::statistics::PoolStatistics;
 use crate::tracker::ProviderRef;
-use crate::{Address, Layout, Result};
+use crate::{Address, Completion, Layout, Result};
 
 /// A live block: what [`Pool::block_at`] finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,13 +59,36 @@ pub unsafe trait Pool: Send + Sync {
     /// the parent.
     ///
     /// # Errors
-    /// [`crate::Error::ForeignAddress`], [`crate::Error::InteriorAddress`], [`crate::Error::NotAllocated`]. After
-    /// an error nothing has changed.
+    /// [`crate::Error::ForeignAddress`], [`crate::Error::InteriorAddress`], [`crate::Error::NotAllocated`] (or
+    /// [`crate::Error::FreedTwice`], where a history tells more). After an error nothing has changed.
     ///
     /// # Safety
     /// The caller owns the block, and nobody uses it any more. (An address that is no live block is safe to
     /// pass: it is an error.)
     unsafe fn free(&self, address: Address) -> Result<()>;
+
+    /// Frees a block that may still be in use until `completion` is ready, by work that was given to a device for instance. Its exports
+    /// are retired at once, it does not count as live any more, and freeing it again is an error; but it is not handed out, and its
+    /// region does not go back to the provider, before the completion is [`crate::Progress::Ready`]. Meanwhile it counts as held
+    /// ([`crate::held`]), and against the pool's limits.
+    ///
+    /// Nobody waits: completions are looked at a few at a time, where a thread needs blocks that it does not have at hand; all of them
+    /// when the pool is trimmed, when an allocation would fail, and by [`crate::held::poll`] and [`Pool::drain`]. A pool that is dropped
+    /// leaves the regions with such blocks in them, and keeps their provider, until a [`crate::held::poll`] finds them ready.
+    ///
+    /// # Errors
+    /// As [`Pool::free`]: then nothing has changed. [`crate::Error::NotSupported`] if this kind of pool cannot.
+    ///
+    /// # Safety
+    /// The caller owns the block, and nobody uses it any more once `completion` is ready.
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        let _ = (address, completion);
+        Err(crate::Error::NotSupported {
+            what: "freeing with a completion",
+            owner: "this kind of pool",
+            native: 0,
+        })
+    }
 
     /// The live block that holds `address`, which may lie inside it.
     ///
@@ -88,8 +114,8 @@ pub unsafe trait Pool: Send + Sync {
     /// What the provider says; memory that could not be given back stays in the pool.
     fn trim(&self, keep: usize) -> Result<usize>;
 
-    /// Takes back what was held because other processes had it open (see [`crate::held`]): a block that
-    /// [`crate::Upstream::hold`] held may be handed out again; a region whose [`crate::Upstream::free`] said
+    /// Takes back what was held because it was still in use (see [`crate::held`]): a block that
+    /// [`crate::Upstream::hold`] or [`crate::Upstream::hold_until`] held may be handed out again; a region whose [`crate::Upstream::free`] said
     /// [`crate::held::Fate::Held`] has gone to the provider and does not count any more. Called by
     /// [`crate::held::poll`] in any thread, once for each.
     ///
@@ -135,6 +161,23 @@ pub unsafe trait Pool: Send + Sync {
             owner: "this kind of pool",
             native: 0,
         })
+    }
+
+    /// What happened in the pool lately, as far as it is set to remember.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotSupported`] if it remembers nothing.
+    fn history(&self) -> Result<PoolHistory> {
+        Err(crate::Error::NotSupported { what: "a history", owner: "this kind of pool", native: 0 })
+    }
+
+    /// Shows `look` which blocks are live, and where they were allocated as far as the pool is set to remember.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotSupported`] if this kind of pool cannot tell.
+    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> Result<()> {
+        let _ = look;
+        Err(crate::Error::NotSupported { what: "a report of leaks", owner: "this kind of pool", native: 0 })
     }
 
     /// What the pool holds. Summed up when asked for; counting costs nothing on the common path.

@@ -4,6 +4,7 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
 use umf_core::held::Fate;
+use umf_core::history::EventKind;
 use umf_core::step::{Step, step};
 use umf_core::tracker::{self, GRANULE, RegionNumber};
 use umf_core::{Address, Error, Layout, Region, Result};
@@ -97,6 +98,7 @@ impl SlabPool {
             return Err(error);
         }
         self.reserve.region_came();
+        self.remember(EventKind::RegionTaken, got.0.base(), (got.0.size() as u64, 0));
         Ok(got)
     }
 
@@ -140,7 +142,8 @@ impl SlabPool {
                 ..Cold::EMPTY
             };
         }
-        span.publish_region(base, u64::from(units) * UNIT as u64);
+        // (Less than a granule lies before the base.)
+        span.publish_region(base, u64::from(units) * UNIT as u64, (front as u32, region.size() as u64));
         if let Err(error) = tracker::set_span(number, region.base(), region.size(), span_number) {
             span.retract();
             self.spans.release(span_number);
@@ -184,17 +187,24 @@ impl SlabPool {
         // SAFETY: no block of the region is live, or the pool goes; the caller took it out of everyone's reach.
         match unsafe { self.upstream.free(region)? } {
             Fate::Gone => {
-                self.reserve.region_went(region.size());
-                self.trace_region("gave back", region);
+                self.region_went(region);
             }
             Fate::Held => self.trace_region("holds", region),
         }
         Ok(())
     }
 
+    /// A region is the provider's again.
+    pub(crate) fn region_went(&self, region: Region) {
+        self.reserve.region_went(region.size());
+        self.remember(EventKind::RegionReturned, region.base(), (region.size() as u64, 0));
+        self.trace_region("gave back", region);
+    }
+
     /// A block that is a region.
     pub(crate) fn allocate_direct(&self, layout: Layout) -> Result<Address> {
         self.upstream.admit()?;
+        self.upstream.poll_awaited();
         let (region, number) = match self.take_region(layout) {
             Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) => {
                 let _ = self.release_free(0);
