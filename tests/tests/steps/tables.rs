@@ -9,6 +9,10 @@ pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
         "providers/dma-buf",
         "needs devices that the machines of the campaign lack; what it changes is descriptors and mappings, which die with the process",
     ),
+    (
+        "crates/level-zero-soft",
+        "a driver for tests, in place of a device's own, which the campaign does not watch either",
+    ),
     ("crates/level-zero-sys", "declarations, and a library that is opened"),
     ("crates/umf", "the face: what it changes, it changes through the crates below it"),
 ];
