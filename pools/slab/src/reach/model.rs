@@ -152,13 +152,13 @@ struct Span {
 }
 
 impl Span {
-    fn new() -> Self {
+    fn new(remembered: bool) -> Self {
         Self {
             door: ModelDoor::new(),
             gate: Flag::new(true),
             owner: AtomicU32::new(OWNER),
             state: AtomicU8::new(LIVE),
-            remembered: UnsafeCell::new(false),
+            remembered: UnsafeCell::new(remembered),
         }
     }
 
@@ -199,12 +199,11 @@ impl Span {
     }
 }
 
-#[test]
-fn loom_of_two_frees_of_a_block_one_succeeds() {
+fn two_frees(remembered: bool) {
     let reached = Reached::default();
     let in_model = reached.clone();
     explore(move || {
-        let span = Arc::new(Span::new());
+        let span = Arc::new(Span::new(remembered));
         let owner = {
             let span = Arc::clone(&span);
             // The second is a double free in any case, by what it remembers if it still does.
@@ -217,4 +216,14 @@ fn loom_of_two_frees_of_a_block_one_succeeds() {
         in_model.reach(if first { "the owner's" } else { "the other's" });
     });
     reached.check(["the other's", "the owner's"]);
+}
+
+#[test]
+fn loom_of_two_frees_of_a_block_one_succeeds() {
+    two_frees(false);
+}
+
+#[test]
+fn loom_what_a_thread_remembers_goes_with_the_span() {
+    two_frees(true);
 }
