@@ -1,9 +1,10 @@
 //! Loom's models of `protocol`: who is kept out, and of two frees of one block. (In full with `tests/run --loom`.)
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use loom::cell::UnsafeCell;
+use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 use loom::thread;
 
@@ -19,7 +20,7 @@ fn explore(run: impl Fn() + Send + Sync + 'static) {
 
 /// The states that a model reached: one that never gets anywhere proves nothing.
 #[derive(Clone, Default)]
-struct Reached(Arc<Mutex<BTreeSet<&'static str>>>);
+struct Reached(std::sync::Arc<Mutex<BTreeSet<&'static str>>>);
 
 impl Reached {
     fn reach(&self, state: &'static str) {
@@ -170,6 +171,7 @@ impl Span {
             && (self.remembered.with(|remembered| unsafe { *remembered })
                 || self.owner.load(Ordering::Acquire) == OWNER);
         let freed = is_own.then(|| {
+            // SAFETY: as above.
             self.remembered.with_mut(|remembered| unsafe { *remembered = true });
             let live = self.state.load(Ordering::Relaxed) == LIVE;
             if live {
