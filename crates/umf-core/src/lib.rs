@@ -9,6 +9,7 @@
 //! | tracker | [`tracker::find`]: from an address to its region and pool |
 //! | exported memory | [`observer`]: who is told before it goes |
 //! | leased memory | [`held`]: freed, and still open in other processes |
+//! | delayed free | [`Pool::free_after`]: freed, and handed out again when a [`Completion`] is ready |
 //! | step | [`step`](mod@step): where tests kill processes |
 //!
 //! A crate that brings a provider or a pool depends on this one alone, and runs the conformance suite of
@@ -21,6 +22,7 @@
 compile_error!("umf runs on 64-bit Linux");
 
 mod address;
+mod completion;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod error;
@@ -45,12 +47,13 @@ pub mod tracker;
 mod visits;
 
 pub use address::{Address, AddressSpace};
+pub use completion::{Completion, Progress};
 pub use error::{Error, Result};
 pub use layout::Layout;
 pub use pool::{BlockSpan, Pool};
 pub use provider::{
     Access, CpuAccess, Export, HostAccess, Import, ImportRequest, Imported, MemoryKind, NativeBytes,
-    NativeExport, Properties, Property, PropertyValue, Provider, ProviderKind, Purge, Region, RegionId,
-    SplitMerge, Visibility,
+    NativeExport, Populate, Properties, Property, PropertyValue, Provider, ProviderKind, Purge, Region,
+    RegionId, SplitMerge, Visibility,
 };
 pub use tracker::{ProviderRef, Upstream};

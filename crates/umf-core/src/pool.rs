@@ -1,13 +1,14 @@
 //! Pools: fine-grained blocks out of coarse regions.
 
 use core::time::Duration;
+use std::sync::Arc;
 
 use crate::held::{HeldStatistics, OnFree};
 use crate::map::PoolMap;
 use crate::observer::Freed;
 use crate::statistics::PoolStatistics;
 use crate::tracker::ProviderRef;
-use crate::{Address, Layout, Result};
+use crate::{Address, Completion, Layout, Result};
 
 /// A live block: what [`Pool::block_at`] finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,6 +65,29 @@ pub unsafe trait Pool: Send + Sync {
     /// pass: it is an error.)
     unsafe fn free(&self, address: Address) -> Result<()>;
 
+    /// Frees a block that may still be in use until `completion` is ready, by work that was given to a device for instance. Its exports
+    /// are retired at once, it does not count as live any more, and freeing it again is an error; but it is not handed out, and its
+    /// region does not go back to the provider, before the completion is [`crate::Progress::Ready`]. Meanwhile it counts as held
+    /// ([`crate::held`]), and against the pool's limits.
+    ///
+    /// Nobody waits: completions are looked at a few at a time, where a thread needs blocks that it does not have at hand; all of them
+    /// when the pool is trimmed, when an allocation would fail, and by [`crate::held::poll`] and [`Pool::drain`]. A pool that is dropped
+    /// leaves the regions with such blocks in them, and keeps their provider, until a [`crate::held::poll`] finds them ready.
+    ///
+    /// # Errors
+    /// As [`Pool::free`]: then nothing has changed. [`crate::Error::NotSupported`] if this kind of pool cannot.
+    ///
+    /// # Safety
+    /// The caller owns the block, and nobody uses it any more once `completion` is ready.
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        let _ = (address, completion);
+        Err(crate::Error::NotSupported {
+            what: "freeing with a completion",
+            owner: "this kind of pool",
+            native: 0,
+        })
+    }
+
     /// The live block that holds `address`, which may lie inside it.
     ///
     /// # Errors
@@ -88,8 +112,8 @@ pub unsafe trait Pool: Send + Sync {
     /// What the provider says; memory that could not be given back stays in the pool.
     fn trim(&self, keep: usize) -> Result<usize>;
 
-    /// Takes back what was held because other processes had it open (see [`crate::held`]): a block that
-    /// [`crate::Upstream::hold`] held may be handed out again; a region whose [`crate::Upstream::free`] said
+    /// Takes back what was held because it was still in use (see [`crate::held`]): a block that
+    /// [`crate::Upstream::hold`] or [`crate::Upstream::hold_until`] held may be handed out again; a region whose [`crate::Upstream::free`] said
     /// [`crate::held::Fate::Held`] has gone to the provider and does not count any more. Called by
     /// [`crate::held::poll`] in any thread, once for each.
     ///

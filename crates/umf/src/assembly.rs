@@ -11,9 +11,11 @@ use umf_core::{Provider, ProviderKind, Visibility};
 use umf_pool_proxy::{ProxyPool, ProxySettings};
 use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
 use umf_provider_dma_buf::DmaBufProvider;
-use umf_provider_host::{HostProvider, NodeSet, NodeShare, Numa};
+use umf_provider_host::HostProvider;
 
 use crate::{Error, Result, plugin, registry};
+
+mod numa;
 
 /// The provider that the settings call `name`.
 pub(crate) fn provider(settings: &Settings, name: &str) -> Result<Arc<dyn Provider>> {
@@ -64,7 +66,7 @@ fn host(name: &str, set: &umf_config::Provider) -> Result<Arc<HostProvider>> {
         .name(name.to_owned())
         .visibility(visibility)
         .huge_pages(huge)
-        .numa(numa(set, contradiction)?)
+        .numa(numa::of(name, set)?)
         .isolate(set.isolate);
     if let Some(shared_name) = &set.name {
         builder = builder.named(format!("/{shared_name}"));
@@ -74,7 +76,11 @@ fn host(name: &str, set: &umf_config::Provider) -> Result<Arc<HostProvider>> {
 
 fn dma_buf(name: &str, set: &umf_config::Provider) -> Result<Arc<DmaBufProvider>> {
     let contradiction = |why| Error::Contradiction { what: "provider", name: name.to_owned(), why };
-    if set.name.is_some() || set.numa != NumaMode::Default || !set.numa_nodes.is_empty() {
+    if set.name.is_some()
+        || set.numa != NumaMode::Default
+        || !set.numa_nodes.is_empty()
+        || !set.numa_space.is_empty()
+    {
         return Err(contradiction("name and numa are for kind \"host\", not for kind \"dma-buf\""));
     }
     if !set.params.is_empty() || set.path.is_some() {
@@ -99,39 +105,6 @@ fn dma_buf(name: &str, set: &umf_config::Provider) -> Result<Arc<DmaBufProvider>
         _ => return Err(contradiction("huge_pages is \"none\" or \"hugetlb\" for kind \"dma-buf\"")),
     };
     Ok(builder.name(name.to_owned()).build()?)
-}
-
-fn numa(set: &umf_config::Provider, contradiction: impl Fn(&'static str) -> Error) -> Result<Numa> {
-    let nodes = || -> Result<NodeSet> { Ok(NodeSet::from_nodes(set.numa_nodes.iter().copied())?) };
-    let some_nodes = || {
-        if set.numa_nodes.is_empty() {
-            Err(contradiction("this numa mode needs numa_nodes"))
-        } else {
-            nodes()
-        }
-    };
-    Ok(match set.numa {
-        NumaMode::Bind => Numa::Bind(some_nodes()?),
-        NumaMode::Interleave => Numa::Interleave {
-            nodes: some_nodes()?,
-            part_size: usize::try_from(set.numa_part_size.get()).unwrap_or(usize::MAX),
-        },
-        NumaMode::Preferred => Numa::Preferred(nodes()?),
-        NumaMode::Local if set.numa_nodes.is_empty() => Numa::Local,
-        NumaMode::Local => return Err(contradiction("numa = \"local\" takes no numa_nodes")),
-        NumaMode::Split if set.numa_weights.is_empty() => {
-            let equal = set.numa_nodes.iter().map(|&node| NodeShare { node, weight: 1 });
-            some_nodes()?;
-            Numa::Split(equal.collect())
-        }
-        NumaMode::Split => Numa::Split(
-            set.numa_weights
-                .iter()
-                .map(|share| NodeShare { node: share.node, weight: share.weight })
-                .collect(),
-        ),
-        _ => Numa::Default,
-    })
 }
 
 /// A provider from a shared object.

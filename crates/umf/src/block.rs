@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
-use umf_core::{Access, Address, CpuAccess, HostAccess, Visibility};
+use umf_core::{Access, Address, Completion, CpuAccess, HostAccess, Visibility};
 use umf_ipc::{Export, Handle, VolatileSlice};
 
 use crate::{Error, Pool, Result, exporter};
@@ -143,6 +144,23 @@ impl<'p> Block<'p> {
         // SAFETY: a block whose memory can be exported is shared, and such a block gives out volatile slices and copies, no
         // references.
         Ok(unsafe { exporter()?.handle(self.address) }?)
+    }
+
+    /// Frees the block, which may still be in use until `completion` is ready: by work that was given to a device, for instance. Nobody
+    /// waits. Its handles are retired at once; it is not handed out again before the completion is ready. See
+    /// [`umf_core::Pool::free_after`].
+    ///
+    /// # Errors
+    /// [`Error::Memory`] with the block, which is as it was, if this kind of pool cannot.
+    pub fn free_after(self, completion: Arc<dyn Completion>) -> Result<(), (Self, Error)> {
+        // SAFETY: the block is this object's own, nothing borrowed from it is left, and it is not freed again.
+        match unsafe { self.pool.as_core().free_after(self.address, completion) } {
+            Ok(()) => {
+                std::mem::forget(self);
+                Ok(())
+            }
+            Err(error) => Err((self, error.into())),
+        }
     }
 
     /// Leaves the block allocated and returns its address; the pool's `free` takes it back.

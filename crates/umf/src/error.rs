@@ -18,6 +18,9 @@ pub enum Error {
     /// A domain.
     #[error(transparent)]
     Domain(#[from] umf_domain::Error),
+    /// NUMA nodes, or a memory space.
+    #[error(transparent)]
+    Topology(#[from] umf_topology::Error),
     /// Settings.
     #[error(transparent)]
     Settings(Arc<umf_config::Error>),

@@ -12,7 +12,7 @@ use umf_core::metadata::Table;
 use umf_core::observer::{Freed, before_free};
 use umf_core::statistics::{Gauge, PoolStatistics};
 use umf_core::tracker::{self, Found};
-use umf_core::{Address, BlockSpan, Error, Layout, Pool, ProviderRef, Region, Result, Upstream};
+use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Region, Result, Upstream};
 
 use crate::ProxySettings;
 use crate::block::Block;
@@ -84,6 +84,38 @@ impl ProxyPool {
         })
     }
 
+    /// Frees a block, which goes back when `completion` is ready.
+    fn free_block(&self, address: Address, completion: Option<Arc<dyn Completion>>) -> Result<()> {
+        if self.upstream.is_frozen() {
+            return Ok(());
+        }
+        let (found, block) = self.find_start(address)?;
+        let size = found.region.size();
+        let leases = match block.end(&found.region) {
+            Some(true) => before_free(Freed::Block { address }),
+            Some(false) => None,
+            None => return Err(Error::NotAllocated { address }),
+        };
+        if leases.is_some() || completion.is_some() {
+            // Before it can be let go.
+            block.hold(&found.region);
+            let held = match (completion, leases) {
+                (Some(completion), leases) => self.upstream.hold_until(address, size, completion, leases),
+                (None, Some(leases)) => self.upstream.hold(address, size, leases),
+                (None, None) => false,
+            };
+            if held {
+                self.live.remove(size);
+                self.upstream.poll_some();
+                return Ok(());
+            }
+            block.end_hold(&found.region);
+        }
+        self.give_back(&found).inspect_err(|_| block.revive(&found.region))?;
+        self.live.remove(size);
+        Ok(())
+    }
+
     /// Gives the region of a block back, whose life the caller has taken. After an error the region is found as before.
     fn give_back(&self, freed: &Found) -> Result<()> {
         // SAFETY: the caller owned the block, which is the whole region, and `end` let nobody else through.
@@ -135,6 +167,7 @@ unsafe impl Pool for ProxyPool {
 
     fn allocate(&self, layout: Layout) -> Result<Address> {
         self.upstream.admit()?;
+        self.upstream.poll_awaited();
         let limit = self.settings.memory_limit;
         let size = layout.pad_to(self.provider().page_size())?.size();
         let reached = Error::LimitReached { what: "pool memory", limit, size };
@@ -167,29 +200,11 @@ unsafe impl Pool for ProxyPool {
     }
 
     unsafe fn free(&self, address: Address) -> Result<()> {
-        if self.upstream.is_frozen() {
-            return Ok(());
-        }
-        let (found, block) = self.find_start(address)?;
-        let size = found.region.size();
-        let leases = match block.end(&found.region) {
-            Some(true) => before_free(Freed::Block { address }),
-            Some(false) => None,
-            None => return Err(Error::NotAllocated { address }),
-        };
-        if let Some(leases) = leases {
-            // Before it can be let go.
-            block.hold(&found.region);
-            if self.upstream.hold(address, size, leases) {
-                self.live.remove(size);
-                self.upstream.poll_some();
-                return Ok(());
-            }
-            block.end_hold(&found.region);
-        }
-        self.give_back(&found).inspect_err(|_| block.revive(&found.region))?;
-        self.live.remove(size);
-        Ok(())
+        self.free_block(address, None)
+    }
+
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        self.free_block(address, Some(completion))
     }
 
     fn block_at(&self, address: Address) -> Result<BlockSpan> {

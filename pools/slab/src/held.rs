@@ -15,7 +15,7 @@ use crate::state::{Entry, HELD, LIVE};
 
 impl SlabPool {
     /// The class of the block at a place; `None` for a block that is a region.
-    fn class_of(place: Place<'_>) -> Option<usize> {
+    pub(crate) fn class_of(place: Place<'_>) -> Option<usize> {
         (place.span.kind() != Kind::Direct).then(|| place.span.class())
     }
 
@@ -43,14 +43,19 @@ impl SlabPool {
                 place.state.store(0, Ordering::Release);
                 return self.put(place, address);
             }
-            match class {
-                Some(class) => self.count_free(class),
-                None => self.direct.remove(size),
-            }
+            self.count_held(class, size);
             self.upstream.poll_some();
             return Ok(());
         }
         self.put(place, address)
+    }
+
+    /// Counts the free of a block that is held.
+    pub(crate) fn count_held(&self, class: Option<usize>, size: usize) {
+        match class {
+            Some(class) => self.count_free(class),
+            None => self.direct.remove(size),
+        }
     }
 
     /// Takes back what was held.

@@ -145,6 +145,20 @@ impl Large {
         self.free
     }
 
+    /// Units of the longest free block.
+    pub(crate) fn longest(&self, tables: Tables<'_>) -> u32 {
+        let Some(level) = self.levels.checked_ilog2() else { return 0 };
+        let Some(step) = self.steps[level as usize].checked_ilog2() else { return 0 };
+        // Of the last list that is not empty: lists are by length.
+        let mut next = self.heads[level as usize][step as usize];
+        let mut longest = 0;
+        while let Some(unit) = next.checked_sub(1).and_then(|id| tables.unit(id)) {
+            longest = longest.max(get(&unit.size));
+            next = get(&unit.next);
+        }
+        longest
+    }
+
     /// Units in wholly free regions, and the number of those.
     pub(crate) const fn idle(&self) -> (u64, u32) {
         (self.idle, self.idle_regions)

@@ -33,9 +33,9 @@
 //! | `span`, `state`, `lookup` | from an address to a block and its state |
 //! | `arena` | metadata of varying size |
 //! | `release` | trimming and the end of a pool |
-//! | `held` | blocks that are freed while other processes have them open |
+//! | `held`, `delayed` | blocks that are freed while other processes have them open, or until a completion is ready |
 //! | `map` | what the regions look like, record by record |
-//! | `statistics` | counters, summed up when asked for |
+//! | `statistics`, `asked` | counters, summed up when asked for; how much of the blocks is used |
 //! | `fork`, `roster`, `fixed` | forks, the end of threads, pools that live for ever |
 //!
 //! # Forks
@@ -45,9 +45,11 @@
 //! freeing does nothing.
 
 mod arena;
+mod asked;
 mod blocks;
 mod central;
 mod classes;
+mod delayed;
 mod fixed;
 mod fork;
 mod held;

@@ -148,6 +148,9 @@ impl SlabPool {
             Route::Aligned(class) => self.allocate_aligned(class, layout.align()),
             Route::Direct => self.allocate_direct(layout),
         };
+        if let Ok(address) = address {
+            self.note_asked(layout.size(), address);
+        }
         if self.gates.load(Ordering::Relaxed) & TRACED != 0 {
             self.trace_block("allocate", layout.size(), address.as_ref().ok());
         }
@@ -217,6 +220,8 @@ impl SlabPool {
             return Err(Error::NotAllocated { address });
         }
         if old & LIVE == 0 {
+            // It is held, perhaps, and remains so.
+            place.state.fetch_or(old, Ordering::AcqRel);
             return Err(self.why_not(address));
         }
         if old != LIVE {

@@ -12,10 +12,13 @@ use umf_core::map::PoolMap;
 use umf_core::metadata::{Chunks, Table, Wiped};
 use umf_core::observer::Freed;
 use umf_core::statistics::{Gauge, PoolStatistics};
-use umf_core::{Address, BlockSpan, Error, Layout, Pool, ProviderRef, Result, Upstream, thread, tracker};
+use umf_core::{
+    Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result, Upstream, thread, tracker,
+};
 
 use crate::SlabSettings;
 use crate::arena::Arena;
+use crate::asked::Asked;
 use crate::central::Central;
 use crate::classes::{Classes, MAX_CLASSES};
 use crate::large::{Large, Tables, UNIT};
@@ -80,6 +83,8 @@ pub struct SlabPool {
     pub(crate) states: Arena,
     pub(crate) arena: Arena,
     pub(crate) reserve: Reserve,
+    /// What requests ask for, by class; the last is of blocks that are regions.
+    pub(crate) asked: [Asked; MAX_CLASSES + 1],
     /// Live blocks that are regions.
     pub(crate) direct: Gauge,
     pub(crate) direct_allocations: AtomicU64,
@@ -160,6 +165,7 @@ impl SlabPool {
             states: Arena::new(),
             arena: Arena::new(),
             reserve: Reserve::new(settings.memory_limit, settings.shared_limit.clone()),
+            asked: [const { Asked::new() }; MAX_CLASSES + 1],
             direct: Gauge::new(),
             direct_allocations: AtomicU64::new(0),
             any_exported: AtomicBool::new(false),
@@ -250,6 +256,10 @@ unsafe impl Pool for SlabPool {
             Some(()) => Ok(()),
             None => self.free_else(address),
         }
+    }
+
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        self.free_when_ready(address, completion)
     }
 
     fn block_at(&self, address: Address) -> Result<BlockSpan> {

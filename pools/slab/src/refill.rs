@@ -84,6 +84,7 @@ impl SlabPool {
     /// Runs `take`, unless too much is held; if it lacks memory, gives everything that is free back and runs it again.
     pub(crate) fn retrying<T>(&self, take: impl Fn() -> Result<T>) -> Result<T> {
         self.upstream.admit()?;
+        self.upstream.poll_awaited();
         match take() {
             Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) => {
                 // What the provider refuses to take back does not matter here.
@@ -109,6 +110,9 @@ impl SlabPool {
             if let Some((class, entry)) = found {
                 cache.bin(class).count_allocation();
                 return Ok(entry);
+            }
+            if self.upstream.poll_many_awaited() {
+                continue;
             }
             if self.is_large(class) {
                 let entry = self.cut_block(class, 1)?;

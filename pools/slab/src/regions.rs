@@ -140,7 +140,8 @@ impl SlabPool {
                 ..Cold::EMPTY
             };
         }
-        span.publish_region(base, u64::from(units) * UNIT as u64);
+        // (Less than a granule lies before the base.)
+        span.publish_region(base, u64::from(units) * UNIT as u64, (front as u32, region.size() as u64));
         if let Err(error) = tracker::set_span(number, region.base(), region.size(), span_number) {
             span.retract();
             self.spans.release(span_number);
@@ -195,6 +196,7 @@ impl SlabPool {
     /// A block that is a region.
     pub(crate) fn allocate_direct(&self, layout: Layout) -> Result<Address> {
         self.upstream.admit()?;
+        self.upstream.poll_awaited();
         let (region, number) = match self.take_region(layout) {
             Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) => {
                 let _ = self.release_free(0);

@@ -84,7 +84,7 @@ pub(crate) struct Span {
     base: AtomicU64,
     /// Bytes from the base that blocks cover; 0 while the record is not in use, and for a region.
     bytes: AtomicU64,
-    /// Size of a block, and its reciprocal: see [`reciprocal`]. Region: its bytes.
+    /// Size of a block, and its reciprocal: see [`reciprocal`]. Region: its bytes, and how many the provider gave.
     block: AtomicU64,
     magic: AtomicU64,
     states: AtomicPtr<AtomicU8>,
@@ -94,7 +94,7 @@ pub(crate) struct Span {
     generation: AtomicU32,
     /// Whose frees need no atomic exchange: see `reach`.
     pub(crate) owner: AtomicU32,
-    /// The span of the region around a slab or large block.
+    /// The span of the region around a slab or large block. Region: what the provider gave before the base, in bytes.
     region: AtomicU32,
     /// The state of the one block of a [`Kind::Block`] or [`Kind::Direct`] span.
     own_state: AtomicU8,
@@ -164,8 +164,11 @@ pub(crate) struct Look {
     pub(crate) bytes: u64,
     /// Size of a block; region: its bytes.
     pub(crate) block: u64,
-    /// The span of the region around it.
+    /// The span of the region around it; region: what the provider gave before the base.
     pub(crate) region: u32,
+    /// Region: what the provider gave in all.
+    pub(crate) whole: u64,
+    pub(crate) class: usize,
 }
 
 impl Span {
@@ -203,11 +206,11 @@ impl Span {
         unsafe { self.publish((DIRECT, 0), 0, base, (bytes, bytes, ONE_BLOCK), state) };
     }
 
-    /// The same with a region that is cut up.
-    pub(crate) fn publish_region(&self, base: Address, bytes: u64) {
+    /// The same with a region that is cut up: `bytes` from `base`, of `whole` that the provider gave, `front` of them before.
+    pub(crate) fn publish_region(&self, base: Address, bytes: u64, (front, whole): (u32, u64)) {
         let state = NonNull::from(&self.own_state);
         // SAFETY: a region has no blocks: nothing is located in it.
-        unsafe { self.publish((REGION, 0), 0, base, (0, bytes, ONE_BLOCK), state) };
+        unsafe { self.publish((REGION, 0), front, base, (0, bytes, whole), state) };
     }
 
     /// # Safety
@@ -265,7 +268,9 @@ impl Span {
     pub(crate) fn look<T>(&self, read: impl FnOnce(&mut dyn Iterator<Item = u8>) -> T) -> Option<(Look, T)> {
         let generation = self.generation.load(Ordering::Acquire);
         let bytes = self.bytes.load(Ordering::Acquire);
-        let (kind, base, block, region) = (self.kind(), self.base(), self.block(), self.region());
+        let (kind, base, block) = (self.kind(), self.base(), self.block());
+        let (region, class) = (self.region.load(Ordering::Relaxed), self.class());
+        let whole = self.magic.load(Ordering::Relaxed);
         let states = self.states.load(Ordering::Relaxed);
         let is_same = || {
             fence(Ordering::Acquire);
@@ -279,7 +284,7 @@ impl Span {
         // span goes from now on, the byte remains a state: see `SlabPool::states`.)
         let state = |index: u64| unsafe { &*states.add(index as usize) }.load(Ordering::Relaxed);
         let read = read(&mut (0..count).map(state));
-        is_same().then_some((Look { kind, base, bytes, block, region }, read))
+        is_same().then_some((Look { kind, base, bytes, block, region, whole, class }, read))
     }
 
     /// The state of the block that begins at `address`.

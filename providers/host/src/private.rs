@@ -134,6 +134,11 @@ impl Private {
         REGIONS.0.lock().merge(self.number(), low, high)
     }
 
+    /// Whether the range is that of a live region.
+    pub(crate) fn check_range(&self, base: Address, size: usize) -> Result<()> {
+        REGIONS.0.lock().holding(self.number(), base, size).map(drop)
+    }
+
     /// # Safety
     /// Nobody needs the content of the range.
     pub(crate) unsafe fn purge(&self, base: Address, size: usize, lazily: bool) -> Result<()> {

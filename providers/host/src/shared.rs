@@ -353,6 +353,12 @@ impl Shared {
         Ok(merged)
     }
 
+    /// Whether the range is that of a live region.
+    pub(crate) fn check_range(&self, base: Address, size: usize) -> Result<()> {
+        self.check_not_inherited()?;
+        self.state.lock().records.holding(OWNER, base, size).map(drop)
+    }
+
     /// Gives the pages of a range back, in every process that maps them.
     pub(crate) fn purge(&self, base: Address, size: usize) -> Result<()> {
         self.check_not_inherited()?;

@@ -249,6 +249,8 @@ pub(crate) enum Policy {
     Bind,
     /// Page by page in turn.
     Interleave,
+    /// So many pages in turn as the system's weights say (Linux 6.9).
+    WeightedInterleave,
     /// One node, if it has memory left.
     Preferred,
     /// Any of several, if they have memory left (Linux 5.15).
@@ -264,9 +266,12 @@ const MASK_BITS: c_ulong = NodeSet::LIMIT as c_ulong + 1;
 pub(crate) fn bind(base: NonNull<u8>, size: usize, policy: Policy, nodes: &NodeSet) -> Result<()> {
     /// `MPOL_PREFERRED_MANY`, which libc has no name for.
     const PREFERRED_MANY: c_int = 5;
+    /// `MPOL_WEIGHTED_INTERLEAVE`, likewise.
+    const WEIGHTED_INTERLEAVE: c_int = 6;
     let mode = match policy {
         Policy::Bind => libc::MPOL_BIND,
         Policy::Interleave => libc::MPOL_INTERLEAVE,
+        Policy::WeightedInterleave => WEIGHTED_INTERLEAVE,
         Policy::Preferred => libc::MPOL_PREFERRED,
         Policy::PreferredMany => PREFERRED_MANY,
         Policy::Local => libc::MPOL_LOCAL,

@@ -4,10 +4,12 @@
 pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
     ("crates/umf-config", "reads files and the environment"),
     ("crates/umf-cli", "a program over the crate umf"),
+    ("crates/umf-topology", "reads files"),
     (
         "providers/dma-buf",
         "needs devices that the machines of the campaign lack; what it changes is descriptors and mappings, which die with the process",
     ),
+    ("crates/level-zero-sys", "declarations, and a library that is opened"),
     ("crates/umf", "the face: what it changes, it changes through the crates below it"),
 ];
 

@@ -4,6 +4,7 @@
 //! providers of their own, [`Numbers`] and [`Pages`], which count what is allocated and fail on demand.
 
 mod blocks;
+mod delayed;
 mod forks;
 mod leases;
 mod misuse;
@@ -18,6 +19,12 @@ pub use blocks::{
     addresses_are_used_again, blocks_are_aligned_contained_and_apart, dropping_gives_everything_back,
     everything_goes_back_after_trim, failure_of_the_provider_leaves_the_pool_usable, memory_is_not_touched,
     nothing_grows_over_a_million_cycles, statistics_add_up, trim_keeps_what_it_is_told_to,
+};
+pub use delayed::{
+    Token, a_child_awaits_nothing_of_its_parent, completions_may_use_their_pool,
+    delayed_blocks_are_not_handed_out, delayed_blocks_outlive_their_pool,
+    delayed_frees_of_other_addresses_are_refused, exports_of_delayed_blocks_end_at_once,
+    lost_completions_hold_their_blocks, ready_blocks_are_used_again, threads_keep_off_delayed_blocks,
 };
 pub use forks::{private_memory_works_on_in_a_child, shared_memory_is_frozen_in_a_child};
 pub use leases::{
@@ -83,6 +90,15 @@ macro_rules! pool_conformance {
                 leased_blocks_outlive_their_pool,
                 threads_keep_off_leased_blocks,
                 a_child_holds_nothing_of_its_parent,
+                delayed_blocks_are_not_handed_out,
+                ready_blocks_are_used_again,
+                lost_completions_hold_their_blocks,
+                delayed_blocks_outlive_their_pool,
+                exports_of_delayed_blocks_end_at_once,
+                delayed_frees_of_other_addresses_are_refused,
+                completions_may_use_their_pool,
+                threads_keep_off_delayed_blocks,
+                a_child_awaits_nothing_of_its_parent,
             }
         }
     };

@@ -13,8 +13,9 @@ mod memory;
 mod process;
 
 pub use abilities::{
-    properties_are_told_of_live_regions_only, purged_memory_reads_as_promised,
-    purges_apart_from_each_other_may_overlap_in_time, split_and_merged_regions_keep_content,
+    populated_memory_keeps_its_content, properties_are_told_of_live_regions_only,
+    purged_memory_reads_as_promised, purges_apart_from_each_other_may_overlap_in_time,
+    split_and_merged_regions_keep_content,
 };
 pub use allocation::{
     absurd_sizes_are_errors, alignments_are_kept_or_refused, foreign_and_double_frees_are_errors,
@@ -75,6 +76,7 @@ macro_rules! provider_conformance {
             absurd_sizes_are_errors
             threads_do_not_disturb_each_other
             purged_memory_reads_as_promised
+            populated_memory_keeps_its_content
             split_and_merged_regions_keep_content
             properties_are_told_of_live_regions_only
             touches_by_the_cpu_are_told_of

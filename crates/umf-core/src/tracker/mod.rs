@@ -16,9 +16,10 @@ mod record;
 mod sequence;
 
 use core::sync::atomic::AtomicU32;
+use std::sync::Arc;
 
 use crate::lock::Lock;
-use crate::{Address, Error, Pool, Region, Result};
+use crate::{Address, Completion, Error, Pool, Region, Result};
 use crowd::CROWDS;
 use page_map::{Entry, PageMap, Slot};
 use record::REGIONS;
@@ -142,6 +143,22 @@ pub unsafe fn free(address: Address) -> Result<()> {
     match unsafe { pool_of(address) } {
         // SAFETY: as above.
         Some(pool) => unsafe { pool.free(address) },
+        None => Err(Error::ForeignAddress { address, owner: "any pool" }),
+    }
+}
+
+/// As [`free`], of a block that may still be in use until `completion` is ready: see [`crate::Pool::free_after`].
+///
+/// # Errors
+/// As [`crate::Pool::free_after`]; [`Error::ForeignAddress`] if no pool has a region there.
+///
+/// # Safety
+/// As [`crate::Pool::free_after`]; the pool is alive.
+pub unsafe fn free_after(address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+    // SAFETY: passed on to the caller, here and below.
+    match unsafe { pool_of(address) } {
+        // SAFETY: as above.
+        Some(pool) => unsafe { pool.free_after(address, completion) },
         None => Err(Error::ForeignAddress { address, owner: "any pool" }),
     }
 }

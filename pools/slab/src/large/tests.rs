@@ -30,7 +30,7 @@ impl Bed {
         unsafe {
             *span.cold() = Cold { unit: units, table_run: MaybeUninit::new(table_run), ..Cold::EMPTY };
         }
-        span.publish_region(base, u64::from(units) * 4096);
+        span.publish_region(base, u64::from(units) * 4096, (0, u64::from(units) * 4096));
         self.large.add_region(Tables { arena: &self.arena, spans: &self.spans }, number);
         self.regions.push((number, units));
     }
