@@ -173,7 +173,7 @@ fn pages_that_the_control_group_lacks_are_refused_and_nobody_dies() {
         actor.ok("fill p.a 3");
         let before = Census::of(&actor);
         // (The pages of a heap are nobody's.)
-        let sizes: &[u64] = if pool.contains("heap:") { &[] } else { &[56 * MIB, 63 * MIB] };
+        let sizes: &[u64] = if pool.contains("heap:") { &[] } else { &[56 * MIB] };
         for size in sizes {
             let message = actor.fails(&format!("alloc p {size} -> p.b"), "OutOfMemory");
             assert!(message.contains("control group") && message.contains("memory.max"), "{pool}: {message}");
@@ -208,7 +208,7 @@ fn whom_the_control_group_kills_leaves_nothing() {
     let clean = Census::of(&importer);
     let mut producer = actor!();
     group.take(&producer);
-    producer.ok("pool p shared");
+    producer.ok("pool p isolated");
     producer.ok(&format!("alloc p {} -> p.a", 4 * MIB));
     producer.ok("fill p.a 3");
     let handle = producer.handle("handle p.a");
