@@ -27,7 +27,7 @@ const fn is_interior(error: &Error) -> bool {
 
 /// Once a block is free its region may be gone: then nobody knows the address any more.
 const fn is_not_live(error: &Error) -> bool {
-    matches!(error, Error::NotAllocated { .. } | Error::ForeignAddress { .. })
+    matches!(error, Error::NotAllocated { .. } | Error::FreedTwice { .. } | Error::ForeignAddress { .. })
 }
 
 /// Addresses of others, inside blocks, past blocks, freed or never allocated: the right error, and no change.
