@@ -150,6 +150,7 @@ fn pool(actor: &mut Actor, name: &str, kind: &[&str]) -> Answer {
         ["read-only"] => each(shared().read_only_export(true).build()?)?,
         ["named", object] => over(shared().named(*object).arena_size(64 << 20).build()?)?,
         ["reserved", object] => each(shared().named(*object).arena_size(64 << 20).reserve(true).build()?)?,
+        ["at-once"] => each(shared().reserve(true).build()?)?,
         ["dma-buf", source] => over_dma_buf(source, name)?,
         ["small", bytes] => each(shared().arena_size(bytes.parse()?).build()?)?,
         _ => return Err(Failure::unknown(name)),
