@@ -18,6 +18,9 @@ pub enum Error {
     /// A domain.
     #[error(transparent)]
     Domain(#[from] umf_domain::Error),
+    /// A link.
+    #[error(transparent)]
+    Link(#[from] umf_link::Error),
     /// Settings.
     #[error(transparent)]
     Settings(Arc<umf_config::Error>),

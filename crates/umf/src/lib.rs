@@ -24,6 +24,7 @@
 //! | what a pool's regions look like | [`Pool::map`], [`map`] |
 //! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`] |
 //! | regions that belong to a named set of processes | [`domain`] |
+//! | messages between two processes | [`link`] |
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`] |
 //! | kinds of provider and pool from elsewhere | [`registry`], [`plugin`] |
 //! | memory that devices share | [`dma_buf`], [`Block::cpu_access`], [`cpu_access`] |
@@ -35,6 +36,7 @@ mod block;
 mod cpu_access;
 mod error;
 mod global;
+pub mod link;
 mod logging;
 pub mod map;
 pub mod plugin;
