@@ -40,7 +40,7 @@ pub mod metadata;
 #[cfg(test)]
 mod model;
 pub mod observer;
-mod pool;
+pub mod pool;
 pub mod provider;
 pub mod statistics;
 pub mod step;

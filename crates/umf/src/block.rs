@@ -184,7 +184,7 @@ impl<'p> Block<'p> {
 impl Drop for Block<'_> {
     fn drop(&mut self) {
         // SAFETY: the block is this object's own, and nothing borrowed from it is left.
-        if let Err(error) = unsafe { self.pool.as_core().free(self.address) } {
+        if let Err(error) = unsafe { umf_core::pool::free(self.pool.as_core(), self.address) } {
             // Only somebody who freed the address by hand can have brought this about.
             tracing::error!(address = %self.address, %error, "a block could not be freed");
         }
