@@ -140,6 +140,7 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
     ("crates/umf-core", "Chunks::get_or_grow", OWN_MEMORY),
     ("crates/umf-core", "fork::install", OWN_STATE),
     ("crates/umf-core", "fork::stay_loaded", OWN_STATE),
+    ("crates/umf-core", "background::spawn", OWN_STATE),
     ("crates/umf-core", "thread::enter", OWN_STATE),
     ("crates/umf-core", "thread::exit_key", OWN_STATE),
     (
