@@ -80,7 +80,7 @@ collect_programs() {
             found=1
             echo "$path $file" >>"$work/files"
             # shellcheck disable=SC2086 # several
-            write_command "$work/commands" ${environment:+env $environment} "$path" --show-output \
+            write_command "$work/commands" ${environment:+env $environment} "$path" ${options:---show-output} \
               ${test_threads:+--test-threads=$test_threads} ${filter//,/ }
           fi
           ;;

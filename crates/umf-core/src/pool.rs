@@ -6,8 +6,10 @@ use std::sync::Arc;
 use crate::held::{HeldStatistics, OnFree};
 use crate::history::PoolHistory;
 use crate::leaks::LeakReport;
+use crate::limit::SharedLimit;
 use crate::map::PoolMap;
 use crate::observer::Freed;
+use crate::shortage::OutOfMemory;
 use crate::statistics::PoolStatistics;
 use crate::tracker::ProviderRef;
 use crate::{Address, Completion, Layout, Result};
@@ -132,6 +134,53 @@ pub unsafe trait Pool: Send + Sync {
     /// # Errors
     /// What the provider says; memory that could not be given back stays in the pool.
     fn trim(&self, keep: usize) -> Result<usize>;
+
+    /// Sees to it that at least `bytes` of the provider's memory are there to be handed out, blocks that are live included, with their
+    /// pages made if the provider can ([`crate::Provider::populate`]); returns how many bytes came for that. So reserving the same
+    /// again changes nothing. (Memory that this pool hands out as regions of their own comes on top.)
+    ///
+    /// What is reserved is not given back unasked. [`Pool::trim`] gives it back like other free memory; what is left then stays
+    /// reserved. An allocation that would fail otherwise gives it back too.
+    ///
+    /// # Errors
+    /// As [`Pool::allocate`], and [`crate::Error::NotSupported`] if this kind of pool keeps nothing. After an error nothing has
+    /// come.
+    fn reserve(&self, bytes: usize) -> Result<usize> {
+        let _ = bytes;
+        Err(crate::Error::NotSupported { what: "reserving ahead", owner: "this kind of pool", native: 0 })
+    }
+
+    /// Gives back at once what the pool's release policy, if it has one, says that it should by now; returns how many bytes went.
+    /// For applications that have idle moments: otherwise pools do so on their slow paths.
+    ///
+    /// # Errors
+    /// As [`Pool::trim`].
+    fn tidy(&self) -> Result<usize> {
+        Ok(0)
+    }
+
+    /// Gives `bytes` of memory back if so many are free here, otherwise what is free, because another pool lacks them that shares
+    /// `limit` with this one; yields how many bytes went. Nothing, if this pool does not count against that limit. What is reserved ([`Pool::reserve`]) stays.
+    ///
+    /// Called by [`SharedLimit::reclaim`] in any thread, without a lock, possibly while this pool is being dropped by another.
+    fn yield_free(&self, limit: &SharedLimit, bytes: u64) -> u64 {
+        let _ = (limit, bytes);
+        0
+    }
+
+    /// Sets who is asked when an allocation would fail for lack of memory, also after its limits or the provider say no: see
+    /// [`crate::shortage`]. `None` asks nobody, as in the beginning.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotSupported`] if this kind of pool asks nobody.
+    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) -> Result<()> {
+        let _ = callback;
+        Err(crate::Error::NotSupported {
+            what: "asking when memory is lacking",
+            owner: "this kind of pool",
+            native: 0,
+        })
+    }
 
     /// Takes back what was held because it was still in use (see [`crate::held`]): a block that
     /// [`crate::Upstream::hold`] or [`crate::Upstream::hold_until`] held may be handed out again; a region whose [`crate::Upstream::free`] said

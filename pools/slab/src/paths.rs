@@ -138,6 +138,11 @@ impl SlabPool {
         }
     }
 
+    /// Whether memory may be taken, on slow paths.
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        self.gate_allocation(self.gates.load(Ordering::Relaxed))
+    }
+
     fn gate_allocation(&self, gates: u8) -> Result<()> {
         if gates & SHARED != 0 && self.upstream.is_frozen() {
             return Err(Error::Frozen { what: "shared memory" });
@@ -154,11 +159,11 @@ impl SlabPool {
 
     #[cold]
     fn allocate_slow(&self, layout: Layout) -> Result<Address> {
-        let address = match self.route(layout) {
+        let address = self.upstream.relieving(self, layout, || match self.route(layout) {
             Route::Cached(class) => self.allocate_cached(class),
             Route::Aligned(class) => self.allocate_aligned(class, layout.align()),
             Route::Direct => self.allocate_direct(layout),
-        };
+        });
         if let Ok(address) = address {
             self.note_asked(layout.size(), address);
         }
