@@ -27,6 +27,7 @@
 //! | NUMA nodes, and memory on the fastest, nearest or largest of them | [`topology`], [`memory_space`] |
 //! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`] |
 //! | regions that belong to a named set of processes | [`domain`] |
+//! | messages between two processes | [`link`] |
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`] |
 //! | kinds of provider and pool from elsewhere | [`registry`], [`plugin`] |
 //! | memory that devices share | [`dma_buf`], [`Block::cpu_access`], [`cpu_access`] |
@@ -40,6 +41,7 @@ mod error;
 mod global;
 pub mod history;
 pub mod leaks;
+pub mod link;
 mod logging;
 pub mod map;
 pub mod memory_space;

@@ -97,6 +97,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`crate::Error::Memory`]: zero size, overflow, no memory left, a limit reached, frozen after a fork.
+    #[inline]
     pub fn allocate(&self, size: usize) -> Result<Block<'_>> {
         let align = size.checked_next_power_of_two().map_or(1, |size| size.min(16));
         self.allocate_aligned(size, align)
@@ -106,9 +107,10 @@ impl Pool {
     ///
     /// # Errors
     /// As [`Pool::allocate`]; an alignment that is no power of two or beyond what the provider can give.
+    #[inline]
     pub fn allocate_aligned(&self, size: usize, align: usize) -> Result<Block<'_>> {
         let layout = Layout::new(size, align)?;
-        let address = self.pool.allocate(layout)?;
+        let address = umf_core::pool::allocate(&*self.pool, layout)?;
         Ok(Block::new(self, address, size))
     }
 
@@ -180,6 +182,7 @@ impl Pool {
 
     /// The pool behind this one.
     #[must_use]
+    #[inline]
     pub fn as_core(&self) -> &dyn umf_core::Pool {
         &*self.pool
     }

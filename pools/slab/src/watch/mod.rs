@@ -179,7 +179,13 @@ impl SlabPool {
     /// A free that is watched, by a thread that is not inside.
     #[cold]
     pub(crate) fn free_watched(&self, address: Address) -> Result<()> {
-        let freed = self.free_slow(address).map_err(|error| self.watch_refusal(address, error));
+        self.watch_freed(address, self.free_slow(address))
+    }
+
+    /// The end of a free that is watched.
+    #[cold]
+    pub(crate) fn watch_freed(&self, address: Address, freed: Result<()>) -> Result<()> {
+        let freed = freed.map_err(|error| self.watch_refusal(address, error));
         self.tell_faults();
         freed
     }
