@@ -22,6 +22,7 @@ pub(crate) struct Actor {
     exports: HashMap<String, Export<'static>>,
     pub(crate) mappings: HashMap<String, Mapping<'static>>,
     pub(crate) domains: crate::domain::Domains,
+    pub(crate) links: crate::link::Links,
     pub(crate) child: Option<(i32, UnixStream)>,
     pub(crate) taken: Vec<OwnedFd>,
     pub(crate) board: Option<Board>,
