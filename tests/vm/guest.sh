@@ -5,16 +5,16 @@ pack() {
   (cd "$1" && find . | tool busybox cpio -o -H newc 2>/dev/null)
 }
 
-# Files at the paths that they have here, and the libraries that they are linked with.
+# Files at the paths that they are to have, and the libraries that they are linked with.
 stage_programs() {
-  local stage=$1 file
-  sort -u "$work/files" | while read -r file; do
-    echo "$file"
+  local stage=$1 path file
+  sort -u "$work/files" | while read -r path file; do
+    echo "$path $file"
     # "name => path (address)" and "path (address)"; a static program has none.
-    ldd "$file" 2>/dev/null | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p; s/^[[:space:]]*\(\/[^ ]*\) (.*/\1/p'
-  done | sort -u | while read -r file; do
-    mkdir -p "$stage$(dirname "$file")"
-    cp -L "$file" "$stage$file"
+    ldd "$file" 2>/dev/null | sed -n 's/.* => \(\/[^ ]*\) .*/\1 \1/p; s/^[[:space:]]*\(\/[^ ]*\) (.*/\1 \1/p'
+  done | sort -u | while read -r path file; do
+    mkdir -p "$stage$(dirname "$path")"
+    cp -L "$file" "$stage$path"
   done
 }
 
@@ -48,8 +48,9 @@ make_image() {
   rm -rf "$stage"
 }
 
-# What makes a guest quick that is interpreted: nothing is checked, cleared or hidden that no test asks for.
-kernel_arguments="console=ttyS2 panic=-1 quiet mitigations=off tsc=reliable no_timer_check init_on_alloc=0 audit=0 nokaslr lsm=yama \
+# What makes a guest quick that is interpreted: nothing is checked, cleared or hidden that no test asks for. (Programs lie in a ramfs:
+# in a tmpfs their code would count as shared memory of whoever runs them.)
+kernel_arguments="console=ttyS2 panic=-1 quiet rootfstype=ramfs mitigations=off tsc=reliable no_timer_check init_on_alloc=0 audit=0 nokaslr lsm=yama \
 rcupdate.rcu_expedited=1 cryptomgr.notests clearcpuid=112 random.trust_cpu=on"
 
 # Runs the commands. Their output is this one's; the exit code is the first that is not 0, 124 if the guest takes too long, 125

@@ -10,6 +10,7 @@
 //! | exported memory | [`observer`]: who is told before it goes |
 //! | leased memory | [`held`]: freed, and still open in other processes |
 //! | delayed free | [`Pool::free_after`]: freed, and handed out again when a [`Completion`] is ready |
+//! | what happened, what is left | [`history`], [`leaks`] |
 //! | step | [`step`](mod@step): where tests kill processes |
 //!
 //! A crate that brings a provider or a pool depends on this one alone, and runs the conformance suite of
@@ -30,7 +31,9 @@ pub mod fence;
 pub mod fork;
 pub mod global;
 pub mod held;
+pub mod history;
 mod layout;
+pub mod leaks;
 pub mod lock;
 pub mod map;
 pub mod metadata;
@@ -48,12 +51,12 @@ mod visits;
 
 pub use address::{Address, AddressSpace};
 pub use completion::{Completion, Progress};
-pub use error::{Error, Result};
+pub use error::{Error, PastFree, Result};
 pub use layout::Layout;
 pub use pool::{BlockSpan, Pool};
 pub use provider::{
-    Access, Export, Import, ImportRequest, Imported, MemoryKind, NativeBytes, NativeExport, Populate,
-    Properties, Property, PropertyValue, Provider, ProviderKind, Purge, Region, RegionId, SplitMerge,
-    Visibility,
+    Access, CpuAccess, Export, HostAccess, Import, ImportRequest, Imported, MemoryKind, NativeBytes,
+    NativeExport, Populate, Properties, Property, PropertyValue, Provider, ProviderKind, Purge, Region,
+    RegionId, SplitMerge, Visibility,
 };
 pub use tracker::{ProviderRef, Upstream};

@@ -4,6 +4,8 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use crate::held::{HeldStatistics, OnFree};
+use crate::history::PoolHistory;
+use crate::leaks::LeakReport;
 use crate::map::PoolMap;
 use crate::observer::Freed;
 use crate::statistics::PoolStatistics;
@@ -57,8 +59,8 @@ pub unsafe trait Pool: Send + Sync {
     /// the parent.
     ///
     /// # Errors
-    /// [`crate::Error::ForeignAddress`], [`crate::Error::InteriorAddress`], [`crate::Error::NotAllocated`]. After
-    /// an error nothing has changed.
+    /// [`crate::Error::ForeignAddress`], [`crate::Error::InteriorAddress`], [`crate::Error::NotAllocated`] (or
+    /// [`crate::Error::FreedTwice`], where a history tells more). After an error nothing has changed.
     ///
     /// # Safety
     /// The caller owns the block, and nobody uses it any more. (An address that is no live block is safe to
@@ -159,6 +161,23 @@ pub unsafe trait Pool: Send + Sync {
             owner: "this kind of pool",
             native: 0,
         })
+    }
+
+    /// What happened in the pool lately, as far as it is set to remember.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotSupported`] if it remembers nothing.
+    fn history(&self) -> Result<PoolHistory> {
+        Err(crate::Error::NotSupported { what: "a history", owner: "this kind of pool", native: 0 })
+    }
+
+    /// Shows `look` which blocks are live, and where they were allocated as far as the pool is set to remember.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotSupported`] if this kind of pool cannot tell.
+    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> Result<()> {
+        let _ = look;
+        Err(crate::Error::NotSupported { what: "a report of leaks", owner: "this kind of pool", native: 0 })
     }
 
     /// What the pool holds. Summed up when asked for; counting costs nothing on the common path.

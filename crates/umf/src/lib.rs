@@ -23,6 +23,7 @@
 //! | freed memory that others still have open | [`OnFree`], [`drain`], [`Pool::drain`] |
 //! | freed memory that a device still works on | [`Block::free_after`], [`Completion`] |
 //! | what a pool's regions look like | [`Pool::map`], [`map`] |
+//! | what happened in a pool, what was never freed, who writes to what was freed | [`Pool::history`], [`Pool::leaks`], [`Leaks`], [`Poison`] |
 //! | NUMA nodes, and memory on the fastest, nearest or largest of them | [`topology`], [`memory_space`] |
 //! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`] |
 //! | regions that belong to a named set of processes | [`domain`] |
@@ -37,6 +38,8 @@ mod block;
 mod cpu_access;
 mod error;
 mod global;
+pub mod history;
+pub mod leaks;
 mod logging;
 pub mod map;
 pub mod memory_space;
@@ -52,8 +55,11 @@ pub use global::GlobalPool;
 pub use pool::{Pool, PoolBuilder};
 pub use process::{exporter, importer, init, open, open_read_only, settings, warnings};
 pub use umf_core::held::{HeldStatistics, OnFree, drain};
-pub use umf_core::{Access, Address, Completion, Layout, MemoryKind, Progress, ProviderKind, Visibility};
+pub use umf_core::{
+    Access, Address, Completion, CpuAccess, Layout, MemoryKind, Progress, ProviderKind, Visibility,
+};
 pub use umf_ipc::{Exchange, Export, Exporter, Handle, Importer, Mapping, Mode, VolatileSlice};
+pub use umf_pool_slab::{Leaks, Poison};
 
 #[doc(inline)]
 pub use umf_config as config;

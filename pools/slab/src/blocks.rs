@@ -14,7 +14,7 @@ use crate::SlabPool;
 use crate::central::Central;
 use crate::large::{Range, UNIT};
 use crate::reach::{SHARED_LIFE, life_of};
-use crate::span::{Cold, Kind, Mark, Span};
+use crate::span::{Cold, Kind, Span};
 use crate::state::Entry;
 use crate::thread_cache::ThreadCache;
 
@@ -52,7 +52,7 @@ impl SlabPool {
             // SAFETY: nobody else knows the number yet.
             unsafe { *span.cold() = Cold { unit: range.first, ..Cold::EMPTY } };
             span.publish_block(class, range.region, base, size as u64);
-            tracker::set_span(region, base, 1, Mark::new(number, class).to_bits()).inspect_err(|_| {
+            tracker::set_span(region, base, 1, number).inspect_err(|_| {
                 span.retract();
                 self.give_range(range);
             })
@@ -82,6 +82,9 @@ impl SlabPool {
             let Some((number, span)) = self.span_of(entry) else { continue };
             // SAFETY: the caller alone has the block.
             let range = Range { region: span.region(), first: unsafe { span.cold() }.unit };
+            if self.is_watched() {
+                self.check_span(span);
+            }
             if let Some((base, region)) = self.region_of(range) {
                 // Cannot fail: the granule is the region's.
                 let _ = tracker::set_span(region, base, 1, range.region);
@@ -100,7 +103,7 @@ impl SlabPool {
     pub(crate) fn forget_owner(&self, entries: &[Entry]) {
         for entry in entries {
             if let Some((_, span)) = self.span_of(entry) {
-                span.owner.store(SHARED_LIFE, Ordering::Release);
+                self.caches.disown(span);
             }
         }
     }
@@ -109,12 +112,12 @@ impl SlabPool {
     #[inline]
     pub(crate) fn pop_near(&self, cache: &ThreadCache, class: usize) -> Option<(usize, Entry)> {
         if !self.is_large(class) {
-            return cache.pop(class).map(|entry| (class, entry));
+            return cache.bin(class).pop().map(|entry| (class, entry));
         }
         let much = cache.large_bytes() > self.settings.thread_cache_size / 4;
         let end = if much { (class + ABOVE + 1).min(self.classes.count()) } else { class + 1 };
         for class in class..end {
-            if let Some(entry) = cache.pop(class) {
+            if let Some(entry) = cache.bin(class).pop() {
                 cache.set_large_bytes(cache.large_bytes() - self.classes.size(class));
                 return Some((class, entry));
             }
@@ -161,6 +164,7 @@ impl SlabPool {
                 self.most_kept.store(self.settings.thread_cache_size, Ordering::Relaxed);
             }
             self.forget_owner(&[entry]);
+            self.count_free(class);
             return self.give_units(&[entry], true);
         }
         let mut target = most;
@@ -168,9 +172,6 @@ impl SlabPool {
             let (from, surplus) = {
                 let _inside = self.inside(cache);
                 let bytes = cache.large_bytes() + size;
-                if bin.is_full() {
-                    cache.turn(class);
-                }
                 if bytes <= target && !bin.is_full() {
                     cache.set_large_bytes(bytes);
                     if let Some((_, span)) = self.span_of(&entry)
@@ -190,7 +191,7 @@ impl SlabPool {
                     let large = self.classes.slab_count()..self.classes.count();
                     cache.next_in_turn(large).unwrap_or(class)
                 };
-                let surplus = cache.take_oldest(from, cache.bin(from).len().div_ceil(4));
+                let surplus = cache.bin(from).take_oldest(cache.bin(from).len().div_ceil(4));
                 let freed = surplus.entries().len() * self.classes.size(from);
                 cache.set_large_bytes(cache.large_bytes().saturating_sub(freed));
                 self.forget_owner(surplus.entries());
@@ -199,6 +200,7 @@ impl SlabPool {
             if surplus.entries().is_empty() && cache.large_bytes() == 0 {
                 // The block alone is more than a thread may keep.
                 self.forget_owner(&[entry]);
+                self.count_free(class);
                 return self.give(class, &[entry]);
             }
             self.give(from, surplus.entries());
@@ -313,7 +315,7 @@ impl SlabPool {
                         let _inside = self.inside(cache);
                         let large = self.classes.slab_count()..self.classes.count();
                         let Some(class) = cache.next_in_turn(large) else { break };
-                        let portion = cache.take_oldest(class, 1);
+                        let portion = cache.bin(class).take_oldest(1);
                         let bytes = portion.entries().len() * self.classes.size(class);
                         cache.set_large_bytes(cache.large_bytes().saturating_sub(bytes));
                         self.forget_owner(portion.entries());

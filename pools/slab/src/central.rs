@@ -7,14 +7,14 @@
 use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use umf_core::metadata::{Chunks, Table};
+use umf_core::metadata::Table;
 use umf_core::{Address, tracker};
 
-use crate::pool::{FIRST_CACHES, SPANS};
-use crate::reach::{SHARED_LIFE, life_of};
-use crate::span::{Cold, Mark, Span};
+use crate::caches::Caches;
+use crate::pool::SPANS;
+use crate::reach::life_of;
+use crate::span::{Cold, Span};
 use crate::state::Entry;
-use crate::thread_cache::ThreadCache;
 
 /// The list that a slab is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl ListName {
 #[derive(Clone, Copy)]
 pub(crate) struct Slabs<'a> {
     pub(crate) spans: &'a Table<Span, SPANS>,
-    pub(crate) caches: &'a Chunks<ThreadCache, { FIRST_CACHES as usize }>,
+    pub(crate) caches: &'a Caches,
     pub(crate) class: usize,
 }
 
@@ -263,8 +263,7 @@ impl Central {
     pub(crate) fn put(&mut self, slabs: Slabs<'_>, entries: &[Entry]) {
         for entry in entries {
             let address = Address::from_bits(entry.address);
-            let Some((_, mark)) = tracker::span(address) else { continue };
-            let number = Mark::from_bits(mark).number();
+            let Some((_, number)) = tracker::span(address) else { continue };
             let Some(span) = slabs.spans.get(number) else { continue };
             let Some(place) = span.locate(number, address) else { continue };
             let Some(cold) = slabs.cold(number) else { continue };
@@ -278,7 +277,7 @@ impl Central {
             if free == total {
                 // A thread whose frees alone met this slab is not inside now: the last of its blocks came from there,
                 // by itself or while it was kept out.
-                span.owner.store(SHARED_LIFE, Ordering::Relaxed);
+                slabs.caches.disown(span);
                 self.unlink(slabs, number);
                 self.push(slabs, ListName::EMPTY, number);
             } else if free == 1 {

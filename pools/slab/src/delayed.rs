@@ -42,7 +42,10 @@ impl SlabPool {
         if gates & TRACED != 0 {
             self.trace_block("free after", 0, Some(&address));
         }
-        let (place, old) = self.take_life(address)?;
+        let (place, old) = self.take_life(address).map_err(|error| self.watch_refusal(address, error))?;
+        if self.is_watched() {
+            self.watch_free(place, old, address);
+        }
         let exported = old & EXPORTED != 0;
         let leases = if exported { before_free(Freed::Block { address }) } else { None };
         // Before others can take it back: then the span may be another one's.

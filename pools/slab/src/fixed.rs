@@ -29,7 +29,8 @@ impl SlabPool {
     /// As [`SlabPool::new`], and [`umf_core::Error::OutOfMemory`] if there is no memory for the pool itself.
     pub fn new_static(provider: &'static dyn Provider, settings: SlabSettings) -> Result<&'static Self> {
         let place = PLACES.get_or_grow(TAKEN.fetch_add(1, Ordering::Relaxed))?.0.get();
-        let pool = Self::unplaced(ProviderRef::Static(provider), settings.trace(0))?;
+        let mut pool = Self::unplaced(ProviderRef::Static(provider), settings.trace(0))?;
+        pool.watch.is_global = true;
         // SAFETY: the place is this call's own; it is never written again, and never unmapped.
         let pool = unsafe { (*place).write(pool) };
         // SAFETY: the pool stays there for ever.

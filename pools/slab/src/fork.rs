@@ -20,6 +20,8 @@ impl SlabPool {
     /// [`ForkAware::prepare`] ran in this thread, or in the one of which it is the forked copy.
     unsafe fn unlock_after_fork(&self) {
         // SAFETY: passed on to the caller, here and below.
+        unsafe { self.watch.unlock_after_fork() };
+        // SAFETY: as above.
         unsafe { self.spans.unlock_after_fork() };
         // SAFETY: as above.
         unsafe { self.states.unlock_after_fork() };
@@ -50,6 +52,7 @@ impl ForkAware for SlabPool {
         self.arena.lock_for_fork();
         self.states.lock_for_fork();
         self.spans.lock_for_fork();
+        self.watch.lock_for_fork();
     }
 
     fn parent(&self) {

@@ -21,6 +21,9 @@ impl SlabPool {
 
     /// What remains of a free once the block is known to have been live and is not any more.
     pub(crate) fn put(&self, place: Place<'_>, address: Address) -> Result<()> {
+        if self.is_watched() {
+            return self.put_watched(place, address);
+        }
         match Self::class_of(place) {
             Some(class) => {
                 self.put_class(class, Entry::new(address.to_bits(), NonNull::from(place.state)));
@@ -67,7 +70,8 @@ impl SlabPool {
                 if place.state.load(Ordering::Acquire) & LIVE != 0 {
                     return Err(Error::NotAllocated { address });
                 }
-                place.state.store(0, Ordering::Release);
+                let poisoned = if self.is_watched() { self.poison(address, place.span.block()) } else { 0 };
+                place.state.store(poisoned, Ordering::Release);
                 match Self::class_of(place) {
                     Some(class) => {
                         self.give(class, &[Entry::new(address.to_bits(), NonNull::from(place.state))]);
@@ -77,8 +81,7 @@ impl SlabPool {
                 }
             }
             Freed::Region(region) => {
-                self.reserve.region_went(region.size());
-                self.trace_region("gave back", region);
+                self.region_went(region);
                 Ok(())
             }
             _ => Ok(()),

@@ -25,7 +25,8 @@
 //! | `pool`, `paths` | [`SlabPool`]; the paths of allocating and freeing |
 //! | `settings`, `limits` | [`SlabSettings`], [`SharedLimit`] |
 //! | `classes` | from a layout to a size class |
-//! | `thread_cache`, `refill` | what a thread keeps, and its exchange with the rest |
+//! | `thread_cache`, `caches`, `refill` | what a thread keeps, and its exchange with the rest |
+//! | `near` | what a thread remembers of what is its own |
 //! | `reach` | what a thread does without locks or atomic exchanges, and how others come in |
 //! | `central`, `slab` | what threads share of a class, and its slabs |
 //! | `blocks` | large blocks: cut, kept, merged |
@@ -36,6 +37,7 @@
 //! | `held`, `delayed` | blocks that are freed while other processes have them open, or until a completion is ready |
 //! | `map` | what the regions look like, record by record |
 //! | `statistics`, `asked` | counters, summed up when asked for; how much of the blocks is used |
+//! | `watch` | what is remembered of each block to find mistakes, if that is set |
 //! | `fork`, `roster`, `fixed` | forks, the end of threads, pools that live for ever |
 //!
 //! # Forks
@@ -47,6 +49,7 @@
 mod arena;
 mod asked;
 mod blocks;
+mod caches;
 mod central;
 mod classes;
 mod delayed;
@@ -57,6 +60,7 @@ mod large;
 mod limits;
 mod lookup;
 mod map;
+mod near;
 mod paths;
 mod pool;
 mod reach;
@@ -70,7 +74,9 @@ mod span;
 mod state;
 mod statistics;
 mod thread_cache;
+mod watch;
 
 pub use limits::{SharedLimit, SharedLimitRef};
 pub use pool::SlabPool;
 pub use settings::SlabSettings;
+pub use watch::{Leaks, Poison};

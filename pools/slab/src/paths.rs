@@ -6,11 +6,12 @@ use core::sync::atomic::Ordering;
 use umf_core::{Address, Error, Layout, Result, thread, tracker};
 
 use crate::SlabPool;
-use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED};
-use crate::reach::{SHARED_LIFE, life_of};
-use crate::span::{Mark, Place, Span};
-use crate::state::{Entry, LIVE};
-use crate::thread_cache::ThreadCache;
+use crate::caches::Caches;
+use crate::near::Near;
+use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED, WATCHED};
+use crate::reach::{Inside, SHARED_LIFE, life_of};
+use crate::span::{Place, Span};
+use crate::state::{EXPORTED, Entry, LIVE};
 
 /// How far the common path of a free came.
 enum Freeing<'a> {
@@ -25,65 +26,78 @@ impl SlabPool {
     /// The most common path: what lies in the thread's bin, found without a call. So nothing has to be saved.
     #[inline(always)]
     pub(crate) fn allocate_at_once(&self, layout: Layout) -> Option<Address> {
-        let class = self.classes.at_once(layout)?;
-        let cache = self.first_cache(thread::known())?;
-        let _inside = cache.enter(false)?;
-        let bin = cache.bin(class);
-        let entry = cache.pop(class)?;
-        if bin.weight() != 0 {
-            cache.set_large_bytes(cache.large_bytes() - bin.weight());
+        if !self.classes.align(layout) {
+            return None;
         }
-        bin.count_allocation();
+        let entry = match self.classes.of_small(layout) {
+            Some(class) => self.enter_at_once(thread::known_life())?.cache().bin(class).pop()?,
+            None => {
+                let class = self.classes.of_others(layout)?;
+                let inside = self.enter_at_once(thread::known_life())?;
+                let (cache, bin) = (inside.cache(), inside.cache().bin(class));
+                let entry = bin.pop()?;
+                if bin.weight() != 0 {
+                    cache.set_large_bytes(cache.large_bytes() - bin.weight());
+                }
+                entry
+            }
+        };
         // SAFETY: entries of this pool's caches name states in its own metadata, and a popped one is ours.
         Some(Address::from_bits(unsafe { entry.hand_out() }))
     }
 
-    /// The calling thread's cache, if it is one of the first, and there is no gate to pass.
+    /// Enters the calling thread's cache, if it is one of the first, and there is no gate to pass.
     #[inline(always)]
-    fn first_cache(&self, index: u32) -> Option<&ThreadCache> {
-        // SAFETY: a static, or a word of this pool.
-        let first_threads = unsafe { &*self.first_threads.load(Ordering::Relaxed) };
-        let is_first = index < first_threads.load(Ordering::Relaxed);
-        // SAFETY: the first chunk of caches has that many.
-        is_first.then(|| unsafe { self.first_caches.add(index as usize).as_ref() })
+    fn enter_at_once(&self, life: u64) -> Option<Inside<'_>> {
+        if life >= Caches::FIRST {
+            return None;
+        }
+        // SAFETY: there are that many.
+        let inside = unsafe { self.first_caches.add(life as usize).as_ref() }.enter_unasked();
+        // SAFETY: a static, or a word of this pool, which this process does not write. Read inside: whoever closes the gate waits for
+        // those who have passed it.
+        let is_open = unsafe { *self.gate.load(Ordering::Acquire) } != 0;
+        is_open.then_some(inside)
     }
 
     /// The same for a free, of a block that this thread took; `None` if it is not so, or there is no room.
     #[inline(always)]
     pub(crate) fn free_at_once(&self, address: Address) -> Option<()> {
-        let index = thread::known();
-        let cache = self.first_cache(index)?;
-        let _inside = cache.enter(false)?;
-        // Read inside: what says that the span is this thread's says that the mark is of that span too.
-        let mark = Mark::from_bits(tracker::span_at_once(address)?);
-        if mark.number() as usize >= SPANS {
+        let life = thread::known_life();
+        let inside = self.enter_at_once(life)?;
+        let cache = inside.cache();
+        let granule = Near::granule_of(address);
+        let near = cache.near(granule);
+        let (state, bin) = if near.is(granule) {
+            near.find(address)?
+        } else {
+            let number = tracker::span_below(address, SPANS as u32)?;
+            // SAFETY: the first chunk of spans has that many.
+            let span = unsafe { self.first_spans.add(number as usize).as_ref() };
+            // Read inside: if the span is this thread's, it is still the one that the tracker named.
+            if u64::from(span.owner.load(Ordering::Acquire)) != life {
+                return None;
+            }
+            // SAFETY: what belongs to this thread stays as it is while the thread is inside (see `reach`); and it is an
+            // offset of a bin.
+            unsafe { (span.state_of(address)?, cache.bin_at(span.bin())) }
+        };
+        // SAFETY: a state of this pool, which nobody else writes meanwhile.
+        let (life, old) = unsafe { (state.as_ref(), *state.as_ref().as_ptr()) };
+        if old != LIVE {
             return None;
         }
-        // SAFETY: the first chunk of spans has that many.
-        let span = unsafe { self.first_spans.add(mark.number() as usize).as_ref() };
-        if span.owner.load(Ordering::Acquire) != life_of(index) {
-            return None;
-        }
-        // SAFETY: what belongs to this thread stays as it is while the thread is inside (see `reach`).
-        let state = unsafe { span.state_of(address)? };
-        // SAFETY: a state of this pool.
-        let life = unsafe { state.as_ref() };
-        let class = mark.class();
-        let bin = cache.bin(class);
-        if life.load(Ordering::Relaxed) != LIVE || bin.is_full() {
-            return None;
-        }
-        if bin.weight() != 0 {
+        let top = bin.top();
+        if bin.takes_no_small(top) {
             let bytes = cache.large_bytes() + bin.weight();
-            if bytes > self.most_kept.load(Ordering::Relaxed) {
+            if bin.is_full() || bytes > self.most_kept.load(Ordering::Relaxed) {
                 return None;
             }
             cache.set_large_bytes(bytes);
         }
         life.store(0, Ordering::Release);
-        bin.count_free();
         // SAFETY: it is not full.
-        unsafe { bin.push(Entry::new(address.to_bits(), state)) };
+        unsafe { bin.push_at(top, Entry::new(address.to_bits(), state)) };
         Some(())
     }
 
@@ -92,7 +106,7 @@ impl SlabPool {
         let gates = self.gates.load(Ordering::Relaxed);
         if gates != 0 {
             self.gate_allocation(gates)?;
-            if gates & TRACED != 0 {
+            if gates & (TRACED | WATCHED) != 0 {
                 return self.allocate_slow(layout);
             }
         }
@@ -100,9 +114,8 @@ impl SlabPool {
         if class < self.cacheable(layout.align())
             && let Some((_, cache)) = self.cache()
             && let Some(_inside) = cache.enter(gates & FENCED != 0)
-            && let Some((class, entry)) = self.pop_near(cache, class)
+            && let Some((_, entry)) = self.pop_near(cache, class)
         {
-            cache.bin(class).count_allocation();
             // SAFETY: entries of this pool's caches name states in its own metadata, and a popped one is ours.
             return Ok(Address::from_bits(unsafe { entry.hand_out() }));
         }
@@ -118,6 +131,9 @@ impl SlabPool {
             }
             if gates & TRACED != 0 {
                 self.trace_block("free", 0, Some(&address));
+            }
+            if gates & WATCHED != 0 {
+                return self.free_watched(address);
             }
         }
         match self.free_cached(address, gates) {
@@ -151,10 +167,11 @@ impl SlabPool {
         if let Ok(address) = address {
             self.note_asked(layout.size(), address);
         }
-        if self.gates.load(Ordering::Relaxed) & TRACED != 0 {
+        let gates = self.gates.load(Ordering::Relaxed);
+        if gates & TRACED != 0 {
             self.trace_block("allocate", layout.size(), address.as_ref().ok());
         }
-        address
+        if gates & WATCHED != 0 { self.watch_allocation(layout, address) } else { address }
     }
 
     /// The common path of a free: of a block that goes into this thread's cache.
@@ -169,9 +186,6 @@ impl SlabPool {
         let class = span.class();
         let bin = cache.bin(class);
         let bytes = if bin.weight() != 0 { cache.large_bytes() + bin.weight() } else { 0 };
-        if bin.is_full() {
-            cache.turn(class);
-        }
         if bin.is_full() || bytes > self.most_kept.load(Ordering::Relaxed) {
             return Freeing::NotBegun;
         }
@@ -182,6 +196,7 @@ impl SlabPool {
                 return Freeing::NotBegun;
             }
             place.state.store(0, Ordering::Release);
+            cache.remember(address, span);
         } else if owner == SHARED_LIFE && !span.is_direct() {
             let old = place.state.swap(0, Ordering::AcqRel);
             if old != LIVE || !place.is_current() {
@@ -193,7 +208,6 @@ impl SlabPool {
         if bin.weight() != 0 {
             cache.set_large_bytes(bytes);
         }
-        bin.count_free();
         // SAFETY: it is not full.
         unsafe { bin.push(Entry::new(address.to_bits(), NonNull::from(place.state))) };
         Freeing::Done
@@ -202,7 +216,7 @@ impl SlabPool {
     /// A free that is not of the common kind.
     #[cold]
     #[inline(never)]
-    fn free_slow(&self, address: Address) -> Result<()> {
+    pub(crate) fn free_slow(&self, address: Address) -> Result<()> {
         let Some(place) = self.locate(address).filter(|place| place.rest == 0) else {
             return Err(self.why_not(address));
         };
@@ -224,7 +238,10 @@ impl SlabPool {
             place.state.fetch_or(old, Ordering::AcqRel);
             return Err(self.why_not(address));
         }
-        if old != LIVE {
+        if self.gates.load(Ordering::Relaxed) & WATCHED != 0 {
+            self.watch_free(place, old, address);
+        }
+        if old & EXPORTED != 0 {
             return self.free_exported(place, address);
         }
         self.put(place, address)

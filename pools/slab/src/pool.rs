@@ -7,9 +7,11 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use umf_core::held::{HeldStatistics, OnFree};
+use umf_core::history::PoolHistory;
+use umf_core::leaks::{LeakReport, LeakTime};
 use umf_core::lock::Lock;
 use umf_core::map::PoolMap;
-use umf_core::metadata::{Chunks, Table, Wiped};
+use umf_core::metadata::{Table, Wiped};
 use umf_core::observer::Freed;
 use umf_core::statistics::{Gauge, PoolStatistics};
 use umf_core::{
@@ -19,14 +21,16 @@ use umf_core::{
 use crate::SlabSettings;
 use crate::arena::Arena;
 use crate::asked::Asked;
+use crate::caches::Caches;
 use crate::central::Central;
 use crate::classes::{Classes, MAX_CLASSES};
 use crate::large::{Large, Tables, UNIT};
 use crate::limits::Reserve;
 use crate::roster;
-use crate::span::{Mark, Place, Span};
+use crate::span::{Place, Span};
 use crate::state::{self, EXPORTED, LIVE};
 use crate::thread_cache::ThreadCache;
+use crate::watch::Watch;
 
 pub(crate) const OWNER: &str = "this slab pool";
 
@@ -38,16 +42,17 @@ pub(crate) const TRACED: u8 = 2;
 pub(crate) const CLOSING: u8 = 4;
 /// The kernel does not fence threads for others: they do it themselves (see `reach`).
 pub(crate) const FENCED: u8 = 8;
+/// Every allocation and free is watched (see `watch`).
+pub(crate) const WATCHED: u8 = 16;
 
 /// Spans up to this number are found a little faster: so many slabs of 64 KiB make a GiB.
 pub(crate) const SPANS: usize = 1 << 14;
 
-/// The same of the caches of threads.
-pub(crate) const FIRST_CACHES: u32 = 64;
+/// So many spans may there be.
+const MOST_SPANS: u32 = (1 << 24) - 1;
 
-static ALL_FIRST: AtomicU32 = AtomicU32::new(FIRST_CACHES);
-/// What [`SlabPool::first_threads`] is when there is a gate to pass.
-pub(crate) static NONE_FIRST: AtomicU32 = AtomicU32::new(0);
+static OPEN: u32 = 1;
+static CLOSED: u32 = 0;
 
 // SAFETY: the pointers that are not `Send` or `Sync` by themselves are into the pool's own metadata, which does not move.
 unsafe impl Send for SlabPool {}
@@ -76,7 +81,7 @@ pub struct SlabPool {
     pub(crate) gates: AtomicU8,
     pub(crate) classes: Classes,
     pub(crate) spans: Table<Span, SPANS>,
-    pub(crate) caches: Chunks<ThreadCache, { FIRST_CACHES as usize }>,
+    pub(crate) caches: Caches,
     pub(crate) settings: SlabSettings,
     /// State bytes, and nothing else: a second free that races with the end of a slab may swap a byte of a run
     /// that has another owner by then. It notices and puts it back, and what it met was a state.
@@ -85,17 +90,18 @@ pub struct SlabPool {
     pub(crate) reserve: Reserve,
     /// What requests ask for, by class; the last is of blocks that are regions.
     pub(crate) asked: [Asked; MAX_CLASSES + 1],
+    pub(crate) watch: Watch,
     /// Live blocks that are regions.
     pub(crate) direct: Gauge,
     pub(crate) direct_allocations: AtomicU64,
     /// Whether any block was ever exported.
     pub(crate) any_exported: AtomicBool,
-    /// The caches of the first threads.
+    /// The first of the caches: see [`Caches::first`].
     pub(crate) first_caches: NonNull<ThreadCache>,
-    /// How many threads that are; 0 if there is a gate to pass. What the most common paths begin with. In `wiped`, or static.
-    pub(crate) first_threads: AtomicPtr<AtomicU32>,
-    /// Over shared memory, which a forked child must not use, that is a word that is 0 there.
-    _wiped: Option<Wiped>,
+    /// What the most common paths look at: not 0 if there is nothing to look at but the thread's own bins. Static, or in `wiped`.
+    pub(crate) gate: AtomicPtr<u32>,
+    /// Over shared memory, which a forked child must not use, a word that is 0 there.
+    wiped: Option<Wiped>,
     /// The first spans.
     pub(crate) first_spans: NonNull<Span>,
     /// Held while a thread reaches into what belongs to others. Taken before all other locks.
@@ -138,24 +144,20 @@ impl SlabPool {
         let settings = settings.checked()?;
         let shared = provider.visibility() == umf_core::Visibility::Shared;
         let fenced = !umf_core::fence::is_usable();
+        settings.watched.check(&provider)?;
         let flag = |set, flag| if set { flag } else { 0 };
-        let gates = flag(shared, SHARED) | flag(settings.trace >= 3, TRACED) | flag(fenced, FENCED);
+        let told = flag(settings.trace >= 3, TRACED) | flag(settings.watched.each_block(), WATCHED);
+        let gates = flag(shared, SHARED) | flag(fenced, FENCED) | told;
         let upstream = Upstream::new(provider)?;
         upstream.set_on_free(settings.on_free, settings.max_held);
-        let wiped = if gates == SHARED { Wiped::new(FIRST_CACHES).ok() } else { None };
-        let first_threads = match &wiped {
-            Some(wiped) => core::ptr::from_ref(wiped.word()),
-            None if gates == 0 => &raw const ALL_FIRST,
-            None => &raw const NONE_FIRST,
-        };
-        let (spans, caches) =
-            (Table::new(Mark::MOST), Chunks::<ThreadCache, { FIRST_CACHES as usize }>::new());
+        let wiped = if gates == SHARED { Wiped::new(1).ok() } else { None };
+        let (spans, caches) = (Table::new(MOST_SPANS), Caches::new());
         let first_spans = NonNull::from(spans.first()?);
-        let first_caches = NonNull::from(caches.get_or_grow(0)?);
-        Ok(Self {
+        let first_caches = caches.first()?;
+        let pool = Self {
             first_caches,
-            first_threads: AtomicPtr::new(first_threads.cast_mut()),
-            _wiped: wiped,
+            gate: AtomicPtr::new((&raw const CLOSED).cast_mut()),
+            wiped,
             first_spans,
             upstream,
             gates: AtomicU8::new(gates),
@@ -166,6 +168,7 @@ impl SlabPool {
             arena: Arena::new(),
             reserve: Reserve::new(settings.memory_limit, settings.shared_limit.clone()),
             asked: [const { Asked::new() }; MAX_CLASSES + 1],
+            watch: Watch::new(&settings.watched),
             direct: Gauge::new(),
             direct_allocations: AtomicU64::new(0),
             any_exported: AtomicBool::new(false),
@@ -177,7 +180,24 @@ impl SlabPool {
             large: Lock::new(Large::new()),
             centrals: [const { Lock::new(Central::new()) }; MAX_CLASSES],
             settings,
-        })
+        };
+        pool.open_gate();
+        Ok(pool)
+    }
+
+    /// Lets threads take the most common paths, if nothing is set that they do not heed.
+    pub(crate) fn open_gate(&self) {
+        let gate = match &self.wiped {
+            Some(wiped) => wiped.word().as_ptr().cast_const(),
+            None if self.gates.load(Ordering::Relaxed) == 0 => &raw const OPEN,
+            None => &raw const CLOSED,
+        };
+        self.gate.store(gate.cast_mut(), Ordering::Release);
+    }
+
+    /// Keeps threads from taking the most common paths. Those who are inside may be on one still.
+    pub(crate) fn close_gate(&self) {
+        self.gate.store((&raw const CLOSED).cast_mut(), Ordering::Relaxed);
     }
 
     /// Makes the pool known to the tracker, to forks and to ending threads.
@@ -194,7 +214,9 @@ impl SlabPool {
         // SAFETY: passed on to the caller; `drop` unregisters.
         unsafe { umf_core::fork::register(crate::fork::erased(self))? };
         // SAFETY: passed on to the caller; `drop` leaves.
-        unsafe { roster::enter(NonNull::from(self)) }
+        unsafe { roster::enter(NonNull::from(self))? };
+        self.watch_end_of_process();
+        Ok(())
     }
 
     pub(crate) const fn tables(&self) -> Tables<'_> {
@@ -301,6 +323,15 @@ unsafe impl Pool for SlabPool {
         Ok(self.draw())
     }
 
+    fn history(&self) -> Result<PoolHistory> {
+        self.read_history()
+    }
+
+    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> Result<()> {
+        self.show_leaks(LeakTime::Asked, look);
+        Ok(())
+    }
+
     fn statistics(&self) -> PoolStatistics {
         self.sum_up()
     }
@@ -319,7 +350,7 @@ impl SlabPool {
     /// The number of the span that the granule of `address` names.
     #[inline]
     pub(crate) fn number_at(&self, address: Address) -> Option<u32> {
-        tracker::span(address).map(|(_, mark)| Mark::from_bits(mark).number())
+        tracker::span(address).map(|(_, number)| number)
     }
 
     /// Whether a state says that an export names the block.

@@ -40,6 +40,13 @@ pub(crate) struct Inside<'a> {
     cache: &'a ThreadCache,
 }
 
+impl<'a> Inside<'a> {
+    #[inline(always)]
+    pub(crate) fn cache(&self) -> &'a ThreadCache {
+        self.cache
+    }
+}
+
 impl Drop for Inside<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -60,6 +67,15 @@ impl ThreadCache {
         }
         let inside = Inside { cache: self };
         (!self.pending.load(Ordering::Acquire)).then_some(inside)
+    }
+
+    /// Enters where the kernel fences threads, by one who looks by himself whether he may.
+    #[inline(always)]
+    pub(crate) fn enter_unasked(&self) -> Inside<'_> {
+        debug_assert!(!self.busy.load(Ordering::Relaxed), "a thread enters its cache once at a time");
+        self.busy.store(true, Ordering::Relaxed);
+        light();
+        Inside { cache: self }
     }
 
     /// Waits until the thread is not inside.
@@ -99,14 +115,26 @@ impl SlabPool {
         }
         let Some(cache) = self.caches.get(owner - 1) else { return };
         let own = thread::current().is_some_and(|own| life_of(own.get()) == owner);
-        if !own {
-            // Someone else who comes meanwhile sees neither an owner nor that there is none, and waits for our lock.
-            span.owner.store(REVOKING, Ordering::Relaxed);
-            heavy();
-            cache.wait();
-            cache.measure(span.class()).revoked.fetch_add(1, Ordering::Relaxed);
+        if own {
+            return self.caches.disown(span);
         }
+        // Someone else who comes meanwhile sees neither an owner nor that there is none, and waits for our lock.
+        span.owner.store(REVOKING, Ordering::Relaxed);
+        self.keep_out(core::iter::once(cache));
+        cache.wait();
+        cache.forget(span.base(), span.bytes());
+        cache.measure(span.class()).revoked.fetch_add(1, Ordering::Relaxed);
         span.owner.store(SHARED_LIFE, Ordering::Release);
+        cache.pending.store(false, Ordering::Release);
+        self.open_gate();
+    }
+
+    /// From here on these threads do not come in; those who are inside are to be waited for.
+    fn keep_out<'a>(&self, caches: impl Iterator<Item = &'a ThreadCache>) {
+        caches.for_each(|cache| cache.pending.store(true, Ordering::Relaxed));
+        // Those who come from now on look at what is pending.
+        self.close_gate();
+        heavy();
     }
 
     /// Shows the caches of all other threads, with their threads kept out. `look` calls no provider.
@@ -125,12 +153,12 @@ impl SlabPool {
         // A thread that comes to have a number meanwhile is not kept out, and not looked at.
         let end = others().last().map_or(0, |(index, _)| index + 1);
         let others = || others().take_while(|&(index, _)| index < end);
-        others().for_each(|(_, cache)| cache.pending.store(true, Ordering::Relaxed));
-        heavy();
+        self.keep_out(others().map(|(_, cache)| cache));
         for (index, cache) in others().filter(|(_, cache)| cache.pending.load(Ordering::Relaxed)) {
             cache.wait();
             look(index, cache);
             cache.pending.store(false, Ordering::Release);
         }
+        self.open_gate();
     }
 }

@@ -9,12 +9,13 @@ use umf_core::{Address, Error, Result, thread};
 use crate::SlabPool;
 use crate::central::{Slabs, Taker};
 use crate::large::UNIT;
+use crate::reach::life_of;
 use crate::state::Entry;
 use crate::thread_cache::{Portion, ThreadCache};
 
-/// What each of a bin's two stacks has room for: this many blocks, or the fewer that this many bytes hold, but not below the least.
-const SMALL: (usize, usize, usize) = (192, 256 << 10, 24);
-const LARGE: (usize, usize, usize) = (64, usize::MAX, 2);
+/// What a bin has room for: this many blocks, or the fewer that this many bytes hold, but not below the least.
+const SMALL: (usize, usize, usize) = (256, 256 << 10, 32);
+const LARGE: (usize, usize, usize) = (128, usize::MAX, 4);
 /// With which limit a bin of a small class begins.
 const FIRST: (usize, usize, usize) = (16, 8 << 10, 4);
 /// How many small blocks a thread takes at a time, at most. (No more: whoever frees elsewhere what he takes here would go
@@ -59,9 +60,9 @@ impl SlabPool {
             let capacity = bounded(if self.is_large(class) { LARGE } else { SMALL }, size);
             // Runs are aligned to their length. If all bins began at the same line of a page, those in use would
             // share one set of the processor's cache.
-            let skew = class % (capacity / PER_LINE / 2).max(1) * PER_LINE;
-            let (_, place) = self.arena.allocate(2 * capacity * size_of::<Entry>()).ok()?;
-            let capacity = capacity - skew / 2;
+            let skew = class % (capacity / PER_LINE / 4).max(1) * PER_LINE;
+            let (_, place) = self.arena.allocate(capacity * size_of::<Entry>()).ok()?;
+            let capacity = capacity - skew;
             let _inside = self.inside(cache);
             let weight = if self.is_large(class) { size } else { 0 };
             // SAFETY: the run is of that size, aligned to a cache line, and stays this bin's.
@@ -77,8 +78,7 @@ impl SlabPool {
     /// A block of the class where the thread's bin had none.
     pub(crate) fn allocate_cached(&self, class: usize) -> Result<Address> {
         let entry = self.retrying(|| self.take_counted(class))?;
-        // SAFETY: the entry was taken out of the shared store, so it is ours alone, and names our metadata.
-        Ok(Address::from_bits(unsafe { entry.hand_out() }))
+        Ok(self.hand_out(entry))
     }
 
     /// Runs `take`, unless too much is held; if it lacks memory, gives everything that is free back and runs it again.
@@ -107,8 +107,7 @@ impl SlabPool {
                     self.take_small(index, cache, class)
                 }
             };
-            if let Some((class, entry)) = found {
-                cache.bin(class).count_allocation();
+            if let Some((_, entry)) = found {
                 return Ok(entry);
             }
             if self.upstream.poll_many_awaited() {
@@ -116,6 +115,7 @@ impl SlabPool {
             }
             if self.is_large(class) {
                 let entry = self.cut_block(class, 1)?;
+                let _inside = self.inside(cache);
                 cache.bin(class).count_allocation();
                 return Ok(entry);
             }
@@ -125,7 +125,7 @@ impl SlabPool {
 
     /// From the bin of a small class, which is filled where it has nothing. Inside.
     fn take_small(&self, index: u32, cache: &ThreadCache, class: usize) -> Option<(usize, Entry)> {
-        let entry = cache.pop(class).or_else(|| {
+        let entry = cache.bin(class).pop().or_else(|| {
             let (bin, measure) = (cache.bin(class), cache.measure(class));
             if measure.limit() < REFILL {
                 self.widen(cache, class);
@@ -133,10 +133,17 @@ impl SlabPool {
             let want = measure.limit().min(REFILL) as usize;
             let taker = Some(Taker { index, alone: measure.trusts() });
             // SAFETY: `take` writes as many as it returns.
-            unsafe {
+            let took = unsafe {
                 bin.fill(measure, want, |out, want| {
                     self.centrals[class].lock().take(self.slabs(class), taker, out, want)
-                });
+                })
+            };
+            for entry in bin.newest(took) {
+                let address = Address::from_bits(entry.address);
+                let span = self.number_at(address).and_then(|number| self.spans.get(number));
+                if let Some(span) = span.filter(|span| span.owner.load(Ordering::Relaxed) == life_of(index)) {
+                    cache.remember(address, span);
+                }
             }
             bin.pop()
         });
@@ -194,11 +201,13 @@ impl SlabPool {
         let align = (align / UNIT) as u32;
         let entry = self.retrying(|| self.cut_block(class, align))?;
         match self.equipped(class) {
-            Some((_, cache)) => cache.bin(class).count_allocation(),
+            Some((_, cache)) => {
+                let _inside = self.inside(cache);
+                cache.bin(class).count_allocation();
+            }
             None => self.centrals[class].lock().allocations += 1,
         }
-        // SAFETY: the block was just cut out, and names our metadata.
-        Ok(Address::from_bits(unsafe { entry.hand_out() }))
+        Ok(self.hand_out(entry))
     }
 
     /// Puts a block, which was freed, into the calling thread's cache, and makes room there if need be.
@@ -208,7 +217,6 @@ impl SlabPool {
             self.give(class, &[entry]);
             return;
         };
-        cache.bin(class).count_free();
         if self.is_large(class) {
             return self.put_large(index, cache, class, entry);
         }
@@ -218,13 +226,12 @@ impl SlabPool {
                 let _inside = self.inside(cache);
                 if bin.is_full() {
                     self.widen(cache, class);
-                    cache.turn(class);
                 }
                 if !bin.is_full() {
                     // SAFETY: it is not full.
                     return unsafe { bin.push(entry) };
                 }
-                cache.take_oldest(class, cache.measure(class).limit() as usize)
+                bin.take_oldest(cache.measure(class).limit().div_ceil(2) as usize)
             };
             self.give(class, surplus.entries());
         }
@@ -233,7 +240,10 @@ impl SlabPool {
     /// Counts the free of a block that goes into no bin.
     pub(crate) fn count_free(&self, class: usize) {
         match self.equipped(class) {
-            Some((_, cache)) => cache.bin(class).count_free(),
+            Some((_, cache)) => {
+                let _inside = self.inside(cache);
+                cache.bin(class).count_free();
+            }
             None => self.centrals[class].lock().frees += 1,
         }
     }
@@ -261,7 +271,7 @@ impl SlabPool {
     pub(crate) fn empty(&self, index: u32, cache: &ThreadCache) {
         for class in cache.used() {
             loop {
-                let portion = cache.take_oldest(class, usize::MAX);
+                let portion = cache.bin(class).take_oldest(usize::MAX);
                 if portion.entries().is_empty() {
                     break;
                 }
@@ -311,7 +321,7 @@ impl SlabPool {
     /// A portion of what the calling thread's bin holds, taken out.
     fn leaving(&self, cache: &ThreadCache, class: usize) -> Portion {
         let _inside = self.inside(cache);
-        let portion = cache.take_oldest(class, usize::MAX);
+        let portion = cache.bin(class).take_oldest(usize::MAX);
         if self.is_large(class) {
             let bytes = portion.entries().len() * self.classes.size(class);
             cache.set_large_bytes(cache.large_bytes().saturating_sub(bytes));

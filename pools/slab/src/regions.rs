@@ -4,6 +4,7 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
 use umf_core::held::Fate;
+use umf_core::history::EventKind;
 use umf_core::step::{Step, step};
 use umf_core::tracker::{self, GRANULE, RegionNumber};
 use umf_core::{Address, Error, Layout, Region, Result};
@@ -97,6 +98,7 @@ impl SlabPool {
             return Err(error);
         }
         self.reserve.region_came();
+        self.remember(EventKind::RegionTaken, got.0.base(), (got.0.size() as u64, 0));
         Ok(got)
     }
 
@@ -185,12 +187,18 @@ impl SlabPool {
         // SAFETY: no block of the region is live, or the pool goes; the caller took it out of everyone's reach.
         match unsafe { self.upstream.free(region)? } {
             Fate::Gone => {
-                self.reserve.region_went(region.size());
-                self.trace_region("gave back", region);
+                self.region_went(region);
             }
             Fate::Held => self.trace_region("holds", region),
         }
         Ok(())
+    }
+
+    /// A region is the provider's again.
+    pub(crate) fn region_went(&self, region: Region) {
+        self.reserve.region_went(region.size());
+        self.remember(EventKind::RegionReturned, region.base(), (region.size() as u64, 0));
+        self.trace_region("gave back", region);
     }
 
     /// A block that is a region.

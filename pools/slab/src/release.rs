@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use umf_core::step::{Step, step};
 use umf_core::{Result, fork};
 
-use crate::pool::{CLOSING, NONE_FIRST, SHARED};
+use crate::pool::{CLOSING, SHARED};
 use crate::span::Kind;
 use crate::{SlabPool, roster};
 
@@ -24,8 +24,11 @@ impl SlabPool {
         }
         let before = self.reserve.bytes();
         self.upstream.poll();
+        self.end_quarantine(0);
         if self.sum_up().cached_bytes <= keep {
-            return Ok(before.saturating_sub(self.reserve.bytes()) as usize);
+            let went = before.saturating_sub(self.reserve.bytes()) as usize;
+            self.watch_trim(keep, went);
+            return Ok(went);
         }
         self.reach_all(|index, cache| self.empty(index, cache));
         if let Some((index, cache)) = self.cache() {
@@ -48,6 +51,7 @@ impl SlabPool {
             }
         }
         let went = before.saturating_sub(self.reserve.bytes()) as usize;
+        self.watch_trim(keep, went);
         result.map(|()| went)
     }
 }
@@ -55,10 +59,11 @@ impl SlabPool {
 impl Drop for SlabPool {
     fn drop(&mut self) {
         self.gates.fetch_or(CLOSING, Ordering::Relaxed);
-        self.first_threads.store((&raw const NONE_FIRST).cast_mut(), Ordering::Relaxed);
+        self.close_gate();
         roster::leave(NonNull::from(&*self));
         fork::unregister(crate::fork::erased(self));
         self.trace_end();
+        self.watch_end();
         self.upstream.stop_letting_go();
         let frozen = self.is_frozen();
         for number in 1..self.spans.end() {

@@ -6,6 +6,7 @@ use umf_core::held::OnFree;
 use umf_core::{Error, Result};
 
 use crate::limits::SharedLimitRef;
+use crate::watch::Watched;
 
 const NAME: usize = 48;
 
@@ -59,6 +60,7 @@ pub struct SlabSettings {
     pub(crate) trace: u32,
     pub(crate) on_free: OnFree,
     pub(crate) max_held: u64,
+    pub(crate) watched: Watched,
 }
 
 impl Default for SlabSettings {
@@ -92,6 +94,7 @@ impl SlabSettings {
             trace: 0,
             on_free: OnFree::Hold,
             max_held: 0,
+            watched: Watched::default(),
         }
     }
 

@@ -24,7 +24,7 @@ impl SlabPool {
     }
 
     /// Calls `each` with the class, allocations and frees of every counter.
-    fn counts(&self, mut each: impl FnMut(usize, u64, u64)) {
+    pub(crate) fn counts(&self, mut each: impl FnMut(usize, u64, u64)) {
         for cache in (0..thread::end()).filter_map(|index| self.caches.get(index)) {
             for class in 0..self.classes.count() {
                 let (allocations, frees) = cache.bin(class).counts();
@@ -74,7 +74,8 @@ impl SlabPool {
         statistics.peak_reserved_bytes = self.reserve.peak();
         statistics.regions = self.reserve.regions();
         statistics.held_bytes = self.upstream.held().bytes;
-        let used = statistics.live_bytes + statistics.held_bytes;
+        statistics.quarantined_bytes = self.watch.quarantined();
+        let used = statistics.live_bytes + statistics.held_bytes + statistics.quarantined_bytes;
         statistics.cached_bytes = statistics.reserved_bytes.saturating_sub(used);
         let (free, largest) = {
             let large = self.large.lock();

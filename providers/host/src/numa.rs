@@ -4,8 +4,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use umf_core::{Error, Result};
+use umf_memory::Mapping;
 
-use crate::mapping::Mapping;
 use crate::sys::{self, Policy};
 
 /// A set of NUMA nodes.

@@ -11,9 +11,10 @@ use umf_core::{
     PropertyValue, Provider, ProviderKind, Purge, Region, Result, SplitMerge, Visibility,
 };
 
+use umf_memory::Mapping;
+
 use crate::builder::HostBuilder;
 use crate::import::HostImport;
-use crate::mapping::Mapping;
 use crate::pages::Pages;
 use crate::private::Private;
 use crate::shared::Shared;
@@ -287,7 +288,7 @@ impl Properties for HostProvider {
             Property::Node => {
                 let foreign = Error::ForeignAddress { address: region.base(), owner: "this host provider" };
                 // SAFETY: a live region; only asked about, and kept again.
-                let mapping = unsafe { Mapping::of(region) }.ok_or(foreign)?;
+                let mapping = unsafe { Mapping::of_region(region) }.ok_or(foreign)?;
                 let node = self.pages.node(&mapping);
                 mapping.keep();
                 Ok(PropertyValue::Number(node))

@@ -8,14 +8,14 @@ use rustix::io::Errno;
 use umf_core::lock::Lock;
 use umf_core::step::{Step, step};
 use umf_core::{Address, Error, Layout, NativeExport, Region, Result, fork};
+use umf_memory::{Mapping, map_error};
 
 use crate::arena::{self, Arena};
-use crate::mapping::{Mapping, map_error};
 use crate::named::{self, Name};
 use crate::pages::Pages;
 use crate::records::{Backing, Record, Records};
 use crate::sys::FileSystem;
-use crate::{huge, memfd, sys};
+use crate::{huge, memfd, private, sys};
 
 /// How regions share files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl Shared {
     ) -> Result<Region> {
         let (arena, file, offset) = self.take(pages, size, align, huge_page, arena_size)?;
         let made = map(pages, &file, offset, size, align, huge_page).and_then(|mapping| {
-            let region = Region::new(Address::from_ptr(mapping.base().as_ptr()), size);
+            let region = Region::new(mapping.address(), size);
             let backing = Backing::Arena { arena, offset };
             self.state.lock().records.insert(Record { region, owner: OWNER, backing })?;
             mapping.keep();
@@ -185,7 +185,7 @@ impl Shared {
         }
         if size as u64 > arena_size {
             // A file is cheap, but stays; addresses are what such a size lacks most often.
-            Mapping::probe(size).map_err(|errno| map_error(size, errno))?;
+            Mapping::probe(size).map_err(|errno| map_error(size, "host", errno))?;
         }
         let arena_size = arena::possible_size(arena_size.max(size as u64), pages.granularity());
         if arena_size < size as u64 {
@@ -219,7 +219,7 @@ impl Shared {
         let mapping = map(pages, &file, 0, size, align, huge_page)?;
         // After mapping: a mapping that exists stays writable.
         memfd::seal(&file, read_only)?;
-        let region = Region::new(Address::from_ptr(mapping.base().as_ptr()), size);
+        let region = Region::new(mapping.address(), size);
         let backing = Backing::Own { file, offset: 0 };
         self.state.lock().records.insert(Record { region, owner: OWNER, backing })?;
         mapping.keep();
@@ -245,7 +245,7 @@ impl Shared {
             _ => None,
         };
         // SAFETY: the region was live until now, and the caller says that nobody uses it.
-        let mapping = unsafe { Mapping::of(region) };
+        let mapping = unsafe { Mapping::of_region(region) };
         let punched = match (&file, &record.backing) {
             (Some(file), Backing::Arena { offset, .. }) => punch(file, *offset, region.size()),
             (Some(file), Backing::Own { offset, .. }) if self.goes_with_punch(file, region.size()) => {
@@ -254,7 +254,7 @@ impl Shared {
             _ => Ok(()),
         };
         let gone = match (punched, mapping) {
-            (Ok(()), Some(mapping)) => mapping.unmap(),
+            (Ok(()), Some(mapping)) => mapping.unmap().map_err(private::kept),
             (punched, mapping) => {
                 mapping.map(Mapping::keep);
                 punched
@@ -402,12 +402,13 @@ fn map(
     align: usize,
     huge_page: Option<usize>,
 ) -> Result<Mapping> {
-    let mapping =
-        Mapping::shared(file.as_fd(), offset, size, align, true).map_err(|errno| map_error(size, errno))?;
+    let mapping = Mapping::of_file(file.as_fd(), offset, size, align, true)
+        .map_err(|errno| map_error(size, "host", errno))?;
     // Where the pages shall lie has to be said before there are any.
     pages.prepare(&mapping)?;
     // Huge pages are always made now: a touch that finds none left is a signal.
-    if pages.reserve || huge_page.is_some() {
+    if pages.are_made_at_once() || huge_page.is_some() {
+        pages.check_room(size, huge_page)?;
         sys::commit(file.as_fd(), offset, size).map_err(|errno| match errno {
             Errno::NOSPC | Errno::NOMEM if huge_page.is_some() => huge::none_left(size, errno.raw_os_error()),
             Errno::NOSPC | Errno::NOMEM | Errno::FBIG | Errno::DQUOT => {

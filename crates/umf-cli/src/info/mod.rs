@@ -17,7 +17,6 @@ mod kernel;
 pub(crate) mod kernel_files;
 mod limits;
 mod loader_cache;
-pub(crate) mod memory_cgroup;
 mod numa;
 mod permissions;
 pub(crate) mod text;

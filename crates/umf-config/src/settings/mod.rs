@@ -12,7 +12,7 @@ use serde::Serialize;
 
 pub use ipc::{Exchange, ExchangeMethod, Ipc, LimitPolicy, Ptracer, Shards};
 pub use log::{Log, LogLevel, LogOutput};
-pub use pool::{OnFree, Pool, Pools, SharedLimit};
+pub use pool::{Leaks, OnFree, Poison, Pool, Pools, SharedLimit};
 pub use provider::{DmaBufExporter, HugePages, NumaMode, NumaWeight, Params, Provider, Visibility};
 
 use crate::{ByteSize, Origin, RecognisedVariable};

@@ -7,6 +7,7 @@
 mod abilities;
 mod allocation;
 mod export;
+mod host_access;
 mod leases;
 mod memory;
 mod process;
@@ -25,6 +26,7 @@ pub use export::{
     exports_open_at_the_right_bytes, imports_outlive_the_region, junk_is_not_imported,
     read_only_imports_cannot_be_written,
 };
+pub use host_access::touches_by_the_cpu_are_told_of;
 pub use leases::{
     held_regions_keep_their_provider, leased_regions_are_held, leases_outlast_splitting_and_merging,
     the_bound_on_held_regions_is_kept,
@@ -77,6 +79,7 @@ macro_rules! provider_conformance {
             populated_memory_keeps_its_content
             split_and_merged_regions_keep_content
             properties_are_told_of_live_regions_only
+            touches_by_the_cpu_are_told_of
             exports_open_at_the_right_bytes
             read_only_imports_cannot_be_written
             imports_outlive_the_region

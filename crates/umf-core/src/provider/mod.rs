@@ -2,10 +2,12 @@
 //!
 //! [`Provider`] is the small mandatory part. What a provider can do beyond that it offers through an
 //! accessor that yields the ability, each a trait of its own: [`Export`] and [`Import`] (other
-//! processes), [`Purge`] (give pages back, keep the addresses), [`Populate`] (make them before they are used), [`SplitMerge`], [`Properties`].
+//! processes), [`Purge`] (give pages back, keep the addresses), [`Populate`] (make them before they are used), [`SplitMerge`],
+//! [`Properties`], [`HostAccess`] (be told when the CPU touches the memory).
 //! A provider is accepted by `umf_core::provider_conformance!` (feature `conformance`), in one line.
 
 mod export;
+mod host_access;
 mod import;
 mod kind;
 mod populate;
@@ -15,6 +17,7 @@ mod region;
 mod split_merge;
 
 pub use export::{Export, NATIVE_BYTES, NativeBytes, NativeExport};
+pub use host_access::{CpuAccess, HostAccess};
 pub use import::{Access, Import, ImportRequest, Imported};
 pub use kind::{MemoryKind, ProviderKind, Visibility};
 pub use populate::Populate;
@@ -109,6 +112,11 @@ pub unsafe trait Provider: Send + Sync {
 
     /// What else is known of a region, if this provider tells.
     fn properties(&self) -> Option<&dyn Properties> {
+        None
+    }
+
+    /// Who is to be told when the CPU touches a region, if anybody is. Concerns memory that is host-accessible.
+    fn host_access(&self) -> Option<&dyn HostAccess> {
         None
     }
 }

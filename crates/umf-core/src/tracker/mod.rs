@@ -163,12 +163,12 @@ pub unsafe fn free_after(address: Address, completion: Arc<dyn Completion>) -> R
     }
 }
 
-/// The span of the granule of `address`, as [`span`] has it, 0 if nothing was set; `None` in granules and address spaces
-/// for which one has to look longer. For common paths: it calls nothing.
+/// The span of the granule of `address`, as [`span`] has it, 0 if nothing was set; `None` if it is not below `limit`, a power of
+/// two, and in granules and address spaces for which one has to look longer. For common paths: it calls nothing.
 #[inline(always)]
 #[must_use]
-pub fn span_at_once(address: Address) -> Option<u32> {
-    MAP.get_own(address)?.span_alone()
+pub fn span_below(address: Address, limit: u32) -> Option<u32> {
+    MAP.get_own(address)?.span_below(limit)
 }
 
 /// Adds a region. Called by [`Upstream`]; pools do not call it.
