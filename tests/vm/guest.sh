@@ -39,9 +39,17 @@ make_image() {
       return 1
     fi
     while read -r name; do
-      cp "$kernel_folder/modules/$name" "$stage/modules/$name"
+      # Needed by another one before.
+      if [ -e "$stage/modules/$name" ]; then continue; fi
+      # A guest that is interpreted takes its time to check a signature, which goes with this, and to read what is for debuggers.
+      strip --strip-debug -o "$stage/modules/$name" "$kernel_folder/modules/$name" 2>/dev/null ||
+        cp "$kernel_folder/modules/$name" "$stage/modules/$name"
       echo "$name" >>"$stage/modules/order"
     done <"$kernel_folder/load/$module"
+  done
+  # What init runs, and what else a command may want: all that busybox has would be a second.
+  for name in sh mount mkdir chmod ln ip insmod stty cat sync reboot env ls true false sleep echo ps dmesg free head tail grep kill id; do
+    ln -s busybox "$stage/bin/$name"
   done
   stage_programs "$stage"
   pack "$stage" >"$work/initrd"

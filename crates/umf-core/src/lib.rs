@@ -10,6 +10,8 @@
 //! | exported memory | [`observer`]: who is told before it goes |
 //! | leased memory | [`held`]: freed, and still open in other processes |
 //! | delayed free | [`Pool::free_after`]: freed, and handed out again when a [`Completion`] is ready |
+//! | limits | [`limit`]: of one pool, or shared |
+//! | lack of memory | [`shortage`]: the application is asked |
 //! | what happened, what is left | [`history`], [`leaks`] |
 //! | step | [`step`](mod@step): where tests kill processes |
 //!
@@ -23,6 +25,8 @@
 compile_error!("umf runs on 64-bit Linux");
 
 mod address;
+pub mod background;
+pub mod clock;
 mod completion;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -34,14 +38,16 @@ pub mod held;
 pub mod history;
 mod layout;
 pub mod leaks;
+pub mod limit;
 pub mod lock;
 pub mod map;
 pub mod metadata;
 #[cfg(test)]
 mod model;
 pub mod observer;
-mod pool;
+pub mod pool;
 pub mod provider;
+pub mod shortage;
 pub mod statistics;
 pub mod step;
 mod sys;

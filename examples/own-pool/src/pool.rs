@@ -9,6 +9,7 @@ use umf_core::fork::{self, ForkAware};
 use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::lock::Lock;
 use umf_core::observer::{Freed, before_free};
+use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::PoolStatistics;
 use umf_core::{Address, BlockSpan, Completion, Layout, Pool, ProviderRef, Result, Upstream};
 
@@ -101,10 +102,12 @@ unsafe impl Pool for ClassPool {
         if self.upstream.is_frozen() {
             return Err(umf_core::Error::Frozen { what: "a pool of shared memory" });
         }
-        // Without the lock: what is let go comes back through `let_go`.
-        self.upstream.admit()?;
-        self.upstream.poll_awaited();
-        self.books.lock().allocate(&self.upstream, layout)
+        // Without the lock: what is let go comes back through `let_go`, and who is asked for memory may free some.
+        self.upstream.relieving(self, layout, || {
+            self.upstream.admit()?;
+            self.upstream.poll_awaited();
+            self.books.lock().allocate(&self.upstream, layout)
+        })
     }
 
     unsafe fn free(&self, address: Address) -> Result<()> {
@@ -130,6 +133,11 @@ unsafe impl Pool for ClassPool {
 
     fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
         self.upstream.set_on_free(on_free, max_held_bytes);
+        Ok(())
+    }
+
+    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) -> Result<()> {
+        self.upstream.set_out_of_memory(callback);
         Ok(())
     }
 

@@ -20,8 +20,6 @@ use crate::thread_cache::ThreadCache;
 
 /// How many classes above its own may serve a request.
 const ABOVE: usize = 2;
-/// How many blocks of a class are in stock at most.
-const STOCK: usize = 64;
 /// So many threads may each keep as much as they are allowed to before the pool merges blocks rather than grow.
 const KEEPERS: usize = 4;
 
@@ -220,6 +218,12 @@ impl SlabPool {
         }
     }
 
+    /// Counts `n` blocks of a large class that left the stock.
+    pub(crate) fn stock_went(&self, class: usize, central: &Central, n: usize) {
+        self.stock_changed(class, central);
+        self.stock_bytes.fetch_sub((n * self.classes.size(class)) as u64, Ordering::Relaxed);
+    }
+
     /// Moves up to `want` blocks of a large class from stock to `out`, for thread `owner` to free them if that is foreseen.
     ///
     /// # Safety
@@ -234,8 +238,7 @@ impl SlabPool {
     ) -> usize {
         // SAFETY: passed on to the caller.
         let took = unsafe { central.take_buffered(out, want) };
-        self.stock_changed(class, central);
-        self.stock_bytes.fetch_sub((took * self.classes.size(class)) as u64, Ordering::Relaxed);
+        self.stock_went(class, central, took);
         for place in 0..took {
             // SAFETY: that many were written.
             let entry = unsafe { out.add(place).read() };
@@ -250,19 +253,20 @@ impl SlabPool {
     /// Puts as many blocks of a large class as there is room for into stock, and yields how many.
     pub(crate) fn give_stock(&self, class: usize, entries: &[Entry]) -> usize {
         let size = self.classes.size(class) as u64;
-        let room = (self.settings.thread_cache_size as u64)
+        let room = (self.settings.shared_cache_size as u64)
             .saturating_sub(self.stock_bytes.load(Ordering::Relaxed))
             / size;
         let fit = entries.len().min(usize::try_from(room).unwrap_or(usize::MAX));
-        if fit == 0 {
+        let most = self.settings.shared_cache_blocks as usize;
+        if fit == 0 || most == 0 {
             return 0;
         }
         let mut central = self.centrals[class].lock();
         if !central.has_buffer()
-            && let Ok((_, place)) = self.arena.allocate(STOCK * size_of::<Entry>())
+            && let Ok((_, place)) = self.arena.allocate(most * size_of::<Entry>())
         {
             // SAFETY: the run is of that size, aligned to a cache line, and stays this class's.
-            unsafe { central.equip(place.as_ptr().cast(), STOCK) };
+            unsafe { central.equip(place.as_ptr().cast(), most) };
         }
         let put = central.put_buffered(&entries[..fit]);
         self.stock_bytes.fetch_add(put as u64 * size, Ordering::Relaxed);

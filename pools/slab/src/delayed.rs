@@ -10,14 +10,14 @@ use umf_core::observer::{Freed, before_free};
 use umf_core::{Address, Completion, Error, Result};
 
 use crate::SlabPool;
-use crate::pool::{SHARED, TRACED};
+use crate::pool::{SHARED, TRACED, WATCHED};
 use crate::span::Place;
 use crate::state::{EXPORTED, HELD, LIVE};
 
 impl SlabPool {
     /// Takes the life of the block at `address`; yields its place, and its state before.
     fn take_life(&self, address: Address) -> Result<(Place<'_>, u8)> {
-        let Some(place) = self.locate(address).filter(|place| place.rest == 0) else {
+        let Some(place) = self.locate_start(address) else {
             return Err(self.why_not(address));
         };
         self.share_with_caller(place.span);
@@ -42,7 +42,15 @@ impl SlabPool {
         if gates & TRACED != 0 {
             self.trace_block("free after", 0, Some(&address));
         }
+        let freed = self.delay(address, completion, gates);
+        if gates & WATCHED != 0 { self.watch_freed(address, freed) } else { freed }
+    }
+
+    fn delay(&self, address: Address, completion: Arc<dyn Completion>, gates: u8) -> Result<()> {
         let (place, old) = self.take_life(address)?;
+        if gates & WATCHED != 0 {
+            self.watch_free(place, old, address);
+        }
         let exported = old & EXPORTED != 0;
         let leases = if exported { before_free(Freed::Block { address }) } else { None };
         // Before others can take it back: then the span may be another one's.

@@ -9,23 +9,26 @@ use std::sync::Arc;
 use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::history::PoolHistory;
 use umf_core::leaks::{LeakReport, LeakTime};
+use umf_core::limit::{Reserved, SharedLimit};
 use umf_core::lock::Lock;
 use umf_core::map::PoolMap;
 use umf_core::metadata::{Table, Wiped};
 use umf_core::observer::Freed;
+use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::{Gauge, PoolStatistics};
 use umf_core::{
     Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result, Upstream, thread, tracker,
 };
 
 use crate::SlabSettings;
+use crate::ahead::Ahead;
 use crate::arena::Arena;
 use crate::asked::Asked;
 use crate::caches::Caches;
 use crate::central::Central;
 use crate::classes::{Classes, MAX_CLASSES};
 use crate::large::{Large, Tables, UNIT};
-use crate::limits::Reserve;
+use crate::policy::Policy;
 use crate::roster;
 use crate::span::{Place, Span};
 use crate::state::{self, EXPORTED, LIVE};
@@ -87,7 +90,9 @@ pub struct SlabPool {
     /// that has another owner by then. It notices and puts it back, and what it met was a state.
     pub(crate) states: Arena,
     pub(crate) arena: Arena,
-    pub(crate) reserve: Reserve,
+    pub(crate) reserve: Reserved,
+    pub(crate) ahead: Ahead,
+    pub(crate) policy: Policy,
     /// What requests ask for, by class; the last is of blocks that are regions.
     pub(crate) asked: [Asked; MAX_CLASSES + 1],
     pub(crate) watch: Watch,
@@ -131,11 +136,13 @@ impl SlabPool {
     /// A pool over `provider`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for settings out of range, [`Error::TooMany`] past 4,096 pools.
+    /// [`Error::InvalidArgument`] for settings out of range, [`Error::TooMany`] past 4,096 pools; those of [`Pool::reserve`] if
+    /// [`SlabSettings::reserve`] is set.
     pub fn new(provider: impl Into<ProviderRef>, settings: SlabSettings) -> Result<Arc<Self>> {
         let pool = Arc::new(Self::unplaced(provider.into(), settings)?);
         // SAFETY: an `Arc`'s content does not move, and `drop` takes the pool out again.
         unsafe { pool.settle()? };
+        pool.begin()?;
         Ok(pool)
     }
 
@@ -150,6 +157,7 @@ impl SlabPool {
         let gates = flag(shared, SHARED) | flag(fenced, FENCED) | told;
         let upstream = Upstream::new(provider)?;
         upstream.set_on_free(settings.on_free, settings.max_held);
+        upstream.set_out_of_memory(settings.out_of_memory.clone());
         let wiped = if gates == SHARED { Wiped::new(1).ok() } else { None };
         let (spans, caches) = (Table::new(MOST_SPANS), Caches::new());
         let first_spans = NonNull::from(spans.first()?);
@@ -166,7 +174,9 @@ impl SlabPool {
             caches,
             states: Arena::new(),
             arena: Arena::new(),
-            reserve: Reserve::new(settings.memory_limit, settings.shared_limit.clone()),
+            reserve: Reserved::new(settings.memory_limit, settings.shared_limit.clone()),
+            ahead: Ahead::new(),
+            policy: Policy::new(&settings),
             asked: [const { Asked::new() }; MAX_CLASSES + 1],
             watch: Watch::new(&settings.watched),
             direct: Gauge::new(),
@@ -219,6 +229,15 @@ impl SlabPool {
         Ok(())
     }
 
+    /// What the settings say is there from the beginning.
+    pub(crate) fn begin(&self) -> Result<()> {
+        self.policy.begin_in(self.settings.background);
+        match usize::try_from(self.settings.reserve) {
+            Ok(0) => Ok(()),
+            bytes => self.take_ahead(bytes.unwrap_or(usize::MAX)).map(drop),
+        }
+    }
+
     pub(crate) const fn tables(&self) -> Tables<'_> {
         Tables { arena: &self.arena, spans: &self.spans }
     }
@@ -266,15 +285,25 @@ unsafe impl Pool for SlabPool {
 
     #[inline]
     fn allocate(&self, layout: Layout) -> Result<Address> {
-        match self.allocate_at_once(layout) {
+        match self.take_at_once(layout) {
             Some(address) => Ok(address),
             None => self.allocate_else(layout),
         }
     }
 
     #[inline]
+    fn allocate_at_once(&self, layout: Layout) -> Option<Address> {
+        self.take_at_once(layout)
+    }
+
+    #[inline]
+    unsafe fn free_at_once(&self, address: Address) -> bool {
+        self.put_at_once(address).or_else(|| self.free_shared(address)).is_some()
+    }
+
+    #[inline]
     unsafe fn free(&self, address: Address) -> Result<()> {
-        match self.free_at_once(address) {
+        match self.put_at_once(address) {
             Some(()) => Ok(()),
             None => self.free_else(address),
         }
@@ -303,7 +332,26 @@ unsafe impl Pool for SlabPool {
     }
 
     fn trim(&self, keep: usize) -> Result<usize> {
-        self.release_free(keep)
+        let went = self.release_free(keep);
+        self.lower_floor();
+        went
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<usize> {
+        self.take_ahead(bytes)
+    }
+
+    fn tidy(&self) -> Result<usize> {
+        self.tidy_now()
+    }
+
+    fn yield_free(&self, limit: &SharedLimit, bytes: u64) -> u64 {
+        self.give_others(limit, bytes)
+    }
+
+    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) -> Result<()> {
+        self.upstream.set_out_of_memory(callback);
+        Ok(())
     }
 
     unsafe fn let_go(&self, freed: Freed) -> Result<()> {
@@ -339,12 +387,18 @@ unsafe impl Pool for SlabPool {
 
 impl SlabPool {
     /// The block that `address` lies in, live or not, unless it is a large one and begins in another granule.
-    // Always, for `free`'s sake: its other callers are cold, and are enough to have it called there too (a quarter slower).
-    #[inline(always)]
     pub(crate) fn locate(&self, address: Address) -> Option<Place<'_>> {
         // A number that another pool set finds a span of ours that does not hold the address.
         let number = self.number_at(address)?;
         self.spans.get(number)?.locate(number, address)
+    }
+
+    /// The block, live or not, that begins at `address`.
+    // Always, for `free`'s sake: its other callers are cold, and are enough to have it called there too (a quarter slower).
+    #[inline(always)]
+    pub(crate) fn locate_start(&self, address: Address) -> Option<Place<'_>> {
+        let number = self.number_at(address)?;
+        self.spans.get(number)?.locate_start(number, address)
     }
 
     /// The number of the span that the granule of `address` names.

@@ -9,13 +9,15 @@ use umf_core::{Address, Error, Result, thread};
 use crate::SlabPool;
 use crate::central::{Slabs, Taker};
 use crate::large::UNIT;
+use crate::near::Near;
 use crate::reach::life_of;
 use crate::state::Entry;
 use crate::thread_cache::{Portion, ThreadCache};
 
 /// What a bin has room for: this many blocks, or the fewer that this many bytes hold, but not below the least.
-const SMALL: (usize, usize, usize) = (256, 256 << 10, 32);
-const LARGE: (usize, usize, usize) = (128, usize::MAX, 4);
+const SMALL: (usize, usize, usize) = (128, 256 << 10, 32);
+/// Large ones: the least that a bin has room for.
+const LEAST_LARGE: usize = 4;
 /// With which limit a bin of a small class begins.
 const FIRST: (usize, usize, usize) = (16, 8 << 10, 4);
 /// How many small blocks a thread takes at a time, at most. (No more: whoever frees elsewhere what he takes here would go
@@ -23,8 +25,6 @@ const FIRST: (usize, usize, usize) = (16, 8 << 10, 4);
 const REFILL: u32 = 32;
 /// Entries in a cache line.
 const PER_LINE: usize = 64 / size_of::<Entry>();
-/// What the limits of all bins of small classes of a thread may amount to.
-const SMALL_LIMIT: usize = 2 << 20;
 /// How many large blocks go in one exchange.
 const EXCHANGE: (usize, usize, usize) = (16, 16 << 20, 1);
 
@@ -57,7 +57,8 @@ impl SlabPool {
         }
         if !cache.measure(class).is_equipped() {
             let size = self.classes.size(class);
-            let capacity = bounded(if self.is_large(class) { LARGE } else { SMALL }, size);
+            let large = (self.settings.thread_cache_blocks as usize, usize::MAX, LEAST_LARGE);
+            let capacity = bounded(if self.is_large(class) { large } else { SMALL }, size);
             // Runs are aligned to their length. If all bins began at the same line of a page, those in use would
             // share one set of the processor's cache.
             let skew = class % (capacity / PER_LINE / 4).max(1) * PER_LINE;
@@ -83,13 +84,14 @@ impl SlabPool {
 
     /// Runs `take`, unless too much is held; if it lacks memory, gives everything that is free back and runs it again.
     pub(crate) fn retrying<T>(&self, take: impl Fn() -> Result<T>) -> Result<T> {
+        self.mind_policy(0);
         self.upstream.admit()?;
         self.upstream.poll_awaited();
         match take() {
             Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) => {
                 // What the provider refuses to take back does not matter here.
                 let _ = self.release_free(0);
-                take()
+                take().or_else(|error| if self.reserve.reclaim(&error) { take() } else { Err(error) })
             }
             result => result,
         }
@@ -138,16 +140,26 @@ impl SlabPool {
                     self.centrals[class].lock().take(self.slabs(class), taker, out, want)
                 })
             };
-            for entry in bin.newest(took) {
-                let address = Address::from_bits(entry.address);
-                let span = self.number_at(address).and_then(|number| self.spans.get(number));
-                if let Some(span) = span.filter(|span| span.owner.load(Ordering::Relaxed) == life_of(index)) {
-                    cache.remember(address, span);
-                }
-            }
+            self.remember_own(index, cache, bin.newest(took));
             bin.pop()
         });
         entry.map(|entry| (class, entry))
+    }
+
+    /// The thread remembers the slabs of these blocks that are its own. Inside.
+    fn remember_own(&self, index: u32, cache: &ThreadCache, entries: &[Entry]) {
+        let mut last = None;
+        for entry in entries {
+            let address = Address::from_bits(entry.address);
+            let granule = Some(Near::granule_of(address));
+            if core::mem::replace(&mut last, granule) == granule {
+                continue;
+            }
+            let span = self.number_at(address).and_then(|number| self.spans.get(number));
+            if let Some(span) = span.filter(|span| span.owner.load(Ordering::Relaxed) == life_of(index)) {
+                cache.remember(address, span);
+            }
+        }
     }
 
     /// Raises the limit of the bin of a small class; at the cost of others that have room to spare, if need be. Inside.
@@ -155,7 +167,8 @@ impl SlabPool {
         let (measure, size) = (cache.measure(class), self.classes.size(class));
         let more = (measure.limit() / 2).max(4).min(measure.most().saturating_sub(measure.limit()));
         let bytes = more as usize * size;
-        if cache.small_limit() + bytes > SMALL_LIMIT {
+        let most = self.settings.small_cache_size;
+        if cache.small_limit() + bytes > most {
             // One at a time: those that miss it afterwards take it back from others.
             if let Some(other) =
                 cache.next_in_turn(0..self.classes.slab_count()).filter(|&other| other != class)
@@ -163,7 +176,7 @@ impl SlabPool {
                 cache.set_limit(other, (cache.measure(other).limit() / 2).max(4), self.classes.size(other));
             }
         }
-        if cache.small_limit() + bytes <= SMALL_LIMIT {
+        if cache.small_limit() + bytes <= most {
             cache.set_limit(class, measure.limit() + more, size);
         }
     }
@@ -231,7 +244,7 @@ impl SlabPool {
                     // SAFETY: it is not full.
                     return unsafe { bin.push(entry) };
                 }
-                bin.take_oldest(cache.measure(class).limit().div_ceil(2) as usize)
+                bin.take_oldest((cache.measure(class).limit() - cache.measure(class).limit() / 4) as usize)
             };
             self.give(class, surplus.entries());
         }
@@ -265,6 +278,7 @@ impl SlabPool {
         step(Step::PoolBlocksGiven);
         self.remove_slabs(doomed);
         self.give_units(rest, true);
+        self.mind_policy(entries.len() * self.classes.size(class));
     }
 
     /// Empties a cache, into which the caller has reached, without giving anything to the provider.

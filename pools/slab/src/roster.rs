@@ -15,7 +15,7 @@ const LIMIT: usize = 4096;
 
 struct Place {
     pool: AtomicPtr<SlabPool>,
-    /// Threads that are using the pool without owning it.
+    /// Threads that use the pool without owning it.
     visitors: AtomicU32,
 }
 
@@ -78,7 +78,7 @@ pub(crate) unsafe fn enter(pool: NonNull<SlabPool>) -> Result<()> {
     Err(Error::TooMany { what: "slab pools", limit: LIMIT })
 }
 
-/// Takes a pool out, and waits for ending threads that are using it.
+/// Takes a pool out, and waits for those who are using it.
 pub(crate) fn leave(pool: NonNull<SlabPool>) {
     for place in &PLACES[..END.load(Ordering::SeqCst) as usize] {
         if place
@@ -94,7 +94,18 @@ pub(crate) fn leave(pool: NonNull<SlabPool>) {
     }
 }
 
-/// Shows every pool that is there, one after the other.
+/// Shows one pool, unless it is going. `look` must not drop it.
+pub(crate) fn visit_one(pool: NonNull<SlabPool>, look: impl FnOnce()) {
+    let places = &PLACES[..END.load(Ordering::SeqCst) as usize];
+    if let Some(place) = places.iter().find(|place| place.pool.load(Ordering::Relaxed) == pool.as_ptr()) {
+        let _visitor = Visitor::announce(place);
+        if place.pool.load(Ordering::SeqCst) == pool.as_ptr() {
+            look();
+        }
+    }
+}
+
+/// Shows every pool that is there, one after the other. `look` drops none.
 pub(crate) fn visit(mut look: impl FnMut(&SlabPool)) {
     for place in &PLACES[..END.load(Ordering::SeqCst) as usize] {
         if place.pool.load(Ordering::Relaxed).is_null() {

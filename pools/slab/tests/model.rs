@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use umf_core::conformance::Borrower;
@@ -37,6 +38,8 @@ enum Step {
     /// A completion is lost; it may be ready later.
     Lose(usize),
     Poll,
+    Reserve(usize),
+    Tidy,
     FreeWrong {
         index: usize,
         offset: u64,
@@ -60,6 +63,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => any::<usize>().prop_map(Step::Complete),
         1 => any::<usize>().prop_map(Step::Lose),
         1 => Just(Step::Poll),
+        1 => (0_usize..80 << 20).prop_map(Step::Reserve),
+        1 => Just(Step::Tidy),
         4 => (any::<usize>(), 1_u64..100_000).prop_map(|(index, offset)| Step::FreeWrong { index, offset }),
         1 => prop_oneof![Just(0_usize), 0_usize..32 << 20].prop_map(Step::Trim),
         1 => (0_u64..4).prop_map(Step::FailAfter),
@@ -71,8 +76,15 @@ fn settings() -> impl Strategy<Value = SlabSettings> {
     let sizes = prop_oneof![Just(0_usize), Just(20_000), Just(2 << 20), Just(16 << 20)];
     let slabs = prop_oneof![Just(64_usize << 10), Just(1 << 20)];
     let kept = prop_oneof![Just(0_usize), Just(300_000), Just(8 << 20)];
-    (3_u32..13, sizes, 0_u32..5, slabs, kept).prop_map(|(bits, poolable, capacity, slab, kept)| {
+    let most = prop_oneof![3 => Just(0_u64), 1 => Just(1), 1 => Just(3 << 20)];
+    let age = prop_oneof![Just(Duration::ZERO), Just(Duration::from_millis(1))];
+    let values = (3_u32..13, sizes, 0_u32..5, slabs, kept, most, age);
+    values.prop_map(|(bits, poolable, capacity, slab, kept, most, age)| {
         SlabSettings::new()
+            .max_cached(most)
+            .release_after(age)
+            .thread_cache_blocks(most as u32 % 100)
+            .shared_cache_blocks(most as u32 % 70)
             .min_block_size(1 << bits)
             .max_poolable_size(poolable)
             .capacity(capacity)
@@ -274,6 +286,26 @@ proptest! {
                     umf_core::held::poll();
                     closed.clear();
                     check_map(&pool, &live)?;
+                }
+                Step::Reserve(bytes) => {
+                    let before = pool.statistics().reserved_bytes;
+                    match pool.reserve(bytes) {
+                        Ok(came) => {
+                            let now = pool.statistics().reserved_bytes;
+                            prop_assert!(now >= bytes as u64 && now >= before + came as u64);
+                        }
+                        Err(error) => {
+                            let expected = matches!(error, Error::OutOfMemory { .. } | Error::LimitReached { .. } | Error::HeldLimit { .. } | Error::NotSupported { .. });
+                            prop_assert!(expected, "{:?}", error);
+                            prop_assert!(pool.statistics().reserved_bytes <= before);
+                        }
+                    }
+                }
+                Step::Tidy => {
+                    let before = pool.statistics().reserved_bytes;
+                    let went = pool.tidy().unwrap();
+                    closed.clear();
+                    prop_assert_eq!(pool.statistics().reserved_bytes, before - went as u64);
                 }
                 Step::FreeWrong { index, offset } => if let Some((start, _)) = nth(&live, index) {
                     let wrong = start + offset;

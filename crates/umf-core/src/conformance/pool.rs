@@ -3,18 +3,21 @@
 //! The cases are functions that take a way to make a pool, [`Make`]; the macro turns each into a test. They bring
 //! providers of their own, [`Numbers`] and [`Pages`], which count what is allocated and fail on demand.
 
+mod ahead;
 mod blocks;
 mod delayed;
 mod forks;
 mod leases;
 mod misuse;
 mod providers;
+mod shortage;
 mod threads;
 
 use std::sync::Arc;
 
 use crate::{Address, Layout, Pool, ProviderRef};
 
+pub use ahead::{reserved_memory_is_there_and_stays, reserving_too_much_changes_nothing};
 pub use blocks::{
     addresses_are_used_again, blocks_are_aligned_contained_and_apart, dropping_gives_everything_back,
     everything_goes_back_after_trim, failure_of_the_provider_leaves_the_pool_usable, memory_is_not_touched,
@@ -36,6 +39,10 @@ pub use misuse::{
     every_other_address_is_refused, exported_blocks_are_announced_once, of_two_frees_one_succeeds,
 };
 pub use providers::{Numbers, Pages};
+pub use shortage::{
+    threads_ask_beside_each_other, who_cannot_help_is_not_asked_for_ever, who_is_asked_can_help,
+    who_is_asked_may_do_anything,
+};
 pub use threads::{blocks_may_be_freed_elsewhere, ended_threads_strand_nothing, threads_share_a_pool};
 
 /// How to make the pool that is tested.
@@ -99,6 +106,12 @@ macro_rules! pool_conformance {
                 completions_may_use_their_pool,
                 threads_keep_off_delayed_blocks,
                 a_child_awaits_nothing_of_its_parent,
+                reserved_memory_is_there_and_stays,
+                reserving_too_much_changes_nothing,
+                who_is_asked_can_help,
+                who_cannot_help_is_not_asked_for_ever,
+                who_is_asked_may_do_anything,
+                threads_ask_beside_each_other,
             }
         }
     };

@@ -115,7 +115,7 @@ proptest! {
                     let index = index % bed.regions.len();
                     let (region, _) = bed.regions[index];
                     let idle = used.range((region, 0)..(region + 1, 0)).next().is_none();
-                    prop_assert_eq!(bed.large.remove_region(tables, region), idle);
+                    prop_assert_eq!(bed.large.remove_region(tables, region, 0), idle);
                     if idle {
                         bed.regions.swap_remove(index);
                     }
