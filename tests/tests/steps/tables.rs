@@ -4,10 +4,16 @@
 pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
     ("crates/umf-config", "reads files and the environment"),
     ("crates/umf-cli", "a program over the crate umf"),
+    ("crates/umf-topology", "reads files"),
     (
         "providers/dma-buf",
         "needs devices that the machines of the campaign lack; what it changes is descriptors and mappings, which die with the process",
     ),
+    (
+        "crates/level-zero-soft",
+        "a driver for tests, in place of a device's own, which the campaign does not watch either",
+    ),
+    ("crates/level-zero-sys", "declarations, and a library that is opened"),
     ("crates/umf", "the face: what it changes, it changes through the crates below it"),
 ];
 
@@ -37,6 +43,7 @@ pub(crate) const QUESTIONS: &[&str] = &[
     "sigfillset",
     "statx",
     "sysconf",
+    "sysinfo",
     "test_kill_process",
     "wait",
     "wake",
@@ -133,6 +140,7 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
     ("crates/umf-core", "Chunks::get_or_grow", OWN_MEMORY),
     ("crates/umf-core", "fork::install", OWN_STATE),
     ("crates/umf-core", "fork::stay_loaded", OWN_STATE),
+    ("crates/umf-core", "background::spawn", OWN_STATE),
     ("crates/umf-core", "thread::enter", OWN_STATE),
     ("crates/umf-core", "thread::exit_key", OWN_STATE),
     (
@@ -168,7 +176,8 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
         "how the kernel keeps memory of this process, whose mapping has a step",
     ),
     ("providers/host", "sys::bind", "as advice: where the kernel keeps it"),
-    ("providers/host", "sys::reserve_addresses", "addresses that are given up at once"),
+    ("crates/umf-memory", "sys::reserve_addresses", "addresses that are given up at once"),
+    ("crates/umf-memory", "sys::read_into", "a file of the kernel's that is asked, and closed at once"),
     ("providers/host", "sys::open_named", "a file that is asked about and closed at once"),
     ("providers/host", "sys::allowed_nodes", "asks, by a call that has no name in libc"),
     ("providers/host", "sys::node_of_page", "asks, by a call that has no name in libc"),

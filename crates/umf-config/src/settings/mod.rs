@@ -14,7 +14,7 @@ use serde::Serialize;
 pub use ipc::{Exchange, ExchangeMethod, Ipc, LimitPolicy, Ptracer, Shards};
 pub use link::{Link, LinkEngine};
 pub use log::{Log, LogLevel, LogOutput};
-pub use pool::{OnFree, Pool, Pools, SharedLimit};
+pub use pool::{Leaks, OnFree, Poison, Pool, Pools, SharedLimit};
 pub use provider::{DmaBufExporter, HugePages, NumaMode, NumaWeight, Params, Provider, Visibility};
 
 use crate::{ByteSize, Origin, RecognisedVariable};

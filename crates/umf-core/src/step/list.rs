@@ -97,9 +97,9 @@ steps! {
     /// Private memory was mapped.
     HostMapped,
     /// A range of a memory file was mapped: one's own, or another process's.
-    HostFileMapped,
+    FileMapped,
     /// Memory was unmapped.
-    HostUnmapped,
+    Unmapped,
     /// Pages of a memory file were made.
     HostCommitted,
     /// Pages of a memory file were given back.
