@@ -58,7 +58,7 @@ impl Census {
         let mut mappings = BTreeMap::new();
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
         for line in maps.lines() {
-            if let Some(at) = line.find("/memfd:").or_else(|| line.find("/dev/shm/")) {
+            if let Some(at) = ["/memfd:", "/dev/shm/", "/dmabuf:"].iter().find_map(|file| line.find(file)) {
                 *mappings.entry(line[at..].to_owned()).or_default() += 1;
             }
         }

@@ -1,6 +1,6 @@
 //! What this machine lets a test do.
 
-use umf::dma_buf::DmaBufProvider;
+use umf::dma_buf::{DmaBufBuilder, DmaBufProvider};
 
 use crate::{Actor, Spawn};
 
@@ -45,12 +45,7 @@ pub fn is_guest() -> bool {
 #[must_use]
 pub fn dma_buf_sources(test: &str) -> Vec<&'static str> {
     let all = ["udmabuf", "heap:system", "drm:vgem", "drm:virtio_gpu"];
-    let made = |source: &str| match source.split_once(':') {
-        Some(("heap", heap)) => DmaBufProvider::heap(heap),
-        Some((_, driver)) => DmaBufProvider::drm(driver),
-        None => DmaBufProvider::udmabuf(),
-    };
-    let is_there = |source: &&str| match made(source) {
+    let is_there = |source: &&str| match dma_buf_provider(source) {
         Ok(_) => true,
         Err(error) => {
             skip(&format!("{test} over {source}"), &error.to_string());
@@ -58,4 +53,31 @@ pub fn dma_buf_sources(test: &str) -> Vec<&'static str> {
         }
     };
     all.into_iter().filter(is_there).collect()
+}
+
+/// A provider over such a source: `udmabuf`, `heap:<name>` or `drm:<driver>`.
+///
+/// # Errors
+/// What is lacking.
+pub fn dma_buf_provider(source: &str) -> umf_core::Result<DmaBufBuilder> {
+    match source.split_once(':') {
+        Some(("heap", heap)) => DmaBufProvider::heap(heap),
+        Some((_, driver)) => DmaBufProvider::drm(driver),
+        None => DmaBufProvider::udmabuf(),
+    }
+}
+
+/// The lines of `bufinfo` about buffers that a process named; `None` where the kernel does not show them.
+#[must_use]
+pub fn dma_bufs_of(pid: u32) -> Option<Vec<String>> {
+    // Names need not be text.
+    let all = std::fs::read("/sys/kernel/debug/dma_buf/bufinfo").ok()?;
+    let name = format!("umf {pid} ");
+    Some(
+        String::from_utf8_lossy(&all)
+            .lines()
+            .filter(|line| line.contains(&name))
+            .map(str::to_owned)
+            .collect(),
+    )
 }

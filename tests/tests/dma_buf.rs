@@ -25,8 +25,7 @@ fn blocks(producer: &mut Actor, source: &str) -> Vec<Handle> {
 
 /// The buffers that the kernel has of a process of this test; `None` where it does not show them.
 fn buffers_of(pid: u32) -> Option<usize> {
-    let all = std::fs::read_to_string("/sys/kernel/debug/dma_buf/bufinfo").ok()?;
-    Some(all.lines().filter(|line| line.contains(&format!("umf {pid} "))).count())
+    machine::dma_bufs_of(pid).map(|lines| lines.len())
 }
 
 /// Waits until as many are left: a process that was killed lets go of its memory in its own time.
@@ -205,4 +204,130 @@ fn settings_that_make_no_sense_are_refused() {
     }
     let message = with_settings(&[("EXPORTER", "thin-air")]).fails("pool p settings frames", "BadValue");
     assert!(message.contains("udmabuf"), "{message}");
+}
+
+/// Fences of vgem: what a device at work looks like, without one (`drm/vgem_drm.h`).
+mod device {
+    use std::fs::File;
+    use std::os::fd::{AsRawFd, BorrowedFd};
+
+    #[repr(C)]
+    struct Prime {
+        handle: u32,
+        flags: u32,
+        fd: i32,
+    }
+
+    #[repr(C)]
+    struct Attach {
+        handle: u32,
+        flags: u32,
+        fence: u32,
+        padding: u32,
+    }
+
+    #[repr(C)]
+    struct Signal {
+        fence: u32,
+        flags: u32,
+    }
+
+    const fn number(read: bool, code: u32, size: usize) -> libc::Ioctl {
+        ((if read { 3_u64 } else { 1 }) << 30 | (size as u64) << 16 | (b'd' as u64) << 8 | code as u64)
+            as libc::Ioctl
+    }
+
+    fn call<T>(card: &File, number: libc::Ioctl, value: &mut T) -> std::io::Result<()> {
+        // SAFETY: each structure is the one that its number is for, and holds no pointers.
+        match unsafe { libc::ioctl(card.as_raw_fd(), number, std::ptr::from_mut(value)) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    }
+
+    /// A device that writes a buffer until this is dropped.
+    pub(super) struct Writes {
+        card: File,
+        fence: u32,
+    }
+
+    impl Writes {
+        pub(super) fn to(buffer: BorrowedFd<'_>) -> std::io::Result<Self> {
+            let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
+            for path in umf::dma_buf::DrmCard::paths() {
+                if !umf::dma_buf::DrmCard::open(&path).is_ok_and(|card| card.driver() == "vgem") {
+                    continue;
+                }
+                let card = File::options().read(true).write(true).open(path)?;
+                let mut prime = Prime { handle: 0, flags: 0, fd: buffer.as_raw_fd() };
+                let mut attach = Attach { handle: 0, flags: 1, fence: 0, padding: 0 };
+                let attached =
+                    call(&card, number(true, 0x2e, size_of::<Prime>()), &mut prime).and_then(|()| {
+                        attach.handle = prime.handle;
+                        call(&card, number(true, 0x41, size_of::<Attach>()), &mut attach)
+                    });
+                match attached {
+                    Ok(()) => return Ok(Self { card, fence: attach.fence }),
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        }
+    }
+
+    impl Drop for Writes {
+        fn drop(&mut self) {
+            let mut signal = Signal { fence: self.fence, flags: 0 };
+            call(&self.card, number(false, 0x42, size_of::<Signal>()), &mut signal).unwrap();
+        }
+    }
+}
+
+/// Copies are told of to the driver: they wait for a device that writes the buffer, where plain pointers would read what is not
+/// there yet.
+#[test]
+fn copies_wait_for_the_device() {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    for source in machine::dma_buf_sources("copies_wait_for_the_device") {
+        let provider = machine::dma_buf_provider(source).unwrap().build().unwrap();
+        let pool = umf::Pool::builder().provider(provider).build().unwrap();
+        let block = pool.allocate(5000).unwrap();
+        block.write(0, b"before").unwrap();
+        let mapping = umf::open(&block.handle().unwrap()).unwrap();
+        let number = block.handle().unwrap().data_fd().unwrap();
+        // SAFETY: the block's own descriptor, which its provider keeps as long as the block lives.
+        let buffer = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
+        let device = match device::Writes::to(buffer) {
+            Ok(device) => device,
+            Err(error) => {
+                machine::skip(
+                    "copies_wait_for_the_device",
+                    &format!("no fence of vgem on {source}: {error}"),
+                );
+                continue;
+            }
+        };
+        let done = AtomicU32::new(0);
+        let copies: [&(dyn Fn() + Sync); 5] = [
+            &|| block.read(0, &mut [0; 6]).unwrap(),
+            &|| block.write(100, b"more").unwrap(),
+            &|| mapping.read(0, &mut [0; 6]).unwrap(),
+            &|| mapping.write(200, b"more").unwrap(),
+            &|| assert_eq!(mapping.with(|memory| memory.len()).unwrap(), mapping.len()),
+        ];
+        std::thread::scope(|scope| {
+            let done = &done;
+            for copy in copies {
+                scope.spawn(move || {
+                    copy();
+                    done.fetch_add(1, Ordering::SeqCst);
+                });
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            assert_eq!(done.load(Ordering::SeqCst), 0, "{source}: copied while the device was at work");
+            drop(device);
+        });
+        assert_eq!(done.into_inner(), 5, "{source}");
+    }
 }

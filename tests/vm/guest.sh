@@ -5,16 +5,16 @@ pack() {
   (cd "$1" && find . | tool busybox cpio -o -H newc 2>/dev/null)
 }
 
-# Files at the paths that they have here, and the libraries that they are linked with.
+# Files at the paths that they are to have, and the libraries that they are linked with.
 stage_programs() {
-  local stage=$1 file
-  sort -u "$work/files" | while read -r file; do
-    echo "$file"
+  local stage=$1 path file
+  sort -u "$work/files" | while read -r path file; do
+    echo "$path $file"
     # "name => path (address)" and "path (address)"; a static program has none.
-    ldd "$file" 2>/dev/null | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p; s/^[[:space:]]*\(\/[^ ]*\) (.*/\1/p'
-  done | sort -u | while read -r file; do
-    mkdir -p "$stage$(dirname "$file")"
-    cp -L "$file" "$stage$file"
+    ldd "$file" 2>/dev/null | sed -n 's/.* => \(\/[^ ]*\) .*/\1 \1/p; s/^[[:space:]]*\(\/[^ ]*\) (.*/\1 \1/p'
+  done | sort -u | while read -r path file; do
+    mkdir -p "$stage$(dirname "$path")"
+    cp -L "$file" "$stage$path"
   done
 }
 
@@ -39,17 +39,26 @@ make_image() {
       return 1
     fi
     while read -r name; do
-      cp "$kernel_folder/modules/$name" "$stage/modules/$name"
+      # Needed by another one before.
+      if [ -e "$stage/modules/$name" ]; then continue; fi
+      # A guest that is interpreted takes its time to check a signature, which goes with this, and to read what is for debuggers.
+      strip --strip-debug -o "$stage/modules/$name" "$kernel_folder/modules/$name" 2>/dev/null ||
+        cp "$kernel_folder/modules/$name" "$stage/modules/$name"
       echo "$name" >>"$stage/modules/order"
     done <"$kernel_folder/load/$module"
+  done
+  # What init runs, and what else a command may want: all that busybox has would be a second.
+  for name in sh mount mkdir chmod ln ip insmod stty cat sync reboot env ls true false sleep echo ps dmesg free head tail grep kill id; do
+    ln -s busybox "$stage/bin/$name"
   done
   stage_programs "$stage"
   pack "$stage" >"$work/initrd"
   rm -rf "$stage"
 }
 
-# What makes a guest quick that is interpreted: nothing is checked, cleared or hidden that no test asks for.
-kernel_arguments="console=ttyS2 panic=-1 quiet mitigations=off tsc=reliable no_timer_check init_on_alloc=0 audit=0 nokaslr lsm=yama \
+# What makes a guest quick that is interpreted: nothing is checked, cleared or hidden that no test asks for. (Programs lie in a ramfs:
+# in a tmpfs their code would count as shared memory of whoever runs them.)
+kernel_arguments="console=ttyS2 panic=-1 quiet rootfstype=ramfs mitigations=off tsc=reliable no_timer_check init_on_alloc=0 audit=0 nokaslr lsm=yama \
 rcupdate.rcu_expedited=1 cryptomgr.notests clearcpuid=112 random.trust_cpu=on"
 
 # Runs the commands. Their output is this one's; the exit code is the first that is not 0, 124 if the guest takes too long, 125

@@ -15,6 +15,7 @@ mod progress;
 mod seeing;
 mod sys;
 mod timing;
+mod topology;
 mod worker;
 
 /// Memory shared between processes and devices.
@@ -45,7 +46,7 @@ fn main() -> ExitCode {
         Command::Config(command) => command.run(),
         Command::Demo(command) => command.run(),
         Command::Gc(command) => command.run(),
-        Command::Info(command) => command.run().map_err(Into::into),
+        Command::Info(command) => command.run(),
         Command::PoolMap(command) => command.run(),
         Command::Ps(command) => command.run(),
         Command::Top(command) => command.run(),

@@ -40,10 +40,15 @@ impl PoolMapCommand {
         std::fs::write(path, picture).map_err(|error| about(path, &error))?;
         let totals = map.totals();
         let mut said = format!(
-            "reserved {}\nlive     {}\nheld     {}\ncached   {}\nfree     {} (largest {}, external fragmentation {:.3})\nunusable {}\n",
+            "reserved    {} (peak {})\nlive        {} (asked for {}, internal fragmentation {:.3})\nheld        {}\n\
+             quarantined {}\ncached      {}\nfree        {} (largest {}, external fragmentation {:.3})\nunusable    {}\n",
             totals.reserved,
+            map.peak_reserved,
             totals.live,
+            totals.requested,
+            totals.internal_fragmentation(),
             totals.held,
+            totals.quarantined,
             totals.cached,
             totals.free,
             totals.largest_free,
@@ -52,8 +57,8 @@ impl PoolMapCommand {
         );
         for size in &totals.sizes {
             said += &format!(
-                "blocks of {}: {} live, {} held, {} cached\n",
-                size.block_size, size.live, size.held, size.cached
+                "blocks of {}: {} live, {} held, {} quarantined, {} cached; {} slabs, {} bytes of them wasted\n",
+                size.block_size, size.live, size.held, size.quarantined, size.cached, size.slabs, size.waste
             );
         }
         Ok(output::print(&said)?)

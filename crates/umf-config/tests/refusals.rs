@@ -90,6 +90,8 @@ fn values_of_the_wrong_kind_are_refused() {
         "[provider.host]\nhuge_page_size = 3",
         "[provider.host]\nnuma_nodes = [5000]",
         "[provider.host]\nnuma_weights = [{ node = 0 }]",
+        "[provider.host]\nnuma_space = [\"fastest\"]",
+        "[provider.host]\nnuma_space = [1]",
         "[provider.host]\nname = \"a/b\"",
         "[provider.host]\nparams = 1",
         "[provider.p]\npath = \"relative.so\"",

@@ -86,6 +86,7 @@ fn the_environment_can_name_new_sets_and_every_shape() {
         .variable("UMF_PROVIDER_NEAR_NUMA", "split")
         .variable("UMF_PROVIDER_NEAR_NUMA_NODES", "0,2-3")
         .variable("UMF_PROVIDER_NEAR_NUMA_WEIGHTS", "0:3,1:1")
+        .variable("UMF_PROVIDER_NEAR_NUMA_SPACE", "highest-bandwidth, all")
         .variable("UMF_PROVIDER_NEAR_ISOLATE", "yes")
         .variable("UMF_PROVIDER_NEAR_PARAMS", "{ depth = 2, list = [1, 'a'] }")
         .variable("UMF_POOL_DEFAULTS_PROVIDER", "near")
@@ -97,6 +98,9 @@ fn the_environment_can_name_new_sets_and_every_shape() {
     let near = &settings.provider["near"];
     assert_eq!(near.numa_nodes, [0, 2, 3]);
     assert_eq!(near.numa_weights.len(), 2);
+    assert_eq!(near.numa_space.len(), 2);
+    let shown = serde_json::to_value(near).unwrap();
+    assert_eq!(shown["numa_space"], serde_json::json!(["highest-bandwidth", "all"]));
     assert!(near.isolate);
     let json = serde_json::to_value(&near.params).unwrap();
     assert_eq!(json, serde_json::json!({ "depth": 2, "list": [1, "a"] }));

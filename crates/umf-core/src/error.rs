@@ -1,5 +1,8 @@
 //! The error that providers, pools and the tracker return.
 
+use core::fmt;
+use core::time::Duration;
+
 use crate::Address;
 
 /// `Result` with this crate's [`Error`].
@@ -42,6 +45,30 @@ pub enum Error {
     NotAllocated {
         /// The address given.
         address: Address,
+    },
+    /// The address was freed before, and the pool's history says by whom. Without a history this is
+    /// [`Error::NotAllocated`].
+    #[error("address {address} was freed before, {by}; free each block once")]
+    FreedTwice {
+        /// The address given.
+        address: Address,
+        /// The free before.
+        by: PastFree,
+    },
+    /// A block was written to after it was freed.
+    #[error(
+        "byte {offset} of the free block of {size} bytes at {address} was written to after it was freed, {}; whoever had it \
+         still uses it", By(.by)
+    )]
+    WrittenAfterFree {
+        /// Where the block begins.
+        address: Address,
+        /// Its size in bytes.
+        size: usize,
+        /// The first byte that is not what it should be, from the beginning of the block.
+        offset: usize,
+        /// Who freed it, if the pool's history still says.
+        by: Option<PastFree>,
     },
     /// The address lies inside a block, not at its start.
     #[error("address {address} lies inside a block and not at its start; pass what allocate returned")]
@@ -130,6 +157,33 @@ pub enum Error {
     },
 }
 
+/// A free that a pool's history remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PastFree {
+    /// The thread that freed, as the system numbers it (`gettid(2)`).
+    pub thread: u32,
+    /// How long ago.
+    pub ago: Duration,
+}
+
+impl fmt::Display for PastFree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} ago by thread {}", self.ago, self.thread)
+    }
+}
+
+/// Shows who freed, or what would have told.
+struct By<'a>(&'a Option<PastFree>);
+
+impl fmt::Display for By<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(by) => by.fmt(f),
+            None => f.write_str("by whom a (longer) history would tell"),
+        }
+    }
+}
+
 impl Error {
     /// A failed system call, without a hint.
     #[must_use]
@@ -156,8 +210,8 @@ impl Error {
 /// Shows ` (errno 12: Cannot allocate memory)`, or nothing for 0.
 struct NativeSuffix(i32);
 
-impl core::fmt::Display for NativeSuffix {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl fmt::Display for NativeSuffix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0 == 0 {
             return Ok(());
         }
@@ -168,8 +222,8 @@ impl core::fmt::Display for NativeSuffix {
 /// Shows `; hint`, or nothing.
 struct Hint(&'static str);
 
-impl core::fmt::Display for Hint {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl fmt::Display for Hint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() { Ok(()) } else { write!(f, "; {}", self.0) }
     }
 }
@@ -186,5 +240,14 @@ mod tests {
         assert!(text.contains("mbind failed") && text.ends_with("; grant CAP_SYS_NICE"), "{text}");
         assert_eq!(Error::native("mmap", 22).native_code(), Some(22));
         assert_eq!(Error::ZeroSize.native_code(), None);
+        let (address, by) =
+            (Address::from_bits(4096), PastFree { thread: 7, ago: Duration::from_micros(1500) });
+        let text = Error::FreedTwice { address, by }.to_string();
+        assert!(text.contains("0x1000 was freed before, 1.5ms ago by thread 7"), "{text}");
+        let text = Error::WrittenAfterFree { address, size: 64, offset: 9, by: Some(by) }.to_string();
+        assert!(
+            text.starts_with("byte 9 of the free block of 64 bytes") && text.contains("thread 7"),
+            "{text}"
+        );
     }
 }

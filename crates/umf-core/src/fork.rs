@@ -258,6 +258,7 @@ fn each(registry: &Registry, step: impl Fn(&dyn ForkAware)) {
 extern "C" fn prepare() {
     let registry = REGISTRY.lock();
     each(&registry, |object| object.prepare());
+    crate::shortage::lock_for_fork();
     crate::held::lock_for_fork();
     crate::tracker::lock_for_fork();
     crate::thread::lock_for_fork();
@@ -291,6 +292,8 @@ unsafe fn release(step: impl Fn(&dyn ForkAware), held: impl FnOnce()) {
     // SAFETY: `prepare` took the tracker's locks.
     unsafe { crate::tracker::unlock_after_fork() };
     held();
+    // SAFETY: `prepare` took the lock of whom pools ask.
+    unsafe { crate::shortage::unlock_after_fork() };
     // SAFETY: `prepare` holds the registry's lock, and forgot its guard: nobody else reaches it.
     let registry = unsafe { REGISTRY.get_locked() };
     each(registry, step);

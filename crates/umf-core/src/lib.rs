@@ -9,6 +9,10 @@
 //! | tracker | [`tracker::find`]: from an address to its region and pool |
 //! | exported memory | [`observer`]: who is told before it goes |
 //! | leased memory | [`held`]: freed, and still open in other processes |
+//! | delayed free | [`Pool::free_after`]: freed, and handed out again when a [`Completion`] is ready |
+//! | limits | [`limit`]: of one pool, or shared |
+//! | lack of memory | [`shortage`]: the application is asked |
+//! | what happened, what is left | [`history`], [`leaks`] |
 //! | step | [`step`](mod@step): where tests kill processes |
 //!
 //! A crate that brings a provider or a pool depends on this one alone, and runs the conformance suite of
@@ -21,6 +25,9 @@
 compile_error!("umf runs on 64-bit Linux");
 
 mod address;
+pub mod background;
+pub mod clock;
+mod completion;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod error;
@@ -28,15 +35,19 @@ pub mod fence;
 pub mod fork;
 pub mod global;
 pub mod held;
+pub mod history;
 mod layout;
+pub mod leaks;
+pub mod limit;
 pub mod lock;
 pub mod map;
 pub mod metadata;
 #[cfg(test)]
 mod model;
 pub mod observer;
-mod pool;
+pub mod pool;
 pub mod provider;
+pub mod shortage;
 pub mod statistics;
 pub mod step;
 mod sys;
@@ -45,11 +56,13 @@ pub mod tracker;
 mod visits;
 
 pub use address::{Address, AddressSpace};
-pub use error::{Error, Result};
+pub use completion::{Completion, Progress};
+pub use error::{Error, PastFree, Result};
 pub use layout::Layout;
 pub use pool::{BlockSpan, Pool};
 pub use provider::{
-    Access, Export, Import, ImportRequest, Imported, MemoryKind, NativeBytes, NativeExport, Properties,
-    Property, PropertyValue, Provider, ProviderKind, Purge, Region, RegionId, SplitMerge, Visibility,
+    Access, CpuAccess, Export, HostAccess, Import, ImportRequest, Imported, MemoryKind, NativeBytes,
+    NativeExport, Populate, Properties, Property, PropertyValue, Provider, ProviderKind, Purge, Region,
+    RegionId, SplitMerge, Visibility,
 };
 pub use tracker::{ProviderRef, Upstream};

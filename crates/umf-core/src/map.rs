@@ -1,6 +1,7 @@
 //! What a pool's regions look like at one moment: [`PoolMap`].
 
 use crate::Address;
+use crate::statistics::missing;
 
 /// What a [`Piece`] of a region is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -10,6 +11,8 @@ pub enum PieceState {
     Live,
     /// Blocks that were freed and that other processes still have open.
     Held,
+    /// Blocks that were freed and are set aside for a while, to find out who still writes to them.
+    Quarantined,
     /// Free blocks that serve requests of their own size only: of a slab, or in a thread's cache.
     Cached,
     /// Memory that serves requests of any size.
@@ -44,8 +47,22 @@ pub struct RegionMap {
     pub base: Address,
     /// Its size in bytes.
     pub size: u64,
-    /// By offset, without overlap. What is in none (the end of a slab that no block fits in) serves nobody.
+    /// By offset, without overlap. What is in none (the end of a slab that no block fits in, or of a region) serves nobody.
     pub pieces: Vec<Piece>,
+}
+
+/// What a pool knows of the blocks of one size besides where they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClassMap {
+    /// Size of each in bytes.
+    pub block_size: u64,
+    /// Slabs that they lie in; 0 for blocks that lie in none.
+    pub slabs: u64,
+    /// Bytes of these slabs, and of the ranges that blocks without a slab were cut from, in which no block lies.
+    pub waste: u64,
+    /// What was asked for of those that are handed out, in bytes: an estimate, as
+    /// [`crate::statistics::PoolStatistics::requested_bytes`] is.
+    pub requested: u64,
 }
 
 /// The regions of a pool: see [`crate::Pool::map`].
@@ -53,12 +70,16 @@ pub struct RegionMap {
 pub struct PoolMap {
     /// The pool's name.
     pub pool: String,
+    /// The most bytes that it has had from its provider.
+    pub peak_reserved: u64,
     /// By address.
     pub regions: Vec<RegionMap>,
+    /// By size of the blocks; none where the pool does not know.
+    pub classes: Vec<ClassMap>,
 }
 
 /// The blocks of one size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SizeTotals {
     /// Size of each in bytes.
     pub block_size: u64,
@@ -66,8 +87,17 @@ pub struct SizeTotals {
     pub live: u64,
     /// How many are freed and still open elsewhere.
     pub held: u64,
+    /// How many are freed and set aside.
+    pub quarantined: u64,
     /// How many are free and serve this size only.
     pub cached: u64,
+    /// Slabs that they lie in.
+    pub slabs: u64,
+    /// Bytes of these in which no block lies.
+    pub waste: u64,
+    /// What was asked for of those that are handed out, in bytes (see [`ClassMap`]): no more than they have, and as much where
+    /// the map does not say.
+    pub requested: u64,
 }
 
 /// What a [`PoolMap`] adds up to, in bytes.
@@ -79,6 +109,10 @@ pub struct MapTotals {
     pub live: u64,
     /// Blocks that are freed and still open elsewhere.
     pub held: u64,
+    /// Blocks that are freed and set aside.
+    pub quarantined: u64,
+    /// What was asked for of the blocks that are handed out, as far as the pool knows.
+    pub requested: u64,
     /// Free for requests of one size.
     pub cached: u64,
     /// Free for requests of any size.
@@ -95,10 +129,14 @@ impl MapTotals {
     /// How much of what is free for any size a single request cannot have, from 0 (none) to 1: external fragmentation.
     #[must_use]
     pub fn external_fragmentation(&self) -> f64 {
-        if self.free == 0 {
-            return 0.0;
-        }
-        1.0 - self.largest_free as f64 / self.free as f64
+        missing(self.largest_free, self.free)
+    }
+
+    /// How much of the live blocks nobody asked for, from 0 (none) to 1: internal fragmentation. As much of an estimate as
+    /// [`ClassMap::requested`].
+    #[must_use]
+    pub fn internal_fragmentation(&self) -> f64 {
+        missing(self.requested, self.live)
     }
 }
 
@@ -114,15 +152,11 @@ impl PoolMap {
             let mut range = (0, 0);
             for piece in &region.pieces {
                 let size = piece.size();
-                let entry = sizes.entry(piece.block_size).or_insert(SizeTotals {
-                    block_size: piece.block_size,
-                    live: 0,
-                    held: 0,
-                    cached: 0,
-                });
+                let entry = sizes.entry(piece.block_size).or_default();
                 let (sum, count) = match piece.state {
                     PieceState::Live => (&mut totals.live, Some(&mut entry.live)),
                     PieceState::Held => (&mut totals.held, Some(&mut entry.held)),
+                    PieceState::Quarantined => (&mut totals.quarantined, Some(&mut entry.quarantined)),
                     PieceState::Cached => (&mut totals.cached, Some(&mut entry.cached)),
                     PieceState::Free => (&mut totals.free, None),
                 };
@@ -136,11 +170,25 @@ impl PoolMap {
                 }
             }
         }
-        let used = [totals.live, totals.held, totals.cached, totals.free];
+        let used = [totals.live, totals.held, totals.quarantined, totals.cached, totals.free];
         let used = used.into_iter().fold(0, u64::saturating_add);
         totals.unusable = totals.reserved.saturating_sub(used);
-        totals.sizes =
-            sizes.into_values().filter(|size| size.live != 0 || size.held != 0 || size.cached != 0).collect();
+        for class in &self.classes {
+            let entry = sizes.entry(class.block_size).or_default();
+            entry.slabs = entry.slabs.saturating_add(class.slabs);
+            entry.waste = entry.waste.saturating_add(class.waste);
+            entry.requested = entry.requested.saturating_add(class.requested);
+        }
+        for (&size, entry) in &mut sizes {
+            let live = size.saturating_mul(entry.live);
+            entry.block_size = size;
+            entry.requested = if self.classes.is_empty() { live } else { entry.requested.min(live) };
+            totals.requested = totals.requested.saturating_add(entry.requested);
+        }
+        let has_any = |size: &SizeTotals| {
+            [size.live, size.held, size.quarantined, size.cached, size.slabs].iter().any(|&count| count != 0)
+        };
+        totals.sizes = sizes.into_values().filter(has_any).collect();
         totals
     }
 }
@@ -151,10 +199,12 @@ mod tests {
 
     #[test]
     fn totals_add_up() {
-        use PieceState::{Cached, Free, Held, Live};
+        use PieceState::{Cached, Free, Held, Live, Quarantined};
         let piece = |offset, block_size, count, state| Piece { offset, block_size, count, state };
         let map = PoolMap {
             pool: "p".to_owned(),
+            peak_reserved: 2000,
+            classes: vec![ClassMap { block_size: 30, slabs: 2, waste: 7, requested: 80 }],
             regions: vec![
                 RegionMap {
                     base: Address::from_bits(1 << 20),
@@ -165,6 +215,7 @@ mod tests {
                         piece(200, 100, 1, Free),
                         piece(300, 50, 1, Free),
                         piece(400, 30, 2, Cached),
+                        piece(460, 30, 1, Quarantined),
                     ],
                 },
                 RegionMap {
@@ -176,8 +227,19 @@ mod tests {
         };
         let totals = map.totals();
         assert_eq!((totals.reserved, totals.live, totals.held, totals.cached), (1500, 90, 30, 60));
-        assert_eq!((totals.free, totals.largest_free, totals.unusable), (200, 150, 1120));
-        assert_eq!(totals.sizes, [SizeTotals { block_size: 30, live: 3, held: 1, cached: 2 }]);
+        assert_eq!((totals.free, totals.largest_free, totals.unusable), (200, 150, 1090));
+        let size = SizeTotals {
+            block_size: 30,
+            live: 3,
+            held: 1,
+            quarantined: 1,
+            cached: 2,
+            slabs: 2,
+            waste: 7,
+            requested: 80,
+        };
+        assert_eq!((totals.sizes.as_slice(), totals.requested), (&[size][..], 80));
+        assert!((map.totals().internal_fragmentation() - 1.0 / 9.0).abs() < 1e-9);
         assert!((totals.external_fragmentation() - 0.25).abs() < 1e-9);
         assert_eq!(PoolMap::default().totals().external_fragmentation(), 0.0);
     }
@@ -187,7 +249,7 @@ mod tests {
         let piece =
             Piece { offset: u64::MAX, block_size: u64::MAX, count: u64::MAX, state: PieceState::Free };
         let region = RegionMap { base: Address::from_bits(0), size: u64::MAX, pieces: vec![piece, piece] };
-        let map = PoolMap { pool: String::new(), regions: vec![region.clone(), region] };
+        let map = PoolMap { regions: vec![region.clone(), region], ..PoolMap::default() };
         assert_eq!(map.totals().free, u64::MAX);
     }
 }

@@ -9,12 +9,21 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub struct PoolStatistics {
     /// Bytes in blocks that are handed out, as rounded up by the pool.
     pub live_bytes: u64,
+    /// What was asked for of `live_bytes`, as far as the pool knows: an estimate, from the requests that took its slower paths. The
+    /// same as `live_bytes` where it knows nothing.
+    pub requested_bytes: u64,
     /// Blocks that are handed out.
     pub live_blocks: u64,
     /// Bytes free in the pool, thread caches included.
     pub cached_bytes: u64,
-    /// Bytes that are freed and still open in other processes: neither live nor free.
+    /// Of those, bytes that serve requests of any size; 0 where the pool does not know.
+    pub free_bytes: u64,
+    /// The longest range of them; 0 where the pool does not know.
+    pub largest_free_bytes: u64,
+    /// Bytes that are freed and still in use, by other processes or until a completion is ready: neither live nor free.
     pub held_bytes: u64,
+    /// Bytes that are freed and set aside for a while, to find out who still writes to them: neither live nor free.
+    pub quarantined_bytes: u64,
     /// Bytes got from the provider.
     pub reserved_bytes: u64,
     /// The most that `reserved_bytes` has been.
@@ -25,6 +34,26 @@ pub struct PoolStatistics {
     pub allocations: u64,
     /// Frees so far.
     pub frees: u64,
+}
+
+impl PoolStatistics {
+    /// How much of the live blocks nobody asked for, from 0 (none) to 1: internal fragmentation. As much of an estimate as
+    /// [`PoolStatistics::requested_bytes`].
+    #[must_use]
+    pub fn internal_fragmentation(&self) -> f64 {
+        missing(self.requested_bytes, self.live_bytes)
+    }
+
+    /// How much of what is free for any size a single request cannot have, from 0 (none) to 1: external fragmentation.
+    #[must_use]
+    pub fn external_fragmentation(&self) -> f64 {
+        missing(self.largest_free_bytes, self.free_bytes)
+    }
+}
+
+/// Which part of `all` is not in `part`; 0 of nothing.
+pub(crate) fn missing(part: u64, all: u64) -> f64 {
+    if all == 0 { 0.0 } else { 1.0 - part.min(all) as f64 / all as f64 }
 }
 
 /// Bytes and regions that are allocated, and the most there have been. For providers and the slow paths of

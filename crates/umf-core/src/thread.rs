@@ -5,6 +5,8 @@
 //! thread-local storage: so it can be summed over all threads, it is inherited with the number instead
 //! of being lost, and thread-local storage is one const-initialised word without a destructor.
 
+mod word;
+
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -31,10 +33,7 @@ impl ThreadIndex {
 const NONE: u32 = 0;
 const ENDED: u32 = u32::MAX;
 
-thread_local! {
-    /// 0: not asked yet; `u32::MAX`: the thread is ending; otherwise the number plus one.
-    static CURRENT: Cell<u32> = const { Cell::new(NONE) };
-}
+// The word: 0 if not asked yet; `u32::MAX` if the thread is ending; otherwise the number plus one.
 
 struct Numbers {
     next: u32,
@@ -56,19 +55,38 @@ static EXIT_HOOKS: Lock<([Option<Hook>; HOOKS], usize)> = Lock::new(([None; HOOK
 /// [`ThreadIndex::LIMIT`] threads: callers then take their path without per-thread state.
 #[inline]
 pub fn current() -> Option<ThreadIndex> {
-    match CURRENT.get() {
+    match word::get() as u32 {
         NONE => enter(),
         ENDED => None,
         number => Some(ThreadIndex(number - 1)),
     }
 }
 
-/// The number of the calling thread, if it has asked for it before ([`current`]); otherwise one at which no table of threads
-/// has anything. For common paths: it calls nothing.
+/// The number of the calling thread plus one, if it has asked for it before ([`current`]); 0 if it has not, and more than any number
+/// where there is none. For common paths: it calls nothing.
 #[inline(always)]
 #[must_use]
-pub fn known() -> u32 {
-    CURRENT.get().wrapping_sub(1)
+pub fn known_life() -> u64 {
+    word::get()
+}
+
+/// The system's number of the calling thread, as `gettid(2)` says, `top -H` shows it and debuggers know it. Asks the system once per
+/// thread and fork.
+#[must_use]
+pub fn system_id() -> u32 {
+    thread_local! {
+        /// The number, and below it the process in which it was asked for, as [`crate::fork::generation`] counts.
+        static KNOWN: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+    }
+    let generation = crate::fork::generation();
+    match KNOWN.get() {
+        (id, known) if id != 0 && known == generation => id,
+        _ => {
+            let id = crate::sys::thread_id();
+            KNOWN.set((id, generation));
+            id
+        }
+    }
 }
 
 /// How many numbers have ever been in use at one time: each index lies below.
@@ -105,7 +123,7 @@ fn enter() -> Option<ThreadIndex> {
         release(number);
         return None;
     }
-    CURRENT.set(number + 1);
+    word::set(number + 1);
     Some(ThreadIndex(number))
 }
 
@@ -134,7 +152,7 @@ fn exit_key() -> Option<libc::pthread_key_t> {
 }
 
 extern "C" fn leave(_value: *mut libc::c_void) {
-    let number = CURRENT.get();
+    let number = word::get() as u32;
     if number == NONE || number == ENDED {
         return;
     }
@@ -142,7 +160,7 @@ extern "C" fn leave(_value: *mut libc::c_void) {
     for hook in hooks.into_iter().flatten() {
         hook(ThreadIndex(number - 1));
     }
-    CURRENT.set(ENDED);
+    word::set(ENDED);
     release(number - 1);
 }
 

@@ -1,4 +1,4 @@
-//! The cases about leases are worth something only if they fail: a pool with one fault at a time does not pass the case that
+//! The cases about leases and completions are worth something only if they fail: a pool with one fault at a time does not pass the case that
 //! is there for it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -12,7 +12,7 @@ use umf_core::conformance::pool::{self as suite, Make};
 use umf_core::held::{Fate, HeldStatistics, OnFree};
 use umf_core::observer::{Freed, before_free};
 use umf_core::statistics::PoolStatistics;
-use umf_core::{Address, BlockSpan, Error, Layout, Pool, ProviderRef, Region, Result, Upstream};
+use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Region, Result, Upstream};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -33,6 +33,8 @@ enum Fault {
     NeverPolls,
     /// Contents stay, whatever is set.
     NeverReleases,
+    /// What is freed with a completion is freed at once.
+    IgnoresCompletions,
     /// Draining returns at once.
     DoesNotWait,
 }
@@ -85,6 +87,38 @@ impl Faulty {
     }
 }
 
+impl Faulty {
+    fn free_block(&self, address: Address, completion: Option<Arc<dyn Completion>>) -> Result<()> {
+        let mut books = self.books();
+        let Some((region, exported)) = books.live.remove(&address.to_bits()) else {
+            let twice = self.is(Fault::FreesTwice) && books.held.contains_key(&address.to_bits());
+            return if twice { Ok(()) } else { Err(Error::NotAllocated { address }) };
+        };
+        books.statistics.frees += 1;
+        drop(books);
+        let leases = if exported { before_free(Freed::Block { address }) } else { None };
+        let leases = leases.filter(|_| !self.is(Fault::IgnoresLeases));
+        if leases.is_some() || completion.is_some() {
+            self.books().held.insert(address.to_bits(), region);
+            let held = match (completion, leases) {
+                (Some(completion), leases) => {
+                    self.upstream.hold_until(address, region.size(), completion, leases)
+                }
+                (None, Some(leases)) => self.upstream.hold(address, region.size(), leases),
+                (None, None) => false,
+            };
+            if held {
+                if !self.is(Fault::NeverPolls) {
+                    self.upstream.poll_some();
+                }
+                return Ok(());
+            }
+            self.books().held.remove(&address.to_bits());
+        }
+        self.give_back(region)
+    }
+}
+
 // SAFETY: a block is a region of the provider. (The faults make some of this untrue, in tests that touch no memory then.)
 unsafe impl Pool for Faulty {
     fn name(&self) -> &str {
@@ -110,25 +144,11 @@ unsafe impl Pool for Faulty {
     }
 
     unsafe fn free(&self, address: Address) -> Result<()> {
-        let mut books = self.books();
-        let Some((region, exported)) = books.live.remove(&address.to_bits()) else {
-            let twice = self.is(Fault::FreesTwice) && books.held.contains_key(&address.to_bits());
-            return if twice { Ok(()) } else { Err(Error::NotAllocated { address }) };
-        };
-        books.statistics.frees += 1;
-        drop(books);
-        let leases = if exported { before_free(Freed::Block { address }) } else { None };
-        if let Some(leases) = leases.filter(|_| !self.is(Fault::IgnoresLeases)) {
-            self.books().held.insert(address.to_bits(), region);
-            if self.upstream.hold(address, region.size(), leases) {
-                if !self.is(Fault::NeverPolls) {
-                    self.upstream.poll_some();
-                }
-                return Ok(());
-            }
-            self.books().held.remove(&address.to_bits());
-        }
-        self.give_back(region)
+        self.free_block(address, None)
+    }
+
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        self.free_block(address, Some(completion).filter(|_| !self.is(Fault::IgnoresCompletions)))
     }
 
     fn block_at(&self, address: Address) -> Result<BlockSpan> {
@@ -213,7 +233,7 @@ fn passes(fault: Fault, case: fn(Make<'_>)) -> bool {
 
 #[test]
 fn each_fault_is_noticed() {
-    let faults: [(Fault, fn(Make<'_>)); 11] = [
+    let faults: [(Fault, fn(Make<'_>)); 17] = [
         (Fault::IgnoresLeases, suite::leased_blocks_are_not_handed_out),
         (Fault::IgnoresLeases, suite::threads_keep_off_leased_blocks),
         (Fault::FreesTwice, suite::leased_blocks_are_not_handed_out),
@@ -225,6 +245,12 @@ fn each_fault_is_noticed() {
         (Fault::IgnoresBound, suite::the_bound_on_what_is_held_is_kept),
         (Fault::NeverReleases, suite::contents_stay_or_go_as_told),
         (Fault::ForgetsAtTheEnd, suite::leased_blocks_outlive_their_pool),
+        (Fault::IgnoresCompletions, suite::delayed_blocks_are_not_handed_out),
+        (Fault::IgnoresCompletions, suite::lost_completions_hold_their_blocks),
+        (Fault::IgnoresLeases, suite::exports_of_delayed_blocks_end_at_once),
+        (Fault::FreesTwice, suite::delayed_blocks_are_not_handed_out),
+        (Fault::NeverPolls, suite::ready_blocks_are_used_again),
+        (Fault::ForgetsAtTheEnd, suite::delayed_blocks_outlive_their_pool),
     ];
     for (fault, case) in faults {
         assert!(passes(Fault::None, case), "{fault:?}: the sound pool does not pass");

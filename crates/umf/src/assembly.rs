@@ -9,11 +9,13 @@ use umf_core::held::OnFree;
 use umf_core::tracker::ProviderRef;
 use umf_core::{Provider, ProviderKind, Visibility};
 use umf_pool_proxy::{ProxyPool, ProxySettings};
-use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
+use umf_pool_slab::{Leaks, Poison, SharedLimit, SlabPool, SlabSettings};
 use umf_provider_dma_buf::DmaBufProvider;
-use umf_provider_host::{HostProvider, NodeSet, NodeShare, Numa};
+use umf_provider_host::HostProvider;
 
-use crate::{Error, Result, plugin, registry};
+use crate::{Error, Result, leaks, plugin, registry};
+
+mod numa;
 
 /// The provider that the settings call `name`.
 pub(crate) fn provider(settings: &Settings, name: &str) -> Result<Arc<dyn Provider>> {
@@ -64,7 +66,7 @@ fn host(name: &str, set: &umf_config::Provider) -> Result<Arc<HostProvider>> {
         .name(name.to_owned())
         .visibility(visibility)
         .huge_pages(huge)
-        .numa(numa(set, contradiction)?)
+        .numa(numa::of(name, set)?)
         .isolate(set.isolate);
     if let Some(shared_name) = &set.name {
         builder = builder.named(format!("/{shared_name}"));
@@ -74,7 +76,11 @@ fn host(name: &str, set: &umf_config::Provider) -> Result<Arc<HostProvider>> {
 
 fn dma_buf(name: &str, set: &umf_config::Provider) -> Result<Arc<DmaBufProvider>> {
     let contradiction = |why| Error::Contradiction { what: "provider", name: name.to_owned(), why };
-    if set.name.is_some() || set.numa != NumaMode::Default || !set.numa_nodes.is_empty() {
+    if set.name.is_some()
+        || set.numa != NumaMode::Default
+        || !set.numa_nodes.is_empty()
+        || !set.numa_space.is_empty()
+    {
         return Err(contradiction("name and numa are for kind \"host\", not for kind \"dma-buf\""));
     }
     if !set.params.is_empty() || set.path.is_some() {
@@ -99,39 +105,6 @@ fn dma_buf(name: &str, set: &umf_config::Provider) -> Result<Arc<DmaBufProvider>
         _ => return Err(contradiction("huge_pages is \"none\" or \"hugetlb\" for kind \"dma-buf\"")),
     };
     Ok(builder.name(name.to_owned()).build()?)
-}
-
-fn numa(set: &umf_config::Provider, contradiction: impl Fn(&'static str) -> Error) -> Result<Numa> {
-    let nodes = || -> Result<NodeSet> { Ok(NodeSet::from_nodes(set.numa_nodes.iter().copied())?) };
-    let some_nodes = || {
-        if set.numa_nodes.is_empty() {
-            Err(contradiction("this numa mode needs numa_nodes"))
-        } else {
-            nodes()
-        }
-    };
-    Ok(match set.numa {
-        NumaMode::Bind => Numa::Bind(some_nodes()?),
-        NumaMode::Interleave => Numa::Interleave {
-            nodes: some_nodes()?,
-            part_size: usize::try_from(set.numa_part_size.get()).unwrap_or(usize::MAX),
-        },
-        NumaMode::Preferred => Numa::Preferred(nodes()?),
-        NumaMode::Local if set.numa_nodes.is_empty() => Numa::Local,
-        NumaMode::Local => return Err(contradiction("numa = \"local\" takes no numa_nodes")),
-        NumaMode::Split if set.numa_weights.is_empty() => {
-            let equal = set.numa_nodes.iter().map(|&node| NodeShare { node, weight: 1 });
-            some_nodes()?;
-            Numa::Split(equal.collect())
-        }
-        NumaMode::Split => Numa::Split(
-            set.numa_weights
-                .iter()
-                .map(|share| NodeShare { node: share.node, weight: share.weight })
-                .collect(),
-        ),
-        _ => Numa::Default,
-    })
 }
 
 /// A provider from a shared object.
@@ -164,6 +137,7 @@ pub(crate) fn pool(
     let pool: Arc<dyn umf_core::Pool> = match set.kind.as_str() {
         "slab" => SlabPool::new(provider, slab_settings(settings, name, set)?)?,
         "proxy" => {
+            tell_unwatched(name, set);
             let settings = ProxySettings::default().name(name).memory_limit(set.memory_limit.get());
             ProxyPool::with_settings(provider, settings)?
         }
@@ -181,6 +155,14 @@ pub(crate) fn pool(
     };
     holding(&*pool, set)?;
     Ok(pool)
+}
+
+/// Says that a pool of kind `proxy` does not watch itself.
+fn tell_unwatched(name: &str, set: &umf_config::Pool) {
+    let watches = set.leaks != umf_config::Leaks::Off || set.poison != umf_config::Poison::Off;
+    if watches || set.history != 0 || set.quarantine.get() != 0 {
+        tracing::warn!(pool = name, "a pool of kind proxy has no history, leaks, poison or quarantine");
+    }
 }
 
 /// Tells a pool what to do with what is freed and still open elsewhere. A kind from elsewhere that was told nothing keeps what it
@@ -203,7 +185,23 @@ fn slab_settings(settings: &Settings, name: &str, set: &umf_config::Pool) -> Res
         .capacity(u32::try_from(set.capacity).unwrap_or(u32::MAX))
         .min_block_size(bytes(set.min_block_size))
         .memory_limit(set.memory_limit.get())
-        .trace(set.trace);
+        .trace(set.trace)
+        .history(set.history)
+        .leaks(match set.leaks {
+            umf_config::Leaks::Count => Leaks::Count,
+            umf_config::Leaks::Sites => Leaks::Sites,
+            _ => Leaks::Off,
+        })
+        .leak_sample(set.leak_sample)
+        .poison(match set.poison {
+            umf_config::Poison::Freed => Poison::Freed,
+            umf_config::Poison::All => Poison::All,
+            _ => Poison::Off,
+        })
+        .quarantine(set.quarantine.get());
+    if set.leaks == umf_config::Leaks::Sites {
+        leaks::name_stacks();
+    }
     if let LimitSetting::Named(limit) = &set.shared_limit {
         slab = slab.shared_limit(shared_limit(settings, limit)?);
     }

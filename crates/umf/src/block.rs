@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
-use umf_core::{Address, Visibility};
+use umf_core::{Access, Address, Completion, CpuAccess, HostAccess, Visibility};
 use umf_ipc::{Export, Handle, VolatileSlice};
 
 use crate::{Error, Pool, Result, exporter};
@@ -51,7 +52,8 @@ impl<'p> Block<'p> {
         )
     }
 
-    /// The memory as a volatile slice, which may be used while other processes write it.
+    /// The memory as a volatile slice, which may be used while other processes write it. While devices use it, too, hold a
+    /// [`Block::cpu_access`] meanwhile.
     ///
     /// # Errors
     /// [`Error::Inaccessible`] for device memory.
@@ -61,13 +63,13 @@ impl<'p> Block<'p> {
         Ok(unsafe { VolatileSlice::new(pointer, self.size) })
     }
 
-    /// Copies `into.len()` bytes at `offset` out of the block.
+    /// Copies `into.len()` bytes at `offset` out of the block. Whoever has to know that the CPU touches the memory is told.
     ///
     /// # Errors
-    /// [`Error::Ipc`] with `OutOfBounds` (nothing is copied then), [`Error::Inaccessible`].
+    /// [`Error::Ipc`] with `OutOfBounds` (nothing is copied then), [`Error::Inaccessible`], [`Error::Memory`] if a driver refuses.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        self.part(offset, into.len())?.copy_to(into);
-        Ok(())
+        let part = self.part(offset, into.len())?;
+        self.touching(offset, into.len(), Access::ReadOnly, || part.copy_to(into))
     }
 
     /// Copies `from` to `offset` in the block.
@@ -75,8 +77,31 @@ impl<'p> Block<'p> {
     /// # Errors
     /// As [`Block::read`].
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
-        self.part(offset, from.len())?.copy_from(from);
-        Ok(())
+        let part = self.part(offset, from.len())?;
+        self.touching(offset, from.len(), Access::ReadWrite, || part.copy_from(from))
+    }
+
+    /// Copies within the time that the provider wants to hear of, if it does.
+    fn touching<R>(
+        &self,
+        offset: usize,
+        length: usize,
+        access: Access,
+        copy: impl FnOnce() -> R,
+    ) -> Result<()> {
+        let Some(ability) = self.host_access() else {
+            copy();
+            return Ok(());
+        };
+        let base = self.address.checked_add(offset as u64).unwrap_or(self.address);
+        // SAFETY: a part of the block, which is live and accessible, as the caller has checked; no reference into it is made.
+        let time = unsafe { CpuAccess::begin(Some(ability), base, length, access) }?;
+        copy();
+        Ok(time.end()?)
+    }
+
+    pub(crate) fn host_access(&self) -> Option<&dyn HostAccess> {
+        self.pool.provider().host_access()
     }
 
     fn part(&self, offset: usize, length: usize) -> Result<VolatileSlice<'_>> {
@@ -121,6 +146,32 @@ impl<'p> Block<'p> {
         Ok(unsafe { exporter()?.handle(self.address) }?)
     }
 
+    /// Frees the block, which may still be in use until `completion` is ready: by work that was given to a device, for instance. Nobody
+    /// waits. Its handles are retired at once; it is not handed out again before the completion is ready. See
+    /// [`umf_core::Pool::free_after`].
+    ///
+    /// # Errors
+    /// [`Error::Memory`] with the block, which is as it was, if this kind of pool cannot.
+    pub fn free_after(self, completion: Arc<dyn Completion>) -> Result<(), (Self, Error)> {
+        // SAFETY: the block is this object's own, nothing borrowed from it is left, and it is not freed again.
+        match unsafe { self.pool.as_core().free_after(self.address, completion) } {
+            Ok(()) => {
+                std::mem::forget(self);
+                Ok(())
+            }
+            Err(error) => Err((self, error.into())),
+        }
+    }
+
+    /// The block as memory that a [`crate::link::Link`] sends from and receives into without a copy too many, and hands over
+    /// without any. Make it once and keep it.
+    ///
+    /// # Errors
+    /// As [`Block::handle`] and [`Block::memory`].
+    pub fn linked(&self) -> Result<umf_link::Memory<'_>> {
+        Ok(umf_link::Memory::new(&self.handle()?, self.memory()?)?)
+    }
+
     /// Leaves the block allocated and returns its address; the pool's `free` takes it back.
     #[must_use]
     pub fn into_address(self) -> Address {
@@ -133,7 +184,7 @@ impl<'p> Block<'p> {
 impl Drop for Block<'_> {
     fn drop(&mut self) {
         // SAFETY: the block is this object's own, and nothing borrowed from it is left.
-        if let Err(error) = unsafe { self.pool.as_core().free(self.address) } {
+        if let Err(error) = unsafe { umf_core::pool::free(self.pool.as_core(), self.address) } {
             // Only somebody who freed the address by hand can have brought this about.
             tracing::error!(address = %self.address, %error, "a block could not be freed");
         }

@@ -18,6 +18,12 @@ pub enum Error {
     /// A domain.
     #[error(transparent)]
     Domain(#[from] umf_domain::Error),
+    /// NUMA nodes, or a memory space.
+    #[error(transparent)]
+    Topology(#[from] umf_topology::Error),
+    /// A link.
+    #[error(transparent)]
+    Link(#[from] umf_link::Error),
     /// Settings.
     #[error(transparent)]
     Settings(Arc<umf_config::Error>),

@@ -21,9 +21,13 @@
 //! | pools and blocks | [`Pool`], [`Block`], [`PoolBuilder`] |
 //! | a pool in `Vec` and `HashMap`, or as the global allocator | `&Pool` is an `allocator_api2` allocator; [`GlobalPool`] |
 //! | freed memory that others still have open | [`OnFree`], [`drain`], [`Pool::drain`] |
+//! | freed memory that a device still works on | [`Block::free_after`], [`Completion`] |
 //! | what a pool's regions look like | [`Pool::map`], [`map`] |
+//! | what happened in a pool, what was never freed, who writes to what was freed | [`Pool::history`], [`Pool::leaks`], [`Leaks`], [`Poison`] |
+//! | NUMA nodes, and memory on the fastest, nearest or largest of them | [`topology`], [`memory_space`] |
 //! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`] |
 //! | regions that belong to a named set of processes | [`domain`] |
+//! | messages between two processes | [`link`] |
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`] |
 //! | kinds of provider and pool from elsewhere | [`registry`], [`plugin`] |
 //! | memory that devices share | [`dma_buf`], [`Block::cpu_access`], [`cpu_access`] |
@@ -35,8 +39,12 @@ mod block;
 mod cpu_access;
 mod error;
 mod global;
+pub mod history;
+pub mod leaks;
+pub mod link;
 mod logging;
 pub mod map;
+pub mod memory_space;
 pub mod plugin;
 mod pool;
 mod process;
@@ -49,8 +57,11 @@ pub use global::GlobalPool;
 pub use pool::{Pool, PoolBuilder};
 pub use process::{exporter, importer, init, open, open_read_only, settings, warnings};
 pub use umf_core::held::{HeldStatistics, OnFree, drain};
-pub use umf_core::{Access, Address, Layout, MemoryKind, ProviderKind, Visibility};
+pub use umf_core::{
+    Access, Address, Completion, CpuAccess, Layout, MemoryKind, Progress, ProviderKind, Visibility,
+};
 pub use umf_ipc::{Exchange, Export, Exporter, Handle, Importer, Mapping, Mode, VolatileSlice};
+pub use umf_pool_slab::{Leaks, Poison};
 
 #[doc(inline)]
 pub use umf_config as config;
@@ -68,3 +79,5 @@ pub use umf_pool_slab as slab;
 pub use umf_provider_dma_buf as dma_buf;
 #[doc(inline)]
 pub use umf_provider_host as host;
+#[doc(inline)]
+pub use umf_topology as topology;

@@ -25,6 +25,26 @@ fn pools_and_providers_are_built_by_name() {
         isolate = true
         [provider.bound]
         numa = "bind"
+        [provider.closest]
+        visibility = "shared"
+        numa = "bind"
+        numa_space = ["highest-bandwidth", "lowest-latency"]
+        [provider.modeless]
+        numa_space = ["all"]
+        [provider.twice]
+        numa = "bind"
+        numa_nodes = [0]
+        numa_space = ["all"]
+        [provider.weighed]
+        numa = "split"
+        numa_weights = [{{ node = 0, weight = 1 }}]
+        numa_space = ["all"]
+        [provider.elsewhere]
+        numa = "local"
+        numa_space = ["all"]
+        [provider.nobody]
+        numa = "bind"
+        numa_space = ["lowest-latency@cpu4294967295"]
         [provider.strange]
         kind = "nowhere"
         [provider.scratch]
@@ -44,6 +64,13 @@ fn pools_and_providers_are_built_by_name() {
         [pool.fine]
         provider = "shared"
         min_block_size = 64
+        [pool.watched]
+        provider = "shared"
+        history = 10
+        leaks = "sites"
+        leak_sample = 3
+        poison = "all"
+        quarantine = "1MiB"
         [pool.each]
         kind = "proxy"
         provider = "alone"
@@ -65,6 +92,18 @@ fn pools_and_providers_are_built_by_name() {
         provider = "both"
         [pool.bound]
         provider = "bound"
+        [pool.closest]
+        provider = "closest"
+        [pool.modeless]
+        provider = "modeless"
+        [pool.twice]
+        provider = "twice"
+        [pool.weighed]
+        provider = "weighed"
+        [pool.elsewhere]
+        provider = "elsewhere"
+        [pool.nobody]
+        provider = "nobody"
         [pool.strange]
         provider = "strange"
         [pool.lent]
@@ -100,6 +139,14 @@ fn pools_and_providers_are_built_by_name() {
     assert!(!handle.is_isolated() && umf::open(&handle).unwrap().is_current());
     let each = Pool::named("each").unwrap();
     assert!(each.allocate(100).unwrap().handle().unwrap().is_isolated());
+    let watched = Pool::named("watched").unwrap();
+    drop(watched.allocate(100).unwrap());
+    assert_eq!(watched.statistics().quarantined_bytes, 112);
+    assert_eq!(watched.history().unwrap().events.len(), 3);
+    watched.leaks(|report| assert_eq!((report.sampled, report.blocks), (3, 0))).unwrap();
+    let mut byte = [0];
+    watched.allocate(50).unwrap().read(49, &mut byte).unwrap();
+    assert_eq!(byte, [umf::slab::SlabSettings::NEW_BYTE]);
     for name in ["near", "scratch"] {
         let pool = Pool::named(name).unwrap();
         assert_eq!(pool.provider().name(), name);
@@ -146,10 +193,25 @@ fn pools_and_providers_are_built_by_name() {
     assert!(lent.drain(std::time::Duration::from_secs(20)).is_empty());
     lent.allocate(4096).unwrap();
 
+    // Placed by what the machine tells of its nodes.
+    if umf::topology::Topology::of_this_machine().is_ok() {
+        let closest = Pool::named("closest").unwrap();
+        closest.allocate(4096).unwrap().write(0, b"near").unwrap();
+        let error = Pool::named("nobody").unwrap_err();
+        assert!(error.to_string().contains("4294967295"), "{error}");
+        assert!(matches!(error, Error::Topology(umf::topology::Error::UnknownCpu { .. })));
+    } else {
+        println!("umf-skip: pools on memory spaces: sysfs is not mounted on /sys");
+    }
+
     for (name, part) in [
         ("missing", "/nonexistent/libnothing.so"),
         ("both", "visibility"),
         ("bound", "numa_nodes"),
+        ("modeless", "\"bind\""),
+        ("twice", "leave one out"),
+        ("weighed", "leave numa_space out"),
+        ("elsewhere", "\"preferred\""),
         ("strange", "nowhere"),
         ("odd", "odd"),
     ] {

@@ -9,8 +9,9 @@ use umf_core::fork::{self, ForkAware};
 use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::lock::Lock;
 use umf_core::observer::{Freed, before_free};
+use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::PoolStatistics;
-use umf_core::{Address, BlockSpan, Layout, Pool, ProviderRef, Result, Upstream};
+use umf_core::{Address, BlockSpan, Completion, Layout, Pool, ProviderRef, Result, Upstream};
 
 use crate::books::Books;
 use crate::slab::State;
@@ -53,6 +54,33 @@ impl ClassPool {
         Ok(pool)
     }
 
+    fn free_block(&self, address: Address, completion: Option<Arc<dyn Completion>>) -> Result<()> {
+        if self.upstream.is_frozen() {
+            return Ok(());
+        }
+        let was = {
+            let mut books = self.books.lock();
+            std::mem::replace(books.slab_at(address)?.state_at(address)?, State::Leaving)
+        };
+        // Without the lock: an observer takes locks of its own.
+        let leases = if was == State::Exported { before_free(Freed::Block { address }) } else { None };
+        if leases.is_some() || completion.is_some() {
+            let size = self.books.lock().slab_at(address)?.block_size;
+            let held = match (completion, leases) {
+                (Some(completion), leases) => self.upstream.hold_until(address, size, completion, leases),
+                (None, Some(leases)) => self.upstream.hold(address, size, leases),
+                (None, None) => false,
+            };
+            if held {
+                // It stays `Leaving`, which is neither live nor free, until it comes back through `let_go`.
+                self.books.lock().count_free(size);
+                self.upstream.poll_some();
+                return Ok(());
+            }
+        }
+        self.books.lock().free(&self.upstream, address)
+    }
+
     fn object(&self) -> NonNull<dyn ForkAware> {
         let object: &(dyn ForkAware + 'static) = self;
         NonNull::from(object)
@@ -74,31 +102,20 @@ unsafe impl Pool for ClassPool {
         if self.upstream.is_frozen() {
             return Err(umf_core::Error::Frozen { what: "a pool of shared memory" });
         }
-        // Without the lock: what is let go comes back through `let_go`.
-        self.upstream.admit()?;
-        self.books.lock().allocate(&self.upstream, layout)
+        // Without the lock: what is let go comes back through `let_go`, and who is asked for memory may free some.
+        self.upstream.relieving(self, layout, || {
+            self.upstream.admit()?;
+            self.upstream.poll_awaited();
+            self.books.lock().allocate(&self.upstream, layout)
+        })
     }
 
     unsafe fn free(&self, address: Address) -> Result<()> {
-        if self.upstream.is_frozen() {
-            return Ok(());
-        }
-        let was = {
-            let mut books = self.books.lock();
-            std::mem::replace(books.slab_at(address)?.state_at(address)?, State::Leaving)
-        };
-        // Without the lock: an observer takes locks of its own.
-        let leases = if was == State::Exported { before_free(Freed::Block { address }) } else { None };
-        if let Some(leases) = leases {
-            let size = self.books.lock().slab_at(address)?.block_size;
-            if self.upstream.hold(address, size, leases) {
-                // It stays `Leaving`, which is neither live nor free, until it comes back through `let_go`.
-                self.books.lock().count_free(size);
-                self.upstream.poll_some();
-                return Ok(());
-            }
-        }
-        self.books.lock().free(&self.upstream, address)
+        self.free_block(address, None)
+    }
+
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        self.free_block(address, Some(completion))
     }
 
     unsafe fn let_go(&self, freed: Freed) -> Result<()> {
@@ -116,6 +133,11 @@ unsafe impl Pool for ClassPool {
 
     fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
         self.upstream.set_on_free(on_free, max_held_bytes);
+        Ok(())
+    }
+
+    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) -> Result<()> {
+        self.upstream.set_out_of_memory(callback);
         Ok(())
     }
 

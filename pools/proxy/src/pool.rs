@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use umf_core::fork::{self, ForkAware};
 use umf_core::held::{Fate, HeldStatistics, OnFree};
+use umf_core::limit::Reserved;
 use umf_core::metadata::Table;
 use umf_core::observer::{Freed, before_free};
+use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::{Gauge, PoolStatistics};
 use umf_core::tracker::{self, Found};
-use umf_core::{Address, BlockSpan, Error, Layout, Pool, ProviderRef, Region, Result, Upstream};
+use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Region, Result, Upstream};
 
 use crate::ProxySettings;
 use crate::block::Block;
@@ -30,7 +32,7 @@ pub struct ProxyPool {
     blocks: Table<Block>,
     live: Gauge,
     /// Regions that the provider has not got back: those of live blocks, and those that are held.
-    reserved: Gauge,
+    reserved: Reserved,
     allocations: AtomicU64,
 }
 
@@ -50,12 +52,14 @@ impl ProxyPool {
     pub fn with_settings(provider: impl Into<ProviderRef>, settings: ProxySettings) -> Result<Arc<Self>> {
         let upstream = Upstream::new(provider)?;
         upstream.set_on_free(settings.on_free, settings.max_held);
+        let reserved = Reserved::new(settings.memory_limit, settings.shared_limit.clone());
+        upstream.set_out_of_memory(settings.out_of_memory.clone());
         let pool = Arc::new(Self {
             upstream,
             settings,
             blocks: Table::new(u32::MAX >> 2),
             live: Gauge::new(),
-            reserved: Gauge::new(),
+            reserved,
             allocations: AtomicU64::new(0),
         });
         let this = Arc::as_ptr(&pool) as *const dyn Pool;
@@ -84,13 +88,67 @@ impl ProxyPool {
         })
     }
 
+    fn allocate_once(&self, layout: Layout) -> Result<Address> {
+        self.upstream.admit()?;
+        self.upstream.poll_awaited();
+        let (region, number) = match self.reserved.take(&self.upstream, layout) {
+            // What nobody uses any more may be what is lacking; or what is free with those who share the limit.
+            Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) if self.upstream.poll() > 0 => {
+                self.reserved.take(&self.upstream, layout)?
+            }
+            Err(error) if self.reserved.reclaim(&error) => self.reserved.take(&self.upstream, layout)?,
+            result => result?,
+        };
+        if let Err(error) = self.enter(&region, number) {
+            self.reserved.region_went(region.size());
+            // SAFETY: nobody has seen the region. If it cannot be taken back, the first error still matters more.
+            let _ = unsafe { self.upstream.free(region) };
+            return Err(error);
+        }
+        self.live.add(region.size());
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+        Ok(region.base())
+    }
+
+    /// Frees a block, which goes back when `completion` is ready.
+    fn free_block(&self, address: Address, completion: Option<Arc<dyn Completion>>) -> Result<()> {
+        if self.upstream.is_frozen() {
+            return Ok(());
+        }
+        let (found, block) = self.find_start(address)?;
+        let size = found.region.size();
+        let leases = match block.end(&found.region) {
+            Some(true) => before_free(Freed::Block { address }),
+            Some(false) => None,
+            None => return Err(Error::NotAllocated { address }),
+        };
+        if leases.is_some() || completion.is_some() {
+            // Before it can be let go.
+            block.hold(&found.region);
+            let held = match (completion, leases) {
+                (Some(completion), leases) => self.upstream.hold_until(address, size, completion, leases),
+                (None, Some(leases)) => self.upstream.hold(address, size, leases),
+                (None, None) => false,
+            };
+            if held {
+                self.live.remove(size);
+                self.upstream.poll_some();
+                return Ok(());
+            }
+            block.end_hold(&found.region);
+        }
+        self.give_back(&found).inspect_err(|_| block.revive(&found.region))?;
+        self.live.remove(size);
+        Ok(())
+    }
+
     /// Gives the region of a block back, whose life the caller has taken. After an error the region is found as before.
     fn give_back(&self, freed: &Found) -> Result<()> {
         // SAFETY: the caller owned the block, which is the whole region, and `end` let nobody else through.
         let fate = unsafe { self.upstream.free(freed.region) }.inspect_err(|_| self.reenter(freed))?;
         self.blocks.release(freed.span);
         if fate == Fate::Gone {
-            self.reserved.remove(freed.region.size());
+            self.reserved.region_went(freed.region.size());
         }
         Ok(())
     }
@@ -134,62 +192,15 @@ unsafe impl Pool for ProxyPool {
     }
 
     fn allocate(&self, layout: Layout) -> Result<Address> {
-        self.upstream.admit()?;
-        let limit = self.settings.memory_limit;
-        let size = layout.pad_to(self.provider().page_size())?.size();
-        let reached = Error::LimitReached { what: "pool memory", limit, size };
-        // Asked before the provider is, so that the limit is never passed, and set right by what it gave.
-        let fits = || limit == 0 || size as u64 <= limit.saturating_sub(self.reserved.bytes());
-        if !fits() {
-            self.upstream.poll();
-            if !fits() {
-                return Err(reached);
-            }
-        }
-        let (region, number) = match self.upstream.allocate(layout) {
-            // What nobody leases any more may be what is lacking.
-            Err(Error::OutOfMemory { .. }) if self.upstream.poll() > 0 => self.upstream.allocate(layout)?,
-            result => result?,
-        };
-        let entered = if self.reserved.try_add(region.size(), limit) {
-            self.enter(&region, number).inspect_err(|_| self.reserved.remove(region.size()))
-        } else {
-            Err(reached)
-        };
-        if let Err(error) = entered {
-            // SAFETY: nobody has seen the region. If it cannot be taken back, the first error still matters more.
-            let _ = unsafe { self.upstream.free(region) };
-            return Err(error);
-        }
-        self.live.add(region.size());
-        self.allocations.fetch_add(1, Ordering::Relaxed);
-        Ok(region.base())
+        self.upstream.relieving(self, layout, || self.allocate_once(layout))
     }
 
     unsafe fn free(&self, address: Address) -> Result<()> {
-        if self.upstream.is_frozen() {
-            return Ok(());
-        }
-        let (found, block) = self.find_start(address)?;
-        let size = found.region.size();
-        let leases = match block.end(&found.region) {
-            Some(true) => before_free(Freed::Block { address }),
-            Some(false) => None,
-            None => return Err(Error::NotAllocated { address }),
-        };
-        if let Some(leases) = leases {
-            // Before it can be let go.
-            block.hold(&found.region);
-            if self.upstream.hold(address, size, leases) {
-                self.live.remove(size);
-                self.upstream.poll_some();
-                return Ok(());
-            }
-            block.end_hold(&found.region);
-        }
-        self.give_back(&found).inspect_err(|_| block.revive(&found.region))?;
-        self.live.remove(size);
-        Ok(())
+        self.free_block(address, None)
+    }
+
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        self.free_block(address, Some(completion))
     }
 
     fn block_at(&self, address: Address) -> Result<BlockSpan> {
@@ -222,7 +233,7 @@ unsafe impl Pool for ProxyPool {
                 self.give_back(&found).inspect_err(|_| block.hold(&found.region))
             }
             Freed::Region(region) => {
-                self.reserved.remove(region.size());
+                self.reserved.region_went(region.size());
                 Ok(())
             }
             _ => Ok(()),
@@ -231,6 +242,11 @@ unsafe impl Pool for ProxyPool {
 
     fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
         self.upstream.set_on_free(on_free, max_held_bytes);
+        Ok(())
+    }
+
+    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) -> Result<()> {
+        self.upstream.set_out_of_memory(callback);
         Ok(())
     }
 
@@ -244,7 +260,7 @@ unsafe impl Pool for ProxyPool {
         statistics.live_blocks = self.live.count();
         statistics.reserved_bytes = self.reserved.bytes();
         statistics.peak_reserved_bytes = self.reserved.peak();
-        statistics.regions = self.reserved.count();
+        statistics.regions = self.reserved.regions();
         statistics.held_bytes = self.upstream.held().bytes;
         statistics.allocations = self.allocations.load(Ordering::Relaxed);
         statistics.frees = statistics.allocations.saturating_sub(statistics.live_blocks);
@@ -291,6 +307,8 @@ impl Drop for ProxyPool {
             // provider that refuses keeps the region.
             let _ = unsafe { self.upstream.free(found.region) };
         }
+        // What could not be given back no longer counts against the shared limit.
+        self.reserved.remove(usize::try_from(self.reserved.bytes()).unwrap_or(0));
     }
 }
 

@@ -1,15 +1,23 @@
 //! [`ProxySettings`]: what can be set.
 
+use std::sync::Arc;
+
 use umf_core::held::OnFree;
+use umf_core::limit::SharedLimitRef;
+use umf_core::shortage::OutOfMemory;
 
 /// The knobs of a [`crate::ProxyPool`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ProxySettings {
     /// The name of the pool, for people. Default: `proxy`.
     pub name: String,
     /// Bytes that the pool may hold; 0 is unlimited. Default: 0.
     pub memory_limit: u64,
+    /// A limit that the pool shares with others. Default: none.
+    pub shared_limit: Option<SharedLimitRef>,
+    /// Who is asked when an allocation would fail for lack of memory ([`umf_core::shortage`]). Default: nobody.
+    pub out_of_memory: Option<Arc<dyn OutOfMemory>>,
     /// What becomes of the contents of a block that is freed while other processes have it open. Default:
     /// [`OnFree::Hold`].
     pub on_free: OnFree,
@@ -20,7 +28,14 @@ pub struct ProxySettings {
 
 impl Default for ProxySettings {
     fn default() -> Self {
-        Self { name: "proxy".to_owned(), memory_limit: 0, on_free: OnFree::Hold, max_held: 0 }
+        Self {
+            name: "proxy".to_owned(),
+            memory_limit: 0,
+            shared_limit: None,
+            out_of_memory: None,
+            on_free: OnFree::Hold,
+            max_held: 0,
+        }
     }
 }
 
@@ -36,6 +51,20 @@ impl ProxySettings {
     #[must_use]
     pub const fn memory_limit(mut self, bytes: u64) -> Self {
         self.memory_limit = bytes;
+        self
+    }
+
+    /// Sets a limit that the pool shares with others: an `Arc<SharedLimit>` or a `&'static SharedLimit`.
+    #[must_use]
+    pub fn shared_limit(mut self, limit: impl Into<SharedLimitRef>) -> Self {
+        self.shared_limit = Some(limit.into());
+        self
+    }
+
+    /// Sets who is asked when an allocation would fail for lack of memory; any closure.
+    #[must_use]
+    pub fn out_of_memory(mut self, callback: impl OutOfMemory + 'static) -> Self {
+        self.out_of_memory = Some(Arc::new(callback));
         self
     }
 

@@ -14,14 +14,12 @@ use crate::SlabPool;
 use crate::central::Central;
 use crate::large::{Range, UNIT};
 use crate::reach::{SHARED_LIFE, life_of};
-use crate::span::{Cold, Kind, Mark, Span};
+use crate::span::{Cold, Kind, Span};
 use crate::state::Entry;
 use crate::thread_cache::ThreadCache;
 
 /// How many classes above its own may serve a request.
 const ABOVE: usize = 2;
-/// How many blocks of a class are in stock at most.
-const STOCK: usize = 64;
 /// So many threads may each keep as much as they are allowed to before the pool merges blocks rather than grow.
 const KEEPERS: usize = 4;
 
@@ -52,7 +50,7 @@ impl SlabPool {
             // SAFETY: nobody else knows the number yet.
             unsafe { *span.cold() = Cold { unit: range.first, ..Cold::EMPTY } };
             span.publish_block(class, range.region, base, size as u64);
-            tracker::set_span(region, base, 1, Mark::new(number, class).to_bits()).inspect_err(|_| {
+            tracker::set_span(region, base, 1, number).inspect_err(|_| {
                 span.retract();
                 self.give_range(range);
             })
@@ -82,6 +80,9 @@ impl SlabPool {
             let Some((number, span)) = self.span_of(entry) else { continue };
             // SAFETY: the caller alone has the block.
             let range = Range { region: span.region(), first: unsafe { span.cold() }.unit };
+            if self.is_watched() {
+                self.check_span(span);
+            }
             if let Some((base, region)) = self.region_of(range) {
                 // Cannot fail: the granule is the region's.
                 let _ = tracker::set_span(region, base, 1, range.region);
@@ -100,7 +101,7 @@ impl SlabPool {
     pub(crate) fn forget_owner(&self, entries: &[Entry]) {
         for entry in entries {
             if let Some((_, span)) = self.span_of(entry) {
-                span.owner.store(SHARED_LIFE, Ordering::Release);
+                self.caches.disown(span);
             }
         }
     }
@@ -109,12 +110,12 @@ impl SlabPool {
     #[inline]
     pub(crate) fn pop_near(&self, cache: &ThreadCache, class: usize) -> Option<(usize, Entry)> {
         if !self.is_large(class) {
-            return cache.pop(class).map(|entry| (class, entry));
+            return cache.bin(class).pop().map(|entry| (class, entry));
         }
         let much = cache.large_bytes() > self.settings.thread_cache_size / 4;
         let end = if much { (class + ABOVE + 1).min(self.classes.count()) } else { class + 1 };
         for class in class..end {
-            if let Some(entry) = cache.pop(class) {
+            if let Some(entry) = cache.bin(class).pop() {
                 cache.set_large_bytes(cache.large_bytes() - self.classes.size(class));
                 return Some((class, entry));
             }
@@ -161,6 +162,7 @@ impl SlabPool {
                 self.most_kept.store(self.settings.thread_cache_size, Ordering::Relaxed);
             }
             self.forget_owner(&[entry]);
+            self.count_free(class);
             return self.give_units(&[entry], true);
         }
         let mut target = most;
@@ -168,9 +170,6 @@ impl SlabPool {
             let (from, surplus) = {
                 let _inside = self.inside(cache);
                 let bytes = cache.large_bytes() + size;
-                if bin.is_full() {
-                    cache.turn(class);
-                }
                 if bytes <= target && !bin.is_full() {
                     cache.set_large_bytes(bytes);
                     if let Some((_, span)) = self.span_of(&entry)
@@ -190,7 +189,7 @@ impl SlabPool {
                     let large = self.classes.slab_count()..self.classes.count();
                     cache.next_in_turn(large).unwrap_or(class)
                 };
-                let surplus = cache.take_oldest(from, cache.bin(from).len().div_ceil(4));
+                let surplus = cache.bin(from).take_oldest(cache.bin(from).len().div_ceil(4));
                 let freed = surplus.entries().len() * self.classes.size(from);
                 cache.set_large_bytes(cache.large_bytes().saturating_sub(freed));
                 self.forget_owner(surplus.entries());
@@ -199,6 +198,7 @@ impl SlabPool {
             if surplus.entries().is_empty() && cache.large_bytes() == 0 {
                 // The block alone is more than a thread may keep.
                 self.forget_owner(&[entry]);
+                self.count_free(class);
                 return self.give(class, &[entry]);
             }
             self.give(from, surplus.entries());
@@ -218,6 +218,12 @@ impl SlabPool {
         }
     }
 
+    /// Counts `n` blocks of a large class that left the stock.
+    pub(crate) fn stock_went(&self, class: usize, central: &Central, n: usize) {
+        self.stock_changed(class, central);
+        self.stock_bytes.fetch_sub((n * self.classes.size(class)) as u64, Ordering::Relaxed);
+    }
+
     /// Moves up to `want` blocks of a large class from stock to `out`, for thread `owner` to free them if that is foreseen.
     ///
     /// # Safety
@@ -232,8 +238,7 @@ impl SlabPool {
     ) -> usize {
         // SAFETY: passed on to the caller.
         let took = unsafe { central.take_buffered(out, want) };
-        self.stock_changed(class, central);
-        self.stock_bytes.fetch_sub((took * self.classes.size(class)) as u64, Ordering::Relaxed);
+        self.stock_went(class, central, took);
         for place in 0..took {
             // SAFETY: that many were written.
             let entry = unsafe { out.add(place).read() };
@@ -248,19 +253,20 @@ impl SlabPool {
     /// Puts as many blocks of a large class as there is room for into stock, and yields how many.
     pub(crate) fn give_stock(&self, class: usize, entries: &[Entry]) -> usize {
         let size = self.classes.size(class) as u64;
-        let room = (self.settings.thread_cache_size as u64)
+        let room = (self.settings.shared_cache_size as u64)
             .saturating_sub(self.stock_bytes.load(Ordering::Relaxed))
             / size;
         let fit = entries.len().min(usize::try_from(room).unwrap_or(usize::MAX));
-        if fit == 0 {
+        let most = self.settings.shared_cache_blocks as usize;
+        if fit == 0 || most == 0 {
             return 0;
         }
         let mut central = self.centrals[class].lock();
         if !central.has_buffer()
-            && let Ok((_, place)) = self.arena.allocate(STOCK * size_of::<Entry>())
+            && let Ok((_, place)) = self.arena.allocate(most * size_of::<Entry>())
         {
             // SAFETY: the run is of that size, aligned to a cache line, and stays this class's.
-            unsafe { central.equip(place.as_ptr().cast(), STOCK) };
+            unsafe { central.equip(place.as_ptr().cast(), most) };
         }
         let put = central.put_buffered(&entries[..fit]);
         self.stock_bytes.fetch_add(put as u64 * size, Ordering::Relaxed);
@@ -313,7 +319,7 @@ impl SlabPool {
                         let _inside = self.inside(cache);
                         let large = self.classes.slab_count()..self.classes.count();
                         let Some(class) = cache.next_in_turn(large) else { break };
-                        let portion = cache.take_oldest(class, 1);
+                        let portion = cache.bin(class).take_oldest(1);
                         let bytes = portion.entries().len() * self.classes.size(class);
                         cache.set_large_bytes(cache.large_bytes().saturating_sub(bytes));
                         self.forget_owner(portion.entries());

@@ -7,14 +7,14 @@
 use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use umf_core::metadata::{Chunks, Table};
+use umf_core::metadata::Table;
 use umf_core::{Address, tracker};
 
-use crate::pool::{FIRST_CACHES, SPANS};
-use crate::reach::{SHARED_LIFE, life_of};
-use crate::span::{Cold, Mark, Span};
+use crate::caches::Caches;
+use crate::pool::SPANS;
+use crate::reach::life_of;
+use crate::span::{Cold, Span};
 use crate::state::Entry;
-use crate::thread_cache::ThreadCache;
 
 /// The list that a slab is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl ListName {
 #[derive(Clone, Copy)]
 pub(crate) struct Slabs<'a> {
     pub(crate) spans: &'a Table<Span, SPANS>,
-    pub(crate) caches: &'a Chunks<ThreadCache, { FIRST_CACHES as usize }>,
+    pub(crate) caches: &'a Caches,
     pub(crate) class: usize,
 }
 
@@ -57,6 +57,9 @@ pub(crate) struct Central {
     buffer: *mut Entry,
     buffered: usize,
     room: usize,
+    /// The least that there were of empty slabs, and of buffered blocks, since the last look.
+    least_empties: u32,
+    least_buffered: usize,
     /// Allocations and frees by threads without a number.
     pub(crate) allocations: u64,
     pub(crate) frees: u64,
@@ -92,6 +95,8 @@ impl Central {
             buffer: ptr::null_mut(),
             buffered: 0,
             room: 0,
+            least_empties: 0,
+            least_buffered: 0,
             allocations: 0,
             frees: 0,
         }
@@ -145,6 +150,7 @@ impl Central {
         }
         if list == ListName::EMPTY {
             self.empties -= 1;
+            self.least_empties = self.least_empties.min(self.empties);
         }
     }
 
@@ -173,8 +179,38 @@ impl Central {
         let n = want.min(self.buffered);
         if n > 0 {
             self.buffered -= n;
+            self.least_buffered = self.least_buffered.min(self.buffered);
             // SAFETY: the buffer holds `n` entries from `buffered` on, and `out` has room for them.
             unsafe { ptr::copy_nonoverlapping(self.buffer.add(self.buffered), out, n) };
+        }
+        n
+    }
+
+    /// How many empty slabs were used since the last look.
+    pub(crate) const fn used_empties(&self) -> u32 {
+        self.empties - self.least_empties
+    }
+
+    /// The time from here on counts.
+    pub(crate) const fn look_again(&mut self) {
+        self.least_empties = self.empties;
+        self.least_buffered = self.buffered;
+    }
+
+    /// Moves up to `room` buffered blocks to `out` that were not used since the last look, and yields how many.
+    ///
+    /// # Safety
+    /// `out` has room for `room` entries.
+    pub(crate) unsafe fn take_unused(&mut self, out: *mut Entry, room: usize) -> usize {
+        let n = room.min(self.least_buffered);
+        if n > 0 {
+            self.buffered -= n;
+            self.least_buffered -= n;
+            // SAFETY: the buffer held `n` entries and `buffered` more, and `out` has room for `n`.
+            unsafe {
+                ptr::copy_nonoverlapping(self.buffer, out, n);
+                ptr::copy(self.buffer.add(n), self.buffer, self.buffered);
+            }
         }
         n
     }
@@ -263,10 +299,9 @@ impl Central {
     pub(crate) fn put(&mut self, slabs: Slabs<'_>, entries: &[Entry]) {
         for entry in entries {
             let address = Address::from_bits(entry.address);
-            let Some((_, mark)) = tracker::span(address) else { continue };
-            let number = Mark::from_bits(mark).number();
+            let Some((_, number)) = tracker::span(address) else { continue };
             let Some(span) = slabs.spans.get(number) else { continue };
-            let Some(place) = span.locate(number, address) else { continue };
+            let Some(place) = span.locate_start(number, address) else { continue };
             let Some(cold) = slabs.cold(number) else { continue };
             // SAFETY: the index is that of a block of the slab, whose bitmap has a bit for each.
             unsafe { *cold.bitmap.add((place.index / 64) as usize) |= 1 << (place.index % 64) };
@@ -278,7 +313,7 @@ impl Central {
             if free == total {
                 // A thread whose frees alone met this slab is not inside now: the last of its blocks came from there,
                 // by itself or while it was kept out.
-                span.owner.store(SHARED_LIFE, Ordering::Relaxed);
+                slabs.caches.disown(span);
                 self.unlink(slabs, number);
                 self.push(slabs, ListName::EMPTY, number);
             } else if free == 1 {

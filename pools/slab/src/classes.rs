@@ -21,30 +21,35 @@ pub(crate) struct Classes {
     shift: u32,
     count: usize,
     slab_count: usize,
-    /// The class of sizes up to `min_block` times the index plus one.
+    /// The class of sizes up to 8 times the index plus one; [`Classes::NONE`] where that is none of slabs.
     table: [u8; TABLE],
 }
 
 const TABLE: usize = 512;
+const STEP_BITS: u32 = 3;
 
 impl Classes {
     /// The classes from `min_block` (a power of two) up to at least `max_poolable`.
     pub(crate) const fn new(min_block: usize, max_poolable: usize) -> Self {
         let shift = min_block.ilog2();
         let mut classes = Self { min_block, shift, count: 0, slab_count: 0, table: [0; TABLE] };
-        let mut place = 0;
-        while place < TABLE {
-            classes.table[place] = classes.of((place + 1) << shift) as u8;
-            place += 1;
-        }
         if max_poolable > 0 {
             classes.count = classes.of(max_poolable) + 1;
             while classes.slab_count < classes.count && classes.size(classes.slab_count) < SLAB_LIMIT {
                 classes.slab_count += 1;
             }
         }
+        let mut place = 0;
+        while place < TABLE {
+            let class = classes.of((place + 1) << STEP_BITS);
+            classes.table[place] = if class < classes.slab_count { class } else { Self::NONE } as u8;
+            place += 1;
+        }
         classes
     }
+
+    /// A class of which there never are blocks.
+    pub(crate) const NONE: usize = MAX_CLASSES - 1;
 
     /// How many classes there are.
     #[inline]
@@ -69,20 +74,24 @@ impl Classes {
         (((log - 2) << 3) as usize) + ((last >> (log - 3)) & 7)
     }
 
-    /// The class of a layout that needs no more alignment than every block has, as [`Classes::of`] and below
-    /// [`MAX_CLASSES`]; `None` for others.
+    /// Whether every block is aligned as the layout needs it.
     #[inline(always)]
-    pub(crate) fn at_once(&self, layout: Layout) -> Option<usize> {
-        if layout.align() > self.min_block {
-            return None;
-        }
-        let last = (layout.size() - 1) >> (self.shift & 63);
-        if let Some(&class) = self.table.get(last) {
-            return Some(usize::from(class));
-        }
-        let log = last.ilog2();
-        let class = (((log - 2) << 3) as usize) + ((last >> (log - 3)) & 7);
-        (class < self.count).then_some(class)
+    pub(crate) const fn align(&self, layout: Layout) -> bool {
+        layout.align() <= self.min_block
+    }
+
+    /// The class of a small size, below [`MAX_CLASSES`]; if it is not one of slabs, one of which there are no blocks. `None` if
+    /// the size is not small.
+    #[inline(always)]
+    pub(crate) fn of_small(&self, layout: Layout) -> Option<usize> {
+        self.table.get((layout.size() - 1) >> STEP_BITS).map(|&class| usize::from(class))
+    }
+
+    /// The class of a size that is not small, if there is one.
+    #[inline(always)]
+    pub(crate) const fn of_others(&self, layout: Layout) -> Option<usize> {
+        let class = self.of(layout.size());
+        if class < self.count { Some(class) } else { None }
     }
 
     /// Bytes of a block of this class.
@@ -127,11 +136,19 @@ mod tests {
     fn each_size_has_the_smallest_class_that_holds_it_and_wastes_an_eighth_at_most() {
         for min in [8_usize, 16, 64, 256, 4096] {
             let classes = Classes::new(min, 2 << 20);
-            assert!(classes.count() <= MAX_CLASSES);
+            assert!(classes.count() <= Classes::NONE);
             for class in 1..classes.count() {
                 assert!(classes.size(class) > classes.size(class - 1));
                 assert_eq!(classes.of(classes.size(class)), class);
-                let at_once = |size| classes.at_once(Layout::new(size, 1).unwrap());
+                let at_once = |size| {
+                    let layout = Layout::new(size, 1).unwrap();
+                    match classes.of_small(layout) {
+                        Some(Classes::NONE) => {
+                            Some(classes.of(size)).filter(|&class| class >= classes.slab_count())
+                        }
+                        small => small.or_else(|| classes.of_others(layout)),
+                    }
+                };
                 assert_eq!(at_once(classes.size(class)), Some(class));
                 assert_eq!(at_once(classes.size(class - 1) + 1), Some(class));
                 assert_eq!(classes.of(classes.size(class - 1) + 1), class);

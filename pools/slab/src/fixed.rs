@@ -23,17 +23,19 @@ impl SlabPool {
     /// A pool that lives for ever, and that may be the global allocator: neither making nor using it touches
     /// that, as long as `provider` does not.
     ///
-    /// Settings: [`SlabSettings::trace`] is ignored (subscribers allocate).
+    /// Settings: [`SlabSettings::trace`] and [`SlabSettings::background`] are ignored (subscribers and threads allocate).
     ///
     /// # Errors
     /// As [`SlabPool::new`], and [`umf_core::Error::OutOfMemory`] if there is no memory for the pool itself.
     pub fn new_static(provider: &'static dyn Provider, settings: SlabSettings) -> Result<&'static Self> {
         let place = PLACES.get_or_grow(TAKEN.fetch_add(1, Ordering::Relaxed))?.0.get();
-        let pool = Self::unplaced(ProviderRef::Static(provider), settings.trace(0))?;
+        let settings = settings.trace(0).background(false);
+        let mut pool = Self::unplaced(ProviderRef::Static(provider), settings)?;
+        pool.watch.is_global = true;
         // SAFETY: the place is this call's own; it is never written again, and never unmapped.
         let pool = unsafe { (*place).write(pool) };
         // SAFETY: the pool stays there for ever.
-        match unsafe { pool.settle() } {
+        match unsafe { pool.settle() }.and_then(|()| pool.begin()) {
             Ok(()) => Ok(pool),
             Err(error) => {
                 // SAFETY: nobody has seen the pool; this takes it out of wherever it was entered.

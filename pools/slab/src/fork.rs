@@ -20,6 +20,8 @@ impl SlabPool {
     /// [`ForkAware::prepare`] ran in this thread, or in the one of which it is the forked copy.
     unsafe fn unlock_after_fork(&self) {
         // SAFETY: passed on to the caller, here and below.
+        unsafe { self.watch.unlock_after_fork() };
+        // SAFETY: as above.
         unsafe { self.spans.unlock_after_fork() };
         // SAFETY: as above.
         unsafe { self.states.unlock_after_fork() };
@@ -33,6 +35,8 @@ impl SlabPool {
         }
         // SAFETY: as above.
         unsafe { self.outsiders.unlock_after_fork() };
+        // SAFETY: as above.
+        unsafe { self.ahead.unlock_after_fork() };
     }
 }
 
@@ -40,8 +44,9 @@ impl SlabPool {
 // or region on its way between two lists. Nothing that the child reaches refers to either. Their slabs are not.
 impl ForkAware for SlabPool {
     fn prepare(&self) {
-        // Nobody reaches into this thread's cache then. This lock comes before all others; a class's may be held while the
+        // Nobody reaches into this thread's cache then. These two come before all others; a class's may be held while the
         // arena's is taken; no other two are held at one time.
+        self.ahead.lock_for_fork();
         self.outsiders.lock_for_fork();
         for central in &self.centrals[..self.classes.count()] {
             central.lock_for_fork();
@@ -50,6 +55,7 @@ impl ForkAware for SlabPool {
         self.arena.lock_for_fork();
         self.states.lock_for_fork();
         self.spans.lock_for_fork();
+        self.watch.lock_for_fork();
     }
 
     fn parent(&self) {
@@ -60,6 +66,7 @@ impl ForkAware for SlabPool {
     fn child(&self) {
         // SAFETY: `prepare` ran in the thread of which this is the copy.
         unsafe { self.unlock_after_fork() };
+        self.policy.forked();
         let own = thread::current().map(thread::ThreadIndex::get);
         for index in (0..thread::end()).filter(|&index| own != Some(index)) {
             let Some(cache) = self.caches.get(index) else { continue };

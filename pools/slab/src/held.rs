@@ -15,12 +15,15 @@ use crate::state::{Entry, HELD, LIVE};
 
 impl SlabPool {
     /// The class of the block at a place; `None` for a block that is a region.
-    fn class_of(place: Place<'_>) -> Option<usize> {
+    pub(crate) fn class_of(place: Place<'_>) -> Option<usize> {
         (place.span.kind() != Kind::Direct).then(|| place.span.class())
     }
 
     /// What remains of a free once the block is known to have been live and is not any more.
     pub(crate) fn put(&self, place: Place<'_>, address: Address) -> Result<()> {
+        if self.is_watched() {
+            return self.put_watched(place, address);
+        }
         match Self::class_of(place) {
             Some(class) => {
                 self.put_class(class, Entry::new(address.to_bits(), NonNull::from(place.state)));
@@ -43,14 +46,19 @@ impl SlabPool {
                 place.state.store(0, Ordering::Release);
                 return self.put(place, address);
             }
-            match class {
-                Some(class) => self.count_free(class),
-                None => self.direct.remove(size),
-            }
+            self.count_held(class, size);
             self.upstream.poll_some();
             return Ok(());
         }
         self.put(place, address)
+    }
+
+    /// Counts the free of a block that is held.
+    pub(crate) fn count_held(&self, class: Option<usize>, size: usize) {
+        match class {
+            Some(class) => self.count_free(class),
+            None => self.direct.remove(size),
+        }
     }
 
     /// Takes back what was held.
@@ -58,11 +66,12 @@ impl SlabPool {
         match freed {
             Freed::Block { address } => {
                 let missing = Error::NotAllocated { address };
-                let place = self.locate(address).filter(|place| place.rest == 0).ok_or(missing)?;
+                let place = self.locate_start(address).ok_or(missing)?;
                 if place.state.load(Ordering::Acquire) & LIVE != 0 {
                     return Err(Error::NotAllocated { address });
                 }
-                place.state.store(0, Ordering::Release);
+                let poisoned = if self.is_watched() { self.poison(address, place.span.block()) } else { 0 };
+                place.state.store(poisoned, Ordering::Release);
                 match Self::class_of(place) {
                     Some(class) => {
                         self.give(class, &[Entry::new(address.to_bits(), NonNull::from(place.state))]);
@@ -72,8 +81,7 @@ impl SlabPool {
                 }
             }
             Freed::Region(region) => {
-                self.reserve.region_went(region.size());
-                self.trace_region("gave back", region);
+                self.region_went(region);
                 Ok(())
             }
             _ => Ok(()),

@@ -122,9 +122,13 @@ pub(crate) struct Large {
     /// Unit ids plus one; 0 for an empty list.
     heads: [[u32; STEPS]; LEVELS],
     free: u64,
+    /// Units in all regions.
+    all: u64,
     /// Units in regions that are wholly free, and how many such regions.
     idle: u64,
     idle_regions: u32,
+    /// The least that `idle` was since the last look.
+    least_idle: u64,
 }
 
 const fn list_of(size: u32) -> (usize, usize) {
@@ -137,7 +141,16 @@ const fn list_of(size: u32) -> (usize, usize) {
 
 impl Large {
     pub(crate) const fn new() -> Self {
-        Self { levels: 0, steps: [0; LEVELS], heads: [[0; STEPS]; LEVELS], free: 0, idle: 0, idle_regions: 0 }
+        Self {
+            levels: 0,
+            steps: [0; LEVELS],
+            heads: [[0; STEPS]; LEVELS],
+            free: 0,
+            all: 0,
+            idle: 0,
+            idle_regions: 0,
+            least_idle: 0,
+        }
     }
 
     /// Free units.
@@ -145,9 +158,45 @@ impl Large {
         self.free
     }
 
+    /// Units in all regions.
+    pub(crate) const fn units(&self) -> u64 {
+        self.all
+    }
+
+    /// Units of the longest free block.
+    pub(crate) fn longest(&self, tables: Tables<'_>) -> u32 {
+        let Some(level) = self.levels.checked_ilog2() else { return 0 };
+        let Some(step) = self.steps[level as usize].checked_ilog2() else { return 0 };
+        // Of the last list that is not empty: lists are by length.
+        let mut next = self.heads[level as usize][step as usize];
+        let mut longest = 0;
+        while let Some(unit) = next.checked_sub(1).and_then(|id| tables.unit(id)) {
+            longest = longest.max(get(&unit.size));
+            next = get(&unit.next);
+        }
+        longest
+    }
+
     /// Units in wholly free regions, and the number of those.
     pub(crate) const fn idle(&self) -> (u64, u32) {
         (self.idle, self.idle_regions)
+    }
+
+    /// How many of the units in wholly free regions were used since the last look.
+    pub(crate) const fn used_idle(&self) -> u64 {
+        self.idle - self.least_idle
+    }
+
+    /// The time from here on counts.
+    pub(crate) const fn look_again(&mut self) {
+        self.least_idle = self.idle;
+    }
+
+    /// So many units are in wholly free regions no more, of one region.
+    fn idle_less(&mut self, units: u64) {
+        self.idle -= units;
+        self.idle_regions -= 1;
+        self.least_idle = self.least_idle.min(self.idle);
     }
 
     /// Enters a region, all of it free. Its span and unit table are in place.
@@ -160,20 +209,23 @@ impl Large {
             }
         }
         self.insert(tables, id, units, 0, region);
+        self.all += u64::from(units);
         self.free += u64::from(units);
         self.idle += u64::from(units);
         self.idle_regions += 1;
     }
 
-    /// Takes a wholly free region out; `false` if it is not wholly free (or not in).
-    pub(crate) fn remove_region(&mut self, tables: Tables<'_>, region: u32) -> bool {
+    /// Takes a wholly free region out; `false` if it is not wholly free (or not in), or less than `floor` units would be left in
+    /// others.
+    pub(crate) fn remove_region(&mut self, tables: Tables<'_>, region: u32, floor: u64) -> bool {
         let Some((id, units)) = tables.region(region) else { return false };
         let whole = tables.unit(id).is_some_and(|unit| get(&unit.kind) == FREE && get(&unit.size) == units);
+        let whole = whole && self.all - u64::from(units) >= floor;
         if whole {
             self.unlink(tables, id);
+            self.all -= u64::from(units);
             self.free -= u64::from(units);
-            self.idle -= u64::from(units);
-            self.idle_regions -= 1;
+            self.idle_less(u64::from(units));
         }
         whole
     }
@@ -191,8 +243,7 @@ impl Large {
         let (whole, before, region) = (get(&block.size), get(&block.before), get(&block.region));
         let (first, units) = tables.region(region)?;
         if whole == units {
-            self.idle -= u64::from(units);
-            self.idle_regions -= 1;
+            self.idle_less(u64::from(units));
         }
         self.unlink(tables, id);
         let used = id + front;

@@ -23,19 +23,23 @@
 //! | module | idea |
 //! |---|---|
 //! | `pool`, `paths` | [`SlabPool`]; the paths of allocating and freeing |
-//! | `settings`, `limits` | [`SlabSettings`], [`SharedLimit`] |
+//! | `settings` | [`SlabSettings`] |
 //! | `classes` | from a layout to a size class |
-//! | `thread_cache`, `refill` | what a thread keeps, and its exchange with the rest |
+//! | `thread_cache`, `caches`, `refill` | what a thread keeps, and its exchange with the rest |
+//! | `near` | what a thread remembers of what is its own |
 //! | `reach` | what a thread does without locks or atomic exchanges, and how others come in |
 //! | `central`, `slab` | what threads share of a class, and its slabs |
 //! | `blocks` | large blocks: cut, kept, merged |
 //! | `large`, `regions` | the allocator of units, and where its regions come from |
 //! | `span`, `state`, `lookup` | from an address to a block and its state |
+//! | `ahead` | regions that are there before they are needed |
 //! | `arena` | metadata of varying size |
+//! | `policy`, `aging`, `tidier` | what goes back unasked, for its bytes or its age, and who looks |
 //! | `release` | trimming and the end of a pool |
-//! | `held` | blocks that are freed while other processes have them open |
+//! | `held`, `delayed` | blocks that are freed while other processes have them open, or until a completion is ready |
 //! | `map` | what the regions look like, record by record |
-//! | `statistics` | counters, summed up when asked for |
+//! | `statistics`, `asked` | counters, summed up when asked for; how much of the blocks is used |
+//! | `watch` | what is remembered of each block to find mistakes, if that is set |
 //! | `fork`, `roster`, `fixed` | forks, the end of threads, pools that live for ever |
 //!
 //! # Forks
@@ -44,18 +48,24 @@
 //! kept in their caches is lost to the child. Over shared memory it is frozen there: allocating is an error, and
 //! freeing does nothing.
 
+mod aging;
+mod ahead;
 mod arena;
+mod asked;
 mod blocks;
+mod caches;
 mod central;
 mod classes;
+mod delayed;
 mod fixed;
 mod fork;
 mod held;
 mod large;
-mod limits;
 mod lookup;
 mod map;
+mod near;
 mod paths;
+mod policy;
 mod pool;
 mod reach;
 mod refill;
@@ -68,7 +78,10 @@ mod span;
 mod state;
 mod statistics;
 mod thread_cache;
+mod tidier;
+mod watch;
 
-pub use limits::{SharedLimit, SharedLimitRef};
 pub use pool::SlabPool;
 pub use settings::SlabSettings;
+pub use umf_core::limit::{SharedLimit, SharedLimitRef};
+pub use watch::{Leaks, Poison};

@@ -1,11 +1,14 @@
 //! What the regions look like.
 
-use umf_core::map::{Piece, PieceState, PoolMap, RegionMap};
+use std::collections::BTreeMap;
+
+use umf_core::map::{ClassMap, Piece, PieceState, PoolMap, RegionMap};
 
 use crate::SlabPool;
 use crate::large::UNIT;
 use crate::span::Kind;
-use crate::state::{HELD, LIVE};
+use crate::state::{HELD, LIVE, QUARANTINED};
+use crate::statistics::DIRECT;
 
 /// A slab or block and all that it takes of its region.
 struct Taken {
@@ -16,10 +19,28 @@ struct Taken {
     block: u64,
 }
 
+/// A region as its provider gave it, and the range of it that is cut up.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Whole {
+    base: u64,
+    size: u64,
+    begin: u64,
+    end: u64,
+}
+
+/// Of one size of block: slabs, what is wasted in them, and bytes of live blocks by class.
+#[derive(Default)]
+struct Sizes {
+    slabs: u64,
+    waste: u64,
+    live: BTreeMap<usize, u64>,
+}
+
 impl SlabPool {
     /// Reads every record, without a lock: what changes meanwhile is missing, or as it was.
     pub(crate) fn draw(&self) -> PoolMap {
         let (mut regions, mut taken) = (Vec::new(), Vec::new());
+        let mut sizes = BTreeMap::<u64, Sizes>::new();
         for span in (1..self.spans.end()).filter_map(|number| self.spans.get(number)) {
             let look = span.look(|states| {
                 let mut runs: Vec<(PieceState, u64)> = Vec::new();
@@ -33,30 +54,56 @@ impl SlabPool {
             });
             let Some((look, runs)) = look else { continue };
             let base = look.base.to_bits();
-            match look.kind {
-                Kind::Region => regions.push((base, look.block)),
+            let end = match look.kind {
+                Kind::Free => continue,
+                Kind::Region => {
+                    let (front, end) = (u64::from(look.region), base + look.block);
+                    regions.push(Whole { base: base - front, size: look.whole, begin: base, end });
+                    continue;
+                }
                 Kind::Direct => {
-                    regions.push((base, look.block));
-                    taken.push(Taken { base, end: base + look.block, runs, block: look.block });
+                    let end = base + look.block;
+                    regions.push(Whole { base, size: look.block, begin: base, end });
+                    end
                 }
                 Kind::Slab | Kind::Block => {
-                    let end = base + self.extent(look.region, base).unwrap_or(look.bytes);
-                    taken.push(Taken { base, end: end.max(base + look.bytes), runs, block: look.block });
+                    let extent = self.extent(look.region, base).unwrap_or(look.bytes);
+                    base + extent.max(look.bytes)
                 }
-                Kind::Free => {}
+            };
+            let of_size = sizes.entry(look.block).or_default();
+            if look.kind == Kind::Slab {
+                of_size.slabs += 1;
+                of_size.waste += end - base - look.bytes;
             }
+            let is_live = |run: &&(PieceState, u64)| run.0 == PieceState::Live;
+            let live: u64 = runs.iter().filter(is_live).map(|&(_, count)| count * look.block).sum();
+            let class = if look.kind == Kind::Direct { DIRECT } else { look.class };
+            *of_size.live.entry(class).or_default() += live;
+            taken.push(Taken { base, end, runs, block: look.block });
         }
         regions.sort_unstable();
         taken.sort_unstable_by_key(|taken| taken.base);
         let mut rest = taken.as_slice();
-        let regions = regions.into_iter().map(|(base, size)| {
-            let end = base + size;
-            rest = &rest[rest.partition_point(|taken| taken.base < base)..];
-            let (inside, behind) = rest.split_at(rest.partition_point(|taken| taken.base < end));
+        let regions = regions.into_iter().map(|whole| {
+            rest = &rest[rest.partition_point(|taken| taken.base < whole.begin)..];
+            let (inside, behind) = rest.split_at(rest.partition_point(|taken| taken.base < whole.end));
             rest = behind;
-            RegionMap { base: umf_core::Address::from_bits(base), size, pieces: pieces(inside, base, end) }
+            let base = umf_core::Address::from_bits(whole.base);
+            RegionMap { base, size: whole.size, pieces: pieces(inside, whole) }
         });
-        PoolMap { pool: self.settings.name.as_str().to_owned(), regions: regions.collect() }
+        let regions = regions.collect();
+        let classes = sizes.into_iter().map(|(block_size, of_size)| {
+            let asked = |(&class, &live): (&usize, &u64)| self.asked_of(class, live);
+            let requested = of_size.live.iter().map(asked).sum();
+            ClassMap { block_size, slabs: of_size.slabs, waste: of_size.waste, requested }
+        });
+        PoolMap {
+            pool: self.settings.name.as_str().to_owned(),
+            peak_reserved: self.reserve.peak(),
+            regions,
+            classes: classes.collect(),
+        }
     }
 
     /// Bytes of its region that the slab or block at an address takes.
@@ -72,14 +119,15 @@ fn state_of(state: u8) -> PieceState {
     match state {
         state if state & LIVE != 0 => PieceState::Live,
         state if state & HELD != 0 => PieceState::Held,
+        state if state & QUARANTINED != 0 => PieceState::Quarantined,
         _ => PieceState::Cached,
     }
 }
 
-/// What is taken of a region from `base` to `end`, and what is free between that.
-fn pieces(taken: &[Taken], base: u64, end: u64) -> Vec<Piece> {
+/// What is taken of a region, and what is free between that.
+fn pieces(taken: &[Taken], Whole { base, begin, end, .. }: Whole) -> Vec<Piece> {
     let mut pieces = Vec::new();
-    let mut at = base;
+    let mut at = begin;
     let free = |at: u64, until: u64| {
         let piece = Piece { offset: at - base, block_size: until - at, count: 1, state: PieceState::Free };
         (until > at).then_some(piece)
@@ -149,6 +197,26 @@ mod tests {
         assert_eq!((totals.live, totals.held), (0, 0));
         pool.trim(0).unwrap();
         assert_eq!(pool.map().unwrap().totals().reserved, 0);
+    }
+
+    #[test]
+    fn what_is_wasted_is_told_by_class() {
+        let pool = SlabPool::new(Pages::shared(), SlabSettings::default()).unwrap();
+        let allocate = |size| pool.allocate(Layout::new(size, 8).unwrap()).unwrap();
+        let mut blocks: Vec<_> = (0..24).map(|_| allocate(5000)).collect();
+        blocks.push(allocate((8 << 20) + 1));
+        let (totals, statistics) = (pool.map().unwrap().totals(), pool.statistics());
+        // Twelve blocks of 5120 bytes in each slab of 64 KiB, and a region of whole pages.
+        let class = totals.sizes.iter().find(|size| size.block_size == 5120).unwrap();
+        assert_eq!((class.live, class.slabs, class.waste), (24, 2, 2 * (65_536 - 12 * 5120)));
+        assert_eq!(class.requested, 24 * 5000);
+        let requested = 24 * 5000 + (8 << 20) + 1;
+        assert_eq!((statistics.requested_bytes, totals.requested), (requested, requested));
+        let part = 1.0 - requested as f64 / statistics.live_bytes as f64;
+        assert!((statistics.internal_fragmentation() - part).abs() < 1e-12);
+        // SAFETY: each is freed once, and nobody uses it.
+        blocks.into_iter().for_each(|address| unsafe { pool.free(address) }.unwrap());
+        assert_eq!(pool.statistics().requested_bytes, 0);
     }
 
     #[test]

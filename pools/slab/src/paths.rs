@@ -6,84 +6,87 @@ use core::sync::atomic::Ordering;
 use umf_core::{Address, Error, Layout, Result, thread, tracker};
 
 use crate::SlabPool;
-use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED};
-use crate::reach::{SHARED_LIFE, life_of};
-use crate::span::{Mark, Place, Span};
-use crate::state::{Entry, LIVE};
-use crate::thread_cache::ThreadCache;
-
-/// How far the common path of a free came.
-enum Freeing<'a> {
-    Done,
-    /// Nothing has changed.
-    NotBegun,
-    /// The state of the block was taken; it was not simply live.
-    Begun(Place<'a>, u8),
-}
+use crate::caches::Caches;
+use crate::near::Near;
+use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED, WATCHED};
+use crate::reach::{Inside, SHARED_LIFE, life_of};
+use crate::span::{Place, Span};
+use crate::state::{EXPORTED, Entry, LIVE};
 
 impl SlabPool {
     /// The most common path: what lies in the thread's bin, found without a call. So nothing has to be saved.
     #[inline(always)]
-    pub(crate) fn allocate_at_once(&self, layout: Layout) -> Option<Address> {
-        let class = self.classes.at_once(layout)?;
-        let cache = self.first_cache(thread::known())?;
-        let _inside = cache.enter(false)?;
-        let bin = cache.bin(class);
-        let entry = cache.pop(class)?;
-        if bin.weight() != 0 {
-            cache.set_large_bytes(cache.large_bytes() - bin.weight());
+    pub(crate) fn take_at_once(&self, layout: Layout) -> Option<Address> {
+        if !self.classes.align(layout) {
+            return None;
         }
-        bin.count_allocation();
+        let entry = match self.classes.of_small(layout) {
+            Some(class) => self.enter_at_once(thread::known_life())?.cache().bin(class).pop()?,
+            None => {
+                let class = self.classes.of_others(layout)?;
+                let inside = self.enter_at_once(thread::known_life())?;
+                let (cache, bin) = (inside.cache(), inside.cache().bin(class));
+                let entry = bin.pop()?;
+                if bin.weight() != 0 {
+                    cache.set_large_bytes(cache.large_bytes() - bin.weight());
+                }
+                entry
+            }
+        };
         // SAFETY: entries of this pool's caches name states in its own metadata, and a popped one is ours.
         Some(Address::from_bits(unsafe { entry.hand_out() }))
     }
 
-    /// The calling thread's cache, if it is one of the first, and there is no gate to pass.
+    /// Enters the calling thread's cache, if it is one of the first, and there is no gate to pass.
     #[inline(always)]
-    fn first_cache(&self, index: u32) -> Option<&ThreadCache> {
-        // SAFETY: a static, or a word of this pool.
-        let first_threads = unsafe { &*self.first_threads.load(Ordering::Relaxed) };
-        let is_first = index < first_threads.load(Ordering::Relaxed);
-        // SAFETY: the first chunk of caches has that many.
-        is_first.then(|| unsafe { self.first_caches.add(index as usize).as_ref() })
+    fn enter_at_once(&self, life: u64) -> Option<Inside<'_>> {
+        if life >= Caches::FIRST {
+            return None;
+        }
+        // SAFETY: there are that many.
+        let cache = unsafe { self.first_caches.add(life as usize).as_ref() };
+        // SAFETY: a static, or a word of this pool, which this process does not write.
+        cache.enter_if(false, || unsafe { *self.gate.load(Ordering::Acquire) } != 0)
     }
 
     /// The same for a free, of a block that this thread took; `None` if it is not so, or there is no room.
     #[inline(always)]
-    pub(crate) fn free_at_once(&self, address: Address) -> Option<()> {
-        let index = thread::known();
-        let cache = self.first_cache(index)?;
-        let _inside = cache.enter(false)?;
-        // Read inside: what says that the span is this thread's says that the mark is of that span too.
-        let mark = Mark::from_bits(tracker::span_at_once(address)?);
-        if mark.number() as usize >= SPANS {
+    pub(crate) fn put_at_once(&self, address: Address) -> Option<()> {
+        let life = thread::known_life();
+        let inside = self.enter_at_once(life)?;
+        let cache = inside.cache();
+        let granule = Near::granule_of(address);
+        let near = cache.near(granule);
+        let (state, bin) = if near.is(granule) {
+            near.find(address)?
+        } else {
+            let number = tracker::span_below(address, SPANS as u32)?;
+            // SAFETY: the first chunk of spans has that many.
+            let span = unsafe { self.first_spans.add(number as usize).as_ref() };
+            // Read inside: if the span is this thread's, it is still the one that the tracker named.
+            if u64::from(span.owner.load(Ordering::Acquire)) != life {
+                return None;
+            }
+            // SAFETY: what belongs to this thread stays as it is while the thread is inside (see `reach`); and it is an
+            // offset of a bin.
+            unsafe { (span.state_of(address)?, cache.bin_at(span.bin())) }
+        };
+        // SAFETY: a state of this pool, which nobody else writes meanwhile.
+        let (life, old) = unsafe { (state.as_ref(), *state.as_ref().as_ptr()) };
+        if old != LIVE {
             return None;
         }
-        // SAFETY: the first chunk of spans has that many.
-        let span = unsafe { self.first_spans.add(mark.number() as usize).as_ref() };
-        if span.owner.load(Ordering::Acquire) != life_of(index) {
-            return None;
-        }
-        // SAFETY: what belongs to this thread stays as it is while the thread is inside (see `reach`).
-        let state = unsafe { span.state_of(address)? };
-        // SAFETY: a state of this pool.
-        let life = unsafe { state.as_ref() };
-        let class = mark.class();
-        let bin = cache.bin(class);
-        if life.load(Ordering::Relaxed) != LIVE || bin.is_full() {
-            return None;
-        }
-        if bin.weight() != 0 {
+        let top = bin.top();
+        if bin.takes_no_small(top) {
             let bytes = cache.large_bytes() + bin.weight();
-            if bytes > self.most_kept.load(Ordering::Relaxed) {
+            if bin.is_full() || bytes > self.most_kept.load(Ordering::Relaxed) {
                 return None;
             }
             cache.set_large_bytes(bytes);
         }
         life.store(0, Ordering::Release);
-        bin.count_free();
         // SAFETY: it is not full.
-        unsafe { bin.push(Entry::new(address.to_bits(), state)) };
+        unsafe { bin.push_at(top, Entry::new(address.to_bits(), state)) };
         Some(())
     }
 
@@ -92,7 +95,7 @@ impl SlabPool {
         let gates = self.gates.load(Ordering::Relaxed);
         if gates != 0 {
             self.gate_allocation(gates)?;
-            if gates & TRACED != 0 {
+            if gates & (TRACED | WATCHED) != 0 {
                 return self.allocate_slow(layout);
             }
         }
@@ -100,9 +103,8 @@ impl SlabPool {
         if class < self.cacheable(layout.align())
             && let Some((_, cache)) = self.cache()
             && let Some(_inside) = cache.enter(gates & FENCED != 0)
-            && let Some((class, entry)) = self.pop_near(cache, class)
+            && let Some((_, entry)) = self.pop_near(cache, class)
         {
-            cache.bin(class).count_allocation();
             // SAFETY: entries of this pool's caches name states in its own metadata, and a popped one is ours.
             return Ok(Address::from_bits(unsafe { entry.hand_out() }));
         }
@@ -119,12 +121,26 @@ impl SlabPool {
             if gates & TRACED != 0 {
                 self.trace_block("free", 0, Some(&address));
             }
+            if gates & WATCHED != 0 {
+                return self.free_watched(address);
+            }
         }
-        match self.free_cached(address, gates) {
-            Freeing::Done => Ok(()),
-            Freeing::NotBegun => self.free_slow(address),
-            Freeing::Begun(place, old) => self.free_begun(place, old, address),
+        if self.free_cached(address, gates).is_some() { Ok(()) } else { self.free_slow(address) }
+    }
+
+    /// A free of a block that goes into this thread's cache, whoever took it; `None` if it does not, and nothing has changed. Where there
+    /// is no gate to pass.
+    #[inline(never)]
+    pub(crate) fn free_shared(&self, address: Address) -> Option<()> {
+        match self.gates.load(Ordering::Relaxed) {
+            0 => self.free_cached(address, 0),
+            _ => None,
         }
+    }
+
+    /// Whether memory may be taken, on slow paths.
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        self.gate_allocation(self.gates.load(Ordering::Relaxed))
     }
 
     fn gate_allocation(&self, gates: u8) -> Result<()> {
@@ -143,64 +159,64 @@ impl SlabPool {
 
     #[cold]
     fn allocate_slow(&self, layout: Layout) -> Result<Address> {
-        let address = match self.route(layout) {
+        let address = self.upstream.relieving(self, layout, || match self.route(layout) {
             Route::Cached(class) => self.allocate_cached(class),
             Route::Aligned(class) => self.allocate_aligned(class, layout.align()),
             Route::Direct => self.allocate_direct(layout),
-        };
-        if self.gates.load(Ordering::Relaxed) & TRACED != 0 {
+        });
+        if let Ok(address) = address {
+            self.note_asked(layout.size(), address);
+        }
+        let gates = self.gates.load(Ordering::Relaxed);
+        if gates & TRACED != 0 {
             self.trace_block("allocate", layout.size(), address.as_ref().ok());
         }
-        address
+        if gates & WATCHED != 0 { self.watch_allocation(layout, address) } else { address }
     }
 
     /// The common path of a free: of a block that goes into this thread's cache.
     #[inline(always)]
-    fn free_cached(&self, address: Address, gates: u8) -> Freeing<'_> {
-        let Some((index, cache)) = self.cache() else { return Freeing::NotBegun };
-        let Some(_inside) = cache.enter(gates & FENCED != 0) else { return Freeing::NotBegun };
-        let Some(place) = self.locate(address).filter(|place| place.rest == 0) else {
-            return Freeing::NotBegun;
-        };
+    fn free_cached(&self, address: Address, gates: u8) -> Option<()> {
+        let (index, cache) = self.cache()?;
+        let _inside = cache.enter(gates & FENCED != 0)?;
+        let place = self.locate_start(address)?;
         let span = place.span;
-        let class = span.class();
-        let bin = cache.bin(class);
+        let bin = cache.bin(span.class());
         let bytes = if bin.weight() != 0 { cache.large_bytes() + bin.weight() } else { 0 };
-        if bin.is_full() {
-            cache.turn(class);
-        }
         if bin.is_full() || bytes > self.most_kept.load(Ordering::Relaxed) {
-            return Freeing::NotBegun;
+            return None;
         }
         let owner = span.owner.load(Ordering::Acquire);
         if owner == life_of(index) {
             // Nobody else takes a life in this span as long as this thread is inside (see `reach`).
             if place.state.load(Ordering::Relaxed) != LIVE {
-                return Freeing::NotBegun;
+                return None;
             }
             place.state.store(0, Ordering::Release);
+            cache.remember(address, span);
         } else if owner == SHARED_LIFE && !span.is_direct() {
-            let old = place.state.swap(0, Ordering::AcqRel);
-            if old != LIVE || !place.is_current() {
-                return Freeing::Begun(place, old);
+            place.state.compare_exchange(LIVE, 0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+            if !place.is_current() {
+                // A second free met a span that was made anew; the block that it hit is someone else's.
+                place.state.fetch_or(LIVE, Ordering::AcqRel);
+                return None;
             }
         } else {
-            return Freeing::NotBegun;
+            return None;
         }
         if bin.weight() != 0 {
             cache.set_large_bytes(bytes);
         }
-        bin.count_free();
         // SAFETY: it is not full.
         unsafe { bin.push(Entry::new(address.to_bits(), NonNull::from(place.state))) };
-        Freeing::Done
+        Some(())
     }
 
     /// A free that is not of the common kind.
     #[cold]
     #[inline(never)]
-    fn free_slow(&self, address: Address) -> Result<()> {
-        let Some(place) = self.locate(address).filter(|place| place.rest == 0) else {
+    pub(crate) fn free_slow(&self, address: Address) -> Result<()> {
+        let Some(place) = self.locate_start(address) else {
             return Err(self.why_not(address));
         };
         self.share_with_caller(place.span);
@@ -217,9 +233,14 @@ impl SlabPool {
             return Err(Error::NotAllocated { address });
         }
         if old & LIVE == 0 {
+            // It is held, perhaps, and remains so.
+            place.state.fetch_or(old, Ordering::AcqRel);
             return Err(self.why_not(address));
         }
-        if old != LIVE {
+        if self.gates.load(Ordering::Relaxed) & WATCHED != 0 {
+            self.watch_free(place, old, address);
+        }
+        if old & EXPORTED != 0 {
             return self.free_exported(place, address);
         }
         self.put(place, address)

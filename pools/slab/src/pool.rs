@@ -7,23 +7,33 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use umf_core::held::{HeldStatistics, OnFree};
+use umf_core::history::PoolHistory;
+use umf_core::leaks::{LeakReport, LeakTime};
+use umf_core::limit::{Reserved, SharedLimit};
 use umf_core::lock::Lock;
 use umf_core::map::PoolMap;
-use umf_core::metadata::{Chunks, Table, Wiped};
+use umf_core::metadata::{Table, Wiped};
 use umf_core::observer::Freed;
+use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::{Gauge, PoolStatistics};
-use umf_core::{Address, BlockSpan, Error, Layout, Pool, ProviderRef, Result, Upstream, thread, tracker};
+use umf_core::{
+    Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result, Upstream, thread, tracker,
+};
 
 use crate::SlabSettings;
+use crate::ahead::Ahead;
 use crate::arena::Arena;
+use crate::asked::Asked;
+use crate::caches::Caches;
 use crate::central::Central;
 use crate::classes::{Classes, MAX_CLASSES};
 use crate::large::{Large, Tables, UNIT};
-use crate::limits::Reserve;
+use crate::policy::Policy;
 use crate::roster;
-use crate::span::{Mark, Place, Span};
+use crate::span::{Place, Span};
 use crate::state::{self, EXPORTED, LIVE};
 use crate::thread_cache::ThreadCache;
+use crate::watch::Watch;
 
 pub(crate) const OWNER: &str = "this slab pool";
 
@@ -35,16 +45,17 @@ pub(crate) const TRACED: u8 = 2;
 pub(crate) const CLOSING: u8 = 4;
 /// The kernel does not fence threads for others: they do it themselves (see `reach`).
 pub(crate) const FENCED: u8 = 8;
+/// Every allocation and free is watched (see `watch`).
+pub(crate) const WATCHED: u8 = 16;
 
 /// Spans up to this number are found a little faster: so many slabs of 64 KiB make a GiB.
 pub(crate) const SPANS: usize = 1 << 14;
 
-/// The same of the caches of threads.
-pub(crate) const FIRST_CACHES: u32 = 64;
+/// So many spans may there be.
+const MOST_SPANS: u32 = (1 << 24) - 1;
 
-static ALL_FIRST: AtomicU32 = AtomicU32::new(FIRST_CACHES);
-/// What [`SlabPool::first_threads`] is when there is a gate to pass.
-pub(crate) static NONE_FIRST: AtomicU32 = AtomicU32::new(0);
+static OPEN: u32 = 1;
+static CLOSED: u32 = 0;
 
 // SAFETY: the pointers that are not `Send` or `Sync` by themselves are into the pool's own metadata, which does not move.
 unsafe impl Send for SlabPool {}
@@ -73,24 +84,29 @@ pub struct SlabPool {
     pub(crate) gates: AtomicU8,
     pub(crate) classes: Classes,
     pub(crate) spans: Table<Span, SPANS>,
-    pub(crate) caches: Chunks<ThreadCache, { FIRST_CACHES as usize }>,
+    pub(crate) caches: Caches,
     pub(crate) settings: SlabSettings,
     /// State bytes, and nothing else: a second free that races with the end of a slab may swap a byte of a run
     /// that has another owner by then. It notices and puts it back, and what it met was a state.
     pub(crate) states: Arena,
     pub(crate) arena: Arena,
-    pub(crate) reserve: Reserve,
+    pub(crate) reserve: Reserved,
+    pub(crate) ahead: Ahead,
+    pub(crate) policy: Policy,
+    /// What requests ask for, by class; the last is of blocks that are regions.
+    pub(crate) asked: [Asked; MAX_CLASSES + 1],
+    pub(crate) watch: Watch,
     /// Live blocks that are regions.
     pub(crate) direct: Gauge,
     pub(crate) direct_allocations: AtomicU64,
     /// Whether any block was ever exported.
     pub(crate) any_exported: AtomicBool,
-    /// The caches of the first threads.
+    /// The first of the caches: see [`Caches::first`].
     pub(crate) first_caches: NonNull<ThreadCache>,
-    /// How many threads that are; 0 if there is a gate to pass. What the most common paths begin with. In `wiped`, or static.
-    pub(crate) first_threads: AtomicPtr<AtomicU32>,
-    /// Over shared memory, which a forked child must not use, that is a word that is 0 there.
-    _wiped: Option<Wiped>,
+    /// What the most common paths look at: not 0 if there is nothing to look at but the thread's own bins. Static, or in `wiped`.
+    pub(crate) gate: AtomicPtr<u32>,
+    /// Over shared memory, which a forked child must not use, a word that is 0 there.
+    wiped: Option<Wiped>,
     /// The first spans.
     pub(crate) first_spans: NonNull<Span>,
     /// Held while a thread reaches into what belongs to others. Taken before all other locks.
@@ -120,11 +136,13 @@ impl SlabPool {
     /// A pool over `provider`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for settings out of range, [`Error::TooMany`] past 4,096 pools.
+    /// [`Error::InvalidArgument`] for settings out of range, [`Error::TooMany`] past 4,096 pools; those of [`Pool::reserve`] if
+    /// [`SlabSettings::reserve`] is set.
     pub fn new(provider: impl Into<ProviderRef>, settings: SlabSettings) -> Result<Arc<Self>> {
         let pool = Arc::new(Self::unplaced(provider.into(), settings)?);
         // SAFETY: an `Arc`'s content does not move, and `drop` takes the pool out again.
         unsafe { pool.settle()? };
+        pool.begin()?;
         Ok(pool)
     }
 
@@ -133,24 +151,21 @@ impl SlabPool {
         let settings = settings.checked()?;
         let shared = provider.visibility() == umf_core::Visibility::Shared;
         let fenced = !umf_core::fence::is_usable();
+        settings.watched.check(&provider)?;
         let flag = |set, flag| if set { flag } else { 0 };
-        let gates = flag(shared, SHARED) | flag(settings.trace >= 3, TRACED) | flag(fenced, FENCED);
+        let told = flag(settings.trace >= 3, TRACED) | flag(settings.watched.each_block(), WATCHED);
+        let gates = flag(shared, SHARED) | flag(fenced, FENCED) | told;
         let upstream = Upstream::new(provider)?;
         upstream.set_on_free(settings.on_free, settings.max_held);
-        let wiped = if gates == SHARED { Wiped::new(FIRST_CACHES).ok() } else { None };
-        let first_threads = match &wiped {
-            Some(wiped) => core::ptr::from_ref(wiped.word()),
-            None if gates == 0 => &raw const ALL_FIRST,
-            None => &raw const NONE_FIRST,
-        };
-        let (spans, caches) =
-            (Table::new(Mark::MOST), Chunks::<ThreadCache, { FIRST_CACHES as usize }>::new());
+        upstream.set_out_of_memory(settings.out_of_memory.clone());
+        let wiped = if gates == SHARED { Wiped::new(1).ok() } else { None };
+        let (spans, caches) = (Table::new(MOST_SPANS), Caches::new());
         let first_spans = NonNull::from(spans.first()?);
-        let first_caches = NonNull::from(caches.get_or_grow(0)?);
-        Ok(Self {
+        let first_caches = caches.first()?;
+        let pool = Self {
             first_caches,
-            first_threads: AtomicPtr::new(first_threads.cast_mut()),
-            _wiped: wiped,
+            gate: AtomicPtr::new((&raw const CLOSED).cast_mut()),
+            wiped,
             first_spans,
             upstream,
             gates: AtomicU8::new(gates),
@@ -159,7 +174,11 @@ impl SlabPool {
             caches,
             states: Arena::new(),
             arena: Arena::new(),
-            reserve: Reserve::new(settings.memory_limit, settings.shared_limit.clone()),
+            reserve: Reserved::new(settings.memory_limit, settings.shared_limit.clone()),
+            ahead: Ahead::new(),
+            policy: Policy::new(&settings),
+            asked: [const { Asked::new() }; MAX_CLASSES + 1],
+            watch: Watch::new(&settings.watched),
             direct: Gauge::new(),
             direct_allocations: AtomicU64::new(0),
             any_exported: AtomicBool::new(false),
@@ -171,7 +190,24 @@ impl SlabPool {
             large: Lock::new(Large::new()),
             centrals: [const { Lock::new(Central::new()) }; MAX_CLASSES],
             settings,
-        })
+        };
+        pool.open_gate();
+        Ok(pool)
+    }
+
+    /// Lets threads take the most common paths, if nothing is set that they do not heed.
+    pub(crate) fn open_gate(&self) {
+        let gate = match &self.wiped {
+            Some(wiped) => wiped.word().as_ptr().cast_const(),
+            None if self.gates.load(Ordering::Relaxed) == 0 => &raw const OPEN,
+            None => &raw const CLOSED,
+        };
+        self.gate.store(gate.cast_mut(), Ordering::Release);
+    }
+
+    /// Keeps threads from taking the most common paths. Those who are inside may be on one still.
+    pub(crate) fn close_gate(&self) {
+        self.gate.store((&raw const CLOSED).cast_mut(), Ordering::Relaxed);
     }
 
     /// Makes the pool known to the tracker, to forks and to ending threads.
@@ -188,7 +224,18 @@ impl SlabPool {
         // SAFETY: passed on to the caller; `drop` unregisters.
         unsafe { umf_core::fork::register(crate::fork::erased(self))? };
         // SAFETY: passed on to the caller; `drop` leaves.
-        unsafe { roster::enter(NonNull::from(self)) }
+        unsafe { roster::enter(NonNull::from(self))? };
+        self.watch_end_of_process();
+        Ok(())
+    }
+
+    /// What the settings say is there from the beginning.
+    pub(crate) fn begin(&self) -> Result<()> {
+        self.policy.begin_in(self.settings.background);
+        match usize::try_from(self.settings.reserve) {
+            Ok(0) => Ok(()),
+            bytes => self.take_ahead(bytes.unwrap_or(usize::MAX)).map(drop),
+        }
     }
 
     pub(crate) const fn tables(&self) -> Tables<'_> {
@@ -238,18 +285,32 @@ unsafe impl Pool for SlabPool {
 
     #[inline]
     fn allocate(&self, layout: Layout) -> Result<Address> {
-        match self.allocate_at_once(layout) {
+        match self.take_at_once(layout) {
             Some(address) => Ok(address),
             None => self.allocate_else(layout),
         }
     }
 
     #[inline]
+    fn allocate_at_once(&self, layout: Layout) -> Option<Address> {
+        self.take_at_once(layout)
+    }
+
+    #[inline]
+    unsafe fn free_at_once(&self, address: Address) -> bool {
+        self.put_at_once(address).or_else(|| self.free_shared(address)).is_some()
+    }
+
+    #[inline]
     unsafe fn free(&self, address: Address) -> Result<()> {
-        match self.free_at_once(address) {
+        match self.put_at_once(address) {
             Some(()) => Ok(()),
             None => self.free_else(address),
         }
+    }
+
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        self.free_when_ready(address, completion)
     }
 
     fn block_at(&self, address: Address) -> Result<BlockSpan> {
@@ -271,7 +332,26 @@ unsafe impl Pool for SlabPool {
     }
 
     fn trim(&self, keep: usize) -> Result<usize> {
-        self.release_free(keep)
+        let went = self.release_free(keep);
+        self.lower_floor();
+        went
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<usize> {
+        self.take_ahead(bytes)
+    }
+
+    fn tidy(&self) -> Result<usize> {
+        self.tidy_now()
+    }
+
+    fn yield_free(&self, limit: &SharedLimit, bytes: u64) -> u64 {
+        self.give_others(limit, bytes)
+    }
+
+    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) -> Result<()> {
+        self.upstream.set_out_of_memory(callback);
+        Ok(())
     }
 
     unsafe fn let_go(&self, freed: Freed) -> Result<()> {
@@ -291,6 +371,15 @@ unsafe impl Pool for SlabPool {
         Ok(self.draw())
     }
 
+    fn history(&self) -> Result<PoolHistory> {
+        self.read_history()
+    }
+
+    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> Result<()> {
+        self.show_leaks(LeakTime::Asked, look);
+        Ok(())
+    }
+
     fn statistics(&self) -> PoolStatistics {
         self.sum_up()
     }
@@ -298,18 +387,24 @@ unsafe impl Pool for SlabPool {
 
 impl SlabPool {
     /// The block that `address` lies in, live or not, unless it is a large one and begins in another granule.
-    // Always, for `free`'s sake: its other callers are cold, and are enough to have it called there too (a quarter slower).
-    #[inline(always)]
     pub(crate) fn locate(&self, address: Address) -> Option<Place<'_>> {
         // A number that another pool set finds a span of ours that does not hold the address.
         let number = self.number_at(address)?;
         self.spans.get(number)?.locate(number, address)
     }
 
+    /// The block, live or not, that begins at `address`.
+    // Always, for `free`'s sake: its other callers are cold, and are enough to have it called there too (a quarter slower).
+    #[inline(always)]
+    pub(crate) fn locate_start(&self, address: Address) -> Option<Place<'_>> {
+        let number = self.number_at(address)?;
+        self.spans.get(number)?.locate_start(number, address)
+    }
+
     /// The number of the span that the granule of `address` names.
     #[inline]
     pub(crate) fn number_at(&self, address: Address) -> Option<u32> {
-        tracker::span(address).map(|(_, mark)| Mark::from_bits(mark).number())
+        tracker::span(address).map(|(_, number)| number)
     }
 
     /// Whether a state says that an export names the block.

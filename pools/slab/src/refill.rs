@@ -9,12 +9,15 @@ use umf_core::{Address, Error, Result, thread};
 use crate::SlabPool;
 use crate::central::{Slabs, Taker};
 use crate::large::UNIT;
+use crate::near::Near;
+use crate::reach::life_of;
 use crate::state::Entry;
 use crate::thread_cache::{Portion, ThreadCache};
 
-/// What each of a bin's two stacks has room for: this many blocks, or the fewer that this many bytes hold, but not below the least.
-const SMALL: (usize, usize, usize) = (192, 256 << 10, 24);
-const LARGE: (usize, usize, usize) = (64, usize::MAX, 2);
+/// What a bin has room for: this many blocks, or the fewer that this many bytes hold, but not below the least.
+const SMALL: (usize, usize, usize) = (128, 256 << 10, 32);
+/// Large ones: the least that a bin has room for.
+const LEAST_LARGE: usize = 4;
 /// With which limit a bin of a small class begins.
 const FIRST: (usize, usize, usize) = (16, 8 << 10, 4);
 /// How many small blocks a thread takes at a time, at most. (No more: whoever frees elsewhere what he takes here would go
@@ -22,8 +25,6 @@ const FIRST: (usize, usize, usize) = (16, 8 << 10, 4);
 const REFILL: u32 = 32;
 /// Entries in a cache line.
 const PER_LINE: usize = 64 / size_of::<Entry>();
-/// What the limits of all bins of small classes of a thread may amount to.
-const SMALL_LIMIT: usize = 2 << 20;
 /// How many large blocks go in one exchange.
 const EXCHANGE: (usize, usize, usize) = (16, 16 << 20, 1);
 
@@ -56,12 +57,13 @@ impl SlabPool {
         }
         if !cache.measure(class).is_equipped() {
             let size = self.classes.size(class);
-            let capacity = bounded(if self.is_large(class) { LARGE } else { SMALL }, size);
+            let large = (self.settings.thread_cache_blocks as usize, usize::MAX, LEAST_LARGE);
+            let capacity = bounded(if self.is_large(class) { large } else { SMALL }, size);
             // Runs are aligned to their length. If all bins began at the same line of a page, those in use would
             // share one set of the processor's cache.
-            let skew = class % (capacity / PER_LINE / 2).max(1) * PER_LINE;
-            let (_, place) = self.arena.allocate(2 * capacity * size_of::<Entry>()).ok()?;
-            let capacity = capacity - skew / 2;
+            let skew = class % (capacity / PER_LINE / 4).max(1) * PER_LINE;
+            let (_, place) = self.arena.allocate(capacity * size_of::<Entry>()).ok()?;
+            let capacity = capacity - skew;
             let _inside = self.inside(cache);
             let weight = if self.is_large(class) { size } else { 0 };
             // SAFETY: the run is of that size, aligned to a cache line, and stays this bin's.
@@ -77,18 +79,19 @@ impl SlabPool {
     /// A block of the class where the thread's bin had none.
     pub(crate) fn allocate_cached(&self, class: usize) -> Result<Address> {
         let entry = self.retrying(|| self.take_counted(class))?;
-        // SAFETY: the entry was taken out of the shared store, so it is ours alone, and names our metadata.
-        Ok(Address::from_bits(unsafe { entry.hand_out() }))
+        Ok(self.hand_out(entry))
     }
 
     /// Runs `take`, unless too much is held; if it lacks memory, gives everything that is free back and runs it again.
     pub(crate) fn retrying<T>(&self, take: impl Fn() -> Result<T>) -> Result<T> {
+        self.mind_policy(0);
         self.upstream.admit()?;
+        self.upstream.poll_awaited();
         match take() {
             Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) => {
                 // What the provider refuses to take back does not matter here.
                 let _ = self.release_free(0);
-                take()
+                take().or_else(|error| if self.reserve.reclaim(&error) { take() } else { Err(error) })
             }
             result => result,
         }
@@ -106,12 +109,15 @@ impl SlabPool {
                     self.take_small(index, cache, class)
                 }
             };
-            if let Some((class, entry)) = found {
-                cache.bin(class).count_allocation();
+            if let Some((_, entry)) = found {
                 return Ok(entry);
+            }
+            if self.upstream.poll_many_awaited() {
+                continue;
             }
             if self.is_large(class) {
                 let entry = self.cut_block(class, 1)?;
+                let _inside = self.inside(cache);
                 cache.bin(class).count_allocation();
                 return Ok(entry);
             }
@@ -121,7 +127,7 @@ impl SlabPool {
 
     /// From the bin of a small class, which is filled where it has nothing. Inside.
     fn take_small(&self, index: u32, cache: &ThreadCache, class: usize) -> Option<(usize, Entry)> {
-        let entry = cache.pop(class).or_else(|| {
+        let entry = cache.bin(class).pop().or_else(|| {
             let (bin, measure) = (cache.bin(class), cache.measure(class));
             if measure.limit() < REFILL {
                 self.widen(cache, class);
@@ -129,14 +135,31 @@ impl SlabPool {
             let want = measure.limit().min(REFILL) as usize;
             let taker = Some(Taker { index, alone: measure.trusts() });
             // SAFETY: `take` writes as many as it returns.
-            unsafe {
+            let took = unsafe {
                 bin.fill(measure, want, |out, want| {
                     self.centrals[class].lock().take(self.slabs(class), taker, out, want)
-                });
-            }
+                })
+            };
+            self.remember_own(index, cache, bin.newest(took));
             bin.pop()
         });
         entry.map(|entry| (class, entry))
+    }
+
+    /// The thread remembers the slabs of these blocks that are its own. Inside.
+    fn remember_own(&self, index: u32, cache: &ThreadCache, entries: &[Entry]) {
+        let mut last = None;
+        for entry in entries {
+            let address = Address::from_bits(entry.address);
+            let granule = Some(Near::granule_of(address));
+            if core::mem::replace(&mut last, granule) == granule {
+                continue;
+            }
+            let span = self.number_at(address).and_then(|number| self.spans.get(number));
+            if let Some(span) = span.filter(|span| span.owner.load(Ordering::Relaxed) == life_of(index)) {
+                cache.remember(address, span);
+            }
+        }
     }
 
     /// Raises the limit of the bin of a small class; at the cost of others that have room to spare, if need be. Inside.
@@ -144,7 +167,8 @@ impl SlabPool {
         let (measure, size) = (cache.measure(class), self.classes.size(class));
         let more = (measure.limit() / 2).max(4).min(measure.most().saturating_sub(measure.limit()));
         let bytes = more as usize * size;
-        if cache.small_limit() + bytes > SMALL_LIMIT {
+        let most = self.settings.small_cache_size;
+        if cache.small_limit() + bytes > most {
             // One at a time: those that miss it afterwards take it back from others.
             if let Some(other) =
                 cache.next_in_turn(0..self.classes.slab_count()).filter(|&other| other != class)
@@ -152,7 +176,7 @@ impl SlabPool {
                 cache.set_limit(other, (cache.measure(other).limit() / 2).max(4), self.classes.size(other));
             }
         }
-        if cache.small_limit() + bytes <= SMALL_LIMIT {
+        if cache.small_limit() + bytes <= most {
             cache.set_limit(class, measure.limit() + more, size);
         }
     }
@@ -190,11 +214,13 @@ impl SlabPool {
         let align = (align / UNIT) as u32;
         let entry = self.retrying(|| self.cut_block(class, align))?;
         match self.equipped(class) {
-            Some((_, cache)) => cache.bin(class).count_allocation(),
+            Some((_, cache)) => {
+                let _inside = self.inside(cache);
+                cache.bin(class).count_allocation();
+            }
             None => self.centrals[class].lock().allocations += 1,
         }
-        // SAFETY: the block was just cut out, and names our metadata.
-        Ok(Address::from_bits(unsafe { entry.hand_out() }))
+        Ok(self.hand_out(entry))
     }
 
     /// Puts a block, which was freed, into the calling thread's cache, and makes room there if need be.
@@ -204,7 +230,6 @@ impl SlabPool {
             self.give(class, &[entry]);
             return;
         };
-        cache.bin(class).count_free();
         if self.is_large(class) {
             return self.put_large(index, cache, class, entry);
         }
@@ -214,13 +239,12 @@ impl SlabPool {
                 let _inside = self.inside(cache);
                 if bin.is_full() {
                     self.widen(cache, class);
-                    cache.turn(class);
                 }
                 if !bin.is_full() {
                     // SAFETY: it is not full.
                     return unsafe { bin.push(entry) };
                 }
-                cache.take_oldest(class, cache.measure(class).limit() as usize)
+                bin.take_oldest((cache.measure(class).limit() - cache.measure(class).limit() / 4) as usize)
             };
             self.give(class, surplus.entries());
         }
@@ -229,7 +253,10 @@ impl SlabPool {
     /// Counts the free of a block that goes into no bin.
     pub(crate) fn count_free(&self, class: usize) {
         match self.equipped(class) {
-            Some((_, cache)) => cache.bin(class).count_free(),
+            Some((_, cache)) => {
+                let _inside = self.inside(cache);
+                cache.bin(class).count_free();
+            }
             None => self.centrals[class].lock().frees += 1,
         }
     }
@@ -251,13 +278,14 @@ impl SlabPool {
         step(Step::PoolBlocksGiven);
         self.remove_slabs(doomed);
         self.give_units(rest, true);
+        self.mind_policy(entries.len() * self.classes.size(class));
     }
 
     /// Empties a cache, into which the caller has reached, without giving anything to the provider.
     pub(crate) fn empty(&self, index: u32, cache: &ThreadCache) {
         for class in cache.used() {
             loop {
-                let portion = cache.take_oldest(class, usize::MAX);
+                let portion = cache.bin(class).take_oldest(usize::MAX);
                 if portion.entries().is_empty() {
                     break;
                 }
@@ -307,7 +335,7 @@ impl SlabPool {
     /// A portion of what the calling thread's bin holds, taken out.
     fn leaving(&self, cache: &ThreadCache, class: usize) -> Portion {
         let _inside = self.inside(cache);
-        let portion = cache.take_oldest(class, usize::MAX);
+        let portion = cache.bin(class).take_oldest(usize::MAX);
         if self.is_large(class) {
             let bytes = portion.entries().len() * self.classes.size(class);
             cache.set_large_bytes(cache.large_bytes().saturating_sub(bytes));

@@ -4,6 +4,7 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
 use umf_core::held::Fate;
+use umf_core::history::EventKind;
 use umf_core::step::{Step, step};
 use umf_core::tracker::{self, GRANULE, RegionNumber};
 use umf_core::{Address, Error, Layout, Region, Result};
@@ -40,18 +41,21 @@ impl SlabPool {
 
     /// Takes units back, and gives their region back if it is idle and there is another.
     pub(crate) fn give_range(&self, range: Range) {
-        let removed = {
+        let (units, removed) = {
             let mut large = self.large.lock();
-            let whole = large.free(self.tables(), range).is_some_and(|(_, whole)| whole);
-            let (units, regions) = large.idle();
+            let (units, whole) = large.free(self.tables(), range).unwrap_or_default();
+            let (idle, regions) = large.idle();
             // One idle region, or an eighth of all, is kept against coming and going.
-            let enough = regions > 1 && units * UNIT as u64 > self.reserve.bytes() / 8;
-            whole && enough && large.remove_region(self.tables(), range.region)
+            let enough = regions > 1 && idle * UNIT as u64 > self.reserve.bytes() / 8;
+            let floor = self.ahead.floor().div_ceil(UNIT as u64);
+            let removed = whole && enough && large.remove_region(self.tables(), range.region, floor);
+            (units, removed)
         };
         if removed {
             // A provider that does not take it back leaves it with us.
             let _ = self.give_back(range.region);
         }
+        self.mind_policy(units as usize * UNIT);
     }
 
     /// Address of the first unit, and the tracker's number of the region.
@@ -72,7 +76,7 @@ impl SlabPool {
         let least = size.checked_next_multiple_of(page).ok_or(overflow)?;
         let mut ask = least.max(wanted.next_multiple_of(page));
         loop {
-            match self.enter_region(ask, size, align) {
+            match self.enter_region(ask, size, align, |_| Ok(())) {
                 Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) if ask > least => {
                     ask = (ask / 2).next_multiple_of(page).max(least);
                 }
@@ -81,35 +85,33 @@ impl SlabPool {
         }
     }
 
-    /// A region of `ask` bytes, its size counted against the limits.
+    /// A region that counts against the limits.
     fn take_region(&self, layout: Layout) -> Result<(Region, RegionNumber)> {
-        let page = self.upstream.provider().page_size();
-        let asked = layout.pad_to(page)?.size();
-        self.reserve.add(asked)?;
-        let got = self.upstream.allocate(layout).inspect_err(|_| self.reserve.remove(asked))?;
-        let more = got.0.size().saturating_sub(asked);
-        if more > 0
-            && let Err(error) = self.reserve.add(more)
-        {
-            self.reserve.remove(asked);
-            // SAFETY: nobody has seen the region. The error that matters is the limit's.
-            let _ = unsafe { self.upstream.free(got.0) };
-            return Err(error);
-        }
-        self.reserve.region_came();
+        let got = self.reserve.take(&self.upstream, layout)?;
+        self.remember(EventKind::RegionTaken, got.0.base(), (got.0.size() as u64, 0));
         Ok(got)
     }
 
-    fn enter_region(&self, ask: usize, need: usize, align: usize) -> Result<()> {
+    /// Takes a region of `ask` bytes, readies it, and enters it.
+    pub(crate) fn enter_region(
+        &self,
+        ask: usize,
+        need: usize,
+        align: usize,
+        ready: impl FnOnce(Region) -> Result<()>,
+    ) -> Result<()> {
         let (region, number) = match self.take_region(Layout::new(ask, align)?) {
             Err(Error::BadAlignment { .. }) => {
                 // Aligned by taking more.
                 let padded = ask.checked_add(align).ok_or(Error::SizeOverflow { size: ask, align })?;
-                self.take_region(Layout::new(padded, self.upstream.provider().page_size().min(GRANULE))?)?
+                self.reserve.take(
+                    &self.upstream,
+                    Layout::new(padded, self.upstream.provider().page_size().min(GRANULE))?,
+                )?
             }
             result => result?,
         };
-        let entered = self.make_region(region, number, need, align);
+        let entered = ready(region).and_then(|()| self.make_region(region, number, need, align));
         if entered.is_err() {
             self.return_region(region)?;
         }
@@ -140,7 +142,8 @@ impl SlabPool {
                 ..Cold::EMPTY
             };
         }
-        span.publish_region(base, u64::from(units) * UNIT as u64);
+        // (Less than a granule lies before the base.)
+        span.publish_region(base, u64::from(units) * UNIT as u64, (front as u32, region.size() as u64));
         if let Err(error) = tracker::set_span(number, region.base(), region.size(), span_number) {
             span.retract();
             self.spans.release(span_number);
@@ -184,24 +187,23 @@ impl SlabPool {
         // SAFETY: no block of the region is live, or the pool goes; the caller took it out of everyone's reach.
         match unsafe { self.upstream.free(region)? } {
             Fate::Gone => {
-                self.reserve.region_went(region.size());
-                self.trace_region("gave back", region);
+                self.region_went(region);
             }
             Fate::Held => self.trace_region("holds", region),
         }
         Ok(())
     }
 
+    /// A region is the provider's again.
+    pub(crate) fn region_went(&self, region: Region) {
+        self.reserve.region_went(region.size());
+        self.remember(EventKind::RegionReturned, region.base(), (region.size() as u64, 0));
+        self.trace_region("gave back", region);
+    }
+
     /// A block that is a region.
     pub(crate) fn allocate_direct(&self, layout: Layout) -> Result<Address> {
-        self.upstream.admit()?;
-        let (region, number) = match self.take_region(layout) {
-            Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) => {
-                let _ = self.release_free(0);
-                self.take_region(layout)?
-            }
-            result => result?,
-        };
+        let (region, number) = self.retrying(|| self.take_region(layout))?;
         let entered = self.spans.allocate().and_then(|(span_number, span)| {
             // SAFETY: nobody else knows the number yet.
             unsafe { *span.cold() = Cold { upstream: MaybeUninit::new((region, number)), ..Cold::EMPTY } };

@@ -3,62 +3,101 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
+use umf_core::limit::SharedLimit;
 use umf_core::step::{Step, step};
 use umf_core::{Result, fork};
 
-use crate::pool::{CLOSING, NONE_FIRST, SHARED};
+use crate::large::UNIT;
+use crate::pool::{CLOSING, SHARED};
 use crate::span::Kind;
 use crate::{SlabPool, roster};
 
 impl SlabPool {
-    fn is_frozen(&self) -> bool {
+    pub(crate) fn is_frozen(&self) -> bool {
         self.gates.load(Ordering::Relaxed) & SHARED != 0 && self.upstream.is_frozen()
     }
 
-    /// Gives free regions back until at most `keep` bytes are free; yields the bytes that went. What nobody leases any more is
+    /// Gives free regions back until at most `keep` bytes are free; yields the bytes that went. What nobody uses any more is
     /// free by then.
     pub(crate) fn release_free(&self, keep: usize) -> Result<usize> {
-        let keep = keep as u64;
         if self.is_frozen() {
             return Ok(0);
         }
         let before = self.reserve.bytes();
         self.upstream.poll();
+        self.end_quarantine(0);
+        self.release_above(keep, 0)?;
+        let went = usize::try_from(before.saturating_sub(self.reserve.bytes())).unwrap_or(usize::MAX);
+        self.watch_trim(keep as u64, went);
+        Ok(went)
+    }
+
+    /// Gives `bytes` back, or what is free, for another pool that shares the limit.
+    pub(crate) fn give_others(&self, limit: &SharedLimit, bytes: u64) -> u64 {
+        if !self.reserve.shares(limit) {
+            return 0;
+        }
+        let mut went = 0;
+        roster::visit_one(NonNull::from(self), || {
+            let keep = self.sum_up().cached_bytes.saturating_sub(bytes);
+            let keep = usize::try_from(keep).unwrap_or(usize::MAX);
+            went = self.release_above(keep, self.ahead.floor()).unwrap_or(0);
+        });
+        went as u64
+    }
+
+    /// Gives free regions back until at most `keep` bytes are free, or only `floor` bytes of regions that are cut up are left.
+    pub(crate) fn release_above(&self, keep: usize, floor: u64) -> Result<usize> {
+        let keep = keep as u64;
+        if self.is_frozen() {
+            return Ok(0);
+        }
+        let before = self.reserve.bytes();
         if self.sum_up().cached_bytes <= keep {
-            return Ok(before.saturating_sub(self.reserve.bytes()) as usize);
+            return Ok(0);
         }
         self.reach_all(|index, cache| self.empty(index, cache));
         if let Some((index, cache)) = self.cache() {
             self.flush(index, cache);
         }
+        let result = self.release_shared(keep as usize, floor);
+        let went = before.saturating_sub(self.reserve.bytes()) as usize;
+        result.map(|()| went)
+    }
+
+    /// The same of what no thread keeps.
+    pub(crate) fn release_shared(&self, keep: usize, floor: u64) -> Result<()> {
         for class in 0..self.classes.slab_count() {
             let doomed = self.centrals[class].lock().trim(self.slabs(class), 0);
             self.remove_slabs(doomed);
         }
         self.sell_out(true);
         let mut result = Ok(());
+        let floor = floor.div_ceil(UNIT as u64);
+        let used = self.live_bytes().saturating_add(self.upstream.held().bytes);
+        let least = used.saturating_add(keep as u64);
         for number in 1..self.spans.end() {
-            let used = self.live_bytes().saturating_add(self.upstream.held().bytes);
-            if self.reserve.bytes() <= used.saturating_add(keep) {
+            if self.reserve.bytes() <= least {
                 break;
             }
             let region = self.spans.get(number).is_some_and(|span| span.kind() == Kind::Region);
-            if region && self.large.lock().remove_region(self.tables(), number) {
+            if region && self.large.lock().remove_region(self.tables(), number, floor) {
                 result = result.and(self.give_back(number).map(drop));
             }
         }
-        let went = before.saturating_sub(self.reserve.bytes()) as usize;
-        result.map(|()| went)
+        result
     }
 }
 
 impl Drop for SlabPool {
     fn drop(&mut self) {
         self.gates.fetch_or(CLOSING, Ordering::Relaxed);
-        self.first_threads.store((&raw const NONE_FIRST).cast_mut(), Ordering::Relaxed);
+        self.close_gate();
         roster::leave(NonNull::from(&*self));
         fork::unregister(crate::fork::erased(self));
+        self.policy.end();
         self.trace_end();
+        self.watch_end();
         self.upstream.stop_letting_go();
         let frozen = self.is_frozen();
         for number in 1..self.spans.end() {

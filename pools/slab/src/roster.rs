@@ -15,7 +15,7 @@ const LIMIT: usize = 4096;
 
 struct Place {
     pool: AtomicPtr<SlabPool>,
-    /// Ending threads that are using the pool.
+    /// Threads that use the pool without owning it.
     visitors: AtomicU32,
 }
 
@@ -23,6 +23,22 @@ static PLACES: [Place; LIMIT] =
     [const { Place { pool: AtomicPtr::new(ptr::null_mut()), visitors: AtomicU32::new(0) } }; LIMIT];
 /// Places from here on were never used.
 static END: AtomicU32 = AtomicU32::new(0);
+
+/// Somebody uses the pool at a place, until this is dropped.
+struct Visitor<'a>(&'a Place);
+
+impl<'a> Visitor<'a> {
+    fn announce(place: &'a Place) -> Self {
+        place.visitors.fetch_add(1, Ordering::SeqCst);
+        Self(place)
+    }
+}
+
+impl Drop for Visitor<'_> {
+    fn drop(&mut self) {
+        self.0.visitors.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 /// Visitors that were at work in the parent do not exist in the child.
 struct Visitors;
@@ -62,7 +78,7 @@ pub(crate) unsafe fn enter(pool: NonNull<SlabPool>) -> Result<()> {
     Err(Error::TooMany { what: "slab pools", limit: LIMIT })
 }
 
-/// Takes a pool out, and waits for ending threads that are using it.
+/// Takes a pool out, and waits for those who are using it.
 pub(crate) fn leave(pool: NonNull<SlabPool>) {
     for place in &PLACES[..END.load(Ordering::SeqCst) as usize] {
         if place
@@ -78,18 +94,33 @@ pub(crate) fn leave(pool: NonNull<SlabPool>) {
     }
 }
 
-/// A thread ends: every pool takes back what it keeps.
-fn flush(index: ThreadIndex) {
+/// Shows one pool, unless it is going. `look` must not drop it.
+pub(crate) fn visit_one(pool: NonNull<SlabPool>, look: impl FnOnce()) {
+    let places = &PLACES[..END.load(Ordering::SeqCst) as usize];
+    if let Some(place) = places.iter().find(|place| place.pool.load(Ordering::Relaxed) == pool.as_ptr()) {
+        let _visitor = Visitor::announce(place);
+        if place.pool.load(Ordering::SeqCst) == pool.as_ptr() {
+            look();
+        }
+    }
+}
+
+/// Shows every pool that is there, one after the other. `look` drops none.
+pub(crate) fn visit(mut look: impl FnMut(&SlabPool)) {
     for place in &PLACES[..END.load(Ordering::SeqCst) as usize] {
         if place.pool.load(Ordering::Relaxed).is_null() {
             continue;
         }
         // Announced before the pool is looked at: `leave` takes the pool out before it looks at the visitors.
-        place.visitors.fetch_add(1, Ordering::SeqCst);
+        let _visitor = Visitor::announce(place);
         if let Some(pool) = NonNull::new(place.pool.load(Ordering::SeqCst)) {
             // SAFETY: the pool stays until `leave`, which waits for this visitor.
-            unsafe { pool.as_ref() }.flush_thread(index);
+            look(unsafe { pool.as_ref() });
         }
-        place.visitors.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// A thread ends: every pool takes back what it keeps.
+fn flush(index: ThreadIndex) {
+    visit(|pool| pool.flush_thread(index));
 }

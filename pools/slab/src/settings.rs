@@ -1,13 +1,21 @@
 //! [`SlabSettings`]: the knobs, named as users of the field know them.
 
 use core::fmt;
+use core::time::Duration;
+use std::sync::Arc;
 
 use umf_core::held::OnFree;
+use umf_core::shortage::OutOfMemory;
 use umf_core::{Error, Result};
 
-use crate::limits::SharedLimitRef;
+use umf_core::limit::SharedLimitRef;
+
+use crate::watch::Watched;
 
 const NAME: usize = 48;
+
+/// A shared cache that is as large as a thread's.
+const AS_A_THREAD: usize = usize::MAX;
 
 /// A name without heap memory, cut to 48 bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,6 +67,16 @@ pub struct SlabSettings {
     pub(crate) trace: u32,
     pub(crate) on_free: OnFree,
     pub(crate) max_held: u64,
+    pub(crate) thread_cache_blocks: u32,
+    pub(crate) small_cache_size: usize,
+    pub(crate) shared_cache_size: usize,
+    pub(crate) shared_cache_blocks: u32,
+    pub(crate) max_cached: u64,
+    pub(crate) release_after: Duration,
+    pub(crate) background: bool,
+    pub(crate) reserve: u64,
+    pub(crate) out_of_memory: Option<Arc<dyn OutOfMemory>>,
+    pub(crate) watched: Watched,
 }
 
 impl Default for SlabSettings {
@@ -92,6 +110,16 @@ impl SlabSettings {
             trace: 0,
             on_free: OnFree::Hold,
             max_held: 0,
+            thread_cache_blocks: 128,
+            small_cache_size: 2 << 20,
+            shared_cache_size: AS_A_THREAD,
+            shared_cache_blocks: 64,
+            max_cached: 0,
+            release_after: Duration::ZERO,
+            background: false,
+            reserve: 0,
+            out_of_memory: None,
+            watched: Watched::default(),
         }
     }
 
@@ -146,12 +174,72 @@ impl SlabSettings {
         self
     }
 
-    /// The most that one thread keeps in blocks of 64 KiB and above. (What it keeps in smaller ones is bounded at 2 MiB.)
+    /// The most that one thread keeps in blocks of 64 KiB and above. (Of smaller ones: [`SlabSettings::small_cache_size`].)
     /// What threads keep is used before the pool takes more from its provider than it should need, and goes back when
     /// the pool is trimmed or short of memory, whatever thread keeps it. Default: 256 MiB.
     #[must_use]
     pub const fn thread_cache_size(mut self, bytes: usize) -> Self {
         self.thread_cache_size = bytes;
+        self
+    }
+
+    /// The most free blocks of one size class of 64 KiB and above that a thread keeps; at least 4. Default: 128.
+    #[must_use]
+    pub const fn thread_cache_blocks(mut self, blocks: u32) -> Self {
+        self.thread_cache_blocks = blocks;
+        self
+    }
+
+    /// The most that one thread keeps in blocks below 64 KiB, beyond a few of each size class. Default: 2 MiB.
+    #[must_use]
+    pub const fn small_cache_size(mut self, bytes: usize) -> Self {
+        self.small_cache_size = bytes;
+        self
+    }
+
+    /// The most that is kept for all threads in blocks of 64 KiB and above that no thread keeps, before they are merged with what
+    /// is free around them. Default: as [`SlabSettings::thread_cache_size`].
+    #[must_use]
+    pub const fn shared_cache_size(mut self, bytes: usize) -> Self {
+        self.shared_cache_size = bytes;
+        self
+    }
+
+    /// The most blocks of one size class that are kept like that. Default: 64.
+    #[must_use]
+    pub const fn shared_cache_blocks(mut self, blocks: u32) -> Self {
+        self.shared_cache_blocks = blocks;
+        self
+    }
+
+    /// The most bytes that are free in the pool, in caches of threads, in slabs and in regions, before memory goes back to the
+    /// provider unasked; 0 is unlimited. What is reserved ([`SlabSettings::reserve`]) stays anyhow, and so does a region with a live
+    /// block in it. Default: 0.
+    ///
+    /// It is looked at when blocks leave the caches of threads, so that the common paths pay nothing. Each thread's caches for small
+    /// and for large blocks, and the shared cache, are bounded at a quarter of this then.
+    #[must_use]
+    pub const fn max_cached(mut self, bytes: u64) -> Self {
+        self.max_cached = bytes;
+        self
+    }
+
+    /// How long memory may lie unused before it goes back to the provider unasked, by whole regions; zero is for ever. It goes
+    /// between once and twice that time after its last use; beside blocks that a thread goes on using, by halves. Default: zero.
+    ///
+    /// It is looked at where threads are on slow paths, at most once in that time: an application in which nothing happens asks
+    /// for [`umf_core::Pool::tidy`] now and then, or for [`SlabSettings::background`].
+    #[must_use]
+    pub const fn release_after(mut self, age: Duration) -> Self {
+        self.release_after = age;
+        self
+    }
+
+    /// Whether a thread in the background, one for all pools of the process that ask for it, sees to
+    /// [`SlabSettings::max_cached`] and [`SlabSettings::release_after`] too. Default: no.
+    #[must_use]
+    pub const fn background(mut self, yes: bool) -> Self {
+        self.background = yes;
         self
     }
 
@@ -179,6 +267,21 @@ impl SlabSettings {
         self
     }
 
+    /// Bytes that the pool takes from its provider at the beginning, for blocks that are pooled, and keeps: [`umf_core::Pool::reserve`].
+    /// Default: 0.
+    #[must_use]
+    pub const fn reserve(mut self, bytes: u64) -> Self {
+        self.reserve = bytes;
+        self
+    }
+
+    /// Who is asked when an allocation would fail for lack of memory ([`umf_core::shortage`]); any closure. Default: nobody.
+    #[must_use]
+    pub fn out_of_memory(mut self, callback: impl OutOfMemory + 'static) -> Self {
+        self.out_of_memory = Some(Arc::new(callback));
+        self
+    }
+
     /// The settings with everything in its range, or what is out of it.
     pub(crate) fn checked(mut self) -> Result<Self> {
         let invalid = |what, why| Err(Error::InvalidArgument { what, why });
@@ -192,6 +295,16 @@ impl SlabSettings {
             return invalid("max_poolable_size", "at most 16 GiB");
         }
         self.min_block_size = self.min_block_size.max(Self::SMALLEST_BLOCK);
+        if self.shared_cache_size == AS_A_THREAD {
+            self.shared_cache_size = self.thread_cache_size;
+        }
+        if let Some(part) = usize::try_from(self.max_cached / 4).ok().filter(|_| self.max_cached != 0) {
+            self.thread_cache_size = self.thread_cache_size.min(part);
+            self.small_cache_size = self.small_cache_size.min(part);
+            self.shared_cache_size = self.shared_cache_size.min(part);
+        }
+        // Nothing to see to needs nobody.
+        self.background &= self.max_cached != 0 || !self.release_after.is_zero();
         Ok(self)
     }
 }

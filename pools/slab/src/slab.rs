@@ -9,7 +9,7 @@ use umf_core::{Result, tracker};
 
 use crate::SlabPool;
 use crate::large::{GRANULE_UNITS, Range, UNIT};
-use crate::span::{Cold, Mark};
+use crate::span::Cold;
 
 /// What the allocator of units has as the span of a slab: it is asked for large blocks only.
 const NO_HOLDER: u32 = 0;
@@ -75,9 +75,9 @@ impl SlabPool {
         let states: NonNull<AtomicU8> = states.cast();
         // SAFETY: `states` has `total` zeroed bytes in the arena.
         unsafe {
-            span.publish_slab(class, range.region, base, (total * block) as u64, block as u64, states);
+            span.publish_slab(class, range.region, base, total as u32, block as u64, states);
         }
-        if let Err(error) = tracker::set_span(region, base, size, Mark::new(number, class).to_bits()) {
+        if let Err(error) = tracker::set_span(region, base, size, number) {
             let _ = tracker::set_span(region, base, size, range.region);
             span.retract();
             lost();
@@ -94,6 +94,9 @@ impl SlabPool {
             let number = core::mem::replace(&mut list, cold.next);
             let range = Range { region: span.region(), first: cold.unit };
             let class = span.class();
+            if self.is_watched() {
+                self.check_span(span);
+            }
             let size = self.classes.slab_size(class, self.settings.slab_min_size);
             if let Some((base, region)) = self.region_of(range) {
                 // Cannot fail: the granules are the region's, and the slab's alone.

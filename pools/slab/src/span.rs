@@ -17,44 +17,9 @@ use umf_core::{Address, Region};
 
 use crate::arena::Run;
 use crate::central::ListName;
-use crate::classes::MAX_CLASSES;
 use crate::reach::SHARED_LIFE;
 use crate::state::Entry;
-
-/// What the tracker keeps for a granule: the number of a span, and the class of its blocks, so that freeing finds its bin
-/// and the span at one time. (Class 0 where there are none.)
-#[derive(Clone, Copy)]
-pub(crate) struct Mark(u32);
-
-impl Mark {
-    const BITS: u32 = 24;
-    /// The largest number.
-    pub(crate) const MOST: u32 = (1 << Self::BITS) - 1;
-
-    pub(crate) const fn new(number: u32, class: usize) -> Self {
-        const { assert!(MAX_CLASSES <= 1 << (32 - Self::BITS)) };
-        Self(number | ((class as u32) << Self::BITS))
-    }
-
-    #[inline]
-    pub(crate) const fn from_bits(bits: u32) -> Self {
-        Self(bits)
-    }
-
-    pub(crate) const fn to_bits(self) -> u32 {
-        self.0
-    }
-
-    #[inline]
-    pub(crate) const fn number(self) -> u32 {
-        self.0 & Self::MOST
-    }
-
-    #[inline]
-    pub(crate) const fn class(self) -> usize {
-        (self.0 >> Self::BITS) as usize
-    }
-}
+use crate::thread_cache::bin_offset;
 
 /// What kind of span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,22 +47,26 @@ const KIND_SHIFT: u32 = 16;
 #[repr(C, align(64))]
 pub(crate) struct Span {
     base: AtomicU64,
-    /// Bytes from the base that blocks cover; 0 while the record is not in use, and for a region.
-    bytes: AtomicU64,
-    /// Size of a block, and its reciprocal: see [`reciprocal`]. Region: its bytes.
-    block: AtomicU64,
-    magic: AtomicU64,
+    /// The size of a block, as what finds its number: see [`Divisor`]. Region: how many bytes the provider gave.
+    inverse: AtomicU64,
     states: AtomicPtr<AtomicU8>,
+    /// How many blocks; 0 while the record is not in use, and for a region.
+    count: AtomicU64,
+    shift: AtomicU8,
+    /// The state of the one block of a [`Kind::Block`] or [`Kind::Direct`] span.
+    own_state: AtomicU8,
     /// Kind in the upper half, class in the lower.
     kind_class: AtomicU32,
     /// Advances when the record is given back.
     generation: AtomicU32,
     /// Whose frees need no atomic exchange: see `reach`.
     pub(crate) owner: AtomicU32,
-    /// The span of the region around a slab or large block.
+    /// The span of the region around a slab or large block. Region: what the provider gave before the base, in bytes.
     region: AtomicU32,
-    /// The state of the one block of a [`Kind::Block`] or [`Kind::Direct`] span.
-    own_state: AtomicU8,
+    /// Where the bin of the class is in a thread's cache: see [`crate::thread_cache::bin_offset`].
+    bin: AtomicU32,
+    /// Size of a block. Region: its bytes.
+    block: AtomicU64,
     cold: UnsafeCell<Cold>,
 }
 
@@ -133,14 +102,40 @@ unsafe impl Send for Span {}
 // SAFETY: zeros are valid for atomics, integers, null pointers and `MaybeUninit`; a zeroed span is a free one.
 unsafe impl Zeroed for Span {}
 
-/// `m` such that for all `n` below 2^32 the upper half of `n * m` is `n / d`, and the lower is less than `m` if and only if
-/// `d` divides `n` (Lemire, Kaser, Kurz: Faster remainder by direct computation, 2019). `d` is at least 2 and below 2^32.
-const fn reciprocal(d: u64) -> u64 {
-    u64::MAX / d + 1
+/// What finds the number of a block from its bytes from the base.
+///
+/// For a size `odd << shift`, `bytes * inverse` rotated right by `shift`, where `inverse * odd` is 1 modulo 2^64, is the
+/// number of the block that begins there. Both steps can be undone, so no other offset yields that number: those
+/// that are no multiple of the size, or lie outside, yield one past all blocks. (Warren, Hacker's Delight, 10-17.) So one comparison tells all.
+#[derive(Clone, Copy)]
+pub(crate) struct Divisor {
+    inverse: u64,
+    shift: u8,
 }
 
-/// The same for a span of one block: 0, and whether `n` is 0, whatever its size.
-const ONE_BLOCK: u64 = 1;
+impl Divisor {
+    /// For the offset 0 alone, whatever the size.
+    const ONE_BLOCK: Self = Self { inverse: 1, shift: 0 };
+
+    /// For blocks of `size` bytes, at least 1.
+    const fn of(size: u64) -> Self {
+        let shift = size.trailing_zeros();
+        let odd = size >> shift;
+        // Right in the lowest 3 bits; each step doubles that (Newton).
+        let mut inverse = odd;
+        let mut bits = 3;
+        while bits < 64 {
+            inverse = inverse.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(inverse)));
+            bits *= 2;
+        }
+        Self { inverse, shift: shift as u8 }
+    }
+
+    #[inline(always)]
+    pub(crate) const fn number(self, offset: u64) -> u64 {
+        offset.wrapping_mul(self.inverse).rotate_right(self.shift as u32)
+    }
+}
 
 /// A block of a span, found from an address.
 #[derive(Clone, Copy)]
@@ -164,27 +159,32 @@ pub(crate) struct Look {
     pub(crate) bytes: u64,
     /// Size of a block; region: its bytes.
     pub(crate) block: u64,
-    /// The span of the region around it.
+    /// The span of the region around it; region: what the provider gave before the base.
     pub(crate) region: u32,
+    /// Region: what the provider gave in all.
+    pub(crate) whole: u64,
+    pub(crate) class: usize,
 }
 
 impl Span {
     /// Fills the record of a number that was just allocated, with a slab in the span `region`.
     ///
     /// # Safety
-    /// `states` has a zeroed byte for each of the `bytes / block` blocks, in metadata that lives as long as the
+    /// `states` has a zeroed byte for each of the `count` blocks, in metadata that lives as long as the
     /// table that this record is in.
     pub(crate) unsafe fn publish_slab(
         &self,
         class: usize,
         region: u32,
         base: Address,
-        bytes: u64,
+        count: u32,
         block: u64,
         states: NonNull<AtomicU8>,
     ) {
         // SAFETY: passed on to the caller.
-        unsafe { self.publish((SLAB, class), region, base, (bytes, block, reciprocal(block)), states) };
+        unsafe {
+            self.publish((SLAB, class), region, base, (u64::from(count), block, Divisor::of(block)), states)
+        };
     }
 
     /// The same with a large block, free, in the span `region`.
@@ -192,7 +192,7 @@ impl Span {
         self.own_state.store(0, Ordering::Relaxed);
         let state = NonNull::from(&self.own_state);
         // SAFETY: the one state byte is a field of the record, which is never unmapped while the table lives.
-        unsafe { self.publish((BLOCK, class), region, base, (bytes, bytes, ONE_BLOCK), state) };
+        unsafe { self.publish((BLOCK, class), region, base, (1, bytes, Divisor::ONE_BLOCK), state) };
     }
 
     /// The same with a block that is a region, live.
@@ -200,14 +200,18 @@ impl Span {
         self.own_state.store(crate::state::LIVE, Ordering::Relaxed);
         let state = NonNull::from(&self.own_state);
         // SAFETY: as above.
-        unsafe { self.publish((DIRECT, 0), 0, base, (bytes, bytes, ONE_BLOCK), state) };
+        unsafe { self.publish((DIRECT, 0), 0, base, (1, bytes, Divisor::ONE_BLOCK), state) };
     }
 
-    /// The same with a region that is cut up.
-    pub(crate) fn publish_region(&self, base: Address, bytes: u64) {
+    /// The same with a region that is cut up: `bytes` from `base`, of `whole` that the provider gave, `front` of them before.
+    pub(crate) fn publish_region(&self, base: Address, bytes: u64, (front, whole): (u32, u64)) {
         let state = NonNull::from(&self.own_state);
         // SAFETY: a region has no blocks: nothing is located in it.
-        unsafe { self.publish((REGION, 0), 0, base, (0, bytes, ONE_BLOCK), state) };
+        unsafe {
+            // The divisor's place, which a region without blocks has no use for, holds the whole.
+            let whole = Divisor { inverse: whole, shift: 0 };
+            self.publish((REGION, 0), front, base, (0, bytes, whole), state);
+        }
     }
 
     /// # Safety
@@ -217,46 +221,68 @@ impl Span {
         (kind, class): (u32, usize),
         region: u32,
         base: Address,
-        (bytes, block, magic): (u64, u64, u64),
+        (count, block, divisor): (u64, u64, Divisor),
         states: NonNull<AtomicU8>,
     ) {
         // Whoever sees a word from below sees that the generation has advanced since `retract`.
         fence(Ordering::Release);
         self.base.store(base.to_bits(), Ordering::Relaxed);
         self.block.store(block, Ordering::Relaxed);
-        self.magic.store(magic, Ordering::Relaxed);
+        self.inverse.store(divisor.inverse, Ordering::Relaxed);
+        self.shift.store(divisor.shift, Ordering::Relaxed);
         self.states.store(states.as_ptr(), Ordering::Relaxed);
         self.owner.store(SHARED_LIFE, Ordering::Relaxed);
         self.region.store(region, Ordering::Relaxed);
+        self.bin.store(bin_offset(class), Ordering::Relaxed);
         self.kind_class.store((kind << KIND_SHIFT) | class as u32, Ordering::Relaxed);
-        self.bytes.store(bytes, Ordering::Release);
+        self.count.store(count, Ordering::Release);
     }
 
     /// Marks the record as not in use, before its number is given back.
     pub(crate) fn retract(&self) {
-        self.bytes.store(0, Ordering::Relaxed);
+        self.count.store(0, Ordering::Relaxed);
         self.kind_class.store(0, Ordering::Relaxed);
         self.generation.fetch_add(1, Ordering::Release);
     }
 
     /// The place of `address` in this span, whose number is given; `None` if it is not in it.
-    #[inline]
     pub(crate) fn locate(&self, number: u32, address: Address) -> Option<Place<'_>> {
+        let block = || self.block.load(Ordering::Relaxed);
+        self.place(number, address, block, |offset, block| (offset.checked_div(block), offset % block.max(1)))
+    }
+
+    /// The place of the block that begins at `address` in this span, whose number is given; `None` if none does.
+    #[inline]
+    pub(crate) fn locate_start(&self, number: u32, address: Address) -> Option<Place<'_>> {
+        let divisor = || Divisor {
+            inverse: self.inverse.load(Ordering::Relaxed),
+            shift: self.shift.load(Ordering::Relaxed),
+        };
+        self.place(number, address, divisor, |offset, divisor| (Some(divisor.number(offset)), 0))
+    }
+
+    /// What `read` reads and `find` makes a number and a rest of is one moment's.
+    #[inline(always)]
+    fn place<T>(
+        &self,
+        number: u32,
+        address: Address,
+        read: impl FnOnce() -> T,
+        find: impl FnOnce(u64, T) -> (Option<u64>, u64),
+    ) -> Option<Place<'_>> {
         let generation = self.generation.load(Ordering::Acquire);
-        let bytes = self.bytes.load(Ordering::Acquire);
+        let count = self.count.load(Ordering::Acquire);
         let offset = address.to_bits().wrapping_sub(self.base.load(Ordering::Relaxed));
-        let magic = self.magic.load(Ordering::Relaxed);
-        let block = self.block.load(Ordering::Relaxed);
+        let words = read();
         let states = self.states.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        if offset >= bytes || self.generation.load(Ordering::Relaxed) != generation {
+        if self.generation.load(Ordering::Relaxed) != generation {
             return None;
         }
-        let index = ((u128::from(offset) * u128::from(magic)) >> 64) as u64;
-        let rest = offset.wrapping_sub(index.wrapping_mul(block));
-        // SAFETY: the words belong together, since the generation did not advance; so the index is below the
-        // number of blocks, and `publish` promised a state for each. (If the span goes from now on, the byte
-        // remains a state: see `SlabPool::states`.)
+        let (index, rest) = find(offset, words);
+        let index = index.filter(|&index| index < count)?;
+        // SAFETY: the words belong together, since the generation did not advance; and `publish` promised a state for
+        // each block. (If the span goes from now on, the byte remains a state: see `SlabPool::states`.)
         let state = unsafe { &*states.add(index as usize) };
         Some(Place { span: self, number, index, rest, state, generation })
     }
@@ -264,8 +290,10 @@ impl Span {
     /// What the record says, and what `read` makes of the states of its blocks; `None` if it changed meanwhile.
     pub(crate) fn look<T>(&self, read: impl FnOnce(&mut dyn Iterator<Item = u8>) -> T) -> Option<(Look, T)> {
         let generation = self.generation.load(Ordering::Acquire);
-        let bytes = self.bytes.load(Ordering::Acquire);
-        let (kind, base, block, region) = (self.kind(), self.base(), self.block(), self.region());
+        let count = self.count.load(Ordering::Acquire);
+        let (kind, base, block) = (self.kind(), self.base(), self.block());
+        let (region, class) = (self.region.load(Ordering::Relaxed), self.class());
+        let whole = self.inverse.load(Ordering::Relaxed);
         let states = self.states.load(Ordering::Relaxed);
         let is_same = || {
             fence(Ordering::Acquire);
@@ -274,12 +302,22 @@ impl Span {
         if !is_same() {
             return None;
         }
-        let count = bytes.checked_div(block).unwrap_or(0);
+        let bytes = count * block;
         // SAFETY: the words belong together, since the generation did not advance: there is a state for each block. (If the
         // span goes from now on, the byte remains a state: see `SlabPool::states`.)
         let state = |index: u64| unsafe { &*states.add(index as usize) }.load(Ordering::Relaxed);
         let read = read(&mut (0..count).map(state));
-        is_same().then_some((Look { kind, base, bytes, block, region }, read))
+        is_same().then_some((Look { kind, base, bytes, block, region, whole, class }, read))
+    }
+
+    /// Where the bin of the class is in a thread's cache.
+    ///
+    /// # Safety
+    /// The record does not change meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn bin(&self) -> u32 {
+        // SAFETY: nobody writes it meanwhile, says the caller.
+        unsafe { *self.bin.as_ptr() }
     }
 
     /// The state of the block that begins at `address`.
@@ -288,17 +326,28 @@ impl Span {
     /// The record does not change meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn state_of(&self, address: Address) -> Option<NonNull<AtomicU8>> {
-        let offset = address.to_bits().wrapping_sub(self.base.load(Ordering::Relaxed));
-        if offset >= self.bytes.load(Ordering::Relaxed) {
-            return None;
-        }
-        let magic = self.magic.load(Ordering::Relaxed);
-        let product = u128::from(offset) * u128::from(magic);
-        if product as u64 >= magic {
+        // SAFETY: passed on to the caller.
+        let (base, divisor, count, _) = unsafe { self.parts() };
+        let index = divisor.number(address.to_bits().wrapping_sub(base));
+        if index >= count {
             return None;
         }
         // SAFETY: the record is in use, and has a block with this index.
-        Some(unsafe { self.state((product >> 64) as u64) })
+        Some(unsafe { self.state(index) })
+    }
+
+    /// Base, size of a block, how many there are and where their states are.
+    ///
+    /// # Safety
+    /// The record does not change meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn parts(&self) -> (u64, Divisor, u64, *mut AtomicU8) {
+        // SAFETY: nobody writes these words meanwhile, says the caller. (What is not read as an atomic needs no instruction of its
+        // own.)
+        unsafe {
+            let divisor = Divisor { inverse: *self.inverse.as_ptr(), shift: *self.shift.as_ptr() };
+            (*self.base.as_ptr(), divisor, *self.count.as_ptr(), *self.states.as_ptr())
+        }
     }
 
     pub(crate) fn kind(&self) -> Kind {
@@ -333,8 +382,9 @@ impl Span {
     }
 
     #[inline]
+    /// Bytes from the base that blocks cover; 0 for a region, and while the record is not in use.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.count.load(Ordering::Relaxed) * self.block()
     }
 
     pub(crate) fn block(&self) -> u64 {
@@ -418,20 +468,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reciprocals_divide_exactly() {
-        for d in [8_u64, 9, 24, 40, 56, 72, 112, 1000, 4096, 28_672, 32_768, 57_344, 61_440] {
-            let magic = reciprocal(d);
-            let check = |n: u64| {
-                let product = u128::from(n) * u128::from(magic);
-                assert_eq!((product >> 64) as u64, n / d, "{n} / {d}");
-                assert_eq!((product as u64) < magic, n.is_multiple_of(d), "{n} % {d}");
+    fn divisors_find_multiples_and_nothing_else() {
+        for size in [8_u64, 9, 24, 40, 56, 72, 112, 1000, 4096, 28_672, 32_768, 57_344, 61_440] {
+            let divisor = Divisor::of(size);
+            let count = (1 << 32) / size;
+            let check = |offset: u64| {
+                let number = divisor.number(offset);
+                if offset.is_multiple_of(size) && offset / size < count {
+                    assert_eq!(number, offset / size, "{offset} / {size}");
+                } else {
+                    assert!(number >= count, "{offset} / {size}");
+                }
             };
-            (0..2_000_000).step_by(7).chain((1 << 32) - 5..1 << 32).for_each(check);
-            for multiple in 1..5_000 {
-                check(multiple * d);
-                check(multiple * d - 1);
-                check(multiple * d + 1);
+            (0..2_000_000).step_by(7).chain((1 << 32) - 5..(1 << 32) + 5).for_each(check);
+            for multiple in 1..5_000_u64 {
+                for offset in [multiple * size, (multiple * size).wrapping_neg()] {
+                    [offset - 1, offset, offset + 1].into_iter().for_each(check);
+                }
+                check(multiple.wrapping_mul(0x9e37_79b9_7f4a_7c15));
             }
         }
+        assert_eq!(Divisor::ONE_BLOCK.number(0), 0);
+        assert!((1..1_000_000).all(|offset| Divisor::ONE_BLOCK.number(offset) >= 1));
     }
 }

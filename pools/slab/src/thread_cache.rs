@@ -8,38 +8,42 @@ use core::cell::Cell;
 use core::mem::MaybeUninit;
 use core::ops::Range;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
 
+use umf_core::Address;
 use umf_core::metadata::Zeroed;
 
 use crate::classes::MAX_CLASSES;
+use crate::near::{NEARS, Near};
+use crate::span::Span;
 use crate::state::Entry;
 
-/// The free blocks of one class in one thread: a stack that is taken from, and one that is put on. They change places when
-/// the first is empty.
-///
-/// With one stack for both, an allocation reads what the free before it has just written, and the processor waits for
-/// all that the free had to find out first: half as much again as both cost.
+/// The free blocks of one class in one thread: a stack.
 #[repr(C, align(64))]
 pub(crate) struct Bin {
-    out_top: Cell<*mut Entry>,
-    out_base: Cell<*mut Entry>,
-    in_top: Cell<*mut Entry>,
-    in_end: Cell<*mut Entry>,
-    in_base: Cell<*mut Entry>,
-    allocations: AtomicU64,
-    frees: AtomicU64,
+    top: AtomicPtr<Entry>,
+    base: AtomicPtr<Entry>,
+    /// Where the top is when the bin is full.
+    end: Cell<*mut Entry>,
+    /// The same; null for a large class, so that one comparison tells both.
+    small_end: Cell<*mut Entry>,
     /// Bytes of a block of a large class; 0 for a small class.
     weight: Cell<usize>,
+    allocations: AtomicU64,
+    /// Frees less allocations less the length: what came and went otherwise. So the frees need not be counted one by one.
+    bias: AtomicI64,
+    /// Odd while length and bias do not fit together.
+    moves: AtomicU32,
 }
 
 /// What is seldom looked at: how large a bin is, and how far its thread may count on freeing by itself what it takes.
 #[repr(C)]
 pub(crate) struct Measure {
-    /// Entries for which each stack has room.
+    /// Entries for which the bin has room.
     capacity: Cell<u32>,
-    /// How many are put on before the stacks change places: two thirds of the capacity at most, less as long as that saves no
-    /// exchanges.
+    /// How many it takes: less than it has room for as long as that saves no exchanges.
     limit: Cell<u32>,
     /// How often it turned out wrong. Written by others.
     pub(crate) revoked: AtomicU32,
@@ -51,6 +55,9 @@ pub(crate) struct Measure {
 /// What one thread keeps.
 #[repr(C, align(64))]
 pub(crate) struct ThreadCache {
+    /// First, so that a bin's place is its class alone.
+    bins: [Bin; MAX_CLASSES],
+    nears: [Near; NEARS],
     /// The thread is inside.
     pub(crate) busy: AtomicBool,
     /// Somebody else wants to reach in: keep out.
@@ -69,7 +76,6 @@ pub(crate) struct ThreadCache {
     used: [AtomicU64; MAX_CLASSES / 64],
     /// Slabs, with some blocks free, from which this thread takes: heads of lists that the lock of the class guards.
     homes: [AtomicU32; MAX_CLASSES],
-    bins: [Bin; MAX_CLASSES],
     measures: [Measure; MAX_CLASSES],
 }
 
@@ -80,13 +86,45 @@ unsafe impl Send for ThreadCache {}
 // SAFETY: zeros are valid: bins without entries.
 unsafe impl Zeroed for ThreadCache {}
 
-#[inline]
-fn count(counter: &AtomicU64) {
-    // Written by the owner alone: no read-modify-write is needed.
-    counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+/// Bytes from a cache's beginning to the bin of a class below [`MAX_CLASSES`].
+pub(crate) const fn bin_offset(class: usize) -> u32 {
+    (core::mem::offset_of!(ThreadCache, bins) + class % MAX_CLASSES * size_of::<Bin>()) as u32
 }
 
 impl ThreadCache {
+    /// What is remembered of a granule, or of another one.
+    #[inline(always)]
+    pub(crate) fn near(&self, granule: u64) -> &Near {
+        &self.nears[granule as usize % NEARS]
+    }
+
+    /// Remembers a span of the thread's own for the block at an address, unless it is a large one: those lie too far from each other. Inside.
+    pub(crate) fn remember(&self, address: Address, span: &Span) {
+        let (granule, bin) = (Near::granule_of(address), self.bin(span.class()));
+        if bin.weight() == 0 {
+            // SAFETY: the span is the thread's, so it stays as it is until it is forgotten.
+            unsafe { self.near(granule).set(granule, span, bin) };
+        }
+    }
+
+    /// Forgets a span from `base` that blocks cover for so many bytes. By the thread, or while it is kept out.
+    pub(crate) fn forget(&self, base: Address, bytes: u64) {
+        let last = base.to_bits() + bytes.saturating_sub(1);
+        let granules = Near::granule_of(base)..=Near::granule_of(Address::from_bits(last));
+        // (Of a large block, only the one in which it begins was ever met.)
+        granules.take(NEARS).for_each(|granule| self.near(granule).forget(granule));
+    }
+
+    /// The bin at an offset.
+    ///
+    /// # Safety
+    /// It is one of [`bin_offset`].
+    #[inline(always)]
+    pub(crate) unsafe fn bin_at(&self, offset: u32) -> &Bin {
+        // SAFETY: a bin is there.
+        unsafe { &*ptr::from_ref(self).byte_add(offset as usize).cast() }
+    }
+
     /// The bin of a class below [`MAX_CLASSES`].
     #[inline]
     pub(crate) fn bin(&self, class: usize) -> &Bin {
@@ -127,51 +165,15 @@ impl ThreadCache {
     /// Gives a bin its memory. `weight` is 0, or the bytes of a block of a large class.
     ///
     /// # Safety
-    /// `entries` has room for twice `capacity` entries that nobody else uses as long as the pool lives.
+    /// `entries` has room for `capacity` entries that nobody else uses as long as the pool lives.
     pub(crate) unsafe fn equip(&self, class: usize, entries: *mut Entry, capacity: u32, weight: usize) {
         let bin = self.bin(class);
         self.measure(class).capacity.set(capacity);
         bin.weight.set(weight);
-        bin.set_out(entries, entries);
-        // SAFETY: passed on to the caller.
-        bin.set_in(unsafe { entries.add(capacity as usize) }, 0);
+        bin.base.store(entries, Ordering::Relaxed);
+        bin.top.store(entries, Ordering::Relaxed);
         let word = &self.used[class / 64 % (MAX_CLASSES / 64)];
         word.store(word.load(Ordering::Relaxed) | (1 << (class % 64)), Ordering::Relaxed);
-    }
-
-    /// The stacks of a bin change places, if not much is left on the one that is taken from: that comes on top of the other.
-    pub(crate) fn turn(&self, class: usize) {
-        let (bin, measure) = (self.bin(class), self.measure(class));
-        let (out, base) = (bin.out_base.get(), bin.in_base.get());
-        let (rest, put) = (length(out, bin.out_top.get()), length(base, bin.in_top.get()));
-        if rest > measure.limit.get() as usize / 2 || rest + put > measure.capacity.get() as usize {
-            return;
-        }
-        // SAFETY: the stacks lie apart, each with room for `capacity` entries; `rest` of one and `put` of the other are written.
-        let top = unsafe {
-            ptr::copy_nonoverlapping(out, bin.in_top.get(), rest);
-            base.add(rest + put)
-        };
-        bin.set_out(base, top);
-        bin.set_in(out, measure.limit.get());
-    }
-
-    /// A block of a class, if there is one.
-    #[inline]
-    pub(crate) fn pop(&self, class: usize) -> Option<Entry> {
-        let bin = self.bin(class);
-        bin.pop().or_else(|| {
-            self.turn(class);
-            bin.pop()
-        })
-    }
-
-    /// Takes the oldest blocks of a class out, up to `n`.
-    pub(crate) fn take_oldest(&self, class: usize, n: usize) -> Portion {
-        if self.bin(class).is_out() {
-            self.turn(class);
-        }
-        self.bin(class).take_oldest(n)
     }
 
     /// Bytes in bins of large classes.
@@ -196,32 +198,21 @@ impl ThreadCache {
         let (bin, measure) = (self.bin(class), self.measure(class));
         let limit = limit.min(measure.most());
         let before = measure.limit.replace(limit);
-        // SAFETY: each stack has room for more than `limit` entries.
-        bin.in_end.set(unsafe { bin.in_base.get().add(limit as usize) });
+        // SAFETY: there is room for as many entries.
+        bin.end.set(unsafe { bin.base.load(Ordering::Relaxed).add(limit as usize) });
         if bin.weight.get() == 0 {
+            bin.small_end.set(bin.end.get());
             let bytes = |limit: u32| limit as usize * size;
             self.small_limit.set((self.small_limit.get() + bytes(limit)).saturating_sub(bytes(before)));
         }
     }
 }
 
-/// Entries from `base` to `top`, which belong to one stack.
-fn length(base: *mut Entry, top: *mut Entry) -> usize {
-    (top.addr() - base.addr()) / size_of::<Entry>()
-}
-
 impl Bin {
-    fn set_out(&self, base: *mut Entry, top: *mut Entry) {
-        self.out_base.set(base);
-        self.out_top.set(top);
-    }
-
-    /// Makes an empty stack the one that is put on.
-    fn set_in(&self, base: *mut Entry, limit: u32) {
-        self.in_base.set(base);
-        self.in_top.set(base);
-        // SAFETY: each stack has room for more than `limit` entries.
-        self.in_end.set(unsafe { base.add(limit as usize) });
+    /// Where the next block goes.
+    #[inline(always)]
+    pub(crate) fn top(&self) -> *mut Entry {
+        self.top.load(Ordering::Relaxed)
     }
 
     /// Bytes of a block of a large class; 0 for a small class.
@@ -232,45 +223,67 @@ impl Bin {
 
     #[inline(always)]
     pub(crate) fn is_full(&self) -> bool {
-        self.in_top.get() >= self.in_end.get()
+        self.top() >= self.end.get()
     }
 
-    /// Whether nothing can be taken before the stacks have changed places.
+    /// Whether it is full, with its top there, or of a large class.
     #[inline(always)]
-    pub(crate) fn is_out(&self) -> bool {
-        self.out_top.get() == self.out_base.get()
+    pub(crate) fn takes_no_small(&self, top: *mut Entry) -> bool {
+        top >= self.small_end.get()
     }
 
     pub(crate) fn len(&self) -> usize {
-        length(self.out_base.get(), self.out_top.get()) + length(self.in_base.get(), self.in_top.get())
+        (self.top().addr() - self.base.load(Ordering::Relaxed).addr()) / size_of::<Entry>()
     }
 
-    /// A block, if one is left before the stacks have to change places.
+    /// Allocates a block, if there is one.
     #[inline(always)]
     pub(crate) fn pop(&self) -> Option<Entry> {
-        if self.is_out() {
+        let top = self.top();
+        // SAFETY: only this thread ever writes it.
+        if top == unsafe { *self.base.as_ptr() } {
             return None;
         }
+        self.allocations.store(self.allocations.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         // SAFETY: the entries below the top were written by `push` or `fill`, and there is one.
         unsafe {
-            let top = self.out_top.get().sub(1);
-            self.out_top.set(top);
+            let top = top.sub(1);
+            self.top.store(top, Ordering::Relaxed);
             Some(top.read())
         }
     }
 
-    /// Puts a block in.
+    /// Puts a block in that was freed.
     ///
     /// # Safety
     /// The bin is not full.
     #[inline(always)]
     pub(crate) unsafe fn push(&self, entry: Entry) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.push_at(self.top(), entry) };
+    }
+
+    /// The same by one who has looked where the top is.
+    ///
+    /// # Safety
+    /// It is there, and the bin is not full.
+    #[inline(always)]
+    pub(crate) unsafe fn push_at(&self, top: *mut Entry, entry: Entry) {
         // SAFETY: `equip` promised room for `capacity` entries; the limit is no more, and not reached.
         unsafe {
-            let top = self.in_top.get();
             top.write(entry);
-            self.in_top.set(top.add(1));
+            self.top.store(top.add(1), Ordering::Relaxed);
         }
+    }
+
+    /// Changes what does not fit together meanwhile: the top, and what is added to the bias.
+    fn change(&self, top: *mut Entry, more: i64) {
+        let moves = self.moves.load(Ordering::Relaxed);
+        self.moves.store(moves.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.top.store(top, Ordering::Relaxed);
+        self.bias.store(self.bias.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+        self.moves.store(moves.wrapping_add(2), Ordering::Release);
     }
 
     /// Lets `take` write up to `want` entries for the next to take, and counts what it says it wrote.
@@ -283,18 +296,23 @@ impl Bin {
         want: usize,
         take: impl FnOnce(*mut Entry, usize) -> usize,
     ) -> usize {
-        let len = length(self.out_base.get(), self.out_top.get());
-        let want = want.min((measure.capacity.get() as usize).saturating_sub(len));
-        let top = self.out_top.get();
-        let took = take(top, want);
-        // SAFETY: there is room for `want` entries from `len` on.
-        self.out_top.set(unsafe { top.add(took) });
+        let want = want.min((measure.capacity.get() as usize).saturating_sub(self.len()));
+        let took = take(self.top(), want);
+        // SAFETY: there is room for `want` entries.
+        self.change(unsafe { self.top().add(took) }, -(took as i64));
         took
     }
 
-    fn take_oldest(&self, n: usize) -> Portion {
-        let base = self.out_base.get();
-        let len = length(base, self.out_top.get());
+    /// The blocks that came last, up to `n`. Inside.
+    pub(crate) fn newest(&self, n: usize) -> &[Entry] {
+        let n = n.min(self.len());
+        // SAFETY: so many entries below the top are written.
+        unsafe { core::slice::from_raw_parts(self.top().sub(n), n) }
+    }
+
+    /// Takes the oldest blocks out, up to `n`.
+    pub(crate) fn take_oldest(&self, n: usize) -> Portion {
+        let (base, len) = (self.base.load(Ordering::Relaxed), self.len());
         let n = n.min(len).min(PORTION);
         let mut portion = Portion { entries: [const { MaybeUninit::uninit() }; PORTION], len: n };
         if n > 0 {
@@ -302,27 +320,39 @@ impl Bin {
             unsafe {
                 ptr::copy_nonoverlapping(base, portion.entries.as_mut_ptr().cast(), n);
                 ptr::copy(base.add(n), base, len - n);
-                self.out_top.set(base.add(len - n));
+                self.change(base.add(len - n), n as i64);
             }
         }
         portion
     }
 
-    #[inline(always)]
+    /// Counts an allocation of a block that was never here.
     pub(crate) fn count_allocation(&self) {
-        count(&self.allocations);
+        self.allocations.store(self.allocations.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.change(self.top(), -1);
     }
 
-    #[inline(always)]
+    /// Counts a free of a block that does not come here.
     pub(crate) fn count_free(&self) {
-        count(&self.frees);
+        self.change(self.top(), 1);
     }
 
     /// Allocations and frees of this class in this thread, and in those that had its number before.
     pub(crate) fn counts(&self) -> (u64, u64) {
-        // Frees first: a block allocated in between may then be missed as free, not as live.
-        let frees = self.frees.load(Ordering::Relaxed);
-        (self.allocations.load(Ordering::Relaxed), frees)
+        /// Who has no processor in the middle of a change is not waited for.
+        const TRIES: u32 = 1000;
+        let mut tries = 0;
+        loop {
+            let moves = self.moves.load(Ordering::Acquire);
+            let (length, bias) = (self.len() as i64, self.bias.load(Ordering::Relaxed));
+            let allocations = self.allocations.load(Ordering::Relaxed);
+            fence(Ordering::Acquire);
+            tries += 1;
+            if moves.is_multiple_of(2) && self.moves.load(Ordering::Relaxed) == moves || tries == TRIES {
+                return (allocations, allocations.wrapping_add_signed(length + bias));
+            }
+            core::hint::spin_loop();
+        }
     }
 }
 
@@ -338,7 +368,7 @@ impl Measure {
 
     /// The highest limit.
     pub(crate) fn most(&self) -> u32 {
-        self.capacity.get() - self.capacity.get() / 3
+        self.capacity.get()
     }
 
     /// Whether the next slab or large block is expected to have its blocks freed by this thread. Each time that turns out

@@ -1,6 +1,6 @@
 //! The conformance suite, against slab pools of several settings.
 
-use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_pool_slab::{Leaks, SlabPool, SlabSettings};
 
 umf_core::pool_conformance!(defaults, |provider| SlabPool::new(provider, SlabSettings::new()).unwrap());
 
@@ -15,4 +15,12 @@ umf_core::pool_conformance!(without_thread_caches_for_large_blocks, |provider| {
 
 umf_core::pool_conformance!(nothing_poolable, |provider| {
     SlabPool::new(provider, SlabSettings::new().max_poolable_size(0)).unwrap()
+});
+
+umf_core::pool_conformance!(with_a_history_and_sites, |provider| {
+    SlabPool::new(provider, SlabSettings::new().history(1000).leaks(Leaks::Sites).leak_sample(64)).unwrap()
+});
+
+umf_core::pool_conformance!(with_a_quarantine, |provider| {
+    SlabPool::new(provider, SlabSettings::new().min_block_size(4096).quarantine(64 << 10)).unwrap()
 });

@@ -34,12 +34,12 @@ const WARM: u64 = 60;
 const COUNTED: u64 = 40;
 
 fn allocate(pool: &dyn Pool, size: usize) -> Address {
-    Layout::new(black_box(size), 8).and_then(|layout| pool.allocate(layout)).expect("memory")
+    Layout::new(black_box(size), 8).and_then(|layout| umf_core::pool::allocate(pool, layout)).expect("memory")
 }
 
 fn free(pool: &dyn Pool, address: Address) {
     // SAFETY: the block is this test's, and nobody uses it.
-    unsafe { pool.free(address) }.expect("the block is live");
+    unsafe { umf_core::pool::free(pool, address) }.expect("the block is live");
 }
 
 /// One workload, so many rounds of it.

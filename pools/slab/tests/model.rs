@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use umf_core::conformance::Borrower;
-use umf_core::conformance::pool::Numbers;
+use umf_core::conformance::pool::{Numbers, Token};
+use umf_core::map::PieceState;
 use umf_core::{Address, BlockSpan, Error, Layout, Pool};
 use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
 
@@ -26,7 +28,18 @@ enum Step {
     /// Free what another process has open; it closes the block when [`Step::Close`] says so.
     FreeLeased(usize),
     Close(usize),
+    /// Free with a completion, alone or shared with the one before; [`Step::Complete`] makes it ready.
+    FreeAfter {
+        index: usize,
+        elsewhere: bool,
+        shares: bool,
+    },
+    Complete(usize),
+    /// A completion is lost; it may be ready later.
+    Lose(usize),
     Poll,
+    Reserve(usize),
+    Tidy,
     FreeWrong {
         index: usize,
         offset: u64,
@@ -45,7 +58,13 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (any::<usize>(), any::<u64>()).prop_map(|(index, offset)| Step::Ask { index, offset }),
         4 => any::<usize>().prop_map(Step::FreeLeased),
         3 => any::<usize>().prop_map(Step::Close),
+        4 => (any::<usize>(), any::<bool>(), any::<bool>())
+            .prop_map(|(index, elsewhere, shares)| Step::FreeAfter { index, elsewhere, shares }),
+        2 => any::<usize>().prop_map(Step::Complete),
+        1 => any::<usize>().prop_map(Step::Lose),
         1 => Just(Step::Poll),
+        1 => (0_usize..80 << 20).prop_map(Step::Reserve),
+        1 => Just(Step::Tidy),
         4 => (any::<usize>(), 1_u64..100_000).prop_map(|(index, offset)| Step::FreeWrong { index, offset }),
         1 => prop_oneof![Just(0_usize), 0_usize..32 << 20].prop_map(Step::Trim),
         1 => (0_u64..4).prop_map(Step::FailAfter),
@@ -57,8 +76,15 @@ fn settings() -> impl Strategy<Value = SlabSettings> {
     let sizes = prop_oneof![Just(0_usize), Just(20_000), Just(2 << 20), Just(16 << 20)];
     let slabs = prop_oneof![Just(64_usize << 10), Just(1 << 20)];
     let kept = prop_oneof![Just(0_usize), Just(300_000), Just(8 << 20)];
-    (3_u32..13, sizes, 0_u32..5, slabs, kept).prop_map(|(bits, poolable, capacity, slab, kept)| {
+    let most = prop_oneof![3 => Just(0_u64), 1 => Just(1), 1 => Just(3 << 20)];
+    let age = prop_oneof![Just(Duration::ZERO), Just(Duration::from_millis(1))];
+    let values = (3_u32..13, sizes, 0_u32..5, slabs, kept, most, age);
+    values.prop_map(|(bits, poolable, capacity, slab, kept, most, age)| {
         SlabSettings::new()
+            .max_cached(most)
+            .release_after(age)
+            .thread_cache_blocks(most as u32 % 100)
+            .shared_cache_blocks(most as u32 % 70)
             .min_block_size(1 << bits)
             .max_poolable_size(poolable)
             .capacity(capacity)
@@ -80,6 +106,50 @@ fn nth(blocks: &Blocks, index: usize) -> Option<(u64, u64)> {
 
 fn touches(blocks: &Blocks, (start, end): (u64, u64)) -> bool {
     blocks.range(..end).next_back().is_some_and(|(_, &other)| other > start)
+}
+
+/// What the pool tells of itself is true to the byte: its map, its statistics and the reference agree.
+fn check_map(pool: &SlabPool, live: &Blocks) -> Result<(), TestCaseError> {
+    let (map, statistics) = (pool.map().expect("a map"), pool.statistics());
+    let totals = map.totals();
+    let mut shown = Blocks::new();
+    for region in &map.regions {
+        let mut end = 0;
+        for piece in &region.pieces {
+            prop_assert!(piece.offset >= end && piece.size() > 0);
+            end = piece.offset + piece.size();
+            for block in (0..piece.count).filter(|_| piece.state == PieceState::Live) {
+                let start = region.base.to_bits() + piece.offset + block * piece.block_size;
+                shown.insert(start, start + piece.block_size);
+            }
+        }
+        prop_assert!(end <= region.size);
+    }
+    prop_assert_eq!(&shown, live);
+    for size in &totals.sizes {
+        let alike = live.iter().filter(|&(start, end)| end - start == size.block_size).count();
+        prop_assert_eq!(size.live, alike as u64);
+        prop_assert!(size.requested <= size.live * size.block_size);
+    }
+    let Some(unusable) = totals.reserved.checked_sub(totals.live + totals.held + totals.cached + totals.free)
+    else {
+        return Err(TestCaseError::fail("more is in use than there is"));
+    };
+    prop_assert_eq!(totals.unusable, unusable);
+    prop_assert!(totals.sizes.iter().map(|size| size.waste).sum::<u64>() <= unusable);
+    prop_assert_eq!(totals.reserved, statistics.reserved_bytes);
+    prop_assert_eq!(map.regions.len() as u64, statistics.regions);
+    prop_assert_eq!(map.peak_reserved, statistics.peak_reserved_bytes);
+    prop_assert_eq!((totals.live, totals.held), (statistics.live_bytes, statistics.held_bytes));
+    // (An estimate, and rounded down for each size.)
+    let rounded = statistics.requested_bytes.checked_sub(totals.requested);
+    prop_assert!(rounded.is_some_and(|bytes| bytes <= totals.sizes.len() as u64));
+    prop_assert_eq!(
+        (totals.free, totals.largest_free),
+        (statistics.free_bytes, statistics.largest_free_bytes)
+    );
+    prop_assert_eq!(statistics.cached_bytes, totals.reserved - totals.live - totals.held);
+    Ok(())
 }
 
 const LIMIT: u64 = 64 << 20;
@@ -110,7 +180,10 @@ proptest! {
         let settings = settings.memory_limit(LIMIT).shared_limit(Arc::clone(&limit)).max_held(max_held);
         let borrower = Borrower::new();
         let pool = SlabPool::new(provider.clone(), settings).unwrap();
-        // Live ones, freed ones that are open elsewhere, and those that were closed since and may have been let go.
+        let mut tokens: Vec<Arc<Token>> = Vec::new();
+        let mut delayed: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
+        // Live ones, freed ones that are open elsewhere or wait for a completion, and those that are free since and may have been let
+        // go.
         let (mut live, mut open, mut closed) = (Blocks::new(), Blocks::new(), Blocks::new());
         for step in steps {
             match step {
@@ -122,6 +195,7 @@ proptest! {
                         prop_assert!(provider.contains(address, block.size));
                         let (start, end) = (address.to_bits(), address.to_bits() + block.size as u64);
                         prop_assert!(!touches(&live, (start, end)) && !touches(&open, (start, end)));
+                        prop_assert!(delayed.iter().all(|(&other, &(other_end, _))| other_end <= start || end <= other));
                         closed.retain(|&other, &mut other_end| other_end <= start || end <= other);
                         live.insert(start, end);
                     }
@@ -172,9 +246,66 @@ proptest! {
                     open.remove(&start);
                     closed.insert(start, end);
                 },
+                Step::FreeAfter { index, elsewhere, shares } => if let Some((start, end)) = nth(&live, index) {
+                    if tokens.is_empty() || !shares {
+                        tokens.push(Token::new());
+                    }
+                    let token = tokens.len() - 1;
+                    let address = Address::from_bits(start);
+                    let completion = || tokens[token].clone();
+                    // SAFETY: nobody uses the block, and freeing it twice is an error.
+                    let free = || unsafe { (pool.free_after(address, completion()), pool.free_after(address, completion()), pool.free(address)) };
+                    let freed = if elsewhere { std::thread::scope(|scope| scope.spawn(free).join()).unwrap() } else { free() };
+                    let again = Err(Error::NotAllocated { address });
+                    live.remove(&start);
+                    if tokens[token].is_ready() {
+                        let foreign = Err(Error::ForeignAddress { address, owner: "this slab pool" });
+                        prop_assert!(freed.0.is_ok() && (freed.1 == again || freed.1 == foreign), "{:?}", freed);
+                    } else {
+                        prop_assert_eq!(freed, (Ok(()), again, again));
+                        delayed.insert(start, (end, token));
+                    }
+                },
+                Step::Complete(index) => if !tokens.is_empty() {
+                    let token = index % tokens.len();
+                    tokens[token].be_ready();
+                    delayed.retain(|&start, &mut (end, of)| {
+                        if of == token {
+                            closed.insert(start, end);
+                        }
+                        of != token
+                    });
+                },
+                Step::Lose(index) => if !tokens.is_empty() {
+                    let token = &tokens[index % tokens.len()];
+                    if !token.is_ready() {
+                        token.be_lost();
+                    }
+                },
                 Step::Poll => {
                     umf_core::held::poll();
                     closed.clear();
+                    check_map(&pool, &live)?;
+                }
+                Step::Reserve(bytes) => {
+                    let before = pool.statistics().reserved_bytes;
+                    match pool.reserve(bytes) {
+                        Ok(came) => {
+                            let now = pool.statistics().reserved_bytes;
+                            prop_assert!(now >= bytes as u64 && now >= before + came as u64);
+                        }
+                        Err(error) => {
+                            let expected = matches!(error, Error::OutOfMemory { .. } | Error::LimitReached { .. } | Error::HeldLimit { .. } | Error::NotSupported { .. });
+                            prop_assert!(expected, "{:?}", error);
+                            prop_assert!(pool.statistics().reserved_bytes <= before);
+                        }
+                    }
+                }
+                Step::Tidy => {
+                    let before = pool.statistics().reserved_bytes;
+                    let went = pool.tidy().unwrap();
+                    closed.clear();
+                    prop_assert_eq!(pool.statistics().reserved_bytes, before - went as u64);
                 }
                 Step::FreeWrong { index, offset } => if let Some((start, _)) = nth(&live, index) {
                     let wrong = start + offset;
@@ -193,7 +324,7 @@ proptest! {
                     let went = pool.trim(keep).unwrap();
                     closed.clear();
                     prop_assert_eq!(pool.statistics().reserved_bytes, before - went as u64);
-                    if keep == 0 && live.is_empty() && open.is_empty() {
+                    if keep == 0 && live.is_empty() && open.is_empty() && delayed.is_empty() {
                         prop_assert_eq!(provider.live_regions(), 0);
                     }
                 }
@@ -203,8 +334,9 @@ proptest! {
             let statistics = pool.statistics();
             prop_assert_eq!(statistics.live_blocks, live.len() as u64);
             prop_assert_eq!(statistics.live_bytes, bytes(&live));
-            let most = bytes(&open) + bytes(&closed);
-            prop_assert!(statistics.held_bytes >= bytes(&open) && statistics.held_bytes <= most);
+            let least = bytes(&open) + delayed.iter().map(|(start, (end, _))| end - start).sum::<u64>();
+            prop_assert!(statistics.held_bytes >= least && statistics.held_bytes <= least + bytes(&closed));
+            prop_assert!(delayed.iter().all(|(&start, &(end, _))| provider.contains(Address::from_bits(start), (end - start) as usize)));
             prop_assert!(open.iter().all(|(&start, end)| provider.contains(Address::from_bits(start), (end - start) as usize)));
             prop_assert_eq!(statistics.reserved_bytes, provider.live_bytes() as u64);
             prop_assert_eq!(statistics.regions, provider.live_regions() as u64);
@@ -212,6 +344,7 @@ proptest! {
             prop_assert!(statistics.reserved_bytes <= LIMIT && statistics.peak_reserved_bytes <= LIMIT);
             prop_assert!(statistics.reserved_bytes >= statistics.live_bytes + statistics.held_bytes);
         }
+        check_map(&pool, &live)?;
         for &start in live.keys() {
             // SAFETY: nobody uses the block.
             prop_assert_eq!(unsafe { pool.free(Address::from_bits(start)) }, Ok(()));
@@ -219,10 +352,13 @@ proptest! {
         if ends_leased {
             drop(pool);
             prop_assert!(open.iter().all(|(&start, end)| provider.contains(Address::from_bits(start), (end - start) as usize)));
+            prop_assert!(delayed.iter().all(|(&start, (end, _))| provider.contains(Address::from_bits(start), (end - start) as usize)));
             borrower.close_all();
+            tokens.iter().for_each(|token| token.be_ready());
             umf_core::held::poll();
         } else {
             borrower.close_all();
+            tokens.iter().for_each(|token| token.be_ready());
             pool.trim(0).unwrap();
         }
         prop_assert_eq!((provider.live_regions(), limit.used()), (0, 0));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use umf_core::{Access, Error, Result};
+use umf_memory::{Mapping, map_error};
 
 use crate::sys::{self, dma_buf};
 
@@ -67,6 +68,23 @@ impl DmaBuf {
             .map_err(|errno| error("naming a dma-buf (Linux 5.3)", "ioctl(DMA_BUF_SET_NAME)", errno))
     }
 
+    /// Maps `size` bytes of it at `offset`, at a multiple of `align`.
+    pub(crate) fn map(&self, offset: u64, size: usize, align: usize, writable: bool) -> Result<Mapping> {
+        Mapping::of_file(self.fd.as_fd(), offset, size, align, writable).map_err(|errno| match errno {
+            Errno::ACCESS | Errno::PERM => Error::Native {
+                call: "mmap of a dma-buf",
+                native: errno.raw_os_error(),
+                hint: "it was exported read-only (without DRM_RDWR or O_RDWR): import it read-only, or export it otherwise",
+            },
+            Errno::NODEV | Errno::INVAL | Errno::OPNOTSUPP => Error::NotSupported {
+                what: "mapping this dma-buf",
+                owner: "the driver that exported it",
+                native: errno.raw_os_error(),
+            },
+            errno => map_error(size, "this process's addresses", errno),
+        })
+    }
+
     /// Tells the driver that the CPU is going to touch the memory, and waits for devices that write to it (or, for writing,
     /// use it). Ended by [`DmaBuf::end`].
     pub(crate) fn begin(&self, access: Access) -> Result<()> {
@@ -91,7 +109,7 @@ impl DmaBuf {
         })
     }
 
-    /// Adds the work that a sync file stands for, which does `access`: devices and [`crate::CpuAccess`] then wait for it as for
+    /// Adds the work that a sync file stands for, which does `access`: devices and [`crate::cpu_access`] then wait for it as for
     /// what drivers do themselves.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use umf_core::{Error, Result};
+use umf_memory::page_size;
 
 use crate::buffer::DmaBuf;
 use crate::carved::Carved;
@@ -14,7 +15,6 @@ use crate::each::Each;
 use crate::heap::Heap;
 use crate::provider::{DmaBufProvider, Form};
 use crate::source::Source;
-use crate::sys;
 use crate::udmabuf::Udmabuf;
 
 /// How a [`DmaBufProvider`] is set up. Got from [`DmaBufProvider`].
@@ -84,7 +84,7 @@ impl DmaBufBuilder {
         let mut origin = self.origin;
         if let Some(size) = self.huge_page {
             let refuse = |why| Err(Error::InvalidArgument { what: "huge page", why });
-            if !size.is_power_of_two() || size <= sys::page_size() {
+            if !size.is_power_of_two() || size <= page_size() {
                 return refuse("must be a power of two of bytes, larger than a page");
             }
             match &mut origin {

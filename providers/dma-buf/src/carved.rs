@@ -1,14 +1,13 @@
 //! [`Carved`]: regions out of one buffer that is there already.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
 
 use umf_core::lock::Lock;
 use umf_core::{Error, Layout, NativeExport, Region, Result};
+use umf_memory::{Mapping, page_size};
 
 use crate::buffer::DmaBuf;
-use crate::mapping::Mapping;
-use crate::{live, sys};
+use crate::live;
 
 struct State {
     /// Offset and size of what is free; neighbours are joined.
@@ -33,22 +32,22 @@ impl core::fmt::Debug for Carved {
 impl Carved {
     /// Maps the whole pages of a buffer.
     pub(crate) fn new(buffer: DmaBuf) -> Result<Self> {
-        let page = sys::page_size();
+        let page = page_size();
         let size = usize::try_from(buffer.size()).unwrap_or(usize::MAX) / page * page;
         if size == 0 {
             return Err(Error::InvalidArgument { what: "dma-buf", why: "must have at least one page" });
         }
         // A start that has the alignment of huge pages, where buffer and addresses have room for it.
         let align = if size >= 2 << 20 { 2 << 20 } else { page };
-        let mapping = Mapping::new(buffer.as_fd(), 0, size, align, true)?;
+        let mapping = buffer.map(0, size, align, true)?;
         live::add(mapping.address(), size, buffer.clone(), true);
         let state = State { free: BTreeMap::from([(0, size)]), taken: BTreeMap::new() };
         Ok(Self { buffer, mapping: core::mem::ManuallyDrop::new(mapping), state: Lock::new(state) })
     }
 
     pub(crate) fn allocate(&self, layout: Layout) -> Result<Region> {
-        let size = layout.pad_to(sys::page_size())?.size();
-        let align = layout.align().max(sys::page_size());
+        let size = layout.pad_to(page_size())?.size();
+        let align = layout.align().max(page_size());
         let full = Error::OutOfMemory { size, owner: "the dma-buf that was given, which is full", native: 0 };
         let start = self.mapping.address();
         let mut state = self.state.lock();

@@ -93,9 +93,7 @@ impl DrmCard {
     }
 
     pub(crate) fn make(&self, size: usize) -> Result<DmaBuf> {
-        const OWNER: &str = "the graphics driver";
-        source::check_available(size, OWNER)?;
-        let none = |native| Error::OutOfMemory { size, owner: OWNER, native };
+        let none = |native| Error::OutOfMemory { size, owner: "the graphics driver", native };
         // Dumb buffers are counted in lines of 4096 bytes.
         let lines = u32::try_from(size.div_ceil(4096)).map_err(|_| none(0))?;
         let card = self.device.as_fd();

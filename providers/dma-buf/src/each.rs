@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use umf_core::lock::Lock;
 use umf_core::{Error, Layout, NativeExport, Region, Result};
+use umf_memory::{Mapping, Room};
 
 use crate::buffer::DmaBuf;
 use crate::live;
-use crate::mapping::Mapping;
 use crate::source::Source;
 
 struct Record {
@@ -19,6 +19,8 @@ struct Record {
 /// Regions that are each a dma-buf of their own.
 pub(crate) struct Each {
     source: Source,
+    /// Some exporters take pages until none is left, and ask the out-of-memory killer for more.
+    room: Room,
     /// What buffers are called.
     name: String,
     records: Lock<BTreeMap<u64, Record>>,
@@ -32,7 +34,8 @@ impl core::fmt::Debug for Each {
 
 impl Each {
     pub(crate) fn new(source: Source, name: String) -> Self {
-        Self { source, name, records: Lock::new(BTreeMap::new()) }
+        let room = if source.counts_against_groups() { Room::find() } else { Room::default() };
+        Self { source, room, name, records: Lock::new(BTreeMap::new()) }
     }
 
     pub(crate) const fn source(&self) -> &Source {
@@ -43,13 +46,16 @@ impl Each {
         let page = self.source.page_size();
         let size = layout.pad_to(page)?.size();
         let align = layout.align().max(page);
+        if let Some(owner) = self.source.owner() {
+            self.room.check(size, owner)?;
+        }
         let buffer = self.source.make(size)?;
         // Where names cannot be given there is nobody to read them.
         match buffer.set_name(&self.name) {
             Ok(()) | Err(Error::NotSupported { .. }) => {}
             Err(error) => return Err(error),
         }
-        let mapping = Mapping::new(rustix::fd::AsFd::as_fd(&buffer), 0, size, align, true)?;
+        let mapping = buffer.map(0, size, align, true)?;
         let region = Region::new(mapping.address(), size);
         live::add(region.base(), size, buffer.clone(), true);
         self.records.lock().insert(region.base().to_bits(), Record { region, buffer, mapping });

@@ -55,7 +55,6 @@ impl Heap {
     }
 
     pub(crate) fn make(&self, size: usize) -> Result<DmaBuf> {
-        source::check_available(size, "the dma-buf heap")?;
         let buffer = sys::heap::allocate(self.device.as_fd(), size as u64).map_err(|errno| match errno {
             Errno::NOMEM => {
                 Error::OutOfMemory { size, owner: "the dma-buf heap", native: errno.raw_os_error() }

@@ -1,14 +1,13 @@
 //! [`DmaBufImport`]: opens dma-bufs that another process exported.
 
-use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use core::ptr::NonNull;
 
-use umf_core::global::Global;
-use umf_core::{Access, Error, Import, ImportRequest, Imported, ProviderKind, Result};
+use umf_core::{Access, Error, HostAccess, Import, ImportRequest, Imported, ProviderKind, Result};
+use umf_memory::{Mapping, Part, page_size};
 
 use crate::buffer::DmaBuf;
-use crate::mapping::Mapping;
-use crate::{live, sys};
+use crate::host_access::Bracket;
+use crate::live;
 
 /// The kind of provider.
 pub(crate) const KIND: ProviderKind = match ProviderKind::new("dma-buf") {
@@ -27,9 +26,6 @@ pub(crate) const KIND: ProviderKind = match ProviderKind::new("dma-buf") {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DmaBufImport;
 
-/// The mappings of imports, by address.
-static MAPPED: Global<BTreeMap<u64, Mapping>> = Global::new(BTreeMap::new());
-
 impl DmaBufImport {
     /// An importer.
     #[must_use]
@@ -45,41 +41,30 @@ unsafe impl Import for DmaBufImport {
         KIND
     }
 
-    fn import(&self, request: ImportRequest) -> Result<Imported> {
-        let page = sys::page_size();
-        if !request.offset.is_multiple_of(page as u64) {
-            return Err(Error::Untrusted { why: "the offset is not a multiple of the page size" });
-        }
-        let size = Some(request.size)
-            .filter(|&size| size > 0)
-            .and_then(|size| size.checked_next_multiple_of(page))
-            .filter(|&size| isize::try_from(size).is_ok())
-            .ok_or(Error::Untrusted { why: "the size is 0 or exceeds an address space" })?;
-        let fd = request.fd.ok_or(Error::Untrusted { why: "no file descriptor came along" })?;
+    fn import(&self, mut request: ImportRequest) -> Result<Imported> {
+        let fd = request.fd.take().ok_or(Error::Untrusted { why: "no file descriptor came along" })?;
         let buffer = DmaBuf::from_fd(fd)?;
-        let end = request.offset.checked_add(size as u64);
-        if end.is_none_or(|end| end > buffer.size()) {
-            return Err(Error::Untrusted { why: "the range does not lie inside the dma-buf" });
-        }
+        let page = page_size();
+        let Part { offset, size } = Part::of(&request, page, buffer.size())?;
         let writable = request.access == Access::ReadWrite;
-        let mapping = Mapping::new(buffer.as_fd(), request.offset, size, page, writable)?;
-        let base = mapping.address();
-        live::add(base, size, buffer, writable);
-        MAPPED.lock().insert(base.to_bits(), mapping);
-        Ok(Imported::host(base, size, request.access))
+        let mapping = buffer.map(offset, size, page, writable)?;
+        live::add(mapping.address(), size, buffer, writable);
+        Ok(Imported::host(mapping.keep(), size, request.access))
+    }
+
+    fn host_access(&self) -> Option<&dyn HostAccess> {
+        Some(&Bracket)
     }
 
     unsafe fn release(&self, imported: Imported) -> Result<()> {
         let base = imported.base;
         let foreign = Error::ForeignAddress { address: base, owner: "the dma-buf importer" };
-        let mapping = MAPPED.lock().remove(&base.to_bits()).ok_or(foreign)?;
         // Forgotten first: once unmapped, another thread may get the same address.
-        let buffer = live::remove(base);
-        mapping.unmap().map_err(|(mapping, error)| {
-            if let Some(buffer) = buffer {
-                live::add(base, mapping.size(), buffer, !imported.read_only);
-            }
-            MAPPED.lock().insert(base.to_bits(), mapping);
+        let buffer = live::remove(base).ok_or(foreign)?;
+        let pointer = base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
+        // SAFETY: `import` mapped this much there, and the caller says that nobody uses it any more.
+        unsafe { Mapping::from_parts(pointer, imported.size) }.unmap().map_err(|(mapping, error)| {
+            live::add(mapping.keep(), imported.size, buffer, !imported.read_only);
             error
         })
     }

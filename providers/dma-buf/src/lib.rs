@@ -6,7 +6,7 @@
 //! | memory from a heap | [`DmaBufProvider::heap`]: `/dev/dma_heap/<name>` |
 //! | memory of a graphics driver | [`DmaBufProvider::drm`]: dumb buffers of a card, found by its driver |
 //! | a buffer that is there already | [`DmaBufProvider::over`]: a driver's export, carved into regions |
-//! | touching memory that devices use too | [`CpuAccess`] |
+//! | touching memory that devices use too | [`cpu_access`] |
 //! | one buffer by itself: its name, its fences | [`DmaBuf`] |
 //! | a buffer over files that are there already | [`Udmabuf`] |
 //! | memory of another process | [`DmaBufImport`], which needs no provider |
@@ -14,14 +14,14 @@
 //!
 //! ```
 //! use umf_core::{Access, Layout, Provider};
-//! use umf_provider_dma_buf::{CpuAccess, DmaBufProvider};
+//! use umf_provider_dma_buf::{DmaBufProvider, cpu_access};
 //!
 //! # fn main() -> Result<(), umf_core::Error> {
 //! let Ok(builder) = DmaBufProvider::udmabuf() else { return Ok(()) }; // No such device here.
 //! let provider = builder.build()?;
 //! let region = provider.allocate(Layout::new(1 << 20, 4096)?)?;
 //! // SAFETY: the region is live, and nobody else has it.
-//! let mut memory = unsafe { CpuAccess::begin(region.base(), region.size(), Access::ReadWrite)? };
+//! let mut memory = unsafe { cpu_access(region.base(), region.size(), Access::ReadWrite)? };
 //! memory.write(0, b"seen by devices once the access has ended")?;
 //! memory.end()?;
 //! // SAFETY: nobody uses the region.
@@ -30,27 +30,26 @@
 //! # }
 //! ```
 
-mod access;
 mod buffer;
 mod builder;
 mod carved;
 mod drm;
 mod each;
 mod heap;
+mod host_access;
 mod import;
 mod live;
-mod mapping;
 mod provider;
 mod source;
 pub mod survey;
 mod sys;
 mod udmabuf;
 
-pub use access::CpuAccess;
 pub use buffer::DmaBuf;
 pub use builder::DmaBufBuilder;
 pub use drm::DrmCard;
 pub use heap::Heap;
+pub use host_access::cpu_access;
 pub use import::DmaBufImport;
 pub use provider::DmaBufProvider;
 pub use udmabuf::{FilePart, Udmabuf};

@@ -1,4 +1,4 @@
-//! Which dma-buf lies at an address of this process: what [`crate::CpuAccess`] looks up.
+//! Which dma-buf lies at an address of this process: what is told when the CPU touches it.
 
 use std::collections::BTreeMap;
 

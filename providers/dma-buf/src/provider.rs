@@ -6,15 +6,16 @@ use std::os::fd::OwnedFd;
 
 use umf_core::statistics::Gauge;
 use umf_core::{
-    Error, Export, Import, Layout, MemoryKind, NativeExport, Properties, Property, PropertyValue, Provider,
-    ProviderKind, Region, Result, Visibility, fork,
+    Error, Export, HostAccess, Import, Layout, MemoryKind, NativeExport, Properties, Property, PropertyValue,
+    Provider, ProviderKind, Region, Result, Visibility, fork,
 };
+use umf_memory::page_size;
 
 use crate::builder::DmaBufBuilder;
 use crate::carved::Carved;
 use crate::each::Each;
+use crate::host_access::Bracket;
 use crate::import::{DmaBufImport, KIND};
-use crate::sys;
 
 /// Memory in dma-bufs, which devices can import.
 ///
@@ -121,7 +122,7 @@ unsafe impl Provider for DmaBufProvider {
     fn page_size(&self) -> usize {
         match &*self.form {
             Form::Each(each) => each.source().page_size(),
-            Form::Carved(_) => sys::page_size(),
+            Form::Carved(_) => page_size(),
         }
     }
 
@@ -164,6 +165,10 @@ unsafe impl Provider for DmaBufProvider {
 
     fn properties(&self) -> Option<&dyn Properties> {
         Some(self)
+    }
+
+    fn host_access(&self) -> Option<&dyn HostAccess> {
+        Some(&Bracket)
     }
 }
 

@@ -2,11 +2,11 @@
 
 use rustix::io::Errno;
 use umf_core::{Error, Result};
+use umf_memory::page_size;
 
 use crate::buffer::DmaBuf;
 use crate::drm::DrmCard;
 use crate::heap::Heap;
-use crate::sys;
 use crate::udmabuf::Udmabuf;
 
 /// Who makes buffers, one for each region.
@@ -22,7 +22,7 @@ impl Source {
     pub(crate) fn page_size(&self) -> usize {
         match self {
             Self::Udmabuf(device) => device.page_size(),
-            Self::Heap(_) | Self::Drm(_) => sys::page_size(),
+            Self::Heap(_) | Self::Drm(_) => page_size(),
         }
     }
 
@@ -35,23 +35,27 @@ impl Source {
         }
     }
 
+    /// Who gives the pages, if it takes them from all that there are.
+    pub(crate) const fn owner(&self) -> Option<&'static str> {
+        match self {
+            Self::Udmabuf(device) if device.has_huge_pages() => None,
+            Self::Udmabuf(_) => Some("udmabuf"),
+            Self::Heap(_) => Some("the dma-buf heap"),
+            Self::Drm(_) => Some("the graphics driver"),
+        }
+    }
+
+    /// Whether its pages count as memory of the control group of whoever makes a buffer. Those of heaps are nobody's.
+    pub(crate) const fn counts_against_groups(&self) -> bool {
+        !matches!(self, Self::Heap(_))
+    }
+
     /// Whether a new buffer reads as zero. Nothing promises it of dumb buffers.
     pub(crate) const fn zeroed(&self) -> bool {
         match self {
             Self::Udmabuf(_) | Self::Heap(_) => true,
             Self::Drm(_) => false,
         }
-    }
-}
-
-/// Refuses what cannot be had. Some exporters take pages until none is left, and ask the out-of-memory killer for more.
-pub(crate) fn check_available(size: usize, owner: &'static str) -> Result<()> {
-    if size as u64 <= sys::free_memory() {
-        return Ok(());
-    }
-    match sys::available_memory() {
-        Some(available) if size as u64 > available => Err(Error::OutOfMemory { size, owner, native: 0 }),
-        _ => Ok(()),
     }
 }
 

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use umf_core::Error;
+use umf_memory::page_size;
 
 use crate::drm::DrmCard;
 use crate::heap::Heap;
-use crate::sys;
 use crate::udmabuf::Udmabuf;
 
 /// What `/dev/udmabuf` is good for.
@@ -47,7 +47,7 @@ pub struct DrmFinding {
 #[must_use]
 pub fn udmabuf() -> UdmabufFinding {
     UdmabufFinding {
-        works: Udmabuf::open().and_then(|device| device.make(sys::page_size())).map(drop),
+        works: Udmabuf::open().and_then(|device| device.make(page_size())).map(drop),
         size_limit: Udmabuf::size_limit(),
         parts_limit: Udmabuf::parts_limit(),
     }
@@ -57,7 +57,7 @@ pub fn udmabuf() -> UdmabufFinding {
 #[must_use]
 pub fn heaps() -> Vec<HeapFinding> {
     let one = |name: String| {
-        let works = Heap::open(&name).and_then(|heap| heap.make(sys::page_size())).map(drop);
+        let works = Heap::open(&name).and_then(|heap| heap.make(page_size())).map(drop);
         HeapFinding { name, works }
     };
     Heap::names().into_iter().map(one).collect()
@@ -69,7 +69,7 @@ pub fn drm() -> Vec<DrmFinding> {
     let one = |path: PathBuf| {
         let card = DrmCard::open(&path);
         let driver = card.as_ref().ok().map(|card| card.driver().to_owned());
-        let works = card.and_then(|card| card.make(sys::page_size())).map(drop);
+        let works = card.and_then(|card| card.make(page_size())).map(drop);
         DrmFinding { path, driver, works }
     };
     DrmCard::paths().into_iter().map(one).collect()

@@ -1,25 +1,15 @@
 //! System calls of this crate. Each function is one call (or one call and its retry), with the kernel's types kept out of
 //! the rest of the crate.
 
-use core::ffi::{CStr, c_void};
-use core::ptr::{self, NonNull};
+use core::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::ioctl::{Opcode, Setter, Updater, opcode};
-use rustix::mm::{MapFlags, ProtFlags};
 
 type Result<T> = core::result::Result<T, Errno>;
-
-/// The system's page size in bytes.
-pub(crate) fn page_size() -> usize {
-    // Not from rustix, which panics on Linux before 6.4 where there is no /proc.
-    // SAFETY: sysconf reads no memory of ours.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).unwrap_or(4096)
-}
 
 /// Opens a device for reading and writing.
 pub(crate) fn open_device(path: &Path) -> Result<OwnedFd> {
@@ -53,54 +43,6 @@ pub(crate) fn commit(file: BorrowedFd<'_>, size: u64) -> Result<()> {
 pub(crate) fn size_of_buffer(file: BorrowedFd<'_>) -> Result<u64> {
     // The position of a dma-buf means nothing.
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
-}
-
-/// Takes `size` bytes of addresses that cannot be accessed and cost no memory.
-pub(crate) fn reserve_addresses(size: usize) -> Result<NonNull<u8>> {
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: a mapping at an address of the kernel's choice touches no memory that exists.
-    let mapped = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), size, ProtFlags::empty(), flags) }?;
-    NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
-}
-
-/// Maps `size` bytes of a dma-buf at `offset`; at `place` if given and nothing lies there (else `EEXIST`).
-pub(crate) fn map(
-    place: Option<usize>,
-    file: BorrowedFd<'_>,
-    offset: u64,
-    size: usize,
-    writable: bool,
-) -> Result<NonNull<u8>> {
-    let (hint, flags): (*mut c_void, _) = match place {
-        None => (ptr::null_mut(), MapFlags::SHARED),
-        Some(address) => (ptr::without_provenance_mut(address), MapFlags::SHARED | MapFlags::FIXED_NOREPLACE),
-    };
-    let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-    // SAFETY: as in `reserve_addresses`, or where nothing is mapped.
-    let mapped = unsafe { rustix::mm::mmap(hint, size, protection, flags, file, offset) }?;
-    NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
-}
-
-/// Unmaps.
-///
-/// # Safety
-/// The range consists of mappings that the caller owns, and nobody uses them any more.
-pub(crate) unsafe fn unmap(base: NonNull<u8>, size: usize) -> Result<()> {
-    // SAFETY: passed on to the caller.
-    unsafe { rustix::mm::munmap(base.as_ptr().cast(), size) }
-}
-
-/// Bytes of memory that nobody uses.
-pub(crate) fn free_memory() -> u64 {
-    let info = rustix::system::sysinfo();
-    info.freeram.saturating_mul(u64::from(info.mem_unit))
-}
-
-/// Bytes of memory that can be had without swapping, as far as the kernel can tell.
-pub(crate) fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// An fd that a driver put into a structure.

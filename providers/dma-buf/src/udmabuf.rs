@@ -7,6 +7,7 @@ use std::path::Path;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use umf_core::{Error, Result};
+use umf_memory::page_size;
 
 use crate::buffer::DmaBuf;
 use crate::source::{self, Remedies};
@@ -77,7 +78,7 @@ impl Udmabuf {
         let mut items = Vec::with_capacity(parts.len());
         let mut total = 0_u64;
         for part in parts {
-            let page = sys::page_size() as u64;
+            let page = page_size() as u64;
             let size = part.range.end.saturating_sub(part.range.start);
             if size == 0 || !part.range.start.is_multiple_of(page) || !size.is_multiple_of(page) {
                 return Err(invalid("must each be one or more whole pages"));
@@ -114,15 +115,16 @@ impl Udmabuf {
         self.huge_page = Some(size);
     }
 
+    pub(crate) const fn has_huge_pages(&self) -> bool {
+        self.huge_page.is_some()
+    }
+
     pub(crate) fn page_size(&self) -> usize {
-        self.huge_page.unwrap_or_else(sys::page_size)
+        self.huge_page.unwrap_or_else(page_size)
     }
 
     /// A buffer over a file of its own, of which nothing else remains.
     pub(crate) fn make(&self, size: usize) -> Result<DmaBuf> {
-        if self.huge_page.is_none() {
-            source::check_available(size, "udmabuf")?;
-        }
         let file = sys::memfd(c"umf-udmabuf", self.huge_page).map_err(|errno| match errno {
             Errno::NODEV | Errno::INVAL | Errno::NOENT if self.huge_page.is_some() => Error::NotSupported {
                 what: "this huge page size",

@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use machine::{lacks, lacks_huge_pages, skip};
 use rustix::fs::{MemfdFlags, SealFlags};
-use umf_core::{Access, Address, Error, Import, ImportRequest, Layout, Provider, Region};
+use umf_core::{Access, Address, CpuAccess, Error, Import, ImportRequest, Layout, Provider, Region};
 use umf_provider_dma_buf::{
-    CpuAccess, DmaBuf, DmaBufImport, DmaBufProvider, DrmCard, FilePart, Heap, Udmabuf, survey,
+    DmaBuf, DmaBufImport, DmaBufProvider, DrmCard, FilePart, Heap, Udmabuf, cpu_access, survey,
 };
 
 const PAGE: usize = 4096;
@@ -50,7 +50,7 @@ fn fd(provider: &DmaBufProvider, region: &Region) -> Arc<OwnedFd> {
 
 fn touch(region: &Region, access: Access) -> umf_core::Result<CpuAccess<'static>> {
     // SAFETY: the tests end the access before they free the region, and have no references into it.
-    unsafe { CpuAccess::begin(region.base(), region.size(), access) }
+    unsafe { cpu_access(region.base(), region.size(), access) }
 }
 
 fn memfd(size: u64, seals: SealFlags) -> OwnedFd {
@@ -102,7 +102,7 @@ fn what_is_not_there_is_named_with_what_to_do() {
 fn memory_of_others_is_not_accessed() {
     let here = 1_u8;
     // SAFETY: refused before anything is touched.
-    let refused = unsafe { CpuAccess::begin(Address::from_ptr(&raw const here), 1, Access::ReadOnly) };
+    let refused = unsafe { cpu_access(Address::from_ptr(&raw const here), 1, Access::ReadOnly) };
     assert!(matches!(refused, Err(Error::ForeignAddress { .. })));
 }
 
@@ -126,9 +126,9 @@ fn an_access_reaches_the_memory_and_nothing_else() {
         let inside = region.base().checked_add(PAGE as u64).unwrap();
         // SAFETY: as in `touch`.
         unsafe {
-            assert!(CpuAccess::begin(inside, PAGE, Access::ReadWrite).is_ok());
+            assert!(cpu_access(inside, PAGE, Access::ReadWrite).is_ok());
             assert!(matches!(
-                CpuAccess::begin(inside, 3 * PAGE, Access::ReadWrite),
+                cpu_access(inside, 3 * PAGE, Access::ReadWrite),
                 Err(Error::InvalidArgument { .. })
             ));
         }
@@ -148,12 +148,12 @@ fn an_import_is_accessed_as_it_was_imported() {
         let (plain, read_only) = (import(Access::ReadWrite), import(Access::ReadOnly));
         // SAFETY: the imports are released below; nobody has references into them.
         unsafe {
-            let mut memory = CpuAccess::begin(plain.base, PAGE, Access::ReadWrite).unwrap();
+            let mut memory = cpu_access(plain.base, PAGE, Access::ReadWrite).unwrap();
             memory.write(5, b"second page").unwrap();
             memory.end().unwrap();
-            let refused = CpuAccess::begin(read_only.base, PAGE, Access::ReadWrite);
+            let refused = cpu_access(read_only.base, PAGE, Access::ReadWrite);
             assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{name}");
-            let memory = CpuAccess::begin(read_only.base, PAGE, Access::ReadOnly).unwrap();
+            let memory = cpu_access(read_only.base, PAGE, Access::ReadOnly).unwrap();
             let mut text = [0; 11];
             memory.read(5, &mut text).unwrap();
             assert_eq!(&text, b"second page", "{name}");

@@ -1,8 +1,7 @@
 //! [`HugePages`]: which pages memory is made of.
 
 use umf_core::{Error, Result};
-
-use crate::sys;
+use umf_memory::page_size;
 
 /// Which pages memory is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,7 +32,7 @@ impl HugePages {
     pub(crate) fn granularity(self) -> usize {
         match self {
             Self::Hugetlb { size, .. } => size,
-            Self::Normal | Self::Transparent => sys::page_size(),
+            Self::Normal | Self::Transparent => page_size(),
         }
     }
 
@@ -53,7 +52,7 @@ impl HugePages {
     /// Refuses sizes that the system has no pages of.
     pub(crate) fn check(self) -> Result<()> {
         let Self::Hugetlb { size, or_normal } = self else { return Ok(()) };
-        if !size.is_power_of_two() || size <= sys::page_size() {
+        if !size.is_power_of_two() || size <= page_size() {
             return Err(Error::InvalidArgument {
                 what: "huge page size",
                 why: "must be a power of two above the normal page size, 2 MiB for one",
@@ -76,7 +75,7 @@ impl HugePages {
 pub(crate) fn transparent_size() -> usize {
     let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
     let size = text.ok().and_then(|text| text.trim().parse().ok());
-    size.filter(|size: &usize| size.is_power_of_two() && *size > sys::page_size()).unwrap_or(2 << 20)
+    size.filter(|size: &usize| size.is_power_of_two() && *size > page_size()).unwrap_or(2 << 20)
 }
 
 /// Whether shared memory gets transparent huge pages only by being collapsed.

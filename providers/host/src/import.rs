@@ -4,9 +4,11 @@ use core::ptr::NonNull;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
-use umf_core::{Access, Address, Error, Import, ImportRequest, Imported, ProviderKind, Result};
+use umf_core::{Access, Error, Import, ImportRequest, Imported, ProviderKind, Result};
+use umf_memory::{Mapping, Part, map_error, page_size};
 
-use crate::mapping::{Mapping, map_error};
+use crate::advice;
+use crate::private;
 use crate::shared::FILE_ALIGN;
 use crate::sys::{self, FileSystem};
 
@@ -69,37 +71,25 @@ impl HostImport {
         let (file_size, kind) = sys::size_and_kind_with_seals(file)
             .map_err(|errno| Error::native("fstat", errno.raw_os_error()))?;
         let page = match kind {
-            FileSystem::Tmpfs => sys::page_size(),
+            FileSystem::Tmpfs => page_size(),
             FileSystem::Hugetlbfs(page) if page.is_power_of_two() => page,
             _ => return Err(Error::Untrusted { why: "the file is neither of tmpfs nor of hugetlbfs" }),
         };
-        if !request.offset.is_multiple_of(page as u64) {
-            return Err(Error::Untrusted { why: "the offset is not a multiple of the page size" });
-        }
-        let size = Some(request.size)
-            .filter(|&size| size > 0)
-            .and_then(|size| size.checked_next_multiple_of(page))
-            .filter(|&size| isize::try_from(size).is_ok())
-            .ok_or(Error::Untrusted { why: "the size is 0 or exceeds an address space" })?;
-        let end = request.offset.checked_add(size as u64);
-        if end.is_none_or(|end| end > file_size) {
-            return Err(Error::Untrusted { why: "the range does not lie inside the file" });
-        }
-        let can_be_huge = size as u64 >= FILE_ALIGN && request.offset.is_multiple_of(FILE_ALIGN);
+        let Part { offset, size } = Part::of(request, page, file_size)?;
+        let can_be_huge = size as u64 >= FILE_ALIGN && offset.is_multiple_of(FILE_ALIGN);
         let align = if can_be_huge { page.max(FILE_ALIGN as usize) } else { page };
         let writable = request.access == Access::ReadWrite;
-        let mapping =
-            Mapping::shared(file, request.offset, size, align, writable).map_err(|errno| match errno {
-                Errno::ACCESS | Errno::PERM => Error::Native {
-                    call: "mmap",
-                    native: errno.raw_os_error(),
-                    hint: "the exporter opened the file read-only: import it read-only",
-                },
-                _ => map_error(size, errno),
-            })?;
+        let mapping = Mapping::of_file(file, offset, size, align, writable).map_err(|errno| match errno {
+            Errno::ACCESS | Errno::PERM => Error::Native {
+                call: "mmap",
+                native: errno.raw_os_error(),
+                hint: "the exporter opened the file read-only: import it read-only",
+            },
+            _ => map_error(size, "host", errno),
+        })?;
         if request.is_window {
             // Writing the holes to a core dump would give them memory.
-            mapping.keep_from_dumps();
+            advice::keep_from_dumps(&mapping);
         }
         Ok(Imported::host(mapping.keep(), size, request.access))
     }
@@ -137,9 +127,7 @@ unsafe impl Import for HostImport {
     unsafe fn release(&self, imported: Imported) -> Result<()> {
         let foreign = Error::ForeignAddress { address: imported.base, owner: "the host importer" };
         let base = imported.base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
-        debug_assert_eq!(Address::from_ptr(base.as_ptr()), imported.base);
         // SAFETY: `map` mapped this much there, and the caller says that nobody uses it any more.
-        unsafe { sys::unmap(base, imported.size) }
-            .map_err(|errno| Error::native("munmap", errno.raw_os_error()))
+        unsafe { Mapping::from_parts(base, imported.size) }.unmap().map_err(private::kept)
     }
 }

@@ -32,11 +32,12 @@
 //! global allocator to allocate or free; shared ones use it when they open a file, so that a pool over one is
 //! not to be the global allocator.
 
+mod advice;
+mod anonymous;
 mod arena;
 mod builder;
 mod huge;
 mod import;
-mod mapping;
 mod mark;
 mod memfd;
 mod named;

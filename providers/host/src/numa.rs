@@ -4,8 +4,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use umf_core::{Error, Result};
+use umf_memory::Mapping;
 
-use crate::mapping::Mapping;
 use crate::sys::{self, Policy};
 
 /// A set of NUMA nodes.
@@ -94,6 +94,9 @@ pub enum Numa {
         /// bound one by one, and the turn goes on from region to region.
         part_size: usize,
     },
+    /// On these nodes in turn, page by page, as many pages in a row as the system's weight of each says
+    /// (`/sys/kernel/mm/mempolicy/weighted_interleave`; Linux 6.9).
+    WeightedInterleave(NodeSet),
     /// On these nodes while they have memory left (`MPOL_PREFERRED_MANY`; before Linux 5.15 the first of
     /// them). None: as [`Numa::Local`].
     Preferred(NodeSet),
@@ -116,7 +119,10 @@ impl Numa {
     fn nodes(&self) -> Result<NodeSet> {
         match self {
             Self::Default | Self::Local => Ok(NodeSet::EMPTY),
-            Self::Bind(nodes) | Self::Preferred(nodes) | Self::Interleave { nodes, .. } => Ok(*nodes),
+            Self::Bind(nodes)
+            | Self::Preferred(nodes)
+            | Self::WeightedInterleave(nodes)
+            | Self::Interleave { nodes, .. } => Ok(*nodes),
             Self::Split(shares) => NodeSet::from_nodes(shares.iter().map(|share| share.node)),
         }
     }
@@ -166,6 +172,9 @@ impl Numa {
             Self::Bind(nodes) => bind(mapping, 0, mapping.size(), Policy::Bind, nodes),
             Self::Local => bind(mapping, 0, mapping.size(), Policy::Local, &NodeSet::EMPTY),
             Self::Preferred(nodes) => prefer(mapping, nodes),
+            Self::WeightedInterleave(nodes) => {
+                bind(mapping, 0, mapping.size(), Policy::WeightedInterleave, nodes)
+            }
             Self::Interleave { nodes, part_size: 0 } => {
                 bind(mapping, 0, mapping.size(), Policy::Interleave, nodes)
             }
@@ -176,6 +185,12 @@ impl Numa {
         };
         match bound {
             Ok(()) | Err(Errno::NOSYS) => Ok(()),
+            // The nodes were there when the provider was built.
+            Err(Errno::INVAL) if matches!(self, Self::WeightedInterleave(_)) => Err(Error::NotSupported {
+                what: "interleaving by weight (Linux 6.9 or newer)",
+                owner: "this kernel",
+                native: Errno::INVAL.raw_os_error(),
+            }),
             Err(errno) => Err(refused("mbind", errno)),
         }
     }

@@ -4,19 +4,19 @@ use core::sync::atomic::AtomicU64;
 
 use rustix::io::Errno;
 use umf_core::{Error, Layout, Result};
+use umf_memory::{Mapping, Room};
 
 use crate::huge::{self, HugePages};
-use crate::mapping::Mapping;
 use crate::numa::Numa;
-use crate::sys;
+use crate::{advice, sys};
 
 /// What the memory of a provider is made of.
 #[derive(Debug)]
 pub(crate) struct Pages {
     pub(crate) huge: HugePages,
     pub(crate) numa: Numa,
-    /// Make all pages when a region is allocated.
-    pub(crate) reserve: bool,
+    /// Make all pages when a region is allocated, if there is room for them.
+    reserve: Option<Room>,
     /// Size of a transparent huge page.
     transparent_size: usize,
     /// Collapse into transparent huge pages, as asking for them does nothing here.
@@ -31,7 +31,7 @@ impl Pages {
         Self {
             huge: HugePages::Normal,
             numa: Numa::Default,
-            reserve: false,
+            reserve: None,
             transparent_size: 2 << 20,
             collapse: false,
             turn: AtomicU64::new(0),
@@ -46,7 +46,7 @@ impl Pages {
         Ok(Self {
             huge,
             numa,
-            reserve,
+            reserve: reserve.then(Room::find),
             transparent_size: if transparent { huge::transparent_size() } else { 2 << 20 },
             collapse: transparent && shared && huge::shared_needs_collapse(),
             turn: AtomicU64::new(0),
@@ -82,17 +82,31 @@ impl Pages {
         self.numa.apply(mapping, self.granularity(), &self.turn)?;
         if self.huge == HugePages::Transparent && mapping.size() >= self.transparent_size {
             // Best effort: a kernel without them says EINVAL.
-            let _ = mapping.advise_huge_pages();
+            let _ = advice::ask_for_huge_pages(mapping);
         }
         Ok(())
     }
 
+    /// Whether all normal pages are made when a region is allocated.
+    pub(crate) const fn are_made_at_once(&self) -> bool {
+        self.reserve.is_some()
+    }
+
+    /// Refuses a region whose pages are to be made now and cannot be had: to make them would wake the out-of-memory killer. (Huge
+    /// pages were set aside before.)
+    pub(crate) fn check_room(&self, size: usize, huge_page: Option<usize>) -> Result<()> {
+        match &self.reserve {
+            Some(room) if huge_page.is_none() => room.check(size, "this machine, to be had at once"),
+            _ => Ok(()),
+        }
+    }
+
     /// Makes the pages of a private mapping, if that is to be done now.
     pub(crate) fn populate(&self, mapping: &Mapping) -> Result<()> {
-        if !self.reserve {
+        if self.reserve.is_none() {
             return Ok(());
         }
-        mapping.populate().map_err(|errno| match errno {
+        advice::populate(mapping).map_err(|errno| match errno {
             Errno::NOMEM | Errno::FAULT | Errno::AGAIN => {
                 Error::OutOfMemory { size: mapping.size(), owner: "host", native: errno.raw_os_error() }
             }
@@ -105,7 +119,7 @@ impl Pages {
         let whole = mapping.size() / self.transparent_size * self.transparent_size;
         if self.collapse && whole > 0 {
             // Best effort: before Linux 6.1, or for want of a huge page, it stays as it is.
-            let _ = mapping.collapse(whole, self.transparent_size);
+            let _ = advice::collapse(mapping, whole, self.transparent_size);
         }
     }
 

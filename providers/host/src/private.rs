@@ -11,11 +11,11 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use umf_core::fork::{self, ForkAware};
 use umf_core::lock::Lock;
 use umf_core::{Address, Error, Layout, Region, Result};
+use umf_memory::{Mapping, map_error};
 
-use crate::huge;
-use crate::mapping::{Mapping, map_error};
 use crate::pages::Pages;
 use crate::records::{Backing, Record, Records};
+use crate::{advice, anonymous, huge};
 
 struct Regions(Lock<Records>);
 
@@ -84,7 +84,7 @@ impl Private {
         let mapping = Self::map(pages, size, align)?;
         pages.prepare(&mapping)?;
         pages.populate(&mapping)?;
-        let region = Region::new(Address::from_ptr(mapping.base().as_ptr()), size);
+        let region = Region::new(mapping.address(), size);
         let record = Record { region, owner: self.number(), backing: Backing::Anonymous };
         REGIONS.0.lock().insert(record)?;
         mapping.keep();
@@ -94,11 +94,11 @@ impl Private {
     fn map(pages: &Pages, size: usize, align: usize) -> Result<Mapping> {
         let mut failed = Error::OutOfMemory { size, owner: "host", native: 0 };
         for choice in pages.choices() {
-            let mapped = match choice {
-                Some(huge_page) => Mapping::private_huge(size, align, huge_page)
+            let mapped = pages.check_room(size, choice).and_then(|()| match choice {
+                Some(huge_page) => anonymous::huge(size, align, huge_page)
                     .map_err(|errno| huge::none_left(size, errno.raw_os_error())),
-                None => Mapping::private(size, align).map_err(|errno| map_error(size, errno)),
-            };
+                None => anonymous::normal(size, align).map_err(|errno| map_error(size, "host", errno)),
+            });
             match mapped {
                 Ok(mapping) => return Ok(mapping),
                 Err(error) => failed = error,
@@ -113,8 +113,8 @@ impl Private {
         // The record goes first: once unmapped, another thread may get the same address.
         let record = REGIONS.0.lock().remove(self.number(), region)?;
         // SAFETY: the region was live until now, and the caller says that nobody uses it.
-        let mapping = unsafe { Mapping::of(region) };
-        let unmapped = mapping.map_or(Ok(()), Mapping::unmap);
+        let mapping = unsafe { Mapping::of_region(region) };
+        let unmapped = mapping.map_or(Ok(()), |mapping| mapping.unmap().map_err(kept));
         if unmapped.is_err() {
             // The place that the record had is most likely still free.
             REGIONS.0.lock().insert(record)?;
@@ -134,6 +134,11 @@ impl Private {
         REGIONS.0.lock().merge(self.number(), low, high)
     }
 
+    /// Whether the range is that of a live region.
+    pub(crate) fn check_range(&self, base: Address, size: usize) -> Result<()> {
+        REGIONS.0.lock().holding(self.number(), base, size).map(drop)
+    }
+
     /// # Safety
     /// Nobody needs the content of the range.
     pub(crate) unsafe fn purge(&self, base: Address, size: usize, lazily: bool) -> Result<()> {
@@ -142,12 +147,16 @@ impl Private {
         let start = base.offset_from(region.base()).and_then(|start| usize::try_from(start).ok());
         let start = start.ok_or(foreign)?;
         // SAFETY: a live region, whose owner is in this call; the mapping is kept again below.
-        let mapping = unsafe { Mapping::of(&region) }.ok_or(foreign)?;
+        let mapping = unsafe { Mapping::of_region(&region) }.ok_or(foreign)?;
         // SAFETY: passed on to the caller.
-        let purged = unsafe {
-            if lazily { mapping.discard_lazily(start, size) } else { mapping.discard(start, size) }
-        };
+        let purged = unsafe { advice::discard(&mapping, start, size, lazily) };
         mapping.keep();
         purged
     }
+}
+
+/// Why a region could not be unmapped, which stays as it was.
+pub(crate) fn kept((mapping, error): (Mapping, Error)) -> Error {
+    mapping.keep();
+    error
 }

@@ -1,20 +1,24 @@
 //! [`HostProvider`].
 
 use std::borrow::Cow;
+use std::ptr::NonNull;
+
+use rustix::io::Errno;
 
 use umf_core::statistics::Gauge;
 use umf_core::{
-    Address, Error, Export, Import, Layout, MemoryKind, NativeExport, Properties, Property, PropertyValue,
-    Provider, ProviderKind, Purge, Region, Result, SplitMerge, Visibility,
+    Address, Error, Export, Import, Layout, MemoryKind, NativeExport, Populate, Properties, Property,
+    PropertyValue, Provider, ProviderKind, Purge, Region, Result, SplitMerge, Visibility,
 };
+
+use umf_memory::Mapping;
 
 use crate::builder::HostBuilder;
 use crate::import::HostImport;
-use crate::mapping::Mapping;
 use crate::pages::Pages;
 use crate::private::Private;
 use crate::shared::Shared;
-use crate::sys;
+use crate::sys::{self, Advise};
 
 /// Host memory: private, or shared on memory files.
 ///
@@ -169,6 +173,10 @@ unsafe impl Provider for HostProvider {
         possible.then_some(self)
     }
 
+    fn populate(&self) -> Option<&dyn Populate> {
+        Some(self)
+    }
+
     fn split_merge(&self) -> Option<&dyn SplitMerge> {
         Some(self)
     }
@@ -220,6 +228,31 @@ impl Purge for HostProvider {
     }
 }
 
+impl Populate for HostProvider {
+    fn populate(&self, base: Address, size: usize) -> Result<()> {
+        self.check_pages(base, size)?;
+        match &self.source {
+            Source::Private(private) => private.check_range(base, size),
+            Source::Shared(shared) => shared.check_range(base, size),
+        }?;
+        let foreign = Error::ForeignAddress { address: base, owner: "this host provider" };
+        let pointer = base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
+        // SAFETY: the range is that of a live region, as was just checked; populating changes no content.
+        unsafe { sys::advise(pointer, size, Advise::Populate) }.map_err(|errno| match errno {
+            // A write there would be a signal: the file system is full.
+            Errno::NOMEM | Errno::FAULT => {
+                Error::OutOfMemory { size, owner: "host", native: errno.raw_os_error() }
+            }
+            Errno::INVAL => Error::NotSupported {
+                what: "making pages ahead",
+                owner: "this kernel (Linux 5.14 does)",
+                native: errno.raw_os_error(),
+            },
+            _ => Error::native("madvise(MADV_POPULATE_WRITE)", errno.raw_os_error()),
+        })
+    }
+}
+
 impl SplitMerge for HostProvider {
     unsafe fn split(&self, region: Region, first: usize) -> Result<(Region, Region)> {
         if !first.is_multiple_of(self.page_size()) {
@@ -255,7 +288,7 @@ impl Properties for HostProvider {
             Property::Node => {
                 let foreign = Error::ForeignAddress { address: region.base(), owner: "this host provider" };
                 // SAFETY: a live region; only asked about, and kept again.
-                let mapping = unsafe { Mapping::of(region) }.ok_or(foreign)?;
+                let mapping = unsafe { Mapping::of_region(region) }.ok_or(foreign)?;
                 let node = self.pages.node(&mapping);
                 mapping.keep();
                 Ok(PropertyValue::Number(node))

@@ -8,14 +8,14 @@ use rustix::io::Errno;
 use umf_core::lock::Lock;
 use umf_core::step::{Step, step};
 use umf_core::{Address, Error, Layout, NativeExport, Region, Result, fork};
+use umf_memory::{Mapping, map_error};
 
 use crate::arena::{self, Arena};
-use crate::mapping::{Mapping, map_error};
 use crate::named::{self, Name};
 use crate::pages::Pages;
 use crate::records::{Backing, Record, Records};
 use crate::sys::FileSystem;
-use crate::{huge, memfd, sys};
+use crate::{huge, memfd, private, sys};
 
 /// How regions share files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,21 @@ pub(crate) enum Form {
         /// Importers can only read.
         read_only: bool,
     },
+}
+
+impl Form {
+    /// Who has no pages left, and what to do about it.
+    const fn owner(self, errno: Errno) -> &'static str {
+        match (self, errno) {
+            (Self::Named, Errno::NOSPC | Errno::DQUOT) => {
+                "/dev/shm, which is full: mount it larger, or take away what is left there (umf gc)"
+            }
+            (_, Errno::NOSPC) => {
+                "this machine, which lets nobody commit more (vm.overcommit_memory, vm.overcommit_ratio)"
+            }
+            _ => "host",
+        }
+    }
 }
 
 /// The number of the owner in records of a table that nobody else uses.
@@ -135,8 +150,8 @@ impl Shared {
         arena_size: Option<u64>,
     ) -> Result<Region> {
         let (arena, file, offset) = self.take(pages, size, align, huge_page, arena_size)?;
-        let made = map(pages, &file, offset, size, align, huge_page).and_then(|mapping| {
-            let region = Region::new(Address::from_ptr(mapping.base().as_ptr()), size);
+        let made = map(self.form, pages, &file, offset, size, align, huge_page).and_then(|mapping| {
+            let region = Region::new(mapping.address(), size);
             let backing = Backing::Arena { arena, offset };
             self.state.lock().records.insert(Record { region, owner: OWNER, backing })?;
             mapping.keep();
@@ -185,7 +200,7 @@ impl Shared {
         }
         if size as u64 > arena_size {
             // A file is cheap, but stays; addresses are what such a size lacks most often.
-            Mapping::probe(size).map_err(|errno| map_error(size, errno))?;
+            Mapping::probe(size).map_err(|errno| map_error(size, "host", errno))?;
         }
         let arena_size = arena::possible_size(arena_size.max(size as u64), pages.granularity());
         if arena_size < size as u64 {
@@ -216,10 +231,10 @@ impl Shared {
     ) -> Result<Region> {
         self.state.lock().records.ensure(1)?;
         let file = Arc::new(memfd::create(size as u64, huge_page)?);
-        let mapping = map(pages, &file, 0, size, align, huge_page)?;
+        let mapping = map(self.form, pages, &file, 0, size, align, huge_page)?;
         // After mapping: a mapping that exists stays writable.
         memfd::seal(&file, read_only)?;
-        let region = Region::new(Address::from_ptr(mapping.base().as_ptr()), size);
+        let region = Region::new(mapping.address(), size);
         let backing = Backing::Own { file, offset: 0 };
         self.state.lock().records.insert(Record { region, owner: OWNER, backing })?;
         mapping.keep();
@@ -245,7 +260,7 @@ impl Shared {
             _ => None,
         };
         // SAFETY: the region was live until now, and the caller says that nobody uses it.
-        let mapping = unsafe { Mapping::of(region) };
+        let mapping = unsafe { Mapping::of_region(region) };
         let punched = match (&file, &record.backing) {
             (Some(file), Backing::Arena { offset, .. }) => punch(file, *offset, region.size()),
             (Some(file), Backing::Own { offset, .. }) if self.goes_with_punch(file, region.size()) => {
@@ -254,7 +269,7 @@ impl Shared {
             _ => Ok(()),
         };
         let gone = match (punched, mapping) {
-            (Ok(()), Some(mapping)) => mapping.unmap(),
+            (Ok(()), Some(mapping)) => mapping.unmap().map_err(private::kept),
             (punched, mapping) => {
                 mapping.map(Mapping::keep);
                 punched
@@ -338,6 +353,12 @@ impl Shared {
         Ok(merged)
     }
 
+    /// Whether the range is that of a live region.
+    pub(crate) fn check_range(&self, base: Address, size: usize) -> Result<()> {
+        self.check_not_inherited()?;
+        self.state.lock().records.holding(OWNER, base, size).map(drop)
+    }
+
     /// Gives the pages of a range back, in every process that maps them.
     pub(crate) fn purge(&self, base: Address, size: usize) -> Result<()> {
         self.check_not_inherited()?;
@@ -389,6 +410,7 @@ impl Drop for Shared {
 
 /// Maps a fresh range of a file and makes its pages, if they are to be made now.
 fn map(
+    form: Form,
     pages: &Pages,
     file: &OwnedFd,
     offset: u64,
@@ -396,16 +418,17 @@ fn map(
     align: usize,
     huge_page: Option<usize>,
 ) -> Result<Mapping> {
-    let mapping =
-        Mapping::shared(file.as_fd(), offset, size, align, true).map_err(|errno| map_error(size, errno))?;
+    let mapping = Mapping::of_file(file.as_fd(), offset, size, align, true)
+        .map_err(|errno| map_error(size, "host", errno))?;
     // Where the pages shall lie has to be said before there are any.
     pages.prepare(&mapping)?;
     // Huge pages are always made now: a touch that finds none left is a signal.
-    if pages.reserve || huge_page.is_some() {
+    if pages.are_made_at_once() || huge_page.is_some() {
+        pages.check_room(size, huge_page)?;
         sys::commit(file.as_fd(), offset, size).map_err(|errno| match errno {
             Errno::NOSPC | Errno::NOMEM if huge_page.is_some() => huge::none_left(size, errno.raw_os_error()),
             Errno::NOSPC | Errno::NOMEM | Errno::FBIG | Errno::DQUOT => {
-                Error::OutOfMemory { size, owner: "host", native: errno.raw_os_error() }
+                Error::OutOfMemory { size, owner: form.owner(errno), native: errno.raw_os_error() }
             }
             _ => Error::native("fallocate", errno.raw_os_error()),
         })?;

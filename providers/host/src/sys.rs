@@ -10,18 +10,11 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use umf_core::step::{Step, step};
+use umf_memory::{Place, page_size};
 
 use crate::numa::NodeSet;
 
 type Result<T> = core::result::Result<T, Errno>;
-
-/// The system's page size in bytes.
-pub(crate) fn page_size() -> usize {
-    // Not from rustix, which panics on Linux before 6.4 where there is no /proc.
-    // SAFETY: sysconf reads no memory of ours.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).unwrap_or(4096)
-}
 
 /// Size in bytes of a line of the first-level data cache, 64 if the system does not say.
 pub(crate) fn cache_line() -> u64 {
@@ -34,24 +27,6 @@ pub(crate) fn cache_line() -> u64 {
 /// an error but a signal that ends the process.
 pub(crate) fn file_size_limit() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
-}
-
-/// Where a mapping shall lie.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
-    /// Where the kernel likes.
-    Anywhere,
-    /// Exactly there, if nothing is mapped there; otherwise `EEXIST`, or on kernels before 4.17 elsewhere.
-    At(usize),
-}
-
-impl Place {
-    fn hint(self) -> (*mut core::ffi::c_void, MapFlags) {
-        match self {
-            Self::Anywhere => (ptr::null_mut(), MapFlags::empty()),
-            Self::At(address) => (ptr::without_provenance_mut(address), MapFlags::FIXED_NOREPLACE),
-        }
-    }
 }
 
 /// `MAP_HUGETLB` with the size bits of `huge_page` bytes; nothing for `None`.
@@ -76,43 +51,6 @@ pub(crate) fn map_private(place: Place, size: usize, huge_page: Option<usize>) -
         unsafe { rustix::mm::mmap_anonymous(hint, size, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
     step(Step::HostMapped);
     NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
-}
-
-/// Takes `size` bytes of addresses that cannot be accessed and cost no memory.
-pub(crate) fn reserve_addresses(size: usize) -> Result<NonNull<u8>> {
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: as in `map_private`.
-    let mapped = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), size, ProtFlags::empty(), flags) }?;
-    NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
-}
-
-/// Maps `size` bytes of `file` at `offset`, shared with everyone else who maps it.
-pub(crate) fn map_file(
-    place: Place,
-    file: BorrowedFd<'_>,
-    offset: u64,
-    size: usize,
-    writable: bool,
-) -> Result<NonNull<u8>> {
-    let (hint, mut flags) = place.hint();
-    // Pages of hugetlb files are made by `commit`, which can fail; not by a reservation, which outlives them.
-    flags |= MapFlags::SHARED | MapFlags::NORESERVE;
-    let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-    // SAFETY: as in `map_private`.
-    let mapped = unsafe { rustix::mm::mmap(hint, size, protection, flags, file, offset) }?;
-    step(Step::HostFileMapped);
-    NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
-}
-
-/// Unmaps.
-///
-/// # Safety
-/// The range consists of mappings that the caller owns, and nobody uses them any more.
-pub(crate) unsafe fn unmap(base: NonNull<u8>, size: usize) -> Result<()> {
-    // SAFETY: passed on to the caller.
-    let unmapped = unsafe { rustix::mm::munmap(base.as_ptr().cast(), size) };
-    step(Step::HostUnmapped);
-    unmapped
 }
 
 /// What to tell the kernel about a range of memory.
@@ -311,6 +249,8 @@ pub(crate) enum Policy {
     Bind,
     /// Page by page in turn.
     Interleave,
+    /// So many pages in turn as the system's weights say (Linux 6.9).
+    WeightedInterleave,
     /// One node, if it has memory left.
     Preferred,
     /// Any of several, if they have memory left (Linux 5.15).
@@ -326,9 +266,12 @@ const MASK_BITS: c_ulong = NodeSet::LIMIT as c_ulong + 1;
 pub(crate) fn bind(base: NonNull<u8>, size: usize, policy: Policy, nodes: &NodeSet) -> Result<()> {
     /// `MPOL_PREFERRED_MANY`, which libc has no name for.
     const PREFERRED_MANY: c_int = 5;
+    /// `MPOL_WEIGHTED_INTERLEAVE`, likewise.
+    const WEIGHTED_INTERLEAVE: c_int = 6;
     let mode = match policy {
         Policy::Bind => libc::MPOL_BIND,
         Policy::Interleave => libc::MPOL_INTERLEAVE,
+        Policy::WeightedInterleave => WEIGHTED_INTERLEAVE,
         Policy::Preferred => libc::MPOL_PREFERRED,
         Policy::PreferredMany => PREFERRED_MANY,
         Policy::Local => libc::MPOL_LOCAL,

@@ -90,6 +90,38 @@ fn interleaved_pages_take_turns() {
 }
 
 #[test]
+fn weighted_pages_take_turns_of_the_systems_lengths() {
+    let test = "weighted_pages_take_turns_of_the_systems_lengths";
+    let Some(count) = nodes(test) else { return };
+    let path = |node| format!("/sys/kernel/mm/mempolicy/weighted_interleave/node{node}");
+    let weight =
+        |node| std::fs::read_to_string(path(node)).ok().map(|weight| weight.trim().parse::<usize>().unwrap());
+    // A machine that belongs to the tests gets weights that differ.
+    if std::env::var_os("TESTS_GUEST").is_some() && weight(0).is_some() {
+        for node in 0..count {
+            std::fs::write(path(node), (node % 3 + 1).to_string()).unwrap();
+        }
+    }
+    let set = NodeSet::from_nodes(0..count).unwrap();
+    let Some(weights) = (0..count).map(weight).collect::<Option<Vec<_>>>() else {
+        let provider = HostProvider::builder().numa(Numa::WeightedInterleave(set)).build().unwrap();
+        let error = provider.allocate(layout(PAGES * PAGE)).unwrap_err().to_string();
+        assert!(error.contains("6.9"), "{error}");
+        return;
+    };
+    let found = placed(&Numa::WeightedInterleave(set));
+    for (what, found) in found {
+        let total: usize = weights.iter().sum();
+        // Whole rounds, so that it does not matter where one begins.
+        let whole = &found[..PAGES - PAGES % total];
+        for (node, weight) in (0_i32..).zip(&weights) {
+            let pages = whole.iter().filter(|&&place| place == node).count();
+            assert_eq!(pages, whole.len() / total * weight, "{what}: node {node} of {weights:?}: {found:?}");
+        }
+    }
+}
+
+#[test]
 fn split_regions_are_cut_by_weight() {
     let Some(count) = nodes("split_regions") else { return };
     let last = count - 1;

@@ -4,7 +4,7 @@ mod machine;
 
 use std::sync::Mutex;
 
-use machine::{committed, export, fd, free, is_root, layout, pointer, shared, touch};
+use machine::{committed, export, fd, free, in_child, is_root, layout, pointer, shared, touch};
 use umf_core::{Error, Properties, Property, PropertyValue, Provider, Region};
 use umf_provider_host::{HostBuilder, HostProvider, HugePages, NodeSet, NodeShare, Numa};
 
@@ -32,21 +32,59 @@ fn smaps(region: &Region, field: &str) -> usize {
     sum
 }
 
+/// Bytes of a private region that have pages (`mincore(2)`). `smaps` does not tell: private memory of others that lies beside the
+/// region becomes one mapping with it.
+fn resident(region: &Region, pages: &mut [u8; 256]) -> usize {
+    let page = rustix::param::page_size();
+    assert!(region.size() / page <= pages.len());
+    // SAFETY: a live region, and a byte for each of its pages.
+    let result = unsafe { libc::mincore(pointer(region).cast(), region.size(), pages.as_mut_ptr()) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    pages[..region.size() / page].iter().filter(|&&page| page & 1 == 1).count() * page
+}
+
+/// Whether this kernel makes pages on demand (Linux 5.14).
+fn can_populate() -> bool {
+    let mut page = [0_u8; 8192];
+    let place = page.as_mut_ptr().wrapping_add(page.as_ptr().align_offset(4096));
+    // SAFETY: a page of this function's own, whose content the call leaves alone.
+    unsafe { libc::madvise(place.cast(), 4096, libc::MADV_POPULATE_WRITE) == 0 }
+}
+
 #[test]
 fn reserve_makes_pages_at_once() {
-    for (what, builder) in both() {
-        let lazy = builder.clone().build().unwrap();
-        let region = lazy.allocate(layout(1 << 20)).unwrap();
-        assert_eq!(smaps(&region, "Rss"), 0, "{what}");
-        free(&lazy, region);
-        let eager = builder.reserve(true).build().unwrap();
-        let region = eager.allocate(layout(1 << 20)).unwrap();
-        if what == "shared" {
-            assert_eq!(committed(&*fd(&export(&eager, &region))), 1 << 20);
-        } else if smaps(&region, "Rss") == 0 {
-            println!("cannot check: MADV_POPULATE_WRITE needs Linux 5.14");
+    if !can_populate() {
+        println!("umf-skip: pages that are made at once: MADV_POPULATE_WRITE needs Linux 5.14");
+        return;
+    }
+    // By itself: what other threads touch beside a region may get a huge page that reaches into it.
+    in_child(|| {
+        let mut pages = [0; 256];
+        for (what, builder) in both() {
+            for (reserve, expected) in [(false, 0), (true, 1 << 20)] {
+                let provider = builder.clone().reserve(reserve).build().unwrap();
+                let region = provider.allocate(layout(1 << 20)).unwrap();
+                let made = match what {
+                    "shared" => usize::try_from(committed(&*fd(&export(&provider, &region)))).unwrap(),
+                    _ => resident(&region, &mut pages),
+                };
+                assert_eq!(made, expected, "{what}, reserve {reserve}");
+                free(&provider, region);
+            }
         }
-        free(&eager, region);
+    });
+}
+
+/// More than this machine has is refused before pages are made: making them would have the kernel end processes.
+#[test]
+fn what_cannot_be_had_at_once_is_refused() {
+    for (what, builder) in both().into_iter().chain([("isolated", shared().isolate(true))]) {
+        let eager = builder.reserve(true).build().unwrap();
+        let refused = eager.allocate(layout(1 << 41)).unwrap_err();
+        assert!(matches!(refused, Error::OutOfMemory { .. }), "{what}: {refused}");
+        assert!(refused.to_string().contains("at once"), "{what}: {refused}");
+        assert_eq!(eager.statistics().bytes(), 0, "{what}");
+        free(&eager, eager.allocate(layout(1 << 20)).unwrap());
     }
 }
 

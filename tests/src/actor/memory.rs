@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use umf::core::{Layout, Region, Upstream};
-use umf::dma_buf::DmaBufProvider;
 use umf::host::HostProvider;
 use umf::{Access, Address, Export, Handle, Mapping, Pool, Visibility, VolatileSlice};
 use umf_tests::board::Board;
@@ -23,6 +22,7 @@ pub(crate) struct Actor {
     exports: HashMap<String, Export<'static>>,
     pub(crate) mappings: HashMap<String, Mapping<'static>>,
     pub(crate) domains: crate::domain::Domains,
+    pub(crate) links: crate::link::Links,
     pub(crate) child: Option<(i32, UnixStream)>,
     pub(crate) taken: Vec<OwnedFd>,
     pub(crate) board: Option<Board>,
@@ -151,6 +151,7 @@ fn pool(actor: &mut Actor, name: &str, kind: &[&str]) -> Answer {
         ["read-only"] => each(shared().read_only_export(true).build()?)?,
         ["named", object] => over(shared().named(*object).arena_size(64 << 20).build()?)?,
         ["reserved", object] => each(shared().named(*object).arena_size(64 << 20).reserve(true).build()?)?,
+        ["at-once"] => each(shared().reserve(true).build()?)?,
         ["dma-buf", source] => over_dma_buf(source, name)?,
         ["small", bytes] => each(shared().arena_size(bytes.parse()?).build()?)?,
         _ => return Err(Failure::unknown(name)),
@@ -161,12 +162,7 @@ fn pool(actor: &mut Actor, name: &str, kind: &[&str]) -> Answer {
 
 /// A slab pool over dma-bufs: `udmabuf`, `heap:<name>` or `drm:<driver>`. Buffers are called by the pool's name.
 fn over_dma_buf(source: &str, name: &str) -> Result<Pool, Failure> {
-    let builder = match source.split_once(':') {
-        None if source == "udmabuf" => DmaBufProvider::udmabuf(),
-        Some(("heap", heap)) => DmaBufProvider::heap(heap),
-        Some(("drm", driver)) => DmaBufProvider::drm(driver),
-        _ => return Err(Failure::unknown(source)),
-    }?;
+    let builder = umf_tests::machine::dma_buf_provider(source)?;
     let provider = builder.name(name.to_owned()).build()?;
     Ok(Pool::builder().provider(provider).build()?)
 }

@@ -172,11 +172,14 @@ impl Campaign {
                     Err(why) => self.tally.violation(why),
                 }
             }
-        } else {
-            self.members.push(victim);
         }
         self.members.extend(replaced);
-        self.settle();
+        if ended {
+            self.settle(Some(&victim));
+        } else {
+            self.members.push(victim);
+            self.settle(None);
+        }
         if self.tally.violations.len() > violations {
             println!("    in round {round}, seed {}, {role:?}, {end:?}, {setup:?}", self.seed);
         }
@@ -253,8 +256,8 @@ impl Campaign {
         }
     }
 
-    /// The survivors come to rest, have what they had, and were not lied to.
-    fn settle(&mut self) {
+    /// The survivors come to rest, have what they had, and were not lied to; of the dead nothing is left.
+    fn settle(&mut self, dead: Option<&Member>) {
         let mut index = 0;
         while index < self.members.len() {
             let member = &mut self.members[index];
@@ -290,8 +293,13 @@ impl Campaign {
                 self.tally.violation(format!("{:?} {}: {holds}", member.role, member.who));
             }
         }
+        for member in self.members.iter().chain(dead) {
+            if let Some(left) = member.buffers_left() {
+                self.tally.violation(format!("{:?} {}: {left}", member.role, member.who));
+            }
+        }
         let mut leaking = Vec::new();
-        for (index, member) in self.members.iter().enumerate() {
+        for (index, member) in self.members.iter_mut().enumerate() {
             if let Some(leaks) = member.leaks() {
                 self.tally.violation(format!("{:?} {}: {leaks}", member.role, member.who));
                 leaking.push(index);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use umf::core::step::Step;
 use umf_tests::board::Board;
-use umf_tests::{Actor, Census, Outcome, spawn};
+use umf_tests::{Actor, Census, Outcome, machine, spawn};
 
 use super::plan::{Role, Setup};
 
@@ -80,6 +80,9 @@ impl Member {
         at_rest.fds.remove("/memfd:umf (deleted)");
         // Nor have they anything open that it has freed.
         at_rest.mappings.remove("/memfd:umf (deleted)");
+        // (Each dma-buf is called by its maker.)
+        at_rest.fds.retain(|file, _| !file.starts_with("/dmabuf:"));
+        at_rest.mappings.retain(|file, _| !file.starts_with("/dmabuf:"));
         if !at_rest.sockets.is_empty() {
             at_rest.fds.insert("socket".to_owned(), at_rest.sockets.len());
         }
@@ -130,11 +133,13 @@ impl Member {
 
     /// Waits until it has again what it had at rest; says what it has otherwise. Connections end a little later than
     /// their peers.
-    pub(crate) fn leaks(&self) -> Option<String> {
+    pub(crate) fn leaks(&mut self) -> Option<String> {
         let begun = Instant::now();
         loop {
             let mut now = Census::of(&self.actor);
             let watching = Watching::take_out(&mut now, self.actor.pid(), self.role);
+            // A thread that was joined is seen a moment longer: when it was counted at first, too.
+            self.at_rest.threads = self.at_rest.threads.min(now.threads);
             let memory = shared_memory(self.actor.pid());
             let grown = memory > self.memory + watching.memory();
             if now == self.at_rest && !watching.is_too_much() && !grown {
@@ -181,6 +186,19 @@ impl Member {
                 return Some(format!("its socket {socket} is still bound"));
             }
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The dma-bufs that are left of it, dead or at rest, when nobody has anything open. What was killed lets go of them in its
+    /// own time.
+    pub(crate) fn buffers_left(&self) -> Option<String> {
+        let begun = Instant::now();
+        loop {
+            let left = machine::dma_bufs_of(self.actor.pid()).filter(|left| !left.is_empty())?;
+            if begun.elapsed() > Duration::from_secs(5) {
+                return Some(format!("of its buffers are left: {left:?}"));
+            }
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 

@@ -4,7 +4,8 @@
 //! a named step of umf or at a moment of chance; the others go on. What umf told them is judged by the board on which
 //! producers write down what they do; afterwards each must have what it had before.
 //!
-//! `tests/run --kill [rounds] [seed]` runs it for long.
+//! `tests/run --kill [rounds] [seed]` runs it for long; with `UMF_KILL_PROVIDER=dma-buf` the regions are dma-bufs, of every source that
+//! the machine has, and the kernel's list of buffers is looked at, too.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -31,6 +32,12 @@ fn turn() -> std::sync::MutexGuard<'static, ()> {
 #[test]
 fn whoever_is_killed_and_whenever() {
     let _turn = turn();
+    if !plan::has_kinds() {
+        return machine::skip("whoever_is_killed_and_whenever", "this machine has no dma-bufs");
+    }
+    if plan::is_over_dma_bufs() && machine::dma_bufs_of(0).is_none() {
+        machine::skip("buffers that are left of the dead", "no debugfs that this process may read");
+    }
     let rounds = variable("UMF_KILL_ROUNDS").unwrap_or(if machine::is_long() { 10_000 } else { 240 });
     let seed = variable("UMF_KILL_SEED").unwrap_or_else(|| u64::from(std::process::id()) << 20 | rounds);
     let tally = Campaign::new(seed).run(rounds);

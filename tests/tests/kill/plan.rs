@@ -5,19 +5,71 @@ use std::sync::LazyLock;
 use umf::core::step::Step;
 use umf_tests::{Sequence, machine};
 
-/// The steps at which this campaign ends processes: those of domains are another one's, and who cannot put an importer into
+/// The steps at which this campaign ends processes: those of domains and links are other ones', and who cannot put an importer into
 /// a pid namespace of its own does not get to what that does.
 pub(crate) fn steps() -> &'static [Step] {
     static STEPS: LazyLock<Vec<Step>> = LazyLock::new(|| {
-        let mine = |step: &&Step| !is_of_domains(**step) && (machine::is_root() || !is_elsewhere(**step));
+        let of_others = |step: Step| is_of_domains(step) || is_of_links(step);
+        let mine = |step: &&Step| {
+            !of_others(**step)
+                && (machine::is_root() || !is_elsewhere(**step))
+                && (!is_over_dma_bufs() || !lacks_dma_buf(**step))
+        };
         Step::ALL.iter().filter(mine).copied().collect()
     });
     &STEPS
 }
 
+/// Whether the regions are dma-bufs: `UMF_KILL_PROVIDER=dma-buf`.
+pub(crate) fn is_over_dma_bufs() -> bool {
+    match std::env::var("UMF_KILL_PROVIDER").as_deref() {
+        Ok("dma-buf") => true,
+        Ok("host") | Err(_) => false,
+        Ok(other) => panic!("UMF_KILL_PROVIDER={other} is neither host nor dma-buf"),
+    }
+}
+
+/// The kinds of pools of producers.
+fn kinds() -> &'static [String] {
+    static KINDS: LazyLock<Vec<String>> = LazyLock::new(|| {
+        if !is_over_dma_bufs() {
+            // (As often as they have steps.)
+            return ["shared", "shared", "isolated", "isolated", "proxy", "read-only"]
+                .map(str::to_owned)
+                .to_vec();
+        }
+        let sources = machine::dma_buf_sources("whoever_is_killed_and_whenever");
+        sources.iter().flat_map(|it| ["slab", "proxy"].map(|pool| format!("dma-buf-{pool}-{it}"))).collect()
+    });
+    &KINDS
+}
+
+/// Whether there is anything to make regions of.
+pub(crate) fn has_kinds() -> bool {
+    !kinds().is_empty()
+}
+
+/// Steps that nobody gets to whose regions are dma-bufs: those can neither be purged nor mapped by windows, and `/proc` does not
+/// open them.
+const fn lacks_dma_buf(step: Step) -> bool {
+    matches!(
+        step,
+        Step::WindowFetched
+            | Step::WindowMapped
+            | Step::HeldPurged
+            | Step::FetchedByProcfs
+            | Step::FoundInProcfs
+    )
+}
+
 /// Whether a step is one of umf-domain's.
 pub(crate) fn is_of_domains(step: Step) -> bool {
     step.name().starts_with("Domain")
+}
+
+/// Whether a step is one of umf-link's.
+pub(crate) fn is_of_links(step: Step) -> bool {
+    step.name().starts_with("Link")
 }
 
 /// Whether only an importer in another pid namespace, and its producer, get to a step.
@@ -70,14 +122,19 @@ impl Setup {
     pub(crate) fn new(sequence: &mut Sequence, todo: &[Todo], can_be_elsewhere: bool) -> Self {
         let wanted = if todo.is_empty() { None } else { Some(sequence.of(todo).step) };
         let mode = wanted.and_then(mode_for);
-        let mode = mode.unwrap_or_else(|| *sequence.of(&["pidfd", "procfs", "socket", "auto"]));
+        let modes: &[_] = if is_over_dma_bufs() {
+            &["pidfd", "socket", "auto"]
+        } else {
+            &["pidfd", "procfs", "socket", "auto"]
+        };
+        let mode = mode.unwrap_or_else(|| *sequence.of(modes));
         let elsewhere = sequence.one_in(4) || wanted.is_some_and(is_elsewhere);
         Self {
             mode,
             elsewhere: elsewhere && can_be_elsewhere && mode == "socket",
             on_free: *sequence.of(&["hold", "release"]),
             max_held: *sequence.of(&[0, 0, 20_000, 200_000]),
-            kind: *sequence.of(&["shared", "shared", "isolated", "isolated", "proxy", "read-only"]),
+            kind: sequence.of(kinds()).as_str(),
             // One entry is the case in which others gave wrong data (MPICH #7977).
             max_opened: *sequence.of(&["1", "1", "2", "0"]),
             max_created: *sequence.of(&["0", "2"]),
@@ -96,7 +153,9 @@ impl Setup {
         };
         let memory = match step {
             Step::WindowFetched | Step::WindowMapped => matches!(self.kind, "shared" | "proxy"),
-            Step::ImportFetched | Step::ImportMapped => matches!(self.kind, "isolated" | "read-only"),
+            Step::ImportFetched | Step::ImportMapped => {
+                matches!(self.kind, "isolated" | "read-only") || is_over_dma_bufs()
+            }
             Step::HeldPurged => self.on_free == "release" && self.kind != "read-only",
             _ => true,
         };
@@ -134,18 +193,17 @@ const HINTS: u64 = 2;
 fn role_for(step: Step) -> Option<Role> {
     use Step::{
         BoardAbandoned, BoardPosted, BoardTakenDown, CacheInserted, CacheUnlinked, CacheUnlinking,
-        FetchedByPidfd, FetchedByProcfs, ForkChildBegun, ForkChildReady, ForkPrepared, ForkReturned,
-        FoundInProcfs, HostFileMapped, HostUnmapped, ImportFetched, ImportMapped, ImportOpened,
-        ImportReleased, LeaseClosing, LeaseCounted, LeaseCountedAgain, LeaseCountedForAll, LeaseGivenBack,
-        LeaseGivenBackForAll, LeaseMarked, LeaseTooLate, LedgerOpened, LedgerUnmapped, ProducerFound,
-        RowAdded, RowAnnounced, RowClaimed, RowClaiming, RowClosed, RowClosing, RowEmptied, RowHidden,
-        RowOwnerFound, RowPopulated, RowShown, RowTakenOver, RowUsed, SocketAnswered, SocketAsked,
-        SocketConnected, SocketConnecting, TableAbandoned, TableMade, TableMapped, WindowFetched,
-        WindowMapped,
+        FetchedByPidfd, FetchedByProcfs, FileMapped, ForkChildBegun, ForkChildReady, ForkPrepared,
+        ForkReturned, FoundInProcfs, ImportFetched, ImportMapped, ImportOpened, ImportReleased, LeaseClosing,
+        LeaseCounted, LeaseCountedAgain, LeaseCountedForAll, LeaseGivenBack, LeaseGivenBackForAll,
+        LeaseMarked, LeaseTooLate, LedgerOpened, LedgerUnmapped, ProducerFound, RowAdded, RowAnnounced,
+        RowClaimed, RowClaiming, RowClosed, RowClosing, RowEmptied, RowHidden, RowOwnerFound, RowPopulated,
+        RowShown, RowTakenOver, RowUsed, SocketAnswered, SocketAsked, SocketConnected, SocketConnecting,
+        TableAbandoned, TableMade, TableMapped, Unmapped, WindowFetched, WindowMapped,
     };
     match step {
         CacheInserted | CacheUnlinked | CacheUnlinking | ForkChildBegun | ForkChildReady | ForkPrepared
-        | ForkReturned | HostFileMapped | HostUnmapped | LedgerUnmapped | RowOwnerFound => None,
+        | ForkReturned | FileMapped | Unmapped | LedgerUnmapped | RowOwnerFound => None,
         BoardAbandoned | BoardPosted | BoardTakenDown | FetchedByPidfd | FetchedByProcfs | FoundInProcfs
         | ImportFetched | ImportMapped | ImportOpened | ImportReleased | LeaseClosing | LeaseCounted
         | LeaseCountedAgain | LeaseCountedForAll | LeaseGivenBack | LeaseGivenBackForAll | LeaseMarked

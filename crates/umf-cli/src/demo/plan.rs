@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use umf::config::ByteSize;
 
-use crate::info::{bytes, kernel_files, memory_cgroup};
+use crate::info::{bytes, kernel_files};
 
 /// What each rank needs, whatever it does.
 const RANK_BYTES: u64 = 8 << 20;
@@ -126,8 +126,8 @@ fn free_memory() -> u64 {
         let available = kernel_files::field(&text, "MemAvailable")?;
         kernel_files::kilobytes(available)
     });
-    let group = memory_cgroup::tightest().ok().flatten();
-    let group = group.map_or(u64::MAX, |limit| limit.bytes.saturating_sub(limit.used.unwrap_or(0)));
+    let group = umf_memory::group::tightest().ok().flatten();
+    let group = group.map_or(u64::MAX, |(group, limit)| limit.saturating_sub(group.used().unwrap_or(0)));
     // Not the last byte.
     machine.unwrap_or(u64::MAX).min(group) / 10 * 9
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::bytes::human;
 use super::finding::{Finding, Group, ask};
-use super::{errno, kernel_files, memory_cgroup, permissions};
+use super::{errno, kernel_files, permissions};
 use crate::sys;
 
 /// Linux's default number of open files, which umf's arenas are made to live with.
@@ -134,19 +134,20 @@ fn dev_shm() -> Finding {
 
 fn cgroup_memory() -> Finding {
     let question = ask("cgroup_memory", "Shared memory counts against whoever touches a page first.");
-    match memory_cgroup::tightest() {
+    match umf_memory::group::tightest() {
         Ok(None) => question.ok("no limit").value(Value::Null),
-        Ok(Some(limit)) => {
-            let value = json!({ "limit": limit.bytes, "used": limit.used, "group": limit.group });
-            let used = limit.used.map(|used| format!("{} of ", human(used))).unwrap_or_default();
-            let text = format!("{used}{} used", human(limit.bytes));
-            if limit.used.is_some_and(|used| used > limit.bytes - limit.bytes / 10) {
+        Ok(Some((group, limit))) => {
+            let used = group.used();
+            let value = json!({ "limit": limit, "used": used, "group": group.folder().to_string_lossy() });
+            let text = used.map(|used| format!("{} of ", human(used))).unwrap_or_default();
+            let text = format!("{text}{} used", human(limit));
+            if used.is_some_and(|used| used > limit - limit / 10) {
                 question.limited(text, "Raise the container's or job's memory limit.").value(value)
             } else {
                 question.ok(text).value(value)
             }
         }
-        Err(unread) => question.unknown(unread),
+        Err(unread) => question.unknown(unread.to_string()),
     }
 }
 

@@ -2,7 +2,9 @@
 
 use clap::Args;
 
+use crate::failure::Failure;
 use crate::output;
+use crate::topology::TopologyOptions;
 
 pub(crate) mod bytes;
 mod child;
@@ -15,10 +17,9 @@ mod kernel;
 pub(crate) mod kernel_files;
 mod limits;
 mod loader_cache;
-pub(crate) mod memory_cgroup;
 mod numa;
 mod permissions;
-mod text;
+pub(crate) mod text;
 mod transfer;
 mod trial;
 
@@ -38,6 +39,9 @@ pub(crate) struct InfoCommand {
     #[arg(short, long)]
     verbose: bool,
 
+    #[command(flatten)]
+    topology: TopologyOptions,
+
     /// The part that a child of this command plays.
     #[arg(long, hide = true, value_name = "ROLE")]
     child: Option<child::Role>,
@@ -47,20 +51,24 @@ impl InfoCommand {
     /// Probes the machine and prints what was found.
     ///
     /// # Errors
-    /// Standard output cannot be written. What a probe meets is a finding, never an error.
-    pub(crate) fn run(&self) -> std::io::Result<()> {
+    /// Standard output cannot be written. What a probe meets is a finding, never an error; but a topology that was asked for and
+    /// cannot be read is one.
+    pub(crate) fn run(&self) -> Result<(), Failure> {
         if let Some(role) = &self.child {
-            return role.play();
+            return Ok(role.play()?);
+        }
+        if self.topology.is_wanted() {
+            return self.topology.show(self.json);
         }
         let report = probe();
         let printed = if self.json {
-            let mut document = serde_json::to_string_pretty(&report)?;
+            let mut document = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
             document.push('\n');
             document
         } else {
             text::render(&report, output::colour(), self.verbose)
         };
-        output::print(&printed)
+        Ok(output::print(&printed)?)
     }
 }
 

@@ -1,8 +1,7 @@
-//! NUMA nodes: their memory, processors, distances and, where the firmware tells, speed.
-
-use std::path::Path;
+//! NUMA nodes: their memory, processors, distances and, where the firmware tells, speed. (`umf info --topology` shows all of it.)
 
 use serde_json::{Map, Value, json};
+use umf::topology::{Error, Figures, Node, Topology};
 
 use super::bytes::human;
 use super::finding::{Finding, Group, ask};
@@ -20,48 +19,77 @@ pub(crate) static BINDING: Trial = Trial {
 
 /// Probes the nodes.
 pub(crate) fn probe() -> Group {
-    let folders = kernel_files::entries("/sys/devices/system/node", |name| {
-        name.strip_prefix("node").is_some_and(|rest| rest.parse::<u32>().is_ok())
-    });
-    let mut findings = vec![count(folders.len())];
-    findings.extend(folders.iter().map(|folder| node(folder)));
-    findings.push(BINDING.run());
-    findings.push(attributes(&folders));
+    let mut findings = Vec::new();
+    match Topology::of_this_machine() {
+        Ok(topology) => {
+            findings.push(count(&topology));
+            findings.extend(topology.nodes().iter().map(|node| of_node(node)));
+            findings.push(cpuset(&topology));
+            findings.push(BINDING.run());
+            findings.push(attributes(&topology));
+        }
+        Err(error) => {
+            findings.push(unread(&error));
+            findings.push(BINDING.run());
+        }
+    }
     Group { key: "numa", title: "NUMA", findings }
 }
 
-fn count(nodes: usize) -> Finding {
-    let question = ask("nodes", "Memory near the processor or device that uses it.");
-    match nodes {
-        0 => question.unknown("/sys/devices/system/node: not there"),
-        1 => question.ok("1: nothing to choose").value(1),
-        _ => question.ok(nodes.to_string()).value(nodes),
+const NODES: (&str, &str) = ("nodes", "Memory near the processor or device that uses it.");
+
+fn unread(error: &Error) -> Finding {
+    let question = ask(NODES.0, NODES.1);
+    match error {
+        Error::NoSysfs { path } => question.unknown(format!("{}: not there", path.display())),
+        error => {
+            let remedy = "Run where the kernel's own /sys and /proc are; memory spaces cannot be had here.";
+            question.limited(error.to_string(), remedy).value(Value::Null)
+        }
     }
 }
 
-fn node(folder: &Path) -> Finding {
-    let question = ask(kernel_files::name(folder), "A place that memory can be bound to.");
-    let meminfo = kernel_files::text(folder.join("meminfo")).unwrap_or_default();
-    // Lines are "Node 0 MemTotal: 1024 kB".
-    let bytes = |key: &str| {
-        meminfo.lines().find_map(|line| {
-            let (name, value) = line.split_once(':')?;
-            name.ends_with(key).then(|| kernel_files::kilobytes(value))?
-        })
-    };
-    let (total, free) = (bytes(" MemTotal").unwrap_or(0), bytes(" MemFree").unwrap_or(0));
-    let processors = kernel_files::text(folder.join("cpulist")).unwrap_or_default();
-    let distances: Vec<u64> = kernel_files::text(folder.join("distance"))
-        .unwrap_or_default()
-        .split_whitespace()
-        .filter_map(|distance| distance.parse().ok())
-        .collect();
+fn count(topology: &Topology) -> Finding {
+    let question = ask(NODES.0, NODES.1);
+    if !topology.has_numa() {
+        let remedy =
+            "A kernel with CONFIG_NUMA, if the machine has several nodes; here placing memory does nothing.";
+        return question.limited("this kernel knows no nodes", remedy).value(1);
+    }
+    let offline = topology.offline();
+    match topology.nodes().len() {
+        1 => question.ok("1: nothing to choose").value(1),
+        nodes if offline.is_empty() => question.ok(nodes.to_string()).value(nodes),
+        nodes => question.ok(format!("{nodes}; offline: {offline}")).value(nodes),
+    }
+}
+
+fn of_node(node: &Node) -> Finding {
+    let question = ask(format!("node{}", node.id), "A place that memory can be bound to.");
+    let (total, free) = (node.memory.total, node.memory.free);
     let memory =
         if total == 0 { "no memory".to_owned() } else { format!("{} of {} free", human(free), human(total)) };
+    let processors = if node.cpus.is_empty() { String::new() } else { node.cpus.to_string() };
     let with = if processors.is_empty() { "no cpus".to_owned() } else { format!("cpus {processors}") };
-    let far: Vec<String> = distances.iter().map(u64::to_string).collect();
+    let distances: Vec<u32> = node.distances.iter().map(|(_, distance)| *distance).collect();
+    let far: Vec<String> = distances.iter().map(u32::to_string).collect();
     let value = json!({ "total": total, "free": free, "cpus": processors, "distances": distances });
     question.ok(format!("{memory}, {with}, distances {}", far.join(" "))).value(value)
+}
+
+/// Nodes whose memory this process may not have.
+fn cpuset(topology: &Topology) -> Finding {
+    let question = ask("cpuset", "Memory spaces are made of the nodes that this process may use.");
+    let with_memory = || topology.nodes().iter().filter(|node| node.memory.total > 0);
+    let forbidden: Vec<u32> = with_memory().filter(|node| !node.is_allowed).map(|node| node.id).collect();
+    let allowed: Vec<u32> = with_memory().filter(|node| node.is_allowed).map(|node| node.id).collect();
+    let value = json!({ "allowed": allowed, "forbidden": forbidden });
+    if forbidden.is_empty() {
+        return question.ok("all nodes are allowed").value(value);
+    }
+    let list: Vec<String> = forbidden.iter().map(u32::to_string).collect();
+    let remedy = "Have the container or job grant them: cpuset.mems of its cgroup, docker --cpuset-mems, srun --mem-bind.";
+    question.limited(format!("not allowed: nodes {}", list.join(", ")), remedy).value(value)
 }
 
 /// Binds a page to the first node that this process may use.
@@ -73,32 +101,38 @@ fn bind() -> Outcome<()> {
 }
 
 /// What the firmware's table (HMAT) says of each node's speed, as seen from its nearest processors.
-fn attributes(folders: &[std::path::PathBuf]) -> Finding {
+fn attributes(topology: &Topology) -> Finding {
     let question = ask("hmat", "Tells fast memory from slow: which node is the best for a processor.");
     let mut nodes = Map::new();
     let mut said = Vec::new();
-    for folder in folders {
-        let mut node = Map::new();
-        for attribute in ["read_bandwidth", "write_bandwidth", "read_latency", "write_latency"] {
-            if let Ok(number) = kernel_files::number(folder.join("access0/initiators").join(attribute)) {
-                node.insert(attribute.to_owned(), number.into());
-            }
-        }
-        if node.is_empty() {
-            continue;
-        }
-        let name = kernel_files::name(folder);
-        let read = |attribute: &str| node.get(attribute).map_or("?".to_owned(), Value::to_string);
-        said.push(format!("{name} {} MB/s {} ns", read("read_bandwidth"), read("read_latency")));
-        nodes.insert(name, Value::Object(node));
+    for node in topology.nodes() {
+        let Some(figures) = node.best_figures() else { continue };
+        let word = |figure: Option<u64>| figure.map_or("?".to_owned(), |figure| figure.to_string());
+        let name = format!("node{}", node.id);
+        said.push(format!("{name} {} MB/s {} ns", word(figures.read_bandwidth), word(figures.read_latency)));
+        nodes.insert(name, value(figures));
     }
     if !nodes.is_empty() {
         return question.ok(said.join("; ")).value(nodes);
     }
-    let finding = if folders.len() > 1 {
-        question.missing("not told", "Firmware with an HMAT table; until then distances decide.")
+    let several = topology.all().len() > 1;
+    let finding = if several {
+        let remedy = "Firmware with an HMAT table, and Linux 5.2 or newer. Until then distances decide what is near, and nothing what \
+                      is fast: name nodes (numa_nodes) or another memory space behind it (numa_space).";
+        question.missing("not told", remedy)
     } else {
         question.ok("not told, and nothing to choose")
     };
     finding.value(Value::Null)
+}
+
+fn value(figures: Figures) -> Value {
+    let told = [
+        ("read_bandwidth", figures.read_bandwidth),
+        ("write_bandwidth", figures.write_bandwidth),
+        ("read_latency", figures.read_latency),
+        ("write_latency", figures.write_latency),
+    ];
+    let told = told.into_iter().filter_map(|(name, figure)| Some((name.to_owned(), figure?.into())));
+    Value::Object(told.collect())
 }

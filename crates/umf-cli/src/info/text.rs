@@ -4,7 +4,8 @@ use clap::builder::styling::{AnsiColor, Style};
 
 use super::finding::{Finding, Report, State};
 
-const WIDTH: usize = 80;
+/// Columns at most.
+pub(crate) const WIDTH: usize = 80;
 const STATE_WIDTH: usize = 7;
 const KEY_WIDTH: usize = 20;
 const INDENT: usize = 2 + STATE_WIDTH + 2 + KEY_WIDTH + 2;
@@ -66,7 +67,7 @@ fn styled(text: &str, style: Style, colour: bool) -> String {
 }
 
 /// Breaks `text` at spaces into lines of at most `width` characters; a longer word has its own line.
-fn wrap(text: &str, width: usize) -> Vec<String> {
+pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
     for word in text.split_whitespace() {

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use config::{Value, ValueKind};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
+use umf_topology::SpaceName;
 
 use crate::ByteSize;
 use crate::field::{Field, Section, Setting, elements_of, field, text_of, words};
@@ -67,6 +68,8 @@ words! {
         Local = "local",
         /// Each allocation divided among nodes by weight.
         Split = "split",
+        /// Round robin over the nodes listed, more on those to which the system gives more weight.
+        WeightedInterleave = "weighted-interleave",
     }
 }
 
@@ -139,6 +142,25 @@ impl Setting for Vec<NumaWeight> {
     }
 }
 
+impl Setting for Vec<SpaceName> {
+    const EXPECTED: &'static str = "a list of memory spaces, of which the first that this machine can tell is taken: all, \
+         highest-capacity, highest-bandwidth or lowest-latency, the last two with @any, @cpuN or @nodeN behind if they are not to \
+         be seen from this process";
+
+    fn read(value: &Value) -> Option<Self> {
+        elements_of(value)?.iter().map(|name| text_of(name)?.parse().ok()).collect()
+    }
+
+    fn text(&self) -> String {
+        let words: Vec<_> = self.iter().map(SpaceName::to_string).collect();
+        words.join(",")
+    }
+}
+
+fn as_words<S: Serializer>(names: &[SpaceName], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(names.iter().map(SpaceName::to_string))
+}
+
 impl Setting for Option<PathBuf> {
     const EXPECTED: &'static str = "an absolute path (empty for none)";
 
@@ -206,6 +228,9 @@ pub struct Provider {
     pub numa: NumaMode,
     /// Host: NUMA nodes that the placement speaks of. Default: empty.
     pub numa_nodes: Vec<u32>,
+    /// Host: memory spaces in place of a list of nodes, of which the first that the machine can tell is taken. Default: empty.
+    #[serde(serialize_with = "as_words")]
+    pub numa_space: Vec<SpaceName>,
     /// Host: bytes of each part where memory is interleaved; 0 is one page. Default: 0.
     pub numa_part_size: ByteSize,
     /// Host: shares of the nodes where memory is split. Default: empty, which is equal shares.
@@ -239,6 +264,7 @@ impl Default for Provider {
             huge_page_size: ByteSize::ZERO,
             numa: NumaMode::Default,
             numa_nodes: Vec::new(),
+            numa_space: Vec::new(),
             numa_part_size: ByteSize::ZERO,
             numa_weights: Vec::new(),
             isolate: false,
@@ -269,6 +295,7 @@ impl Section for Provider {
         ),
         field!(numa),
         field!(numa_nodes),
+        field!(numa_space),
         field!(numa_part_size),
         field!(numa_weights),
         field!(isolate),
@@ -295,6 +322,17 @@ mod tests {
         assert_eq!(read("0,2-4"), Some(vec![0, 2, 3, 4]));
         assert_eq!(read(""), Some(Vec::new()));
         for text in ["0,0", "1-3,2", "3-1", "1024", "0-4294967295", "a", "-1", "1-"] {
+            assert_eq!(read(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn spaces_read_back_what_they_show() {
+        let read = |text: &str| Vec::<SpaceName>::read(&Value::new(None, text));
+        let spaces = read("highest-bandwidth@node1, all").unwrap();
+        assert_eq!(spaces.text(), "highest-bandwidth@node1,all");
+        assert_eq!((read(&spaces.text()), read("")), (Some(spaces), Some(Vec::new())));
+        for text in ["fastest", "all,", "all@any", "highest-bandwidth @node1", "0"] {
             assert_eq!(read(text), None, "{text}");
         }
     }

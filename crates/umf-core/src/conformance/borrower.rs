@@ -15,6 +15,8 @@ struct Book {
     this: Weak<Self>,
     /// Address and size of what is open.
     open: Mutex<Vec<(Address, usize)>>,
+    /// Blocks of which it was told that they are freed.
+    told: Mutex<Vec<Address>>,
 }
 
 fn meet((one, size): (Address, usize), (other, other_size): (Address, usize)) -> bool {
@@ -27,7 +29,11 @@ impl Borrower {
     /// A borrower of nothing, which observes.
     #[must_use]
     pub fn new() -> Arc<Self> {
-        let book = Arc::new_cyclic(|this| Book { this: this.clone(), open: Mutex::default() });
+        let book = Arc::new_cyclic(|this| Book {
+            this: this.clone(),
+            open: Mutex::default(),
+            told: Mutex::default(),
+        });
         let observing = observer::observe(book.clone()).expect("there is memory for one more observer");
         Arc::new(Self { book, _observing: observing })
     }
@@ -45,6 +51,12 @@ impl Borrower {
     /// Closes everything.
     pub fn close_all(&self) {
         self.book.lock().clear();
+    }
+
+    /// Whether it was told that what was open at this address is freed.
+    #[must_use]
+    pub fn was_told(&self, address: Address) -> bool {
+        self.book.told.lock().unwrap_or_else(PoisonError::into_inner).contains(&address)
     }
 
     /// Whether anything that is open shares a byte with the range.
@@ -71,6 +83,7 @@ impl ExportObserver for Book {
             Freed::Region(region) => (Region::base(&region), region.size()),
         };
         let this = self.this.upgrade().filter(|_| self.has(address, size))?;
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).push(address);
         Some(this)
     }
 }

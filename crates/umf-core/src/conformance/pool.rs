@@ -3,21 +3,31 @@
 //! The cases are functions that take a way to make a pool, [`Make`]; the macro turns each into a test. They bring
 //! providers of their own, [`Numbers`] and [`Pages`], which count what is allocated and fail on demand.
 
+mod ahead;
 mod blocks;
+mod delayed;
 mod forks;
 mod leases;
 mod misuse;
 mod providers;
+mod shortage;
 mod threads;
 
 use std::sync::Arc;
 
 use crate::{Address, Layout, Pool, ProviderRef};
 
+pub use ahead::{reserved_memory_is_there_and_stays, reserving_too_much_changes_nothing};
 pub use blocks::{
     addresses_are_used_again, blocks_are_aligned_contained_and_apart, dropping_gives_everything_back,
     everything_goes_back_after_trim, failure_of_the_provider_leaves_the_pool_usable, memory_is_not_touched,
     nothing_grows_over_a_million_cycles, statistics_add_up, trim_keeps_what_it_is_told_to,
+};
+pub use delayed::{
+    Token, a_child_awaits_nothing_of_its_parent, completions_may_use_their_pool,
+    delayed_blocks_are_not_handed_out, delayed_blocks_outlive_their_pool,
+    delayed_frees_of_other_addresses_are_refused, exports_of_delayed_blocks_end_at_once,
+    lost_completions_hold_their_blocks, ready_blocks_are_used_again, threads_keep_off_delayed_blocks,
 };
 pub use forks::{private_memory_works_on_in_a_child, shared_memory_is_frozen_in_a_child};
 pub use leases::{
@@ -29,6 +39,10 @@ pub use misuse::{
     every_other_address_is_refused, exported_blocks_are_announced_once, of_two_frees_one_succeeds,
 };
 pub use providers::{Numbers, Pages};
+pub use shortage::{
+    threads_ask_beside_each_other, who_cannot_help_is_not_asked_for_ever, who_is_asked_can_help,
+    who_is_asked_may_do_anything,
+};
 pub use threads::{blocks_may_be_freed_elsewhere, ended_threads_strand_nothing, threads_share_a_pool};
 
 /// How to make the pool that is tested.
@@ -83,6 +97,21 @@ macro_rules! pool_conformance {
                 leased_blocks_outlive_their_pool,
                 threads_keep_off_leased_blocks,
                 a_child_holds_nothing_of_its_parent,
+                delayed_blocks_are_not_handed_out,
+                ready_blocks_are_used_again,
+                lost_completions_hold_their_blocks,
+                delayed_blocks_outlive_their_pool,
+                exports_of_delayed_blocks_end_at_once,
+                delayed_frees_of_other_addresses_are_refused,
+                completions_may_use_their_pool,
+                threads_keep_off_delayed_blocks,
+                a_child_awaits_nothing_of_its_parent,
+                reserved_memory_is_there_and_stays,
+                reserving_too_much_changes_nothing,
+                who_is_asked_can_help,
+                who_cannot_help_is_not_asked_for_ever,
+                who_is_asked_may_do_anything,
+                threads_ask_beside_each_other,
             }
         }
     };

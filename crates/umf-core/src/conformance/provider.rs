@@ -7,13 +7,15 @@
 mod abilities;
 mod allocation;
 mod export;
+mod host_access;
 mod leases;
 mod memory;
 mod process;
 
 pub use abilities::{
-    properties_are_told_of_live_regions_only, purged_memory_reads_as_promised,
-    purges_apart_from_each_other_may_overlap_in_time, split_and_merged_regions_keep_content,
+    populated_memory_keeps_its_content, properties_are_told_of_live_regions_only,
+    purged_memory_reads_as_promised, purges_apart_from_each_other_may_overlap_in_time,
+    split_and_merged_regions_keep_content,
 };
 pub use allocation::{
     absurd_sizes_are_errors, alignments_are_kept_or_refused, foreign_and_double_frees_are_errors,
@@ -24,6 +26,7 @@ pub use export::{
     exports_open_at_the_right_bytes, imports_outlive_the_region, junk_is_not_imported,
     read_only_imports_cannot_be_written,
 };
+pub use host_access::touches_by_the_cpu_are_told_of;
 pub use leases::{
     held_regions_keep_their_provider, leased_regions_are_held, leases_outlast_splitting_and_merging,
     the_bound_on_held_regions_is_kept,
@@ -73,8 +76,10 @@ macro_rules! provider_conformance {
             absurd_sizes_are_errors
             threads_do_not_disturb_each_other
             purged_memory_reads_as_promised
+            populated_memory_keeps_its_content
             split_and_merged_regions_keep_content
             properties_are_told_of_live_regions_only
+            touches_by_the_cpu_are_told_of
             exports_open_at_the_right_bytes
             read_only_imports_cannot_be_written
             imports_outlive_the_region

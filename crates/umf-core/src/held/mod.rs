@@ -1,12 +1,17 @@
-//! Freed memory that other processes still have open.
+//! Freed memory that is still in use: other processes have it open, or a device works on it.
 //!
 //! Freeing retires an export at once, so that nobody opens it anew. Who opened it before may go on using it, and says so by
 //! a lease ([`crate::observer::Leases`]). Until the last lease is gone the memory is *held*: a block is not handed out
 //! again, a region does not go back to its provider. What becomes of the contents meanwhile is the choice of [`OnFree`].
 //!
+//! The same is done with a block that was freed with a [`crate::Completion`] ([`crate::Pool::free_after`]): until that is ready. Such
+//! blocks are looked at where a thread's cache has run out too, but do not count against the bound on what is held.
+//!
 //! | who | does |
 //! |---|---|
 //! | a pool, in `free`, when [`crate::observer::before_free`] says that a block may still be in use | [`Upstream::hold`] |
+//! | a pool, in `free_after` | [`Upstream::hold_until`] |
+//! | a pool, where it needs memory | [`Upstream::poll_awaited`] |
 //! | [`Upstream::free`] of a region that may still be in use, or in which blocks are held | holds the region |
 //! | [`Upstream::split`], [`Upstream::merge`] | remember the leases until the parts are freed |
 //! | [`poll`] | looks which leases are gone, and lets go: [`crate::Pool::let_go`], [`crate::Provider::free`] |
@@ -16,7 +21,8 @@
 //!
 //! A region that is held when its pool or [`Upstream`] goes is held on, and keeps its provider alive.
 //!
-//! In a forked child nothing of the parent is held: shared memory is frozen there, and the parent's to free.
+//! In a forked child nothing of the parent is held: shared memory is frozen there, and the parent's to free. Of private memory a child
+//! has a copy; blocks in it that were held in the parent are not used again in the child.
 //!
 //! # Locks
 //! One lock guards the lists, and nothing else is called under it. Leases, pools and providers are called without any lock of this module, and
@@ -72,7 +78,11 @@ pub struct HeldStatistics {
     pub regions: u64,
     /// Bytes in these blocks and regions.
     pub bytes: u64,
-    /// Bytes that were leased when there was no memory to note that: they are never used again.
+    /// Of these, bytes in blocks that wait for a [`crate::Completion`].
+    pub awaited_bytes: u64,
+    /// Of those, bytes whose completion is [`crate::Progress::Lost`].
+    pub lost_bytes: u64,
+    /// Bytes that were in use when there was no memory to note that: they are never used again.
     pub unrecorded_bytes: u64,
 }
 

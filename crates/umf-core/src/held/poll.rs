@@ -8,16 +8,40 @@ use super::upstream::purge;
 use crate::observer::Freed;
 use crate::step::{Step, step};
 use crate::tracker::{self, OwnerGuard, OwnerId};
-use crate::{Error, Result};
+use crate::{Error, Progress, Result};
 
-/// Looks at up to `most` items of an account, each once; yields the bytes that were let go.
+thread_local! {
+    /// The thread is looking already: what it asks may get here again.
+    static LOOKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The thread looks until this is dropped.
+struct Looking;
+
+impl Looking {
+    fn begin() -> Option<Self> {
+        (!LOOKS.replace(true)).then_some(Self)
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        LOOKS.set(false);
+    }
+}
+
+/// Looks at up to `most` items of an account, each once; yields the bytes that were let go. Nothing, if this thread is looking
+/// already.
 pub(super) fn account(account: u32, most: u32) -> u64 {
+    let Some(_looking) = Looking::begin() else { return 0 };
     let count = REGISTRY.lock().count(account).min(most);
     let mut went = 0;
     for _ in 0..count {
         let Some(begun) = REGISTRY.lock().begin(account) else { break };
         let listed = Cell::new(begun.number);
-        went += Look { account, begun, listed }.settle();
+        // What held it is dropped when nobody waits for this look any more: it may be the last that refers to a provider.
+        let (bytes, _gone) = Look { account, begun, listed }.settle();
+        went += bytes;
     }
     went
 }
@@ -37,11 +61,19 @@ impl Drop for Look {
 }
 
 impl Look {
-    /// Lets go of the item if nobody leases it; yields its bytes then.
-    fn settle(&self) -> u64 {
+    /// Lets go of the item if nobody uses it; yields its bytes then, and what is to be dropped.
+    fn settle(&self) -> (u64, Option<Item>) {
         let Begun { number, item } = &self.begun;
-        if item.leases.is_leased(item.base, item.size) {
-            return 0;
+        let progress = item.users.progress(item.base, item.size);
+        let lost = progress == Progress::Lost;
+        if lost != item.lost {
+            REGISTRY.lock().set_lost(self.account, *number, lost);
+        }
+        if progress != Progress::Ready {
+            if lost && !item.lost {
+                tracing::warn!(address = %item.base, size = item.size, "it is not known whether freed memory is still in use: it is held until its completion says that it is ready");
+            }
+            return (0, None);
         }
         let owner = OwnerId::from_number(self.account).and_then(OwnerId::guard);
         if item.purged
@@ -53,20 +85,21 @@ impl Look {
         }
         self.listed.set(0);
         let detached = REGISTRY.lock().detach(*number);
-        let Some(mut held) = detached else { return 0 };
+        let Some(mut held) = detached else { return (0, None) };
         step(Step::HeldLeaving);
         match let_go(&mut held, owner.as_ref()) {
             Ok(bytes) => {
                 REGISTRY.lock().forget(self.account, *number, &held);
-                bytes
+                (bytes, Some(held))
             }
             Err(error) => {
                 if !core::mem::replace(&mut held.refused, true) {
                     let address = held.base;
                     tracing::error!(%address, size = held.size, %error, "memory that nobody leases any more was not taken back; it stays held");
                 }
-                REGISTRY.lock().attach(self.account, *number, held);
-                0
+                let users = REGISTRY.lock().attach_again(self.account, *number, held);
+                drop(users);
+                (0, None)
             }
         }
     }

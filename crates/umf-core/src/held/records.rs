@@ -5,10 +5,11 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
+use super::Joined;
 use crate::metadata::Zeroed;
 use crate::observer::Leases;
 use crate::tracker::RegionNumber;
-use crate::{Address, ProviderRef, Region};
+use crate::{Address, Completion, Progress, ProviderRef, Region};
 
 /// What is held.
 #[derive(Clone, Debug)]
@@ -21,6 +22,56 @@ pub(super) enum What {
     Lent,
 }
 
+/// Who may still use it: other processes, work that was given away, or both.
+#[derive(Clone)]
+pub(super) struct Users {
+    pub(super) leases: Option<Arc<dyn Leases>>,
+    pub(super) completion: Option<Arc<dyn Completion>>,
+}
+
+impl Users {
+    pub(super) const NONE: Self = Self { leases: None, completion: None };
+
+    pub(super) const fn lessees(leases: Arc<dyn Leases>) -> Self {
+        Self { leases: Some(leases), completion: None }
+    }
+
+    /// Whether they still do. Without a lock.
+    pub(super) fn progress(&self, base: Address, size: usize) -> Progress {
+        match self.completion.as_deref().map_or(Progress::Ready, ask) {
+            Progress::Ready if self.leases.as_ref().is_some_and(|leases| leases.is_leased(base, size)) => {
+                Progress::Pending
+            }
+            progress => progress,
+        }
+    }
+
+    /// Adds them to those of a region around it.
+    pub(super) fn join(self, all: &mut Joined) {
+        if let Some(leases) = self.leases {
+            all.add(leases);
+        }
+        if let Some(completion) = self.completion {
+            all.add(Arc::new(Awaited(completion)));
+        }
+    }
+}
+
+fn ask(completion: &dyn Completion) -> Progress {
+    // What has panicked is not known to be done.
+    let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| completion.progress()));
+    asked.unwrap_or(Progress::Lost)
+}
+
+/// A completion as leases, for a region that is held as a whole.
+struct Awaited(Arc<dyn Completion>);
+
+impl Leases for Awaited {
+    fn is_leased(&self, _base: Address, _size: usize) -> bool {
+        ask(&*self.0) != Progress::Ready
+    }
+}
+
 /// One thing that is held.
 #[derive(Clone)]
 pub(super) struct Item {
@@ -31,10 +82,16 @@ pub(super) struct Item {
     pub(super) purged: bool,
     /// Whoever was to take it refused, and that was told.
     pub(super) refused: bool,
-    pub(super) leases: Arc<dyn Leases>,
+    /// Its completion was lost when it was last asked.
+    pub(super) lost: bool,
+    pub(super) users: Users,
 }
 
 impl Item {
+    const fn is_awaited(&self) -> bool {
+        self.users.completion.is_some()
+    }
+
     pub(super) const fn is_part(&self) -> bool {
         !matches!(self.what, What::Region(..))
     }
@@ -94,6 +151,9 @@ pub(super) struct Account {
     pub(super) bytes: AtomicU64,
     pub(super) blocks: AtomicU64,
     pub(super) regions: AtomicU64,
+    /// Bytes that wait for a completion, and those whose completion is lost.
+    pub(super) awaited: AtomicU64,
+    pub(super) lost: AtomicU64,
     pub(super) list: UnsafeCell<List>,
 }
 
@@ -112,6 +172,12 @@ impl Account {
         };
         counter.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(item.size as u64, Ordering::Relaxed);
+        if item.is_awaited() {
+            self.awaited.fetch_add(item.size as u64, Ordering::Relaxed);
+        }
+        if item.lost {
+            self.lost.fetch_add(item.size as u64, Ordering::Relaxed);
+        }
     }
 
     /// Counts an item less. Under the registry's lock.
@@ -123,5 +189,11 @@ impl Account {
         };
         counter.fetch_sub(1, Ordering::Relaxed);
         self.bytes.fetch_sub(item.size as u64, Ordering::Relaxed);
+        if item.is_awaited() {
+            self.awaited.fetch_sub(item.size as u64, Ordering::Relaxed);
+        }
+        if item.lost {
+            self.lost.fetch_sub(item.size as u64, Ordering::Relaxed);
+        }
     }
 }

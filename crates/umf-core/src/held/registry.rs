@@ -4,13 +4,11 @@
 //! its list, marked as busy; only letting go takes it out.
 
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
 
 use super::HeldStatistics;
-use super::records::{Account, Item, List, Record, Slot};
+use super::records::{Account, Item, List, Record, Slot, Users};
 use crate::lock::Lock;
 use crate::metadata::{Chunks, Table};
-use crate::observer::Leases;
 use crate::{Region, Result};
 
 static RECORDS: Table<Record> = Table::new(u32::MAX >> 2);
@@ -94,6 +92,17 @@ impl Registry {
         }
     }
 
+    /// The same with one that was detached and could not be let go: nobody uses it any more, and nobody is asked again. Yields
+    /// its users, to be dropped without the lock.
+    pub(super) fn attach_again(&mut self, account: u32, number: u32, mut item: Item) -> Users {
+        let counts = ACCOUNTS.get(account);
+        counts.inspect(|counts| counts.discount(&item));
+        let users = core::mem::replace(&mut item.users, Users::NONE);
+        counts.inspect(|counts| counts.count(&item));
+        self.attach(account, number, item);
+        users
+    }
+
     fn link(&mut self, number: u32) {
         let Some(account) = self.slot(number).map(|slot| slot.account) else { return };
         let is_part = self.item(number).is_some_and(|item| item.is_part());
@@ -174,6 +183,18 @@ impl Registry {
         Some(unsafe { slot.item.assume_init_read() })
     }
 
+    /// Notes whether the completion of a busy item is lost.
+    pub(super) fn set_lost(&mut self, account: u32, number: u32, lost: bool) {
+        let Some(item) = self.item(number).filter(|item| item.lost != lost) else { return };
+        item.lost = lost;
+        let size = item.size as u64;
+        match ACCOUNTS.get(account) {
+            Some(account) if lost => account.lost.fetch_add(size, Ordering::Relaxed),
+            Some(account) => account.lost.fetch_sub(size, Ordering::Relaxed),
+            None => 0,
+        };
+    }
+
     /// A detached item has been let go.
     pub(super) fn forget(&mut self, account: u32, number: u32, item: &Item) {
         if let Some(account) = ACCOUNTS.get(account) {
@@ -231,8 +252,8 @@ impl Registry {
         Some((item, next))
     }
 
-    /// Leases on an item that lies partly in `region` and that this claim has not seen; they stay where they are.
-    pub(super) fn peek(&mut self, account: u32, region: &Region, claim: u64) -> Option<Arc<dyn Leases>> {
+    /// The users of an item that lies partly in `region` and that this claim has not seen; they stay where they are.
+    pub(super) fn peek(&mut self, account: u32, region: &Region, claim: u64) -> Option<Users> {
         let mut number = self.list(account)?.first;
         loop {
             let slot = self.slot(number)?;
@@ -240,7 +261,7 @@ impl Registry {
             if !seen {
                 slot.claim = claim;
                 if let Some(item) = self.item(number).filter(|item| item.touches(region)) {
-                    return Some(Arc::clone(&item.leases));
+                    return Some(item.users.clone());
                 }
             }
             number = next;
@@ -292,6 +313,8 @@ impl Registry {
                 account.bytes.store(0, Ordering::Relaxed);
                 account.blocks.store(0, Ordering::Relaxed);
                 account.regions.store(0, Ordering::Relaxed);
+                account.awaited.store(0, Ordering::Relaxed);
+                account.lost.store(0, Ordering::Relaxed);
             }
             if let Some(list) = self.list(number) {
                 *list = List { first: 0, last: 0, count: 0, parts: 0, busy: 0, closed: false };
@@ -308,13 +331,22 @@ pub(super) fn lose(item: &Item) {
     tracing::error!(
         address = %item.base,
         size = item.size,
-        "no memory to note that freed memory is still open in other processes: it is never used again"
+        "no memory to note that freed memory is still in use: it is never used again"
     );
 }
 
-/// Bytes that the account holds. Takes no lock.
-pub(super) fn bytes(account: u32) -> u64 {
-    ACCOUNTS.get(account).map_or(0, |account| account.bytes.load(Ordering::Relaxed))
+/// Bytes that the account holds for other processes alone. Takes no lock.
+pub(super) fn leased_bytes(account: u32) -> u64 {
+    ACCOUNTS.get(account).map_or(0, |account| {
+        // In this order: what comes meanwhile is counted too much, not too little.
+        let awaited = account.awaited.load(Ordering::Relaxed);
+        account.bytes.load(Ordering::Relaxed).saturating_sub(awaited)
+    })
+}
+
+/// Bytes of the account that wait for completions. Takes no lock.
+pub(super) fn awaited_bytes(account: u32) -> u64 {
+    ACCOUNTS.get(account).map_or(0, |account| account.awaited.load(Ordering::Relaxed))
 }
 
 /// What the account holds. Takes no lock.
@@ -323,6 +355,8 @@ pub(super) fn of(account: u32) -> HeldStatistics {
         blocks: account.blocks.load(Ordering::Relaxed),
         regions: account.regions.load(Ordering::Relaxed),
         bytes: account.bytes.load(Ordering::Relaxed),
+        awaited_bytes: account.awaited.load(Ordering::Relaxed),
+        lost_bytes: account.lost.load(Ordering::Relaxed),
         unrecorded_bytes: 0,
     })
 }
@@ -336,6 +370,8 @@ pub(super) fn sum() -> HeldStatistics {
         blocks: sum.blocks + one.blocks,
         regions: sum.regions + one.regions,
         bytes: sum.bytes + one.bytes,
+        awaited_bytes: sum.awaited_bytes + one.awaited_bytes,
+        lost_bytes: sum.lost_bytes + one.lost_bytes,
         unrecorded_bytes: sum.unrecorded_bytes,
     })
 }

@@ -4,16 +4,20 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use std::sync::Arc;
 
-use super::records::{Item, What};
+use super::records::{Item, Users, What};
 use super::registry::{self, Claimed, REGISTRY};
 use super::{HeldStatistics, Joined, OnFree, poll, wait};
 use crate::observer::Leases;
 use crate::step::{Step, step};
 use crate::tracker::{self, RegionNumber};
-use crate::{Address, Error, ProviderRef, Region, Result, Upstream};
+use crate::{Address, Completion, Error, Progress, ProviderRef, Region, Result, Upstream};
 
 /// How many items are looked at when a free finds a lease.
 const SOME: u32 = 8;
+/// How many are where a pool looks what has become ready: each may be a call of a driver.
+const FEW: u32 = 4;
+/// And before it takes more memory instead.
+const MANY: u32 = 16;
 
 /// What an upstream does with memory that is freed while it is leased.
 #[derive(Debug, Default)]
@@ -21,6 +25,8 @@ pub(crate) struct Policy {
     release: AtomicBool,
     /// Bytes at which allocating fails; 0: none.
     limit: AtomicU64,
+    /// Whether anything was ever held until a completion is ready.
+    has_awaited: AtomicBool,
 }
 
 impl Upstream {
@@ -43,8 +49,54 @@ impl Upstream {
         if !leases.is_leased(address, size) {
             return false;
         }
-        self.keep(What::Block, address, size, leases);
+        self.keep(What::Block, address, size, Users::lessees(leases));
         true
+    }
+
+    /// As [`Upstream::hold`], for a block that its owner freed with a completion: it is held until that is ready and nobody
+    /// has the block open any more. `leases`: what [`crate::observer::before_free`] answered. Takes no memory from the global
+    /// allocator.
+    #[must_use]
+    pub fn hold_until(
+        &self,
+        address: Address,
+        size: usize,
+        completion: Arc<dyn Completion>,
+        leases: Option<Arc<dyn Leases>>,
+    ) -> bool {
+        let mut users = Users { leases, completion: Some(completion) };
+        match users.progress(address, size) {
+            Progress::Ready => return false,
+            // Leased, and what it was freed with may be ready.
+            Progress::Pending | Progress::Lost => {}
+        }
+        if users.leases.as_ref().is_some_and(|leases| !leases.is_leased(address, size)) {
+            users.leases = None;
+        }
+        self.policy().has_awaited.store(true, Ordering::Relaxed);
+        self.keep(What::Block, address, size, users);
+        true
+    }
+
+    /// Whether anything waits for a completion. A load, where nothing ever did.
+    #[inline]
+    fn awaits(&self) -> bool {
+        self.policy().has_awaited.load(Ordering::Relaxed) && registry::awaited_bytes(self.id().number()) != 0
+    }
+
+    /// If blocks wait for completions, looks whether a few of them are ready. For pools, on the slow paths of allocating and of
+    /// freeing with a completion, and without any lock that [`crate::Pool::let_go`] takes.
+    #[inline]
+    pub fn poll_awaited(&self) {
+        if self.awaits() {
+            poll::account(self.id().number(), FEW);
+        }
+    }
+
+    /// The same with more of them, before a pool takes more memory instead; whether any went.
+    #[must_use]
+    pub fn poll_many_awaited(&self) -> bool {
+        self.awaits() && poll::account(self.id().number(), MANY) > 0
     }
 
     /// Lets go of what this upstream holds and nobody leases any more; returns how many bytes that was.
@@ -81,7 +133,7 @@ impl Upstream {
         if limit == 0 {
             return Ok(());
         }
-        match registry::bytes(self.id().number()) {
+        match registry::leased_bytes(self.id().number()) {
             held if held >= limit => Err(Error::HeldLimit { held, limit }),
             _ => Ok(()),
         }
@@ -107,12 +159,13 @@ impl Upstream {
         }
     }
 
-    fn keep(&self, what: What, base: Address, size: usize, leases: Arc<dyn Leases>) {
-        let freed = !matches!(what, What::Lent);
+    fn keep(&self, what: What, base: Address, size: usize, users: Users) {
+        // Work that was given away needs the contents.
+        let done = !matches!(what, What::Lent) && users.completion.is_none();
         // Before anybody can let it go.
         let purged =
-            freed && self.policy().release.load(Ordering::Relaxed) && purge(self.provider(), base, size);
-        let item = Item { what, base, size, purged, refused: false, leases };
+            done && self.policy().release.load(Ordering::Relaxed) && purge(self.provider(), base, size);
+        let item = Item { what, base, size, purged, refused: false, lost: false, users };
         let lost = REGISTRY.lock().insert(self.id().number(), item).err();
         if let Some(item) = lost {
             registry::lose(&item);
@@ -123,7 +176,7 @@ impl Upstream {
     /// Holds a region whose life was taken.
     pub(crate) fn hold_region(&self, region: Region, number: RegionNumber, leases: Arc<dyn Leases>) {
         let what = What::Region(region, Some(number), self.provider().clone());
-        self.keep(what, region.base(), region.size(), leases);
+        self.keep(what, region.base(), region.size(), Users::lessees(leases));
     }
 
     /// Remembers leases on memory that is not freed, until it is.
@@ -131,8 +184,8 @@ impl Upstream {
     /// # Errors
     /// [`Error::OutOfMemory`]: they are not remembered.
     pub(crate) fn lend(&self, base: Address, size: usize, leases: &Arc<dyn Leases>) -> Result<()> {
-        let leases = Arc::clone(leases);
-        let item = Item { what: What::Lent, base, size, purged: false, refused: false, leases };
+        let users = Users::lessees(Arc::clone(leases));
+        let item = Item { what: What::Lent, base, size, purged: false, refused: false, lost: false, users };
         let lost = REGISTRY.lock().insert(self.id().number(), item).err();
         match lost {
             None => Ok(()),
@@ -154,7 +207,7 @@ impl Upstream {
                         let popped = REGISTRY.lock().pop(account, chain);
                         let Some((item, rest)) = popped else { break };
                         chain = rest;
-                        leases.add(item.leases);
+                        item.users.join(leases);
                     }
                 }
             }
@@ -163,7 +216,7 @@ impl Upstream {
         loop {
             let met = REGISTRY.lock().peek(account, region, claim);
             let Some(met) = met else { break };
-            leases.add(met);
+            met.join(leases);
         }
     }
 
@@ -199,6 +252,7 @@ impl Upstream {
                         registry.forget(account, number, item);
                     }
                     drop(registry);
+                    drop(item);
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use super::{NATIVE_BYTES, ProviderKind};
+use super::{HostAccess, NATIVE_BYTES, ProviderKind};
 use crate::{Address, Result};
 
 /// What an importer may do with the memory.
@@ -113,6 +113,11 @@ pub unsafe trait Import: Send + Sync {
     /// The size of this file in bytes, if it is one that can be imported by windows.
     fn window_file(&self, fd: BorrowedFd<'_>) -> Option<u64> {
         let _ = fd;
+        None
+    }
+
+    /// Who is to be told when the CPU touches what was imported, if anybody is. Always the same answer.
+    fn host_access(&self) -> Option<&dyn HostAccess> {
         None
     }
 

@@ -2,20 +2,25 @@
 //!
 //! [`Provider`] is the small mandatory part. What a provider can do beyond that it offers through an
 //! accessor that yields the ability, each a trait of its own: [`Export`] and [`Import`] (other
-//! processes), [`Purge`] (give pages back, keep the addresses), [`SplitMerge`], [`Properties`].
+//! processes), [`Purge`] (give pages back, keep the addresses), [`Populate`] (make them before they are used), [`SplitMerge`],
+//! [`Properties`], [`HostAccess`] (be told when the CPU touches the memory).
 //! A provider is accepted by `umf_core::provider_conformance!` (feature `conformance`), in one line.
 
 mod export;
+mod host_access;
 mod import;
 mod kind;
+mod populate;
 mod properties;
 mod purge;
 mod region;
 mod split_merge;
 
 pub use export::{Export, NATIVE_BYTES, NativeBytes, NativeExport};
+pub use host_access::{CpuAccess, HostAccess};
 pub use import::{Access, Import, ImportRequest, Imported};
 pub use kind::{MemoryKind, ProviderKind, Visibility};
+pub use populate::Populate;
 pub use properties::{Properties, Property, PropertyValue};
 pub use purge::Purge;
 pub use region::{Region, RegionId};
@@ -95,6 +100,11 @@ pub unsafe trait Provider: Send + Sync {
         None
     }
 
+    /// How to make pages before they are used, if this provider can.
+    fn populate(&self) -> Option<&dyn Populate> {
+        None
+    }
+
     /// How to split and merge regions, if this provider can.
     fn split_merge(&self) -> Option<&dyn SplitMerge> {
         None
@@ -102,6 +112,11 @@ pub unsafe trait Provider: Send + Sync {
 
     /// What else is known of a region, if this provider tells.
     fn properties(&self) -> Option<&dyn Properties> {
+        None
+    }
+
+    /// Who is to be told when the CPU touches a region, if anybody is. Concerns memory that is host-accessible.
+    fn host_access(&self) -> Option<&dyn HostAccess> {
         None
     }
 }

@@ -16,9 +16,10 @@ mod record;
 mod sequence;
 
 use core::sync::atomic::AtomicU32;
+use std::sync::Arc;
 
 use crate::lock::Lock;
-use crate::{Address, Error, Pool, Region, Result};
+use crate::{Address, Completion, Error, Pool, Region, Result};
 use crowd::CROWDS;
 use page_map::{Entry, PageMap, Slot};
 use record::REGIONS;
@@ -141,17 +142,33 @@ pub unsafe fn free(address: Address) -> Result<()> {
     // SAFETY: passed on to the caller, here and below.
     match unsafe { pool_of(address) } {
         // SAFETY: as above.
-        Some(pool) => unsafe { pool.free(address) },
+        Some(pool) => unsafe { crate::pool::free(pool, address) },
         None => Err(Error::ForeignAddress { address, owner: "any pool" }),
     }
 }
 
-/// The span of the granule of `address`, as [`span`] has it, 0 if nothing was set; `None` in granules and address spaces
-/// for which one has to look longer. For common paths: it calls nothing.
+/// As [`free`], of a block that may still be in use until `completion` is ready: see [`crate::Pool::free_after`].
+///
+/// # Errors
+/// As [`crate::Pool::free_after`]; [`Error::ForeignAddress`] if no pool has a region there.
+///
+/// # Safety
+/// As [`crate::Pool::free_after`]; the pool is alive.
+pub unsafe fn free_after(address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+    // SAFETY: passed on to the caller, here and below.
+    match unsafe { pool_of(address) } {
+        // SAFETY: as above.
+        Some(pool) => unsafe { pool.free_after(address, completion) },
+        None => Err(Error::ForeignAddress { address, owner: "any pool" }),
+    }
+}
+
+/// The span of the granule of `address`, as [`span`] has it, 0 if nothing was set; `None` if it is not below `limit`, a power of
+/// two, and in granules and address spaces for which one has to look longer. For common paths: it calls nothing.
 #[inline(always)]
 #[must_use]
-pub fn span_at_once(address: Address) -> Option<u32> {
-    MAP.get_own(address)?.span_alone()
+pub fn span_below(address: Address, limit: u32) -> Option<u32> {
+    MAP.get_own(address)?.span_below(limit)
 }
 
 /// Adds a region. Called by [`Upstream`]; pools do not call it.

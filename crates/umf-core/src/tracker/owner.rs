@@ -12,6 +12,7 @@ use super::{RegionNumber, end, find, insert, mark_exported, remove, replace};
 use crate::held::{Fate, Joined, Policy};
 use crate::lock::Lock;
 use crate::observer::{Freed, Leases, before_free};
+use crate::shortage::Slot;
 use crate::step::{Step, step};
 use crate::{Address, Error, Layout, Pool, Provider, Region, Result, fork};
 
@@ -209,6 +210,7 @@ pub struct Upstream {
     provider: ProviderRef,
     generation: u32,
     policy: Policy,
+    slot: Slot,
 }
 
 impl Upstream {
@@ -236,7 +238,13 @@ impl Upstream {
             END.fetch_max(number + 1, Ordering::AcqRel);
             *next = number + 1;
             let id = OwnerId(u32::try_from(number).unwrap_or(0));
-            return Ok(Self { id, provider, generation: fork::generation(), policy: Policy::default() });
+            return Ok(Self {
+                id,
+                provider,
+                generation: fork::generation(),
+                policy: Policy::default(),
+                slot: Slot::default(),
+            });
         }
         Err(Error::TooMany { what: "users of providers", limit: LIMIT - 1 })
     }
@@ -278,6 +286,11 @@ impl Upstream {
     /// What becomes of memory that is freed while it is leased.
     pub(crate) const fn policy(&self) -> &Policy {
         &self.policy
+    }
+
+    /// Whom to ask when memory is lacking.
+    pub(crate) const fn slot(&self) -> &Slot {
+        &self.slot
     }
 
     /// Allocates a region and tracks it.

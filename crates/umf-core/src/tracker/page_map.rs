@@ -64,13 +64,14 @@ impl Slot {
         Entry::unpack(self.0.load(Ordering::Acquire))
     }
 
-    /// The span of a granule with one region (or none: 0); `None` for a list of regions.
+    /// The span of a granule with one region (or none: 0), if it is below `limit`, a power of two; `None` for a list of regions.
     #[inline(always)]
-    pub(super) fn span_alone(&self) -> Option<u32> {
+    pub(super) fn span_below(&self, limit: u32) -> Option<u32> {
         let bits = self.0.load(Ordering::Acquire);
         // No region has a number as large as that.
         const { assert!(CROWD >> 31 == 1) };
-        (bits >> 63 == 0).then_some(bits as u32)
+        let others = 1 << 63 | u64::from(0_u32.wrapping_sub(limit));
+        (bits & others == 0).then_some(bits as u32)
     }
 
     fn exchange(&self, old: Entry, new: Entry) -> bool {
@@ -191,7 +192,11 @@ impl PageMap {
     #[inline(always)]
     pub(super) fn get_own(&self, address: Address) -> Option<&Slot> {
         let granule = (address.to_bits() >> GRANULE_BITS) as usize;
-        let found = NonNull::new(self.process.get(granule >> LEAF_BITS)?.load(Ordering::Acquire))?;
+        let root = granule >> LEAF_BITS;
+        if root >= ROOT {
+            return None;
+        }
+        let found = NonNull::new(self.process[root].load(Ordering::Acquire))?;
         // SAFETY: published leaves are zero-initialised mappings of this size, never unmapped.
         Some(&unsafe { found.as_ref() }[granule & (LEAF - 1)])
     }

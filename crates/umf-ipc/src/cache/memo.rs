@@ -33,6 +33,8 @@ pub(crate) struct Note {
     pub base: u64,
     pub length: u64,
     pub flags: u64,
+    /// Something in the entry that has the stamp.
+    pub object: Option<NonNull<()>>,
 }
 
 /// A lossy table of handles for each thread, four places per hash. Nothing depends on a handle being found.

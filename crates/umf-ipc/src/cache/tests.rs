@@ -285,6 +285,7 @@ fn memo_finds_what_was_stored_in_the_same_thread_and_nothing_else() {
         base: key * 2,
         length: 3,
         flags: 0,
+        object: None,
     };
     assert!(memo.current().is_none());
     let mine = memo.current_or_new().unwrap();

@@ -143,6 +143,7 @@ impl State {
             base: u64::from(block.slot),
             length: entry.value.region.id().get(),
             flags: if block.kept { KEPT } else { 0 },
+            object: None,
         };
         memo.store(Self::hash(address), block.handle.as_bytes(), note);
     }

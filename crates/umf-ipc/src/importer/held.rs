@@ -115,6 +115,7 @@ impl Inner {
                 base: 0,
                 length: held.region().imported.size as u64,
                 flags: 0,
+                object: None,
             };
             let mut bytes = [0; SIZE];
             bytes[..NAME].copy_from_slice(&name);

@@ -4,12 +4,13 @@ use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
-use umf_core::Address;
 use umf_core::step::{Step, step};
 use umf_core::thread;
+use umf_core::{Access, Address, CpuAccess, HostAccess};
 use vm_memory::{Bytes as _, VolatileSlice};
 
 use super::Inner;
+use super::region::ImportedRegion;
 use crate::cache::Pin;
 use crate::lease::Lease;
 use crate::{Error, Result};
@@ -26,6 +27,8 @@ pub(super) struct Place {
     pub word: NonNull<AtomicU64>,
     pub host_accessible: bool,
     pub read_only: bool,
+    /// Whose importer is told when the CPU touches the memory; `None` where nobody is.
+    pub told: Option<NonNull<ImportedRegion>>,
 }
 
 /// A block (or region) of another process, open in this one. Dropping it closes it; the region stays mapped in the
@@ -41,7 +44,8 @@ pub struct Mapping<'i> {
     place: Place,
 }
 
-// SAFETY: what it points to are atomics that stay mapped as long as the pin, which any thread may give back.
+// SAFETY: what it points to are atomics, and a region that any thread may look at, which stay as long as the pin, which any
+// thread may give back.
 unsafe impl Send for Mapping<'_> {}
 // SAFETY: as above; a shared mapping yields volatile slices, whose accesses may race.
 unsafe impl Sync for Mapping<'_> {}
@@ -51,7 +55,8 @@ impl<'i> Mapping<'i> {
     ///
     /// # Safety
     /// Pin and lease are the caller's; the entry's region has `place.base .. + place.length`, accessible as the flags
-    /// say; `place.word` is the address of a generation in the ledger that the entry keeps mapped.
+    /// say; `place.word` is the address of a generation in the ledger that the entry keeps mapped; `place.told` is the entry's
+    /// value.
     #[inline]
     pub(super) const unsafe fn new(importer: &'i Inner, place: Place) -> Self {
         Self { importer, place }
@@ -125,7 +130,7 @@ impl<'i> Mapping<'i> {
     pub fn with<R>(&self, use_it: impl FnOnce(VolatileSlice<'_>) -> R) -> Result<R> {
         let memory = self.memory()?;
         self.check()?;
-        let result = use_it(memory);
+        let result = self.touching(0, self.len(), Access::ReadWrite, || use_it(memory))?;
         // What was read is older than the generation that is looked at now.
         fence(Ordering::Acquire);
         self.check()?;
@@ -144,7 +149,8 @@ impl<'i> Mapping<'i> {
         self.check()
     }
 
-    /// The memory as a volatile slice, which may be read and written while other processes do the same.
+    /// The memory as a volatile slice, which may be read and written while other processes do the same. While devices use it, too,
+    /// hold a [`Mapping::cpu_access`] meanwhile.
     ///
     /// # Errors
     /// [`Error::NotHostAccessible`]; [`Error::ReadOnly`], since such a slice could be written: use
@@ -169,19 +175,52 @@ impl<'i> Mapping<'i> {
         self.slice()?.subslice(offset, length).map_err(|_| out_of_bounds)
     }
 
-    /// Copies `into.len()` bytes at `offset` out of the block.
+    /// Begins to touch the memory, for more than one copy or by pointers, while devices may use it too. (One [`Mapping::read`] or
+    /// [`Mapping::write`] needs no such thing.) For memory that no device uses it costs nothing.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] (nothing is copied then), [`Error::NotHostAccessible`].
+    /// [`Error::ReadOnly`], [`Error::NotHostAccessible`], [`Error::Memory`] if the driver refuses.
+    pub fn cpu_access(&self, access: Access) -> Result<CpuAccess<'_>> {
+        if self.place.read_only && access == Access::ReadWrite {
+            return Err(Error::ReadOnly);
+        }
+        self.slice()?;
+        // SAFETY: the memory is open as long as the mapping is borrowed, may be touched as asked, and shows itself as volatile memory
+        // alone.
+        Ok(unsafe { CpuAccess::begin(self.host_access(), self.place.base, self.place.length, access) }?)
+    }
+
+    fn host_access(&self) -> Option<&dyn HostAccess> {
+        // SAFETY: by `new`'s contract it is the value of the entry, which the pin keeps and which does not change.
+        self.place.told.and_then(|region| unsafe { region.as_ref() }.import.host_access())
+    }
+
+    /// Does something within the time that the importer of the memory wants to hear of, if it does.
+    fn touching<R>(&self, offset: usize, length: usize, access: Access, it: impl FnOnce() -> R) -> Result<R> {
+        let Some(ability) = self.host_access() else { return Ok(it()) };
+        let base = self.place.base.checked_add(offset as u64).unwrap_or(self.place.base);
+        // SAFETY: a part of the mapping, as the callers have checked, as in `cpu_access`.
+        let time = unsafe { CpuAccess::begin(Some(ability), base, length, access) }?;
+        let done = it();
+        time.end()?;
+        Ok(done)
+    }
+
+    /// Copies `into.len()` bytes at `offset` out of the block. Whoever has to know that the CPU touches the memory is told.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] (nothing is copied then), [`Error::NotHostAccessible`], [`Error::Memory`] if a driver refuses.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        self.part(offset, into.len())?.copy_to(into);
+        let part = self.part(offset, into.len())?;
+        self.touching(offset, into.len(), Access::ReadOnly, || part.copy_to(into))?;
         Ok(())
     }
 
-    /// Copies `from` to `offset` in the block.
+    /// Copies `from` to `offset` in the block. Whoever has to know that the CPU touches the memory is told.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] (nothing is copied then), [`Error::ReadOnly`], [`Error::NotHostAccessible`].
+    /// [`Error::OutOfBounds`] (nothing is copied then), [`Error::ReadOnly`], [`Error::NotHostAccessible`], [`Error::Memory`] if a
+    /// driver refuses.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         if self.place.read_only {
             return Err(Error::ReadOnly);
@@ -191,7 +230,8 @@ impl<'i> Mapping<'i> {
         if from.is_empty() {
             return Ok(());
         }
-        part.write_slice(from, 0).map_err(|_| out_of_bounds)
+        self.touching(offset, from.len(), Access::ReadWrite, || part.write_slice(from, 0))?
+            .map_err(|_| out_of_bounds)
     }
 }
 

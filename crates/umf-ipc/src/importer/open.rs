@@ -1,5 +1,6 @@
 //! Opening a handle: bytes, memo, or else decoding, producer, ledger, fd, mapping.
 
+use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -68,6 +69,7 @@ impl Inner {
                 word: note.word,
                 host_accessible: note.flags & HOST_ACCESSIBLE != 0,
                 read_only: note.flags & READ_ONLY != 0,
+                told: note.object.map(NonNull::cast),
             };
             // SAFETY: the note was stored by `remember` for an entry with this stamp; the pin keeps that entry, which
             // keeps region and ledger mapped.
@@ -154,6 +156,7 @@ impl Inner {
         let length = usize::try_from(handle.length()).unwrap_or(0);
         let flags = if imported.host_accessible { HOST_ACCESSIBLE } else { 0 }
             | if imported.read_only || access == Access::ReadOnly { READ_ONLY } else { 0 };
+        let told = region.import.host_access().is_some().then(|| NonNull::from(region));
         let (lease, is_own) = producer.lease(handle.slot(), &self.settings.exchange, &self.ranges)?;
         let (stamp, number) = (held.stamp, held.number);
         let place = Place {
@@ -165,8 +168,10 @@ impl Inner {
             word,
             host_accessible: flags & HOST_ACCESSIBLE != 0,
             read_only: flags & READ_ONLY != 0,
+            told,
         };
-        // SAFETY: the pin keeps the entry, and with it region and ledger; `word` is the generation of its slot.
+        // SAFETY: the pin keeps the entry, and with it region and ledger; `word` is the generation of its slot, and `told` the
+        // entry's value.
         let mapping = unsafe { Mapping::new(self, place) };
         // It is leased now; if it was retired before that, this sees it.
         if !mapping.is_current() {
@@ -188,6 +193,7 @@ impl Inner {
                 base: base.to_bits(),
                 length: length as u64,
                 flags,
+                object: told.map(NonNull::cast),
             };
             memo.store(hash(handle.as_bytes()), handle.as_bytes(), note);
         }

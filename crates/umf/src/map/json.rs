@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use umf_core::Address;
-use umf_core::map::{Piece, PieceState, PoolMap, RegionMap};
+use umf_core::map::{ClassMap, Piece, PieceState, PoolMap, RegionMap};
 
-const FORMAT: u32 = 1;
+/// Format 1 knew no quarantined blocks, and nothing of classes.
+const FORMAT: u32 = 2;
 
 /// Why a text is no map of a pool.
 #[derive(Debug, thiserror::Error)]
@@ -33,22 +34,37 @@ pub enum MapError {
 struct Document {
     format: u32,
     pool: String,
+    #[serde(default)]
+    peak_reserved_bytes: u64,
     /// What the regions add up to: for people, and not read.
     #[serde(default, skip_deserializing)]
     totals: Totals,
+    #[serde(default)]
+    classes: Vec<Class>,
     regions: Vec<Region>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Class {
+    block_size: u64,
+    slabs: u64,
+    waste_bytes: u64,
+    requested_bytes: u64,
 }
 
 #[derive(Default, Serialize)]
 struct Totals {
     reserved_bytes: u64,
     live_bytes: u64,
+    requested_bytes: u64,
     held_bytes: u64,
+    quarantined_bytes: u64,
     cached_bytes: u64,
     free_bytes: u64,
     unusable_bytes: u64,
     largest_free_bytes: u64,
     external_fragmentation: f64,
+    internal_fragmentation: f64,
     sizes: Vec<Size>,
 }
 
@@ -57,7 +73,11 @@ struct Size {
     block_size: u64,
     live: u64,
     held: u64,
+    quarantined: u64,
     cached: u64,
+    slabs: u64,
+    waste_bytes: u64,
+    requested_bytes: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -73,12 +93,14 @@ struct Region {
 enum State {
     Live,
     Held,
+    Quarantined,
     Cached,
     Free,
 }
 
-/// The document: `format`, `pool`, `totals` (bytes, fragmentation, blocks by size), and `regions` with `base`, `size` and
-/// `pieces`, each `[offset, block size, blocks, "live" | "held" | "cached" | "free"]`.
+/// The document: `format`, `pool`, `peak_reserved_bytes`, `totals` (bytes, fragmentation, blocks by size), `classes` (slabs and what
+/// is wasted in them, by size), and `regions` with `base`, `size` and `pieces`, each
+/// `[offset, block size, blocks, "live" | "held" | "quarantined" | "cached" | "free"]`.
 #[must_use]
 pub fn to_json(map: &PoolMap) -> String {
     let totals = map.totals();
@@ -92,6 +114,7 @@ pub fn to_json(map: &PoolMap) -> String {
                 let state = match piece.state {
                     PieceState::Live => State::Live,
                     PieceState::Held => State::Held,
+                    PieceState::Quarantined => State::Quarantined,
                     PieceState::Cached => State::Cached,
                     _ => State::Free,
                 };
@@ -102,15 +125,19 @@ pub fn to_json(map: &PoolMap) -> String {
     let document = Document {
         format: FORMAT,
         pool: map.pool.clone(),
+        peak_reserved_bytes: map.peak_reserved,
         totals: Totals {
             reserved_bytes: totals.reserved,
             live_bytes: totals.live,
+            requested_bytes: totals.requested,
             held_bytes: totals.held,
+            quarantined_bytes: totals.quarantined,
             cached_bytes: totals.cached,
             free_bytes: totals.free,
             unusable_bytes: totals.unusable,
             largest_free_bytes: totals.largest_free,
             external_fragmentation: totals.external_fragmentation(),
+            internal_fragmentation: totals.internal_fragmentation(),
             sizes: totals
                 .sizes
                 .iter()
@@ -118,10 +145,24 @@ pub fn to_json(map: &PoolMap) -> String {
                     block_size: size.block_size,
                     live: size.live,
                     held: size.held,
+                    quarantined: size.quarantined,
                     cached: size.cached,
+                    slabs: size.slabs,
+                    waste_bytes: size.waste,
+                    requested_bytes: size.requested,
                 })
                 .collect(),
         },
+        classes: map
+            .classes
+            .iter()
+            .map(|class| Class {
+                block_size: class.block_size,
+                slabs: class.slabs,
+                waste_bytes: class.waste,
+                requested_bytes: class.requested,
+            })
+            .collect(),
         regions: map.regions.iter().map(region).collect(),
     };
     // Numbers and names: nothing that JSON cannot say.
@@ -134,7 +175,7 @@ pub fn to_json(map: &PoolMap) -> String {
 /// [`MapError`]: the text may come from anywhere, and every piece is checked to lie in its region, behind the one before it.
 pub fn from_json(text: &str) -> Result<PoolMap, MapError> {
     let document: Document = serde_json::from_str(text)?;
-    if document.format != FORMAT {
+    if !(1..=FORMAT).contains(&document.format) {
         return Err(MapError::Format { found: document.format });
     }
     let mut regions = Vec::with_capacity(document.regions.len());
@@ -151,6 +192,7 @@ pub fn from_json(text: &str) -> Result<PoolMap, MapError> {
             let state = match state {
                 State::Live => PieceState::Live,
                 State::Held => PieceState::Held,
+                State::Quarantined => PieceState::Quarantined,
                 State::Cached => PieceState::Cached,
                 State::Free => PieceState::Free,
             };
@@ -158,7 +200,14 @@ pub fn from_json(text: &str) -> Result<PoolMap, MapError> {
         }
         regions.push(RegionMap { base: Address::from_bits(base), size, pieces: known });
     }
-    Ok(PoolMap { pool: document.pool, regions })
+    let class = |class: Class| ClassMap {
+        block_size: class.block_size,
+        slabs: class.slabs,
+        waste: class.waste_bytes,
+        requested: class.requested_bytes,
+    };
+    let classes = document.classes.into_iter().map(class).collect();
+    Ok(PoolMap { pool: document.pool, peak_reserved: document.peak_reserved_bytes, regions, classes })
 }
 
 #[cfg(test)]
@@ -182,7 +231,9 @@ mod tests {
         }
         assert!(matches!(from_json(&with(r#"[0,10,1,"gone"]"#)), Err(MapError::Document(_))));
         assert!(matches!(from_json("{}"), Err(MapError::Document(_))));
-        let later = r#"{"format":2,"pool":"p","regions":[]}"#;
-        assert!(matches!(from_json(later), Err(MapError::Format { found: 2 })));
+        for found in [0, 3] {
+            let other = format!(r#"{{"format":{found},"pool":"p","regions":[]}}"#);
+            assert!(matches!(from_json(&other), Err(MapError::Format { found: told }) if told == found));
+        }
     }
 }

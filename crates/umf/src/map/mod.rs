@@ -20,4 +20,4 @@ mod svg;
 pub use json::{MapError, from_json, to_json};
 pub use svg::to_svg;
 #[doc(inline)]
-pub use umf_core::map::{MapTotals, Piece, PieceState, PoolMap, RegionMap, SizeTotals};
+pub use umf_core::map::{ClassMap, MapTotals, Piece, PieceState, PoolMap, RegionMap, SizeTotals};

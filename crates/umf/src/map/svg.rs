@@ -18,9 +18,10 @@ const REGIONS: usize = 512;
 const MARGIN: u64 = 12;
 const CAPTION: u64 = 16;
 
-const STATES: [(PieceState, &str, &str); 4] = [
+const STATES: [(PieceState, &str, &str); 5] = [
     (PieceState::Live, "live", "#2b6cb0"),
     (PieceState::Held, "held", "#c05621"),
+    (PieceState::Quarantined, "quarantined", "#805ad5"),
     (PieceState::Cached, "cached", "#90cdf4"),
     (PieceState::Free, "free", "#e2e8f0"),
 ];
@@ -51,15 +52,18 @@ pub fn to_svg(map: &PoolMap) -> String {
          <rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n"
     );
     let summary = format!(
-        "pool {}: {} reserved, {} live, {} held, {} cached, {} free (largest {}), fragmentation {:.2}; a cell is {}",
+        "pool {}: {} reserved, {} live, {} held, {} quarantined, {} cached, {} free (largest {}), fragmentation {:.2} outside and \
+         {:.2} inside of blocks; a cell is {}",
         escaped(&map.pool),
         bytes(totals.reserved),
         bytes(totals.live),
         bytes(totals.held),
+        bytes(totals.quarantined),
         bytes(totals.cached),
         bytes(totals.free),
         bytes(totals.largest_free),
         totals.external_fragmentation(),
+        totals.internal_fragmentation(),
         bytes(cell),
     );
     text(&mut picture, MARGIN + CAPTION / 2, &summary);
@@ -69,7 +73,7 @@ pub fn to_svg(map: &PoolMap) -> String {
         let y = MARGIN + CAPTION;
         let _ = writeln!(picture, "<rect x=\"{x}\" y=\"{y}\" width=\"10\" height=\"10\" fill=\"{colour}\"/>");
         let _ = writeln!(picture, "<text x=\"{}\" y=\"{}\">{name}</text>", x + 14, y + 9);
-        x += 80;
+        x += 90;
     }
     picture + &body + "</svg>\n"
 }
@@ -188,13 +192,14 @@ mod tests {
         let pieces = vec![piece(0, 300, PieceState::Live), piece(300, 212, PieceState::Free)];
         let region = region(1000, pieces);
         let colours = colours(&region, 256, 4);
-        assert_eq!([0, 1, 2, 3].map(colours), [STATES[0].2, STATES[3].2, UNUSABLE, UNUSABLE]);
+        assert_eq!([0, 1, 2, 3].map(colours), [STATES[0].2, STATES[4].2, UNUSABLE, UNUSABLE]);
     }
 
     #[test]
     fn a_picture_is_small_whatever_it_is_of() {
         let whole = Piece { offset: 0, block_size: 1 << 46, count: 1, state: PieceState::Live };
-        let mut map = PoolMap { pool: "<p> & \u{1}".to_owned(), regions: vec![region(1 << 46, vec![whole])] };
+        let regions = vec![region(1 << 46, vec![whole])];
+        let mut map = PoolMap { pool: "<p> & \u{1}".to_owned(), regions, ..PoolMap::default() };
         for _ in 0..1000 {
             map.regions.push(region(4096, Vec::new()));
         }

@@ -30,7 +30,7 @@ impl Bed {
         unsafe {
             *span.cold() = Cold { unit: units, table_run: MaybeUninit::new(table_run), ..Cold::EMPTY };
         }
-        span.publish_region(base, u64::from(units) * 4096);
+        span.publish_region(base, u64::from(units) * 4096, (0, u64::from(units) * 4096));
         self.large.add_region(Tables { arena: &self.arena, spans: &self.spans }, number);
         self.regions.push((number, units));
     }
@@ -115,7 +115,7 @@ proptest! {
                     let index = index % bed.regions.len();
                     let (region, _) = bed.regions[index];
                     let idle = used.range((region, 0)..(region + 1, 0)).next().is_none();
-                    prop_assert_eq!(bed.large.remove_region(tables, region), idle);
+                    prop_assert_eq!(bed.large.remove_region(tables, region, 0), idle);
                     if idle {
                         bed.regions.swap_remove(index);
                     }

@@ -136,6 +136,15 @@ fn pool(kind: &str) -> Result<Pool, Failure> {
     let proxy = |provider: Arc<HostProvider>| -> Result<Pool, Failure> {
         Ok(Pool::from_pool(umf::proxy::ProxyPool::new(provider)?))
     };
+    // A buffer for many blocks, or for each.
+    if let Some(source) = kind.strip_prefix("dma-buf-slab-") {
+        let provider = umf_tests::machine::dma_buf_provider(source)?.name("kill").build()?;
+        return Ok(Pool::builder().provider(provider).build()?);
+    }
+    if let Some(source) = kind.strip_prefix("dma-buf-proxy-") {
+        let provider = umf_tests::machine::dma_buf_provider(source)?.name("kill").build()?;
+        return Ok(Pool::from_pool(umf::proxy::ProxyPool::new(provider)?));
+    }
     match kind {
         "shared" => over(shared_provider().arena_size(8 << 20).build()?),
         // A file, and an fd number, for each block.
@@ -298,7 +307,8 @@ impl Thread<'_> {
                 let index = self.who % umf_tests::board::PLACES * ENTRIES + entry;
                 super::judge::open(self.work.board, index, umf::Access::ReadOnly)?;
             }
-            let fresh = pool("shared")?;
+            // (Children are many, and forked from threads that hold much.)
+            let fresh = pool(if self.kind.name.starts_with("dma-buf") { self.kind.name } else { "shared" })?;
             for _ in 0..4 {
                 let block = fresh.allocate(200)?;
                 let seed = sequence.number();

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use crate::fork::{self, ForkAware};
 use crate::lock::{Lock, LockGuard};
 use crate::{
-    Address, AddressSpace, Error, Layout, MemoryKind, Provider, ProviderKind, Purge, Region, Result,
-    Visibility,
+    Address, AddressSpace, Error, Layout, MemoryKind, Populate, Provider, ProviderKind, Purge, Region,
+    Result, Visibility,
 };
 
 /// Regions by base, and what is left of an injected failure.
@@ -20,6 +20,8 @@ struct Books {
     successes: AtomicU64,
     allocations: AtomicU64,
     refusing: AtomicBool,
+    populated: AtomicU64,
+    full: AtomicBool,
 }
 
 impl Books {
@@ -96,6 +98,16 @@ macro_rules! bookkeeping {
         /// From now on `n` allocations succeed, and all later ones fail; `None` lets all succeed.
         pub fn fail_after(&self, n: Option<u64>) {
             self.books.successes.store(n.unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
+
+        /// Bytes whose pages were asked for ahead so far.
+        pub fn populated_bytes(&self) -> u64 {
+            self.books.populated.load(Ordering::Relaxed)
+        }
+
+        /// From now on, whether no pages can be made ahead.
+        pub fn be_full(&self, full: bool) {
+            self.books.full.store(full, Ordering::Relaxed);
         }
 
         /// From now on, whether every free is refused.
@@ -188,6 +200,23 @@ unsafe impl Provider for Numbers {
 
     unsafe fn free(&self, region: Region) -> Result<()> {
         self.books.remove(&region)
+    }
+
+    fn populate(&self) -> Option<&dyn Populate> {
+        Some(self)
+    }
+}
+
+impl Populate for Numbers {
+    fn populate(&self, base: Address, size: usize) -> Result<()> {
+        if !self.contains(base, size) || size == 0 {
+            return Err(Error::ForeignAddress { address: base, owner: "numbers" });
+        }
+        if self.books.full.load(Ordering::Relaxed) {
+            return Err(Error::OutOfMemory { size, owner: "numbers", native: 0 });
+        }
+        self.books.populated.fetch_add(size as u64, Ordering::Relaxed);
+        Ok(())
     }
 }
 

@@ -94,6 +94,41 @@ fn lazy(provider: &dyn Provider, purge: &dyn Purge) {
     free(provider, region);
 }
 
+/// Populating memory changes nothing in it, and is refused for what is no part of a live region.
+pub fn populated_memory_keeps_its_content(make: Make<'_>) {
+    let _beside = beside_others();
+    let provider = make();
+    let Some(populate) = provider.populate() else {
+        return passed_over(&*provider, "it cannot make pages ahead");
+    };
+    let page = provider.page_size();
+    let region = allocate(&*provider, 4 * page, 1);
+    let base = region.base();
+    let accessible = is_accessible(&*provider);
+    if accessible {
+        fill(further(base, page), page, 61);
+    }
+    if exists(&*provider, populate.populate(base, 4 * page), "making pages") && accessible {
+        assert_filled(further(base, page), page, 61);
+        assert!(!provider.zeroed() || is_zero(further(base, 2 * page), 2 * page));
+        // Twice is once.
+        populate.populate(further(base, page), 2 * page).expect("they are there");
+        fill(base, region.size(), 62);
+        assert_filled(base, region.size(), 62);
+    }
+    for (base, size, what) in [
+        (further(base, 1), page, "what does not begin at a page"),
+        (base, page + 1, "what does not end at a page"),
+        (base, 0, "nothing"),
+        (base, region.size() + page, "past the end"),
+        (base, usize::MAX - page + 1, "everything"),
+    ] {
+        assert!(populate.populate(base, size).is_err(), "populating {what} succeeded");
+    }
+    free(&*provider, region);
+    assert!(populate.populate(base, page).is_err(), "populating a region that was freed succeeded");
+}
+
 /// Two threads purge pages of one region at the same time, each its own; what lies between them stays.
 pub fn purges_apart_from_each_other_may_overlap_in_time(make: Make<'_>) {
     let _beside = beside_others();

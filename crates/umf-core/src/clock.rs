@@ -1,0 +1,28 @@
+//! A clock for slow paths: it costs a few nanoseconds, and goes in steps of some milliseconds.
+
+use core::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Time since some moment in the past, which never goes back and does not count while the machine sleeps. Steps of the kernel's
+/// tick, 1 to 10 ms.
+#[must_use]
+pub fn coarse() -> Duration {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    let nanos = u32::try_from(now.tv_nsec).unwrap_or(0);
+    Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_goes_forward() {
+        let begin = coarse();
+        while coarse() == begin {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(coarse() > begin);
+    }
+}

@@ -1,0 +1,208 @@
+//! What happened in a pool lately: [`PoolHistory`].
+
+use core::fmt;
+use core::time::Duration;
+
+use crate::metadata::SLOT_WORDS;
+use crate::{Address, Error};
+
+/// What kind of thing happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EventKind {
+    /// A block was handed out.
+    Allocate,
+    /// A block was freed.
+    Free,
+    /// A request failed.
+    AllocateRefused,
+    /// A free failed: of what was no live block, mostly.
+    FreeRefused,
+    /// The provider gave a region.
+    RegionTaken,
+    /// A region went back to the provider.
+    RegionReturned,
+    /// Free memory was given back to the provider.
+    Trim,
+    /// A block was found to have been written to after it was freed.
+    WrittenAfterFree,
+}
+
+const KINDS: [(EventKind, &str); 8] = [
+    (EventKind::Allocate, "allocate"),
+    (EventKind::Free, "free"),
+    (EventKind::AllocateRefused, "allocate-refused"),
+    (EventKind::FreeRefused, "free-refused"),
+    (EventKind::RegionTaken, "region-taken"),
+    (EventKind::RegionReturned, "region-returned"),
+    (EventKind::Trim, "trim"),
+    (EventKind::WrittenAfterFree, "written-after-free"),
+];
+
+impl EventKind {
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        KINDS.iter().find(|(kind, _)| *kind == self).map_or("", |(_, word)| word)
+    }
+
+    /// The kind that a word stands for.
+    #[must_use]
+    pub fn from_word(word: &str) -> Option<Self> {
+        KINDS.iter().find(|(_, known)| *known == word).map(|(kind, _)| *kind)
+    }
+}
+
+/// Why something was refused, in a word or two.
+const REASONS: [&str; 13] = [
+    "",
+    "out of memory",
+    "limit",
+    "held limit",
+    "frozen",
+    "alignment",
+    "not allocated",
+    "freed twice",
+    "inside a block",
+    "foreign",
+    "written after free",
+    "not supported",
+    "other",
+];
+
+/// The word for why something was refused.
+#[must_use]
+pub const fn reason(error: &Error) -> &'static str {
+    let index = match error {
+        Error::OutOfMemory { .. } => 1,
+        Error::LimitReached { .. } => 2,
+        Error::HeldLimit { .. } => 3,
+        Error::Frozen { .. } => 4,
+        Error::BadAlignment { .. } => 5,
+        Error::NotAllocated { .. } => 6,
+        Error::FreedTwice { .. } => 7,
+        Error::InteriorAddress { .. } => 8,
+        Error::ForeignAddress { .. } => 9,
+        Error::WrittenAfterFree { .. } => 10,
+        Error::NotSupported { .. } => 11,
+        _ => 12,
+    };
+    REASONS[index]
+}
+
+/// One thing that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// When, from the time at which the pool was made.
+    pub at: Duration,
+    /// The thread, as the system numbers it (`gettid(2)`).
+    pub thread: u32,
+    /// What.
+    pub kind: EventKind,
+    /// The block, region, or what was passed to free; 0 where there is none.
+    pub address: Address,
+    /// Bytes: asked for, of the region, or those that went when the pool was trimmed. Freeing, nobody says.
+    pub size: u64,
+    /// Size of the block, which is that of its class; trimming: bytes that were to be kept. 0 where there is none.
+    pub block_size: u64,
+    /// Why it was refused; empty if it was not.
+    pub reason: &'static str,
+}
+
+impl Event {
+    /// As words for a ring of [`crate::metadata::Slot`]s.
+    #[must_use]
+    pub fn to_words(&self) -> [u64; SLOT_WORDS] {
+        let kind = KINDS.iter().position(|(kind, _)| *kind == self.kind).unwrap_or(0) as u64;
+        let reason = REASONS.iter().position(|reason| *reason == self.reason).unwrap_or(0) as u64;
+        let what = kind | reason << 8 | u64::from(self.thread) << 32;
+        let at = u64::try_from(self.at.as_nanos()).unwrap_or(u64::MAX);
+        [at, what, self.address.to_bits(), self.size, self.block_size]
+    }
+
+    /// What such words say; `None` if they are of no event.
+    #[must_use]
+    pub fn from_words([at, what, address, size, block_size]: [u64; SLOT_WORDS]) -> Option<Self> {
+        let (kind, _) = KINDS.get((what & 0xff) as usize)?;
+        Some(Self {
+            at: Duration::from_nanos(at),
+            thread: (what >> 32) as u32,
+            kind: *kind,
+            address: Address::from_bits(address),
+            size,
+            block_size,
+            reason: REASONS.get((what >> 8 & 0xff) as usize)?,
+        })
+    }
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let micros = self.at.as_nanos() as f64 / 1000.0;
+        write!(f, "{micros:>14.3} us  {:>8}  {:<18}  {}", self.thread, self.kind.as_str(), self.address)?;
+        match self.kind {
+            EventKind::Trim => write!(f, "  {} bytes went, to keep {}", self.size, self.block_size)?,
+            EventKind::Allocate => write!(f, "  {} bytes in {}", self.size, self.block_size)?,
+            EventKind::Free => write!(f, "  {} bytes", self.block_size)?,
+            EventKind::FreeRefused => {}
+            _ => write!(f, "  {} bytes", self.size)?,
+        }
+        if self.reason.is_empty() { Ok(()) } else { write!(f, "  {}", self.reason) }
+    }
+}
+
+/// The last events of a pool, of all threads: see [`crate::Pool::history`].
+///
+/// Its text is a line per event: when, the thread, what, the address and sizes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolHistory {
+    /// The pool's name.
+    pub pool: String,
+    /// When this was read, from the time at which the pool was made.
+    pub read_at: Duration,
+    /// The earliest first.
+    pub events: Vec<Event>,
+    /// How many have been forgotten.
+    pub forgotten: u64,
+}
+
+impl fmt::Display for PoolHistory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "pool {}: {} events up to {:?} after it was made, {} before them forgotten",
+            self.pool,
+            self.events.len(),
+            self.read_at,
+            self.forgotten
+        )?;
+        self.events.iter().try_for_each(|event| writeln!(f, "{event}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_back_from_words() {
+        for (kind, word) in KINDS {
+            assert_eq!((kind.as_str(), EventKind::from_word(word)), (word, Some(kind)));
+            for reason in REASONS {
+                let address = Address::from_bits(u64::MAX - 15);
+                let at = Duration::from_nanos(123_456_789);
+                let event = Event { at, thread: 7, kind, address, size: 100, block_size: 104, reason };
+                assert_eq!(Event::from_words(event.to_words()), Some(event));
+                let text = event.to_string();
+                assert!(
+                    text.contains(word) && text.contains(reason) && text.contains("123456.789 us"),
+                    "{text}"
+                );
+            }
+        }
+        // Words from anywhere are no event, or one.
+        assert_eq!(Event::from_words([0, 200, 0, 0, 0]), None);
+        assert_eq!(Event::from_words([0, 200 << 8, 0, 0, 0]), None);
+        assert_eq!(reason(&Error::ZeroSize), "other");
+    }
+}

@@ -1,0 +1,329 @@
+//! Which blocks are live, and where they were allocated: [`LeakReport`], which a pool makes when it goes, when the process
+//! ends, or when it is asked.
+//!
+//! Nothing here uses the global allocator, which the pool in question may be, apart from a [`Resolver`].
+
+use core::fmt;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use core::time::Duration;
+
+use crate::sys;
+
+/// The most frames that are kept of a stack.
+pub const FRAMES: usize = 32;
+
+/// Where something was called: return addresses, innermost first.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Stack {
+    frames: [usize; FRAMES],
+}
+
+impl Stack {
+    /// No frames.
+    pub const EMPTY: Self = Self { frames: [0; FRAMES] };
+
+    /// The calling thread's stack, as deep as [`FRAMES`]; empty where this system's C library cannot tell. The first call of a process
+    /// may allocate from the C library.
+    #[must_use]
+    #[inline(never)]
+    pub fn capture() -> Self {
+        let mut found = [ptr::null_mut(); FRAMES];
+        let count = sys::return_addresses(&mut found);
+        let mut stack = Self::EMPTY;
+        for (frame, found) in stack.frames.iter_mut().zip(&found[..count]) {
+            *frame = found.addr();
+        }
+        stack
+    }
+
+    /// The return addresses, innermost first. The first few are of umf itself.
+    pub fn frames(&self) -> impl Iterator<Item = usize> + Clone + '_ {
+        self.frames.iter().copied().take_while(|&frame| frame != 0)
+    }
+
+    /// Shows it with the names that a [`Resolver`] finds, or, `plainly`, with what the loader knows: file, offset in it, and
+    /// the names of exported functions. `addr2line -e FILE OFFSET` tells more.
+    fn show(&self, f: &mut fmt::Formatter<'_>, plainly: bool) -> fmt::Result {
+        let resolver = if plainly { None } else { resolver() };
+        let (mut count, mut skipped) = (0, 0);
+        self.places(resolver, &mut |_, place| {
+            count += 1;
+            // (What umf calls of the standard library may lie between.)
+            if place.is_some_and(|place| is_of_umf(&place)) && count - skipped <= 6 {
+                skipped = count;
+            }
+        });
+        let skipped = if skipped == count { 0 } else { skipped };
+        let (mut index, mut result, mut has_ended) = (0, Ok(()), false);
+        self.places(resolver, &mut |address, place| {
+            index += 1;
+            // What std begins its threads with: the rest is always the same.
+            has_ended |= place.and_then(|place| place.name).is_some_and(|name| name.contains(BEGIN));
+            if index > skipped && result.is_ok() && !has_ended {
+                result = match place {
+                    Some(place) => show_place(f, &place),
+                    None => show_address(f, address),
+                };
+            }
+        });
+        result
+    }
+
+    /// Tells each frame: by name, several where functions are inlined into each other, or just where it is.
+    fn places(&self, resolver: Option<Resolver>, tell: &mut dyn FnMut(usize, Option<CodePlace<'_>>)) {
+        for address in self.frames() {
+            let mut is_named = false;
+            if let Some(resolve) = resolver {
+                resolve(address, &mut |place| {
+                    if place.name.is_some() {
+                        is_named = true;
+                        tell(address, Some(place));
+                    }
+                });
+            }
+            if !is_named {
+                tell(address, None);
+            }
+        }
+    }
+}
+
+impl fmt::Display for Stack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.show(f, false)
+    }
+}
+
+impl fmt::Debug for Stack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.frames().map(ptr::without_provenance::<u8>)).finish()
+    }
+}
+
+const BEGIN: &str = "__rust_begin_short_backtrace";
+
+/// Whether every allocation goes through it.
+fn is_of_umf(place: &CodePlace<'_>) -> bool {
+    const NAMES: [&str; 4] = ["umf_core::", "umf_pool_slab::", "umf::pool::", "umf::global::"];
+    // Of what is inlined only the last part of the name is known, but its file. (Folders of this repository, and of a registry.)
+    const FILES: [&str; 6] = [
+        "umf-core/src/",
+        "pools/slab/src/",
+        "crates/umf/src/",
+        "/umf-core-0.",
+        "/umf-pool-slab-0.",
+        "/umf-0.",
+    ];
+    let name = place.name.map_or("", |name| name.trim_start_matches('<'));
+    let file = place.file.unwrap_or("");
+    NAMES.iter().any(|own| name.starts_with(own)) || FILES.iter().any(|own| file.contains(own))
+}
+
+fn show_place(f: &mut fmt::Formatter<'_>, place: &CodePlace<'_>) -> fmt::Result {
+    write!(f, "\n    {}", place.name.unwrap_or("?"))?;
+    place.file.map_or(Ok(()), |file| write!(f, " at {file}:{}", place.line.unwrap_or(0)))
+}
+
+fn show_address(f: &mut fmt::Formatter<'_>, address: usize) -> fmt::Result {
+    // A return address is behind the call.
+    let call = address - 1;
+    let Some((file, base, name)) = sys::code_at(call) else { return write!(f, "\n    {address:#x}") };
+    let file = file.to_str().unwrap_or("?");
+    write!(f, "\n    {file}+{:#x}", call.wrapping_sub(base))?;
+    name.and_then(|name| name.to_str().ok()).map_or(Ok(()), |name| write!(f, " {name}"))
+}
+
+/// What is known of an address in code.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CodePlace<'a> {
+    /// The function.
+    pub name: Option<&'a str>,
+    /// The source file.
+    pub file: Option<&'a str>,
+    /// The line in it.
+    pub line: Option<u32>,
+}
+
+/// Finds what stands at a return address, and tells it: the innermost first, where functions are inlined into each other.
+pub type Resolver = fn(address: usize, tell: &mut dyn FnMut(CodePlace<'_>));
+
+static RESOLVER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+
+/// Has stacks shown with the names that `resolver` finds. The last one counts.
+pub fn set_resolver(resolver: Resolver) {
+    RESOLVER.store(resolver as *mut (), Ordering::Release);
+}
+
+fn resolver() -> Option<Resolver> {
+    let resolver = RESOLVER.load(Ordering::Acquire);
+    // SAFETY: what is not null was stored by `set_resolver`, and is such a function.
+    (!resolver.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Resolver>(resolver) })
+}
+
+/// When a [`LeakReport`] is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LeakTime {
+    /// Somebody asked: the blocks are live, and nothing is wrong with that.
+    Asked,
+    /// The pool goes, and its blocks with it.
+    PoolEnd,
+    /// The process ends.
+    ProcessEnd,
+}
+
+/// Live blocks of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeakSize {
+    /// Size of each in bytes; of blocks that are regions, of all together.
+    pub block_size: u64,
+    /// How many.
+    pub blocks: u64,
+}
+
+/// Live blocks that were allocated at one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeakSite {
+    /// Where.
+    pub stack: Stack,
+    /// How many of those that are remembered.
+    pub blocks: u64,
+    /// What was asked for of them, in bytes.
+    pub bytes: u64,
+    /// How old the oldest is.
+    pub oldest: Duration,
+}
+
+/// Which blocks of a pool are live.
+///
+/// Its text is made for people: a line per size, and each site with its stack.
+#[derive(Clone, Copy, Debug)]
+pub struct LeakReport<'a> {
+    /// The pool's name.
+    pub pool: &'a str,
+    /// When it is made.
+    pub time: LeakTime,
+    /// Live blocks.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// By size, the smallest first.
+    pub sizes: &'a [LeakSize],
+    /// Of one in this many allocations it is remembered where it was; 0: of none.
+    pub sampled: u32,
+    /// Where blocks were allocated that are live, those with most bytes first. Of what was sampled.
+    pub sites: &'a [LeakSite],
+    /// Nothing may be allocated for showing it: the pool is the global allocator. Stacks are shown plainly then.
+    pub is_global: bool,
+}
+
+impl fmt::Display for LeakReport<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let when = match self.time {
+            LeakTime::Asked => "are live",
+            LeakTime::PoolEnd => "were never freed, at the end of the pool",
+            LeakTime::ProcessEnd => "were never freed, at the end of the process",
+        };
+        write!(f, "pool {}: {} blocks, {} bytes {when}", self.pool, self.blocks, self.bytes)?;
+        for size in self.sizes {
+            write!(f, "\n  {} of {} bytes", size.blocks, size.block_size)?;
+        }
+        if self.sampled > 1 {
+            write!(f, "\n  of one in {} it is known where it was allocated:", self.sampled)?;
+        }
+        for site in self.sites {
+            let (blocks, bytes) = (site.blocks, site.bytes);
+            write!(f, "\n  {blocks} blocks, {bytes} bytes asked for, the oldest {:?} ago, at", site.oldest)?;
+            site.stack.show(f, self.is_global)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes a text to standard error, without the global allocator.
+pub fn write_to_stderr(text: &dyn fmt::Display) {
+    struct Stderr([u8; 512], usize);
+    impl Stderr {
+        fn flush(&mut self) {
+            sys::write_error(&self.0[..self.1]);
+            self.1 = 0;
+        }
+    }
+    impl fmt::Write for Stderr {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            for part in text.as_bytes().chunks(self.0.len()) {
+                if self.1 + part.len() > self.0.len() {
+                    self.flush();
+                }
+                self.0[self.1..self.1 + part.len()].copy_from_slice(part);
+                self.1 += part.len();
+            }
+            Ok(())
+        }
+    }
+    let mut stderr = Stderr([0; 512], 0);
+    let _ = fmt::write(&mut stderr, format_args!("umf: {text}\n"));
+    stderr.flush();
+}
+
+/// Has `function` called when the process ends by `exit(3)` or by returning from `main`. `false` if that cannot be.
+///
+/// It runs in the thread that ends the process, whose thread-local values may be gone.
+pub fn at_exit(function: extern "C" fn()) -> bool {
+    sys::at_exit(function)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[inline(never)]
+    fn place() -> Stack {
+        std::hint::black_box(Stack::capture())
+    }
+
+    #[test]
+    fn stacks_tell_places_apart_and_are_shown() {
+        let same: Vec<Stack> = (0..2).map(|_| place()).collect();
+        let other = place();
+        if same[0].frames().next().is_none() {
+            println!("umf-skip: this C library does not tell where something is called");
+            return;
+        }
+        assert_eq!(same[0], same[1]);
+        assert_ne!(same[0], other);
+        let plain = other.to_string();
+        assert!(plain.contains("+0x"), "{plain}");
+        set_resolver(|address, tell| {
+            let name = format!("function_{address:x}");
+            tell(CodePlace { name: Some(&name), file: Some("f.rs"), line: Some(7) });
+        });
+        let resolved = other.to_string();
+        let (sites, sizes) = (
+            [LeakSite { stack: other, blocks: 2, bytes: 30, oldest: Duration::from_millis(1) }],
+            [LeakSize { block_size: 16, blocks: 2 }],
+        );
+        let mut report = LeakReport {
+            pool: "p",
+            time: LeakTime::PoolEnd,
+            blocks: 2,
+            bytes: 32,
+            sizes: &sizes,
+            sampled: 1,
+            sites: &sites,
+            is_global: false,
+        };
+        let text = report.to_string();
+        report.is_global = true;
+        let global = report.to_string();
+        RESOLVER.store(ptr::null_mut(), Ordering::Relaxed);
+        assert!(resolved.contains("function_") && resolved.contains(" at f.rs:7"), "{resolved}");
+        assert!(
+            text.starts_with("pool p: 2 blocks, 32 bytes were never freed, at the end of the pool\n"),
+            "{text}"
+        );
+        assert!(text.contains("2 of 16 bytes") && text.contains("function_"), "{text}");
+        assert!(!global.contains("function_") && global.contains("+0x"), "{global}");
+    }
+}

@@ -1,0 +1,119 @@
+//! A word of thread-local storage that is read without a call, wherever the reading code was compiled to.
+//!
+//! Code of a library cannot know that it ends up in a program and not in a shared object, so the compiler has it call the dynamic
+//! linker for each `thread_local!`; where the linker finds out better, the registers that were saved for that call still
+//! are. With the *initial-exec* model of thread-local storage (Drepper, ELF Handling For Thread-Local Storage, 4.3), the offset
+//! from the thread pointer is one load; a shared object that is opened at run time takes the word from the
+//! surplus that the C library keeps for that. Rust has no stable way to ask for it but assembly.
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
+mod model {
+    /// Named by version: two versions of this crate in one program have a word each.
+    macro_rules! name {
+        () => {
+            concat!(
+                "umf_core_thread_word_",
+                env!("CARGO_PKG_VERSION_MAJOR"),
+                "_",
+                env!("CARGO_PKG_VERSION_MINOR"),
+                "_",
+                env!("CARGO_PKG_VERSION_PATCH")
+            )
+        };
+    }
+
+    core::arch::global_asm!(
+        ".pushsection .tbss,\"awT\",@nobits",
+        ".p2align 2",
+        concat!(".globl ", name!()),
+        concat!(".hidden ", name!()),
+        concat!(".type ", name!(), ",@object"),
+        concat!(".size ", name!(), ",4"),
+        concat!(name!(), ":"),
+        ".zero 4",
+        ".popsection",
+    );
+
+    #[inline(always)]
+    pub(in crate::thread) fn get() -> u64 {
+        let word: u64;
+        // SAFETY: reads the calling thread's own word, which is there as long as the thread.
+        unsafe {
+            core::arch::asm!(
+                concat!("mov {offset}, qword ptr [rip + ", name!(), "@GOTTPOFF]"),
+                "mov {word:e}, dword ptr fs:[{offset}]",
+                offset = out(reg) _,
+                word = out(reg) word,
+                options(pure, readonly, nostack, preserves_flags),
+            );
+        }
+        word
+    }
+
+    #[inline(always)]
+    pub(in crate::thread) fn set(word: u32) {
+        // SAFETY: writes the calling thread's own word, which nothing but these two functions knows.
+        unsafe {
+            core::arch::asm!(
+                concat!("mov {offset}, qword ptr [rip + ", name!(), "@GOTTPOFF]"),
+                "mov dword ptr fs:[{offset}], {word:e}",
+                offset = out(reg) _,
+                word = in(reg) word,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux", not(miri))))]
+mod model {
+    use core::cell::Cell;
+
+    thread_local! {
+        static WORD: Cell<u32> = const { Cell::new(0) };
+    }
+
+    #[inline(always)]
+    pub(in crate::thread) fn get() -> u64 {
+        u64::from(WORD.get())
+    }
+
+    #[inline(always)]
+    pub(in crate::thread) fn set(word: u32) {
+        WORD.set(word);
+    }
+}
+
+/// The calling thread's word, 0 at first. (What is read fills a register; to say so saves clearing its upper half.)
+#[inline(always)]
+pub(super) fn get() -> u64 {
+    model::get()
+}
+
+/// Sets the calling thread's word.
+#[inline(always)]
+pub(super) fn set(word: u32) {
+    model::set(word);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_thread_has_its_own_word() {
+        std::thread::scope(|scope| {
+            for number in 1..=4 {
+                scope.spawn(move || {
+                    assert_eq!(get(), 0);
+                    set(number);
+                    for _ in 0..100 {
+                        assert_eq!(get(), u64::from(number));
+                        std::thread::yield_now();
+                    }
+                    set(0);
+                });
+            }
+        });
+    }
+}

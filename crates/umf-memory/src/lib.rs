@@ -1,0 +1,21 @@
+//! What providers share whose memory is mapped into this process.
+//!
+//! | what | where |
+//! |---|---|
+//! | a mapping that is unmapped when dropped, at whatever alignment | [`Mapping`] |
+//! | which part of a file an import asks for, checked | [`Part`] |
+//! | whether there is that much memory, before anybody is asked for it | [`Room`] |
+//! | the memory limit of control groups | [`group`] |
+//!
+//! Nothing in here uses the global allocator but [`Room::find`] and [`group`]: a pool may be it.
+
+pub mod group;
+mod mapping;
+mod part;
+mod room;
+mod sys;
+
+pub use mapping::{Mapping, Place, map_error};
+pub use part::Part;
+pub use room::Room;
+pub use sys::page_size;

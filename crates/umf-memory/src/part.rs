@@ -1,0 +1,60 @@
+//! [`Part`]: which part of a file an import asks for.
+
+use umf_core::{Error, ImportRequest, Result};
+
+/// Which part of a file an [`ImportRequest`] asks for: whole pages. What it was made of came from another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Where it begins in the file, in bytes.
+    pub offset: u64,
+    /// Its size in bytes, not 0.
+    pub size: usize,
+}
+
+impl Part {
+    /// The part of a file whose pages have `page` bytes (a power of two) and which is `file_size` bytes long.
+    ///
+    /// # Errors
+    /// [`Error::Untrusted`] if it does not begin at a page, has no bytes or too many, or does not lie in the file.
+    pub fn of(request: &ImportRequest, page: usize, file_size: u64) -> Result<Self> {
+        if !request.offset.is_multiple_of(page as u64) {
+            return Err(Error::Untrusted { why: "the offset is not a multiple of the page size" });
+        }
+        let size = Some(request.size)
+            .filter(|&size| size > 0)
+            .and_then(|size| size.checked_next_multiple_of(page))
+            .filter(|&size| isize::try_from(size).is_ok())
+            .ok_or(Error::Untrusted { why: "the size is 0 or exceeds an address space" })?;
+        if request.offset.checked_add(size as u64).is_none_or(|end| end > file_size) {
+            return Err(Error::Untrusted { why: "the range does not lie inside the file" });
+        }
+        Ok(Self { offset: request.offset, size })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use umf_core::Access;
+
+    use super::*;
+
+    #[test]
+    fn parts_are_whole_pages_of_the_file() {
+        let part = |offset, size| {
+            Part::of(&ImportRequest::new(None, offset, size, Access::ReadOnly), 4096, 5 * 4096 + 1)
+        };
+        assert_eq!(part(4096, 1), Ok(Part { offset: 4096, size: 4096 }));
+        assert_eq!(part(0, 5 * 4096), Ok(Part { offset: 0, size: 5 * 4096 }));
+        for (offset, size) in [
+            (1, 4096),
+            (0, 0),
+            (0, 5 * 4096 + 1),
+            (5 * 4096, 1),
+            (0, usize::MAX),
+            (0, isize::MAX as usize),
+            (u64::MAX - 4095, 4096),
+        ] {
+            assert!(matches!(part(offset, size), Err(Error::Untrusted { .. })), "{size} at {offset}");
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! [`Room`]: whether there is that much memory.
+
+use umf_core::{Error, Result};
+
+use crate::group::{self, Group};
+use crate::sys;
+
+/// What bounds the memory of this process, to be asked before pages are made; by default the machine alone.
+///
+/// Who takes pages until there are none wakes the out-of-memory killer, which ends some process; within a control group one of that
+/// group. A limit, or memory, that is plainly not there is an error instead. (Others may take it between the answer and the pages.)
+#[derive(Clone, Debug, Default)]
+pub struct Room {
+    groups: Box<[Group]>,
+}
+
+impl Room {
+    /// What bounds this process now. If it is moved to another control group, the old one's limits are what is looked at.
+    #[must_use]
+    pub fn find() -> Self {
+        // Where /proc cannot be read the kernel alone knows of limits.
+        Self { groups: group::groups().unwrap_or_default().into_boxed_slice() }
+    }
+
+    /// Refuses `size` bytes of `owner`'s memory if they cannot be had.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] with what to do about it.
+    pub fn check(&self, size: usize, owner: &'static str) -> Result<()> {
+        let wanted = size as u64;
+        let (free, swap) = sys::free_memory();
+        if wanted > free
+            && sys::available_memory().is_some_and(|available| wanted > available.saturating_add(swap))
+        {
+            return Err(Error::OutOfMemory { size, owner, native: 0 });
+        }
+        let room = self.groups.iter().filter_map(Group::room).min();
+        if room.is_some_and(|room| wanted > room.saturating_add(swap)) {
+            return Err(Error::OutOfMemory {
+                size,
+                owner: "this process's control group: raise its memory.max (the memory limit of the container or job)",
+                native: 0,
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_machine_has_is_refused_with_its_owner() {
+        let room = Room::find();
+        assert_eq!(room.check(1, "somebody"), Ok(()));
+        let refused = room.check(1 << 60, "somebody");
+        assert_eq!(refused, Err(Error::OutOfMemory { size: 1 << 60, owner: "somebody", native: 0 }));
+    }
+}

@@ -1,0 +1,96 @@
+//! System calls of this crate. Each function is one call (or one call and its retry), with the kernel's types kept out of
+//! the rest of the crate.
+
+use core::ffi::CStr;
+use core::ptr::{self, NonNull};
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::mm::{MapFlags, ProtFlags};
+use umf_core::step::{Step, step};
+
+use crate::mapping::Place;
+
+type Result<T> = core::result::Result<T, Errno>;
+
+/// The system's page size in bytes.
+#[must_use]
+pub fn page_size() -> usize {
+    // Not from rustix, which panics on Linux before 6.4 where there is no /proc.
+    // SAFETY: sysconf reads no memory of ours.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
+}
+
+/// Takes `size` bytes of addresses that cannot be accessed and cost no memory.
+pub(crate) fn reserve_addresses(size: usize) -> Result<NonNull<u8>> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a mapping at an address of the kernel's choice touches no memory that exists.
+    let mapped = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), size, ProtFlags::empty(), flags) }?;
+    NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
+}
+
+/// Maps `size` bytes of `file` at `offset`, shared with everyone else who maps it.
+pub(crate) fn map_file(
+    place: Place,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    size: usize,
+    writable: bool,
+) -> Result<NonNull<u8>> {
+    let (hint, mut flags) = place.hint();
+    // Who wants pages at once makes them in the file, which can fail; a reservation outlives its pages on hugetlbfs.
+    flags |= MapFlags::SHARED | MapFlags::NORESERVE;
+    let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+    // SAFETY: as in `reserve_addresses`, or where nothing is mapped.
+    let mapped = unsafe { rustix::mm::mmap(hint, size, protection, flags, file, offset) }?;
+    step(Step::FileMapped);
+    NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
+}
+
+/// Unmaps.
+///
+/// # Safety
+/// The range consists of mappings that the caller owns, and nobody uses them any more.
+pub(crate) unsafe fn unmap(base: NonNull<u8>, size: usize) -> Result<()> {
+    // SAFETY: passed on to the caller.
+    let unmapped = unsafe { rustix::mm::munmap(base.as_ptr().cast(), size) };
+    step(Step::Unmapped);
+    unmapped
+}
+
+/// Bytes of memory, and of swap, that nobody uses.
+pub(crate) fn free_memory() -> (u64, u64) {
+    let info = rustix::system::sysinfo();
+    let unit = u64::from(info.mem_unit);
+    (info.freeram.saturating_mul(unit), info.freeswap.saturating_mul(unit))
+}
+
+/// The beginning of a file of the kernel's, as far as there is room for it.
+pub(crate) fn read_into<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b [u8]> {
+    let file = retry_on_intr(|| rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))?;
+    let mut length = 0;
+    while length < buffer.len() {
+        match retry_on_intr(|| rustix::io::read(&file, &mut buffer[length..]))? {
+            0 => break,
+            read => length += read,
+        }
+    }
+    Ok(&buffer[..length])
+}
+
+/// The number in a file of the kernel's.
+pub(crate) fn number(path: &CStr) -> Option<u64> {
+    let mut buffer = [0; 32];
+    str::from_utf8(read_into(path, &mut buffer).ok()?).ok()?.trim().parse().ok()
+}
+
+/// Bytes of memory that can be had without swapping, as far as the kernel can tell.
+pub(crate) fn available_memory() -> Option<u64> {
+    // It is the third line.
+    let mut buffer = [0; 1024];
+    let text = str::from_utf8(read_into(c"/proc/meminfo", &mut buffer).ok()?).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}

@@ -1,0 +1,67 @@
+//! Blocks that are freed while work that was given away may still use them.
+//!
+//! As in `held`: such a block counts as freed, its state says that it is not live, and nothing has it, until
+//! [`SlabPool::take_back`].
+
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use umf_core::observer::{Freed, before_free};
+use umf_core::{Address, Completion, Error, Result};
+
+use crate::SlabPool;
+use crate::pool::{SHARED, TRACED, WATCHED};
+use crate::span::Place;
+use crate::state::{EXPORTED, HELD, LIVE};
+
+impl SlabPool {
+    /// Takes the life of the block at `address`; yields its place, and its state before.
+    fn take_life(&self, address: Address) -> Result<(Place<'_>, u8)> {
+        let Some(place) = self.locate_start(address) else {
+            return Err(self.why_not(address));
+        };
+        self.share_with_caller(place.span);
+        let life = |old: u8| (old & LIVE != 0).then_some(0);
+        match place.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, life) {
+            Ok(old) if place.is_current() => Ok((place, old)),
+            Ok(old) => {
+                // A second free met a span that was made anew; the block that it hit is someone else's.
+                place.state.fetch_or(old, Ordering::AcqRel);
+                Err(Error::NotAllocated { address })
+            }
+            Err(_) => Err(self.why_not(address)),
+        }
+    }
+
+    /// Frees a block that is to be handed out again when `completion` is ready.
+    pub(crate) fn free_when_ready(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        let gates = self.gates.load(Ordering::Relaxed);
+        if gates & SHARED != 0 && self.upstream.is_frozen() {
+            return Ok(());
+        }
+        if gates & TRACED != 0 {
+            self.trace_block("free after", 0, Some(&address));
+        }
+        let freed = self.delay(address, completion, gates);
+        if gates & WATCHED != 0 { self.watch_freed(address, freed) } else { freed }
+    }
+
+    fn delay(&self, address: Address, completion: Arc<dyn Completion>, gates: u8) -> Result<()> {
+        let (place, old) = self.take_life(address)?;
+        if gates & WATCHED != 0 {
+            self.watch_free(place, old, address);
+        }
+        let exported = old & EXPORTED != 0;
+        let leases = if exported { before_free(Freed::Block { address }) } else { None };
+        // Before others can take it back: then the span may be another one's.
+        let (class, size) = (Self::class_of(place), place.span.block() as usize);
+        place.state.store(HELD, Ordering::Release);
+        if !self.upstream.hold_until(address, size, completion, leases) {
+            place.state.store(0, Ordering::Release);
+            return self.put(place, address);
+        }
+        self.count_held(class, size);
+        self.upstream.poll_awaited();
+        Ok(())
+    }
+}

@@ -1,0 +1,232 @@
+//! What goes back, and what does not, with a clock of the tests' own.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Arc;
+
+use umf_core::conformance::pool::{Numbers, Random};
+use umf_core::{Address, Layout, Pool};
+
+use super::*;
+
+const MIB: usize = 1 << 20;
+const HOUR: u64 = 3_600_000;
+
+fn allocate(pool: &SlabPool, size: usize) -> Address {
+    pool.allocate(Layout::new(size, 8).unwrap()).unwrap()
+}
+
+fn free(pool: &SlabPool, address: Address) {
+    // SAFETY: the block is the caller's, and nobody uses it.
+    unsafe { pool.free(address) }.unwrap();
+}
+
+fn fill(pool: &SlabPool, bytes: usize, size: usize) -> Vec<Address> {
+    (0..bytes / size).map(|_| allocate(pool, size)).collect()
+}
+
+/// Blocks of which some go on living, in regions of their own.
+fn come_and_go(pool: &SlabPool, bytes: usize, size: usize) -> Vec<Address> {
+    let kept = fill(pool, 2 * MIB, size);
+    fill(pool, bytes, size).into_iter().for_each(|address| free(pool, address));
+    kept
+}
+
+fn is_whole(pool: &SlabPool, blocks: &[Address]) -> bool {
+    blocks.iter().all(|&address| pool.block_at(address).is_ok_and(|block| block.address == address))
+}
+
+const SIZES: [(usize, usize); 4] =
+    [(64, 24 * MIB), (5000, 64 * MIB), (100_000, 128 * MIB), (3 * MIB, 256 * MIB)];
+
+#[test]
+fn what_is_free_beyond_so_many_bytes_goes_by_itself() {
+    for (size, bytes) in SIZES {
+        let most = 8 * MIB as u64;
+        let left = |settings: SlabSettings| {
+            let provider = Numbers::new(4096);
+            let pool = SlabPool::new(provider.clone(), settings).unwrap();
+            let kept = come_and_go(&pool, bytes, size);
+            let statistics = pool.statistics();
+            assert_eq!(statistics.reserved_bytes, provider.live_bytes() as u64);
+            assert_eq!(statistics.live_blocks, kept.len() as u64);
+            assert!(is_whole(&pool, &kept));
+            statistics.cached_bytes
+        };
+        // (Of small ones little stays anyhow: slabs are taken apart.)
+        let without = left(SlabSettings::new());
+        assert!(size < 64 << 10 || without > 2 * most, "blocks of {size} bytes: nothing would have to go");
+        // What a thread still has in its own caches nobody has looked at yet.
+        let cached = left(SlabSettings::new().max_cached(most));
+        assert!(cached <= most + most / 2, "blocks of {size} bytes: {cached}");
+    }
+}
+
+/// A bound that cannot be kept, since every region has a live block, costs a bounded number of looks.
+#[test]
+fn what_cannot_go_is_not_tried_all_the_time() {
+    let provider = Numbers::new(4096);
+    let pool = SlabPool::new(provider, SlabSettings::new().max_cached(MIB as u64)).unwrap();
+    let blocks = fill(&pool, 64 * MIB, 5000);
+    let mut looks = 0;
+    let mut before = 0;
+    for (n, &address) in blocks.iter().enumerate().filter(|(n, _)| n % 200 != 0) {
+        free(&pool, address);
+        let stuck = pool.policy.stuck.load(Ordering::Relaxed);
+        if stuck > before {
+            looks += 1;
+        }
+        before = stuck;
+        assert!(n < blocks.len());
+    }
+    assert!(before > 8 * MIB as u64, "{before}");
+    // From 1 MiB to 64 by eighths.
+    assert!((2..=60).contains(&looks), "{looks}");
+}
+
+#[test]
+fn what_lay_unused_goes_and_nothing_before_its_time() {
+    for (size, bytes) in SIZES {
+        let provider = Numbers::new(4096);
+        let settings =
+            SlabSettings::new().release_after(Duration::from_millis(HOUR)).max_poolable_size(4 * MIB);
+        let pool = SlabPool::new(provider.clone(), settings).unwrap();
+        // A clock of its own, which other looks do not disturb.
+        pool.policy.due.store(u64::MAX, Ordering::Relaxed);
+        let kept = come_and_go(&pool, bytes, size);
+        // In another thread, which keeps what it has freed.
+        let (done, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                fill(&pool, 4 * MIB, size).into_iter().for_each(|address| free(&pool, address));
+                done.store(true, Ordering::SeqCst);
+                while !stop.load(Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+            });
+            while !done.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            let begin = 5_u64;
+            pool.policy.due.store(begin, Ordering::Relaxed);
+            pool.expire_if_due(begin);
+            let first = pool.statistics();
+            for early in [begin, begin + 1, begin + HOUR - 1] {
+                pool.expire_if_due(early);
+                assert_eq!(pool.statistics(), first, "{size} bytes: it is not time yet");
+            }
+            // The first look finds what was used by then, and puts half of it aside; two later ones find it unused.
+            pool.expire_if_due(begin + HOUR);
+            pool.expire_if_due(begin + 2 * HOUR);
+            let statistics = pool.statistics();
+            assert_eq!(statistics.live_blocks, kept.len() as u64);
+            assert!(statistics.reserved_bytes < first.reserved_bytes || first.cached_bytes < 2 * MIB as u64);
+            // What is left free lies in the regions of what lives.
+            let most = statistics.live_bytes + 4 * MIB as u64;
+            assert!(statistics.reserved_bytes <= most, "{size} bytes: {statistics:?}");
+            assert!(is_whole(&pool, &kept));
+            pool.policy.due.store(u64::MAX, Ordering::Relaxed);
+            stop.store(true, Ordering::SeqCst);
+            // A scope by itself does not wait for what a thread does at its end.
+            other.join().unwrap();
+        });
+        kept.into_iter().for_each(|address| free(&pool, address));
+        pool.policy.due.store(0, Ordering::Relaxed);
+        for hour in 3..6 {
+            pool.expire_if_due(5 + hour * HOUR);
+        }
+        assert_eq!((provider.live_regions(), pool.statistics().reserved_bytes), (0, 0), "{size} bytes");
+    }
+}
+
+/// What is used again and again stays, and is not asked of the provider again.
+#[test]
+fn what_is_used_does_not_come_and_go() {
+    for (size, bytes) in SIZES {
+        let calls = |age: Duration| {
+            let provider = Numbers::new(4096);
+            let pool = SlabPool::new(provider.clone(), SlabSettings::new().release_after(age)).unwrap();
+            for hour in 0..12 {
+                pool.policy.due.store(u64::MAX, Ordering::Relaxed);
+                fill(&pool, bytes, size).into_iter().for_each(|address| free(&pool, address));
+                pool.policy.due.store(0, Ordering::Relaxed);
+                if !age.is_zero() {
+                    pool.expire_if_due(hour * HOUR);
+                }
+            }
+            provider.allocations()
+        };
+        let (without, with) = (calls(Duration::ZERO), calls(Duration::from_millis(HOUR)));
+        assert!(with <= without + without / 4 + 4, "{size} bytes: {with}, and {without} without a policy");
+    }
+}
+
+#[test]
+fn what_is_reserved_stays_whatever_the_policy() {
+    let provider = Numbers::new(4096);
+    let settings = SlabSettings::new()
+        .reserve(32 << 20)
+        .max_cached(MIB as u64)
+        .release_after(Duration::from_millis(HOUR));
+    let pool = SlabPool::new(provider, settings).unwrap();
+    pool.policy.due.store(0, Ordering::Relaxed);
+    for hour in 0..6 {
+        fill(&pool, 64 * MIB, 100_000).into_iter().for_each(|address| free(&pool, address));
+        pool.policy.due.store(0, Ordering::Relaxed);
+        pool.expire_if_due(hour * HOUR);
+        pool.policy.due.store(u64::MAX, Ordering::Relaxed);
+        pool.stay_below();
+        let reserved = pool.statistics().reserved_bytes;
+        assert!((32 << 20..=40 << 20).contains(&reserved), "{reserved}");
+    }
+}
+
+/// Looks of all kinds while threads allocate, free each other's blocks, and end.
+#[test]
+fn threads_are_not_disturbed_by_looks() {
+    let provider = Numbers::new(4096);
+    let settings = SlabSettings::new().max_cached(4 << 20).release_after(Duration::from_millis(1));
+    let pool = SlabPool::new(provider.clone(), settings).unwrap();
+    let shelf: Arc<std::sync::Mutex<Vec<Address>>> = Arc::default();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (pool, shelf) = (&pool, &shelf);
+        let looks = scope.spawn(|| {
+            let mut hour = 0;
+            while !stop.load(Ordering::Relaxed) {
+                pool.policy.due.store(0, Ordering::Relaxed);
+                pool.expire_if_due(hour * HOUR);
+                pool.tidy().unwrap();
+                hour += 1;
+            }
+        });
+        for seed in 0..8 {
+            let work = |seed| {
+                move || {
+                    let mut random = Random(seed);
+                    for _ in 0..2_000 {
+                        let address = allocate(pool, (random.below(1 << 12) + 1) << random.below(9));
+                        let mut shelf = shelf.lock().unwrap();
+                        shelf.push(address);
+                        if shelf.len() > 100 {
+                            let place = random.below(shelf.len());
+                            let other = shelf.swap_remove(place);
+                            drop(shelf);
+                            free(pool, other);
+                        }
+                    }
+                }
+            };
+            let threads: Vec<_> = (0..2).map(|n| scope.spawn(work(seed * 2 + n))).collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        }
+        stop.store(true, Ordering::Relaxed);
+        looks.join().unwrap();
+    });
+    let live = core::mem::take(&mut *shelf.lock().unwrap());
+    assert_eq!(pool.statistics().live_blocks, live.len() as u64);
+    assert!(is_whole(&pool, &live));
+    live.into_iter().for_each(|address| free(&pool, address));
+    pool.trim(0).unwrap();
+    assert_eq!(provider.live_regions(), 0);
+}

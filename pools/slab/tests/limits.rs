@@ -1,0 +1,215 @@
+//! Limits of one pool and of several, what is reserved below them, and who is asked when they are reached.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use umf_core::conformance::pool::{Numbers, Random, Token};
+use umf_core::shortage::Relief;
+use umf_core::{Address, Error, Layout, Pool};
+use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
+
+const MIB: usize = 1 << 20;
+
+fn layout(size: usize) -> Layout {
+    Layout::new(size, 8).unwrap()
+}
+
+fn free(pool: &SlabPool, address: Address) {
+    // SAFETY: the block is the caller's, and nobody uses it.
+    unsafe { pool.free(address) }.unwrap();
+}
+
+/// Allocates `bytes` in blocks of `size`.
+fn fill(pool: &SlabPool, bytes: usize, size: usize) -> Vec<Address> {
+    (0..bytes / size).map(|_| pool.allocate(layout(size)).unwrap()).collect()
+}
+
+fn sharing(limit: &Arc<SharedLimit>) -> Arc<SlabPool> {
+    SlabPool::new(Numbers::new(4096), SlabSettings::new().shared_limit(Arc::clone(limit))).unwrap()
+}
+
+#[test]
+fn what_is_free_in_one_pool_goes_before_a_shared_limit_refuses_another() {
+    for (size, most) in [(64, 4 * MIB), (5000, 16 * MIB), (100_000, 64 * MIB), (MIB, 64 * MIB)] {
+        let limit = Arc::new(SharedLimit::new(most as u64));
+        let (one, two) = (sharing(&limit), sharing(&limit));
+        for _ in 0..3 {
+            for (mine, others) in [(&one, &two), (&two, &one)] {
+                // In the caches of a thread that goes on living, too.
+                let (freed, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        fill(mine, most / 4 * 3, size).into_iter().for_each(|address| free(mine, address));
+                        freed.store(true, Ordering::SeqCst);
+                        while !stop.load(Ordering::SeqCst) {
+                            std::thread::yield_now();
+                        }
+                    });
+                    while !freed.load(Ordering::SeqCst) {
+                        std::thread::yield_now();
+                    }
+                    let blocks = fill(others, most / 4 * 3, size);
+                    assert!(limit.used() <= most as u64);
+                    assert_eq!(
+                        limit.used(),
+                        one.statistics().reserved_bytes + two.statistics().reserved_bytes
+                    );
+                    blocks.into_iter().for_each(|address| free(others, address));
+                    stop.store(true, Ordering::SeqCst);
+                });
+            }
+        }
+        one.trim(0).unwrap();
+        two.trim(0).unwrap();
+        assert_eq!(limit.used(), 0);
+    }
+}
+
+#[test]
+fn what_a_pool_has_reserved_is_not_for_others() {
+    let limit = Arc::new(SharedLimit::new(64 << 20));
+    let (one, two) = (sharing(&limit), sharing(&limit));
+    one.reserve(24 * MIB).unwrap();
+    free(&one, one.allocate(layout(MIB)).unwrap());
+    let mut blocks = Vec::new();
+    let refused = loop {
+        match two.allocate(layout(MIB)) {
+            Ok(address) => blocks.push(address),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, Error::LimitReached { what: "shared memory", .. }), "{refused:?}");
+    assert!(blocks.len() >= 38 && blocks.len() <= 40, "{}", blocks.len());
+    assert_eq!(fill(&one, 23 * MIB, MIB).len(), 23);
+    // What is live with one is never the other's; trimmed explicitly, what is free is.
+    assert!(two.allocate(layout(4 * MIB)).is_err());
+    let limit = SharedLimit::new(1);
+    assert_eq!(one.yield_free(&limit, u64::MAX), 0, "that limit is another's");
+}
+
+#[test]
+fn pools_come_and_go_while_others_take_what_is_free() {
+    let limit = Arc::new(SharedLimit::new(24 << 20));
+    let stop = AtomicBool::new(false);
+    let served = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for seed in 0..2 {
+            let (limit, stop, served) = (&limit, &stop, &served);
+            scope.spawn(move || {
+                let mut random = Random(seed);
+                while !stop.load(Ordering::Relaxed) {
+                    let pool = sharing(limit);
+                    let blocks: Vec<_> =
+                        (0..12).flat_map(|_| pool.allocate(layout((1 + random.below(16)) << 16))).collect();
+                    served.fetch_add(blocks.len() as u64, Ordering::Relaxed);
+                    blocks.into_iter().for_each(|address| free(&pool, address));
+                }
+            });
+        }
+        let pool = sharing(&limit);
+        for round in 0..2_000 {
+            if let Ok(address) = pool.allocate(layout(MIB + round * 4096)) {
+                free(&pool, address);
+            }
+            if round % 4 == 0 {
+                limit.reclaim(u64::MAX);
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(served.load(Ordering::Relaxed) > 0);
+    assert_eq!(limit.used(), 0);
+}
+
+#[test]
+fn reserving_stops_at_the_limits() {
+    let provider = Numbers::new(4096);
+    let shared = Arc::new(SharedLimit::new(32 << 20));
+    let settings = SlabSettings::new().memory_limit(48 << 20).shared_limit(Arc::clone(&shared));
+    let pool = SlabPool::new(provider.clone(), settings.clone()).unwrap();
+    let refused = pool.reserve(64 * MIB);
+    assert!(matches!(refused, Err(Error::LimitReached { what: "pool memory", .. })), "{refused:?}");
+    let refused = pool.reserve(40 * MIB);
+    assert!(matches!(refused, Err(Error::LimitReached { what: "shared memory", .. })), "{refused:?}");
+    assert_eq!((provider.live_regions(), shared.used(), pool.statistics().reserved_bytes), (0, 0, 0));
+    assert_eq!(pool.reserve(32 * MIB), Ok(32 * MIB));
+    // All of it can be used, and an allocation that would fail otherwise takes it from there.
+    free(&pool, pool.allocate(layout(8 * MIB)).unwrap());
+    free(&pool, pool.allocate(layout(30 * MIB)).unwrap());
+    drop(pool);
+    // From the settings: the pool is not made if it cannot be had.
+    let refused = SlabPool::new(provider.clone(), settings.clone().reserve(40 << 20));
+    assert!(matches!(refused, Err(Error::LimitReached { .. })), "{:?}", refused.err());
+    assert_eq!((provider.live_regions(), shared.used()), (0, 0));
+    let pool = SlabPool::new(provider.clone(), settings.reserve(20 << 20)).unwrap();
+    assert_eq!(pool.statistics().reserved_bytes, 20 << 20);
+    assert_eq!(provider.populated_bytes(), (32 + 20) << 20);
+}
+
+/// Half of what is reserved stays when an explicit trimming keeps half.
+#[test]
+fn trimming_lowers_what_is_reserved() {
+    let provider = Numbers::new(4096);
+    let pool = SlabPool::new(provider.clone(), SlabSettings::new()).unwrap();
+    for n in 1..=4 {
+        pool.reserve(n * 8 * MIB).unwrap();
+    }
+    pool.trim(16 * MIB).unwrap();
+    assert_eq!(pool.statistics().reserved_bytes, 16 << 20);
+    for _ in 0..3 {
+        fill(&pool, 60 * MIB, MIB).into_iter().for_each(|address| free(&pool, address));
+        assert!(pool.statistics().reserved_bytes >= 16 << 20);
+    }
+    pool.trim(0).unwrap();
+    assert_eq!(provider.live_regions(), 0);
+}
+
+#[test]
+fn who_is_asked_at_a_limit_may_free_and_wait() {
+    for (size, limit) in [(5000, 2 << 20), (100_000, 32 << 20), (9 * MIB, 32 << 20)] {
+        let token = Token::new();
+        let shelf = Arc::new(Mutex::new(Vec::new()));
+        let (from, ready) = (shelf.clone(), token.clone());
+        let settings = SlabSettings::new().memory_limit(limit).out_of_memory(
+            move |shortage: &umf_core::shortage::Shortage<'_>| {
+                assert!(
+                    matches!(shortage.error, Error::LimitReached { what: "pool memory", .. }),
+                    "{shortage:?}"
+                );
+                assert!(shortage.statistics.reserved_bytes <= limit);
+                if let Some(address) = from.lock().unwrap().pop() {
+                    // SAFETY: nobody uses the block.
+                    unsafe { shortage.pool.free(address) }.unwrap();
+                    return Relief::Retry;
+                }
+                // A device that comes to its end.
+                ready.be_ready();
+                match shortage.pool.drain(std::time::Duration::from_secs(20)).is_empty()
+                    && shortage.attempt < 3
+                {
+                    true => Relief::Retry,
+                    false => Relief::GiveUp,
+                }
+            },
+        );
+        let pool = SlabPool::new(Numbers::new(4096), settings).unwrap();
+        let first = pool.allocate(layout(size)).unwrap();
+        let whole = pool.block_at(first).unwrap().size;
+        // Until nothing is left: one of four is put on the shelf, all others wait for the device.
+        // SAFETY: nobody uses the block.
+        unsafe { pool.free_after(first, token.clone()) }.unwrap();
+        let most = limit as usize / whole;
+        for n in 0..most * 5 / 4 {
+            let address =
+                pool.allocate(layout(size)).unwrap_or_else(|error| panic!("{size}, block {n}: {error}"));
+            match n % 4 {
+                0 => shelf.lock().unwrap().push(address),
+                // SAFETY: nobody uses the block.
+                _ => unsafe { pool.free_after(address, token.clone()) }.unwrap(),
+            }
+        }
+        assert!(pool.statistics().reserved_bytes <= limit);
+    }
+}

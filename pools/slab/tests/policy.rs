@@ -1,0 +1,131 @@
+//! The thread in the background: in a program of its own, since it counts threads.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use umf_core::conformance::pool::{Numbers, Pages, Token};
+use umf_core::{Address, Layout, Pool};
+use umf_pool_slab::{SlabPool, SlabSettings};
+
+/// What nothing here takes as long as.
+const LONG: Duration = Duration::from_secs(30);
+
+fn tidiers() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names = tasks.flat_map(|task| std::fs::read_to_string(task.path().join("comm")));
+    names.filter(|name| name.trim() == "umf-tidier").count()
+}
+
+#[track_caller]
+fn wait_for(what: &str, holds: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < LONG, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn settings() -> SlabSettings {
+    SlabSettings::new().release_after(Duration::from_millis(20)).background(true)
+}
+
+fn fill(pool: &SlabPool) -> Vec<Address> {
+    let sizes = [64, 5000, 100_000, 1 << 20];
+    (0..400).map(|n| pool.allocate(Layout::new(sizes[n % 4], 8).unwrap()).unwrap()).collect()
+}
+
+fn free(pool: &SlabPool, address: Address) {
+    // SAFETY: the block is the caller's, and nobody uses it.
+    unsafe { pool.free(address) }.unwrap();
+}
+
+/// One test, so that nothing else begins threads meanwhile.
+#[test]
+fn a_thread_in_the_background_gives_back_what_nobody_uses() {
+    // Without being asked nobody works in the background.
+    let plain = SlabPool::new(Numbers::new(4096), settings().background(false)).unwrap();
+    fill(&plain).into_iter().for_each(|address| free(&plain, address));
+    assert_eq!(tidiers(), 0);
+    let nothing_to_do = SlabPool::new(Numbers::new(4096), SlabSettings::new().background(true)).unwrap();
+    assert_eq!(tidiers(), 0);
+    drop(nothing_to_do);
+
+    let providers = [Numbers::new(4096), Numbers::new(4096)];
+    let pools = providers.clone().map(|provider| SlabPool::new(provider, settings()).unwrap());
+    let kept = pools[0].allocate(Layout::new(64, 8).unwrap()).unwrap();
+    for pool in &pools {
+        fill(pool).into_iter().for_each(|address| free(pool, address));
+    }
+    wait_for("a pool that nobody uses keeps memory", || providers[1].live_regions() == 0);
+    wait_for("a pool keeps more than the region of what lives", || providers[0].live_regions() == 1);
+    assert!(pools[0].block_at(kept).is_ok());
+    assert_eq!(tidiers(), 1, "one for all");
+    // What becomes ready goes too, and what is freed with the pool's last reference dropped meanwhile.
+    let token = Token::new();
+    // SAFETY: nobody uses the block.
+    unsafe { pools[0].free_after(kept, token.clone()) }.unwrap();
+    token.be_ready();
+    wait_for("what has become ready stays", || providers[0].live_regions() == 0);
+    drop(pools);
+    wait_for("nobody asks for it, and it goes on", || tidiers() == 0);
+
+    // Bytes alone.
+    let provider = Numbers::new(4096);
+    let bounded = SlabSettings::new().max_cached(1 << 20).background(true);
+    let pool = SlabPool::new(provider.clone(), bounded).unwrap();
+    fill(&pool).into_iter().for_each(|address| free(&pool, address));
+    wait_for("more is free than may be", || pool.statistics().cached_bytes <= 1 << 20);
+    drop(pool);
+
+    // Pools that come and go while it looks.
+    for _ in 0..300 {
+        let pool =
+            SlabPool::new(Numbers::new(4096), settings().release_after(Duration::from_millis(1))).unwrap();
+        fill(&pool).into_iter().take(300).for_each(|address| free(&pool, address));
+    }
+    wait_for("nobody asks for it, and it goes on", || tidiers() == 0);
+    in_a_forked_child();
+    drop(plain);
+}
+
+/// A child does not have its parent's thread: it gets one of its own.
+fn in_a_forked_child() {
+    let provider = Pages::private();
+    let pool = SlabPool::new(provider.clone(), settings()).unwrap();
+    let inherited = fill(&pool);
+    wait_for("there is no thread", || tidiers() == 1);
+    for _ in 0..20 {
+        // SAFETY: the child runs pool code, whose locks come through a fork, and ends without unwinding.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: sets a timer of this process.
+            unsafe { libc::alarm(30) };
+            for &address in &inherited {
+                free(&pool, address);
+            }
+            fill(&pool).into_iter().for_each(|address| free(&pool, address));
+            let begin = Instant::now();
+            while (provider.live_regions() > 0 || tidiers() != 1) && begin.elapsed() < Duration::from_secs(20)
+            {
+                // A slow path now and then begins it anew.
+                fill(&pool).into_iter().for_each(|address| free(&pool, address));
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            let code = i32::from(provider.live_regions() > 0) + 2 * i32::from(tidiers() != 1);
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0, "wait status");
+    }
+    for address in inherited {
+        free(&pool, address);
+    }
+    drop(pool);
+    wait_for("nobody asks for it, and it goes on", || tidiers() == 0);
+    assert_eq!(Arc::strong_count(&provider), 1);
+}
