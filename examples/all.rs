@@ -63,6 +63,21 @@ fn read_only() {
 }
 
 #[test]
+fn debugging() {
+    let output = run(env!("CARGO_BIN_EXE_debugging"));
+    let fault = output.lines().next().unwrap();
+    assert!(
+        fault.starts_with("byte 40 of the free block of 4096 bytes") && fault.contains("by thread"),
+        "{output}"
+    );
+    assert!(output.contains("written-after-free") && output.contains("300 bytes in 320"), "{output}");
+    assert!(output.contains("640 of 1048576 bytes live"), "{output}");
+    let (_, report) = output.split_once("pool watched: 3 blocks, 640 bytes were never freed").unwrap();
+    let stacks = report.contains("read_configuration at ") && report.contains("debugging.rs:");
+    assert!(stacks || !report.contains("asked for"), "{output}");
+}
+
+#[test]
 fn domain() {
     let name = format!("umf-examples-{}", std::process::id());
     let start = |number: &[&str]| {

@@ -12,6 +12,17 @@ need() {
   exit 1
 }
 
+# want PACKAGE FILE WHAT-FOR: as `need`, for what tests can be without: they say so then.
+want() {
+  compgen -G "$2" >/dev/null && return
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    echo "no $1, which is used $3: installing it" >&2
+    DEBIAN_FRONTEND=noninteractive apt-get install -qy "$1" >/dev/null 2>&1 && return
+    apt-get update -q >/dev/null 2>&1 && DEBIAN_FRONTEND=noninteractive apt-get install -qy "$1" >/dev/null 2>&1 && return
+  fi
+  echo "some tests are skipped without $1, which is used $3: apt-get install $1" >&2
+}
+
 # The Rust toolchain needs a linker, and says so badly.
 need_toolchain() {
   if ! command -v cargo >/dev/null 2>&1; then

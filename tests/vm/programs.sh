@@ -9,7 +9,9 @@ build_programs() {
     cat "$work/cargo" >&2
     exit 1
   fi
-  sed -n 's/.*"reason":"compiler-artifact".*"package_id":"[^"#]*#\([^@"]*\)@[^"]*".*"name":"\([^"]*\)".*"executable":"\([^"]*\)".*/\1 \2 \3/p' \
+  # A package is PATH#NAME@VERSION, or PATH#VERSION where its name is that of its folder.
+  sed -n 's/"package_id":"\([^"#]*\/\)\([^"#\/]*\)#\([0-9][^"@]*\)"/"package_id":"\1\2#\2@\3"/
+    s/.*"reason":"compiler-artifact".*"package_id":"[^"#]*#\([^@"]*\)@[^"]*".*"name":"\([^"]*\)".*"executable":"\([^"]*\)".*/\1 \2 \3/p' \
     "$messages" | while read -r package target executable; do
     case "$executable" in
       */deps/*) echo "$package $target $executable $executable" ;;
@@ -78,7 +80,7 @@ collect_programs() {
             found=1
             echo "$path $file" >>"$work/files"
             # shellcheck disable=SC2086 # several
-            write_command "$work/commands" ${environment:+env $environment} "$path" --show-output \
+            write_command "$work/commands" ${environment:+env $environment} "$path" ${options:---show-output} \
               ${test_threads:+--test-threads=$test_threads} ${filter//,/ }
           fi
           ;;

@@ -2,6 +2,7 @@
 
 use core::ffi::{CStr, c_void};
 
+use crate::result::ze_result_t;
 use crate::version::ze_api_version_t;
 
 /// A member of a table.
@@ -44,6 +45,27 @@ pub unsafe trait Table: Copy + Default {
             unsafe { members.add(index).write(find(member.function)) };
         }
         table
+    }
+
+    /// The address of the function that a member points to, by the member's place.
+    #[must_use]
+    fn pointer(&self, index: usize) -> Option<*mut c_void> {
+        let members = core::ptr::from_ref(self).cast::<*mut c_void>();
+        // SAFETY: the table has that many pointers.
+        let found = (index < Self::MEMBERS.len()).then(|| unsafe { members.add(index).read() })?;
+        (!found.is_null()).then_some(found)
+    }
+
+    /// Puts `function` wherever there is none. It is called with the parameters of all of these, of which it has to look at
+    /// none: on the systems that this crate is for the caller takes care of the space of parameters.
+    fn fill_absent(&mut self, function: unsafe extern "C" fn() -> ze_result_t) {
+        for index in 0..Self::MEMBERS.len() {
+            if self.pointer(index).is_none() {
+                let members = core::ptr::from_mut(self).cast::<*mut c_void>();
+                // SAFETY: the table has that many pointers, and this is a function as they lead to.
+                unsafe { members.add(index).write(function as *mut c_void) };
+            }
+        }
     }
 
     /// Writes to `target` the members that `version` has, and nothing past them: a caller made for that version has no room.

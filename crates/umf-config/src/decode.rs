@@ -14,6 +14,7 @@ pub(crate) fn decode(layers: &Layers) -> Result<Settings, Error> {
     let mut settings = Settings::default();
     let mut decoder = Decoder { layers, origins: &mut settings.origins };
     decoder.section(&mut settings.ipc, "ipc", merged.get("ipc"))?;
+    decoder.section(&mut settings.link, "link", merged.get("link"))?;
     decoder.section(&mut settings.log, "log", merged.get("log"))?;
 
     let pools = table(merged.get("pool"));

@@ -8,7 +8,7 @@ use config::{Value, ValueKind};
 
 use crate::field::{Section, Setting};
 use crate::layer::{Layer, Layers, Tree, nest};
-use crate::settings::{Ipc, Log, Params, Pool, Provider};
+use crate::settings::{Ipc, Link, Log, Params, Pool, Provider};
 use crate::{ByteSize, Context, Error, Origin, Warning, file, legacy, schema, shown};
 
 /// The sections whose keys are names.
@@ -140,6 +140,9 @@ fn target(variable: &str, names: &Names) -> Result<Option<Target>, Error> {
     };
     if let Some(key) = rest.strip_prefix("IPC_") {
         return Ok(plain::<Ipc>("ipc", key));
+    }
+    if let Some(key) = rest.strip_prefix("LINK_") {
+        return Ok(plain::<Link>("link", key));
     }
     if let Some(key) = rest.strip_prefix("LOG_") {
         return Ok(plain::<Log>("log", key));

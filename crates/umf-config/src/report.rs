@@ -34,6 +34,7 @@ impl Settings {
         for (name, limit) in &self.shared_limits {
             rows.push(self.row(format!("shared_limits.{name}"), limit.to_string()));
         }
+        self.section(&mut rows, "link", &self.link);
         self.section(&mut rows, "log", &self.log);
         rows
     }

@@ -7,11 +7,11 @@ use serde::Serialize;
 
 use crate::field::{Field, Section, Setting};
 use crate::layer::Tree;
-use crate::settings::{Ipc, Log, Pool, Provider};
+use crate::settings::{Ipc, Link, Log, Pool, Provider};
 use crate::{ByteSize, Error, Origin, shown};
 
 /// The sections of a settings file.
-pub(crate) const SECTIONS: [&str; 5] = ["ipc", "pool", "provider", "shared_limits", "log"];
+pub(crate) const SECTIONS: [&str; 6] = ["ipc", "pool", "provider", "shared_limits", "link", "log"];
 
 /// A key that settings know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -41,6 +41,7 @@ pub fn known_keys() -> Vec<KnownKey> {
         expected: ByteSize::EXPECTED,
         default: String::new(),
     });
+    keys.extend(section_keys::<Link>("link"));
     keys.extend(section_keys::<Log>("log"));
     keys
 }
@@ -102,6 +103,7 @@ pub(crate) fn check(tree: Tree, origin: &Origin, trusted: bool) -> Result<Tree, 
                     None => Err(check.bad_value(key, &value, ByteSize::EXPECTED)),
                 })?
             }
+            "link" => check.section::<Link>("link", value)?,
             "log" => check.section::<Log>("log", value)?,
             _ => return Err(check.unknown_key("", &name, &SECTIONS)),
         };
@@ -247,6 +249,7 @@ mod tests {
         all::<Ipc>();
         all::<Pool>();
         all::<Provider>();
+        all::<Link>();
         all::<Log>();
     }
 }

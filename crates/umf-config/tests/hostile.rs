@@ -118,7 +118,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_keys_from_the_program(key in "(ipc|pool|provider|log|[a-z.\\[\\]0-9]{0,6})(\\.[a-z_.]{0,12}){0,4}", text in ".{0,12}") {
+    fn arbitrary_keys_from_the_program(key in "(ipc|pool|provider|link|log|[a-z.\\[\\]0-9]{0,6})(\\.[a-z_.]{0,12}){0,4}", text in ".{0,12}") {
         show(Loader::with_context(Context::empty()).set(key, Value::from(text)));
     }
 }

@@ -46,16 +46,46 @@ impl Stack {
     /// the names of exported functions. `addr2line -e FILE OFFSET` tells more.
     fn show(&self, f: &mut fmt::Formatter<'_>, plainly: bool) -> fmt::Result {
         let resolver = if plainly { None } else { resolver() };
-        let own = |&address: &usize| {
-            let mut is_own = false;
-            if let Some(resolve) = resolver {
-                resolve(address, &mut |place| is_own |= place.name.is_some_and(is_of_umf));
+        let (mut count, mut skipped) = (0, 0);
+        self.places(resolver, &mut |_, place| {
+            count += 1;
+            // (What umf calls of the standard library may lie between.)
+            if place.is_some_and(|place| is_of_umf(&place)) && count - skipped <= 6 {
+                skipped = count;
             }
-            is_own
-        };
-        let skipped = self.frames().take_while(own).count();
-        let skipped = if skipped == self.frames().count() { 0 } else { skipped };
-        self.frames().skip(skipped).try_for_each(|address| show_frame(f, address, resolver))
+        });
+        let skipped = if skipped == count { 0 } else { skipped };
+        let (mut index, mut result, mut has_ended) = (0, Ok(()), false);
+        self.places(resolver, &mut |address, place| {
+            index += 1;
+            // What std begins its threads with: the rest is always the same.
+            has_ended |= place.and_then(|place| place.name).is_some_and(|name| name.contains(BEGIN));
+            if index > skipped && result.is_ok() && !has_ended {
+                result = match place {
+                    Some(place) => show_place(f, &place),
+                    None => show_address(f, address),
+                };
+            }
+        });
+        result
+    }
+
+    /// Tells each frame: by name, several where functions are inlined into each other, or just where it is.
+    fn places(&self, resolver: Option<Resolver>, tell: &mut dyn FnMut(usize, Option<CodePlace<'_>>)) {
+        for address in self.frames() {
+            let mut is_named = false;
+            if let Some(resolve) = resolver {
+                resolve(address, &mut |place| {
+                    if place.name.is_some() {
+                        is_named = true;
+                        tell(address, Some(place));
+                    }
+                });
+            }
+            if !is_named {
+                tell(address, None);
+            }
+        }
     }
 }
 
@@ -71,39 +101,33 @@ impl fmt::Debug for Stack {
     }
 }
 
-/// Names of what every allocation goes through.
-fn is_of_umf(name: &str) -> bool {
-    const OWN: [&str; 7] = [
-        "umf_core::",
-        "<umf_core::",
-        "umf_pool_slab::",
-        "<umf_pool_slab::",
-        "umf::pool::",
-        "umf::global::",
-        "<umf::global::",
+const BEGIN: &str = "__rust_begin_short_backtrace";
+
+/// Whether every allocation goes through it.
+fn is_of_umf(place: &CodePlace<'_>) -> bool {
+    const NAMES: [&str; 4] = ["umf_core::", "umf_pool_slab::", "umf::pool::", "umf::global::"];
+    // Of what is inlined only the last part of the name is known, but its file. (Folders of this repository, and of a registry.)
+    const FILES: [&str; 6] = [
+        "umf-core/src/",
+        "pools/slab/src/",
+        "crates/umf/src/",
+        "/umf-core-0.",
+        "/umf-pool-slab-0.",
+        "/umf-0.",
     ];
-    name.starts_with("backtrace") || OWN.iter().any(|own| name.starts_with(own))
+    let name = place.name.map_or("", |name| name.trim_start_matches('<'));
+    let file = place.file.unwrap_or("");
+    NAMES.iter().any(|own| name.starts_with(own)) || FILES.iter().any(|own| file.contains(own))
 }
 
-fn show_frame(f: &mut fmt::Formatter<'_>, address: usize, resolver: Option<Resolver>) -> fmt::Result {
+fn show_place(f: &mut fmt::Formatter<'_>, place: &CodePlace<'_>) -> fmt::Result {
+    write!(f, "\n    {}", place.name.unwrap_or("?"))?;
+    place.file.map_or(Ok(()), |file| write!(f, " at {file}:{}", place.line.unwrap_or(0)))
+}
+
+fn show_address(f: &mut fmt::Formatter<'_>, address: usize) -> fmt::Result {
     // A return address is behind the call.
     let call = address - 1;
-    let mut result = Ok(());
-    let mut is_named = false;
-    if let Some(resolve) = resolver {
-        resolve(address, &mut |place| {
-            let Some(name) = place.name.filter(|_| result.is_ok()) else { return };
-            is_named = true;
-            result = write!(f, "\n    {name}");
-            if let (Ok(()), Some(file)) = (result, place.file) {
-                result = write!(f, " at {file}:{}", place.line.unwrap_or(0));
-            }
-        });
-    }
-    result?;
-    if is_named {
-        return Ok(());
-    }
     let Some((file, base, name)) = sys::code_at(call) else { return write!(f, "\n    {address:#x}") };
     let file = file.to_str().unwrap_or("?");
     write!(f, "\n    {file}+{:#x}", call.wrapping_sub(base))?;

@@ -45,7 +45,7 @@ pub mod metadata;
 #[cfg(test)]
 mod model;
 pub mod observer;
-mod pool;
+pub mod pool;
 pub mod provider;
 pub mod shortage;
 pub mod statistics;

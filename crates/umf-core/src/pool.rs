@@ -55,6 +55,14 @@ pub unsafe trait Pool: Send + Sync {
     /// the provider's own.
     fn allocate(&self, layout: Layout) -> Result<Address>;
 
+    /// Allocates as [`Pool::allocate`] does, where that is a matter of a few instructions; `None` says nothing but that `allocate` is to be
+    /// called. What this returns fits into registers. Callers use [`allocate`].
+    #[inline]
+    fn allocate_at_once(&self, layout: Layout) -> Option<Address> {
+        let _ = layout;
+        None
+    }
+
     /// Frees a block. One that other processes have open is not handed out again before they have closed it.
     ///
     /// In a forked child, freeing a block of inherited shared memory does nothing and succeeds: it belongs to
@@ -68,6 +76,17 @@ pub unsafe trait Pool: Send + Sync {
     /// The caller owns the block, and nobody uses it any more. (An address that is no live block is safe to
     /// pass: it is an error.)
     unsafe fn free(&self, address: Address) -> Result<()>;
+
+    /// Frees as [`Pool::free`] does, where that is a matter of a few instructions; if this is `false`, nothing has happened, and `free` is
+    /// to be called. Callers use [`free`].
+    ///
+    /// # Safety
+    /// As [`Pool::free`].
+    #[inline]
+    unsafe fn free_at_once(&self, address: Address) -> bool {
+        let _ = address;
+        false
+    }
 
     /// Frees a block that may still be in use until `completion` is ready, by work that was given to a device for instance. Its exports
     /// are retired at once, it does not count as live any more, and freeing it again is an error; but it is not handed out, and its
@@ -231,4 +250,33 @@ pub unsafe trait Pool: Send + Sync {
 
     /// What the pool holds. Summed up when asked for; counting costs nothing on the common path.
     fn statistics(&self) -> PoolStatistics;
+}
+
+/// [`Pool::allocate`] by the shortest way.
+///
+/// # Errors
+/// As [`Pool::allocate`].
+#[inline]
+pub fn allocate(pool: &dyn Pool, layout: Layout) -> Result<Address> {
+    match pool.allocate_at_once(layout) {
+        Some(address) => Ok(address),
+        None => pool.allocate(layout),
+    }
+}
+
+/// [`Pool::free`] by the shortest way.
+///
+/// # Errors
+/// As [`Pool::free`].
+///
+/// # Safety
+/// As [`Pool::free`].
+#[inline]
+pub unsafe fn free(pool: &dyn Pool, address: Address) -> Result<()> {
+    // SAFETY: passed on to the caller, here and below.
+    if unsafe { pool.free_at_once(address) } {
+        return Ok(());
+    }
+    // SAFETY: as above; nothing has happened.
+    unsafe { pool.free(address) }
 }

@@ -145,6 +145,12 @@ pub(crate) fn boot_id() -> BootId {
     BootId(id.to_ne_bytes())
 }
 
+/// The boot of this machine, as handles have it; zeros if it is unknown.
+#[must_use]
+pub fn boot_id_bytes() -> [u8; 16] {
+    boot_id().0
+}
+
 pub(crate) fn pid_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid")
         .map_or(0, |metadata| std::os::unix::fs::MetadataExt::ino(&metadata))

@@ -5,7 +5,7 @@ use umf_core::{Error, Result};
 use crate::group::{self, Group};
 use crate::sys;
 
-/// What bounds the memory of this process, to be asked before pages are made.
+/// What bounds the memory of this process, to be asked before pages are made; by default the machine alone.
 ///
 /// Who takes pages until there are none wakes the out-of-memory killer, which ends some process; within a control group one of that
 /// group. A limit, or memory, that is plainly not there is an error instead. (Others may take it between the answer and the pages.)

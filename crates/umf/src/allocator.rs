@@ -20,7 +20,7 @@ unsafe impl Allocator for &Pool {
             return Err(AllocError);
         }
         let checked = Layout::try_from(layout).map_err(|_| AllocError)?;
-        let address = self.as_core().allocate(checked).map_err(|_| AllocError)?;
+        let address = umf_core::pool::allocate(self.as_core(), checked).map_err(|_| AllocError)?;
         let pointer = address.as_ptr().and_then(NonNull::new).ok_or(AllocError)?;
         Ok(NonNull::slice_from_raw_parts(pointer, layout.size()))
     }
@@ -30,7 +30,7 @@ unsafe impl Allocator for &Pool {
             return;
         }
         // SAFETY: the caller's contract: `pointer` came from `allocate` and is not used any more.
-        let freed = unsafe { self.as_core().free(Address::from_ptr(pointer.as_ptr())) };
+        let freed = unsafe { umf_core::pool::free(self.as_core(), Address::from_ptr(pointer.as_ptr())) };
         debug_assert!(freed.is_ok(), "{freed:?}");
     }
 }

@@ -10,11 +10,11 @@ use umf_core::held::OnFree;
 use umf_core::tracker::ProviderRef;
 use umf_core::{Provider, ProviderKind, Visibility};
 use umf_pool_proxy::{ProxyPool, ProxySettings};
-use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
+use umf_pool_slab::{Leaks, Poison, SharedLimit, SlabPool, SlabSettings};
 use umf_provider_dma_buf::DmaBufProvider;
 use umf_provider_host::HostProvider;
 
-use crate::{Error, Result, plugin, registry};
+use crate::{Error, Result, leaks, plugin, registry};
 
 mod numa;
 
@@ -138,6 +138,7 @@ pub(crate) fn pool(
     let pool: Arc<dyn umf_core::Pool> = match set.kind.as_str() {
         "slab" => SlabPool::new(provider, slab_settings(settings, name, set)?)?,
         "proxy" => {
+            tell_unwatched(name, set);
             let mut proxy = ProxySettings::default().name(name).memory_limit(set.memory_limit.get());
             if let LimitSetting::Named(limit) = &set.shared_limit {
                 proxy = proxy.shared_limit(shared_limit(settings, limit)?);
@@ -162,6 +163,14 @@ pub(crate) fn pool(
         pool.reserve(usize::try_from(set.reserve.get()).unwrap_or(usize::MAX))?;
     }
     Ok(pool)
+}
+
+/// Says that a pool of kind `proxy` does not watch itself.
+fn tell_unwatched(name: &str, set: &umf_config::Pool) {
+    let watches = set.leaks != umf_config::Leaks::Off || set.poison != umf_config::Poison::Off;
+    if watches || set.history != 0 || set.quarantine.get() != 0 {
+        tracing::warn!(pool = name, "a pool of kind proxy has no history, leaks, poison or quarantine");
+    }
 }
 
 /// Tells a pool what to do with what is freed and still open elsewhere. A kind from elsewhere that was told nothing keeps what it
@@ -192,7 +201,23 @@ fn slab_settings(settings: &Settings, name: &str, set: &umf_config::Pool) -> Res
         .small_cache_size(bytes(set.small_cache_size))
         .shared_cache_size(bytes(set.shared_cache_size))
         .shared_cache_blocks(set.shared_cache_blocks)
-        .trace(set.trace);
+        .trace(set.trace)
+        .history(set.history)
+        .leaks(match set.leaks {
+            umf_config::Leaks::Count => Leaks::Count,
+            umf_config::Leaks::Sites => Leaks::Sites,
+            _ => Leaks::Off,
+        })
+        .leak_sample(set.leak_sample)
+        .poison(match set.poison {
+            umf_config::Poison::Freed => Poison::Freed,
+            umf_config::Poison::All => Poison::All,
+            _ => Poison::Off,
+        })
+        .quarantine(set.quarantine.get());
+    if set.leaks == umf_config::Leaks::Sites {
+        leaks::name_stacks();
+    }
     if let LimitSetting::Named(limit) = &set.shared_limit {
         slab = slab.shared_limit(shared_limit(settings, limit)?);
     }

@@ -163,6 +163,15 @@ impl<'p> Block<'p> {
         }
     }
 
+    /// The block as memory that a [`crate::link::Link`] sends from and receives into without a copy too many, and hands over
+    /// without any. Make it once and keep it.
+    ///
+    /// # Errors
+    /// As [`Block::handle`] and [`Block::memory`].
+    pub fn linked(&self) -> Result<umf_link::Memory<'_>> {
+        Ok(umf_link::Memory::new(&self.handle()?, self.memory()?)?)
+    }
+
     /// Leaves the block allocated and returns its address; the pool's `free` takes it back.
     #[must_use]
     pub fn into_address(self) -> Address {
@@ -175,7 +184,7 @@ impl<'p> Block<'p> {
 impl Drop for Block<'_> {
     fn drop(&mut self) {
         // SAFETY: the block is this object's own, and nothing borrowed from it is left.
-        if let Err(error) = unsafe { self.pool.as_core().free(self.address) } {
+        if let Err(error) = unsafe { umf_core::pool::free(self.pool.as_core(), self.address) } {
             // Only somebody who freed the address by hand can have brought this about.
             tracing::error!(address = %self.address, %error, "a block could not be freed");
         }

@@ -21,6 +21,9 @@ pub enum Error {
     /// NUMA nodes, or a memory space.
     #[error(transparent)]
     Topology(#[from] umf_topology::Error),
+    /// A link.
+    #[error(transparent)]
+    Link(#[from] umf_link::Error),
     /// Settings.
     #[error(transparent)]
     Settings(Arc<umf_config::Error>),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use umf_core::Address;
 use umf_core::Pool as _;
-use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_pool_slab::{Leaks, SlabPool, SlabSettings};
 use umf_provider_host::HostProvider;
 
 /// A slab pool over private host memory as the global allocator:
@@ -21,6 +21,8 @@ use umf_provider_host::HostProvider;
 #[derive(Debug)]
 pub struct GlobalPool {
     pool: AtomicPtr<SlabPool>,
+    leaks: Leaks,
+    leak_sample: u32,
 }
 
 static PROVIDER: HostProvider = HostProvider::private_static();
@@ -29,7 +31,17 @@ impl GlobalPool {
     /// For a `static`.
     #[must_use]
     pub const fn new() -> Self {
-        Self { pool: AtomicPtr::new(std::ptr::null_mut()) }
+        Self { pool: AtomicPtr::new(std::ptr::null_mut()), leaks: Leaks::Off, leak_sample: 1 }
+    }
+
+    /// What is written to standard error at the end of the process of blocks that are live then: some are in every program.
+    /// Default: [`Leaks::Off`]. With [`Leaks::Sites`], of one in `sample` allocations it is remembered where it was (0
+    /// acts as 1). Where that is cannot be told by name without allocating: stacks have files and offsets, for `addr2line`.
+    #[must_use]
+    pub const fn leaks(mut self, leaks: Leaks, sample: u32) -> Self {
+        self.leaks = leaks;
+        self.leak_sample = sample;
+        self
     }
 
     fn pool(&self) -> Option<&'static SlabPool> {
@@ -43,7 +55,8 @@ impl GlobalPool {
 
     #[cold]
     fn make(&self) -> Option<&'static SlabPool> {
-        let made = SlabPool::new_static(&PROVIDER, SlabSettings::new().name("global")).ok()?;
+        let settings = SlabSettings::new().name("global").leaks(self.leaks).leak_sample(self.leak_sample);
+        let made = SlabPool::new_static(&PROVIDER, settings).ok()?;
         let pointer = std::ptr::from_ref(made).cast_mut();
         match self.pool.compare_exchange(std::ptr::null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some(made),

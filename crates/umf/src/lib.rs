@@ -25,9 +25,11 @@
 //! | lack of memory | [`Pool::on_shortage`], [`Shortage`], [`Relief`] |
 //! | freed memory that a device still works on | [`Block::free_after`], [`Completion`] |
 //! | what a pool's regions look like | [`Pool::map`], [`map`] |
+//! | what happened in a pool, what was never freed, who writes to what was freed | [`Pool::history`], [`Pool::leaks`], [`Leaks`], [`Poison`] |
 //! | NUMA nodes, and memory on the fastest, nearest or largest of them | [`topology`], [`memory_space`] |
 //! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`] |
 //! | regions that belong to a named set of processes | [`domain`] |
+//! | messages between two processes | [`link`] |
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`] |
 //! | kinds of provider and pool from elsewhere | [`registry`], [`plugin`] |
 //! | memory that devices share | [`dma_buf`], [`Block::cpu_access`], [`cpu_access`] |
@@ -39,6 +41,9 @@ mod block;
 mod cpu_access;
 mod error;
 mod global;
+pub mod history;
+pub mod leaks;
+pub mod link;
 mod logging;
 pub mod map;
 pub mod memory_space;
@@ -59,6 +64,7 @@ pub use umf_core::{
     Access, Address, Completion, CpuAccess, Layout, MemoryKind, Progress, ProviderKind, Visibility,
 };
 pub use umf_ipc::{Exchange, Export, Exporter, Handle, Importer, Mapping, Mode, VolatileSlice};
+pub use umf_pool_slab::{Leaks, Poison};
 
 #[doc(inline)]
 pub use umf_config as config;

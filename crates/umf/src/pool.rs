@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use umf_core::held::{HeldStatistics, OnFree};
+use umf_core::history::PoolHistory;
+use umf_core::leaks::LeakReport;
 use umf_core::map::PoolMap;
 use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::PoolStatistics;
@@ -11,7 +13,7 @@ use umf_core::tracker::ProviderRef;
 use umf_core::{Layout, Visibility};
 use umf_provider_host::HostProvider;
 
-use crate::{Block, Result, assembly, settings};
+use crate::{Block, Leaks, Poison, Result, assembly, leaks, settings};
 
 /// Hands out blocks of memory.
 ///
@@ -96,6 +98,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`crate::Error::Memory`]: zero size, overflow, no memory left, a limit reached, frozen after a fork.
+    #[inline]
     pub fn allocate(&self, size: usize) -> Result<Block<'_>> {
         let align = size.checked_next_power_of_two().map_or(1, |size| size.min(16));
         self.allocate_aligned(size, align)
@@ -105,9 +108,10 @@ impl Pool {
     ///
     /// # Errors
     /// As [`Pool::allocate`]; an alignment that is no power of two or beyond what the provider can give.
+    #[inline]
     pub fn allocate_aligned(&self, size: usize, align: usize) -> Result<Block<'_>> {
         let layout = Layout::new(size, align)?;
-        let address = self.pool.allocate(layout)?;
+        let address = umf_core::pool::allocate(&*self.pool, layout)?;
         Ok(Block::new(self, address, size))
     }
 
@@ -170,6 +174,22 @@ impl Pool {
         Ok(self.pool.map()?)
     }
 
+    /// What happened in it lately, if it is set to remember that ([`PoolBuilder::history`]).
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`] if it is not, or if this kind of pool cannot.
+    pub fn history(&self) -> Result<PoolHistory> {
+        Ok(self.pool.history()?)
+    }
+
+    /// Shows `look` which blocks are live, and where they were allocated if it is set to remember that ([`PoolBuilder::leaks`]).
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`] if this kind of pool cannot tell.
+    pub fn leaks(&self, mut look: impl FnMut(&LeakReport<'_>)) -> Result<()> {
+        Ok(self.pool.leaks(&mut look)?)
+    }
+
     /// What the pool holds.
     #[must_use]
     pub fn statistics(&self) -> PoolStatistics {
@@ -190,6 +210,7 @@ impl Pool {
 
     /// The pool behind this one.
     #[must_use]
+    #[inline]
     pub fn as_core(&self) -> &dyn umf_core::Pool {
         &*self.pool
     }
@@ -239,6 +260,34 @@ impl PoolBuilder {
         self
     }
 
+    /// How many events each thread's history keeps: [`Pool::history`]. Default: 0, none.
+    #[must_use]
+    pub fn history(mut self, events: u32) -> Self {
+        self.slab = self.slab.history(events);
+        self
+    }
+
+    /// What is told of blocks that are live when the pool is dropped, or when the process ends. Default: [`Leaks::Off`].
+    #[must_use]
+    pub fn leaks(mut self, leaks: Leaks) -> Self {
+        self.slab = self.slab.leaks(leaks);
+        self
+    }
+
+    /// What is filled, so that mistakes show. Default: [`Poison::Off`].
+    #[must_use]
+    pub fn poison(mut self, poison: Poison) -> Self {
+        self.slab = self.slab.poison(poison);
+        self
+    }
+
+    /// Bytes of freed blocks that wait before anybody gets them again. Default: 0.
+    #[must_use]
+    pub fn quarantine(mut self, bytes: u64) -> Self {
+        self.slab = self.slab.quarantine(bytes);
+        self
+    }
+
     /// Bytes that are taken from the provider at the beginning, and kept. Default: 0.
     #[must_use]
     pub fn reserve(mut self, bytes: u64) -> Self {
@@ -270,8 +319,9 @@ impl PoolBuilder {
     /// The pool.
     ///
     /// # Errors
-    /// [`crate::Error::Memory`].
+    /// [`crate::Error::Memory`]: no memory, or settings that contradict each other or the provider.
     pub fn build(self) -> Result<Pool> {
+        leaks::name_stacks();
         let provider = match self.provider {
             Some(provider) => provider,
             None => HostProvider::builder().name("shared").visibility(Visibility::Shared).build()?.into(),

@@ -64,6 +64,13 @@ fn pools_and_providers_are_built_by_name() {
         [pool.fine]
         provider = "shared"
         min_block_size = 64
+        [pool.watched]
+        provider = "shared"
+        history = 10
+        leaks = "sites"
+        leak_sample = 3
+        poison = "all"
+        quarantine = "1MiB"
         [pool.each]
         kind = "proxy"
         provider = "alone"
@@ -132,6 +139,14 @@ fn pools_and_providers_are_built_by_name() {
     assert!(!handle.is_isolated() && umf::open(&handle).unwrap().is_current());
     let each = Pool::named("each").unwrap();
     assert!(each.allocate(100).unwrap().handle().unwrap().is_isolated());
+    let watched = Pool::named("watched").unwrap();
+    drop(watched.allocate(100).unwrap());
+    assert_eq!(watched.statistics().quarantined_bytes, 112);
+    assert_eq!(watched.history().unwrap().events.len(), 3);
+    watched.leaks(|report| assert_eq!((report.sampled, report.blocks), (3, 0))).unwrap();
+    let mut byte = [0];
+    watched.allocate(50).unwrap().read(49, &mut byte).unwrap();
+    assert_eq!(byte, [umf::slab::SlabSettings::NEW_BYTE]);
     for name in ["near", "scratch"] {
         let pool = Pool::named(name).unwrap();
         assert_eq!(pool.provider().name(), name);

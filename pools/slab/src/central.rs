@@ -301,7 +301,7 @@ impl Central {
             let address = Address::from_bits(entry.address);
             let Some((_, number)) = tracker::span(address) else { continue };
             let Some(span) = slabs.spans.get(number) else { continue };
-            let Some(place) = span.locate(number, address) else { continue };
+            let Some(place) = span.locate_start(number, address) else { continue };
             let Some(cold) = slabs.cold(number) else { continue };
             // SAFETY: the index is that of a block of the slab, whose bitmap has a bit for each.
             unsafe { *cold.bitmap.add((place.index / 64) as usize) |= 1 << (place.index % 64) };

@@ -17,7 +17,7 @@ use crate::state::{EXPORTED, HELD, LIVE};
 impl SlabPool {
     /// Takes the life of the block at `address`; yields its place, and its state before.
     fn take_life(&self, address: Address) -> Result<(Place<'_>, u8)> {
-        let Some(place) = self.locate(address).filter(|place| place.rest == 0) else {
+        let Some(place) = self.locate_start(address) else {
             return Err(self.why_not(address));
         };
         self.share_with_caller(place.span);

@@ -66,7 +66,7 @@ impl SlabPool {
         match freed {
             Freed::Block { address } => {
                 let missing = Error::NotAllocated { address };
-                let place = self.locate(address).filter(|place| place.rest == 0).ok_or(missing)?;
+                let place = self.locate_start(address).ok_or(missing)?;
                 if place.state.load(Ordering::Acquire) & LIVE != 0 {
                     return Err(Error::NotAllocated { address });
                 }

@@ -13,19 +13,10 @@ use crate::reach::{Inside, SHARED_LIFE, life_of};
 use crate::span::{Place, Span};
 use crate::state::{EXPORTED, Entry, LIVE};
 
-/// How far the common path of a free came.
-enum Freeing<'a> {
-    Done,
-    /// Nothing has changed.
-    NotBegun,
-    /// The state of the block was taken; it was not simply live.
-    Begun(Place<'a>, u8),
-}
-
 impl SlabPool {
     /// The most common path: what lies in the thread's bin, found without a call. So nothing has to be saved.
     #[inline(always)]
-    pub(crate) fn allocate_at_once(&self, layout: Layout) -> Option<Address> {
+    pub(crate) fn take_at_once(&self, layout: Layout) -> Option<Address> {
         if !self.classes.align(layout) {
             return None;
         }
@@ -53,16 +44,14 @@ impl SlabPool {
             return None;
         }
         // SAFETY: there are that many.
-        let inside = unsafe { self.first_caches.add(life as usize).as_ref() }.enter_unasked();
-        // SAFETY: a static, or a word of this pool, which this process does not write. Read inside: whoever closes the gate waits for
-        // those who have passed it.
-        let is_open = unsafe { *self.gate.load(Ordering::Acquire) } != 0;
-        is_open.then_some(inside)
+        let cache = unsafe { self.first_caches.add(life as usize).as_ref() };
+        // SAFETY: a static, or a word of this pool, which this process does not write.
+        cache.enter_if(false, || unsafe { *self.gate.load(Ordering::Acquire) } != 0)
     }
 
     /// The same for a free, of a block that this thread took; `None` if it is not so, or there is no room.
     #[inline(always)]
-    pub(crate) fn free_at_once(&self, address: Address) -> Option<()> {
+    pub(crate) fn put_at_once(&self, address: Address) -> Option<()> {
         let life = thread::known_life();
         let inside = self.enter_at_once(life)?;
         let cache = inside.cache();
@@ -136,10 +125,16 @@ impl SlabPool {
                 return self.free_watched(address);
             }
         }
-        match self.free_cached(address, gates) {
-            Freeing::Done => Ok(()),
-            Freeing::NotBegun => self.free_slow(address),
-            Freeing::Begun(place, old) => self.free_begun(place, old, address),
+        if self.free_cached(address, gates).is_some() { Ok(()) } else { self.free_slow(address) }
+    }
+
+    /// A free of a block that goes into this thread's cache, whoever took it; `None` if it does not, and nothing has changed. Where there
+    /// is no gate to pass.
+    #[inline(never)]
+    pub(crate) fn free_shared(&self, address: Address) -> Option<()> {
+        match self.gates.load(Ordering::Relaxed) {
+            0 => self.free_cached(address, 0),
+            _ => None,
         }
     }
 
@@ -181,48 +176,47 @@ impl SlabPool {
 
     /// The common path of a free: of a block that goes into this thread's cache.
     #[inline(always)]
-    fn free_cached(&self, address: Address, gates: u8) -> Freeing<'_> {
-        let Some((index, cache)) = self.cache() else { return Freeing::NotBegun };
-        let Some(_inside) = cache.enter(gates & FENCED != 0) else { return Freeing::NotBegun };
-        let Some(place) = self.locate(address).filter(|place| place.rest == 0) else {
-            return Freeing::NotBegun;
-        };
+    fn free_cached(&self, address: Address, gates: u8) -> Option<()> {
+        let (index, cache) = self.cache()?;
+        let _inside = cache.enter(gates & FENCED != 0)?;
+        let place = self.locate_start(address)?;
         let span = place.span;
-        let class = span.class();
-        let bin = cache.bin(class);
+        let bin = cache.bin(span.class());
         let bytes = if bin.weight() != 0 { cache.large_bytes() + bin.weight() } else { 0 };
         if bin.is_full() || bytes > self.most_kept.load(Ordering::Relaxed) {
-            return Freeing::NotBegun;
+            return None;
         }
         let owner = span.owner.load(Ordering::Acquire);
         if owner == life_of(index) {
             // Nobody else takes a life in this span as long as this thread is inside (see `reach`).
             if place.state.load(Ordering::Relaxed) != LIVE {
-                return Freeing::NotBegun;
+                return None;
             }
             place.state.store(0, Ordering::Release);
             cache.remember(address, span);
         } else if owner == SHARED_LIFE && !span.is_direct() {
-            let old = place.state.swap(0, Ordering::AcqRel);
-            if old != LIVE || !place.is_current() {
-                return Freeing::Begun(place, old);
+            place.state.compare_exchange(LIVE, 0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+            if !place.is_current() {
+                // A second free met a span that was made anew; the block that it hit is someone else's.
+                place.state.fetch_or(LIVE, Ordering::AcqRel);
+                return None;
             }
         } else {
-            return Freeing::NotBegun;
+            return None;
         }
         if bin.weight() != 0 {
             cache.set_large_bytes(bytes);
         }
         // SAFETY: it is not full.
         unsafe { bin.push(Entry::new(address.to_bits(), NonNull::from(place.state))) };
-        Freeing::Done
+        Some(())
     }
 
     /// A free that is not of the common kind.
     #[cold]
     #[inline(never)]
     pub(crate) fn free_slow(&self, address: Address) -> Result<()> {
-        let Some(place) = self.locate(address).filter(|place| place.rest == 0) else {
+        let Some(place) = self.locate_start(address) else {
             return Err(self.why_not(address));
         };
         self.share_with_caller(place.span);

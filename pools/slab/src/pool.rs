@@ -197,10 +197,10 @@ impl SlabPool {
 
     /// Lets threads take the most common paths, if nothing is set that they do not heed.
     pub(crate) fn open_gate(&self) {
-        let gate = match &self.wiped {
-            Some(wiped) => wiped.word().as_ptr().cast_const(),
-            None if self.gates.load(Ordering::Relaxed) == 0 => &raw const OPEN,
-            None => &raw const CLOSED,
+        let gate = match (self.gates.load(Ordering::Relaxed), &self.wiped) {
+            (SHARED, Some(wiped)) => wiped.word().as_ptr().cast_const(),
+            (0, _) => &raw const OPEN,
+            _ => &raw const CLOSED,
         };
         self.gate.store(gate.cast_mut(), Ordering::Release);
     }
@@ -285,15 +285,25 @@ unsafe impl Pool for SlabPool {
 
     #[inline]
     fn allocate(&self, layout: Layout) -> Result<Address> {
-        match self.allocate_at_once(layout) {
+        match self.take_at_once(layout) {
             Some(address) => Ok(address),
             None => self.allocate_else(layout),
         }
     }
 
     #[inline]
+    fn allocate_at_once(&self, layout: Layout) -> Option<Address> {
+        self.take_at_once(layout)
+    }
+
+    #[inline]
+    unsafe fn free_at_once(&self, address: Address) -> bool {
+        self.put_at_once(address).or_else(|| self.free_shared(address)).is_some()
+    }
+
+    #[inline]
     unsafe fn free(&self, address: Address) -> Result<()> {
-        match self.free_at_once(address) {
+        match self.put_at_once(address) {
             Some(()) => Ok(()),
             None => self.free_else(address),
         }
@@ -377,12 +387,18 @@ unsafe impl Pool for SlabPool {
 
 impl SlabPool {
     /// The block that `address` lies in, live or not, unless it is a large one and begins in another granule.
-    // Always, for `free`'s sake: its other callers are cold, and are enough to have it called there too (a quarter slower).
-    #[inline(always)]
     pub(crate) fn locate(&self, address: Address) -> Option<Place<'_>> {
         // A number that another pool set finds a span of ours that does not hold the address.
         let number = self.number_at(address)?;
         self.spans.get(number)?.locate(number, address)
+    }
+
+    /// The block, live or not, that begins at `address`.
+    // Always, for `free`'s sake: its other callers are cold, and are enough to have it called there too (a quarter slower).
+    #[inline(always)]
+    pub(crate) fn locate_start(&self, address: Address) -> Option<Place<'_>> {
+        let number = self.number_at(address)?;
+        self.spans.get(number)?.locate_start(number, address)
     }
 
     /// The number of the span that the granule of `address` names.

@@ -5,13 +5,18 @@
 //! store. (An atomic exchange costs twenty cycles, which is as much as all the rest of a free.)
 //!
 //! The thread says that it is *inside* by a plain store, [`ThreadCache::enter`], looks whether it may, and says by
-//! another store that it has left. Somebody else first writes that the thread may not any more, then has the kernel
+//! another store that it has left. Somebody else first writes that the thread may not any more (for each thread, and for all on
+//! their most common paths at one place, the pool's gate), then has the kernel
 //! fence all threads ([`umf_core::fence::heavy`]), then waits until the thread is not inside: from there on it stays
 //! out, and everything that it did is seen. So of two threads that free one block at one time one succeeds, and
 //! trimming reaches what other threads keep, at the cost of a microsecond to the one who asks.
 //!
 //! One thread at a time reaches into others, under a lock that nobody takes while inside, or while holding
 //! another; while inside, a thread waits for short locks only, and runs no code of others.
+
+#[cfg(test)]
+mod model;
+mod protocol;
 
 use core::sync::atomic::{Ordering, fence};
 use core::time::Duration;
@@ -24,10 +29,8 @@ use crate::pool::FENCED;
 use crate::span::Span;
 use crate::thread_cache::ThreadCache;
 
-/// The owner of a span whose lives are taken by atomic exchange.
-pub(crate) const SHARED_LIFE: u32 = 0;
-/// The owner of a span whose owner is being waited for.
-const REVOKING: u32 = u32::MAX;
+use protocol::Door;
+pub(crate) use protocol::SHARED_LIFE;
 
 /// What a span's owner is when it is thread number `index`.
 #[inline]
@@ -50,7 +53,40 @@ impl<'a> Inside<'a> {
 impl Drop for Inside<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.cache.busy.store(false, Ordering::Release);
+        protocol::leave(self.cache);
+    }
+}
+
+impl Door for ThreadCache {
+    fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Acquire) && !self.lost.load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    fn set_busy(&self, busy: bool, order: Ordering) {
+        self.busy.store(busy, order);
+    }
+
+    fn set_pending(&self, pending: bool, order: Ordering) {
+        self.pending.store(pending, order);
+    }
+
+    #[inline(always)]
+    fn light(fenced: bool) {
+        if fenced { fence(Ordering::SeqCst) } else { light() }
+    }
+
+    fn heavy() {
+        heavy();
+    }
+
+    fn pause(turn: u32) {
+        match turn {
+            0..100 => core::hint::spin_loop(),
+            100..200 => std::thread::yield_now(),
+            // It may have no processor before this thread sleeps.
+            _ => std::thread::sleep(Duration::from_micros(50)),
+        }
     }
 }
 
@@ -58,38 +94,17 @@ impl ThreadCache {
     /// Enters, by the thread whose cache this is; `None` while somebody else reaches in. `fenced`: the kernel fences nobody.
     #[inline(always)]
     pub(crate) fn enter(&self, fenced: bool) -> Option<Inside<'_>> {
-        debug_assert!(!self.busy.load(Ordering::Relaxed), "a thread enters its cache once at a time");
-        self.busy.store(true, Ordering::Relaxed);
-        if fenced {
-            fence(Ordering::SeqCst);
-        } else {
-            light();
-        }
-        let inside = Inside { cache: self };
-        (!self.pending.load(Ordering::Acquire)).then_some(inside)
+        self.enter_if(fenced, || !self.pending.load(Ordering::Acquire))
     }
 
-    /// Enters where the kernel fences threads, by one who looks by himself whether he may.
+    /// Enters where the kernel fences threads, by one who looks by himself whether he may, with [`Ordering::Acquire`] and at what is
+    /// closed before others reach in.
     #[inline(always)]
-    pub(crate) fn enter_unasked(&self) -> Inside<'_> {
+    pub(crate) fn enter_if(&self, fenced: bool, may: impl FnOnce() -> bool) -> Option<Inside<'_>> {
         debug_assert!(!self.busy.load(Ordering::Relaxed), "a thread enters its cache once at a time");
-        self.busy.store(true, Ordering::Relaxed);
-        light();
-        Inside { cache: self }
-    }
-
-    /// Waits until the thread is not inside.
-    fn wait(&self) {
-        let mut spins = 0_u32;
-        while self.busy.load(Ordering::Acquire) && !self.lost.load(Ordering::Relaxed) {
-            spins += 1;
-            match spins {
-                0..100 => core::hint::spin_loop(),
-                100..200 => std::thread::yield_now(),
-                // It may have no processor before this thread sleeps.
-                _ => std::thread::sleep(Duration::from_micros(50)),
-            }
-        }
+        let may = protocol::come_in(self, fenced, may);
+        let inside = Inside { cache: self };
+        may.then_some(inside)
     }
 }
 
@@ -118,23 +133,12 @@ impl SlabPool {
         if own {
             return self.caches.disown(span);
         }
-        // Someone else who comes meanwhile sees neither an owner nor that there is none, and waits for our lock.
-        span.owner.store(REVOKING, Ordering::Relaxed);
-        self.keep_out(core::iter::once(cache));
-        cache.wait();
-        cache.forget(span.base(), span.bytes());
-        cache.measure(span.class()).revoked.fetch_add(1, Ordering::Relaxed);
-        span.owner.store(SHARED_LIFE, Ordering::Release);
-        cache.pending.store(false, Ordering::Release);
-        self.open_gate();
-    }
-
-    /// From here on these threads do not come in; those who are inside are to be waited for.
-    fn keep_out<'a>(&self, caches: impl Iterator<Item = &'a ThreadCache>) {
-        caches.for_each(|cache| cache.pending.store(true, Ordering::Relaxed));
-        // Those who come from now on look at what is pending.
-        self.close_gate();
-        heavy();
+        let forget = || {
+            cache.forget(span.base(), span.bytes());
+            cache.measure(span.class()).revoked.fetch_add(1, Ordering::Relaxed);
+        };
+        let set_owner = |owner| span.owner.store(owner, Ordering::Release);
+        protocol::share(cache, set_owner, (|| self.close_gate(), forget, || self.open_gate()));
     }
 
     /// Shows the caches of all other threads, with their threads kept out. `look` calls no provider.
@@ -153,11 +157,11 @@ impl SlabPool {
         // A thread that comes to have a number meanwhile is not kept out, and not looked at.
         let end = others().last().map_or(0, |(index, _)| index + 1);
         let others = || others().take_while(|&(index, _)| index < end);
-        self.keep_out(others().map(|(_, cache)| cache));
+        protocol::keep_out(others().map(|(_, cache)| cache), || self.close_gate());
         for (index, cache) in others().filter(|(_, cache)| cache.pending.load(Ordering::Relaxed)) {
-            cache.wait();
+            protocol::await_leaving(cache);
             look(index, cache);
-            cache.pending.store(false, Ordering::Release);
+            protocol::let_in(cache);
         }
         self.open_gate();
     }

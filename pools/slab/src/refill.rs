@@ -9,12 +9,13 @@ use umf_core::{Address, Error, Result, thread};
 use crate::SlabPool;
 use crate::central::{Slabs, Taker};
 use crate::large::UNIT;
+use crate::near::Near;
 use crate::reach::life_of;
 use crate::state::Entry;
 use crate::thread_cache::{Portion, ThreadCache};
 
 /// What a bin has room for: this many blocks, or the fewer that this many bytes hold, but not below the least.
-const SMALL: (usize, usize, usize) = (256, 256 << 10, 32);
+const SMALL: (usize, usize, usize) = (128, 256 << 10, 32);
 /// Large ones: the least that a bin has room for.
 const LEAST_LARGE: usize = 4;
 /// With which limit a bin of a small class begins.
@@ -139,16 +140,26 @@ impl SlabPool {
                     self.centrals[class].lock().take(self.slabs(class), taker, out, want)
                 })
             };
-            for entry in bin.newest(took) {
-                let address = Address::from_bits(entry.address);
-                let span = self.number_at(address).and_then(|number| self.spans.get(number));
-                if let Some(span) = span.filter(|span| span.owner.load(Ordering::Relaxed) == life_of(index)) {
-                    cache.remember(address, span);
-                }
-            }
+            self.remember_own(index, cache, bin.newest(took));
             bin.pop()
         });
         entry.map(|entry| (class, entry))
+    }
+
+    /// The thread remembers the slabs of these blocks that are its own. Inside.
+    fn remember_own(&self, index: u32, cache: &ThreadCache, entries: &[Entry]) {
+        let mut last = None;
+        for entry in entries {
+            let address = Address::from_bits(entry.address);
+            let granule = Some(Near::granule_of(address));
+            if core::mem::replace(&mut last, granule) == granule {
+                continue;
+            }
+            let span = self.number_at(address).and_then(|number| self.spans.get(number));
+            if let Some(span) = span.filter(|span| span.owner.load(Ordering::Relaxed) == life_of(index)) {
+                cache.remember(address, span);
+            }
+        }
     }
 
     /// Raises the limit of the bin of a small class; at the cost of others that have room to spare, if need be. Inside.
@@ -233,7 +244,7 @@ impl SlabPool {
                     // SAFETY: it is not full.
                     return unsafe { bin.push(entry) };
                 }
-                bin.take_oldest(cache.measure(class).limit().div_ceil(2) as usize)
+                bin.take_oldest((cache.measure(class).limit() - cache.measure(class).limit() / 4) as usize)
             };
             self.give(class, surplus.entries());
         }

@@ -246,24 +246,43 @@ impl Span {
     }
 
     /// The place of `address` in this span, whose number is given; `None` if it is not in it.
-    #[inline]
     pub(crate) fn locate(&self, number: u32, address: Address) -> Option<Place<'_>> {
+        let block = || self.block.load(Ordering::Relaxed);
+        self.place(number, address, block, |offset, block| (offset.checked_div(block), offset % block.max(1)))
+    }
+
+    /// The place of the block that begins at `address` in this span, whose number is given; `None` if none does.
+    #[inline]
+    pub(crate) fn locate_start(&self, number: u32, address: Address) -> Option<Place<'_>> {
+        let divisor = || Divisor {
+            inverse: self.inverse.load(Ordering::Relaxed),
+            shift: self.shift.load(Ordering::Relaxed),
+        };
+        self.place(number, address, divisor, |offset, divisor| (Some(divisor.number(offset)), 0))
+    }
+
+    /// What `read` reads and `find` makes a number and a rest of is one moment's.
+    #[inline(always)]
+    fn place<T>(
+        &self,
+        number: u32,
+        address: Address,
+        read: impl FnOnce() -> T,
+        find: impl FnOnce(u64, T) -> (Option<u64>, u64),
+    ) -> Option<Place<'_>> {
         let generation = self.generation.load(Ordering::Acquire);
         let count = self.count.load(Ordering::Acquire);
         let offset = address.to_bits().wrapping_sub(self.base.load(Ordering::Relaxed));
-        let block = self.block.load(Ordering::Relaxed);
+        let words = read();
         let states = self.states.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        if count == 0 || self.generation.load(Ordering::Relaxed) != generation {
+        if self.generation.load(Ordering::Relaxed) != generation {
             return None;
         }
-        let (index, rest) = (offset / block, offset % block);
-        if index >= count {
-            return None;
-        }
+        let (index, rest) = find(offset, words);
+        let index = index.filter(|&index| index < count)?;
         // SAFETY: the words belong together, since the generation did not advance; and `publish` promised a state for
-        // each block. (If the span goes from now on, the byte
-        // remains a state: see `SlabPool::states`.)
+        // each block. (If the span goes from now on, the byte remains a state: see `SlabPool::states`.)
         let state = unsafe { &*states.add(index as usize) };
         Some(Place { span: self, number, index, rest, state, generation })
     }

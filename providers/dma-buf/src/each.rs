@@ -34,7 +34,8 @@ impl core::fmt::Debug for Each {
 
 impl Each {
     pub(crate) fn new(source: Source, name: String) -> Self {
-        Self { source, room: Room::find(), name, records: Lock::new(BTreeMap::new()) }
+        let room = if source.counts_against_groups() { Room::find() } else { Room::default() };
+        Self { source, room, name, records: Lock::new(BTreeMap::new()) }
     }
 
     pub(crate) const fn source(&self) -> &Source {

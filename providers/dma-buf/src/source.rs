@@ -45,6 +45,11 @@ impl Source {
         }
     }
 
+    /// Whether its pages count as memory of the control group of whoever makes a buffer. Those of heaps are nobody's.
+    pub(crate) const fn counts_against_groups(&self) -> bool {
+        !matches!(self, Self::Heap(_))
+    }
+
     /// Whether a new buffer reads as zero. Nothing promises it of dumb buffers.
     pub(crate) const fn zeroed(&self) -> bool {
         match self {

@@ -47,6 +47,8 @@ pub(crate) fn create(name: &str, size: u64) -> Result<(OwnedFd, Name)> {
                 "the name is taken, maybe by a process that was killed: choose another or unlink it"
             }
             Errno::NOENT => "there is no /dev/shm",
+            Errno::NOSPC => "/dev/shm is full: mount it larger, or take away what is left there (umf gc)",
+            Errno::MFILE => "raise RLIMIT_NOFILE",
             _ => "",
         },
     })?;

@@ -31,6 +31,21 @@ pub(crate) enum Form {
     },
 }
 
+impl Form {
+    /// Who has no pages left, and what to do about it.
+    const fn owner(self, errno: Errno) -> &'static str {
+        match (self, errno) {
+            (Self::Named, Errno::NOSPC | Errno::DQUOT) => {
+                "/dev/shm, which is full: mount it larger, or take away what is left there (umf gc)"
+            }
+            (_, Errno::NOSPC) => {
+                "this machine, which lets nobody commit more (vm.overcommit_memory, vm.overcommit_ratio)"
+            }
+            _ => "host",
+        }
+    }
+}
+
 /// The number of the owner in records of a table that nobody else uses.
 const OWNER: u32 = 0;
 
@@ -135,7 +150,7 @@ impl Shared {
         arena_size: Option<u64>,
     ) -> Result<Region> {
         let (arena, file, offset) = self.take(pages, size, align, huge_page, arena_size)?;
-        let made = map(pages, &file, offset, size, align, huge_page).and_then(|mapping| {
+        let made = map(self.form, pages, &file, offset, size, align, huge_page).and_then(|mapping| {
             let region = Region::new(mapping.address(), size);
             let backing = Backing::Arena { arena, offset };
             self.state.lock().records.insert(Record { region, owner: OWNER, backing })?;
@@ -216,7 +231,7 @@ impl Shared {
     ) -> Result<Region> {
         self.state.lock().records.ensure(1)?;
         let file = Arc::new(memfd::create(size as u64, huge_page)?);
-        let mapping = map(pages, &file, 0, size, align, huge_page)?;
+        let mapping = map(self.form, pages, &file, 0, size, align, huge_page)?;
         // After mapping: a mapping that exists stays writable.
         memfd::seal(&file, read_only)?;
         let region = Region::new(mapping.address(), size);
@@ -395,6 +410,7 @@ impl Drop for Shared {
 
 /// Maps a fresh range of a file and makes its pages, if they are to be made now.
 fn map(
+    form: Form,
     pages: &Pages,
     file: &OwnedFd,
     offset: u64,
@@ -412,7 +428,7 @@ fn map(
         sys::commit(file.as_fd(), offset, size).map_err(|errno| match errno {
             Errno::NOSPC | Errno::NOMEM if huge_page.is_some() => huge::none_left(size, errno.raw_os_error()),
             Errno::NOSPC | Errno::NOMEM | Errno::FBIG | Errno::DQUOT => {
-                Error::OutOfMemory { size, owner: "host", native: errno.raw_os_error() }
+                Error::OutOfMemory { size, owner: form.owner(errno), native: errno.raw_os_error() }
             }
             _ => Error::native("fallocate", errno.raw_os_error()),
         })?;

@@ -93,10 +93,15 @@ fn interleaved_pages_take_turns() {
 fn weighted_pages_take_turns_of_the_systems_lengths() {
     let test = "weighted_pages_take_turns_of_the_systems_lengths";
     let Some(count) = nodes(test) else { return };
-    let weight = |node| {
-        let path = format!("/sys/kernel/mm/mempolicy/weighted_interleave/node{node}");
-        std::fs::read_to_string(path).ok().map(|weight| weight.trim().parse::<usize>().unwrap())
-    };
+    let path = |node| format!("/sys/kernel/mm/mempolicy/weighted_interleave/node{node}");
+    let weight =
+        |node| std::fs::read_to_string(path(node)).ok().map(|weight| weight.trim().parse::<usize>().unwrap());
+    // A machine that belongs to the tests gets weights that differ.
+    if std::env::var_os("TESTS_GUEST").is_some() && weight(0).is_some() {
+        for node in 0..count {
+            std::fs::write(path(node), (node % 3 + 1).to_string()).unwrap();
+        }
+    }
     let set = NodeSet::from_nodes(0..count).unwrap();
     let Some(weights) = (0..count).map(weight).collect::<Option<Vec<_>>>() else {
         let provider = HostProvider::builder().numa(Numa::WeightedInterleave(set)).build().unwrap();

@@ -48,6 +48,7 @@ impl From<umf::Error> for Failure {
             umf::Error::Ipc(inner) => return inner.clone().into(),
             umf::Error::Memory(inner) => variant(inner),
             umf::Error::Domain(inner) => variant(inner),
+            umf::Error::Link(inner) => variant(inner),
             umf::Error::Settings(inner) => variant(inner),
             other => variant(other),
         };
@@ -57,6 +58,12 @@ impl From<umf::Error> for Failure {
 
 impl From<umf::domain::Error> for Failure {
     fn from(error: umf::domain::Error) -> Self {
+        Self { variant: variant(&error), message: error.to_string() }
+    }
+}
+
+impl From<umf::link::Error> for Failure {
+    fn from(error: umf::link::Error) -> Self {
         Self { variant: variant(&error), message: error.to_string() }
     }
 }

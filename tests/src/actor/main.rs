@@ -9,6 +9,7 @@
 //! | [`process`] | what a process can do to itself: fork, exec, limits, credentials, fds |
 //! | [`storm`] | many threads and many cycles in one command |
 //! | [`lease`] | leases: many, in other threads and in children, and doors that are scribbled over |
+//! | [`link`] | links, and what goes over them |
 //! | [`cases`] | what single public cases need |
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
@@ -18,6 +19,7 @@ mod domain;
 mod driver;
 mod failure;
 mod lease;
+mod link;
 mod load;
 mod memory;
 mod process;
@@ -72,6 +74,7 @@ fn obey(actor: &mut memory::Actor, line: &str) -> Answer {
         .or_else(|| lease::obey(actor, command, rest))
         .or_else(|| cases::obey(actor, command, rest))
         .or_else(|| domain::obey(&mut actor.domains, command, rest))
+        .or_else(|| link::obey(&mut actor.links, command, rest))
         .or_else(|| load::obey(actor, command, rest))
         .unwrap_or_else(|| Err(Failure::unknown(line)))
 }

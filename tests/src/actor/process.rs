@@ -54,6 +54,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
 pub(crate) fn end(mut actor: Actor) -> ! {
     actor.mappings.clear();
     actor.domains = crate::domain::Domains::default();
+    actor.links = crate::link::Links::default();
     let _ = reap(&mut actor);
     std::process::exit(0)
 }

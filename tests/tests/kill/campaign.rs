@@ -299,7 +299,7 @@ impl Campaign {
             }
         }
         let mut leaking = Vec::new();
-        for (index, member) in self.members.iter().enumerate() {
+        for (index, member) in self.members.iter_mut().enumerate() {
             if let Some(leaks) = member.leaks() {
                 self.tally.violation(format!("{:?} {}: {leaks}", member.role, member.who));
                 leaking.push(index);

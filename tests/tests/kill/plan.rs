@@ -5,12 +5,13 @@ use std::sync::LazyLock;
 use umf::core::step::Step;
 use umf_tests::{Sequence, machine};
 
-/// The steps at which this campaign ends processes: those of domains are another one's, and who cannot put an importer into
+/// The steps at which this campaign ends processes: those of domains and links are other ones', and who cannot put an importer into
 /// a pid namespace of its own does not get to what that does.
 pub(crate) fn steps() -> &'static [Step] {
     static STEPS: LazyLock<Vec<Step>> = LazyLock::new(|| {
+        let of_others = |step: Step| is_of_domains(step) || is_of_links(step);
         let mine = |step: &&Step| {
-            !is_of_domains(**step)
+            !of_others(**step)
                 && (machine::is_root() || !is_elsewhere(**step))
                 && (!is_over_dma_bufs() || !lacks_dma_buf(**step))
         };
@@ -64,6 +65,11 @@ const fn lacks_dma_buf(step: Step) -> bool {
 /// Whether a step is one of umf-domain's.
 pub(crate) fn is_of_domains(step: Step) -> bool {
     step.name().starts_with("Domain")
+}
+
+/// Whether a step is one of umf-link's.
+pub(crate) fn is_of_links(step: Step) -> bool {
+    step.name().starts_with("Link")
 }
 
 /// Whether only an importer in another pid namespace, and its producer, get to a step.

@@ -62,14 +62,19 @@ fn finding(
 
 fn choice(reached: &Reached, question: Question) -> Finding {
     let ways = [("pidfd", &reached.pidfd), ("procfs", &reached.procfs), ("socket", &reached.socket)];
+    // Why not the ways before it.
+    let refused = ways.iter().map_while(|(way, outcome)| Some((way, outcome.as_ref().err()?)));
+    let refused: Vec<_> = refused.map(|(way, refusal)| format!("{way} is refused ({refusal})")).collect();
+    let refused = refused.join(", ");
     match ways.iter().find(|(_, outcome)| outcome.is_ok()) {
         Some((way @ "procfs", _)) => question.limited(
-            format!("{way}, and socket for dma-buf"),
+            format!("{way}, and socket for dma-buf, since {refused}"),
             "Make pidfd work (see above) to need neither a second way nor a thread.",
         ),
-        Some((way @ "socket", _)) => {
-            question.limited(*way, "Make pidfd work (see above) to do without a thread in each producer.")
-        }
+        Some((way @ "socket", _)) => question.limited(
+            format!("{way}, since {refused}"),
+            "Make pidfd work (see above) to do without a thread in each producer.",
+        ),
         Some((way, _)) => question.ok(*way),
         None => {
             question.missing("none", "Remove what refuses them (see above): umf cannot share memory here.")

@@ -1,6 +1,7 @@
 //! The settings in force, typed.
 
 mod ipc;
+mod link;
 mod log;
 mod pool;
 mod provider;
@@ -11,8 +12,9 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 pub use ipc::{Exchange, ExchangeMethod, Ipc, LimitPolicy, Ptracer, Shards};
+pub use link::{Link, LinkEngine};
 pub use log::{Log, LogLevel, LogOutput};
-pub use pool::{OnFree, Pool, Pools, SharedLimit};
+pub use pool::{Leaks, OnFree, Poison, Pool, Pools, SharedLimit};
 pub use provider::{DmaBufExporter, HugePages, NumaMode, NumaWeight, Params, Provider, Visibility};
 
 use crate::{ByteSize, Origin, RecognisedVariable};
@@ -32,6 +34,8 @@ pub struct Settings {
     /// `[shared_limits]`: how many bytes the pools that name a limit may hold together; 0 is
     /// unlimited.
     pub shared_limits: BTreeMap<String, ByteSize>,
+    /// `[link]`.
+    pub link: Link,
     /// `[log]`.
     pub log: Log,
     /// Where each key that somebody set came from.
@@ -69,6 +73,7 @@ impl Default for Settings {
             pool: Pools::default(),
             provider: BTreeMap::from([("host".to_owned(), Provider::default())]),
             shared_limits: BTreeMap::new(),
+            link: Link::default(),
             log: Log::default(),
             origins: BTreeMap::new(),
             files: Vec::new(),

@@ -53,6 +53,32 @@ words! {
     }
 }
 
+words! {
+    /// What is told of blocks that are never freed.
+    Leaks {
+        /// Nothing.
+        #[default]
+        Off = "off",
+        /// How many there are of each size.
+        Count = "count",
+        /// And where they were allocated.
+        Sites = "sites",
+    }
+}
+
+words! {
+    /// What is filled with a byte, so that mistakes show.
+    Poison {
+        /// Nothing.
+        #[default]
+        Off = "off",
+        /// What is freed; who writes to it afterwards is found.
+        Freed = "freed",
+        /// What is handed out too.
+        All = "all",
+    }
+}
+
 /// One pool's settings. Environment names are `UMF_POOL_<NAME>_<KEY>`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -98,6 +124,16 @@ pub struct Pool {
     pub shared_cache_blocks: u32,
     /// How much is told about allocations, 0 (nothing) to 3. Default: 0.
     pub trace: u32,
+    /// Events that the history of each thread keeps; 0: there is none. Default: 0.
+    pub history: u32,
+    /// What is told of blocks that are live when the pool goes, or the process ends. Default: `off`.
+    pub leaks: Leaks,
+    /// With `leaks = "sites"`, of one in how many allocations it is remembered where it was; not 0. Default: 1.
+    pub leak_sample: u32,
+    /// What is filled, in memory that the CPU may touch. Default: `off`.
+    pub poison: Poison,
+    /// Bytes of freed blocks that wait before they are used again. Default: 0.
+    pub quarantine: ByteSize,
 }
 
 impl Default for Pool {
@@ -123,6 +159,11 @@ impl Default for Pool {
             shared_cache_size: ByteSize::new(256 << 20),
             shared_cache_blocks: 64,
             trace: 0,
+            history: 0,
+            leaks: Leaks::Off,
+            leak_sample: 1,
+            poison: Poison::Off,
+            quarantine: ByteSize::ZERO,
         }
     }
 }
@@ -153,6 +194,11 @@ impl Section for Pool {
         field!(shared_cache_size),
         field!(shared_cache_blocks),
         field!(trace, "a whole number from 0 to 3" if |level| level <= 3),
+        field!(history, "a whole number from 0 to 1048576" if |events| events <= 1 << 20),
+        field!(leaks),
+        field!(leak_sample, "a whole number from 1 to 4294967295" if |one_in| one_in != 0),
+        field!(poison),
+        field!(quarantine),
     ];
 }
 

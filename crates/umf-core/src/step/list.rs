@@ -348,4 +348,62 @@ steps! {
     DomainUnmapped,
     /// A forked child has closed the sockets of its parent.
     DomainAbandoned,
+
+    // umf-link.
+    /// An endpoint can be connected to.
+    LinkListening,
+    /// Connected to an endpoint; nothing was said yet.
+    LinkConnected,
+    /// A segment was made, and nobody knows of it.
+    LinkSegmentMade,
+    /// The peer was sent the segment.
+    LinkProposed,
+    /// A connection was accepted; nothing was said yet.
+    LinkAccepted,
+    /// A segment that was sent is mapped; its sender does not know that yet.
+    LinkSegmentMapped,
+    /// The peer was told that the link is there.
+    LinkWelcomed,
+    /// A link can be used.
+    LinkMade,
+    /// A message is in a ring.
+    LinkSent,
+    /// A message was offered.
+    LinkOffered,
+    /// A message was withdrawn.
+    LinkWithdrawn,
+    /// Bounce buffers were filled.
+    LinkFilled,
+    /// A part of a message was copied into the receiver's memory.
+    LinkPushed,
+    /// A handle was told.
+    LinkTold,
+    /// The sender was told what was consumed.
+    LinkConsumed,
+    /// The sender was asked to fill bounce buffers.
+    LinkBounceAsked,
+    /// A bounce buffer was emptied.
+    LinkEmptied,
+    /// The sender was asked to copy, too.
+    LinkPushAsked,
+    /// A part of a message was copied out of the sender's memory, and nobody else copies that.
+    LinkPulled,
+    /// A message was received, and its sender told.
+    LinkTaken,
+    /// A view was given back.
+    LinkGivenBack,
+    /// This side sleeps next.
+    LinkAsleep,
+    /// The peer was woken.
+    LinkWoken,
+    /// An fd for events was made.
+    LinkWatched,
+    /// The peer is told that the link is closed.
+    LinkClosed,
+    /// The segment of a link is not mapped any more.
+    LinkUnmapped,
+    /// The sockets of a link or an endpoint are closed.
+    LinkLeft,
+    /// A forked child has closed them.
+    LinkAbandoned,
 }

@@ -142,7 +142,7 @@ pub unsafe fn free(address: Address) -> Result<()> {
     // SAFETY: passed on to the caller, here and below.
     match unsafe { pool_of(address) } {
         // SAFETY: as above.
-        Some(pool) => unsafe { pool.free(address) },
+        Some(pool) => unsafe { crate::pool::free(pool, address) },
         None => Err(Error::ForeignAddress { address, owner: "any pool" }),
     }
 }

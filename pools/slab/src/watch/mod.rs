@@ -185,25 +185,24 @@ impl SlabPool {
     /// The end of a free that is watched.
     #[cold]
     pub(crate) fn watch_freed(&self, address: Address, freed: Result<()>) -> Result<()> {
-        let freed = freed.map_err(|error| self.name_free_before(error));
-        if let Err(error) = &freed {
-            self.remember_refusal(EventKind::FreeRefused, address, (0, 0), reason(error));
-        }
+        let freed = freed.map_err(|error| self.watch_refusal(address, error));
         self.tell_faults();
         freed
     }
 
-    /// The error, with what the history knows.
-    fn name_free_before(&self, error: Error) -> Error {
-        match error {
-            Error::NotAllocated { address } => {
-                match self.watch.history.last_free(address, self.watch.now()) {
-                    Some(by) => Error::FreedTwice { address, by },
-                    None => error,
-                }
-            }
-            _ => error,
+    /// A free was refused: the error, with what the history knows.
+    #[cold]
+    pub(crate) fn watch_refusal(&self, address: Address, error: Error) -> Error {
+        if !self.watch.history.is_on() {
+            return error;
         }
+        let past = || self.watch.history.last_free(address, self.watch.now());
+        let error = match error {
+            Error::NotAllocated { address } => past().map_or(error, |by| Error::FreedTwice { address, by }),
+            _ => error,
+        };
+        self.remember_refusal(EventKind::FreeRefused, address, (0, 0), reason(&error));
+        error
     }
 
     /// A block that is watched has lost its life: to a free whose caller goes on with it.
@@ -214,8 +213,11 @@ impl SlabPool {
         self.remember(EventKind::Free, address, (0, place.span.block()));
     }
 
-    /// The pool goes. Nobody else uses it any more.
+    /// The pool goes. Nobody else uses it any more; but in a forked child what is shared is the parent's.
     pub(crate) fn watch_end(&self) {
+        if self.is_frozen() {
+            return;
+        }
         if self.is_watched() {
             self.end_quarantine(0);
             for span in (1..self.spans.end()).filter_map(|number| self.spans.get(number)) {

@@ -28,13 +28,13 @@ impl Allocator for Slab {
 
     #[inline]
     fn allocate(&self, size: usize) -> Result<Address, umf::core::Error> {
-        self.0.as_core().allocate(Layout::new(size, 8)?)
+        umf::core::pool::allocate(self.0.as_core(), Layout::new(size, 8)?)
     }
 
     #[inline]
     unsafe fn free(&self, block: Address, _size: usize) -> Result<(), umf::core::Error> {
         // SAFETY: the caller's contract.
-        unsafe { self.0.as_core().free(block) }
+        unsafe { umf::core::pool::free(self.0.as_core(), block) }
     }
 
     fn pointer(&self, block: Address) -> Option<*mut u8> {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::super::borrower::Borrower;
 use super::forks::fork_amid;
+use super::misuse::is_not_allocated;
 use super::threads::join;
 use super::{Make, Pages, Random, allocate, free, layout, try_free};
 use crate::held::{self, OnFree};
@@ -54,13 +55,10 @@ pub fn leased_blocks_are_not_handed_out(make: Make<'_>) {
         for result in
             [try_free(&*pool, address), pool.mark_exported(address), pool.block_at(address).map(drop)]
         {
-            let of_block = |error: &Error| match *error {
-                Error::NotAllocated { address: told } | Error::FreedTwice { address: told, .. } => {
-                    told == address
-                }
-                _ => false,
-            };
-            assert!(result.as_ref().is_err_and(of_block), "{size} bytes: {result:?}");
+            assert!(
+                result.as_ref().is_err_and(|error| is_not_allocated(error, address)),
+                "{size} bytes: {result:?}"
+            );
         }
         let statistics = pool.statistics();
         assert_eq!((statistics.live_blocks, statistics.live_bytes, statistics.frees), (0, 0, 1));

@@ -25,8 +25,16 @@ const fn is_interior(error: &Error) -> bool {
     matches!(error, Error::InteriorAddress { .. })
 }
 
+/// Says of an address that it is no live block's: with what a history knows, if there is one.
+pub(super) fn is_not_allocated(error: &Error, address: Address) -> bool {
+    match *error {
+        Error::NotAllocated { address: told } | Error::FreedTwice { address: told, .. } => told == address,
+        _ => false,
+    }
+}
+
 /// Once a block is free its region may be gone: then nobody knows the address any more.
-const fn is_not_live(error: &Error) -> bool {
+pub(super) const fn is_not_live(error: &Error) -> bool {
     matches!(error, Error::NotAllocated { .. } | Error::FreedTwice { .. } | Error::ForeignAddress { .. })
 }
 

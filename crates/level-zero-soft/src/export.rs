@@ -1,0 +1,193 @@
+//! Handles for other processes: what is in their bytes, and the fds that are given away in them.
+//!
+//! A classic handle is an fd number, which whoever opens it has to have made its own. In an opaque one the driver finds the
+//! process that made it, and the fd number there, and brings the fd over itself. Clients that do not know that write their own
+//! number over the first four bytes; the driver has the number a second time, and sees by that what they did.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Mutex;
+
+use level_zero_sys::*;
+
+use crate::device::{Backing, Charge, fetch_by_pid, fetch_by_socket, lock};
+use crate::entry::{Done, Refusal};
+
+/// How the fd in a handle comes to whoever opens it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// It is an fd of the process that opens.
+    Local,
+    Pidfd,
+    Socket,
+}
+
+/// What is in a handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bytes {
+    /// The fd, at 0.
+    pub(crate) fd: i32,
+    /// Where in the file it begins, at 8.
+    pub(crate) offset: u64,
+    /// The kind of memory, at 16.
+    pub(crate) kind: ze_memory_type_t,
+    /// At 17.
+    pub(crate) way: Way,
+    /// The process, at 20; opaque handles only.
+    pub(crate) pid: i32,
+    /// The fd once more, at 24; opaque handles only.
+    pub(crate) fd_again: i32,
+}
+
+impl Bytes {
+    pub(crate) fn new(fd: i32, kind: ze_memory_type_t, way: Way) -> Self {
+        let (pid, fd_again) = match way {
+            Way::Local => (0, 0),
+            Way::Pidfd | Way::Socket => (std::process::id().cast_signed(), fd),
+        };
+        Self { fd, offset: 0, kind, way, pid, fd_again }
+    }
+
+    pub(crate) fn encode(self) -> [u8; ZE_MAX_IPC_HANDLE_SIZE] {
+        let mut bytes = [0; ZE_MAX_IPC_HANDLE_SIZE];
+        bytes[0..4].copy_from_slice(&self.fd.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[16] = u8::try_from(self.kind.0).unwrap_or(0);
+        bytes[17] = match self.way {
+            Way::Local => 0,
+            Way::Pidfd => 1,
+            Way::Socket => 2,
+        };
+        bytes[20..24].copy_from_slice(&self.pid.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.fd_again.to_le_bytes());
+        bytes
+    }
+
+    /// Whoever made the bytes may have put anything into them.
+    pub(crate) fn decode(bytes: &[u8; ZE_MAX_IPC_HANDLE_SIZE]) -> Option<Self> {
+        let number = |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let mut offset = [0; 8];
+        offset.copy_from_slice(&bytes[8..16]);
+        Some(Self {
+            fd: number(0),
+            offset: u64::from_le_bytes(offset),
+            kind: match ze_memory_type_t(u32::from(bytes[16])) {
+                kind @ (ZE_MEMORY_TYPE_HOST | ZE_MEMORY_TYPE_DEVICE) => kind,
+                _ => return None,
+            },
+            way: match bytes[17] {
+                0 => Way::Local,
+                1 => Way::Pidfd,
+                2 => Way::Socket,
+                _ => return None,
+            },
+            pid: number(20),
+            fd_again: number(24),
+        })
+    }
+
+    /// The fd that a handle means, for this process.
+    pub(crate) fn fetch(self) -> Done<OwnedFd> {
+        let is_own = self.pid == std::process::id().cast_signed();
+        Ok(match self.way {
+            Way::Pidfd if self.fd == self.fd_again && !is_own => fetch_by_pid(self.pid, self.fd)?,
+            Way::Socket if self.fd == self.fd_again && !is_own => fetch_by_socket(self.pid, self.fd)?,
+            // Ours, or somebody made it so.
+            _ => Backing::fd_by_number(self.fd)?,
+        })
+    }
+}
+
+/// An fd that was given away in handles.
+#[derive(Debug)]
+struct Export {
+    file: OwnedFd,
+    /// Of the allocation or event pool.
+    id: u64,
+    kind: ze_memory_type_t,
+    way: Way,
+    /// How often it was asked for and not put back.
+    count: u64,
+    _charge: Charge,
+}
+
+/// The fds that are given away, by their numbers.
+#[derive(Debug, Default)]
+pub(crate) struct Exports(Mutex<HashMap<i32, Export>>);
+
+impl Exports {
+    /// The handle of something: the same as before, as long as that was not put back.
+    pub(crate) fn get(
+        &self,
+        id: u64,
+        kind: ze_memory_type_t,
+        make: impl FnOnce() -> Done<(OwnedFd, Way, Charge)>,
+    ) -> Done<Bytes> {
+        let mut exports = lock(&self.0);
+        if let Some((fd, export)) = exports.iter_mut().find(|(_, export)| export.id == id) {
+            export.count += 1;
+            return Ok(Bytes::new(*fd, export.kind, export.way));
+        }
+        let (file, way, charge) = make()?;
+        let fd = file.as_raw_fd();
+        exports.insert(fd, Export { file, id, kind, way, count: 1, _charge: charge });
+        Ok(Bytes::new(fd, kind, way))
+    }
+
+    /// Puts a handle back; once more than it was asked for is an error.
+    pub(crate) fn put(&self, fd: i32) -> Done {
+        let mut exports = lock(&self.0);
+        let export = exports.get_mut(&fd).ok_or_else(|| {
+            Refusal::new(ZE_RESULT_ERROR_INVALID_ARGUMENT, format!("no handle with the fd {fd} is out"))
+        })?;
+        export.count -= 1;
+        if export.count == 0 {
+            exports.remove(&fd);
+        }
+        Ok(())
+    }
+
+    /// Whatever is out for something that goes.
+    pub(crate) fn forget(&self, id: u64) {
+        lock(&self.0).retain(|_, export| export.id != id);
+    }
+
+    pub(crate) fn has(&self, fd: i32) -> bool {
+        lock(&self.0).contains_key(&fd)
+    }
+
+    /// Another fd of one that is out.
+    pub(crate) fn duplicate(&self, fd: i32) -> Option<OwnedFd> {
+        let exports = lock(&self.0);
+        exports.get(&fd)?.file.as_fd().try_clone_to_owned().ok()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.0).len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_read_as_written() {
+        for way in [Way::Local, Way::Pidfd, Way::Socket] {
+            let bytes = Bytes::new(77, ZE_MEMORY_TYPE_DEVICE, way);
+            assert_eq!(Bytes::decode(&bytes.encode()), Some(bytes));
+            assert_eq!(bytes.encode()[..4], 77_i32.to_le_bytes());
+        }
+    }
+
+    #[test]
+    fn made_up_bytes_are_no_handle() {
+        let good = Bytes::new(3, ZE_MEMORY_TYPE_DEVICE, Way::Pidfd).encode();
+        for (at, value) in [(16, 0), (16, 9), (17, 3), (17, 255)] {
+            let mut bytes = good;
+            bytes[at] = value;
+            assert_eq!(Bytes::decode(&bytes), None, "{value} at {at}");
+        }
+        assert_eq!(Bytes::decode(&[0xff; ZE_MAX_IPC_HANDLE_SIZE]), None);
+    }
+}

@@ -1,0 +1,477 @@
+//! Allocations.
+
+use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use level_zero_sys::*;
+
+use crate::device::{Access, Backing, Mapping, Origin, Range, lock};
+use crate::entry::{Done, Refusal, entry};
+use crate::pointer::{get, put, put_if_wanted};
+use crate::state::{Device, State, handle};
+
+/// The pages of devices, in bytes.
+pub(crate) const DEVICE_PAGE: usize = 64 << 10;
+/// The pages of memory that the host may touch only, in bytes.
+const HOST_PAGE: usize = 4096;
+/// The largest alignment, in bytes.
+const LARGEST_ALIGNMENT: usize = 1 << 30;
+
+/// How memory came to be, and so who takes it away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Freed.
+    Allocated,
+    /// Closed: opened from a handle.
+    Opened,
+    /// Unmapped: physical memory at reserved addresses.
+    Mapped,
+}
+
+/// Memory at addresses of this process.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    pub(crate) id: u64,
+    pub(crate) kind: ze_memory_type_t,
+    pub(crate) source: Source,
+    pub(crate) context: ze_context_handle_t,
+    /// Null for memory of the host.
+    pub(crate) device: ze_device_handle_t,
+    /// The device that `device` is a part of.
+    pub(crate) root: ze_device_handle_t,
+    pub(crate) page: usize,
+    /// The file, for what was opened.
+    pub(crate) file: Option<(u64, u64)>,
+    /// The forms in which it may be exported as an fd.
+    pub(crate) exportable: ze_external_memory_type_flags_t,
+    /// Devices for which it was made resident.
+    residents: Mutex<Vec<ze_device_handle_t>>,
+    /// Its addresses; absent where these are a reservation's.
+    _window: Option<Mapping>,
+}
+
+impl Allocation {
+    pub(crate) fn new(
+        state: &State,
+        source: Source,
+        kind: ze_memory_type_t,
+        context: ze_context_handle_t,
+        device: Option<&Device>,
+        window: Option<Mapping>,
+    ) -> Self {
+        Self {
+            id: state.id(),
+            kind,
+            source,
+            context,
+            device: device.map_or(ze_device_handle_t::NULL, |device| device.handle),
+            root: device.map_or(ze_device_handle_t::NULL, Device::root),
+            page: if kind == ZE_MEMORY_TYPE_HOST { HOST_PAGE } else { DEVICE_PAGE },
+            file: None,
+            exportable: 0,
+            residents: Mutex::default(),
+            _window: window,
+        }
+    }
+
+    pub(crate) fn set_resident(&self, device: &Device, is_resident: bool) {
+        let mut residents = lock(&self.residents);
+        residents.retain(|resident| *resident != device.root());
+        if is_resident {
+            residents.push(device.root());
+        }
+    }
+
+    pub(crate) fn residents(&self) -> usize {
+        lock(&self.residents).len()
+    }
+
+    /// Whether a device can reach this at all.
+    pub(crate) fn check_peer(&self, state: &State, device: &Device) -> Done {
+        if self.kind != ZE_MEMORY_TYPE_DEVICE || self.root == device.root() || state.settings.peers {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            ZE_RESULT_ERROR_INVALID_ARGUMENT,
+            "the memory is another device's, which is no peer (ZE_SOFT_PEERS=none)",
+        ))
+    }
+
+    /// Whether a device may use this now.
+    pub(crate) fn check_use(&self, state: &State, device: &Device) -> Done {
+        self.check_peer(state, device)?;
+        let is_peers = self.kind == ZE_MEMORY_TYPE_DEVICE && self.root != device.root();
+        if is_peers && state.settings.strict_residency && !lock(&self.residents).contains(&device.root()) {
+            return Err(Refusal::new(
+                ZE_RESULT_ERROR_INVALID_ARGUMENT,
+                "the memory is a peer's and not resident on this device (ZE_SOFT_RESIDENCY=strict)",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Addresses for an allocation: ones that trap for a device's, the pages themselves for others.
+pub(crate) fn window(
+    state: &State,
+    kind: ze_memory_type_t,
+    size: usize,
+    alignment: usize,
+    file: BorrowedFd<'_>,
+) -> Done<Mapping> {
+    if kind != ZE_MEMORY_TYPE_DEVICE {
+        let window = Mapping::reserve(size, alignment)?;
+        window.show(0, size, Some((file, 0)), Access::ReadWrite)?;
+        return Ok(window);
+    }
+    let Some((begin, end)) = state.settings.addresses else {
+        return Ok(Mapping::reserve(size, alignment)?);
+    };
+    // The lowest that are free: what was freed is used again at once.
+    let mut address = begin.next_multiple_of(alignment);
+    while address.checked_add(size).is_some_and(|last| last <= end) {
+        if let Ok(window) = Mapping::reserve_at(address, size) {
+            return Ok(window);
+        }
+        let taken = state.addresses.find(address);
+        let next =
+            taken.map_or(address + 1, |(start, range)| start + range.size.next_multiple_of(DEVICE_PAGE));
+        address = next.max(address + 1).next_multiple_of(alignment);
+    }
+    Err(Refusal::new(ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY, "no addresses are left (ZE_SOFT_ADDRESSES)"))
+}
+
+/// What an allocation asks for beside its size.
+struct Wishes {
+    is_relaxed: bool,
+    exportable: ze_external_memory_type_flags_t,
+    import: Option<(ze_external_memory_type_flags_t, i32)>,
+}
+
+impl Wishes {
+    /// # Safety
+    /// The chain is one of the application's.
+    unsafe fn read(next: *const c_void) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let relaxed = get(chain::find::<ze_relaxed_allocation_limits_ext_desc_t>(next))
+                .is_ok_and(|desc| desc.flags & ZE_RELAXED_ALLOCATION_LIMITS_EXT_FLAG_MAX_SIZE != 0);
+            let relaxed_before = get(chain::find::<ze_relaxed_allocation_limits_exp_desc_t>(next))
+                .is_ok_and(|desc| desc.flags & ZE_RELAXED_ALLOCATION_LIMITS_EXP_FLAG_MAX_SIZE != 0);
+            let export = get(chain::find::<ze_external_memory_export_desc_t>(next));
+            let import = get(chain::find::<ze_external_memory_import_fd_t>(next));
+            Self {
+                is_relaxed: relaxed || relaxed_before,
+                exportable: export.map_or(0, |desc| desc.flags),
+                import: import.ok().map(|desc| (desc.flags, desc.fd)),
+            }
+        }
+    }
+}
+
+/// The answer to whoever wants a dma-buf of this driver.
+fn only_memfds() -> Refusal {
+    Refusal::new(
+        ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION,
+        "this driver's fds are memfds: only OPAQUE_FD is exported",
+    )
+}
+
+fn allocate(
+    state: &State,
+    context: ze_context_handle_t,
+    kind: ze_memory_type_t,
+    device: Option<&Device>,
+    size: usize,
+    alignment: usize,
+    wishes: &Wishes,
+) -> Done<usize> {
+    if size == 0 || (size as u64 > state.settings.largest && !wishes.is_relaxed) {
+        return Err(Refusal::new(
+            ZE_RESULT_ERROR_UNSUPPORTED_SIZE,
+            format!("{size} bytes: from 1 to {} are possible", state.settings.largest),
+        ));
+    }
+    if (alignment != 0 && !alignment.is_power_of_two()) || alignment > LARGEST_ALIGNMENT {
+        return Err(ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT.into());
+    }
+    if wishes.exportable & !ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD != 0 {
+        return Err(only_memfds());
+    }
+    let page = if kind == ZE_MEMORY_TYPE_HOST { HOST_PAGE } else { DEVICE_PAGE };
+    let alignment = alignment.max(page);
+    let rounded = size.checked_next_multiple_of(page).ok_or(ZE_RESULT_ERROR_UNSUPPORTED_SIZE)?;
+    let (backing, window) = match wishes.import {
+        Some((flags, fd)) => import(state, kind, rounded, alignment, flags, fd)?,
+        None => {
+            let mut charges = device.map_or(Ok(Vec::new()), |device| device.charge(rounded as u64))?;
+            charges.push(state.charge_fd()?);
+            let origin = if kind == ZE_MEMORY_TYPE_DEVICE { Origin::Device } else { Origin::Host };
+            let backing = Backing::new(rounded, origin, charges)?;
+            let file = backing.file().ok_or(ZE_RESULT_ERROR_UNKNOWN)?;
+            let window = window(state, kind, rounded, alignment, file)?;
+            (backing, window)
+        }
+    };
+    let (start, room) = (window.address(), window.size());
+    let mut allocation = Allocation::new(state, Source::Allocated, kind, context, device, Some(window));
+    allocation.exportable = wishes.exportable;
+    let backing = Arc::new(backing);
+    let owner = Arc::new(allocation);
+    state.addresses.insert(start, Range { size, room, backing, offset: 0, access: Access::ReadWrite, owner });
+    Ok(start)
+}
+
+/// Memory of somebody else's, from its fd, which stays theirs.
+fn import(
+    state: &State,
+    kind: ze_memory_type_t,
+    size: usize,
+    alignment: usize,
+    flags: ze_external_memory_type_flags_t,
+    number: i32,
+) -> Done<(Backing, Mapping)> {
+    let wants_dma_buf = match flags {
+        ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD => false,
+        ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF => true,
+        _ => return Err(ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION.into()),
+    };
+    let file = Backing::fd_by_number(number)?;
+    let (backing, origin) = Backing::opened(file.as_fd(), number)?;
+    if wants_dma_buf != (origin == Origin::DmaBuf) || backing.size() < size {
+        let is = if origin == Origin::DmaBuf { "a dma-buf" } else { "a memfd" };
+        let why = format!("fd {number} is {is} of {} bytes", backing.size());
+        return Err(Refusal::new(ZE_RESULT_ERROR_INVALID_ARGUMENT, why));
+    }
+    let window = window(state, kind, size, alignment, file.as_fd())?;
+    Ok((backing, window))
+}
+
+/// # Safety
+/// `pointer` is null or valid for a write, `next` null or a chain of the application's.
+unsafe fn allocate_at(
+    state: &State,
+    context: ze_context_handle_t,
+    kind: ze_memory_type_t,
+    device: Option<&Device>,
+    (size, alignment): (usize, usize),
+    next: *const c_void,
+    pointer: *mut *mut c_void,
+) -> Done {
+    // SAFETY: the caller's promise. It is written to before anything is made.
+    unsafe {
+        put(pointer, std::ptr::null_mut())?;
+        let wishes = Wishes::read(next);
+        let start = allocate(state, context, kind, device, size, alignment, &wishes)?;
+        put(pointer, handle(start))
+    }
+}
+
+pub(crate) unsafe extern "C" fn alloc_shared(
+    context: ze_context_handle_t,
+    device_desc: *const ze_device_mem_alloc_desc_t,
+    host_desc: *const ze_host_mem_alloc_desc_t,
+    size: usize,
+    alignment: usize,
+    device: ze_device_handle_t,
+    pointer: *mut *mut c_void,
+) -> ze_result_t {
+    entry("zeMemAllocShared", |state| {
+        state.context(context)?;
+        let device = if device.is_null() { None } else { Some(state.device(device)?) };
+        // SAFETY: pointers of the application.
+        unsafe {
+            let desc = get(device_desc)?;
+            get(host_desc)?;
+            let asked = (size, alignment);
+            allocate_at(state, context, ZE_MEMORY_TYPE_SHARED, device.as_deref(), asked, desc.pNext, pointer)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn alloc_device(
+    context: ze_context_handle_t,
+    desc: *const ze_device_mem_alloc_desc_t,
+    size: usize,
+    alignment: usize,
+    device: ze_device_handle_t,
+    pointer: *mut *mut c_void,
+) -> ze_result_t {
+    entry("zeMemAllocDevice", |state| {
+        state.context(context)?;
+        let device = state.device(device)?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            let desc = get(desc)?;
+            if desc.ordinal != 0 {
+                return Err(Refusal::new(
+                    ZE_RESULT_ERROR_INVALID_ARGUMENT,
+                    "devices have the memory ordinal 0",
+                ));
+            }
+            let asked = (size, alignment);
+            allocate_at(state, context, ZE_MEMORY_TYPE_DEVICE, Some(&device), asked, desc.pNext, pointer)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn alloc_host(
+    context: ze_context_handle_t,
+    desc: *const ze_host_mem_alloc_desc_t,
+    size: usize,
+    alignment: usize,
+    pointer: *mut *mut c_void,
+) -> ze_result_t {
+    entry("zeMemAllocHost", |state| {
+        state.context(context)?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            let desc = get(desc)?;
+            allocate_at(state, context, ZE_MEMORY_TYPE_HOST, None, (size, alignment), desc.pNext, pointer)
+        }
+    })
+}
+
+/// Takes an allocation away. Commands that work on it keep its pages until they are done.
+fn remove(state: &State, context: ze_context_handle_t, pointer: usize) -> Done<Arc<Backing>> {
+    if pointer == 0 {
+        return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
+    }
+    let is_it = |range: &Range<Arc<Allocation>>| {
+        range.owner.context == context && range.owner.source == Source::Allocated
+    };
+    let range = state.addresses.remove(pointer, is_it).ok_or_else(|| {
+        Refusal::new(
+            ZE_RESULT_ERROR_INVALID_ARGUMENT,
+            format!("{pointer:#x} is no allocation of this context"),
+        )
+    })?;
+    state.exports.forget(range.owner.id);
+    Ok(range.backing)
+}
+
+pub(crate) unsafe extern "C" fn free(context: ze_context_handle_t, pointer: *mut c_void) -> ze_result_t {
+    entry("zeMemFree", |state| {
+        // Also once the device is lost: there is no other way to be rid of it.
+        state.contexts.get(context.0.addr())?;
+        remove(state, context, pointer.addr()).map(drop)
+    })
+}
+
+pub(crate) unsafe extern "C" fn free_ext(
+    context: ze_context_handle_t,
+    desc: *const ze_memory_free_ext_desc_t,
+    pointer: *mut c_void,
+) -> ze_result_t {
+    entry("zeMemFreeExt", |state| {
+        state.contexts.get(context.0.addr())?;
+        // SAFETY: pointers of the application.
+        let policy = unsafe { get(desc) }?.freePolicy;
+        let known = ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_BLOCKING_FREE
+            | ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_DEFER_FREE;
+        if policy & !known != 0 {
+            return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
+        }
+        let backing = remove(state, context, pointer.addr())?;
+        if policy & ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_BLOCKING_FREE != 0 {
+            // Whoever else has it is a command.
+            while Arc::strong_count(&backing) > 1 && state.health().check().is_ok() {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn get_alloc_properties(
+    context: ze_context_handle_t,
+    pointer: *const c_void,
+    properties: *mut ze_memory_allocation_properties_t,
+    device: *mut ze_device_handle_t,
+) -> ze_result_t {
+    entry("zeMemGetAllocProperties", |state| {
+        state.context(context)?;
+        if pointer.is_null() {
+            return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
+        }
+        let found = state.addresses.find(pointer.addr()).filter(|(_, range)| range.owner.context == context);
+        // SAFETY: pointers of the application.
+        unsafe {
+            let mut told = get(properties)?;
+            let Some((_, range)) = found else {
+                (told.r#type, told.id, told.pageSize) = (ZE_MEMORY_TYPE_UNKNOWN, 0, 0);
+                put_if_wanted(device, ze_device_handle_t::NULL);
+                return put(properties, told);
+            };
+            let owner = &range.owner;
+            (told.r#type, told.id, told.pageSize) = (owner.kind, owner.id, owner.page as u64);
+            let wanted = chain::find_mut::<ze_external_memory_export_fd_t>(told.pNext);
+            if let Ok(mut export) = get(wanted) {
+                if export.flags & !ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD != 0 {
+                    return Err(only_memfds());
+                }
+                if owner.exportable & export.flags == 0 {
+                    return Err(Refusal::new(
+                        ZE_RESULT_ERROR_INVALID_ARGUMENT,
+                        "it was not allocated with a ze_external_memory_export_desc_t",
+                    ));
+                }
+                // The application's from here on.
+                export.fd = range.backing.export()?.into_raw_fd();
+                put(wanted, export)?;
+            }
+            let parts = chain::find_mut::<ze_memory_sub_allocations_exp_properties_t>(told.pNext);
+            if let Ok(parts) = get(parts) {
+                // Allocations are in one piece.
+                put_if_wanted(parts.pCount, 0);
+            }
+            put_if_wanted(device, owner.device);
+            put(properties, told)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn get_address_range(
+    context: ze_context_handle_t,
+    pointer: *const c_void,
+    base: *mut *mut c_void,
+    size: *mut usize,
+) -> ze_result_t {
+    entry("zeMemGetAddressRange", |state| {
+        state.context(context)?;
+        if pointer.is_null() {
+            return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
+        }
+        let found = state.addresses.find(pointer.addr()).filter(|(_, range)| range.owner.context == context);
+        let (start, range) = found.ok_or(ZE_RESULT_ERROR_ADDRESS_NOT_FOUND)?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            put_if_wanted(base, handle(start));
+            put_if_wanted(size, range.size);
+        }
+        Ok(())
+    })
+}
+
+/// Atomic access is a hint here: all memory is the host's.
+pub(crate) unsafe extern "C" fn set_atomic_access(
+    context: ze_context_handle_t,
+    device: ze_device_handle_t,
+    pointer: *const c_void,
+    size: usize,
+    _attributes: ze_memory_atomic_attr_exp_flags_t,
+) -> ze_result_t {
+    entry("zeMemSetAtomicAccessAttributeExp", |state| {
+        state.context(context)?;
+        state.device(device)?;
+        if pointer.is_null() {
+            return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
+        }
+        match state.addresses.find(pointer.addr()) {
+            Some((start, range)) if size <= range.size - (pointer.addr() - start) => Ok(()),
+            _ => Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into()),
+        }
+    })
+}

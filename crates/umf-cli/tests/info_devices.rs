@@ -1,0 +1,77 @@
+//! What `umf info` says of dma-bufs, in the guest of `tests/vm/run dma-buf`, which has every source of them: to root, and to somebody
+//! who may not.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use serde_json::Value;
+
+const NOBODY: u32 = 65_534;
+
+/// The devices of `umf info --json`, as a user sees them; `None`, with a line that says so, elsewhere.
+fn devices(test: &str, user: Option<u32>) -> Option<Value> {
+    if std::env::var_os("TESTS_GUEST").is_none_or(|boot| boot != "dma-buf") {
+        println!("umf-skip: {test}: looks at the guest of tests/vm/run dma-buf");
+        return None;
+    }
+    // Where every user can reach it.
+    let copy = std::env::temp_dir().join(format!("umf-info-devices-{}", std::process::id()));
+    std::fs::copy(env!("CARGO_BIN_EXE_umf"), &copy).unwrap();
+    std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new(&copy);
+    command.args(["info", "--json"]);
+    if let Some(user) = user {
+        command.uid(user).gid(user);
+    }
+    let output = command.output().unwrap();
+    std::fs::remove_file(&copy).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    Some(report["devices"].clone())
+}
+
+/// The findings about graphics devices.
+fn cards(devices: &Value) -> Vec<&Value> {
+    let all = devices.as_object().unwrap();
+    all.iter().filter(|(key, _)| key.starts_with("drm/")).map(|(_, finding)| finding).collect()
+}
+
+#[test]
+fn every_source_works_and_says_how_far() {
+    let Some(devices) = devices("every_source_works", None) else { return };
+    let udmabuf = &devices["udmabuf"];
+    assert_eq!(
+        (&udmabuf["state"], &udmabuf["value"]["list_limit"]),
+        (&"ok".into(), &1024.into()),
+        "{udmabuf}"
+    );
+    assert_eq!(udmabuf["value"]["size_limit_mb"], 64);
+    assert!(udmabuf["text"].as_str().unwrap().contains("64 MiB each in 1024 parts"), "{udmabuf}");
+    assert_eq!(devices["dma_heap/system"]["state"], "ok");
+    for driver in ["vgem", "virtio_gpu"] {
+        let makes =
+            |card: &&&Value| card["value"]["driver"] == driver && card["value"]["dumb_buffers"] == true;
+        assert!(cards(&devices).iter().find(makes).is_some(), "{driver} in {devices}");
+    }
+}
+
+#[test]
+fn who_may_not_is_told_what_would_help() {
+    let Some(devices) = devices("who_may_not_is_told", Some(NOBODY)) else { return };
+    let refused = |finding: &Value, remedy: &str| {
+        assert_eq!(finding["state"], "missing", "{finding}");
+        assert!(finding["text"].as_str().unwrap().contains("refused (EACCES)"), "{finding}");
+        assert!(finding["remedy"].as_str().unwrap().contains(remedy), "{finding}");
+    };
+    refused(&devices["udmabuf"], "group kvm");
+    refused(&devices["dma_heap/system"], "udev rule");
+    assert!(!cards(&devices).is_empty());
+    for card in cards(&devices) {
+        refused(card, "groups video and render");
+    }
+    // Limits can be read by everybody.
+    assert_eq!(devices["udmabuf"]["value"]["size_limit_mb"], 64);
+}

@@ -1,0 +1,296 @@
+//! [`Endpoint`]: where other processes connect; and connecting.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+use umf_core::fork;
+use umf_core::step::{Step, step};
+use umf_ipc::Importer;
+use umf_ipc::fd_socket::{Deadline, Peer, peer, peer_of, so_peerpidfd};
+use umf_ipc::system::{boot_id_bytes, random};
+
+use crate::address::{SOCKET, is_plain};
+use crate::engines::Engines;
+use crate::layout::Side;
+use crate::segment::Segment;
+use crate::shared::{Fds, Shared};
+use crate::wire::{self, Kind, Packet};
+use crate::{Error, Link, LinkAddress, LinkSettings, Result, sys};
+
+/// Makes endpoints and links: with which settings, and who opens memory of peers.
+///
+/// # Examples
+/// ```
+/// # fn main() -> umf_link::Result<()> {
+/// use umf_link::LinkBuilder;
+/// let endpoint = LinkBuilder::new().bind()?;
+/// let address = endpoint.address(); // 128 plain bytes: into argv, MPI, a file
+/// // In another process (here, in another thread):
+/// let peer = std::thread::spawn(move || -> umf_link::Result<()> {
+///     let mut link = LinkBuilder::new().connect(&address, None)?;
+///     link.send(7, b"hello")
+/// });
+/// let mut link = endpoint.accept(None)?;
+/// let mut text = [0; 5];
+/// link.recv(7, &mut text)?;
+/// assert_eq!(&text, b"hello");
+/// # peer.join().expect("it does not panic")
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct LinkBuilder {
+    settings: LinkSettings,
+    importer: Option<&'static Importer>,
+}
+
+impl LinkBuilder {
+    /// With settings at their defaults, and nobody to open memory of peers.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets all settings at once.
+    #[must_use]
+    pub fn settings(mut self, settings: LinkSettings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// Who opens memory of peers. Without one, nothing is mapped, and nothing can be received as a view.
+    #[must_use]
+    pub const fn importer(mut self, importer: &'static Importer) -> Self {
+        self.importer = Some(importer);
+        self
+    }
+
+    /// An endpoint that is known by its address alone.
+    ///
+    /// # Errors
+    /// [`Error::System`]: no fds left.
+    pub fn bind(&self) -> Result<Endpoint> {
+        let nonce = random().map_err(Error::system("getrandom"))?;
+        let digits = data_encoding::HEXLOWER.encode(&nonce);
+        Endpoint::listen(self.clone(), &format!("{SOCKET}{digits}"))
+    }
+
+    /// An endpoint that processes of this user find by its name: [`LinkAddress::of_name`].
+    ///
+    /// # Errors
+    /// [`Error::BadName`], [`Error::NameTaken`]; as [`LinkBuilder::bind`].
+    pub fn named(&self, name: &str) -> Result<Endpoint> {
+        Endpoint::listen(self.clone(), &socket_of(name)?)
+    }
+
+    /// Connects to an endpoint. `None` waits as long as it takes.
+    ///
+    /// # Errors
+    /// [`Error::OtherMachine`], [`Error::NobodyThere`], [`Error::OtherUser`]; [`Error::TimedOut`] if nobody accepts;
+    /// [`Error::System`]: no fds, no shared memory left. Nothing stays open after an error.
+    pub fn connect(&self, address: &LinkAddress, timeout: Option<Duration>) -> Result<Link> {
+        let (theirs, mine) = (address.boot_id(), boot_id_bytes());
+        if theirs != [0; 16] && mine != [0; 16] && theirs != mine {
+            return Err(Error::OtherMachine);
+        }
+        // Further off than clocks reach.
+        let deadline = Deadline::after(timeout.unwrap_or(Duration::MAX));
+        let late = |errno| match errno {
+            Errno::TIMEDOUT => timed_out("accepting the connection", timeout),
+            Errno::CONNRESET | Errno::PIPE => {
+                Error::NobodyThere { name: address.socket().to_owned(), pid: address.pid() }
+            }
+            errno => Error::system("connect")(errno),
+        };
+        let socket = sys::new_socket().map_err(Error::system("socket"))?;
+        sys::connect(&socket, address.socket().as_bytes(), deadline).map_err(|errno| match errno {
+            Errno::CONNREFUSED => {
+                Error::NobodyThere { name: address.socket().to_owned(), pid: address.pid() }
+            }
+            errno => late(errno),
+        })?;
+        step(Step::LinkConnected);
+        let pid = trusted(&socket)?;
+        let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
+        let (segment, fd) = Segment::create(nonce).map_err(Error::system("making the memory of a link"))?;
+        step(Step::LinkSegmentMade);
+        let hello = Packet { base: segment.base(), nonce }.encode(Kind::Hello);
+        sys::send(socket.as_fd(), &hello, Some(fd.as_fd())).map_err(late)?;
+        drop(fd);
+        step(Step::LinkProposed);
+        let mut bytes = [0; wire::SIZE + 1];
+        let (length, _) = sys::receive(&socket, &mut bytes, deadline).map_err(late)?;
+        let welcome = Packet::decode(&bytes[..length], Kind::Welcome).filter(|packet| packet.nonce == nonce);
+        let welcome =
+            welcome.ok_or(Error::Misbehaved { pid, what: "it does not answer as an endpoint does" })?;
+        self.link(segment, Side::Connector, socket, pid, welcome.base)
+    }
+
+    fn link(&self, segment: Segment, me: Side, socket: OwnedFd, pid: i32, base: u64) -> Result<Link> {
+        let pidfd = pidfd_of(&socket, pid);
+        let fds = Fds::new(socket, pidfd)?;
+        let engines = Engines::probe(&segment, me, (pid, base), &self.settings, self.importer.is_some());
+        tracing::debug!(pid, %engines, "a link was made");
+        let given = (self.settings.clone(), self.importer);
+        let shared = Shared::new(segment, me, fds, pid, given, engines);
+        step(Step::LinkMade);
+        Ok(Link::new(Arc::new(shared)))
+    }
+}
+
+fn timed_out(what: &'static str, timeout: Option<Duration>) -> Error {
+    let milliseconds = timeout.map_or(0, |timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
+    Error::TimedOut { what, milliseconds }
+}
+
+/// The process at the other end, if it is this user's.
+fn trusted(socket: &OwnedFd) -> Result<i32> {
+    let failed = Error::system("getsockopt");
+    let is_trusted = peer_of(socket.as_fd()).map_err(&failed)? == Peer::Trusted;
+    let (uid, pid) = peer(socket.as_fd()).map_err(&failed)?;
+    if is_trusted { Ok(pid) } else { Err(Error::OtherUser { pid, uid, mine: sys::effective_uid() }) }
+}
+
+fn pidfd_of(socket: &OwnedFd, pid: i32) -> Option<OwnedFd> {
+    so_peerpidfd(socket.as_fd()).ok().or_else(|| {
+        let pid = rustix::process::Pid::from_raw(pid)?;
+        rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+    })
+}
+
+/// The socket of a named endpoint.
+fn socket_of(name: &str) -> Result<String> {
+    const LONGEST: usize = 48;
+    let why = if name.is_empty() {
+        "it is empty"
+    } else if name.len() > LONGEST {
+        "it has more than 48 characters"
+    } else if !name.bytes().all(is_plain) {
+        "letters and digits of ASCII and . _ : / + = @ - are allowed"
+    } else {
+        return Ok(format!("{SOCKET}{}-{name}", sys::effective_uid()));
+    };
+    Err(Error::BadName { name: name.chars().take(64).collect(), why })
+}
+
+impl LinkAddress {
+    /// The address of the endpoint that a process of this user has made with this name, on this machine.
+    ///
+    /// # Errors
+    /// [`Error::BadName`].
+    pub fn of_name(name: &str) -> Result<Self> {
+        Ok(Self::new(boot_id_bytes(), 0, &socket_of(name)?))
+    }
+}
+
+/// Where other processes of this user connect. Nothing is left of it when it is dropped, or its process is killed.
+///
+/// Links that were made stay when the endpoint is dropped. All methods may be called from several threads at once.
+#[derive(Debug)]
+pub struct Endpoint {
+    builder: LinkBuilder,
+    listener: Arc<Fds>,
+    address: LinkAddress,
+    process: u32,
+}
+
+impl Endpoint {
+    fn listen(builder: LinkBuilder, name: &str) -> Result<Self> {
+        let socket = sys::new_socket().map_err(Error::system("socket"))?;
+        sys::listen(&socket, name.as_bytes()).map_err(|errno| match errno {
+            Errno::ADDRINUSE => Error::NameTaken { name: name.to_owned() },
+            errno => Error::system("bind")(errno),
+        })?;
+        step(Step::LinkListening);
+        // So that a connection that went away meanwhile is not waited for.
+        rustix::io::ioctl_fionbio(&socket, true).map_err(Error::system("ioctl"))?;
+        let pid = rustix::process::getpid().as_raw_nonzero().get().cast_unsigned();
+        let address = LinkAddress::new(boot_id_bytes(), pid, name);
+        Ok(Self { builder, listener: Fds::new(socket, None)?, address, process: fork::generation() })
+    }
+
+    /// Where it can be reached.
+    #[must_use]
+    pub const fn address(&self) -> LinkAddress {
+        self.address
+    }
+
+    /// Waits for somebody to connect. `None` waits as long as it takes.
+    ///
+    /// Processes of other users are turned away, and who connects and says nothing has [`LinkSettings::handshake`] to do so.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`]; [`Error::Forked`]; [`Error::System`]: no fds left.
+    pub fn accept(&self, timeout: Option<Duration>) -> Result<Link> {
+        if self.process != fork::generation() {
+            return Err(Error::Forked);
+        }
+        // Further off than clocks reach: for ever.
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            match rustix::net::accept_with(self.listener.socket(), SocketFlags::CLOEXEC) {
+                Ok(socket) => {
+                    step(Step::LinkAccepted);
+                    if let Some(link) = self.meet(socket, left)? {
+                        return Ok(link);
+                    }
+                }
+                Err(Errno::AGAIN) => {
+                    if left.is_some_and(|left| left.is_zero()) {
+                        return Err(timed_out("a connection", timeout));
+                    }
+                    sys::is_ready(self.listener.socket(), PollFlags::IN, left)
+                        .map_err(Error::system("poll"))?;
+                }
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(errno) => return Err(Error::system("accept")(errno)),
+            }
+        }
+    }
+
+    /// `None` if who connected is nobody to have a link with.
+    fn meet(&self, socket: OwnedFd, left: Option<Duration>) -> Result<Option<Link>> {
+        let pid = match trusted(&socket) {
+            Ok(pid) => pid,
+            Err(error) => {
+                tracing::warn!(%error, "a connection was turned away");
+                return Ok(None);
+            }
+        };
+        let handshake = self.builder.settings.handshake;
+        let deadline =
+            Deadline::after(left.map_or(handshake, |left| left.max(Duration::from_millis(1)).min(handshake)));
+        let mut bytes = [0; wire::SIZE + 1];
+        let nobody = |why: &dyn core::fmt::Display| {
+            tracing::warn!(pid, %why, "a process connected, and was no peer");
+            Ok(None)
+        };
+        let (length, mut fds) = match sys::receive(&socket, &mut bytes, deadline) {
+            Ok(received) => received,
+            Err(errno @ (Errno::MFILE | Errno::NFILE)) => return Err(Error::system("recvmsg")(errno)),
+            Err(errno) => return nobody(&errno),
+        };
+        let (Some(hello), Some(fd), true) =
+            (Packet::decode(&bytes[..length], Kind::Hello), fds.pop(), fds.is_empty())
+        else {
+            return nobody(&"it did not say hello with the memory of a link");
+        };
+        let segment = match Segment::adopt(&fd, hello.nonce) {
+            Ok(Some(segment)) => segment,
+            Ok(None) => return nobody(&"what it sent is not the memory of a link"),
+            Err(errno) => return Err(Error::system("mapping the memory of a link")(errno)),
+        };
+        drop(fd);
+        step(Step::LinkSegmentMapped);
+        let welcome = Packet { base: segment.base(), nonce: hello.nonce }.encode(Kind::Welcome);
+        if let Err(errno) = sys::send(socket.as_fd(), &welcome, None) {
+            return nobody(&errno);
+        }
+        step(Step::LinkWelcomed);
+        self.builder.link(segment, Side::Acceptor, socket, pid, hello.base).map(Some)
+    }
+}

@@ -1,0 +1,200 @@
+//! [`Engines`]: what can carry messages to this process on a link, and what each costs here and now.
+
+use core::fmt;
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use crate::layout::{CHUNK, CHUNKS, NONCE_WORDS, SIZE, Side};
+use crate::parts::Part;
+use crate::segment::Segment;
+use crate::sys::{self, Direction, Iov};
+use crate::{Engine, LinkSettings};
+
+/// What a copy costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// Whatever the length, in nanoseconds.
+    pub base: f64,
+    /// For each KiB, in nanoseconds.
+    pub per_kib: f64,
+}
+
+impl Cost {
+    /// Through two points.
+    fn through(small: (usize, f64), large: (usize, f64)) -> Self {
+        let per_byte = ((large.1 - small.1) / (large.0 - small.0) as f64).max(0.0);
+        Self { base: (small.1 - per_byte * small.0 as f64).max(0.0), per_kib: per_byte * 1024.0 }
+    }
+
+    /// Nanoseconds for this many bytes.
+    #[must_use]
+    pub fn of(&self, length: usize) -> f64 {
+        self.base + self.per_kib * length as f64 / 1024.0
+    }
+}
+
+/// Nanoseconds that each further entry of a list costs the kernel: about, as it differs little between machines.
+const ENTRY: f64 = 400.0;
+
+/// What can carry messages to this process on a link, measured when the link was made. Its [`fmt::Display`] is a table.
+#[derive(Clone, Debug)]
+pub struct Engines {
+    forced: Option<Engine>,
+    inline_max: usize,
+    both_min: usize,
+    cma: Result<Cost, String>,
+    bounce: Cost,
+    mapped: Result<Cost, &'static str>,
+}
+
+impl Engines {
+    /// Tries them out. `pid` is that of the peer here, and `base` where the peer has the segment.
+    pub(crate) fn probe(
+        segment: &Segment,
+        me: Side,
+        (pid, base): (i32, u64),
+        settings: &LinkSettings,
+        has_importer: bool,
+    ) -> Self {
+        let copy = measure_copy(segment, me);
+        let first_chunk = copy.of(CHUNK);
+        // Three lines on their way, and the first chunk, before both sides copy at the same time.
+        let bounce = Cost { base: 600.0 + first_chunk, per_kib: copy.per_kib * 1.3 };
+        let mapped = if has_importer { Ok(copy) } else { Err("this process's endpoint has no importer") };
+        Self {
+            forced: settings.engine,
+            inline_max: settings.inline_max(),
+            both_min: settings.both_min,
+            cma: measure_cma(segment, me, pid, base),
+            bounce,
+            mapped,
+        }
+    }
+
+    /// What CMA costs, or why it cannot be used.
+    ///
+    /// # Errors
+    /// The reason, and a remedy.
+    pub fn cma(&self) -> Result<Cost, &str> {
+        self.cma.as_ref().map(|cost| *cost).map_err(String::as_str)
+    }
+
+    /// What bounce buffers cost.
+    #[must_use]
+    pub const fn bounce(&self) -> Cost {
+        self.bounce
+    }
+
+    /// What copying out of mapped memory costs, or why nothing can be mapped.
+    ///
+    /// # Errors
+    /// The reason.
+    pub const fn mapped(&self) -> Result<Cost, &'static str> {
+        self.mapped
+    }
+
+    /// Whether CMA is to carry a message of this length in so many parts, and not bounce buffers.
+    pub(crate) fn prefers_cma(&self, length: usize, parts: usize) -> bool {
+        let more = parts.saturating_sub(1) as f64 * ENTRY;
+        self.cma.as_ref().is_ok_and(|cost| cost.of(length) + more <= self.bounce.of(length))
+    }
+
+    /// From how many bytes on CMA is faster than bounce buffers.
+    fn crossover(&self) -> Option<usize> {
+        (0..40).map(|power| 1_usize << power).find(|length| self.prefers_cma(*length, 1))
+    }
+}
+
+fn best(times: u32, mut run: impl FnMut() -> Result<(), Errno>) -> Result<f64, Errno> {
+    let mut best = f64::INFINITY;
+    for _ in 0..times {
+        let start = Instant::now();
+        run()?;
+        best = best.min(start.elapsed().as_nanos() as f64);
+    }
+    Ok(best)
+}
+
+const LARGE: usize = CHUNK * 4;
+
+fn measure_copy(segment: &Segment, me: Side) -> Cost {
+    let mut to = vec![0_u8; LARGE];
+    let from = segment.bytes(me.other().chunk(0), CHUNK * CHUNKS as usize);
+    let mut copy = |length: usize| {
+        best(3, || {
+            // SAFETY: the bounce area of the other side, of which the first bytes; `to` has as many.
+            unsafe { core::ptr::copy(from.as_ptr(), to.as_mut_ptr(), length) };
+            core::hint::black_box(&mut to);
+            Ok(())
+        })
+        .unwrap_or(0.0)
+    };
+    let small = copy(4096);
+    Cost::through((4096, small), (LARGE, copy(LARGE)))
+}
+
+fn measure_cma(segment: &Segment, me: Side, pid: i32, base: u64) -> Result<Cost, String> {
+    if pid <= 0 {
+        return Err("the peer is in another pid namespace: let both processes share one".to_owned());
+    }
+    if base.checked_add(SIZE as u64).is_none_or(|end| end > 1 << 57) {
+        return Err("the peer says that it is where nothing can be".to_owned());
+    }
+    let mut to = vec![0_u8; LARGE];
+    let read = |offset: usize, length: usize, to: &mut [u8]| {
+        let local = [Part { base: to.as_mut_ptr(), length }.iov()];
+        let remote = [Iov { address: base + offset as u64, length: length as u64 }];
+        // SAFETY: `to` has that many bytes; the pid is that of the peer, whose pidfd is held.
+        unsafe { sys::across(pid, Direction::Read, &local, &remote) }
+    };
+    // Real bytes: the kernel lets reads of no byte pass. And those that only the peer can have there.
+    let refused = |errno: Errno| {
+        let why = match errno {
+            Errno::PERM => {
+                "ptrace rights are lacking: the same user, a dumpable process, the same user namespace or one above, and \
+                 /proc/sys/kernel/yama/ptrace_scope 0 (or UMF_IPC_PTRACER=any in the peer)"
+            }
+            Errno::NOSYS => "the kernel lacks the call, or a seccomp filter forbids it",
+            Errno::SRCH => "the peer is not in this pid namespace",
+            _ => "use another engine",
+        };
+        format!("process_vm_readv: {errno}: {why}")
+    };
+    read(NONCE_WORDS[0], 16, &mut to).map_err(refused)?;
+    let nonce = NONCE_WORDS.map(|word| segment.word(word).load(core::sync::atomic::Ordering::Relaxed));
+    if to[..8] != nonce[0].to_ne_bytes() || to[8..16] != nonce[1].to_ne_bytes() {
+        return Err("what is read is not the peer's memory".to_owned());
+    }
+    let from = me.other().chunk(0);
+    let mut time = |length: usize| best(3, || read(from, length, &mut to)).map_err(refused);
+    let small = time(4096)?;
+    Ok(Cost::through((4096, small), (LARGE, time(LARGE)?)))
+}
+
+impl fmt::Display for Engines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cost = |cost: Cost| format!("{:.2} us + {:.1} ns/KiB", cost.base / 1000.0, cost.per_kib);
+        let crossover = self.crossover();
+        writeln!(f, "inline  up to {} B", self.inline_max)?;
+        let until =
+            crossover.map_or(String::new(), |length| format!(", memory of any kind below {length} B"));
+        writeln!(f, "bounce  {}{until}", cost(self.bounce))?;
+        match (&self.cma, crossover) {
+            (Ok(cma), Some(length)) => {
+                writeln!(f, "cma     {}, memory of any kind from {length} B", cost(*cma))?
+            }
+            (Ok(cma), None) => writeln!(f, "cma     {}, for what bounce buffers do faster", cost(*cma))?,
+            (Err(why), _) => writeln!(f, "cma     refused: {why}")?,
+        }
+        match self.mapped {
+            Ok(copy) => writeln!(f, "mapped  {}, memory of exportable pools", cost(copy))?,
+            Err(why) => writeln!(f, "mapped  impossible: {why}")?,
+        }
+        write!(f, "both    from {} B, where cma or mapped can", self.both_min)?;
+        match self.forced {
+            Some(engine) => write!(f, "\nset     {engine}, for all that is not inline"),
+            None => Ok(()),
+        }
+    }
+}

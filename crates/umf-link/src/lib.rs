@@ -1,0 +1,51 @@
+//! Messages and copies between two processes of one machine: one copy, or none.
+//!
+//! A [`Link`] joins two processes. Short messages go through rings in shared memory; long ones are fetched by their receiver from
+//! where they are, by the [`Engine`] that was measured to be fastest; memory of a pool can be handed over without any copy
+//! ([`Sender::hand_over`]). A peer that ends, however it does, becomes an error in a bounded time.
+//!
+//! ```text
+//! endpoint   who listens, who connects          address  where, as plain bytes
+//! segment    the memory that both have          layout   what lies where in it
+//! protocol   the lock-free parts                wait     spin, sleep, look after the peer
+//! sender     send, start_send, hand_over        offer    what a slot says of a long message
+//! receiver   recv, start_recv, recv_view        engines  what can carry it, and its cost
+//! ```
+//!
+//! `docs/link.md` has the layout, and what is promised against whom.
+
+mod address;
+mod board;
+mod endpoint;
+mod engines;
+mod error;
+mod layout;
+mod link;
+mod memory;
+mod offer;
+mod parts;
+mod protocol;
+mod queue;
+mod receiver;
+mod segment;
+mod sender;
+mod settings;
+mod shared;
+mod statistics;
+mod sys;
+mod tag;
+mod wait;
+mod wire;
+
+pub use address::{ADDRESS_SIZE, AddressError, LinkAddress};
+pub use endpoint::{Endpoint, LinkBuilder};
+pub use engines::{Cost, Engines};
+pub use error::{Error, Result};
+pub use link::Link;
+pub use memory::Memory;
+pub use parts::{Destination, Portion, Source};
+pub use receiver::{Probed, Received, Receiver, RecvRequest, View};
+pub use sender::{Lent, SendRequest, Sender};
+pub use settings::{Engine, LinkSettings};
+pub use statistics::{Carried, LinkStatistics};
+pub use tag::TagMatch;

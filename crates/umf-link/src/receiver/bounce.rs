@@ -1,0 +1,103 @@
+//! Messages that go through bounce buffers, chunk by chunk: the sender fills while this side empties.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use umf_core::step::{Step, step};
+
+use super::incoming::{Incoming, Receiving};
+use super::pull::{Pulled, is_withdrawn};
+use crate::layout::{CHUNK, CHUNKS};
+use crate::offer::{self, BOUNCE, Offer};
+use crate::parts::Cursor;
+use crate::queue::Body;
+use crate::shared::Shared;
+use crate::{Engine, Result};
+
+/// A message on its way through the buffers. Only one is, at a time: a receive that is dropped gives up.
+#[derive(Debug)]
+pub(crate) struct Bouncing {
+    id: u64,
+    offer: Offer,
+    epoch: u16,
+    /// Chunks that were emptied.
+    count: u64,
+    given_up: Arc<AtomicU64>,
+}
+
+impl Drop for Bouncing {
+    fn drop(&mut self) {
+        self.given_up.store(self.id, Ordering::Relaxed);
+    }
+}
+
+impl Incoming {
+    /// Whether no other receive uses the buffers.
+    pub(super) fn may_bounce(&mut self) -> bool {
+        if let Some(id) = self.bouncing
+            && self.given_up.load(Ordering::Relaxed) == id
+        {
+            self.queue.set_busy(id, false);
+            self.bouncing = None;
+        }
+        self.bouncing.is_none()
+    }
+
+    /// Asks the sender to fill the buffers.
+    pub(super) fn begin_bounce(&mut self, shared: &Shared, id: u64) -> Option<Bouncing> {
+        let Body::Offered(offer) = &self.queue.get(id)?.body else { return None };
+        let (offer, epoch) = (offer.clone(), self.next_epoch());
+        let sender = shared.other();
+        shared.word(sender.argument(offer.index, 0)).store(0, Ordering::Relaxed);
+        let request = shared.word(sender.request(offer.index));
+        request.store(offer::request(offer.number, BOUNCE, epoch), Ordering::Release);
+        step(Step::LinkBounceAsked);
+        shared.notify();
+        self.queue.set_busy(id, true);
+        self.bouncing = Some(id);
+        // Ids are not used twice, so that this one was not given up yet; but an attempt before it may have been.
+        self.given_up.store(0, Ordering::Relaxed);
+        Some(Bouncing { id, offer, epoch, count: 0, given_up: Arc::clone(&self.given_up) })
+    }
+
+    /// Empties what is filled; `None` if there is more to come.
+    pub(super) fn bounce(
+        &mut self,
+        shared: &Shared,
+        receiving: &mut Receiving<'_>,
+    ) -> Result<Option<Pulled>> {
+        let Some(bouncing) = &mut receiving.bouncing else { return Ok(None) };
+        let (sender, offer) = (shared.other(), &bouncing.offer);
+        let all = offer.length.div_ceil(CHUNK) as u64;
+        let progress = shared.word(sender.progress(offer.index)).load(Ordering::Acquire);
+        let filled = if (progress >> 48) as u16 == bouncing.epoch { progress & ((1 << 48) - 1) } else { 0 };
+        if filled > all || filled > bouncing.count + CHUNKS {
+            return Err(shared.misbehaved("it says to have filled buffers that were not empty"));
+        }
+        while bouncing.count < filled {
+            let start = bouncing.count as usize * CHUNK;
+            let length = CHUNK.min(offer.length - start);
+            let from = shared.segment.bytes(sender.chunk(bouncing.count), length);
+            let mut to = Cursor::at(receiving.into.0.parts(), start);
+            // SAFETY: a chunk that is filled, and the caller's memory, which has all of the message's length.
+            unsafe { to.copy_in(from.as_ptr(), length) };
+            bouncing.count += 1;
+            shared.word(sender.argument(offer.index, 0)).store(bouncing.count, Ordering::Release);
+            step(Step::LinkEmptied);
+            shared.notify();
+        }
+        let is_whole = bouncing.count == all;
+        if !is_whole && !is_withdrawn(shared, offer) {
+            return Ok(None);
+        }
+        let Some(bouncing) = receiving.bouncing.take() else { return Ok(None) };
+        self.bouncing = None;
+        Ok(Some(if is_whole {
+            self.end(shared, bouncing.id, &bouncing.offer, Engine::Bounce)
+        } else {
+            self.queue.remove(bouncing.id);
+            self.statistics.withdrawn += 1;
+            Pulled::Withdrawn
+        }))
+    }
+}

@@ -1,0 +1,275 @@
+//! What a receiver keeps in mind: how far it is in the ring, and what came before it was asked for.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use umf_core::step::{Step, step};
+
+use super::bounce::Bouncing;
+use super::pull::Pulled;
+use super::{Probed, Received};
+use crate::board::{Board, Known};
+use crate::layout::{FIRST, FIRST_PAYLOAD, MAX_INLINE, NEXT, NEXT_PAYLOAD, QUARTER};
+use crate::offer::{self, INLINE, LEND, OFFER, Offer};
+use crate::parts::{Cursor, Destination, List};
+use crate::protocol::{self, Outcome};
+use crate::queue::{Body, Queue};
+use crate::shared::Shared;
+use crate::wait::Limit;
+use crate::{Engine, Error, LinkStatistics, Result, TagMatch};
+
+/// A receive that is going on.
+#[derive(Debug)]
+pub(crate) struct Receiving<'d> {
+    wanted: TagMatch,
+    pub into: Destination<'d>,
+    /// Whether its caller waits for it, and for how long: then the sender may copy into its memory, too.
+    pub blocking: Option<Limit>,
+    pub bouncing: Option<Bouncing>,
+}
+
+impl<'d> Receiving<'d> {
+    #[inline]
+    pub(crate) const fn new(wanted: TagMatch, into: Destination<'d>, blocking: Option<Limit>) -> Self {
+        Self { wanted, into, blocking, bouncing: None }
+    }
+}
+
+/// A message that fits.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// It was received.
+    Whole(Received),
+    /// It is in the queue, under this id.
+    Queued(u64),
+}
+
+/// The receiving half's own state: no other process can write it.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    /// The slot that is looked at next.
+    next: u64,
+    /// What the sender was told to be consumed.
+    told: u64,
+    pub queue: Queue,
+    pub known: Known,
+    pub board: Board,
+    epoch: u16,
+    /// Which message goes through the bounce buffers, and the id of the last one whose receive was given up.
+    pub bouncing: Option<u64>,
+    pub given_up: Arc<AtomicU64>,
+    pub statistics: LinkStatistics,
+}
+
+impl Incoming {
+    pub(crate) fn new() -> Self {
+        Self {
+            next: 0,
+            told: 0,
+            queue: Queue::default(),
+            known: Known::new(),
+            board: Board::new(false),
+            epoch: 0,
+            bouncing: None,
+            given_up: Arc::default(),
+            statistics: LinkStatistics::default(),
+        }
+    }
+
+    /// Tells attempts apart. Never 0.
+    pub(super) fn next_epoch(&mut self) -> u16 {
+        self.epoch = self.epoch.wrapping_add(1).max(1);
+        self.epoch
+    }
+
+    /// Makes what progress can be made without waiting for a message, or waits as long as [`Receiving::blocking`] says for the
+    /// sender to finish what it has begun.
+    #[inline]
+    pub(crate) fn receive(
+        &mut self,
+        shared: &Shared,
+        receiving: &mut Receiving<'_>,
+        asleep: bool,
+    ) -> Result<Option<Received>> {
+        loop {
+            if receiving.bouncing.is_some() {
+                match self.bounce(shared, receiving)? {
+                    Some(Pulled::Received(received)) => return Ok(Some(received)),
+                    Some(_) => continue,
+                    None => return Ok(None),
+                }
+            }
+            match self.poll(shared, receiving.wanted, Some(&receiving.into.0), asleep)? {
+                Some(Found::Whole(received)) => return Ok(Some(received)),
+                None => return Ok(None),
+                Some(Found::Queued(id)) => match self.take(shared, id, receiving)? {
+                    Some(Pulled::Received(received)) => return Ok(Some(received)),
+                    Some(_) => {}
+                    None => return Ok(None),
+                },
+            }
+        }
+    }
+
+    /// Looks for a message that fits. What comes before it is kept; it is, too, unless it was in the ring and fits `into`.
+    #[inline]
+    pub(crate) fn poll(
+        &mut self,
+        shared: &Shared,
+        wanted: TagMatch,
+        into: Option<&List<'_>>,
+        asleep: bool,
+    ) -> Result<Option<Found>> {
+        if !self.queue.is_empty()
+            && let Some(entry) = self.queue.find(wanted)
+        {
+            return Ok(Some(Found::Queued(entry.id)));
+        }
+        loop {
+            let at = shared.other().slot(self.next);
+            let Some(header) = protocol::arrived(shared.word(at), self.next) else {
+                if asleep && self.told != self.next {
+                    self.tell(shared);
+                }
+                return Ok(None);
+            };
+            let (length, tag) = (usize::from(header.length), shared.word(at + 8).load(Ordering::Relaxed));
+            if length > MAX_INLINE {
+                return Err(shared.misbehaved("a message in its ring is longer than any can be"));
+            }
+            let fits = wanted.fits(tag);
+            match (header.kind, into) {
+                (INLINE, Some(into)) if fits && length <= into.len() => {
+                    let mut cursor = Cursor::new(into.parts());
+                    // SAFETY: the caller's memory, of at least that length; `read` yields memory of the segment.
+                    self.read(shared, length, |from, count| unsafe { cursor.copy_in(from, count) });
+                    self.statistics.add_received(Engine::Inline, length);
+                    return Ok(Some(Found::Whole(Received { tag, length, engine: Engine::Inline })));
+                }
+                _ => {
+                    let id = self.keep(shared, header.kind, tag, length, fits)?;
+                    if fits {
+                        return Ok(Some(Found::Queued(id)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Puts the message that is next in the ring into the queue.
+    #[cold]
+    fn keep(&mut self, shared: &Shared, kind: u8, tag: u64, length: usize, fits: bool) -> Result<u64> {
+        // (Half of the limit is for what is asked for, so that it can always be looked at.)
+        let (held, limit) = (self.queue.weight(), shared.settings.max_unexpected);
+        if !fits && held.saturating_add(length as u64) > limit {
+            return Err(Error::UnexpectedLimit { held, limit });
+        }
+        let mut bytes: Vec<u8> = Vec::with_capacity(length);
+        let mut words: Vec<u64> = Vec::new();
+        let mut to = if kind == INLINE {
+            bytes.as_mut_ptr()
+        } else {
+            words.reserve(length / 8 + 1);
+            words.as_mut_ptr().cast()
+        };
+        self.read(shared, length, |from, count| {
+            // SAFETY: there is room for `length` bytes, and that is what `read` yields together.
+            unsafe { core::ptr::copy(from, to, count) };
+            to = to.wrapping_add(count);
+        });
+        let body = match kind {
+            INLINE => {
+                // SAFETY: written above.
+                unsafe { bytes.set_len(length) };
+                Body::Kept(bytes.into_boxed_slice())
+            }
+            OFFER | LEND if length.is_multiple_of(8) => {
+                // SAFETY: written above.
+                unsafe { words.set_len(length / 8) };
+                let offer =
+                    offer::decode(&words).ok_or(shared.misbehaved("it offers what there cannot be"))?;
+                Body::Offered(Offer { lent: kind == LEND, ..offer })
+            }
+            _ => return Err(shared.misbehaved("a message in its ring is of no kind that there is")),
+        };
+        if !fits {
+            self.statistics.unexpected.add(body.len());
+        }
+        Ok(self.queue.push(tag, body))
+    }
+
+    /// Copies the message that is next out of the ring, piece by piece, and goes on behind it.
+    #[inline]
+    fn read(&mut self, shared: &Shared, length: usize, mut copy: impl FnMut(*const u8, usize)) {
+        let other = shared.other();
+        let count = length.min(FIRST_PAYLOAD);
+        copy(shared.segment.bytes(other.slot(self.next) + FIRST, count).as_ptr(), count);
+        let mut left = length - count;
+        self.next += 1;
+        while left > 0 {
+            let count = left.min(NEXT_PAYLOAD);
+            copy(shared.segment.bytes(other.slot(self.next) + NEXT, count).as_ptr(), count);
+            left -= count;
+            self.next += 1;
+        }
+        if self.next - self.told >= QUARTER {
+            self.tell(shared);
+        }
+    }
+
+    /// Tells the sender what was consumed.
+    #[cold]
+    fn tell(&mut self, shared: &Shared) {
+        shared.word(shared.other().consumed()).store(self.next, Ordering::Release);
+        self.told = self.next;
+        step(Step::LinkConsumed);
+        shared.notify();
+    }
+
+    /// Receives a message of the queue. `None` if that takes some time.
+    fn take(&mut self, shared: &Shared, id: u64, receiving: &mut Receiving<'_>) -> Result<Option<Pulled>> {
+        let Some(entry) = self.queue.get(id) else { return Ok(Some(Pulled::Withdrawn)) };
+        let (tag, length, capacity) = (entry.tag, entry.body.len(), receiving.into.len());
+        if length > capacity {
+            return Err(Error::Truncated { length, capacity });
+        }
+        if let Body::Kept(bytes) = &entry.body {
+            let mut cursor = Cursor::new(receiving.into.0.parts());
+            // SAFETY: the caller's memory, which has at least that length.
+            unsafe { cursor.copy_in(bytes.as_ptr(), length) };
+            self.queue.remove(id);
+            self.statistics.add_received(Engine::Inline, length);
+            return Ok(Some(Pulled::Received(Received { tag, length, engine: Engine::Inline })));
+        }
+        match self.pull(shared, id, &receiving.into.0, receiving.blocking)? {
+            Pulled::Bounce => {
+                if !self.may_bounce() {
+                    return Ok(None);
+                }
+                receiving.bouncing = self.begin_bounce(shared, id);
+                Ok(Some(Pulled::Bounce))
+            }
+            done => Ok(Some(done)),
+        }
+    }
+
+    /// Ends a message that was copied: it is received, unless its sender took it back meanwhile.
+    pub(super) fn end(&mut self, shared: &Shared, id: u64, offer: &Offer, engine: Engine) -> Pulled {
+        let tag = self.queue.remove(id).map_or(0, |entry| entry.tag);
+        let word = shared.word(shared.other().outcome(offer.index));
+        if protocol::settle(word, offer.number, Outcome::Taken) != Some(Outcome::Taken) {
+            self.statistics.withdrawn += 1;
+            return Pulled::Withdrawn;
+        }
+        step(Step::LinkTaken);
+        shared.notify();
+        self.statistics.add_received(engine, offer.length);
+        Pulled::Received(Received { tag, length: offer.length, engine })
+    }
+
+    pub(crate) fn probed(&self, id: u64) -> Option<Probed> {
+        let entry = self.queue.get(id)?;
+        let is_viewable = matches!(&entry.body, Body::Offered(Offer { told: Some(_), .. }));
+        Some(Probed { tag: entry.tag, length: entry.body.len(), is_viewable })
+    }
+}

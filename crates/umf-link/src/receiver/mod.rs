@@ -1,0 +1,192 @@
+//! The receiving half of a link.
+
+mod both;
+mod bounce;
+mod incoming;
+mod pull;
+mod request;
+mod view;
+
+pub use request::RecvRequest;
+pub use view::View;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::parts::Destination;
+use crate::shared::Shared;
+use crate::wait::{Limit, Pulse, wait};
+use crate::{Engine, Error, LinkStatistics, Result, TagMatch};
+use incoming::{Found, Incoming, Receiving};
+
+/// A message that was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Received {
+    /// Its tag.
+    pub tag: u64,
+    /// Its bytes.
+    pub length: usize,
+    /// What carried it.
+    pub engine: Engine,
+}
+
+/// A message that is there to be received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Probed {
+    /// Its tag.
+    pub tag: u64,
+    /// Its bytes.
+    pub length: usize,
+    /// Whether it can be received as a view.
+    pub is_viewable: bool,
+}
+
+/// The receiving half of a [`crate::Link`].
+///
+/// A receive takes the first message that came, of those whose tag fits. Those that do not fit are kept for later.
+#[derive(Debug)]
+pub struct Receiver {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) timeout: Option<Duration>,
+    pulse: Pulse,
+    incoming: Incoming,
+}
+
+impl Receiver {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        let timeout = shared.settings.timeout;
+        Self { shared, timeout, pulse: Pulse::default(), incoming: Incoming::new() }
+    }
+
+    /// Receives a message. What came before the peer's end is received still.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`], [`Error::Closed`]; [`Error::TimedOut`]: nothing is lost, but memory of a pool that a longer message
+    /// was being received into may be written by a stopped peer once more when it goes on; [`Error::Truncated`],
+    /// [`Error::UnexpectedLimit`], [`Error::EngineImpossible`]: the message stays; [`Error::Forked`], [`Error::Misbehaved`].
+    #[inline]
+    pub fn recv<'d>(
+        &mut self,
+        wanted: impl Into<TagMatch>,
+        into: impl Into<Destination<'d>>,
+    ) -> Result<Received> {
+        if !self.shared.segment.is_here() {
+            return Err(Error::Forked);
+        }
+        let mut limit = Limit::new(self.timeout);
+        let mut receiving = Receiving::new(wanted.into(), into.into(), Some(limit));
+        let Self { shared, pulse, incoming, .. } = self;
+        wait(shared, pulse, &mut limit, "receiving", |asleep| {
+            incoming.receive(shared, &mut receiving, asleep)
+        })
+    }
+
+    /// Begins to receive a message, and does not wait. The message is looked for when [`Receiver::test_recv`],
+    /// [`Receiver::wait_recv`] or [`crate::Link::finish`] is called with the request: of several, in the order of those calls.
+    pub fn start_recv<'d>(
+        &self,
+        wanted: impl Into<TagMatch>,
+        into: impl Into<Destination<'d>>,
+    ) -> RecvRequest<'d> {
+        RecvRequest::new(Arc::clone(&self.shared), Receiving::new(wanted.into(), into.into(), None))
+    }
+
+    /// What was received, if it was. Never waits.
+    ///
+    /// # Errors
+    /// As [`Receiver::recv`].
+    pub fn test_recv(&mut self, request: &mut RecvRequest<'_>) -> Result<Option<Received>> {
+        self.own(request)?;
+        if let Some(received) = request.received {
+            return Ok(Some(received));
+        }
+        request.received = self.incoming.receive(&self.shared, &mut request.receiving, true)?;
+        if request.received.is_none()
+            && let Err(end) = self.pulse.check(&self.shared)
+        {
+            // What it did last may have come.
+            request.received = self.incoming.receive(&self.shared, &mut request.receiving, true)?;
+            return request.received.map(Some).ok_or(end);
+        }
+        Ok(request.received)
+    }
+
+    /// Waits for a message that was begun.
+    ///
+    /// # Errors
+    /// As [`Receiver::recv`].
+    pub fn wait_recv(&mut self, mut request: RecvRequest<'_>) -> Result<Received> {
+        self.own(&request)?;
+        if let Some(received) = request.received {
+            return Ok(received);
+        }
+        let mut limit = Limit::new(self.timeout);
+        let Self { shared, pulse, incoming, .. } = self;
+        let receiving = &mut request.receiving;
+        wait(shared, pulse, &mut limit, "receiving", |asleep| incoming.receive(shared, receiving, asleep))
+    }
+
+    fn own(&self, request: &RecvRequest<'_>) -> Result<()> {
+        if !self.shared.segment.is_here() {
+            return Err(Error::Forked);
+        }
+        if request.is_of(&self.shared) { Ok(()) } else { Err(Error::OtherLink) }
+    }
+
+    /// Waits for a message that is memory of a pool, and opens it here, without a copy. Dropping the view gives the memory back.
+    ///
+    /// What was sent by [`crate::Sender::hand_over`], and what was sent from [`crate::Memory`] and did not go in the ring.
+    ///
+    /// # Errors
+    /// As [`Receiver::recv`]; [`Error::OtherForm`] if the first message that fits is none such, and [`Error::Open`]: the message
+    /// stays.
+    pub fn recv_view(&mut self, wanted: impl Into<TagMatch>) -> Result<View> {
+        if !self.shared.segment.is_here() {
+            return Err(Error::Forked);
+        }
+        let wanted = wanted.into();
+        let mut limit = Limit::new(self.timeout);
+        let Self { shared, pulse, incoming, .. } = self;
+        wait(shared, pulse, &mut limit, "receiving", |asleep| {
+            let Some(Found::Queued(id)) = incoming.poll(shared, wanted, None, asleep)? else {
+                return Ok(None);
+            };
+            incoming.view(shared, id)
+        })
+    }
+
+    /// What the next receive would take, if it is there. Never waits.
+    ///
+    /// # Errors
+    /// As [`Receiver::recv`].
+    pub fn probe(&mut self, wanted: impl Into<TagMatch>) -> Result<Option<Probed>> {
+        if !self.shared.segment.is_here() {
+            return Err(Error::Forked);
+        }
+        let wanted = wanted.into();
+        if let Some(Found::Queued(id)) = self.incoming.poll(&self.shared, wanted, None, true)? {
+            return Ok(self.incoming.probed(id));
+        }
+        self.pulse.check(&self.shared)?;
+        Ok(None)
+    }
+
+    /// How long calls may wait from now on; `None` is until the peer is gone.
+    pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.timeout = timeout;
+    }
+
+    /// How long calls may wait; `None` is until the peer is gone.
+    #[must_use]
+    pub const fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    /// What this half has done.
+    #[must_use]
+    pub const fn statistics(&self) -> &LinkStatistics {
+        &self.incoming.statistics
+    }
+}

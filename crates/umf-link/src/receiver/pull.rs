@@ -1,0 +1,240 @@
+//! Fetching a message that is offered, by the engine that suits it.
+
+use core::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use umf_ipc::{Access, Mapping};
+
+use super::Received;
+use super::both::From;
+use super::incoming::Incoming;
+use crate::offer::{Offer, Ranges};
+use crate::parts::{Cursor, List, Part};
+use crate::protocol::{self, Outcome};
+use crate::queue::Body;
+use crate::shared::Shared;
+use crate::sys::{self, Direction};
+use crate::wait::Limit;
+use crate::{Engine, Error, Result};
+
+/// What came of fetching a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pulled {
+    /// It is here.
+    Received(Received),
+    /// Its sender took it back.
+    Withdrawn,
+    /// It goes through bounce buffers.
+    Bounce,
+}
+
+/// An engine did not do, and why.
+type Refused = Result<Pulled, Error>;
+
+impl Incoming {
+    /// Fetches a message of the queue, which fits `into`.
+    pub(super) fn pull(
+        &mut self,
+        shared: &Shared,
+        id: u64,
+        into: &List<'_>,
+        blocking: Option<Limit>,
+    ) -> Result<Pulled> {
+        let Some(Body::Offered(offer)) = self.queue.get(id).map(|entry| &entry.body) else {
+            return Ok(Pulled::Withdrawn);
+        };
+        let offer = offer.clone();
+        if is_withdrawn(shared, &offer) {
+            self.queue.remove(id);
+            self.statistics.withdrawn += 1;
+            return Ok(Pulled::Withdrawn);
+        }
+        let forced = match (shared.settings.engine, offer.engine) {
+            _ if offer.lent => Some(Engine::Mapped),
+            (Some(mine), Some(theirs)) if mine != theirs => {
+                let why = format!("the peer is set to {theirs}");
+                return Err(Error::EngineImpossible { engine: mine, why });
+            }
+            (mine, theirs) => mine.or(theirs),
+        };
+        let wants_both = match forced {
+            None => offer.length >= shared.settings.both_min,
+            forced => forced == Some(Engine::Both),
+        };
+        let limit = blocking.filter(|_| wants_both);
+        let may_map = matches!(forced, None | Some(Engine::Mapped | Engine::Both));
+        let may_read = matches!(forced, None | Some(Engine::Cma | Engine::Both));
+        let mut refusal = None;
+        if may_map && offer.told.is_some() {
+            match self.by_mapping(shared, id, &offer, into, limit) {
+                Ok(done) => return Ok(done),
+                Err(error) if error.is_final() || matches!(error, Error::TimedOut { .. }) => {
+                    return Err(error);
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "memory of a peer cannot be mapped");
+                    self.statistics.refused_mapped += 1;
+                    refusal = Some(error);
+                }
+            }
+        }
+        let is_faster = shared.engines.prefers_cma(offer.length, offer.ranges.as_slice().len());
+        // Who does not wait for its message does not fill bounce buffers either, until it comes by again.
+        let reads = may_read
+            && offer.by_address
+            && (forced.is_some() || is_faster || !offer.attended || limit.is_some());
+        if reads && shared.cma.load(Ordering::Relaxed) && offer.ranges != Ranges::Untold {
+            match self.by_address(shared, id, &offer, into, limit) {
+                Ok(done) => return Ok(done),
+                Err(error) if error.is_final() || matches!(error, Error::TimedOut { .. }) => {
+                    return Err(error);
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "memory of a peer cannot be read");
+                    self.statistics.refused_cma += 1;
+                    refusal = Some(error);
+                }
+            }
+        }
+        match forced {
+            None | Some(Engine::Bounce) => Ok(Pulled::Bounce),
+            Some(engine) => Err(impossible(shared, engine, &offer, refusal)),
+        }
+    }
+
+    /// Opens memory that the peer has told of, as far as the message reaches; also where it begins there.
+    pub(super) fn open(&mut self, shared: &Shared, offer: &Offer) -> Result<(Mapping<'static>, usize)> {
+        let told = offer.told.zip(shared.importer);
+        let impossible = |why: &str| Error::EngineImpossible { engine: Engine::Mapped, why: why.to_owned() };
+        let (told, importer) = told.ok_or_else(|| impossible("this process's endpoint has no importer"))?;
+        let handle = self.known.handle(&shared.segment, shared.other(), told);
+        let handle = handle.ok_or_else(|| impossible("the peer names a handle that it does not tell"))?;
+        let access = if handle.is_read_only() { Access::ReadOnly } else { Access::ReadWrite };
+        let opened = importer.open_bytes(handle.as_bytes(), access);
+        let mapping = opened.map_err(|error| not_opened(shared, error))?;
+        if !mapping.is_host_accessible() {
+            return Err(impossible("the memory is on a device"));
+        }
+        let offset = usize::try_from(offer.offset).unwrap_or(usize::MAX);
+        Ok((mapping, offset))
+    }
+
+    fn by_mapping(
+        &mut self,
+        shared: &Shared,
+        id: u64,
+        offer: &Offer,
+        into: &List<'_>,
+        limit: Option<Limit>,
+    ) -> Refused {
+        let (mapping, offset) = self.open(shared, offer)?;
+        let from = ranges_in(&mapping, offset, offer)
+            .ok_or(shared.misbehaved("what it offers reaches past the end of its memory"))?;
+        if let ([one], Some(limit)) = (&from[..], limit)
+            && let Some(pulled) = self.by_both(shared, (id, offer), into, From::Mapped(one.base), limit)?
+        {
+            return Ok(pulled);
+        }
+        let mut to = Cursor::new(into.parts());
+        for part in &from {
+            // SAFETY: ranges of the mapping, and the caller's memory, of at least the message's length.
+            unsafe { to.copy_in(part.base, part.length) };
+        }
+        drop(mapping);
+        Ok(self.end(shared, id, offer, Engine::Mapped))
+    }
+
+    fn by_address(
+        &mut self,
+        shared: &Shared,
+        id: u64,
+        offer: &Offer,
+        into: &List<'_>,
+        limit: Option<Limit>,
+    ) -> Refused {
+        if let (Ranges::One(one), Some(limit)) = (&offer.ranges, limit)
+            && let Some(pulled) =
+                self.by_both(shared, (id, offer), into, From::Address(one.address), limit)?
+        {
+            return Ok(pulled);
+        }
+        let local = Cursor::new(into.parts()).ranges(offer.length);
+        // SAFETY: the caller's memory; the pid is that of the peer, which was there a moment ago.
+        match unsafe { sys::across(shared.pid, Direction::Read, &local, offer.ranges.as_slice()) } {
+            Ok(()) => Ok(self.end(shared, id, offer, Engine::Cma)),
+            Err(errno) => Err(refused(shared, errno)),
+        }
+    }
+}
+
+/// Of a peer that is gone it says that, and not what follows from it.
+fn not_opened(shared: &Shared, error: umf_ipc::Error) -> Error {
+    use umf_ipc::Error as Ipc;
+    match (shared.look(), error) {
+        (Err(end), _) => end,
+        // Others' memory may be handed on.
+        (Ok(()), Ipc::ProducerGone { pid } | Ipc::ProducerReplaced { pid, .. })
+            if i64::from(pid) == i64::from(shared.pid) =>
+        {
+            Error::PeerGone { pid: shared.pid }
+        }
+        (Ok(()), error) => Error::Open { pid: shared.pid, error },
+    }
+}
+
+/// Remembers what will not change.
+pub(super) fn refused(shared: &Shared, errno: Errno) -> Error {
+    if let Err(end) = shared.look() {
+        return end;
+    }
+    // Its memory goes before its pidfd tells.
+    if errno == Errno::SRCH {
+        return Error::PeerGone { pid: shared.pid };
+    }
+    if matches!(errno, Errno::PERM | Errno::NOSYS) {
+        shared.cma.store(false, Ordering::Relaxed);
+    }
+    Error::system("process_vm_readv")(errno)
+}
+
+pub(super) fn is_withdrawn(shared: &Shared, offer: &Offer) -> bool {
+    let now = shared.word(shared.other().outcome(offer.index)).load(Ordering::Acquire);
+    now != protocol::outcome(offer.number, Outcome::Open)
+}
+
+/// Where the message is in a mapping; `None` if it is not all in there.
+fn ranges_in(mapping: &Mapping<'static>, offset: usize, offer: &Offer) -> Option<Vec<Part>> {
+    let base = mapping.address().as_ptr()?;
+    let part = |offset: usize, length: usize| {
+        let fits = offset.checked_add(length).is_some_and(|end| end <= mapping.len());
+        fits.then(|| Part { base: base.wrapping_add(offset), length })
+    };
+    match &offer.ranges {
+        Ranges::Many(many) => {
+            let first = many.first()?.address;
+            let of = |address: u64| {
+                usize::try_from((offset as u64).wrapping_add(address.wrapping_sub(first))).ok()
+            };
+            many.iter().map(|range| part(of(range.address)?, usize::try_from(range.length).ok()?)).collect()
+        }
+        _ => Some(vec![part(offset, offer.length)?]),
+    }
+}
+
+#[cold]
+fn impossible(shared: &Shared, engine: Engine, offer: &Offer, refusal: Option<Error>) -> Error {
+    let why = match refusal {
+        Some(error) => error.to_string(),
+        None if engine == Engine::Inline => "the message is longer than a ring takes".to_owned(),
+        None if engine == Engine::Mapped => {
+            "what is sent is not memory of an exportable pool (Memory)".to_owned()
+        }
+        None => match shared.engines.cma() {
+            Err(why) => why.to_owned(),
+            Ok(_) if !offer.by_address => "the peer's settings keep its memory from being read".to_owned(),
+            Ok(_) if offer.ranges == Ranges::Untold => "the list has more than 1024 entries".to_owned(),
+            Ok(_) => "it was refused before".to_owned(),
+        },
+    };
+    Error::EngineImpossible { engine, why }
+}

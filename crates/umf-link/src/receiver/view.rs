@@ -1,0 +1,128 @@
+//! [`View`]: memory of the peer, opened here.
+
+use core::fmt;
+use std::sync::Arc;
+
+use umf_core::step::{Step, step};
+use umf_ipc::Mapping;
+use vm_memory::VolatileSlice;
+
+use super::incoming::Incoming;
+use super::pull::is_withdrawn;
+use crate::offer::Offer;
+use crate::protocol::{self, Outcome};
+use crate::queue::Body;
+use crate::shared::Shared;
+use crate::{Error, Result};
+
+/// A message that was handed over: memory of the peer's pool, mapped here, and not copied. Dropping it gives the memory back.
+///
+/// It stays valid when the link is dropped, and when the peer is gone.
+pub struct View {
+    /// None once it is given back.
+    mapping: Option<Mapping<'static>>,
+    offset: usize,
+    tag: u64,
+    length: usize,
+    index: usize,
+    number: u32,
+    shared: Arc<Shared>,
+}
+
+impl View {
+    /// Its tag.
+    #[must_use]
+    pub const fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    fn mapping(&self) -> Result<&Mapping<'static>> {
+        self.mapping.as_ref().ok_or(Error::Forked)
+    }
+
+    /// Copies bytes at `offset` out of it.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]: then nothing is copied.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        let out = Error::OutOfBounds { offset, length: into.len(), size: self.length };
+        if offset.checked_add(into.len()).is_none_or(|end| end > self.length) {
+            return Err(out);
+        }
+        self.mapping()?.read(self.offset + offset, into).map_err(|_| out)
+    }
+
+    /// The memory, which the peer may write meanwhile, and which may be written.
+    ///
+    /// # Errors
+    /// [`Error::Open`] if it was exported for reading only: use [`View::read`].
+    pub fn slice(&self) -> Result<VolatileSlice<'_>> {
+        let refused = |error| Error::Open { pid: self.shared.pid, error };
+        let out = |_| Error::OutOfBounds { offset: self.offset, length: self.length, size: self.length };
+        self.mapping()?.memory().map_err(refused)?.subslice(self.offset, self.length).map_err(out)
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // The lease ends before the peer hears of it.
+        self.mapping = None;
+        if self.shared.segment.is_here() {
+            let outcome = self.shared.word(self.shared.other().outcome(self.index));
+            protocol::settle(outcome, self.number, Outcome::Taken);
+            step(Step::LinkGivenBack);
+            self.shared.notify();
+        }
+    }
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("View").field("tag", &self.tag).field("length", &self.length).finish_non_exhaustive()
+    }
+}
+
+impl Incoming {
+    /// Opens a message of the queue; `None` if its sender took it back.
+    pub(super) fn view(&mut self, shared: &Arc<Shared>, id: u64) -> Result<Option<View>> {
+        let Some(entry) = self.queue.get(id) else { return Ok(None) };
+        let tag = entry.tag;
+        let wanted = "memory of a pool";
+        let Body::Offered(offer) = &entry.body else {
+            return Err(Error::OtherForm { tag, is: "sent in the ring", wanted });
+        };
+        if offer.told.is_none() || offer.ranges.as_slice().len() > 1 {
+            return Err(Error::OtherForm { tag, is: "sent from other memory", wanted });
+        }
+        let offer = offer.clone();
+        if is_withdrawn(shared, &offer) {
+            self.queue.remove(id);
+            self.statistics.withdrawn += 1;
+            return Ok(None);
+        }
+        let (mapping, offset) = match self.open(shared, &offer) {
+            Err(_) if is_withdrawn(shared, &offer) => return Ok(None),
+            opened => opened?,
+        };
+        let Offer { index, number, length, .. } = offer;
+        if offset.checked_add(length).is_none_or(|end| end > mapping.len()) {
+            return Err(shared.misbehaved("what it hands over reaches past the end of its memory"));
+        }
+        self.queue.remove(id);
+        self.statistics.viewed.add(length);
+        let (mapping, shared) = (Some(mapping), Arc::clone(shared));
+        Ok(Some(View { mapping, offset, tag, length, index, number, shared }))
+    }
+}

@@ -1,0 +1,163 @@
+//! The sending half of a link.
+
+mod lent;
+mod outgoing;
+mod push;
+mod request;
+
+pub use lent::Lent;
+pub(crate) use push::FAILED;
+pub use request::SendRequest;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::parts::Source;
+use crate::shared::Shared;
+use crate::wait::{Limit, Pulse, wait};
+use crate::{Engine, Error, LinkStatistics, Result};
+use outgoing::{Outgoing, Sending};
+
+/// The sending half of a [`crate::Link`].
+///
+/// Messages of one link arrive in the order in which they were sent, as far as their tags do not let receives pick.
+#[derive(Debug)]
+pub struct Sender {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) timeout: Option<Duration>,
+    pulse: Pulse,
+    outgoing: Outgoing,
+}
+
+impl Sender {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        let timeout = shared.settings.timeout;
+        Self { shared, timeout, pulse: Pulse::default(), outgoing: Outgoing::new() }
+    }
+
+    /// Sends a message. What is short ([`crate::LinkSettings::eager_max`]) is on its way when this returns; what is longer was
+    /// received, since it is fetched from where it is.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`], [`Error::Closed`]; [`Error::TimedOut`]: the message was withdrawn and will not be received;
+    /// [`Error::EngineImpossible`]; [`Error::Forked`], [`Error::Misbehaved`].
+    #[inline]
+    pub fn send<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<()> {
+        let source = source.into();
+        self.check()?;
+        if source.len() <= self.shared.settings.inline_max()
+            && self.outgoing.send_inline(&self.shared, tag, &source.0)?
+        {
+            return Ok(());
+        }
+        self.send_and_wait(tag, source)
+    }
+
+    fn send_and_wait(&mut self, tag: u64, source: Source<'_>) -> Result<()> {
+        let mut sending = Sending::new(tag, source, true);
+        let mut limit = Limit::new(self.timeout);
+        let Self { shared, pulse, outgoing, .. } = self;
+        let sent = wait(shared, pulse, &mut limit, "sending", |_| outgoing.poll(shared, &mut sending));
+        match sent {
+            Err(error) if outgoing.withdraw(shared, &mut sending) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the link can be used.
+    #[inline]
+    fn check(&mut self) -> Result<()> {
+        self.pulse.check(&self.shared)?;
+        if self.shared.has_closed() { self.shared.look() } else { Ok(()) }
+    }
+
+    /// Begins to send a message, and does not wait. It makes progress when [`Sender::test_send`], [`Sender::wait_send`] or
+    /// [`crate::Link::finish`] is called with the request; dropping the request withdraws the message if it was not received.
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    pub fn start_send<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<SendRequest<'d>> {
+        self.check()?;
+        let mut request = SendRequest::new(Arc::clone(&self.shared), Sending::new(tag, source.into(), false));
+        self.test_send(&mut request)?;
+        Ok(request)
+    }
+
+    /// Whether a message that was begun was sent. Never waits.
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    pub fn test_send(&mut self, request: &mut SendRequest<'_>) -> Result<bool> {
+        if !request.is_done() {
+            self.own(request)?;
+            let done = self.outgoing.poll(&self.shared, &mut request.sending)?;
+            if done.is_none() {
+                self.check()?;
+            }
+        }
+        Ok(request.is_done())
+    }
+
+    /// Waits for a message that was begun.
+    ///
+    /// # Errors
+    /// As [`Sender::send`]; after [`Error::TimedOut`] the message was withdrawn.
+    pub fn wait_send(&mut self, mut request: SendRequest<'_>) -> Result<()> {
+        self.own(&request)?;
+        let mut limit = Limit::new(self.timeout);
+        let Self { shared, pulse, outgoing, .. } = self;
+        let sending = &mut request.sending;
+        wait(shared, pulse, &mut limit, "sending", |_| outgoing.poll(shared, sending))
+    }
+
+    fn own(&self, request: &SendRequest<'_>) -> Result<()> {
+        self.shared.known()?;
+        if request.is_of(&self.shared) { Ok(()) } else { Err(Error::OtherLink) }
+    }
+
+    /// Hands memory over without copying it: the receiver gets a view of it ([`crate::Receiver::recv_view`]) and gives it back
+    /// by dropping that. Costs one short message, whatever the size. Does not wait for the receiver; what the result is for is to
+    /// know when the memory is free again.
+    ///
+    /// Both may write the memory meanwhile, and see what the other writes.
+    ///
+    /// # Errors
+    /// As [`Sender::send`]; [`Error::EngineImpossible`] if `source` is no [`crate::Memory`] or a part of one.
+    pub fn hand_over<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<Lent<'d>> {
+        let source = source.into();
+        self.check()?;
+        if source.0.memory().is_none() || source.0.parts().len() != 1 {
+            let why =
+                "only memory of a pool, in one piece, can be handed over (Memory, Memory::part)".to_owned();
+            return Err(Error::EngineImpossible { engine: Engine::Mapped, why });
+        }
+        let Self { shared, pulse, outgoing, .. } = self;
+        let place = match outgoing.lend(shared, tag, &source.0)? {
+            Some(place) => place,
+            None => {
+                let mut limit = Limit::new(self.timeout);
+                wait(shared, pulse, &mut limit, "handing memory over", |_| {
+                    outgoing.lend(shared, tag, &source.0)
+                })?
+            }
+        };
+        Ok(Lent::new(Arc::clone(shared), place))
+    }
+
+    /// How long calls may wait from now on; `None` is until the peer is gone.
+    pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.timeout = timeout;
+    }
+
+    /// How long calls may wait; `None` is until the peer is gone.
+    #[must_use]
+    pub const fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    /// What this half has done.
+    #[must_use]
+    pub const fn statistics(&self) -> &LinkStatistics {
+        &self.outgoing.statistics
+    }
+}

@@ -1,0 +1,299 @@
+//! What a sender keeps in mind: its ring, and the messages that it offers.
+
+use core::sync::atomic::Ordering;
+
+use umf_core::step::{Step, step};
+
+use crate::board::{Board, Told};
+use crate::layout::{self, DESCRIPTORS, FIRST, FIRST_PAYLOAD, NEXT, NEXT_PAYLOAD, SLOTS};
+use crate::offer::{self, INLINE, LEND, MOST_RANGES, OFFER, Offer, Ranges};
+use crate::parts::{Cursor, List, Source};
+use crate::protocol::{self, Header, Outcome};
+use crate::shared::Shared;
+use crate::{Engine, Error, LinkStatistics, Result};
+
+use super::push::Attempt;
+
+/// A message on its way.
+#[derive(Debug)]
+pub(crate) struct Sending<'d> {
+    tag: u64,
+    pub source: Source<'d>,
+    attended: bool,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    New,
+    Offered(Place, Attempt),
+    Done,
+}
+
+/// Where a message is offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub index: usize,
+    pub number: u32,
+}
+
+impl Place {
+    /// Whether nobody has received it yet, and it was not withdrawn.
+    pub(crate) fn is_open(self, shared: &Shared) -> bool {
+        let now = shared.word(shared.me.outcome(self.index)).load(Ordering::Acquire);
+        now == protocol::outcome(self.number, Outcome::Open)
+    }
+}
+
+impl<'d> Sending<'d> {
+    pub(crate) const fn new(tag: u64, source: Source<'d>, attended: bool) -> Self {
+        Self { tag, source, attended, state: State::New }
+    }
+
+    pub(crate) const fn is_done(&self) -> bool {
+        matches!(self.state, State::Done)
+    }
+
+    /// Takes it back; `false` if it was received, or is on its way.
+    pub(crate) fn withdraw(&mut self, shared: &Shared) -> bool {
+        let state = core::mem::replace(&mut self.state, State::Done);
+        match state {
+            State::New => true,
+            State::Done => false,
+            State::Offered(place, _) => {
+                let word = shared.word(shared.me.outcome(place.index));
+                let withdrawn =
+                    protocol::settle(word, place.number, Outcome::Withdrawn) == Some(Outcome::Withdrawn);
+                step(Step::LinkWithdrawn);
+                shared.notify();
+                withdrawn
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Use {
+    /// 0 as long as it was never used.
+    number: u32,
+    told: Option<Told>,
+}
+
+/// The sending half's own state: no other process can write it.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    /// Slots that were used.
+    sent: u64,
+    /// Those that are known to be consumed.
+    consumed: u64,
+    board: Board,
+    uses: [Use; DESCRIPTORS],
+    next: usize,
+    number: u32,
+    words: Vec<u64>,
+    pub statistics: LinkStatistics,
+}
+
+impl Outgoing {
+    pub(crate) fn new() -> Self {
+        Self {
+            sent: 0,
+            consumed: 0,
+            board: Board::new(true),
+            uses: [Use::default(); DESCRIPTORS],
+            next: 0,
+            number: 0,
+            words: Vec::new(),
+            statistics: LinkStatistics::default(),
+        }
+    }
+
+    /// Sends a message that fits into the ring; `false` if there is no room just now.
+    #[inline]
+    pub(crate) fn send_inline(&mut self, shared: &Shared, tag: u64, source: &List<'_>) -> Result<bool> {
+        let length = source.len();
+        if !self.has_room(shared, length)? {
+            return Ok(false);
+        }
+        let mut cursor = Cursor::new(source.parts());
+        // SAFETY: the caller's memory, borrowed by `source`; `write` yields room in the segment.
+        self.write(shared, INLINE, tag, length, |to, count| unsafe { cursor.copy_out(to, count) });
+        self.statistics.sent.add(length);
+        Ok(true)
+    }
+
+    #[inline]
+    fn has_room(&mut self, shared: &Shared, length: usize) -> Result<bool> {
+        let consumed = shared.word(shared.me.consumed());
+        protocol::room(consumed, &mut self.consumed, self.sent, layout::slots(length), SLOTS)
+            .ok_or(shared.misbehaved("it says to have consumed what was not sent"))
+    }
+
+    /// Writes a message for which there is room; `fill` is asked for its bytes, piece by piece.
+    #[inline]
+    fn write(
+        &mut self,
+        shared: &Shared,
+        kind: u8,
+        tag: u64,
+        length: usize,
+        mut fill: impl FnMut(*mut u8, usize),
+    ) {
+        let (me, first) = (shared.me, self.sent);
+        let at = me.slot(first);
+        shared.word(at + 8).store(tag, Ordering::Relaxed);
+        let count = length.min(FIRST_PAYLOAD);
+        fill(shared.segment.bytes(at + FIRST, count).as_ptr(), count);
+        let mut left = length - count;
+        let mut number = first + 1;
+        while left > 0 {
+            let at = me.slot(number);
+            protocol::go_on(shared.word(at), number);
+            let count = left.min(NEXT_PAYLOAD);
+            fill(shared.segment.bytes(at + NEXT, count).as_ptr(), count);
+            left -= count;
+            number += 1;
+        }
+        protocol::announce(shared.word(at), first, Header { kind, length: length as u16 });
+        self.sent = number;
+        step(Step::LinkSent);
+        shared.notify();
+    }
+
+    /// Makes what progress can be made without waiting. `Some` when the message was sent.
+    pub(crate) fn poll(&mut self, shared: &Shared, sending: &mut Sending<'_>) -> Result<Option<()>> {
+        if matches!(sending.state, State::New) {
+            let list = &sending.source.0;
+            if list.len() <= shared.settings.inline_max() {
+                if !self.send_inline(shared, sending.tag, list)? {
+                    return Ok(None);
+                }
+                sending.state = State::Done;
+            } else {
+                let Some(place) = self.offer(shared, OFFER, sending.tag, list, sending.attended)? else {
+                    return Ok(None);
+                };
+                sending.state = State::Offered(place, Attempt::default());
+            }
+        }
+        if let State::Offered(place, attempt) = &mut sending.state {
+            if place.is_open(shared) {
+                attempt.serve(shared, *place, &sending.source.0, &mut self.statistics)?;
+                return Ok(None);
+            }
+            sending.state = State::Done;
+        }
+        Ok(Some(()))
+    }
+
+    /// Takes a message back that could not be sent; `false` if it was received after all.
+    pub(crate) fn withdraw(&mut self, shared: &Shared, sending: &mut Sending<'_>) -> bool {
+        let is_new = matches!(sending.state, State::New);
+        let withdrawn = sending.withdraw(shared);
+        self.statistics.withdrawn += u64::from(withdrawn && !is_new);
+        withdrawn
+    }
+
+    /// Lends memory; `None` if there is no room just now.
+    #[inline]
+    pub(crate) fn lend(&mut self, shared: &Shared, tag: u64, list: &List<'_>) -> Result<Option<Place>> {
+        self.offer(shared, LEND, tag, list, false)
+    }
+
+    /// A descriptor whose message was received or withdrawn, and taken back from the one before.
+    fn free_descriptor(&mut self, shared: &Shared) -> Option<usize> {
+        for step in 0..DESCRIPTORS {
+            let index = (self.next + step) % DESCRIPTORS;
+            let Use { number, told } = self.uses[index];
+            if number != 0 && (Place { index, number }).is_open(shared) {
+                continue;
+            }
+            if let Some(told) = told {
+                self.board.unpin(told);
+            }
+            self.uses[index] = Use::default();
+            self.next = index + 1;
+            return Some(index);
+        }
+        None
+    }
+
+    fn offer(
+        &mut self,
+        shared: &Shared,
+        kind: u8,
+        tag: u64,
+        list: &List<'_>,
+        attended: bool,
+    ) -> Result<Option<Place>> {
+        let engine = shared.settings.engine.filter(|_| kind != LEND);
+        let impossible = |engine, why: &str| Err(Error::EngineImpossible { engine, why: why.to_owned() });
+        match engine {
+            Some(Engine::Inline) => {
+                return impossible(Engine::Inline, "a ring takes messages of up to 32 KiB");
+            }
+            Some(Engine::Mapped) if list.memory().is_none() => {
+                return impossible(
+                    Engine::Mapped,
+                    "what is sent is not memory of an exportable pool (Memory)",
+                );
+            }
+            Some(engine) if engine != Engine::Bounce && list.parts().len() > MOST_RANGES => {
+                return impossible(engine, "the list has more than 1024 entries");
+            }
+            _ => {}
+        }
+        let by_address = kind != LEND && matches!(engine, None | Some(Engine::Cma | Engine::Both));
+        let may_map = matches!(engine, None | Some(Engine::Mapped | Engine::Both));
+        let parts = list.parts();
+        let is_told = (by_address || may_map) && parts.len() <= MOST_RANGES;
+        let ranges = match parts {
+            _ if !is_told => Ranges::Untold,
+            [one] => Ranges::One(one.iov()),
+            many => Ranges::Many(many.iter().map(|part| part.iov()).collect()),
+        };
+        let words = if ranges.as_slice().len() > 1 { 4 + 2 * parts.len() } else { 5 };
+        if !self.has_room(shared, 8 * words)? {
+            return Ok(None);
+        }
+        let Some(index) = self.free_descriptor(shared) else { return Ok(None) };
+        let memory = list.memory().filter(|_| may_map && is_told);
+        let told = memory.and_then(|memory| self.board.tell(&shared.segment, shared.me, memory));
+        let offset = match (memory, parts) {
+            (Some(memory), [first, ..]) => first.base.addr() - memory.base().addr(),
+            _ => 0,
+        };
+        if let Some(told) = told {
+            self.board.pin(told);
+        }
+        self.number = self.number.wrapping_add(1).max(1);
+        let place = Place { index, number: self.number };
+        self.uses[index] = Use { number: place.number, told };
+        let outcome = shared.word(shared.me.outcome(index));
+        outcome.store(protocol::outcome(place.number, Outcome::Open), Ordering::Relaxed);
+        let offer = Offer {
+            index,
+            number: place.number,
+            length: list.len(),
+            engine,
+            told,
+            offset: offset as u64,
+            by_address,
+            attended,
+            lent: kind == LEND,
+            ranges,
+        };
+        let mut words = core::mem::take(&mut self.words);
+        offer::encode(&offer, &mut words);
+        let mut from = words.as_ptr().cast::<u8>();
+        self.write(shared, kind, tag, 8 * words.len(), |to, count| {
+            // SAFETY: `write` asks for all bytes of `words` once, in order, and yields room for them in the segment.
+            unsafe { core::ptr::copy_nonoverlapping(from, to, count) };
+            from = from.wrapping_add(count);
+        });
+        self.words = words;
+        step(Step::LinkOffered);
+        self.statistics.sent.add(list.len());
+        Ok(Some(place))
+    }
+}

@@ -1,0 +1,240 @@
+//! [`Shared`]: what both halves of a link have.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use umf_core::fork::{self, ForkAware};
+use umf_core::step::{Step, step};
+use umf_ipc::Importer;
+
+use crate::engines::Engines;
+use crate::layout::Side;
+use crate::protocol::{self, BY_FD, BY_FUTEX};
+use crate::segment::Segment;
+use crate::{Error, LinkSettings, Result, sys};
+
+/// The fds of a link, which a forked child closes: as long as one is open somewhere, the peer does not learn of an end.
+#[derive(Debug)]
+pub(crate) struct Fds {
+    socket: ManuallyDrop<OwnedFd>,
+    pidfd: ManuallyDrop<Option<OwnedFd>>,
+    /// That of [`Shared::event_fd`], -1 where nobody asked.
+    events: AtomicI32,
+    process: u32,
+}
+
+impl Fds {
+    pub(crate) fn new(socket: OwnedFd, pidfd: Option<OwnedFd>) -> Result<Arc<Self>> {
+        let fds = Arc::new(Self {
+            socket: ManuallyDrop::new(socket),
+            pidfd: ManuallyDrop::new(pidfd),
+            events: AtomicI32::new(-1),
+            process: fork::generation(),
+        });
+        // SAFETY: unregistered when dropped; it has no locks.
+        unsafe { fork::register_leaf(fds.fork_aware()) }?;
+        Ok(fds)
+    }
+
+    fn fork_aware(&self) -> NonNull<dyn ForkAware> {
+        let object: &(dyn ForkAware + 'static) = self;
+        NonNull::from(object)
+    }
+
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(crate) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
+        self.pidfd.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl ForkAware for Fds {
+    fn prepare(&self) {}
+
+    fn parent(&self) {}
+
+    fn child(&self) {
+        let events = self.events.swap(-1, Ordering::Relaxed);
+        let pidfd = self.pidfd.as_ref().map(AsRawFd::as_raw_fd);
+        for number in
+            [Some(self.socket.as_raw_fd()), pidfd, (events >= 0).then_some(events)].into_iter().flatten()
+        {
+            // SAFETY: this object's own, which its drop does not close in a child.
+            unsafe { sys::close_inherited(number) };
+        }
+        step(Step::LinkAbandoned);
+    }
+}
+
+impl Drop for Fds {
+    fn drop(&mut self) {
+        // From here on a child that is forked keeps copies, of a link that says that it is closed.
+        fork::unregister(self.fork_aware());
+        if self.process != fork::generation() {
+            return;
+        }
+        let events = self.events.swap(-1, Ordering::Relaxed);
+        if events >= 0 {
+            // SAFETY: made by this object, in this process.
+            unsafe { sys::close_inherited(events) };
+        }
+        // SAFETY: neither is used afterwards.
+        unsafe {
+            ManuallyDrop::drop(&mut self.socket);
+            ManuallyDrop::drop(&mut self.pidfd);
+        }
+        step(Step::LinkLeft);
+    }
+}
+
+const HERE: u8 = 0;
+const GONE: u8 = 1;
+const CLOSED: u8 = 2;
+
+/// A link, as both halves know it. Dropping it closes the link.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub segment: Segment,
+    pub me: Side,
+    pub settings: LinkSettings,
+    pub engines: Engines,
+    pub importer: Option<&'static Importer>,
+    /// Of the peer, as this pid namespace sees it; 0 if it does not.
+    pub pid: i32,
+    /// Whether CMA works still, in this direction: a refusal is remembered.
+    pub cma: AtomicBool,
+    peer: AtomicU8,
+    fds: Arc<Fds>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        segment: Segment,
+        me: Side,
+        fds: Arc<Fds>,
+        pid: i32,
+        (settings, importer): (LinkSettings, Option<&'static Importer>),
+        engines: Engines,
+    ) -> Self {
+        let cma = AtomicBool::new(engines.cma().is_ok());
+        Self { segment, me, settings, engines, importer, pid, cma, peer: AtomicU8::new(HERE), fds }
+    }
+
+    pub(crate) const fn other(&self) -> Side {
+        self.me.other()
+    }
+
+    #[inline(always)]
+    pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
+        self.segment.word(offset)
+    }
+
+    pub(crate) const fn misbehaved(&self, what: &'static str) -> Error {
+        Error::Misbehaved { pid: self.pid, what }
+    }
+
+    /// Has the peer look again at what it waits for, if it sleeps. To be called after the change.
+    #[inline(always)]
+    pub(crate) fn notify(&self) {
+        let ways = protocol::wakes(self.word(self.other().waiting()));
+        if ways != 0 {
+            self.wake(ways);
+        }
+    }
+
+    #[cold]
+    fn wake(&self, ways: u64) {
+        if ways & BY_FUTEX != 0 {
+            let bell = self.segment.bell(self.other());
+            bell.fetch_add(1, Ordering::Release);
+            sys::wake(bell);
+        }
+        if ways & BY_FD != 0 {
+            sys::poke(self.fds.socket());
+        }
+        step(Step::LinkWoken);
+    }
+
+    /// Whether the link can be used: by what is known.
+    #[inline(always)]
+    pub(crate) fn known(&self) -> Result<()> {
+        if !self.segment.is_here() {
+            return Err(Error::Forked);
+        }
+        match self.peer.load(Ordering::Relaxed) {
+            HERE => Ok(()),
+            end => Err(self.end(end)),
+        }
+    }
+
+    #[cold]
+    fn end(&self, end: u8) -> Error {
+        if end == GONE { Error::PeerGone { pid: self.pid } } else { Error::Closed { pid: self.pid } }
+    }
+
+    /// Whether the peer has said that it closed the link.
+    #[inline(always)]
+    pub(crate) fn has_closed(&self) -> bool {
+        self.word(self.other().closed()).load(Ordering::Acquire) != 0
+    }
+
+    /// Asks the kernel whether the peer is there. An end is remembered.
+    pub(crate) fn look(&self) -> Result<()> {
+        self.known()?;
+        let (hung_up, ended) = sys::either_is_ready(self.fds.socket(), self.fds.pidfd());
+        // It says so before it hangs up.
+        let end = if self.has_closed() {
+            CLOSED
+        } else if hung_up || ended {
+            GONE
+        } else {
+            return Ok(());
+        };
+        self.peer.store(end, Ordering::Relaxed);
+        tracing::debug!(pid = self.pid, closed = end == CLOSED, "the peer of a link is gone");
+        Err(self.end(end))
+    }
+
+    /// An fd that is readable when the peer is gone, and when it rang after [`Shared::arm`].
+    pub(crate) fn event_fd(&self) -> Result<BorrowedFd<'_>> {
+        self.known()?;
+        let mut number = self.fds.events.load(Ordering::Acquire);
+        if number < 0 {
+            let made =
+                sys::event_fd(self.fds.socket(), self.fds.pidfd()).map_err(Error::system("epoll_create"))?;
+            let new = made.as_raw_fd();
+            match self.fds.events.compare_exchange(-1, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    core::mem::forget(made);
+                    number = new;
+                }
+                // Another thread was first; this one's is closed.
+                Err(other) => number = other,
+            }
+            step(Step::LinkWatched);
+        }
+        // SAFETY: open as long as `fds`, which `self` holds.
+        Ok(unsafe { BorrowedFd::borrow_raw(number) })
+    }
+
+    /// Has the peer make the event fd readable when it has something to say.
+    pub(crate) fn arm(&self) {
+        sys::drain(self.fds.socket());
+        protocol::fall_asleep(self.word(self.me.waiting()), BY_FD);
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.segment.is_here() {
+            self.word(self.me.closed()).store(1, Ordering::Release);
+            step(Step::LinkClosed);
+            self.notify();
+        }
+    }
+}

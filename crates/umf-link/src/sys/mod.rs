@@ -1,0 +1,15 @@
+//! System calls of this crate.
+
+mod copies;
+mod memory;
+mod sockets;
+mod waits;
+
+pub(crate) use copies::{Direction, Iov, across};
+pub(crate) use memory::{Mapping, is_sealed_memory, memfd};
+pub(crate) use sockets::{connect, drain, listen, new_socket, poke, receive, send};
+pub(crate) use waits::{coarse_milliseconds, either_is_ready, event_fd, is_ready, sleep, wake};
+
+pub(crate) use umf_ipc::system::{close_inherited, effective_uid};
+
+pub(crate) type Result<T> = core::result::Result<T, rustix::io::Errno>;

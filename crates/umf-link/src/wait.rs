@@ -1,0 +1,159 @@
+//! Waiting: spin, then sleep, and look after the peer meanwhile.
+
+use core::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use umf_core::step::{Step, step};
+
+use crate::protocol::{self, BY_FUTEX};
+use crate::shared::Shared;
+use crate::{Error, Result, sys};
+
+/// Polls that cost nothing but themselves: an answer that is on its way is here before a processor could rest.
+const EAGER: u32 = 2000;
+/// Polls between two looks at the clock.
+const BATCH: u32 = 64;
+/// The longest that anybody sleeps without looking after the peer.
+const SLICE: Duration = Duration::from_millis(25);
+/// How old the news of a peer may be.
+const FRESH: u64 = 20;
+
+/// When a half last asked whether the peer is there.
+#[derive(Debug, Default)]
+pub(crate) struct Pulse(u64);
+
+impl Pulse {
+    /// Whether the link can be used: asks the kernel, if that is some time ago.
+    #[inline]
+    pub(crate) fn check(&mut self, shared: &Shared) -> Result<()> {
+        shared.known()?;
+        if sys::coarse_milliseconds().wrapping_sub(self.0) > FRESH {
+            return self.look(shared);
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn look(&mut self, shared: &Shared) -> Result<()> {
+        self.0 = sys::coarse_milliseconds();
+        shared.look()
+    }
+}
+
+/// How long to wait. The time runs from when it is first looked at, which is when there is something to wait for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    timeout: Option<Duration>,
+    end: Option<Instant>,
+}
+
+impl Limit {
+    pub(crate) const fn new(timeout: Option<Duration>) -> Self {
+        Self { timeout, end: None }
+    }
+
+    pub(crate) const fn is_none(&self) -> bool {
+        self.timeout.is_none()
+    }
+
+    /// What is left; `None` is for ever.
+    fn left(&mut self, now: Instant) -> Option<Duration> {
+        let timeout = self.timeout?;
+        if self.end.is_none() {
+            // Further off than clocks reach: for ever.
+            self.end = Some(now.checked_add(timeout)?);
+        }
+        self.end.map(|end| end.saturating_duration_since(now))
+    }
+
+    fn is_over(&mut self, now: Instant) -> bool {
+        self.left(now).is_some_and(|left| left.is_zero())
+    }
+
+    pub(crate) fn error(&self, what: &'static str) -> Error {
+        let milliseconds =
+            self.timeout.map_or(0, |timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
+        Error::TimedOut { what, milliseconds }
+    }
+}
+
+/// Polls until there is something, the peer is gone, or the limit is reached. `poll` is told whether this side is about to
+/// sleep, so that it says all that the peer may wait for.
+#[inline]
+pub(crate) fn wait<T>(
+    shared: &Shared,
+    pulse: &mut Pulse,
+    limit: &mut Limit,
+    what: &'static str,
+    mut poll: impl FnMut(bool) -> Result<Option<T>>,
+) -> Result<T> {
+    for _ in 0..EAGER {
+        if let Some(found) = poll(false)? {
+            return Ok(found);
+        }
+    }
+    wait_long(shared, pulse, limit, what, poll)
+}
+
+#[cold]
+#[inline(never)]
+fn wait_long<T>(
+    shared: &Shared,
+    pulse: &mut Pulse,
+    limit: &mut Limit,
+    what: &'static str,
+    mut poll: impl FnMut(bool) -> Result<Option<T>>,
+) -> Result<T> {
+    let spin_end = Instant::now().checked_add(shared.settings.spin);
+    loop {
+        for _ in 0..BATCH {
+            if let Some(found) = poll(false)? {
+                return Ok(found);
+            }
+            core::hint::spin_loop();
+        }
+        let now = Instant::now();
+        let over = limit.is_over(now);
+        if let Some(end) = health(shared, pulse, limit, over, what) {
+            // What it did last may have come.
+            return poll(true)?.ok_or(end);
+        }
+        if spin_end.is_some_and(|end| now >= end) {
+            break;
+        }
+    }
+    let (waiting, bell) = (shared.word(shared.me.waiting()), shared.segment.bell(shared.me));
+    loop {
+        let seen = bell.load(Ordering::Acquire);
+        protocol::fall_asleep(waiting, BY_FUTEX);
+        step(Step::LinkAsleep);
+        if let Some(found) = poll(true)? {
+            return Ok(found);
+        }
+        let left = limit.left(Instant::now()).unwrap_or(SLICE);
+        sys::sleep(bell, seen, left.min(SLICE));
+        if let Some(found) = poll(true)? {
+            return Ok(found);
+        }
+        let over = limit.is_over(Instant::now());
+        if let Some(end) = health(shared, pulse, limit, over, what) {
+            return poll(true)?.ok_or(end);
+        }
+    }
+}
+
+/// Why waiting makes no sense any more.
+fn health(
+    shared: &Shared,
+    pulse: &mut Pulse,
+    limit: &Limit,
+    is_over: bool,
+    what: &'static str,
+) -> Option<Error> {
+    // A peer that is gone is told as that, whatever the time.
+    let there = if is_over { shared.look() } else { pulse.check(shared) };
+    match there {
+        Err(end) => Some(end),
+        Ok(()) => is_over.then(|| limit.error(what)),
+    }
+}

@@ -1,0 +1,105 @@
+//! Messages between two processes of one machine: one copy, or none.
+//!
+//! ```
+//! fn main() -> umf::Result<()> {
+//!     let endpoint = umf::link::bind()?;
+//!     let address = endpoint.address(); // 128 plain bytes, as text: address.to_string()
+//!
+//!     // In any other process of this user (or, here, in another thread):
+//!     let peer = std::thread::spawn(move || -> umf::Result<()> {
+//!         let pool = umf::Pool::shared()?;
+//!         let block = pool.allocate(1 << 20)?;
+//!         block.write(0, b"a megabyte")?;
+//!         let mut link = umf::link::connect(&address, None)?;
+//!         link.send(1, b"hello")?;
+//!         let memory = block.linked()?;
+//!         link.hand_over(2, &memory)?.wait(None)?; // without a copy; until the peer has seen it
+//!         Ok(())
+//!     });
+//!
+//!     let mut link = endpoint.accept(None)?;
+//!     let mut text = [0; 5];
+//!     link.recv(1, &mut text)?;
+//!     let view = link.recv_view(2)?;
+//!     let mut first = [0; 10];
+//!     view.read(0, &mut first)?;
+//!     assert_eq!((&text, &first), (b"hello", b"a megabyte"));
+//!     drop(view);
+//!     peer.join().expect("it does not panic")
+//! }
+//! ```
+//!
+//! [`builder`] has the settings of this process (`[link]` in `umf.toml`, `UMF_LINK_*`) and its importer; change what you like and
+//! bind or connect with it. `docs/link.md` says what is promised.
+
+use std::time::Duration;
+
+#[doc(inline)]
+pub use umf_link::{
+    ADDRESS_SIZE, AddressError, Carried, Cost, Destination, Endpoint, Engine, Engines, Error, Lent, Link,
+    LinkAddress, LinkBuilder, LinkSettings, LinkStatistics, Memory, Portion, Probed, Received, Receiver,
+    RecvRequest, SendRequest, Sender, Source, TagMatch, View,
+};
+
+use umf_config::LinkEngine;
+
+use crate::{Result, importer, settings};
+
+/// The settings of this process for its links.
+///
+/// # Errors
+/// As [`crate::settings`].
+pub fn link_settings() -> Result<LinkSettings> {
+    let set = &settings()?.link;
+    let mut link = LinkSettings::default();
+    link.engine = match set.engine {
+        LinkEngine::Inline => Some(Engine::Inline),
+        LinkEngine::Bounce => Some(Engine::Bounce),
+        LinkEngine::Cma => Some(Engine::Cma),
+        LinkEngine::Mapped => Some(Engine::Mapped),
+        LinkEngine::Both => Some(Engine::Both),
+        _ => None,
+    };
+    let size = |bytes: umf_config::ByteSize| usize::try_from(bytes.get()).unwrap_or(usize::MAX);
+    link.eager_max = size(set.eager_max);
+    link.both_min = size(set.both_min);
+    // On a machine of one processor the default is not to spin.
+    if *settings()?.origin("link.spin_us") != umf_config::Origin::Default {
+        link.spin = set.spin();
+    }
+    link.timeout = set.timeout();
+    link.max_unexpected = set.max_unexpected.get();
+    Ok(link)
+}
+
+/// A builder with the settings and the importer of this process.
+///
+/// # Errors
+/// As [`crate::settings`].
+pub fn builder() -> Result<LinkBuilder> {
+    Ok(LinkBuilder::new().settings(link_settings()?).importer(importer()?))
+}
+
+/// An endpoint that is known by its address: [`LinkBuilder::bind`].
+///
+/// # Errors
+/// As there; as [`crate::settings`].
+pub fn bind() -> Result<Endpoint> {
+    Ok(builder()?.bind()?)
+}
+
+/// An endpoint that is found by its name: [`LinkBuilder::named`].
+///
+/// # Errors
+/// As there; as [`crate::settings`].
+pub fn named(name: &str) -> Result<Endpoint> {
+    Ok(builder()?.named(name)?)
+}
+
+/// Connects to an endpoint: [`LinkBuilder::connect`].
+///
+/// # Errors
+/// As there; as [`crate::settings`].
+pub fn connect(address: &LinkAddress, timeout: Option<Duration>) -> Result<Link> {
+    Ok(builder()?.connect(address, timeout)?)
+}

@@ -1,0 +1,232 @@
+//! Links, and what goes over them.
+
+mod traffic;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use umf::Pool;
+use umf::link::{Endpoint, Engine, Error, Lent, Link, LinkAddress, Memory, TagMatch};
+
+use crate::memory::holds;
+use crate::storm::next;
+use crate::{Answer, Failure};
+
+/// By the names that commands give.
+#[derive(Default)]
+pub(crate) struct Links {
+    endpoints: HashMap<String, Endpoint>,
+    links: HashMap<String, Link>,
+    /// What was handed over, and to whom.
+    lent: Vec<(String, Lent<'static>)>,
+    /// Forked children that were killed.
+    killed: u64,
+}
+
+pub(crate) fn obey(all: &mut Links, command: &str, words: &[&str]) -> Option<Answer> {
+    Some(match (command, words) {
+        ("link-bind", [name]) => umf::link::bind().map_err(Failure::from).map(|it| all.endpoint(name, it)),
+        ("link-bind", [name, "named", known]) => {
+            umf::link::named(known).map_err(Failure::from).map(|endpoint| all.endpoint(name, endpoint))
+        }
+        ("link-unbind", [name]) => Ok(all.endpoints.remove(*name).is_some().to_string()),
+        ("link-accept", [endpoint, ms, "->", name]) => accept(all, endpoint, ms, name),
+        ("link-connect", [address, ms, "->", name]) => connect(all, address, ms, name),
+        ("link-drop", [name]) => {
+            all.lent.retain(|(link, _)| link != name);
+            Ok(all.links.remove(*name).is_some().to_string())
+        }
+        ("link-timeout", [name, ms]) => all.link(name).and_then(|link| {
+            link.set_timeout(milliseconds(ms)?);
+            Ok(String::new())
+        }),
+        ("link-send", [name, tag, size, seed]) => send(all, name, tag, size, seed),
+        ("link-recv", [name, tag, capacity, seed]) => receive(all, name, tag, capacity, seed),
+        ("link-lend", [name, tag, size, seed]) => lend(all, name, tag, size, seed),
+        ("link-lent", [name]) => {
+            let (mut back, mut away) = (0, 0);
+            for (_, lent) in all.lent.iter().filter(|(link, _)| link == name) {
+                if lent.is_back() { back += 1 } else { away += 1 }
+            }
+            Ok(format!("back={back} away={away}"))
+        }
+        ("link-look", [name]) => all.link(name).and_then(|link| {
+            link.look()?;
+            Ok(String::new())
+        }),
+        ("link-engines", [name]) => all.link(name).map(|link| link.engines().to_string()),
+        ("link-statistics", [name]) => all.link(name).map(|link| {
+            let seen = link.statistics();
+            let by = Engine::ALL.map(|engine| format!("{engine}={}", seen.received_by(engine).messages));
+            let refused = format!("refused-cma={} refused-mapped={}", seen.refused_cma, seen.refused_mapped);
+            format!("sent={} {} viewed={} {refused}", seen.sent.messages, by.join(" "), seen.viewed.messages)
+        }),
+        // Both ways at once, until so many messages were sent and received, or the link ends.
+        ("link-traffic", [name, mine, theirs, count]) => match all.links.remove(*name) {
+            Some(link) => traffic::both_ways(link, mine, theirs, count),
+            None => Err(Failure::unknown(name)),
+        },
+        ("link-watch", [name]) => all.link(name).and_then(|link| {
+            link.event_fd()?;
+            link.arm()?;
+            Ok(String::new())
+        }),
+        // A message that nobody takes.
+        ("link-withdraw", [name]) => all.link(name).and_then(|link| {
+            link.set_timeout(Some(Duration::from_millis(5)));
+            let sent = link.send(0, &vec![1; 1 << 20]);
+            link.set_timeout(None);
+            match sent {
+                Err(Error::TimedOut { .. }) => Ok(String::new()),
+                other => Err(Failure::new("Sent", format!("{other:?}"))),
+            }
+        }),
+        ("link-child", [name]) => child_has_no_part(all, name),
+        ("children-killed-of-links", []) => Ok(all.killed.to_string()),
+        ("link-scribble", [seed, ms]) => scribble(seed, ms),
+        _ => return None,
+    })
+}
+
+impl Links {
+    fn endpoint(&mut self, name: &str, endpoint: Endpoint) -> String {
+        let address = endpoint.address().to_string();
+        self.endpoints.insert(name.to_owned(), endpoint);
+        address
+    }
+
+    fn link(&mut self, name: &str) -> Result<&mut Link, Failure> {
+        self.links.get_mut(name).ok_or_else(|| Failure::unknown(name))
+    }
+}
+
+fn milliseconds(text: &str) -> Result<Option<Duration>, Failure> {
+    let count: u64 = text.parse()?;
+    Ok((count != 0).then(|| Duration::from_millis(count)))
+}
+
+fn accept(all: &mut Links, endpoint: &str, ms: &str, name: &str) -> Answer {
+    let endpoint = all.endpoints.get(endpoint).ok_or_else(|| Failure::unknown(endpoint))?;
+    let link = endpoint.accept(milliseconds(ms)?)?;
+    let pid = link.peer_pid();
+    all.links.insert(name.to_owned(), link);
+    Ok(pid.to_string())
+}
+
+/// To an address, or to `name:<name>`.
+fn connect(all: &mut Links, address: &str, ms: &str, name: &str) -> Answer {
+    let address = match address.strip_prefix("name:") {
+        Some(known) => LinkAddress::of_name(known)?,
+        None => address.parse().map_err(|error| Failure::new("Address", error))?,
+    };
+    let link = umf::link::connect(&address, milliseconds(ms)?)?;
+    let pid = link.peer_pid();
+    all.links.insert(name.to_owned(), link);
+    Ok(pid.to_string())
+}
+
+/// Forks; the child may be killed at a step.
+fn child_has_no_part(all: &mut Links, name: &str) -> Answer {
+    let link = all.link(name)?;
+    // SAFETY: the child looks at the link and ends.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let is_none =
+            matches!(link.look(), Err(Error::Forked)) && matches!(link.send(0, &[1]), Err(Error::Forked));
+        // SAFETY: ends the child without running what belongs to the parent.
+        unsafe { libc::_exit(i32::from(!is_none)) };
+    }
+    if pid < 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    match crate::process::wait_for(pid)?.as_str() {
+        "0" => Ok(String::new()),
+        "9" => {
+            all.killed += 1;
+            Ok("killed".to_owned())
+        }
+        status => {
+            Err(Failure::new("Child", format!("it has a part in its parent's link, or ended: {status}")))
+        }
+    }
+}
+
+/// What a message with this seed has in it.
+fn content(size: usize, seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; size];
+    // SAFETY: the bytes of a vector that nobody else has.
+    crate::memory::fill(&unsafe { umf::VolatileSlice::new(bytes.as_mut_ptr(), size) }, seed);
+    bytes
+}
+
+fn send(all: &mut Links, name: &str, tag: &str, size: &str, seed: &str) -> Answer {
+    let bytes = content(size.parse()?, seed.parse()?);
+    all.link(name)?.send(tag.parse()?, &bytes)?;
+    Ok(String::new())
+}
+
+/// Answers with length, engine and whether it is what was sent.
+fn receive(all: &mut Links, name: &str, tag: &str, capacity: &str, seed: &str) -> Answer {
+    let mut bytes = vec![0; capacity.parse()?];
+    let wanted = if tag == "any" { TagMatch::ANY } else { TagMatch::tag(tag.parse()?) };
+    let received = all.link(name)?.recv(wanted, &mut bytes)?;
+    let same = holds(&bytes[..received.length], seed.parse()?);
+    Ok(format!("{} {} {}", received.length, received.engine, if same { "same" } else { "different" }))
+}
+
+/// Memory of the process's own, which stays.
+fn memory(size: usize) -> Result<&'static Memory<'static>, Failure> {
+    let pool: &'static Pool = Box::leak(Box::new(Pool::shared()?));
+    let block = Box::leak(Box::new(pool.allocate(size)?));
+    Ok(Box::leak(Box::new(block.linked()?)))
+}
+
+fn lend(all: &mut Links, name: &str, tag: &str, size: &str, seed: &str) -> Answer {
+    let memory = memory(size.parse()?)?;
+    crate::memory::fill(&memory.slice(), seed.parse()?);
+    let lent = all.link(name)?.hand_over(tag.parse()?, memory)?;
+    all.lent.push((name.to_owned(), lent));
+    Ok(String::new())
+}
+
+/// Writes numbers over the memory of all links for some time: small ones, which pass for counts and indices, as well as any.
+fn scribble(seed: &str, ms: &str) -> Answer {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let ranges: Vec<(usize, usize)> = maps
+        .lines()
+        .filter(|line| line.contains("/memfd:umf-link"))
+        .filter_map(|line| {
+            let (start, rest) = line.split_once('-')?;
+            let hex = |text: &str| usize::from_str_radix(text, 16).ok();
+            Some((hex(start)?, hex(rest.split(' ').next()?)?))
+        })
+        .collect();
+    if ranges.is_empty() {
+        return Err(Failure::new("NoLink", "nothing to scribble over"));
+    }
+    let end = Instant::now() + Duration::from_millis(ms.parse()?);
+    let (mut state, mut count) = (seed.parse::<u64>()?, 0_u64);
+    while Instant::now() < end {
+        for _ in 0..1000 {
+            let (start, end) = ranges[next(&mut state) as usize % ranges.len()];
+            // Mostly where the words are: of headers, descriptors and what was consumed.
+            let span = (end - start) / 8;
+            let near = [512, 8192, 20_000, span][next(&mut state) as usize % 4].min(span);
+            let place = start + next(&mut state) as usize % near * 8;
+            let small = next(&mut state) % 300;
+            let value = match next(&mut state) % 4 {
+                0 => small,
+                1 => small | 1 << 32 | (next(&mut state) % 0x8000) << 40,
+                2 => small | (next(&mut state) % 4) << 32 | (next(&mut state) % 9) << 48,
+                _ => next(&mut state) << 33 ^ next(&mut state),
+            };
+            // SAFETY: a word of a mapping that this process keeps.
+            let word = unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(place) };
+            word.store(value, Ordering::Relaxed);
+            count += 1;
+        }
+        std::thread::yield_now();
+    }
+    Ok(count.to_string())
+}

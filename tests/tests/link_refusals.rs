@@ -1,0 +1,168 @@
+//! Links where something is refused, lacking, or hostile.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::time::Duration;
+
+use umf_tests::{Actor, Census, Sequence, actor, machine, spawn};
+
+const BOUND: Duration = Duration::from_secs(60);
+
+fn join(one: &mut Actor, other: &mut Actor) {
+    let address = one.ok("link-bind end");
+    one.send("link-accept end 30000 -> link");
+    other.ok(&format!("link-connect {address} 30000 -> link"));
+    one.answer(BOUND).unwrap();
+    one.ok("link-unbind end");
+}
+
+#[test]
+fn where_the_kernel_refuses_to_read_bounce_buffers_do() {
+    let (mut one, mut other) = (actor!(), actor!());
+    for actor in [&mut one, &mut other] {
+        // Root reads whatever it likes.
+        if machine::is_root() {
+            actor.ok("setuid 65534");
+        }
+        actor.ok("dumpable 0");
+    }
+    join(&mut one, &mut other);
+    let engines = other.ok("link-engines link");
+    assert!(engines.contains("cma     refused: process_vm_readv") && engines.contains("ptrace"), "{engines}");
+    other.send("link-recv link 1 1000000 3");
+    one.ok("link-send link 1 1000000 3");
+    assert_eq!(other.answer(BOUND).unwrap(), "1000000 bounce same");
+    one.finish();
+    other.finish();
+}
+
+#[test]
+fn a_forced_engine_is_not_replaced() {
+    let forced = || spawn!().env("UMF_LINK_ENGINE", "cma").start();
+    let (mut one, mut other) = (forced(), forced());
+    for actor in [&mut one, &mut other] {
+        if machine::is_root() {
+            actor.ok("setuid 65534");
+        }
+        actor.ok("dumpable 0");
+    }
+    join(&mut one, &mut other);
+    one.ok("link-timeout link 2000");
+    one.send("link-send link 1 1000000 3");
+    let why = other.fails("link-recv link 1 1000000 3", "EngineImpossible");
+    assert!(why.contains("engine cma") && why.contains("ptrace") && why.contains("UMF_LINK_ENGINE"), "{why}");
+    assert_eq!(one.answer(BOUND).unwrap_err().variant, "TimedOut");
+    one.finish();
+    other.finish();
+}
+
+#[test]
+fn processes_of_other_users_are_turned_away() {
+    if !machine::is_root() {
+        machine::skip("processes_of_other_users_are_turned_away", "not root");
+        return;
+    }
+    let (mut one, mut other) = (actor!(), actor!());
+    one.ok("setuid 65534");
+    other.ok("setuid 65533");
+    let address = one.ok("link-bind end");
+    one.send("link-accept end 300 -> link");
+    let why = other.fails(&format!("link-connect {address} 5000 -> link"), "OtherUser");
+    assert!(why.contains("65534") && why.contains("65533"), "{why}");
+    assert_eq!(one.answer(BOUND).unwrap_err().variant, "TimedOut", "nobody came");
+    one.finish();
+    other.finish();
+}
+
+#[test]
+fn nothing_is_left_where_fds_or_memory_are_lacking() {
+    let (mut one, mut other) = (actor!(), actor!());
+    let address = one.ok("link-bind end");
+    // What is made once in a process.
+    join(&mut actor!(), &mut other);
+    other.ok("link-drop link");
+    let before = Census::of(&other);
+    for left in 0..2 {
+        other.ok(&format!("take-fds {left}"));
+        let why = other.fails(&format!("link-connect {address} 300 -> link"), "System");
+        assert!(why.contains("RLIMIT_NOFILE"), "{why}");
+        other.ok("give-fds-back");
+        before.comes_back(&other);
+    }
+    other.ok("rlimit fsize 4096");
+    let why = other.fails(&format!("link-connect {address} 300 -> link"), "System");
+    assert!(why.contains("RLIMIT_FSIZE"), "{why}");
+    before.comes_back(&other);
+    // Those who came and went are no peers; the next one is.
+    let mut last = actor!();
+    one.send("link-accept end 30000 -> link");
+    last.ok(&format!("link-connect {address} 30000 -> link"));
+    assert_eq!(one.answer(BOUND).unwrap(), last.pid().to_string());
+}
+
+#[test]
+fn addresses_that_lead_nowhere() {
+    let mut one = actor!();
+    let address = one.ok("link-bind end");
+    let damaged = format!("{}A", &address[..address.len() - 1]);
+    if damaged != address {
+        one.fails(&format!("link-connect {damaged} 100 -> link"), "Address");
+    }
+    one.fails("link-connect umfl1.AAAA 100 -> link", "Address");
+    let why = one.fails(&format!("link-connect {address} 50 -> link"), "TimedOut");
+    assert!(why.contains("50 ms"), "nobody accepts: {why}");
+    one.ok("link-unbind end");
+    let why = one.fails(&format!("link-connect {address} 50 -> link"), "NobodyThere");
+    assert!(why.contains(&one.pid().to_string()), "{why}");
+    // From another boot.
+    let address: umf::link::LinkAddress = address.parse().unwrap();
+    let mut bytes = address.to_bytes();
+    bytes[8] ^= 1;
+    let sum = crc32fast::hash(&bytes[..124]).to_le_bytes();
+    bytes[124..].copy_from_slice(&sum);
+    let other = umf::link::LinkAddress::from_bytes(&bytes).unwrap();
+    let why = one.fails(&format!("link-connect {other} 50 -> link"), "OtherMachine");
+    assert!(why.contains("network"), "{why}");
+    one.finish();
+}
+
+/// A peer that writes numbers all over the shared memory: calls fail or succeed, in time; nothing else is harmed.
+#[test]
+fn a_hostile_peer_harms_nobody() {
+    let rounds = if machine::is_long() { 300 } else { 8 };
+    let mut sequence = Sequence::new(7);
+    let mut good = actor!();
+    for round in 0..rounds {
+        let mut hostile = actor!();
+        join(&mut good, &mut hostile);
+        good.ok("link-timeout link 40");
+        hostile.send(&format!("link-scribble {} 400", sequence.number()));
+        let mut outcomes = std::collections::BTreeMap::<String, u32>::new();
+        for _ in 0..12 {
+            let seed = sequence.below(100);
+            let size = *sequence.of(&[8, 3000, 200_000]);
+            let command = match sequence.below(4) {
+                0 => format!("link-send link {seed} {size} {seed}"),
+                1 => format!("link-lend link {seed} {size} {seed}"),
+                2 => "link-recv link any 1000000 1".to_owned(),
+                _ => format!("link-recv link {seed} 1000000 {seed}"),
+            };
+            let answer = good.ask_for(&command, BOUND);
+            *outcomes
+                .entry(answer.map_or_else(|failure| failure.variant, |_| "ok".to_owned()))
+                .or_default() += 1;
+        }
+        println!("round {round}: {outcomes:?}");
+        hostile.answer(BOUND).unwrap();
+        hostile.kill();
+        good.ok("link-drop link");
+        // What it has to do with others is as ever.
+        let mut other = actor!();
+        join(&mut good, &mut other);
+        other.send("link-recv link 1 300000 5");
+        good.ok("link-send link 1 300000 5");
+        assert!(other.answer(BOUND).unwrap().ends_with(" same"));
+        good.ok("link-drop link");
+    }
+    good.finish();
+}

@@ -1,0 +1,240 @@
+//! Where memory runs out: what is asked for too late says so and what to do, nothing is left of it, and everybody else works on.
+//!
+//! A whole `/dev/shm` and a control group are needed for that, and some processes have to die: in a guest of `tests/vm/run`, where
+//! the machine is the test's own.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use umf_tests::{Actor, Census, actor, machine};
+
+const MIB: u64 = 1 << 20;
+
+/// One at a time, and only where the machine is the test's own.
+fn alone(test: &str) -> Option<MutexGuard<'static, ()>> {
+    static TURN: Mutex<()> = Mutex::new(());
+    if !machine::is_guest() || !machine::is_root() {
+        machine::skip(test, "fills the whole machine: tests/vm/run does it in a guest");
+        return None;
+    }
+    Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn mount(from: &str, target: &str, kind: &str, flags: libc::c_ulong, options: &str) {
+    let text = |text: &str| CString::new(text).unwrap();
+    let (from, target, kind, options) = (text(from), text(target), text(kind), text(options));
+    // SAFETY: C strings all of them.
+    let result =
+        unsafe { libc::mount(from.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast()) };
+    assert_eq!(result, 0, "{target:?}: {}", std::io::Error::last_os_error());
+}
+
+/// A producer and an importer that have nothing to do with what runs out, and a block that they share.
+struct Bystanders {
+    producer: Actor,
+    importer: Actor,
+    rounds: u64,
+}
+
+impl Bystanders {
+    fn new() -> Self {
+        let (mut producer, mut importer) = (actor!(), actor!());
+        producer.ok("pool p shared");
+        producer.ok("alloc p 100000 -> p.b");
+        producer.ok("fill p.b 1");
+        let handle = producer.handle("handle p.b");
+        importer.ok(&format!("open {handle} -> m"));
+        Self { producer, importer, rounds: 1 }
+    }
+
+    /// They have what they had, and get more.
+    #[track_caller]
+    fn work_on(&mut self) {
+        self.importer.check("m", self.rounds);
+        self.rounds += 1;
+        self.importer.ok(&format!("fill m {}", self.rounds));
+        self.producer.check("p.b", self.rounds);
+        self.producer.ok("alloc p 5000 -> p.more");
+        self.producer.ok("fill p.more 7");
+        let handle = self.producer.handle("handle p.more");
+        self.importer.ok(&format!("open {handle} -> more"));
+        self.importer.check("more", 7);
+        self.importer.ok("close more");
+        self.producer.ok("free p p.more");
+    }
+}
+
+#[test]
+fn a_full_dev_shm_is_an_error_and_others_work_on() {
+    let Some(_turn) = alone("a_full_dev_shm_is_an_error") else { return };
+    mount("tmpfs", "/dev/shm", "tmpfs", libc::MS_REMOUNT, "size=8m");
+    let mut bystanders = Bystanders::new();
+    let mut actor = actor!();
+    let clean = Census::of(&actor);
+    let name = format!("/umf-tests-{}-full", std::process::id());
+    actor.ok(&format!("pool p reserved {name}"));
+    actor.ok(&format!("alloc p {} -> p.a", 2 * MIB));
+    actor.ok("fill p.a 3");
+    let before = Census::of(&actor);
+    let refused = |actor: &mut Actor, size: u64| {
+        let message = actor.fails(&format!("alloc p {size} -> p.b"), "OutOfMemory");
+        assert!(message.contains("/dev/shm, which is full: mount it larger"), "{message}");
+    };
+    // By its own size, and because somebody else has it all.
+    refused(&mut actor, 12 * MIB);
+    let filler = Path::new("/dev/shm/umf-tests-filler");
+    let wrote = std::fs::write(filler, vec![1_u8; 16 << 20]);
+    assert_eq!(wrote.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    refused(&mut actor, 4096);
+    // Pages that were made before stay, and can be written: no signal.
+    actor.check("p.a", 3);
+    actor.ok("fill p.a 4");
+    actor.check("p.a", 4);
+    // Memory without a name does not lie there.
+    bystanders.work_on();
+    before.comes_back(&actor);
+    std::fs::remove_file(filler).unwrap();
+    actor.ok(&format!("alloc p {MIB} -> p.b"));
+    actor.ok("fill p.b 5");
+    actor.check("p.b", 5);
+    actor.ok("drop-pool p");
+    clean.comes_back(&actor);
+    bystanders.work_on();
+    let left = std::fs::read_dir("/dev/shm").unwrap().count();
+    assert_eq!(left, 0, "names are left in /dev/shm");
+    mount("tmpfs", "/dev/shm", "tmpfs", libc::MS_REMOUNT, "size=50%");
+}
+
+/// A control group, removed when dropped.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(name: &str, limit: u64) -> Self {
+        let root = Path::new("/sys/fs/cgroup");
+        if !root.join("cgroup.procs").exists() {
+            mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, "");
+        }
+        std::fs::write(root.join("cgroup.subtree_control"), "+memory").unwrap();
+        let this = Self(root.join(format!("umf-{name}-{}", std::process::id())));
+        std::fs::create_dir(&this.0).unwrap();
+        this.limit(limit);
+        this
+    }
+
+    fn limit(&self, bytes: u64) {
+        std::fs::write(self.0.join("memory.max"), bytes.to_string()).unwrap();
+    }
+
+    fn take(&self, actor: &Actor) {
+        std::fs::write(self.0.join("cgroup.procs"), actor.pid().to_string()).unwrap();
+    }
+
+    /// A number of `memory.events`.
+    fn events(&self, name: &str) -> u64 {
+        let text = std::fs::read_to_string(self.0.join("memory.events")).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+        line.unwrap().parse().unwrap()
+    }
+
+    fn used(&self) -> u64 {
+        std::fs::read_to_string(self.0.join("memory.current")).unwrap().trim().parse().unwrap()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Who has just died is in it for a moment.
+        for _ in 0..500 {
+            if std::fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
+fn pages_that_the_control_group_lacks_are_refused_and_nobody_dies() {
+    let Some(_turn) = alone("pages_that_the_control_group_lacks") else { return };
+    let group = Group::new("refused", 64 * MIB);
+    let mut bystanders = Bystanders::new();
+    let mut pools = vec!["at-once".to_owned(), format!("reserved /umf-tests-{}-group", std::process::id())];
+    let sources = machine::dma_buf_sources("pages_that_the_control_group_lacks");
+    pools.extend(sources.iter().map(|source| format!("dma-buf {source}")));
+    for pool in pools {
+        let mut actor = actor!();
+        group.take(&actor);
+        let clean = Census::of(&actor);
+        actor.ok(&format!("pool p {pool}"));
+        actor.ok(&format!("alloc p {} -> p.a", 8 * MIB));
+        actor.ok("fill p.a 3");
+        let before = Census::of(&actor);
+        // (The pages of a heap are nobody's.)
+        let sizes: &[u64] = if pool.contains("heap:") { &[] } else { &[56 * MIB] };
+        for size in sizes {
+            let message = actor.fails(&format!("alloc p {size} -> p.b"), "OutOfMemory");
+            assert!(message.contains("control group") && message.contains("memory.max"), "{pool}: {message}");
+        }
+        actor.check("p.a", 3);
+        before.comes_back(&actor);
+        // A block that fits is had, and so is the larger one where the limit allows it.
+        actor.ok(&format!("alloc p {} -> p.b", 8 * MIB));
+        actor.ok("free p p.b");
+        group.limit(256 * MIB);
+        actor.ok(&format!("alloc p {} -> p.b", 56 * MIB));
+        actor.ok("fill p.b 5");
+        actor.check("p.b", 5);
+        actor.ok("drop-pool p");
+        clean.comes_back(&actor);
+        actor.finish();
+        group.limit(64 * MIB);
+        bystanders.work_on();
+    }
+    assert_eq!(group.events("oom_kill"), 0, "somebody was killed");
+    assert!(group.used() < 8 * MIB, "{} bytes are left in the group", group.used());
+}
+
+/// Pages that come when they are touched: the kernel ends who touches one too many. Whoever is outside of the group keeps what it has
+/// open, and nothing is left.
+#[test]
+fn whom_the_control_group_kills_leaves_nothing() {
+    let Some(_turn) = alone("whom_the_control_group_kills") else { return };
+    let group = Group::new("killed", 48 * MIB);
+    let mut bystanders = Bystanders::new();
+    let mut importer = actor!();
+    let clean = Census::of(&importer);
+    let mut producer = actor!();
+    group.take(&producer);
+    producer.ok("pool p isolated");
+    producer.ok(&format!("alloc p {} -> p.a", 4 * MIB));
+    producer.ok("fill p.a 3");
+    let handle = producer.handle("handle p.a");
+    producer.ok(&format!("alloc p {} -> p.b", 64 * MIB));
+    let other = producer.handle("handle p.b");
+    importer.ok(&format!("open {handle} -> m"));
+    let pid = producer.pid();
+    producer.send("fill p.b 4");
+    assert_eq!(producer.reap(), "signal 9");
+    assert_eq!(group.events("oom_kill"), 1);
+    // What was open stays, with its content; nothing else can be had.
+    importer.check("m", 3);
+    importer.fails(&format!("open {other} -> other"), "ProducerGone");
+    importer.ok("close m");
+    importer.ok("evict");
+    clean.comes_back(&importer);
+    bystanders.work_on();
+    let names = std::fs::read_dir("/dev/shm").unwrap().flatten();
+    assert_eq!(names.filter(|it| it.file_name().to_string_lossy().contains(&pid.to_string())).count(), 0);
+    assert!(group.used() < 4 * MIB, "{} bytes are left in the group", group.used());
+    // The next in the group gets what that one had. (The actor has a copy of what it fills.)
+    let mut next = actor!();
+    group.take(&next);
+    next.ok("pool p at-once");
+    next.ok(&format!("alloc p {} -> p.a", 16 * MIB));
+    next.ok("fill p.a 5");
+    next.check("p.a", 5);
+    next.finish();
+}
