@@ -55,7 +55,8 @@ thread_local! {
 
 /// The last refusal of this thread: stays where it is until the next.
 pub(crate) fn last_refusal() -> *const c_char {
-    LAST.with_borrow(|last| last.as_ptr())
+    // A thread that ends has none any more.
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 fn remember(function: &str, refusal: &Refusal) {
