@@ -1,7 +1,6 @@
-//! The NUMA nodes of this machine that have memory, from sysfs.
+//! The NUMA nodes of this machine that have memory, and how fast it is.
 
-/// Where the kernel lists nodes.
-const NODES: &str = "/sys/devices/system/node";
+use umf_topology::{Initiator, MemorySpace, Quality, Topology};
 
 /// A node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,38 +10,35 @@ pub(super) struct Node {
     pub(super) capacity: usize,
 }
 
-/// The nodes with memory, in order. A kernel without NUMA has one, with all memory.
+/// The machine as it is now; `None`, and a line in the log, where it cannot be read.
+fn topology() -> Option<Topology> {
+    Topology::of_this_machine().inspect_err(|error| tracing::error!("{error}")).ok()
+}
+
+fn in_order(space: &MemorySpace) -> Vec<Node> {
+    let node = |node: &umf_topology::Node| Node {
+        id: node.id,
+        capacity: usize::try_from(node.memory.total).unwrap_or(usize::MAX),
+    };
+    space.nodes().iter().map(|shared| node(shared)).collect()
+}
+
+/// The nodes with memory that this process may use, by number. Where nothing can be read that is node 0, of unknown size.
 pub(super) fn nodes() -> Vec<Node> {
-    let with_memory = std::fs::read_to_string(format!("{NODES}/has_memory")).unwrap_or_default();
-    let nodes: Vec<_> = list(&with_memory).into_iter().filter_map(node).collect();
-    if nodes.is_empty() { vec![Node { id: 0, capacity: all_memory() }] } else { nodes }
+    topology().map_or_else(|| vec![Node { id: 0, capacity: 0 }], |topology| in_order(&topology.all()))
 }
 
 /// The node of that number, if it has memory.
 pub(super) fn node(id: u32) -> Option<Node> {
-    let info = std::fs::read_to_string(format!("{NODES}/node{id}/meminfo")).ok()?;
-    Some(Node { id, capacity: total(&info)? })
+    let topology = topology()?;
+    in_order(&topology.space([id]).ok()?).first().copied()
 }
 
-fn all_memory() -> usize {
-    std::fs::read_to_string("/proc/meminfo").ok().and_then(|info| total(&info)).unwrap_or(0)
-}
-
-/// Bytes in the line `MemTotal`.
-fn total(info: &str) -> Option<usize> {
-    let (_, rest) = info.split_once("MemTotal:")?;
-    rest.split_whitespace().next()?.parse::<usize>().ok()?.checked_mul(1024)
-}
-
-/// Numbers as `0-3,8`.
-fn list(text: &str) -> Vec<u32> {
-    let range = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (first.trim().parse::<u32>().ok()?, last.trim().parse::<u32>().ok()?);
-        // Not more than any kernel has.
-        (last < 1 << 16).then_some(first..=last)
-    };
-    text.trim().split(',').filter_map(range).flatten().collect()
+/// For each initiator the best of the nodes, all together; `None` where the firmware says nothing about that (HMAT).
+pub(super) fn best(quality: Quality) -> Option<Vec<Node>> {
+    let topology = topology().filter(Topology::has_figures)?;
+    let choice = topology.best(&topology.all(), quality, Initiator::Any).ok()?;
+    Some(in_order(&choice.space)).filter(|nodes| !nodes.is_empty())
 }
 
 #[cfg(test)]
@@ -50,16 +46,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_the_kernel_are_read() {
-        assert_eq!(list("0-2,5\n"), [0, 1, 2, 5]);
-        assert!(list("").is_empty());
-        assert_eq!(list("x,0-99999999999,3"), [3]);
-    }
-
-    #[test]
     fn this_machine_has_memory() {
         let nodes = nodes();
         assert!(!nodes.is_empty() && nodes[0].capacity > 1 << 20);
-        assert_eq!(total("Node 0 MemTotal:       1024 kB\n"), Some(1 << 20));
+        assert_eq!(node(nodes[0].id), Some(nodes[0]));
+        assert_eq!(node(1 << 20), None);
     }
 }

@@ -3,7 +3,9 @@
 use core::ffi::c_void;
 use std::sync::OnceLock;
 
-use super::machine::{Node, node, nodes};
+use umf_topology::Quality;
+
+use super::machine::{Node, best, node, nodes};
 use super::policy::{BIND, INTERLEAVE, PREFERRED, SPLIT};
 use super::{Policy, Target};
 use crate::boundary::{Code, Failure, Handle, List, NOT_SUPPORTED, Out, Outcome, call, call_with};
@@ -56,16 +58,24 @@ extern "C" fn umfMemspaceHighestCapacityGet() -> Handle<Space> {
     })
 }
 
-/// NULL, as in the original where the firmware says nothing about bandwidths (HMAT), which is not read here.
+/// NULL where the firmware says nothing about bandwidths (HMAT).
 #[unsafe(no_mangle)]
 extern "C" fn umfMemspaceHighestBandwidthGet() -> Handle<Space> {
-    Handle::NULL
+    static WIDEST: OnceLock<Option<Space>> = OnceLock::new();
+    rated("umfMemspaceHighestBandwidthGet", &WIDEST, Quality::Bandwidth)
 }
 
-/// NULL, as for bandwidths.
+/// NULL where the firmware says nothing about latencies (HMAT).
 #[unsafe(no_mangle)]
 extern "C" fn umfMemspaceLowestLatencyGet() -> Handle<Space> {
-    Handle::NULL
+    static NEAREST: OnceLock<Option<Space>> = OnceLock::new();
+    rated("umfMemspaceLowestLatencyGet", &NEAREST, Quality::Latency)
+}
+
+fn rated(what: &'static str, space: &'static OnceLock<Option<Space>>, quality: Quality) -> Handle<Space> {
+    call_with(what, Handle::NULL, || {
+        Ok(space.get_or_init(|| best(quality).map(Space::of)).as_ref().map_or(Handle::NULL, lasting))
+    })
 }
 
 #[unsafe(no_mangle)]
