@@ -179,6 +179,12 @@ fn what_is_reserved_stays_whatever_the_policy() {
         let reserved = pool.statistics().reserved_bytes;
         assert!((32 << 20..=40 << 20).contains(&reserved), "{reserved}");
     }
+    // Nobody uses it now.
+    for hour in 6..10 {
+        pool.policy.due.store(0, Ordering::Relaxed);
+        pool.expire_if_due(hour * HOUR);
+    }
+    assert!(pool.statistics().reserved_bytes >= 32 << 20);
 }
 
 /// Looks of all kinds while threads allocate, free each other's blocks, and end.
