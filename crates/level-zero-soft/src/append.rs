@@ -373,3 +373,58 @@ pub(crate) unsafe extern "C" fn host_function(
     // SAFETY: pointers of the application.
     unsafe { append("zeCommandListAppendHostFunction", list, (signal, waits, wait), work) }
 }
+
+/// Several lists at once, in an immediate list.
+pub(crate) unsafe extern "C" fn lists(
+    immediate: ze_command_list_handle_t,
+    count: u32,
+    lists: *mut ze_command_list_handle_t,
+    signal: ze_event_handle_t,
+    waits: u32,
+    wait: *mut ze_event_handle_t,
+) -> ze_result_t {
+    entry("zeCommandListImmediateAppendCommandListsExp", |state| {
+        // SAFETY: pointers of the application.
+        unsafe { append_all(state, immediate, (count, lists), signal, (waits, wait)) }
+    })
+}
+
+pub(crate) unsafe extern "C" fn lists_with_parameters(
+    immediate: ze_command_list_handle_t,
+    count: u32,
+    lists: *mut ze_command_list_handle_t,
+    _next: *const c_void,
+    signal: ze_event_handle_t,
+    waits: u32,
+    wait: *mut ze_event_handle_t,
+) -> ze_result_t {
+    entry("zeCommandListImmediateAppendCommandListsWithParameters", |state| {
+        // SAFETY: pointers of the application.
+        unsafe { append_all(state, immediate, (count, lists), signal, (waits, wait)) }
+    })
+}
+
+/// # Safety
+/// The arrays are null or valid for so many reads.
+unsafe fn append_all(
+    state: &State,
+    immediate: ze_command_list_handle_t,
+    (count, lists): (u32, *mut ze_command_list_handle_t),
+    signal: ze_event_handle_t,
+    (waits, wait): (u32, *mut ze_event_handle_t),
+) -> Done {
+    let immediate = state.lists.get(number(immediate.0))?;
+    // SAFETY: the caller's promise.
+    let (lists, (wait, signal)) = unsafe {
+        (
+            array(lists.cast_const(), count, ZE_RESULT_ERROR_INVALID_NULL_POINTER)?,
+            resolve(state, signal, waits, wait)?,
+        )
+    };
+    let mut commands = vec![nothing(wait, None)];
+    for list in lists {
+        commands.extend(state.lists.get(number(list.0))?.closed()?.iter().cloned());
+    }
+    commands.push(nothing(Vec::new(), signal));
+    immediate.submit(commands)
+}

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_void};
 use level_zero_sys::*;
 
 use crate::context::Context;
-use crate::entry::{Refusal, entry, guarded, last_refusal};
+use crate::entry::{Refusal, entry, guarded, last_refusal, play};
 use crate::pointer::{counted, get, put};
 use crate::state::{State, handle};
 
@@ -18,7 +18,7 @@ pub(crate) unsafe extern "C" fn init(flags: ze_init_flags_t) -> ze_result_t {
         if flags == ZE_INIT_FLAG_VPU_ONLY {
             return Err(Refusal::new(ZE_RESULT_ERROR_UNINITIALIZED, "this driver's devices are GPUs"));
         }
-        State::start().map(|_| ())
+        play(State::start()?, "zeInit")
     })
 }
 
@@ -34,6 +34,7 @@ pub(crate) unsafe extern "C" fn init_drivers(
             return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
         }
         let state = State::start()?;
+        play(state, "zeInitDrivers")?;
         let is_wanted = types & ZE_INIT_DRIVER_TYPE_FLAG_GPU != 0;
         // SAFETY: as above.
         unsafe { counted(count, drivers, is_wanted.then_some(state.driver).into_iter()) }

@@ -55,7 +55,8 @@ thread_local! {
 
 /// The last refusal of this thread: stays where it is until the next.
 pub(crate) fn last_refusal() -> *const c_char {
-    LAST.with_borrow(|last| last.as_ptr())
+    // A thread that ends has none any more.
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 fn remember(function: &str, refusal: &Refusal) {
@@ -72,18 +73,21 @@ fn remember(function: &str, refusal: &Refusal) {
 pub(crate) fn entry(function: &'static str, body: impl FnOnce(&'static State) -> Done) -> ze_result_t {
     guarded(function, || {
         let state = State::get().ok_or(ZE_RESULT_ERROR_UNINITIALIZED)?;
-        match state.faults.hit(function) {
-            None => {}
-            Some(Action::Answer(answer)) => {
-                return Err(Refusal::new(ze_result_t(answer), "a fault that was asked for"));
-            }
-            Some(Action::Lose) => {
-                state.lose();
-                return Err(ZE_RESULT_ERROR_DEVICE_LOST.into());
-            }
-        }
+        play(state, function)?;
         body(state)
     })
+}
+
+/// Plays the fault that was asked for, if there is one for this call.
+pub(crate) fn play(state: &State, function: &str) -> Done {
+    match state.faults.hit(function) {
+        None => Ok(()),
+        Some(Action::Answer(answer)) => Err(Refusal::new(ze_result_t(answer), "a fault that was asked for")),
+        Some(Action::Lose) => {
+            state.lose();
+            Err(ZE_RESULT_ERROR_DEVICE_LOST.into())
+        }
+    }
 }
 
 /// Runs what needs no driver that runs yet.

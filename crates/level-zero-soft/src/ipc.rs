@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use level_zero_sys::*;
 
-use crate::device::{Access, Backing, Origin, Range};
+use crate::device::{Access, Backing, Origin, Range, lock};
 use crate::entry::{Done, Refusal, entry};
 use crate::export::{Bytes, Way};
 use crate::memory::{Allocation, DEVICE_PAGE, Source, window};
@@ -124,6 +124,7 @@ pub(crate) unsafe extern "C" fn open_ipc_handle(
         let bytes = decode(&ipc)?;
         let file = bytes.fetch()?;
         let identity = Backing::identity(file.as_fd())?;
+        let _opening = lock(&state.opening);
         if state.settings.opens_once {
             let same = state.addresses.all(|range| {
                 range.owner.file == Some(identity)

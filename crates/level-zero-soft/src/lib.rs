@@ -24,6 +24,7 @@ mod driver;
 mod entry;
 mod event;
 mod export;
+mod fence;
 mod handles;
 mod ipc;
 mod list;

@@ -1,15 +1,14 @@
-//! Queues and their fences.
+//! Queues.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use level_zero_sys::*;
 
-use crate::device::{Fence, Stream, Timeout};
+use crate::device::{Stream, Timeout};
 use crate::entry::{Done, Refusal, entry};
-use crate::event::resolve;
 use crate::pointer::{array, get, put};
-use crate::state::{Device, State, handle, number};
+use crate::state::{Device, handle, number};
 
 /// A group of queues that can do the same.
 pub(crate) struct Group {
@@ -69,9 +68,6 @@ pub(crate) struct Queue {
     pub(crate) traits: Traits,
     pub(crate) stream: Stream,
 }
-
-/// A fence of a queue.
-pub(crate) struct FenceObject(pub(crate) Arc<Fence>);
 
 /// What the interface means by a timeout in nanoseconds.
 pub(crate) fn timeout(nanoseconds: u64) -> Timeout {
@@ -192,105 +188,4 @@ pub(crate) unsafe extern "C" fn get_priority(
 ) -> ze_result_t {
     // SAFETY: a pointer of the application.
     unsafe { tell("zeCommandQueueGetPriority", queue, to, |traits| traits.priority) }
-}
-
-pub(crate) unsafe extern "C" fn fence_create(
-    queue: ze_command_queue_handle_t,
-    desc: *const ze_fence_desc_t,
-    fence: *mut ze_fence_handle_t,
-) -> ze_result_t {
-    entry("zeFenceCreate", |state| {
-        state.queues.get(number(queue.0))?;
-        // SAFETY: pointers of the application.
-        unsafe {
-            let desc = get(desc)?;
-            if desc.flags & !ZE_FENCE_FLAG_SIGNALED != 0 {
-                return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
-            }
-            put(fence, ze_fence_handle_t::NULL)?;
-            let made = Fence::new(desc.flags & ZE_FENCE_FLAG_SIGNALED != 0);
-            put(fence, ze_fence_handle_t(handle(state.fences.insert(FenceObject(Arc::new(made))))))
-        }
-    })
-}
-
-pub(crate) unsafe extern "C" fn fence_destroy(fence: ze_fence_handle_t) -> ze_result_t {
-    entry("zeFenceDestroy", |state| state.fences.remove(number(fence.0)).map(drop))
-}
-
-pub(crate) unsafe extern "C" fn fence_synchronize(fence: ze_fence_handle_t, nanoseconds: u64) -> ze_result_t {
-    entry("zeFenceHostSynchronize", |state| {
-        let fence = state.fences.get(number(fence.0))?;
-        Ok(fence.0.wait(timeout(nanoseconds), state.health())?)
-    })
-}
-
-pub(crate) unsafe extern "C" fn fence_query(fence: ze_fence_handle_t) -> ze_result_t {
-    entry("zeFenceQueryStatus", |state| {
-        let fence = state.fences.get(number(fence.0))?;
-        state.health().check()?;
-        if fence.0.is_done() { Ok(()) } else { Err(ZE_RESULT_NOT_READY.into()) }
-    })
-}
-
-pub(crate) unsafe extern "C" fn fence_reset(fence: ze_fence_handle_t) -> ze_result_t {
-    entry("zeFenceReset", |state| {
-        state.fences.get(number(fence.0))?.0.reset();
-        Ok(())
-    })
-}
-
-/// Several lists at once, in an immediate list.
-pub(crate) unsafe extern "C" fn append_lists(
-    immediate: ze_command_list_handle_t,
-    count: u32,
-    lists: *mut ze_command_list_handle_t,
-    signal: ze_event_handle_t,
-    waits: u32,
-    wait: *mut ze_event_handle_t,
-) -> ze_result_t {
-    entry("zeCommandListImmediateAppendCommandListsExp", |state| {
-        // SAFETY: pointers of the application.
-        unsafe { append_all(state, immediate, (count, lists), signal, (waits, wait)) }
-    })
-}
-
-pub(crate) unsafe extern "C" fn append_lists_with_parameters(
-    immediate: ze_command_list_handle_t,
-    count: u32,
-    lists: *mut ze_command_list_handle_t,
-    _next: *const std::ffi::c_void,
-    signal: ze_event_handle_t,
-    waits: u32,
-    wait: *mut ze_event_handle_t,
-) -> ze_result_t {
-    entry("zeCommandListImmediateAppendCommandListsWithParameters", |state| {
-        // SAFETY: pointers of the application.
-        unsafe { append_all(state, immediate, (count, lists), signal, (waits, wait)) }
-    })
-}
-
-/// # Safety
-/// The arrays are null or valid for so many reads.
-unsafe fn append_all(
-    state: &State,
-    immediate: ze_command_list_handle_t,
-    (count, lists): (u32, *mut ze_command_list_handle_t),
-    signal: ze_event_handle_t,
-    (waits, wait): (u32, *mut ze_event_handle_t),
-) -> Done {
-    let immediate = state.lists.get(number(immediate.0))?;
-    // SAFETY: the caller's promise.
-    let (lists, (wait, signal)) = unsafe {
-        (
-            array(lists.cast_const(), count, ZE_RESULT_ERROR_INVALID_NULL_POINTER)?,
-            resolve(state, signal, waits, wait)?,
-        )
-    };
-    let mut commands = vec![crate::list::nothing(wait, None)];
-    for list in lists {
-        commands.extend(state.lists.get(number(list.0))?.closed()?.iter().cloned());
-    }
-    commands.push(crate::list::nothing(Vec::new(), signal));
-    immediate.submit(commands)
 }

@@ -11,6 +11,7 @@ use crate::device::{Addresses, Budget, Charge, Error, Faults, Health, Server, lo
 use crate::entry::{Done, Refusal};
 use crate::event::{EventObject, EventPool};
 use crate::export::Exports;
+use crate::fence::FenceObject;
 use crate::handles::Handles;
 use crate::list::List;
 use crate::memory::Allocation;
@@ -60,11 +61,13 @@ pub(crate) struct State {
     pub(crate) reservations: Mutex<Vec<Reservation>>,
     pub(crate) queues: Handles<Queue>,
     pub(crate) lists: Handles<List>,
-    pub(crate) fences: Handles<crate::queue::FenceObject>,
+    pub(crate) fences: Handles<FenceObject>,
     pub(crate) pools: Handles<EventPool>,
     pub(crate) events: Handles<EventObject>,
     pub(crate) exports: Exports,
     pub(crate) server: Mutex<Option<Server>>,
+    /// Held while a handle is opened: one that is open already gives the same address.
+    pub(crate) opening: Mutex<()>,
     pub(crate) faults: Faults,
     pub(crate) fds: Arc<Budget>,
     health: Arc<Health>,
@@ -160,6 +163,7 @@ impl State {
             events: Handles::default(),
             exports: Exports::default(),
             server: Mutex::default(),
+            opening: Mutex::default(),
             faults,
             health,
             ids: AtomicU64::new(1),

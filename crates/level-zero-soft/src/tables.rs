@@ -7,7 +7,7 @@ use level_zero_sys::*;
 use crate::entry::{guarded, unsupported};
 use crate::settings::Settings;
 use crate::state::State;
-use crate::{append, context, device_info, driver, event, ipc, list, memory, queue, virtual_memory};
+use crate::{append, context, device_info, driver, event, fence, ipc, list, memory, queue, virtual_memory};
 
 /// Fills a table of the caller's with what its version has, and no more than this driver's own.
 ///
@@ -148,7 +148,7 @@ exports! {
         pfnIsImmediate: list::is_immediate,
         pfnAppendMemoryCopyWithParameters: append::memory_copy_with_parameters,
         pfnAppendMemoryFillWithParameters: append::memory_fill_with_parameters,
-        pfnImmediateAppendCommandListsWithParameters: queue::append_lists_with_parameters,
+        pfnImmediateAppendCommandListsWithParameters: append::lists_with_parameters,
         pfnGetFlags: list::get_flags,
         pfnImmediateGetFlags: list::immediate_get_flags,
         pfnImmediateGetMode: list::immediate_get_mode,
@@ -157,7 +157,7 @@ exports! {
     }
     zeGetCommandListExpProcAddrTable => ze_command_list_exp_dditable_t {
         pfnCreateCloneExp: list::create_clone,
-        pfnImmediateAppendCommandListsExp: queue::append_lists,
+        pfnImmediateAppendCommandListsExp: append::lists,
     }
     zeGetMemProcAddrTable => ze_mem_dditable_t {
         pfnAllocShared: memory::alloc_shared,
@@ -219,11 +219,11 @@ exports! {
         pfnQueryTimestampsExp: event::query_timestamps,
     }
     zeGetFenceProcAddrTable => ze_fence_dditable_t {
-        pfnCreate: queue::fence_create,
-        pfnDestroy: queue::fence_destroy,
-        pfnHostSynchronize: queue::fence_synchronize,
-        pfnQueryStatus: queue::fence_query,
-        pfnReset: queue::fence_reset,
+        pfnCreate: fence::create,
+        pfnDestroy: fence::destroy,
+        pfnHostSynchronize: fence::host_synchronize,
+        pfnQueryStatus: fence::query_status,
+        pfnReset: fence::reset,
     }
     zeGetDriverExpProcAddrTable => ze_driver_exp_dditable_t {}
     zeGetDeviceExpProcAddrTable => ze_device_exp_dditable_t {}

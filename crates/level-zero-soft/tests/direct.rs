@@ -5,9 +5,8 @@
 mod driver;
 
 use std::ffi::CStr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use driver::{User, library, refusal, with};
+use driver::{User, handle, library, refusal, with};
 use level_zero_sys::*;
 
 /// The same by both ways.
@@ -76,28 +75,6 @@ fn the_driver_runs_out_of_fds() {
         user.free(one).unwrap();
         assert_eq!(user.count(c"fds"), 0);
     });
-}
-
-fn handle(user: &User, address: usize) -> Result<ze_ipc_mem_handle_t, Failure> {
-    let mut bytes = ze_ipc_mem_handle_t::default();
-    let pointer = std::ptr::without_provenance(address);
-    // SAFETY: as the specification has it.
-    unsafe { user.api.zeMemGetIpcHandle(user.context, pointer, &raw mut bytes) }?;
-    Ok(bytes)
-}
-
-fn open(user: &User, bytes: ze_ipc_mem_handle_t) -> Result<usize, Failure> {
-    let mut pointer = std::ptr::null_mut();
-    // SAFETY: as the specification has it; bytes that are no handle are an answer.
-    unsafe {
-        user.api.zeMemOpenIpcHandle(user.context, user.devices[0], bytes, 0, &raw mut pointer)?;
-    }
-    Ok(pointer.addr())
-}
-
-fn close(user: &User, address: usize) -> Result<(), Failure> {
-    // SAFETY: an address that was not opened is an answer.
-    unsafe { user.api.zeMemCloseIpcHandle(user.context, std::ptr::without_provenance(address)) }
 }
 
 #[test]
@@ -315,145 +292,6 @@ fn an_address_is_used_again_by_another_allocation() {
     });
 }
 
-/// Before 1.6 whoever asks for a handle closes its fd, and nobody puts it back.
-#[test]
-fn an_old_driver_leaves_the_fd_to_its_client() {
-    with("an_old_driver_leaves_the_fd_to_its_client", &[("ZE_SOFT_API", "1.5")], || {
-        let user = User::direct();
-        let address = user.allocate(4096).unwrap();
-        let (one, two) = (handle(&user, address).unwrap(), handle(&user, address).unwrap());
-        let fd = |bytes: &ze_ipc_mem_handle_t| {
-            let first: [u8; 4] = std::array::from_fn(|at| bytes.data[at].cast_unsigned());
-            i32::from_le_bytes(first)
-        };
-        assert_ne!(fd(&one), fd(&two));
-        // SAFETY: as the specification has it.
-        let put = unsafe { user.api.zeMemPutIpcHandle(user.context, one) };
-        assert_eq!(put, Err(Failure::Absent { function: "zeMemPutIpcHandle" }));
-        // SAFETY: the driver gave these fds to its client.
-        unsafe { drop((OwnedFd::from_raw_fd(fd(&one)), OwnedFd::from_raw_fd(fd(&two)))) };
-        assert!(user.function(c"zeMemPutIpcHandle").is_err());
-        assert!(user.function(c"zeMemGetIpcHandle").is_ok());
-        user.free(address).unwrap();
-    });
-}
-
-/// One address for one handle, or one for each time it is opened.
-#[test]
-fn a_handle_is_opened_twice() {
-    for (setting, is_once) in [("once", true), ("each", false)] {
-        with("a_handle_is_opened_twice", &[("ZE_SOFT_OPEN", setting), ("ZE_SOFT_TEST", setting)], || {
-            let is_once = std::env::var("ZE_SOFT_TEST").map_or(is_once, |setting| setting == "once");
-            let user = User::direct();
-            let address = user.allocate(4096).unwrap();
-            user.write(address, &[3; 8]).unwrap();
-            let bytes = handle(&user, address).unwrap();
-            let (one, two) = (open(&user, bytes).unwrap(), open(&user, bytes).unwrap());
-            assert_eq!(one == two, is_once);
-            assert_eq!(user.read(two, 8).unwrap(), [3; 8]);
-            assert_eq!(refusal(user.free(one)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
-            close(&user, one).unwrap();
-            assert_eq!(close(&user, two).is_err(), is_once);
-            // SAFETY: as the specification has it.
-            unsafe { user.api.zeMemPutIpcHandle(user.context, bytes) }.unwrap();
-            user.free(address).unwrap();
-        });
-    }
-}
-
-#[test]
-fn fds_are_exported_and_imported() {
-    with("fds_are_exported_and_imported", &[], || {
-        let user = User::direct();
-        let export = ze_external_memory_export_desc_t {
-            flags: ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD,
-            ..Default::default()
-        };
-        let desc = ze_device_mem_alloc_desc_t { pNext: (&raw const export).cast(), ..Default::default() };
-        let address = user.allocate_as(user.devices[0], 4096, &desc).unwrap();
-        user.write(address, b"exported").unwrap();
-        let ask = |address: usize, flags| {
-            let mut fd = ze_external_memory_export_fd_t { flags, fd: -1, ..Default::default() };
-            let mut told =
-                ze_memory_allocation_properties_t { pNext: (&raw mut fd).cast(), ..Default::default() };
-            let pointer = std::ptr::without_provenance(address);
-            // SAFETY: as the specification has it.
-            unsafe {
-                let device = std::ptr::null_mut();
-                user.api.zeMemGetAllocProperties(user.context, pointer, &raw mut told, device)?;
-            }
-            Ok(fd.fd)
-        };
-        // SAFETY: the driver gives the fd away.
-        let fd =
-            unsafe { OwnedFd::from_raw_fd(ask(address, ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD).unwrap()) };
-        assert_eq!(
-            refusal(ask(address, ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF)),
-            ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION
-        );
-        assert!(user.last_error().contains("memfds"), "{}", user.last_error());
-        let plain = user.allocate(4096).unwrap();
-        assert_eq!(
-            refusal(ask(plain, ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD)),
-            ZE_RESULT_ERROR_INVALID_ARGUMENT
-        );
-
-        let import = |fd, flags, size| {
-            let import = ze_external_memory_import_fd_t { flags, fd, ..Default::default() };
-            let desc = ze_device_mem_alloc_desc_t { pNext: (&raw const import).cast(), ..Default::default() };
-            user.allocate_as(user.devices[0], size, &desc)
-        };
-        let number = fd.as_raw_fd();
-        let imported = import(number, ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD, 4096).unwrap();
-        drop(fd);
-        assert_eq!(user.read(imported, 8).unwrap(), b"exported");
-        for (fd, flags, size) in [
-            (number, ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD, 4096),
-            (-1, ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD, 4096),
-            (0, ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD, 4096),
-            (i32::MAX, ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF, 4096),
-        ] {
-            assert_eq!(refusal(import(fd, flags, size)), ZE_RESULT_ERROR_INVALID_ARGUMENT, "{fd}");
-        }
-        for address in [address, plain, imported] {
-            user.free(address).unwrap();
-        }
-        assert_eq!(user.count(c"fds"), 0);
-    });
-}
-
-/// The specification's own way to take an fd out of a handle and to make a handle of one.
-#[test]
-fn a_handle_is_made_of_an_fd() {
-    for ipc in ["classic", "opaque-pidfd"] {
-        with("a_handle_is_made_of_an_fd", &[("ZE_SOFT_IPC", ipc)], || {
-            let user = User::direct();
-            let address = user.allocate(4096).unwrap();
-            user.write(address, b"by an fd").unwrap();
-            let bytes = handle(&user, address).unwrap();
-            let mut fd = u64::MAX;
-            let mut made = ze_ipc_mem_handle_t::default();
-            // SAFETY: as the specification has it.
-            unsafe {
-                let api = &user.api;
-                api.zeMemGetFileDescriptorFromIpcHandleExp(user.context, bytes, &raw mut fd).unwrap();
-                let number = i32::try_from(fd).unwrap();
-                let copy = std::os::fd::BorrowedFd::borrow_raw(number).try_clone_to_owned().unwrap();
-                let number = u64::try_from(copy.as_raw_fd()).unwrap();
-                api.zeMemGetIpcHandleFromFileDescriptorExp(user.context, number, &raw mut made).unwrap();
-                let opened = open(&user, made).unwrap();
-                assert_eq!(user.read(opened, 8).unwrap(), b"by an fd");
-                close(&user, opened).unwrap();
-                let nothing =
-                    api.zeMemGetIpcHandleFromFileDescriptorExp(user.context, u64::MAX, &raw mut made);
-                assert_eq!(refusal(nothing), ZE_RESULT_ERROR_INVALID_ARGUMENT);
-                api.zeMemPutIpcHandle(user.context, bytes).unwrap();
-            }
-            user.free(address).unwrap();
-        });
-    }
-}
-
 #[test]
 fn a_forked_child_has_no_driver() {
     with("a_forked_child_has_no_driver", &[], || {
@@ -471,6 +309,20 @@ fn a_forked_child_has_no_driver() {
             assert_eq!(status, 0);
         }
         user.free(address).unwrap();
+    });
+}
+
+/// Loaders close their drivers when a process ends, and threads may still run in them.
+#[test]
+fn the_driver_stays_loaded() {
+    with("the_driver_stays_loaded", &[], || {
+        let is_there = || std::fs::read_to_string("/proc/self/maps").unwrap().contains("libze_soft.so");
+        assert!(!is_there());
+        // SAFETY: the driver of this project.
+        let driver = unsafe { libloading::Library::new(library()) }.unwrap();
+        assert!(is_there());
+        driver.close().unwrap();
+        assert!(is_there());
     });
 }
 

@@ -6,6 +6,7 @@ pub(crate) mod bare_open;
 pub(crate) mod clocks;
 pub(crate) mod pipes;
 pub(crate) mod processors;
+pub(crate) mod remote;
 pub(crate) mod shm;
 
 use std::io::{IoSlice, IoSliceMut};

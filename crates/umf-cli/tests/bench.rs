@@ -143,3 +143,46 @@ fn nobody_reads_what_it_says() {
     drop(child.stdout.take());
     assert!(child.wait().unwrap().success());
 }
+
+#[test]
+fn link_rows() {
+    let plot = std::env::temp_dir().join(format!("umf-test-plot-{}.svg", std::process::id()));
+    let output = umf(&["link", "--quick", "--json", "--plot"]).arg(&plot).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let rows: Vec<Value> = String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    for row in &rows {
+        assert!(row["value"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(["ns", "us", "GB/s", "M/s"].contains(&row["unit"].as_str().unwrap()), "{row}");
+    }
+    let mut expected: Vec<String> =
+        ["link.line", "link.latency.8b", "link.rate.8b", "link.handover.1m", "link.handover.16m"]
+            .map(str::to_owned)
+            .into();
+    let has_cma = !said.contains("no rows of cma");
+    for size in ["64k", "1m", "16m"] {
+        expected.push(format!("link.raw.{size}.copy_out"));
+        for engine in ["both", "mapped", "cma", "bounce"] {
+            if engine == "cma" && !has_cma {
+                continue;
+            }
+            expected.push(format!("link.halfrtt.{size}.{engine}"));
+            if engine != "both" {
+                expected.push(format!("link.bandwidth.{size}.{engine}"));
+            }
+        }
+        if has_cma {
+            expected.push(format!("link.raw.{size}.readv"));
+        }
+    }
+    for name in expected {
+        assert!(has(&rows, &name), "{name}");
+    }
+    let picture = std::fs::read_to_string(&plot).unwrap();
+    std::fs::remove_file(&plot).unwrap();
+    assert!(picture.starts_with("<svg") && picture.matches("<polyline").count() >= 3, "{picture}");
+}

@@ -82,9 +82,9 @@ const fn code(engine: Option<Engine>) -> u64 {
 /// As it is in a ring: one line, if it is in one piece.
 pub(crate) fn encode(offer: &Offer, into: &mut Vec<u64>) {
     let ranges = offer.ranges.as_slice();
-    let flags = u64::from(offer.by_address) * HAS_RANGES
-        | u64::from(offer.attended) * ATTENDED
-        | code(offer.engine) << 4;
+    let mut flags = code(offer.engine) << 4;
+    flags |= if offer.by_address { HAS_RANGES } else { 0 };
+    flags |= if offer.attended { ATTENDED } else { 0 };
     into.clear();
     into.extend([
         u64::from(offer.number)

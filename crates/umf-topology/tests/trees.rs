@@ -89,6 +89,10 @@ fn figures_decide_as_the_process_or_anyone_sees_them() {
     assert_eq!(ranked(Quality::Bandwidth, Initiator::Any), [2, 0, 1, 3]);
     assert_eq!(ranked(Quality::Latency, Initiator::Cpu(0)), [0, 2, 1, 3], "measured before far");
     assert_eq!(ranked(Quality::Capacity, Initiator::Any), [3, 1, 0, 2]);
+    // What is not measured goes by distance, whatever order it had.
+    let turned = topology.space([3, 1, 2, 0]).unwrap();
+    let turned = topology.ranked(&turned, Quality::Latency, Initiator::Cpu(0)).unwrap();
+    assert_eq!(ids(&turned.space), [0, 2, 1, 3]);
     // A process that may run on processor 1 alone.
     let pinned =
         Tree::new(HBM).with(STATUS, "Cpus_allowed_list:\t1\nMems_allowed_list:\t0-3\n").read().unwrap();

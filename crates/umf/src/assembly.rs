@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use umf_config::{DmaBufExporter, HugePages, NumaMode, Settings, SharedLimit as LimitSetting};
 use umf_core::global::Global;
@@ -138,8 +139,11 @@ pub(crate) fn pool(
         "slab" => SlabPool::new(provider, slab_settings(settings, name, set)?)?,
         "proxy" => {
             tell_unwatched(name, set);
-            let settings = ProxySettings::default().name(name).memory_limit(set.memory_limit.get());
-            ProxyPool::with_settings(provider, settings)?
+            let mut proxy = ProxySettings::default().name(name).memory_limit(set.memory_limit.get());
+            if let LimitSetting::Named(limit) = &set.shared_limit {
+                proxy = proxy.shared_limit(shared_limit(settings, limit)?);
+            }
+            ProxyPool::with_settings(provider, proxy)?
         }
         kind => match registry::pool_factory(kind) {
             Some(make) => make(name, set, provider)?,
@@ -154,6 +158,10 @@ pub(crate) fn pool(
         },
     };
     holding(&*pool, set)?;
+    // A kind that cannot is an error.
+    if set.reserve.get() != 0 {
+        pool.reserve(usize::try_from(set.reserve.get()).unwrap_or(usize::MAX))?;
+    }
     Ok(pool)
 }
 
@@ -185,6 +193,14 @@ fn slab_settings(settings: &Settings, name: &str, set: &umf_config::Pool) -> Res
         .capacity(u32::try_from(set.capacity).unwrap_or(u32::MAX))
         .min_block_size(bytes(set.min_block_size))
         .memory_limit(set.memory_limit.get())
+        .max_cached(set.max_cached.get())
+        .release_after(Duration::from_millis(set.release_after_ms))
+        .background(set.release_thread)
+        .thread_cache_size(bytes(set.thread_cache_size))
+        .thread_cache_blocks(set.thread_cache_blocks)
+        .small_cache_size(bytes(set.small_cache_size))
+        .shared_cache_size(bytes(set.shared_cache_size))
+        .shared_cache_blocks(set.shared_cache_blocks)
         .trace(set.trace)
         .history(set.history)
         .leaks(match set.leaks {

@@ -21,6 +21,8 @@
 //! | pools and blocks | [`Pool`], [`Block`], [`PoolBuilder`] |
 //! | a pool in `Vec` and `HashMap`, or as the global allocator | `&Pool` is an `allocator_api2` allocator; [`GlobalPool`] |
 //! | freed memory that others still have open | [`OnFree`], [`drain`], [`Pool::drain`] |
+//! | memory ahead, and back again unasked | [`Pool::reserve`], [`PoolBuilder::max_cached`], [`PoolBuilder::release_after`] |
+//! | lack of memory | [`Pool::on_shortage`], [`Shortage`], [`Relief`] |
 //! | freed memory that a device still works on | [`Block::free_after`], [`Completion`] |
 //! | what a pool's regions look like | [`Pool::map`], [`map`] |
 //! | what happened in a pool, what was never freed, who writes to what was freed | [`Pool::history`], [`Pool::leaks`], [`Leaks`], [`Poison`] |
@@ -57,6 +59,7 @@ pub use global::GlobalPool;
 pub use pool::{Pool, PoolBuilder};
 pub use process::{exporter, importer, init, open, open_read_only, settings, warnings};
 pub use umf_core::held::{HeldStatistics, OnFree, drain};
+pub use umf_core::shortage::{Relief, Shortage};
 pub use umf_core::{
     Access, Address, Completion, CpuAccess, Layout, MemoryKind, Progress, ProviderKind, Visibility,
 };

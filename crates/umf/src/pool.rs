@@ -7,6 +7,7 @@ use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::history::PoolHistory;
 use umf_core::leaks::LeakReport;
 use umf_core::map::PoolMap;
+use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::PoolStatistics;
 use umf_core::tracker::ProviderRef;
 use umf_core::{Layout, Visibility};
@@ -123,8 +124,35 @@ impl Pool {
         Ok(self.pool.trim(keep)?)
     }
 
-    /// Waits until no other process has memory open any more that was freed here, but no longer than `timeout`; returns what is
-    /// still held for that reason. Meanwhile it is not handed out again.
+    /// Takes memory from the provider until at least `bytes` are there, blocks that are live included, with their pages made if the
+    /// provider can; it stays until [`Pool::trim`]. Returns how many bytes came.
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`]: nothing has come then; a pool that keeps nothing cannot.
+    pub fn reserve(&self, bytes: usize) -> Result<usize> {
+        Ok(self.pool.reserve(bytes)?)
+    }
+
+    /// Gives back at once what the release policy (`max_cached`, `release_after_ms`) says that should have gone by now; returns how
+    /// many bytes went. For idle moments: otherwise threads see to that as they allocate and free.
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`], what the provider says.
+    pub fn tidy(&self) -> Result<usize> {
+        Ok(self.pool.tidy()?)
+    }
+
+    /// Sets who is asked when an allocation would fail for lack of memory: any closure. It may free blocks, trim this pool and
+    /// others, and says whether to try again; see [`umf_core::shortage`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`] if this kind of pool asks nobody.
+    pub fn on_shortage(&self, callback: impl OutOfMemory + 'static) -> Result<()> {
+        Ok(self.pool.set_out_of_memory(Some(Arc::new(callback)))?)
+    }
+
+    /// Waits until nobody uses memory any more that was freed here, in another process or until a [`crate::Completion`] is ready, but
+    /// no longer than `timeout`; returns what is still held for that reason. Meanwhile it is not handed out again.
     pub fn drain(&self, timeout: Duration) -> HeldStatistics {
         self.pool.drain(timeout)
     }
@@ -257,6 +285,34 @@ impl PoolBuilder {
     #[must_use]
     pub fn quarantine(mut self, bytes: u64) -> Self {
         self.slab = self.slab.quarantine(bytes);
+        self
+    }
+
+    /// Bytes that are taken from the provider at the beginning, and kept. Default: 0.
+    #[must_use]
+    pub fn reserve(mut self, bytes: u64) -> Self {
+        self.slab = self.slab.reserve(bytes);
+        self
+    }
+
+    /// The most bytes that may be free before memory goes back to the provider unasked; 0 is unlimited. Default: 0.
+    #[must_use]
+    pub fn max_cached(mut self, bytes: u64) -> Self {
+        self.slab = self.slab.max_cached(bytes);
+        self
+    }
+
+    /// How long memory may lie unused before it goes back to the provider unasked; zero is for ever. Default: zero.
+    #[must_use]
+    pub fn release_after(mut self, age: Duration) -> Self {
+        self.slab = self.slab.release_after(age);
+        self
+    }
+
+    /// Who is asked when an allocation would fail for lack of memory: any closure. Default: nobody.
+    #[must_use]
+    pub fn on_shortage(mut self, callback: impl OutOfMemory + 'static) -> Self {
+        self.slab = self.slab.out_of_memory(callback);
         self
     }
 

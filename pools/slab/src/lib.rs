@@ -7,9 +7,10 @@
 //! request above [`SlabSettings::max_poolable_size`] is a region of its own.
 //!
 //! In front of all that every thread keeps free blocks per class, so that the common path takes no lock. Allocating
-//! pops, stores one state byte and counts. Freeing finds the block through the tracker's map and the slab's
-//! reciprocal, takes the state byte (which tells a second free, and an exported block) and pushes, whichever thread
-//! allocated it. As long as only the thread that took a slab from the shared store frees its blocks, that needs no
+//! pops, stores one state byte and counts. Freeing finds the block through what the thread remembers of its own slabs, or through
+//! the tracker's map, and one multiplication; takes the state byte (which tells a second free, and an exported block) and
+//! pushes, whichever thread allocated it. What does not happen every time (limits, traces, forks of shared memory) stands behind one
+//! gate, which the most common paths look at once. As long as only the thread that took a slab from the shared store frees its blocks, that needs no
 //! atomic exchange; the first other one ends this, and nothing is different for the caller. Slabs are at home with
 //! one thread, so that two threads do not write to the states of neighbouring blocks.
 //!

@@ -197,10 +197,10 @@ impl SlabPool {
 
     /// Lets threads take the most common paths, if nothing is set that they do not heed.
     pub(crate) fn open_gate(&self) {
-        let gate = match &self.wiped {
-            Some(wiped) => wiped.word().as_ptr().cast_const(),
-            None if self.gates.load(Ordering::Relaxed) == 0 => &raw const OPEN,
-            None => &raw const CLOSED,
+        let gate = match (self.gates.load(Ordering::Relaxed), &self.wiped) {
+            (SHARED, Some(wiped)) => wiped.word().as_ptr().cast_const(),
+            (0, _) => &raw const OPEN,
+            _ => &raw const CLOSED,
         };
         self.gate.store(gate.cast_mut(), Ordering::Release);
     }

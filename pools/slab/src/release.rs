@@ -75,7 +75,7 @@ impl SlabPool {
         let mut result = Ok(());
         let floor = floor.div_ceil(UNIT as u64);
         let used = self.live_bytes().saturating_add(self.upstream.held().bytes);
-        let least = used.saturating_add(keep as u64);
+        let least = used.saturating_add(self.watch.quarantined()).saturating_add(keep as u64);
         for number in 1..self.spans.end() {
             if self.reserve.bytes() <= least {
                 break;

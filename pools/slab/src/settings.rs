@@ -14,9 +14,6 @@ use crate::watch::Watched;
 
 const NAME: usize = 48;
 
-/// A shared cache that is as large as a thread's.
-const AS_A_THREAD: usize = usize::MAX;
-
 /// A name without heap memory, cut to 48 bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Name {
@@ -112,7 +109,7 @@ impl SlabSettings {
             max_held: 0,
             thread_cache_blocks: 128,
             small_cache_size: 2 << 20,
-            shared_cache_size: AS_A_THREAD,
+            shared_cache_size: 256 << 20,
             shared_cache_blocks: 64,
             max_cached: 0,
             release_after: Duration::ZERO,
@@ -198,7 +195,7 @@ impl SlabSettings {
     }
 
     /// The most that is kept for all threads in blocks of 64 KiB and above that no thread keeps, before they are merged with what
-    /// is free around them. Default: as [`SlabSettings::thread_cache_size`].
+    /// is free around them. Default: 256 MiB.
     #[must_use]
     pub const fn shared_cache_size(mut self, bytes: usize) -> Self {
         self.shared_cache_size = bytes;
@@ -295,9 +292,6 @@ impl SlabSettings {
             return invalid("max_poolable_size", "at most 16 GiB");
         }
         self.min_block_size = self.min_block_size.max(Self::SMALLEST_BLOCK);
-        if self.shared_cache_size == AS_A_THREAD {
-            self.shared_cache_size = self.thread_cache_size;
-        }
         if let Some(part) = usize::try_from(self.max_cached / 4).ok().filter(|_| self.max_cached != 0) {
             self.thread_cache_size = self.thread_cache_size.min(part);
             self.small_cache_size = self.small_cache_size.min(part);

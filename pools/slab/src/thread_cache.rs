@@ -170,8 +170,10 @@ impl ThreadCache {
         let bin = self.bin(class);
         self.measure(class).capacity.set(capacity);
         bin.weight.set(weight);
-        bin.base.store(entries, Ordering::Relaxed);
-        bin.top.store(entries, Ordering::Relaxed);
+        bin.moving(|| {
+            bin.base.store(entries, Ordering::Relaxed);
+            bin.top.store(entries, Ordering::Relaxed);
+        });
         let word = &self.used[class / 64 % (MAX_CLASSES / 64)];
         word.store(word.load(Ordering::Relaxed) | (1 << (class % 64)), Ordering::Relaxed);
     }
@@ -233,7 +235,8 @@ impl Bin {
     }
 
     pub(crate) fn len(&self) -> usize {
-        (self.top().addr() - self.base.load(Ordering::Relaxed).addr()) / size_of::<Entry>()
+        // (Others may look in the middle of a move, and look again then.)
+        self.top().addr().saturating_sub(self.base.load(Ordering::Relaxed).addr()) / size_of::<Entry>()
     }
 
     /// Allocates a block, if there is one.
@@ -276,14 +279,21 @@ impl Bin {
         }
     }
 
-    /// Changes what does not fit together meanwhile: the top, and what is added to the bias.
-    fn change(&self, top: *mut Entry, more: i64) {
+    /// Runs what changes words that do not fit together meanwhile.
+    fn moving(&self, change: impl FnOnce()) {
         let moves = self.moves.load(Ordering::Relaxed);
         self.moves.store(moves.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::Release);
-        self.top.store(top, Ordering::Relaxed);
-        self.bias.store(self.bias.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+        change();
         self.moves.store(moves.wrapping_add(2), Ordering::Release);
+    }
+
+    /// Changes the top and adds to the bias.
+    fn change(&self, top: *mut Entry, more: i64) {
+        self.moving(|| {
+            self.top.store(top, Ordering::Relaxed);
+            self.bias.store(self.bias.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+        });
     }
 
     /// Lets `take` write up to `want` entries for the next to take, and counts what it says it wrote.
@@ -349,7 +359,7 @@ impl Bin {
             fence(Ordering::Acquire);
             tries += 1;
             if moves.is_multiple_of(2) && self.moves.load(Ordering::Relaxed) == moves || tries == TRIES {
-                return (allocations, allocations.wrapping_add_signed(length + bias));
+                return (allocations, allocations.wrapping_add_signed(length.wrapping_add(bias)));
             }
             core::hint::spin_loop();
         }

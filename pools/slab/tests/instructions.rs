@@ -16,14 +16,14 @@ use umf_pool_slab::{SlabPool, SlabSettings};
 /// Name of the workload, sizes, and the most instructions that an allocation and a free may take together. The loop
 /// around them is in that, with 25 to 60.
 const CEILINGS: [(&str, (usize, usize), u64); 8] = [
-    ("pair", (8, 4 << 10), 140),
-    ("lifo", (8, 4 << 10), 165),
-    ("fifo", (8, 4 << 10), 210),
-    ("random", (8, 4 << 10), 172),
-    ("pair", (64 << 10, 4 << 20), 180),
-    ("lifo", (64 << 10, 4 << 20), 205),
-    ("fifo", (64 << 10, 4 << 20), 285),
-    ("random", (64 << 10, 4 << 20), 285),
+    ("pair", (8, 4 << 10), 92),
+    ("lifo", (8, 4 << 10), 115),
+    ("fifo", (8, 4 << 10), 141),
+    ("random", (8, 4 << 10), 126),
+    ("pair", (64 << 10, 4 << 20), 142),
+    ("lifo", (64 << 10, 4 << 20), 177),
+    ("fifo", (64 << 10, 4 << 20), 228),
+    ("random", (64 << 10, 4 << 20), 236),
 ];
 
 /// Says to a run of this very test what it is to do: the number of a workload, and how many rounds.

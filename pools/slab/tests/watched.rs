@@ -366,6 +366,36 @@ fn what_the_cpu_cannot_touch_is_not_poisoned() {
 }
 
 #[test]
+fn a_child_leaves_what_is_shared_to_its_parent() {
+    let told = Told::default();
+    let hook = Arc::clone(&told);
+    let settings = SlabSettings::new().poison(Poison::Freed).quarantine(1 << 20).leaks(Leaks::Count);
+    let settings = settings.on_fault(move |fault| hook.lock().unwrap().push(*fault));
+    let reports = Reports::default();
+    let pool = SlabPool::new(Pages::shared(), keeping(&reports, settings)).unwrap();
+    let (block, _left) = (allocate(&pool, 100), allocate(&pool, 100));
+    free(&pool, block).unwrap();
+    // SAFETY: it waits in the pool's quarantine: the mistake that is looked for.
+    unsafe { byte_at(block, 3).write(3) };
+    // SAFETY: the child drops its copy of the pool, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(pool);
+        let found = told.lock().unwrap().len() + reports.lock().unwrap().len();
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::try_from(found).unwrap()) };
+    }
+    let mut status = 1;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child told of what is its parent's");
+    // SAFETY: as above.
+    assert_eq!(unsafe { byte_at(block, 3).read() }, 3);
+    drop(pool);
+    assert_eq!((told.lock().unwrap().len(), reports.lock().unwrap().len()), (1, 1));
+}
+
+#[test]
 fn threads_are_watched_all_at_once() {
     let told = Told::default();
     let settings = SlabSettings::new().history(50).leaks(Leaks::Sites).leak_sample(7);

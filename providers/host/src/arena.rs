@@ -3,9 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use umf_carve::Ranges;
 use umf_core::Result;
 
-use crate::ranges::Ranges;
 use crate::{memfd, sys};
 
 /// One memory file out of which many regions are carved.

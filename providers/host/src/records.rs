@@ -5,9 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use intrusive_collections::{Bound, KeyAdapter, RBTree, RBTreeLink, UnsafeRef, intrusive_adapter};
+use umf_carve::Nodes;
 use umf_core::{Address, Error, Region, Result};
-
-use crate::nodes::Nodes;
 
 /// What is behind a region.
 #[derive(Clone, Debug)]

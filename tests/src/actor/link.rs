@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use umf::Pool;
-use umf::link::{Endpoint, Engine, Lent, Link, LinkAddress, Memory, TagMatch};
+use umf::link::{Endpoint, Engine, Error, Lent, Link, LinkAddress, Memory, TagMatch};
 
 use crate::memory::holds;
 use crate::storm::next;
@@ -20,6 +20,8 @@ pub(crate) struct Links {
     links: HashMap<String, Link>,
     /// What was handed over, and to whom.
     lent: Vec<(String, Lent<'static>)>,
+    /// Forked children that were killed.
+    killed: u64,
 }
 
 pub(crate) fn obey(all: &mut Links, command: &str, words: &[&str]) -> Option<Answer> {
@@ -65,6 +67,23 @@ pub(crate) fn obey(all: &mut Links, command: &str, words: &[&str]) -> Option<Ans
             Some(link) => traffic::both_ways(link, mine, theirs, count),
             None => Err(Failure::unknown(name)),
         },
+        ("link-watch", [name]) => all.link(name).and_then(|link| {
+            link.event_fd()?;
+            link.arm()?;
+            Ok(String::new())
+        }),
+        // A message that nobody takes.
+        ("link-withdraw", [name]) => all.link(name).and_then(|link| {
+            link.set_timeout(Some(Duration::from_millis(5)));
+            let sent = link.send(0, &vec![1; 1 << 20]);
+            link.set_timeout(None);
+            match sent {
+                Err(Error::TimedOut { .. }) => Ok(String::new()),
+                other => Err(Failure::new("Sent", format!("{other:?}"))),
+            }
+        }),
+        ("link-child", [name]) => child_has_no_part(all, name),
+        ("children-killed-of-links", []) => Ok(all.killed.to_string()),
         ("link-scribble", [seed, ms]) => scribble(seed, ms),
         _ => return None,
     })
@@ -105,6 +124,32 @@ fn connect(all: &mut Links, address: &str, ms: &str, name: &str) -> Answer {
     let pid = link.peer_pid();
     all.links.insert(name.to_owned(), link);
     Ok(pid.to_string())
+}
+
+/// Forks; the child may be killed at a step.
+fn child_has_no_part(all: &mut Links, name: &str) -> Answer {
+    let link = all.link(name)?;
+    // SAFETY: the child looks at the link and ends.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let is_none =
+            matches!(link.look(), Err(Error::Forked)) && matches!(link.send(0, &[1]), Err(Error::Forked));
+        // SAFETY: ends the child without running what belongs to the parent.
+        unsafe { libc::_exit(i32::from(!is_none)) };
+    }
+    if pid < 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    match crate::process::wait_for(pid)?.as_str() {
+        "0" => Ok(String::new()),
+        "9" => {
+            all.killed += 1;
+            Ok("killed".to_owned())
+        }
+        status => {
+            Err(Failure::new("Child", format!("it has a part in its parent's link, or ended: {status}")))
+        }
+    }
 }
 
 /// What a message with this seed has in it.

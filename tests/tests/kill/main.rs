@@ -12,6 +12,7 @@
 mod campaign;
 mod crew;
 mod domains;
+mod links;
 mod plan;
 mod tally;
 
@@ -54,6 +55,17 @@ fn whoever_of_a_domain_is_killed_and_whenever() {
     let rounds = variable("UMF_KILL_ROUNDS").unwrap_or(if machine::is_long() { 10_000 } else { 240 });
     let seed = variable("UMF_KILL_SEED").unwrap_or(rounds);
     let tally = domains::run(seed, (rounds / 1000).max(1));
+    println!("{tally}, seed {seed}");
+    let missing = tally.steps_without_kill();
+    assert!(missing.is_empty(), "nobody was ended at {missing:?}");
+}
+
+#[test]
+fn whoever_of_a_link_is_killed_and_whenever() {
+    let _turn = turn();
+    let rounds = variable("UMF_KILL_ROUNDS").unwrap_or(if machine::is_long() { 10_000 } else { 240 });
+    let seed = variable("UMF_KILL_SEED").unwrap_or(rounds);
+    let tally = links::run(seed, (rounds / 1000).max(1));
     println!("{tally}, seed {seed}");
     let missing = tally.steps_without_kill();
     assert!(missing.is_empty(), "nobody was ended at {missing:?}");

@@ -19,7 +19,9 @@ pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
 
 /// System calls that only ask, or wait.
 pub(crate) const QUESTIONS: &[&str] = &[
+    "backtrace",
     "clock_gettime",
+    "dladdr",
     "dumpable_behavior",
     "fcntl_get_seals",
     "fstat",
@@ -31,6 +33,7 @@ pub(crate) const QUESTIONS: &[&str] = &[
     "getrandom",
     "getrlimit",
     "getsockopt",
+    "gettid",
     "makedev",
     "page_size",
     "poll",
@@ -140,6 +143,9 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
     ("crates/umf-core", "Chunks::get_or_grow", OWN_MEMORY),
     ("crates/umf-core", "fork::install", OWN_STATE),
     ("crates/umf-core", "fork::stay_loaded", OWN_STATE),
+    ("crates/umf-core", "Mapped::deallocate", OWN_MEMORY),
+    ("crates/umf-core", "sys::at_exit", OWN_STATE),
+    ("crates/umf-core", "sys::write_error", "tells people something, and changes nothing"),
     ("crates/umf-core", "background::spawn", OWN_STATE),
     ("crates/umf-core", "thread::enter", OWN_STATE),
     ("crates/umf-core", "thread::exit_key", OWN_STATE),
@@ -170,6 +176,7 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
     ("crates/umf-ipc", "ProcessIdentity::current", "a pidfd that is asked about and closed at once"),
     ("crates/umf-ipc", "sys::memfd_device", "a file that is asked about and closed at once"),
     ("crates/umf-ipc", "server::refuse", "ends what a stranger sends; `reply` and the accepting have steps"),
+    ("pools/slab", "exit::end", "a thread that tells people something while the process ends"),
     (
         "providers/host",
         "sys::advise",

@@ -5,6 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -62,7 +63,10 @@ pub(crate) fn fetch_by_socket(pid: i32, fd: i32) -> Result<OwnedFd> {
             RecvAncillaryMessage::ScmRights(fds) => Some(fds),
             _ => None,
         });
-        fds.flatten().next().ok_or(Errno::ACCESS)
+        let fd = fds.flatten().next().ok_or(Errno::ACCESS);
+        // Until it hung up: then it holds nothing more for this.
+        let _ = rustix::net::recv(&socket, &mut [0_u8], RecvFlags::empty());
+        fd
     };
     ask().map_err(failed)
 }
@@ -70,6 +74,7 @@ pub(crate) fn fetch_by_socket(pid: i32, fd: i32) -> Result<OwnedFd> {
 /// The thread that hands out the fds of this process, to processes of the same user.
 pub(crate) struct Server {
     listener: Arc<OwnedFd>,
+    is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -89,18 +94,24 @@ impl Server {
         };
         let listener = listen().map_err(Error::of("bind"))?;
         let shared = Arc::clone(&listener);
+        let is_over = Arc::<AtomicBool>::default();
+        let over = Arc::clone(&is_over);
         let thread = std::thread::Builder::new()
             .name("ze-soft-ipc".into())
             .spawn(move || {
-                while let Ok(connection) = rustix::net::accept_with(&shared, SocketFlags::CLOEXEC) {
-                    // A peer that says nothing, or goes, is its own trouble.
-                    let _ = serve(&connection, &find);
+                while !over.load(Ordering::Acquire) {
+                    match rustix::net::accept_with(&shared, SocketFlags::CLOEXEC) {
+                        // A peer that says nothing, or goes, is its own trouble.
+                        Ok(connection) => drop(serve(&connection, &find)),
+                        // No fd is free, most likely: one may be soon.
+                        Err(_) => std::thread::sleep(Duration::from_millis(10)),
+                    }
                 }
             })
             .map_err(|error| {
                 Error::of("pthread_create")(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
             })?;
-        Ok(Self { listener, thread: Some(thread) })
+        Ok(Self { listener, is_over, thread: Some(thread) })
     }
 }
 
@@ -124,6 +135,7 @@ fn serve(connection: &OwnedFd, find: &impl Fn(i32) -> Option<OwnedFd>) -> core::
 
 impl Drop for Server {
     fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
         // Ends the accept.
         let _ = rustix::net::shutdown(&*self.listener, Shutdown::Both);
         if let Some(thread) = self.thread.take() {

@@ -260,3 +260,28 @@ impl User {
         }
     }
 }
+
+/// A handle of memory, for other processes.
+pub(crate) fn handle(user: &User, address: usize) -> Result<ze_ipc_mem_handle_t, Failure> {
+    let mut bytes = ze_ipc_mem_handle_t::default();
+    let pointer = std::ptr::without_provenance(address);
+    // SAFETY: as the specification has it.
+    unsafe { user.api.zeMemGetIpcHandle(user.context, pointer, &raw mut bytes) }?;
+    Ok(bytes)
+}
+
+/// Opens a handle.
+pub(crate) fn open(user: &User, bytes: ze_ipc_mem_handle_t) -> Result<usize, Failure> {
+    let mut pointer = std::ptr::null_mut();
+    // SAFETY: as the specification has it; bytes that are no handle are an answer.
+    unsafe {
+        user.api.zeMemOpenIpcHandle(user.context, user.devices[0], bytes, 0, &raw mut pointer)?;
+    }
+    Ok(pointer.addr())
+}
+
+/// Closes what was opened.
+pub(crate) fn close(user: &User, address: usize) -> Result<(), Failure> {
+    // SAFETY: an address that was not opened is an answer.
+    unsafe { user.api.zeMemCloseIpcHandle(user.context, std::ptr::without_provenance(address)) }
+}

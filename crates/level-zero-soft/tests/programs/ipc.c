@@ -5,6 +5,7 @@
  */
 #include "check.h"
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -44,8 +45,11 @@ static void open_use_close(struct message message, int by_itself) {
     int producer = (int)syscall(SYS_pidfd_open, message.pid, 0), number;
     CHECK(producer >= 0);
     memcpy(&number, message.handle.data, sizeof number);
-    fd = (int)syscall(SYS_pidfd_getfd, producer, number, 0);
-    CHECK(fd >= 0);
+    int there = (int)syscall(SYS_pidfd_getfd, producer, number, 0);
+    /* A number that the producer does not have: whoever takes it for the producer's fails. */
+    fd = fcntl(there, F_DUPFD_CLOEXEC, 500);
+    CHECK(there >= 0 && fd >= 0);
+    close(there);
     close(producer);
     memcpy(message.handle.data, &fd, sizeof fd);
   }

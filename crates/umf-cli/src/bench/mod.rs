@@ -3,6 +3,7 @@
 mod c_umf;
 mod ipc;
 mod leases;
+mod link;
 mod marker;
 mod measure;
 mod pool;
@@ -25,7 +26,7 @@ use row::Rows;
 #[derive(Args)]
 pub(crate) struct BenchCommand {
     /// What to measure
-    #[arg(required_unless_present = "producer")]
+    #[arg(required_unless_present_any = ["producer", "link_peer"])]
     area: Option<Area>,
 
     /// Print one JSON object per line
@@ -44,9 +45,17 @@ pub(crate) struct BenchCommand {
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     rows: Vec<String>,
 
+    /// Draw half round trips by size and engine there, as SVG (link)
+    #[arg(long, value_name = "OUT.svg")]
+    plot: Option<PathBuf>,
+
     /// Serve as the other process; the value is who started it.
     #[arg(long, hide = true)]
     producer: Option<u32>,
+
+    /// Serve as the other process of links.
+    #[arg(long, hide = true)]
+    link_peer: Option<u32>,
 
     /// Measure one thing that wants a process of its own, and print its value.
     #[arg(long, hide = true, num_args = 2, value_names = ["ROW", "ALLOCATOR"])]
@@ -60,6 +69,8 @@ enum Area {
     Ipc,
     /// Allocation
     Pool,
+    /// Messages between two processes
+    Link,
 }
 
 /// What every measurement needs.
@@ -70,6 +81,8 @@ struct Bench {
     rows: Rows,
     peer: Option<CUmf>,
     peer_path: Option<PathBuf>,
+    /// Where to draw.
+    plot: Option<PathBuf>,
 }
 
 impl BenchCommand {
@@ -81,16 +94,20 @@ impl BenchCommand {
         if let Some(launcher) = self.producer {
             return producer::serve(launcher);
         }
+        if let Some(launcher) = self.link_peer {
+            return link::serve(launcher);
+        }
         let Some(area) = self.area else { return Ok(()) };
         let memory = match area {
-            Area::Ipc => Memory::Shared,
+            Area::Ipc | Area::Link => Memory::Shared,
             Area::Pool => Memory::Private,
         };
         let open = |path: &PathBuf| CUmf::open(path, memory);
         let peer = self.peer_umf.as_ref().map(open).transpose()?;
         let time = Duration::from_millis(if self.quick { 5 } else { 300 });
         let rows = Rows::new(self.json, self.rows.clone());
-        let mut bench = Bench { time, quick: self.quick, rows, peer, peer_path: self.peer_umf.clone() };
+        let (peer_path, plot) = (self.peer_umf.clone(), self.plot.clone());
+        let mut bench = Bench { time, quick: self.quick, rows, peer, peer_path, plot };
         if let (Area::Pool, Some([row, allocator])) = (area, self.alone.as_deref()) {
             return pool::alone(&bench, row, allocator);
         }
@@ -98,6 +115,7 @@ impl BenchCommand {
         match area {
             Area::Ipc => ipc::measure(&mut bench)?,
             Area::Pool => pool::measure(&mut bench)?,
+            Area::Link => link::measure(&mut bench)?,
         }
         bench.rows.finish()
     }

@@ -104,6 +104,24 @@ pub struct Pool {
     /// Bytes of freed memory that may be held because other processes have it open, before allocating fails; 0 is unlimited.
     /// Default: 0.
     pub max_held: ByteSize,
+    /// Bytes that the pool takes from its provider at the beginning, and keeps. Default: 0.
+    pub reserve: ByteSize,
+    /// Bytes that may be free in the pool before memory goes back to the provider unasked; 0 is unlimited. Default: 0.
+    pub max_cached: ByteSize,
+    /// How long memory may lie unused before it goes back to the provider unasked, in milliseconds; 0 is for ever. Default: 0.
+    pub release_after_ms: u64,
+    /// Whether a thread in the background sees to `max_cached` and `release_after_ms` too. Default: false.
+    pub release_thread: bool,
+    /// Bytes that one thread keeps in blocks of 64 KiB and above. Default: 256 MiB.
+    pub thread_cache_size: ByteSize,
+    /// Blocks of one size class of 64 KiB and above that a thread keeps. Default: 128.
+    pub thread_cache_blocks: u32,
+    /// Bytes that one thread keeps in smaller blocks. Default: 2 MiB.
+    pub small_cache_size: ByteSize,
+    /// Bytes of free blocks of 64 KiB and above that are kept for all threads. Default: 256 MiB.
+    pub shared_cache_size: ByteSize,
+    /// Blocks of one size class that are kept like that. Default: 64.
+    pub shared_cache_blocks: u32,
     /// How much is told about allocations, 0 (nothing) to 3. Default: 0.
     pub trace: u32,
     /// Events that the history of each thread keeps; 0: there is none. Default: 0.
@@ -131,6 +149,15 @@ impl Default for Pool {
             memory_limit: ByteSize::ZERO,
             on_free: OnFree::Hold,
             max_held: ByteSize::ZERO,
+            reserve: ByteSize::ZERO,
+            max_cached: ByteSize::ZERO,
+            release_after_ms: 0,
+            release_thread: false,
+            thread_cache_size: ByteSize::new(256 << 20),
+            thread_cache_blocks: 128,
+            small_cache_size: ByteSize::new(2 << 20),
+            shared_cache_size: ByteSize::new(256 << 20),
+            shared_cache_blocks: 64,
             trace: 0,
             history: 0,
             leaks: Leaks::Off,
@@ -157,6 +184,15 @@ impl Section for Pool {
         field!(memory_limit),
         field!(on_free),
         field!(max_held),
+        field!(reserve),
+        field!(max_cached),
+        field!(release_after_ms),
+        field!(release_thread),
+        field!(thread_cache_size),
+        field!(thread_cache_blocks),
+        field!(small_cache_size),
+        field!(shared_cache_size),
+        field!(shared_cache_blocks),
         field!(trace, "a whole number from 0 to 3" if |level| level <= 3),
         field!(history, "a whole number from 0 to 1048576" if |events| events <= 1 << 20),
         field!(leaks),

@@ -62,7 +62,9 @@ impl From<Arc<dyn Provider>> for ProviderRef {
 pub struct OwnerId(u32);
 
 impl OwnerId {
-    pub(crate) const fn number(self) -> u32 {
+    /// The number, from 1 to 16,383.
+    #[must_use]
+    pub const fn number(self) -> u32 {
         self.0
     }
 

@@ -7,7 +7,6 @@ use umf_core::step::{Step, step};
 use super::incoming::Incoming;
 use super::pull::{Pulled, is_withdrawn, refused};
 use crate::board::Told;
-use crate::layout::DESCRIPTORS;
 use crate::offer::{self, Offer, PUSH};
 use crate::parts::{List, Part};
 use crate::protocol::{self, Claim, End};
@@ -75,7 +74,7 @@ impl Incoming {
                     let length = chunk.min(offer.length - start);
                     let to = Part { base: to.base.wrapping_add(start), length };
                     if let Err(errno) = copy(shared, from, start, to) {
-                        self.close(shared, offer);
+                        self.close(shared, offer, epoch, limit);
                         return Err(refused(shared, errno));
                     }
                     mine += 1;
@@ -101,24 +100,37 @@ impl Incoming {
         match waited {
             Ok(true) => Ok(Some(self.end(shared, id, offer, Engine::Both))),
             Ok(false) => {
-                self.close(shared, offer);
+                self.close(shared, offer, epoch, limit);
                 Ok(None)
             }
             Err(error) => {
-                self.close(shared, offer);
+                self.close(shared, offer, epoch, limit);
                 Err(error)
             }
         }
     }
 
-    /// Nobody claims anything of this attempt any more.
-    fn close(&mut self, shared: &Shared, offer: &Offer) {
-        let epoch = self.next_epoch();
-        debug_assert!(offer.index < DESCRIPTORS);
-        shared.word(shared.other().request(offer.index)).store(0, Ordering::Relaxed);
-        shared
-            .word(shared.other().claims(offer.index))
-            .store(protocol::claims(epoch, 0, 0), Ordering::Release);
+    /// Nobody claims anything of this attempt any more, and what the sender has claimed it has copied; but for memory of a
+    /// pool in a call with a timeout, which it may write after that.
+    fn close(&mut self, shared: &Shared, offer: &Offer, epoch: u16, limit: Limit) {
+        let next = self.next_epoch();
+        let sender = shared.other();
+        shared.word(sender.request(offer.index)).store(0, Ordering::Relaxed);
+        let claims = shared.word(sender.claims(offer.index));
+        let claimed = claims.swap(protocol::claims(next, 0, 0), Ordering::AcqRel) & ((1 << 24) - 1);
+        if !limit.is_none() || claimed == 0 {
+            return;
+        }
+        let done = shared.word(sender.progress(offer.index));
+        let ends = [offer::progress(epoch, claimed), offer::progress(epoch, FAILED)];
+        // If that fails, nobody is there who would copy.
+        let _ = wait(
+            shared,
+            &mut Pulse::default(),
+            &mut Limit::new(None),
+            "the peer's part of a message",
+            |_| Ok(ends.contains(&done.load(Ordering::Acquire)).then_some(())),
+        );
     }
 }
 

@@ -159,7 +159,7 @@ impl Incoming {
     /// Puts the message that is next in the ring into the queue.
     #[cold]
     fn keep(&mut self, shared: &Shared, kind: u8, tag: u64, length: usize, fits: bool) -> Result<u64> {
-        // (Half of the limit is for what is asked for, so that it can always be looked at.)
+        // What is asked for is looked at, whatever is kept.
         let (held, limit) = (self.queue.weight(), shared.settings.max_unexpected);
         if !fits && held.saturating_add(length as u64) > limit {
             return Err(Error::UnexpectedLimit { held, limit });

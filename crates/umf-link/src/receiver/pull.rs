@@ -111,7 +111,7 @@ impl Incoming {
         let handle = handle.ok_or_else(|| impossible("the peer names a handle that it does not tell"))?;
         let access = if handle.is_read_only() { Access::ReadOnly } else { Access::ReadWrite };
         let opened = importer.open_bytes(handle.as_bytes(), access);
-        let mapping = opened.map_err(|error| Error::Open { pid: shared.pid, error })?;
+        let mapping = opened.map_err(|error| not_opened(shared, error))?;
         if !mapping.is_host_accessible() {
             return Err(impossible("the memory is on a device"));
         }
@@ -167,12 +167,31 @@ impl Incoming {
     }
 }
 
+/// Of a peer that is gone it says that, and not what follows from it.
+fn not_opened(shared: &Shared, error: umf_ipc::Error) -> Error {
+    use umf_ipc::Error as Ipc;
+    match (shared.look(), error) {
+        (Err(end), _) => end,
+        // Others' memory may be handed on.
+        (Ok(()), Ipc::ProducerGone { pid } | Ipc::ProducerReplaced { pid, .. })
+            if i64::from(pid) == i64::from(shared.pid) =>
+        {
+            Error::PeerGone { pid: shared.pid }
+        }
+        (Ok(()), error) => Error::Open { pid: shared.pid, error },
+    }
+}
+
 /// Remembers what will not change.
 pub(super) fn refused(shared: &Shared, errno: Errno) -> Error {
     if let Err(end) = shared.look() {
         return end;
     }
-    if matches!(errno, Errno::PERM | Errno::NOSYS | Errno::SRCH) {
+    // Its memory goes before its pidfd tells.
+    if errno == Errno::SRCH {
+        return Error::PeerGone { pid: shared.pid };
+    }
+    if matches!(errno, Errno::PERM | Errno::NOSYS) {
         shared.cma.store(false, Ordering::Relaxed);
     }
     Error::system("process_vm_readv")(errno)

@@ -1,6 +1,7 @@
 //! [`View`]: memory of the peer, opened here.
 
 use core::fmt;
+use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use umf_core::step::{Step, step};
@@ -26,6 +27,8 @@ pub struct View {
     length: usize,
     index: usize,
     number: u32,
+    /// Whether nobody can take it back.
+    lent: bool,
     shared: Arc<Shared>,
 }
 
@@ -81,8 +84,17 @@ impl Drop for View {
         self.mapping = None;
         if self.shared.segment.is_here() {
             let outcome = self.shared.word(self.shared.other().outcome(self.index));
-            protocol::settle(outcome, self.number, Outcome::Taken);
-            step(Step::LinkGivenBack);
+            if self.lent {
+                outcome.store(protocol::outcome(self.number, Outcome::Taken), Ordering::Release);
+                step(Step::LinkGivenBack);
+                // No fence: it would wait for the line, which takes as long as a message. Who falls asleep at just this moment
+                // looks again after its slice of sleep.
+                if self.shared.word(self.shared.other().waiting()).load(Ordering::Relaxed) == 0 {
+                    return;
+                }
+            } else {
+                protocol::settle(outcome, self.number, Outcome::Taken);
+            }
             self.shared.notify();
         }
     }
@@ -107,7 +119,7 @@ impl Incoming {
             return Err(Error::OtherForm { tag, is: "sent from other memory", wanted });
         }
         let offer = offer.clone();
-        if is_withdrawn(shared, &offer) {
+        if !offer.lent && is_withdrawn(shared, &offer) {
             self.queue.remove(id);
             self.statistics.withdrawn += 1;
             return Ok(None);
@@ -116,13 +128,13 @@ impl Incoming {
             Err(_) if is_withdrawn(shared, &offer) => return Ok(None),
             opened => opened?,
         };
-        let Offer { index, number, length, .. } = offer;
+        let Offer { index, number, length, lent, .. } = offer;
         if offset.checked_add(length).is_none_or(|end| end > mapping.len()) {
             return Err(shared.misbehaved("what it hands over reaches past the end of its memory"));
         }
         self.queue.remove(id);
         self.statistics.viewed.add(length);
         let (mapping, shared) = (Some(mapping), Arc::clone(shared));
-        Ok(Some(View { mapping, offset, tag, length, index, number, shared }))
+        Ok(Some(View { mapping, offset, tag, length, index, number, lent, shared }))
     }
 }

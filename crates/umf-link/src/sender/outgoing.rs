@@ -292,6 +292,8 @@ impl Outgoing {
             from = from.wrapping_add(count);
         });
         self.words = words;
+        // The receiver of the message before it there wrote that line.
+        shared.segment.prefetch(shared.me.outcome(self.next));
         step(Step::LinkOffered);
         self.statistics.sent.add(list.len());
         Ok(Some(place))

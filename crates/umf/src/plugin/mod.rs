@@ -34,7 +34,9 @@ mod file;
 mod import;
 mod instance;
 mod load;
-mod ops;
+#[doc(hidden)]
+#[allow(missing_docs, reason = "the names are those of the C header, which documents them")]
+pub mod ops;
 mod properties;
 mod provider;
 mod purge;

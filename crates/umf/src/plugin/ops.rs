@@ -9,36 +9,32 @@ use super::error::TableFault;
 
 /// What the plugin returns from `initialize` and is handed back in every call; opaque, and may be NULL for one that
 /// keeps no state.
-pub(super) type State = *mut c_void;
+pub type State = *mut c_void;
 /// `umf_result_t`.
-pub(super) type Code = i32;
+pub type Code = i32;
 
 /// The exported function.
-pub(super) type GetTable = unsafe extern "C" fn() -> *const u32;
+pub type GetTable = unsafe extern "C" fn() -> *const u32;
 
-pub(super) type Initialize = unsafe extern "C" fn(params: *const c_void, state: *mut State) -> Code;
-pub(super) type Finalize = unsafe extern "C" fn(State) -> Code;
-pub(super) type Alloc =
-    unsafe extern "C" fn(State, size: usize, align: usize, memory: *mut *mut c_void) -> Code;
+pub type Initialize = unsafe extern "C" fn(params: *const c_void, state: *mut State) -> Code;
+pub type Finalize = unsafe extern "C" fn(State) -> Code;
+pub type Alloc = unsafe extern "C" fn(State, size: usize, align: usize, memory: *mut *mut c_void) -> Code;
 /// Of `free`, `ext_purge_lazy`, `ext_purge_force` and `ext_close_ipc_handle`.
-pub(super) type OnRange = unsafe extern "C" fn(State, memory: *mut c_void, size: usize) -> Code;
-pub(super) type LastNativeError =
-    unsafe extern "C" fn(State, message: *mut *const c_char, native: *mut i32) -> Code;
-pub(super) type RecommendedPageSize = unsafe extern "C" fn(State, size: usize, page: *mut usize) -> Code;
-pub(super) type MinPageSize = unsafe extern "C" fn(State, memory: *const c_void, page: *mut usize) -> Code;
-pub(super) type GetName = unsafe extern "C" fn(State, name: *mut *const c_char) -> Code;
-pub(super) type Merge =
-    unsafe extern "C" fn(State, low: *mut c_void, high: *mut c_void, total: usize) -> Code;
-pub(super) type Split = unsafe extern "C" fn(State, memory: *mut c_void, total: usize, first: usize) -> Code;
+pub type OnRange = unsafe extern "C" fn(State, memory: *mut c_void, size: usize) -> Code;
+pub type LastNativeError = unsafe extern "C" fn(State, message: *mut *const c_char, native: *mut i32) -> Code;
+pub type RecommendedPageSize = unsafe extern "C" fn(State, size: usize, page: *mut usize) -> Code;
+pub type MinPageSize = unsafe extern "C" fn(State, memory: *const c_void, page: *mut usize) -> Code;
+pub type GetName = unsafe extern "C" fn(State, name: *mut *const c_char) -> Code;
+pub type Merge = unsafe extern "C" fn(State, low: *mut c_void, high: *mut c_void, total: usize) -> Code;
+pub type Split = unsafe extern "C" fn(State, memory: *mut c_void, total: usize, first: usize) -> Code;
 /// Of `ext_get_ipc_handle_size` and `get_cache_line_size`.
-pub(super) type GetSize = unsafe extern "C" fn(State, size: *mut usize) -> Code;
-pub(super) type GetIpcHandle =
+pub type GetSize = unsafe extern "C" fn(State, size: *mut usize) -> Code;
+pub type GetIpcHandle =
     unsafe extern "C" fn(State, memory: *const c_void, size: usize, handle: *mut c_void) -> Code;
-pub(super) type PutIpcHandle = unsafe extern "C" fn(State, handle: *mut c_void) -> Code;
-pub(super) type OpenIpcHandle =
-    unsafe extern "C" fn(State, handle: *mut c_void, memory: *mut *mut c_void) -> Code;
+pub type PutIpcHandle = unsafe extern "C" fn(State, handle: *mut c_void) -> Code;
+pub type OpenIpcHandle = unsafe extern "C" fn(State, handle: *mut c_void, memory: *mut *mut c_void) -> Code;
 /// The last parameter is a `va_list`, which every 64-bit Linux ABI passes as one pointer.
-pub(super) type Ctl = unsafe extern "C" fn(
+pub type Ctl = unsafe extern "C" fn(
     State,
     source: i32,
     name: *const c_char,
@@ -47,50 +43,50 @@ pub(super) type Ctl = unsafe extern "C" fn(
     query: i32,
     more: *mut c_void,
 ) -> Code;
-pub(super) type GetProperty =
+pub type GetProperty =
     unsafe extern "C" fn(State, memory: *const c_void, property: i32, value: *mut c_void) -> Code;
-pub(super) type GetPropertySize = unsafe extern "C" fn(State, property: i32, size: *mut usize) -> Code;
+pub type GetPropertySize = unsafe extern "C" fn(State, property: i32, size: *mut usize) -> Code;
 
 /// `umf_memory_provider_ops_t` as of version 1.0.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Table1_0 {
-    pub(super) version: u32,
-    pub(super) initialize: Option<Initialize>,
-    pub(super) finalize: Option<Finalize>,
-    pub(super) alloc: Option<Alloc>,
-    pub(super) free: Option<OnRange>,
-    pub(super) get_last_native_error: Option<LastNativeError>,
-    pub(super) get_recommended_page_size: Option<RecommendedPageSize>,
-    pub(super) get_min_page_size: Option<MinPageSize>,
-    pub(super) get_name: Option<GetName>,
-    pub(super) ext_purge_lazy: Option<OnRange>,
-    pub(super) ext_purge_force: Option<OnRange>,
-    pub(super) ext_allocation_merge: Option<Merge>,
-    pub(super) ext_allocation_split: Option<Split>,
-    pub(super) ext_get_ipc_handle_size: Option<GetSize>,
-    pub(super) ext_get_ipc_handle: Option<GetIpcHandle>,
-    pub(super) ext_put_ipc_handle: Option<PutIpcHandle>,
-    pub(super) ext_open_ipc_handle: Option<OpenIpcHandle>,
-    pub(super) ext_close_ipc_handle: Option<OnRange>,
-    pub(super) ext_ctl: Option<Ctl>,
+pub struct Table1_0 {
+    pub version: u32,
+    pub initialize: Option<Initialize>,
+    pub finalize: Option<Finalize>,
+    pub alloc: Option<Alloc>,
+    pub free: Option<OnRange>,
+    pub get_last_native_error: Option<LastNativeError>,
+    pub get_recommended_page_size: Option<RecommendedPageSize>,
+    pub get_min_page_size: Option<MinPageSize>,
+    pub get_name: Option<GetName>,
+    pub ext_purge_lazy: Option<OnRange>,
+    pub ext_purge_force: Option<OnRange>,
+    pub ext_allocation_merge: Option<Merge>,
+    pub ext_allocation_split: Option<Split>,
+    pub ext_get_ipc_handle_size: Option<GetSize>,
+    pub ext_get_ipc_handle: Option<GetIpcHandle>,
+    pub ext_put_ipc_handle: Option<PutIpcHandle>,
+    pub ext_open_ipc_handle: Option<OpenIpcHandle>,
+    pub ext_close_ipc_handle: Option<OnRange>,
+    pub ext_ctl: Option<Ctl>,
 }
 
 /// What version 1.1 adds.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Table1_1 {
-    pub(super) base: Table1_0,
-    pub(super) ext_get_allocation_properties: Option<GetProperty>,
-    pub(super) ext_get_allocation_properties_size: Option<GetPropertySize>,
+pub struct Table1_1 {
+    pub base: Table1_0,
+    pub ext_get_allocation_properties: Option<GetProperty>,
+    pub ext_get_allocation_properties_size: Option<GetPropertySize>,
 }
 
 /// What version 1.2 adds.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Table1_2 {
-    pub(super) base: Table1_1,
-    pub(super) get_cache_line_size: Option<GetSize>,
+pub struct Table1_2 {
+    pub base: Table1_1,
+    pub get_cache_line_size: Option<GetSize>,
 }
 
 const _: () = {
@@ -109,47 +105,47 @@ const _: () = {
 
 /// The functions of a table that was found good.
 #[derive(Clone, Copy)]
-pub(super) struct Operations {
-    pub(super) minor: u16,
-    pub(super) initialize: Initialize,
-    pub(super) finalize: Finalize,
-    pub(super) alloc: Alloc,
-    pub(super) free: OnRange,
-    pub(super) get_last_native_error: LastNativeError,
-    pub(super) get_recommended_page_size: RecommendedPageSize,
-    pub(super) get_min_page_size: MinPageSize,
-    pub(super) get_name: GetName,
-    pub(super) purge_lazy: Option<OnRange>,
-    pub(super) purge_force: Option<OnRange>,
-    pub(super) split_merge: Option<SplitMergeOperations>,
-    pub(super) ipc: Option<IpcOperations>,
-    pub(super) ctl: Option<Ctl>,
-    pub(super) properties: Option<PropertyOperations>,
-    pub(super) get_cache_line_size: Option<GetSize>,
+pub struct Operations {
+    pub minor: u16,
+    pub initialize: Initialize,
+    pub finalize: Finalize,
+    pub alloc: Alloc,
+    pub free: OnRange,
+    pub get_last_native_error: LastNativeError,
+    pub get_recommended_page_size: RecommendedPageSize,
+    pub get_min_page_size: MinPageSize,
+    pub get_name: GetName,
+    pub purge_lazy: Option<OnRange>,
+    pub purge_force: Option<OnRange>,
+    pub split_merge: Option<SplitMergeOperations>,
+    pub ipc: Option<IpcOperations>,
+    pub ctl: Option<Ctl>,
+    pub properties: Option<PropertyOperations>,
+    pub get_cache_line_size: Option<GetSize>,
 }
 
 /// Both or neither.
 #[derive(Clone, Copy)]
-pub(super) struct SplitMergeOperations {
-    pub(super) split: Split,
-    pub(super) merge: Merge,
+pub struct SplitMergeOperations {
+    pub split: Split,
+    pub merge: Merge,
 }
 
 /// All or none.
 #[derive(Clone, Copy)]
-pub(super) struct IpcOperations {
-    pub(super) size: GetSize,
-    pub(super) get: GetIpcHandle,
-    pub(super) put: PutIpcHandle,
-    pub(super) open: OpenIpcHandle,
-    pub(super) close: OnRange,
+pub struct IpcOperations {
+    pub size: GetSize,
+    pub get: GetIpcHandle,
+    pub put: PutIpcHandle,
+    pub open: OpenIpcHandle,
+    pub close: OnRange,
 }
 
 /// Both or neither.
 #[derive(Clone, Copy)]
-pub(super) struct PropertyOperations {
-    pub(super) get: GetProperty,
-    pub(super) size: GetPropertySize,
+pub struct PropertyOperations {
+    pub get: GetProperty,
+    pub size: GetPropertySize,
 }
 
 impl Operations {
@@ -157,7 +153,7 @@ impl Operations {
     ///
     /// # Safety
     /// `table` is NULL, misaligned, or points to a table that is as long as its version says.
-    pub(super) unsafe fn read(table: *const u32) -> Result<Self, TableFault> {
+    pub unsafe fn read(table: *const u32) -> Result<Self, TableFault> {
         if table.is_null() {
             return Err(TableFault::Null);
         }

@@ -1,9 +1,10 @@
 //! Loom's models of `protocol`: who is kept out, and of two frees of one block. (In full with `tests/run --loom`.)
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use loom::cell::UnsafeCell;
+use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 use loom::thread;
 
@@ -19,7 +20,7 @@ fn explore(run: impl Fn() + Send + Sync + 'static) {
 
 /// The states that a model reached: one that never gets anywhere proves nothing.
 #[derive(Clone, Default)]
-struct Reached(Arc<Mutex<BTreeSet<&'static str>>>);
+struct Reached(std::sync::Arc<Mutex<BTreeSet<&'static str>>>);
 
 impl Reached {
     fn reach(&self, state: &'static str) {
@@ -152,13 +153,13 @@ struct Span {
 }
 
 impl Span {
-    fn new() -> Self {
+    fn new(remembered: bool) -> Self {
         Self {
             door: ModelDoor::new(),
             gate: Flag::new(true),
             owner: AtomicU32::new(OWNER),
             state: AtomicU8::new(LIVE),
-            remembered: UnsafeCell::new(false),
+            remembered: UnsafeCell::new(remembered),
         }
     }
 
@@ -170,6 +171,7 @@ impl Span {
             && (self.remembered.with(|remembered| unsafe { *remembered })
                 || self.owner.load(Ordering::Acquire) == OWNER);
         let freed = is_own.then(|| {
+            // SAFETY: as above.
             self.remembered.with_mut(|remembered| unsafe { *remembered = true });
             let live = self.state.load(Ordering::Relaxed) == LIVE;
             if live {
@@ -199,12 +201,11 @@ impl Span {
     }
 }
 
-#[test]
-fn loom_of_two_frees_of_a_block_one_succeeds() {
+fn two_frees(remembered: bool) {
     let reached = Reached::default();
     let in_model = reached.clone();
     explore(move || {
-        let span = Arc::new(Span::new());
+        let span = Arc::new(Span::new(remembered));
         let owner = {
             let span = Arc::clone(&span);
             // The second is a double free in any case, by what it remembers if it still does.
@@ -217,4 +218,14 @@ fn loom_of_two_frees_of_a_block_one_succeeds() {
         in_model.reach(if first { "the owner's" } else { "the other's" });
     });
     reached.check(["the other's", "the owner's"]);
+}
+
+#[test]
+fn loom_of_two_frees_of_a_block_one_succeeds() {
+    two_frees(false);
+}
+
+#[test]
+fn loom_what_a_thread_remembers_goes_with_the_span() {
+    two_frees(true);
 }

@@ -213,8 +213,11 @@ impl SlabPool {
         self.remember(EventKind::Free, address, (0, place.span.block()));
     }
 
-    /// The pool goes. Nobody else uses it any more.
+    /// The pool goes. Nobody else uses it any more; but in a forked child what is shared is the parent's.
     pub(crate) fn watch_end(&self) {
+        if self.is_frozen() {
+            return;
+        }
         if self.is_watched() {
             self.end_quarantine(0);
             for span in (1..self.spans.end()).filter_map(|number| self.spans.get(number)) {

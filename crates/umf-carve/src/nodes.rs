@@ -23,7 +23,7 @@ unsafe impl<T> Zeroed for Place<T> {}
 unsafe impl<T> Sync for Place<T> {}
 
 /// Places for nodes of `T`. Keeps the memory of what was removed for what comes next.
-pub(crate) struct Nodes<T> {
+pub struct Nodes<T> {
     places: Chunks<Place<T>>,
     /// How many places exist.
     capacity: u32,
@@ -35,14 +35,30 @@ pub(crate) struct Nodes<T> {
     fresh: u32,
 }
 
+impl<T> Default for Nodes<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> core::fmt::Debug for Nodes<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} nodes", self.used)
+    }
+}
+
 impl<T> Nodes<T> {
     /// No places; maps nothing.
-    pub(crate) const fn new() -> Self {
+    #[must_use]
+    pub const fn new() -> Self {
         Self { places: Chunks::new(), capacity: 0, used: 0, free: 0, fresh: 0 }
     }
 
     /// Makes sure that `more` nodes can be inserted without an error, besides those that are there.
-    pub(crate) fn ensure(&mut self, more: u32) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] past 2^31 nodes, [`Error::OutOfMemory`] for their memory.
+    pub fn ensure(&mut self, more: u32) -> Result<()> {
         let too_many = Error::TooMany { what: "regions", limit: 1 << 31 };
         let wanted = self.used.checked_add(more).ok_or(too_many)?;
         while self.capacity < wanted {
@@ -53,7 +69,8 @@ impl<T> Nodes<T> {
     }
 
     /// How many nodes there are.
-    pub(crate) const fn used(&self) -> u32 {
+    #[must_use]
+    pub const fn used(&self) -> u32 {
         self.used
     }
 
@@ -65,7 +82,10 @@ impl<T> Nodes<T> {
 
     /// Puts a node into a free place, where it stays until removed. `make` gets the number that
     /// [`Nodes::remove`] wants back.
-    pub(crate) fn insert(&mut self, make: impl FnOnce(u32) -> T) -> Result<NonNull<T>> {
+    ///
+    /// # Errors
+    /// As [`Nodes::ensure`].
+    pub fn insert(&mut self, make: impl FnOnce(u32) -> T) -> Result<NonNull<T>> {
         self.ensure(1)?;
         let number = if self.free == 0 { self.fresh } else { self.free - 1 };
         let place = self.places.get_or_grow(number)?.0.get();
@@ -88,7 +108,7 @@ impl<T> Nodes<T> {
     ///
     /// # Safety
     /// `insert` gave this number to the node, it was not removed since, and nobody uses the pointer to it.
-    pub(crate) unsafe fn remove(&mut self, number: u32) -> Option<T> {
+    pub unsafe fn remove(&mut self, number: u32) -> Option<T> {
         let place = self.places.get(number)?.0.get();
         // SAFETY: the caller says that a node is there and that nobody else looks at it.
         let node = unsafe {

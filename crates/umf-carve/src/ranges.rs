@@ -39,7 +39,7 @@ impl<'a> KeyAdapter<'a> for BySize {
 const CANDIDATES: usize = 8;
 
 /// The free ranges of a file.
-pub(crate) struct Ranges {
+pub struct Ranges {
     by_offset: RBTree<ByOffset>,
     by_size: RBTree<BySize>,
     nodes: Nodes<Free>,
@@ -49,9 +49,18 @@ pub(crate) struct Ranges {
 // SAFETY: the trees' nodes lie in `nodes`, which moves along, and nobody else points to them.
 unsafe impl Send for Ranges {}
 
+impl core::fmt::Debug for Ranges {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} ranges taken", self.taken)
+    }
+}
+
 impl Ranges {
     /// A file of `size` bytes, all free.
-    pub(crate) fn new(size: u64) -> Result<Self> {
+    ///
+    /// # Errors
+    /// Those of [`Nodes::ensure`].
+    pub fn new(size: u64) -> Result<Self> {
         let mut ranges = Self {
             by_offset: RBTree::new(ByOffset::NEW),
             by_size: RBTree::new(BySize::NEW),
@@ -64,7 +73,10 @@ impl Ranges {
     }
 
     /// Takes `size` bytes at a multiple of `align` (a power of two); `None` if no free range is long enough.
-    pub(crate) fn take(&mut self, size: u64, align: u64) -> Result<Option<u64>> {
+    ///
+    /// # Errors
+    /// Those of [`Nodes::ensure`].
+    pub fn take(&mut self, size: u64, align: u64) -> Result<Option<u64>> {
         // One range becomes up to two; when everything taken is given back, each may be one of its own.
         self.prepare(1)?;
         let Some((free_offset, free_size, offset)) = self.find(size, align) else { return Ok(None) };
@@ -76,19 +88,22 @@ impl Ranges {
     }
 
     /// Notes that a taken range is now two, which are given back each by itself.
-    pub(crate) fn split_taken(&mut self) -> Result<()> {
+    ///
+    /// # Errors
+    /// Those of [`Nodes::ensure`].
+    pub fn split_taken(&mut self) -> Result<()> {
         self.prepare(1)?;
         self.taken += 1;
         Ok(())
     }
 
     /// Notes that two adjacent taken ranges are now one.
-    pub(crate) fn merge_taken(&mut self) {
+    pub fn merge_taken(&mut self) {
         self.taken -= 1;
     }
 
     /// Gives back a range that was taken.
-    pub(crate) fn give(&mut self, offset: u64, size: u64) {
+    pub fn give(&mut self, offset: u64, size: u64) {
         let (mut start, mut end) = (offset, offset + size);
         let below = self.by_offset.upper_bound(Bound::Excluded(&offset));
         if let Some((free_offset, free_size)) = below.get().map(|free| (free.offset, free.size))

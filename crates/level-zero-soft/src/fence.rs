@@ -1,0 +1,60 @@
+//! Fences, which tell that lists of a queue are done.
+
+use std::sync::Arc;
+
+use level_zero_sys::*;
+
+use crate::device::Fence;
+use crate::entry::entry;
+use crate::pointer::{get, put};
+use crate::queue::timeout;
+use crate::state::{handle, number};
+
+/// A fence of a queue.
+pub(crate) struct FenceObject(pub(crate) Arc<Fence>);
+
+pub(crate) unsafe extern "C" fn create(
+    queue: ze_command_queue_handle_t,
+    desc: *const ze_fence_desc_t,
+    fence: *mut ze_fence_handle_t,
+) -> ze_result_t {
+    entry("zeFenceCreate", |state| {
+        state.queues.get(number(queue.0))?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            let desc = get(desc)?;
+            if desc.flags & !ZE_FENCE_FLAG_SIGNALED != 0 {
+                return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
+            }
+            put(fence, ze_fence_handle_t::NULL)?;
+            let made = Fence::new(desc.flags & ZE_FENCE_FLAG_SIGNALED != 0);
+            put(fence, ze_fence_handle_t(handle(state.fences.insert(FenceObject(Arc::new(made))))))
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn destroy(fence: ze_fence_handle_t) -> ze_result_t {
+    entry("zeFenceDestroy", |state| state.fences.remove(number(fence.0)).map(drop))
+}
+
+pub(crate) unsafe extern "C" fn host_synchronize(fence: ze_fence_handle_t, nanoseconds: u64) -> ze_result_t {
+    entry("zeFenceHostSynchronize", |state| {
+        let fence = state.fences.get(number(fence.0))?;
+        Ok(fence.0.wait(timeout(nanoseconds), state.health())?)
+    })
+}
+
+pub(crate) unsafe extern "C" fn query_status(fence: ze_fence_handle_t) -> ze_result_t {
+    entry("zeFenceQueryStatus", |state| {
+        let fence = state.fences.get(number(fence.0))?;
+        state.health().check()?;
+        if fence.0.is_done() { Ok(()) } else { Err(ZE_RESULT_NOT_READY.into()) }
+    })
+}
+
+pub(crate) unsafe extern "C" fn reset(fence: ze_fence_handle_t) -> ze_result_t {
+    entry("zeFenceReset", |state| {
+        state.fences.get(number(fence.0))?.0.reset();
+        Ok(())
+    })
+}

@@ -1,0 +1,21 @@
+/* The pool that passes each request to its provider. It takes no parameters. */
+
+#ifndef UMF_RS_UMF_POOLS_POOL_PROXY_H
+#define UMF_RS_UMF_POOLS_POOL_PROXY_H
+
+#include <umf/base.h>
+#include <umf/memory_pool.h>
+#include <umf/memory_provider.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The table of functions of this pool. */
+const umf_memory_pool_ops_t *umfProxyPoolOps(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

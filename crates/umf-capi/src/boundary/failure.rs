@@ -1,0 +1,133 @@
+//! [`Failure`]: a result code, and why.
+
+use std::fmt;
+
+use umf_core::Error;
+
+use super::code::*;
+
+/// What most of this crate returns.
+pub(crate) type Outcome<T> = Result<T, Failure>;
+
+/// Why a call fails: the code for C, and the text for the log.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    code: Code,
+    why: Why,
+}
+
+#[derive(Clone, Debug)]
+enum Why {
+    Said(&'static str),
+    Memory(Error),
+    Ipc(Box<umf_ipc::Error>),
+    Umf(Box<umf::Error>),
+}
+
+impl Failure {
+    /// A code, and a text that says what to do.
+    pub(crate) const fn new(code: Code, why: &'static str) -> Self {
+        Self { code, why: Why::Said(why) }
+    }
+
+    /// An argument that makes no sense.
+    pub(crate) const fn argument(why: &'static str) -> Self {
+        Self::new(INVALID_ARGUMENT, why)
+    }
+
+    /// What this memory, provider or pool does not do.
+    pub(crate) const fn unsupported(why: &'static str) -> Self {
+        Self::new(NOT_SUPPORTED, why)
+    }
+
+    /// A code that foreign code returned.
+    pub(crate) const fn foreign(code: Code) -> Self {
+        Self::new(code, "said by the provider or pool that was asked")
+    }
+
+    /// The code for C.
+    pub(crate) const fn code(&self) -> Code {
+        self.code
+    }
+
+    /// The same with another code.
+    pub(crate) fn with_code(mut self, code: Code) -> Self {
+        self.code = code;
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.why {
+            Why::Said(why) => f.write_str(why),
+            Why::Memory(error) => error.fmt(f),
+            Why::Ipc(error) => error.fmt(f),
+            Why::Umf(error) => error.fmt(f),
+        }
+    }
+}
+
+const fn code_of(error: &Error) -> Code {
+    match error {
+        Error::OutOfMemory { .. } | Error::SizeOverflow { .. } => OUT_OF_HOST_MEMORY,
+        Error::LimitReached { .. } | Error::HeldLimit { .. } | Error::TooMany { .. } => OUT_OF_RESOURCES,
+        Error::BadAlignment { .. } => INVALID_ALIGNMENT,
+        Error::Frozen { .. } | Error::NotSupported { .. } => NOT_SUPPORTED,
+        Error::Native { .. } => PROVIDER_SPECIFIC,
+        _ => INVALID_ARGUMENT,
+    }
+}
+
+fn code_of_ipc(error: &umf_ipc::Error) -> Code {
+    match error {
+        umf_ipc::Error::Memory(error) => code_of(error),
+        umf_ipc::Error::LimitReached { .. } => OUT_OF_RESOURCES,
+        umf_ipc::Error::UnknownProvider { .. } => NOT_SUPPORTED,
+        umf_ipc::Error::TimedOut { .. } | umf_ipc::Error::System { .. } => UNKNOWN,
+        // Of a producer that is gone, the original says that the argument is wrong; and so of all else.
+        _ => INVALID_ARGUMENT,
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { code: code_of(&error), why: Why::Memory(error) }
+    }
+}
+
+impl From<umf_ipc::Error> for Failure {
+    fn from(error: umf_ipc::Error) -> Self {
+        Self { code: code_of_ipc(&error), why: Why::Ipc(Box::new(error)) }
+    }
+}
+
+impl From<umf::Error> for Failure {
+    fn from(error: umf::Error) -> Self {
+        match error {
+            umf::Error::Memory(error) => error.into(),
+            umf::Error::Ipc(error) => error.into(),
+            error => Self { code: UNKNOWN, why: Why::Umf(Box::new(error)) },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_error_has_its_nearest_code() {
+        let of = |error: Error| Failure::from(error).code();
+        assert_eq!(of(Error::ZeroSize), INVALID_ARGUMENT);
+        assert_eq!(of(Error::BadAlignment { align: 3 }), INVALID_ALIGNMENT);
+        assert_eq!(of(Error::OutOfMemory { size: 1, owner: "test", native: 12 }), OUT_OF_HOST_MEMORY);
+        assert_eq!(of(Error::TooMany { what: "tests", limit: 1 }), OUT_OF_RESOURCES);
+        assert_eq!(of(Error::Frozen { what: "test" }), NOT_SUPPORTED);
+        assert_eq!(of(Error::native("mmap", 22)), PROVIDER_SPECIFIC);
+        assert_eq!(Failure::from(umf_ipc::Error::OtherBoot).code(), INVALID_ARGUMENT);
+        assert_eq!(Failure::from(umf_ipc::Error::Memory(Error::ZeroSize)).code(), INVALID_ARGUMENT);
+        let text = Failure::from(Error::native("mmap", 22)).to_string();
+        assert!(text.contains("mmap failed"), "{text}");
+    }
+}

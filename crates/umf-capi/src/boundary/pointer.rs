@@ -1,0 +1,193 @@
+//! Pointers that C gave. See [`super`] for what C promises of them.
+
+use core::ffi::{CStr, c_char};
+use core::ptr::NonNull;
+
+use super::{Failure, Outcome};
+
+const NULL: Failure = Failure::argument("a pointer is NULL that must not be");
+
+/// Where a result goes.
+#[repr(transparent)]
+pub(crate) struct Out<T>(*mut T);
+
+impl<T> Clone for Out<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Out<T> {}
+
+impl<T> Out<T> {
+    /// For calls from inside.
+    pub(crate) const fn to(place: &mut T) -> Self {
+        Self(core::ptr::from_mut(place))
+    }
+
+    pub(crate) const fn from_ptr(pointer: *mut T) -> Self {
+        Self(pointer)
+    }
+
+    /// Refuses NULL, before anything is done.
+    pub(crate) fn check(self) -> Outcome<Self> {
+        if self.0.is_null() { Err(NULL) } else { Ok(self) }
+    }
+
+    /// Writes the result.
+    #[inline]
+    pub(crate) fn set(self, value: T) -> Outcome<()> {
+        let Some(place) = NonNull::new(self.0) else { return Err(NULL) };
+        // SAFETY: C promises that the pointer is valid for a write of its type.
+        unsafe { place.write_unaligned(value) };
+        Ok(())
+    }
+
+    /// Writes the result if it is wanted.
+    pub(crate) fn set_if_wanted(self, value: T) {
+        let _ = self.set(value);
+    }
+
+    pub(crate) const fn to_ptr(self) -> *mut T {
+        self.0
+    }
+}
+
+/// A string.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Text(*const c_char);
+
+impl Text {
+    pub(crate) const fn from_ptr(text: *const c_char) -> Self {
+        Self(text)
+    }
+
+    pub(crate) fn get<'a>(self) -> Outcome<&'a CStr> {
+        if self.0.is_null() {
+            return Err(NULL);
+        }
+        // SAFETY: C promises that a string that is not NULL ends with a NUL, and lives as long as the call.
+        Ok(unsafe { CStr::from_ptr(self.0) })
+    }
+
+    pub(crate) fn get_str<'a>(self) -> Outcome<&'a str> {
+        self.get()?.to_str().map_err(|_| Failure::argument("a name or path is not UTF-8"))
+    }
+
+    pub(crate) const fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+}
+
+/// The first of several.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct List<T>(*const T);
+
+impl<T: Copy> List<T> {
+    /// `len` of them; no pointer is needed for none.
+    pub(crate) fn get(self, len: usize) -> Outcome<Vec<T>> {
+        if len == 0 {
+            return Ok(Vec::new());
+        }
+        if self.0.is_null() {
+            return Err(NULL);
+        }
+        if len > isize::MAX as usize / size_of::<T>().max(1) {
+            return Err(Failure::argument("a list is longer than an address space"));
+        }
+        // SAFETY: C promises that there are as many as it says.
+        Ok((0..len).map(|index| unsafe { self.0.add(index).read_unaligned() }).collect())
+    }
+
+    pub(crate) const fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+}
+
+/// An object of this library, behind an opaque pointer.
+#[repr(transparent)]
+pub(crate) struct Handle<T>(*mut T);
+
+impl<T> Clone for Handle<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Handle<T> {}
+
+impl<T> Handle<T> {
+    pub(crate) const NULL: Self = Self(core::ptr::null_mut());
+
+    /// Makes a handle of an object, which lives until [`Handle::take`].
+    pub(crate) fn new(object: T) -> Self {
+        Self(Box::into_raw(Box::new(object)))
+    }
+
+    pub(crate) const fn from_ptr(pointer: *mut T) -> Self {
+        Self(pointer)
+    }
+
+    pub(crate) const fn to_ptr(self) -> *mut T {
+        self.0
+    }
+
+    pub(crate) const fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The object; `None` for NULL.
+    #[inline]
+    pub(crate) fn known<'a>(self) -> Option<&'a T> {
+        // SAFETY: C promises that the handle is NULL, or that the object is there until the call returns.
+        unsafe { self.0.as_ref() }
+    }
+
+    #[inline]
+    pub(crate) fn get<'a>(self) -> Outcome<&'a T> {
+        match self.known() {
+            Some(object) => Ok(object),
+            None => Err(NULL),
+        }
+    }
+
+    /// The object, to change it: for settings, which C must not use from two threads at once.
+    pub(crate) fn get_mut<'a>(self) -> Outcome<&'a mut T> {
+        // SAFETY: as above; and nobody else uses it meanwhile.
+        unsafe { self.0.as_mut() }.ok_or(NULL)
+    }
+
+    /// Takes the object back; `None` for NULL.
+    pub(crate) fn take(self) -> Option<Box<T>> {
+        // SAFETY: C promises that this is one of `new`'s, and that it is destroyed once.
+        (!self.0.is_null()).then(|| unsafe { Box::from_raw(self.0) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn null_is_an_error() {
+        assert!(Out::<u8>(core::ptr::null_mut()).set(1).is_err());
+        assert!(Text(core::ptr::null()).get().is_err());
+        assert!(List::<u8>(core::ptr::null()).get(1).is_err());
+        assert!(List::<u8>(core::ptr::null()).get(0).is_ok_and(|list| list.is_empty()));
+        assert!(Handle::<u8>::NULL.get().is_err() && Handle::<u8>::NULL.take().is_none());
+    }
+
+    #[test]
+    fn what_is_given_comes_back() {
+        let mut place = 0;
+        assert!(Out::to(&mut place).set(7).is_ok());
+        assert_eq!(place, 7);
+        let list = [1_u32, 2, 3];
+        assert_eq!(List(list.as_ptr()).get(3).unwrap(), list);
+        let handle = Handle::new(5);
+        *handle.get_mut().unwrap() += 1;
+        assert_eq!(*handle.take().unwrap(), 6);
+    }
+}

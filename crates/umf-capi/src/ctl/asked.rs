@@ -1,0 +1,317 @@
+//! [`Asked`]: one query, and how its answer goes back to C.
+
+use core::ffi::{CStr, c_char, c_void};
+use std::ffi::CString;
+
+use umf::plugin::ops::{Ctl, State};
+
+use super::path::{ANY, first};
+use super::variadic::{forward, next_pointer, next_size};
+use crate::boundary::{Code, Failure, INVALID_CTL_PATH, Outcome, SUCCESS, Text};
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Query {
+    Read,
+    Write,
+    Run,
+}
+
+/// `CTL_QUERY_CONFIG_INPUT`: the argument is text.
+pub(super) const CONFIG_INPUT: i32 = 2;
+
+/// A query at some node of the tree.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    source: i32,
+    path: &'a str,
+    argument: *mut c_void,
+    size: usize,
+    query: Query,
+    more: *mut c_void,
+}
+
+/// An answer.
+#[derive(Clone, Copy)]
+pub(crate) enum Value<'a> {
+    Size(usize),
+    Int(i32),
+    Text(&'a str),
+}
+
+pub(crate) const fn no_such_path() -> Failure {
+    Failure::new(INVALID_CTL_PATH, "the control tree has no such path")
+}
+
+const fn wrong_access() -> Failure {
+    Failure::argument("this node of the control tree is not for that: some are read, some set, some run")
+}
+
+impl<'a> Asked<'a> {
+    pub(crate) fn new(
+        source: i32,
+        path: *const c_char,
+        argument: *mut c_void,
+        size: usize,
+        query: i32,
+        more: *mut c_void,
+    ) -> Outcome<Self> {
+        let path = Text::from_ptr(path).get_str()?;
+        let query = match query {
+            0 => Query::Read,
+            1 => Query::Write,
+            2 => Query::Run,
+            _ => return Err(Failure::argument("a query is one of read, write and run")),
+        };
+        Ok(Self { source, path, argument, size, query, more })
+    }
+
+    /// A query of what the configuration says.
+    pub(super) fn configured(path: &'a str, value: &CStr) -> Self {
+        let argument = value.as_ptr().cast_mut().cast();
+        let size = value.to_bytes_with_nul().len();
+        Self { source: CONFIG_INPUT, path, argument, size, query: Query::Write, more: core::ptr::null_mut() }
+    }
+
+    pub(crate) const fn path(&self) -> &'a str {
+        self.path
+    }
+
+    pub(crate) const fn query(&self) -> Query {
+        self.query
+    }
+
+    pub(super) const fn source(&self) -> i32 {
+        self.source
+    }
+
+    /// The same query at a node below.
+    pub(crate) fn below(&self, path: &'a str) -> Self {
+        Self { path, ..*self }
+    }
+
+    /// The next node as a pointer, which only a wildcard can be, and the query below.
+    pub(super) fn pointer(&self) -> Outcome<(*mut c_void, Self)> {
+        match first(self.path) {
+            (ANY, rest) if !self.more.is_null() => Ok((next_pointer(self.more), self.below(rest))),
+            _ => Err(no_such_path()),
+        }
+    }
+
+    /// The next node as a name, and the query below.
+    pub(super) fn name(&self) -> Outcome<(String, Self)> {
+        match first(self.path) {
+            (ANY, rest) if !self.more.is_null() => {
+                let name = Text::from_ptr(next_pointer(self.more).cast()).get_str()?;
+                Ok((name.to_owned(), self.below(rest)))
+            }
+            ("" | ANY, _) => Err(no_such_path()),
+            (name, rest) => Ok((name.to_owned(), self.below(rest))),
+        }
+    }
+
+    /// The next node as an index, if it is one, and the query below.
+    pub(crate) fn index(&self) -> Outcome<Option<(usize, Self)>> {
+        match first(self.path) {
+            (ANY, rest) if !self.more.is_null() => Ok(Some((next_size(self.more), self.below(rest)))),
+            (ANY, _) => Err(no_such_path()),
+            (node, rest) => Ok(node.parse().ok().map(|index| (index, self.below(rest)))),
+        }
+    }
+
+    /// Whether this is to be run.
+    pub(crate) fn runs(&self) -> bool {
+        self.query == Query::Run
+    }
+
+    pub(crate) fn run(&self, act: impl FnOnce()) -> Outcome<()> {
+        if !self.runs() {
+            return Err(wrong_access());
+        }
+        act();
+        Ok(())
+    }
+
+    /// Answers a node that can only be read.
+    pub(crate) fn read_only(&self, value: Value<'_>) -> Outcome<()> {
+        match self.query {
+            Query::Read => self.give(value),
+            _ => Err(wrong_access()),
+        }
+    }
+
+    /// Writes the answer where C wants it, if there is room.
+    pub(crate) fn give(&self, value: Value<'_>) -> Outcome<()> {
+        match value {
+            Value::Size(value) => self.give_bytes(&value.to_ne_bytes()),
+            Value::Int(value) => self.give_bytes(&value.to_ne_bytes()),
+            Value::Text(text) => {
+                let text = CString::new(text).map_err(|_| Failure::argument("a text has a NUL inside"))?;
+                self.give_bytes(text.as_bytes_with_nul())
+            }
+        }
+    }
+
+    pub(super) fn give_bytes(&self, bytes: &[u8]) -> Outcome<()> {
+        if self.argument.is_null() || self.size < bytes.len() {
+            return Err(Failure::argument("the place for an answer is smaller than the answer"));
+        }
+        // SAFETY: C promises that the argument has as many bytes as it says.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.argument.cast(), bytes.len()) };
+        Ok(())
+    }
+
+    /// The bytes of the argument.
+    pub(super) fn bytes(&self) -> Outcome<&'a [u8]> {
+        if self.argument.is_null() || isize::try_from(self.size).is_err() {
+            return Err(Failure::argument("setting takes an argument and its size"));
+        }
+        // SAFETY: as above.
+        Ok(unsafe { core::slice::from_raw_parts(self.argument.cast::<u8>(), self.size) })
+    }
+
+    /// The argument as text; `None` where it is NULL.
+    pub(super) fn text(&self) -> Outcome<Option<&'a str>> {
+        if self.argument.is_null() {
+            return Ok(None);
+        }
+        Text::from_ptr(self.argument.cast_const().cast()).get_str().map(Some)
+    }
+
+    /// The argument as text, if it is of the configuration.
+    pub(super) fn text_if_configured(&self) -> Outcome<Option<&'a str>> {
+        if self.source == CONFIG_INPUT { self.text() } else { Ok(None) }
+    }
+
+    fn integer<const N: usize>(&self) -> Outcome<i128> {
+        if self.source == CONFIG_INPUT {
+            let text = self.text()?.unwrap_or_default();
+            return parse(text).ok_or(Failure::argument("a number of the configuration is none"));
+        }
+        let bytes =
+            self.bytes()?.get(..N).ok_or(Failure::argument("the argument is smaller than its type"))?;
+        let mut whole = [0; 16];
+        whole[..N].copy_from_slice(bytes);
+        let is_negative = N == 4 && bytes[N - 1] & 0x80 != 0;
+        Ok(if is_negative { i128::from_le_bytes(whole) - (1 << 32) } else { i128::from_le_bytes(whole) })
+    }
+
+    /// The argument of a node that is set, a `size_t`.
+    pub(crate) fn new_size(&self) -> Outcome<usize> {
+        usize::try_from(self.integer::<8>()?)
+            .map_err(|_| Failure::argument("a size is negative or too large"))
+    }
+
+    /// The argument of a node that is set, an `int`.
+    pub(crate) fn new_int(&self) -> Outcome<i32> {
+        i32::try_from(self.integer::<4>()?).map_err(|_| Failure::argument("a number is too large for an int"))
+    }
+
+    /// The argument of a node that is set, a truth: an `int` of any size, or `y`, `n`, `1`, `0` in the configuration.
+    pub(super) fn new_bool(&self) -> Outcome<bool> {
+        if self.source == CONFIG_INPUT {
+            return match self.text()?.unwrap_or_default().as_bytes().first() {
+                Some(b'y' | b'Y' | b'1') => Ok(true),
+                Some(b'n' | b'N' | b'0') => Ok(false),
+                _ => Err(Failure::argument("a truth of the configuration is neither y nor n")),
+            };
+        }
+        Ok(self.bytes()?.first().is_some_and(|&byte| byte != 0))
+    }
+
+    /// Reads or sets a `size_t`.
+    pub(crate) fn access_size(&self, place: &mut usize) -> Outcome<()> {
+        match self.query {
+            Query::Read => self.give(Value::Size(*place)),
+            Query::Write => {
+                *place = self.new_size()?;
+                Ok(())
+            }
+            Query::Run => Err(wrong_access()),
+        }
+    }
+
+    /// Reads or sets a truth, which is read as an `int`.
+    pub(crate) fn access_bool(&self, place: &mut bool) -> Outcome<()> {
+        match self.query {
+            Query::Read => self.give(Value::Int(i32::from(*place))),
+            Query::Write => {
+                *place = self.new_bool()?;
+                Ok(())
+            }
+            Query::Run => Err(wrong_access()),
+        }
+    }
+
+    /// Asks a table's `ext_ctl` about this node.
+    pub(super) fn forward(&self, to: Ctl, state: State) -> Outcome<()> {
+        let path = CString::new(self.path).map_err(|_| no_such_path())?;
+        let query = match self.query {
+            Query::Read => 0,
+            Query::Write => 1,
+            Query::Run => 2,
+        };
+        told(forward(to, state, self.source, &path, self.argument, self.size, query, self.more))
+    }
+}
+
+/// A code as an outcome.
+fn told(code: Code) -> Outcome<()> {
+    if code == SUCCESS { Ok(()) } else { Err(Failure::foreign(code)) }
+}
+
+/// A number as `strtoull` with base 0 has it.
+fn parse(text: &str) -> Option<i128> {
+    let text = text.trim();
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    if !digits.starts_with(|first: char| first.is_ascii_digit()) {
+        return None;
+    }
+    let value = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
+        // `from_str_radix` would take a sign.
+        Some(hex) if !hex.starts_with(['+', '-']) => i128::from_str_radix(hex, 16).ok()?,
+        Some(_) => return None,
+        None if digits.len() > 1 && digits.starts_with('0') => i128::from_str_radix(digits, 8).ok()?,
+        None => digits.parse().ok()?,
+    };
+    Some(if negative { -value } else { value })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_c() {
+        for (text, value) in [("12", 12), ("0x1F", 31), ("010", 8), ("-3", -3), (" 7 ", 7), ("0", 0)] {
+            assert_eq!(parse(text), Some(value), "{text}");
+        }
+        for text in ["", "x", "12x", "0x", "--1", "-+1", "0x-1"] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn arguments_have_the_size_of_their_type() {
+        let mut value = -5_i32;
+        let place = (&raw mut value).cast();
+        let asked = Asked {
+            source: 1,
+            path: "x",
+            argument: place,
+            size: 4,
+            query: Query::Write,
+            more: core::ptr::null_mut(),
+        };
+        assert_eq!(asked.new_int().unwrap(), -5);
+        assert!(asked.new_size().is_err());
+        assert!(asked.give(Value::Size(1)).is_err());
+        assert!(asked.read_only(Value::Int(1)).is_err());
+        let configured = Asked::configured("x", c"0x10");
+        assert_eq!(configured.new_size().unwrap(), 16);
+        assert!(Asked::configured("x", c"maybe").new_bool().is_err());
+    }
+}

@@ -1,0 +1,128 @@
+//! Who is there, by kind and name; and the defaults for those who will be.
+
+use core::ffi::{CStr, c_void};
+use std::ffi::CString;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use umf_core::global::Global;
+
+use super::asked::Query;
+use super::{Asked, no_such_path};
+use crate::boundary::{Code, Failure, Outcome};
+
+/// What a name belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Pool,
+    Provider,
+}
+
+/// Someone with a name. As long as the gate is held for reading, it is not destroyed.
+#[derive(Clone)]
+pub(super) struct Entry {
+    kind: Kind,
+    name: String,
+    pub(super) object: usize,
+    gate: Arc<RwLock<()>>,
+}
+
+impl Entry {
+    /// Runs `ask` on it unless it is being destroyed.
+    pub(super) fn ask<T>(&self, ask: impl FnOnce(usize) -> T) -> Option<T> {
+        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let is_there = LIVE.lock().iter().any(|entry| entry.kind == self.kind && entry.object == self.object);
+        is_there.then(|| ask(self.object))
+    }
+}
+
+static LIVE: Global<Vec<Entry>> = Global::new(Vec::new());
+
+/// Makes an object known by its name.
+pub(crate) fn enter(kind: Kind, name: &CStr, object: usize) {
+    let name = name.to_string_lossy().into_owned();
+    let entry = Entry { kind, name, object, gate: Arc::new(RwLock::new(())) };
+    LIVE.lock().push(entry);
+}
+
+/// Forgets it, and waits until nobody asks it any more.
+pub(crate) fn leave(kind: Kind, object: usize) {
+    let gone = {
+        let mut live = LIVE.lock();
+        let place = live.iter().position(|entry| entry.kind == kind && entry.object == object);
+        place.map(|place| live.remove(place))
+    };
+    if let Some(entry) = gone {
+        drop(entry.gate.write().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// All of that name, in the order in which they were made.
+pub(super) fn named(kind: Kind, name: &str) -> Vec<Entry> {
+    LIVE.lock().iter().filter(|entry| entry.kind == kind && entry.name == name).cloned().collect()
+}
+
+/// What is written to each new object of a name.
+#[derive(Clone)]
+struct Default {
+    kind: Kind,
+    name: String,
+    path: String,
+    source: i32,
+    value: Vec<u8>,
+}
+
+static DEFAULTS: Global<Vec<Default>> = Global::new(Vec::new());
+
+/// Answers `<kind>.default.<name>.<path>`.
+pub(super) fn answer_default(kind: Kind, asked: &Asked<'_>) -> Outcome<()> {
+    let (name, below) = asked.name()?;
+    let path = below.path();
+    if path.is_empty() {
+        return Err(no_such_path());
+    }
+    if path.contains(super::path::ANY) {
+        return Err(Failure::unsupported("a default has no wildcard below its name"));
+    }
+    let same = |known: &Default| known.kind == kind && known.name == name && known.path == path;
+    match below.query() {
+        Query::Run => Err(Failure::argument("a default is read or set")),
+        Query::Read => {
+            let value = DEFAULTS.lock().iter().find(|known| same(known)).map(|known| known.value.clone());
+            below.give_bytes(&value.ok_or(no_such_path())?)
+        }
+        Query::Write => {
+            let value = below.bytes()?.to_vec();
+            let new =
+                Default { kind, name: name.clone(), path: path.to_owned(), source: below.source(), value };
+            let mut defaults = DEFAULTS.lock();
+            // What was set later is written later.
+            defaults.retain(|known| !same(known));
+            defaults.push(new);
+            Ok(())
+        }
+    }
+}
+
+/// Writes the defaults of a name to a new object. One that it does not take is told to the log.
+pub(crate) fn apply_defaults(
+    kind: Kind,
+    name: &CStr,
+    mut write: impl FnMut(i32, &CStr, *mut c_void, usize) -> Code,
+) {
+    let name = name.to_string_lossy();
+    let all: Vec<_> =
+        DEFAULTS.lock().iter().filter(|known| known.kind == kind && known.name == name).cloned().collect();
+    for mut default in all {
+        let Ok(path) = CString::new(default.path.as_str()) else { continue };
+        let len = default.value.len();
+        let code = write(default.source, &path, default.value.as_mut_ptr().cast(), len);
+        if code != crate::boundary::SUCCESS {
+            tracing::warn!("{name} does not take the default for {} (result {code})", default.path);
+        }
+    }
+}
+
+/// Forgets the defaults, as the end of the library does.
+pub(crate) fn forget_defaults() {
+    DEFAULTS.lock().clear();
+}

@@ -1,0 +1,344 @@
+//! The log: `UMF_LOG` and the control tree say what goes where. It is off until one of them names an output.
+
+use core::fmt::{self, Write as _};
+use std::io::Write as _;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span;
+use tracing::subscriber::Interest;
+use tracing::{Event, Metadata, Subscriber};
+
+use crate::boundary::{Failure, Outcome};
+
+/// How much is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Level {
+    Debug,
+    Info,
+    Warning,
+    Error,
+    Fatal,
+}
+
+impl Level {
+    const ALL: [Self; 5] = [Self::Debug, Self::Info, Self::Warning, Self::Error, Self::Fatal];
+
+    pub(crate) fn numbered(number: i32) -> Option<Self> {
+        Self::ALL.get(usize::try_from(number).ok()?).copied()
+    }
+
+    pub(crate) fn number(self) -> i32 {
+        Self::ALL
+            .iter()
+            .position(|&level| level == self)
+            .and_then(|place| i32::try_from(place).ok())
+            .unwrap_or(0)
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Debug => "debug",
+            Self::Info => "info",
+            Self::Warning => "warning",
+            Self::Error => "error",
+            Self::Fatal => "fatal",
+        }
+    }
+
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|level| level.name() == name)
+    }
+
+    const fn of(level: tracing::Level) -> Self {
+        match level {
+            tracing::Level::ERROR => Self::Error,
+            tracing::Level::WARN => Self::Warning,
+            tracing::Level::INFO => Self::Info,
+            _ => Self::Debug,
+        }
+    }
+
+    const fn filter(self) -> LevelFilter {
+        match self {
+            Self::Debug => LevelFilter::DEBUG,
+            Self::Info => LevelFilter::INFO,
+            Self::Warning => LevelFilter::WARN,
+            Self::Error => LevelFilter::ERROR,
+            // Nothing here ends the program.
+            Self::Fatal => LevelFilter::OFF,
+        }
+    }
+}
+
+/// What lines look like, and which there are.
+pub(crate) struct Form {
+    pub(crate) level: Level,
+    pub(crate) flush: Level,
+    pub(crate) timestamp: bool,
+    pub(crate) pid: bool,
+    output: Output,
+}
+
+enum Output {
+    Off,
+    Stdout,
+    Stderr,
+    File { name: String, file: std::io::BufWriter<std::fs::File> },
+}
+
+static FORM: Mutex<Form> = Mutex::new(Form {
+    level: Level::Error,
+    flush: Level::Error,
+    timestamp: false,
+    pid: false,
+    output: Output::Off,
+});
+
+fn form() -> MutexGuard<'static, Form> {
+    FORM.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads or changes the form.
+pub(crate) fn change<T>(change: impl FnOnce(&mut Form) -> T) -> T {
+    let changed = change(&mut form());
+    tracing::callsite::rebuild_interest_cache();
+    changed
+}
+
+/// Where lines go: `stdout`, `stderr`, a path, or `disabled`.
+pub(crate) fn output_name() -> String {
+    match &form().output {
+        Output::Off => "disabled".to_owned(),
+        Output::Stdout => "stdout".to_owned(),
+        Output::Stderr => "stderr".to_owned(),
+        Output::File { name, .. } => name.clone(),
+    }
+}
+
+/// Says where lines go; `None` turns the log off.
+pub(crate) fn set_output(name: Option<&str>) -> Outcome<()> {
+    let output = match name {
+        None | Some("disabled") => Output::Off,
+        Some("stdout") => Output::Stdout,
+        Some("stderr") => Output::Stderr,
+        Some(name) => {
+            let open = std::fs::OpenOptions::new().create(true).append(true).open(name);
+            let file = open.map_err(|_| Failure::argument("the file for the log cannot be opened"))?;
+            Output::File { name: name.to_owned(), file: std::io::BufWriter::new(file) }
+        }
+    };
+    change(|form| form.output = output);
+    Ok(())
+}
+
+/// Starts the log as `UMF_LOG` says: `level:debug;flush:info;output:stderr;timestamp:yes;pid:no`.
+pub(crate) fn start() {
+    // Refused if there is one already, which then is ours from before.
+    let _ = tracing::subscriber::set_global_default(Log);
+    let Ok(text) = std::env::var("UMF_LOG") else { return };
+    match Said::parse(&text) {
+        Some(said) => said.apply(),
+        None if text.is_empty() => {}
+        None => {
+            let _ = writeln!(
+                std::io::stderr(),
+                "umf: UMF_LOG={text:?} is not understood; parts separated by `;`: output:stdout|stderr|file,<path>, \
+                 level:debug|info|warning|error|fatal, flush:<level>, timestamp:yes|no, pid:yes|no"
+            );
+        }
+    }
+}
+
+/// Writes what is buffered.
+pub(crate) fn flush() {
+    if let Output::File { file, .. } = &mut form().output {
+        let _ = file.flush();
+    }
+}
+
+#[derive(Default, Debug, PartialEq)]
+struct Said {
+    output: Option<String>,
+    level: Option<Level>,
+    flush: Option<Level>,
+    timestamp: bool,
+    pid: bool,
+}
+
+impl Said {
+    fn parse(text: &str) -> Option<Self> {
+        let mut said = Self::default();
+        for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once(':')?;
+            let truth = || match value {
+                "yes" => Some(true),
+                "no" => Some(false),
+                _ => None,
+            };
+            match name {
+                "level" => said.level = Some(Level::named(value)?),
+                "flush" => said.flush = Some(Level::named(value)?),
+                "timestamp" => said.timestamp = truth()?,
+                "pid" => said.pid = truth()?,
+                "output" => {
+                    let place = match value {
+                        "stdout" | "stderr" => value,
+                        _ => value.strip_prefix("file,")?,
+                    };
+                    said.output = Some(place.to_owned());
+                }
+                _ => return None,
+            }
+        }
+        Some(said)
+    }
+
+    fn apply(self) {
+        // Without an output the log stays off, whatever else is said.
+        let Some(output) = self.output else { return };
+        change(|form| {
+            form.level = self.level.unwrap_or(Level::Error);
+            form.flush = self.flush.unwrap_or(Level::Error);
+            form.timestamp = self.timestamp;
+            form.pid = self.pid;
+        });
+        if let Err(failure) = set_output(Some(&output)) {
+            let _ = writeln!(std::io::stderr(), "umf: UMF_LOG: {output}: {failure}; the log is off");
+        }
+    }
+}
+
+/// What all events of this library go to. The library has a copy of `tracing` of its own, which no program shares.
+struct Log;
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= threshold()
+    }
+
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        if self.enabled(metadata) { Interest::always() } else { Interest::never() }
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(threshold())
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let level = Level::of(*event.metadata().level());
+        let mut words = Words(String::new());
+        event.record(&mut words);
+        let mut form = form();
+        if level < form.level {
+            return;
+        }
+        let line = form.line(level, &words.0);
+        let flush = level >= form.flush;
+        form.output.write(&line, flush);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+fn threshold() -> LevelFilter {
+    let form = form();
+    if matches!(form.output, Output::Off) { LevelFilter::OFF } else { form.level.filter() }
+}
+
+impl Form {
+    fn line(&self, level: Level, words: &str) -> String {
+        let mut line = String::new();
+        if self.timestamp {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let _ = write!(line, "[{}.{:03}] ", now.as_secs(), now.subsec_millis());
+        }
+        if self.pid {
+            let _ = write!(line, "[{}] ", std::process::id());
+        }
+        let _ = writeln!(line, "[{} UMF]{words}", level.name().to_uppercase());
+        line
+    }
+}
+
+impl Output {
+    fn write(&mut self, line: &str, flush: bool) {
+        // With a closed output there is nobody to tell.
+        let _ = match self {
+            Self::Off => Ok(()),
+            Self::Stdout => std::io::stdout()
+                .write_all(line.as_bytes())
+                .and_then(|()| if flush { std::io::stdout().flush() } else { Ok(()) }),
+            Self::Stderr => std::io::stderr().write_all(line.as_bytes()),
+            Self::File { file, .. } => {
+                file.write_all(line.as_bytes()).and_then(|()| if flush { file.flush() } else { Ok(()) })
+            }
+        };
+    }
+}
+
+/// The fields of an event as text.
+struct Words(String);
+
+impl Visit for Words {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let _ = match field.name() {
+            "message" => write!(self.0, " {value:?}"),
+            name => write!(self.0, " {name}={value:?}"),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grammar_is_the_originals() {
+        let said = Said::parse("level:debug;flush:info;output:file,/tmp/a:b;timestamp:yes;pid:no").unwrap();
+        assert_eq!(said.output.as_deref(), Some("/tmp/a:b"));
+        assert_eq!((said.level, said.flush), (Some(Level::Debug), Some(Level::Info)));
+        assert!(said.timestamp && !said.pid);
+        for bad in ["level:loud", "output:printer", "debug", "x:y", "pid:maybe"] {
+            assert_eq!(Said::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn lines_show_what_is_asked_for() {
+        let mut form = Form {
+            level: Level::Error,
+            flush: Level::Error,
+            timestamp: false,
+            pid: false,
+            output: Output::Off,
+        };
+        assert_eq!(form.line(Level::Error, " it broke"), "[ERROR UMF] it broke\n");
+        form.pid = true;
+        assert!(
+            form.line(Level::Warning, " x").starts_with(&format!("[{}] [WARNING UMF]", std::process::id()))
+        );
+    }
+
+    #[test]
+    fn levels_have_the_numbers_of_the_header() {
+        for (number, level) in Level::ALL.into_iter().enumerate() {
+            assert_eq!(Level::numbered(i32::try_from(number).unwrap()), Some(level));
+            assert_eq!(usize::try_from(level.number()).unwrap(), number);
+        }
+        assert_eq!(Level::numbered(5), None);
+        assert_eq!(Level::numbered(-1), None);
+    }
+}

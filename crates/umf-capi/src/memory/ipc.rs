@@ -1,0 +1,108 @@
+//! `umf/ipc.h`.
+
+use core::ffi::c_void;
+
+use umf_core::Address;
+use umf_ipc::HANDLE_SIZE;
+
+use super::{opened, owners, provider_handle};
+use crate::boundary::{Code, Failure, Handle, Out, Outcome, call};
+use crate::pool::Pool;
+
+/// What `umf_ipc_handle_t` points to: the bytes of a handle, and where in its block the pointer was that it is for.
+#[repr(C, align(8))]
+pub(crate) struct IpcHandle {
+    handle: [u8; HANDLE_SIZE],
+    offset: [u8; 8],
+}
+
+const SIZE: usize = size_of::<IpcHandle>();
+const _: () = assert!(SIZE == HANDLE_SIZE + 8);
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolGetIPCHandleSize(pool: Handle<Pool>, size: Out<usize>) -> Code {
+    call("umfPoolGetIPCHandleSize", || {
+        let (pool, size) = (pool.get()?, size.check()?);
+        pool.check_ipc()?;
+        size.set(SIZE)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfGetIPCHandle(
+    memory: *const c_void,
+    handle: Out<Handle<IpcHandle>>,
+    size: Out<usize>,
+) -> Code {
+    call("umfGetIPCHandle", || {
+        let (handle, size) = (handle.check()?, size.check()?);
+        handle.set(Handle::new(export(Address::from_ptr(memory.cast::<u8>()))?))?;
+        size.set(SIZE)
+    })
+}
+
+fn export(address: Address) -> Outcome<IpcHandle> {
+    let (_, found) = owners::find(address)
+        .ok_or_else(|| Failure::argument("the memory is of no pool that keeps track of it"))?;
+    // SAFETY: of this memory C has pointers, and Rust no references.
+    let exported = unsafe { umf::exporter()?.handle(address) };
+    let exported = exported.map_err(|error| match error {
+        // As the original says of it.
+        umf_ipc::Error::NotExportable { .. } => {
+            Failure::from(error).with_code(crate::boundary::INVALID_ARGUMENT)
+        }
+        error => error.into(),
+    })?;
+    let block = found.region.base().checked_add(exported.offset());
+    let offset =
+        block.and_then(|block| address.offset_from(block)).filter(|&offset| offset < exported.length());
+    let offset = offset.ok_or(Failure::argument("the memory was freed meanwhile"))?;
+    Ok(IpcHandle { handle: *exported.as_bytes(), offset: offset.to_le_bytes() })
+}
+
+/// The handle stays valid wherever its bytes are, until the memory is freed.
+#[unsafe(no_mangle)]
+extern "C" fn umfPutIPCHandle(handle: Handle<IpcHandle>) -> Code {
+    call("umfPutIPCHandle", || {
+        drop(handle.take());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolGetIPCHandler(pool: Handle<Pool>, handler: Out<*mut c_void>) -> Code {
+    call("umfPoolGetIPCHandler", || {
+        let handler = handler.check()?;
+        pool.get()?.check_tracked()?;
+        handler.set(pool.to_ptr().cast())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfOpenIPCHandle(
+    handler: Handle<Pool>,
+    handle: Handle<IpcHandle>,
+    memory: Out<*mut c_void>,
+) -> Code {
+    call("umfOpenIPCHandle", || {
+        let (pool, handle, memory) = (handler.get()?, handle.get()?, memory.check()?);
+        pool.check_is_pool()?;
+        let provider = pool.provider()?;
+        let mapping = provider_handle::open_bytes(provider.importer()?, &handle.handle)?;
+        let offset = u64::from_le_bytes(handle.offset);
+        if offset >= mapping.len() as u64 {
+            return Err(Failure::argument("the handle is corrupt: it points outside of its block"));
+        }
+        let address = usize::try_from(mapping.address().value() + offset);
+        let address =
+            address.map_err(|_| Failure::argument("the memory lies in no address space of this process"))?;
+        // SAFETY: the pool closes all when it goes; its provider, and so the importer, is there longer.
+        unsafe { opened::keep(address, mapping, pool.opens()) };
+        memory.set(core::ptr::with_exposed_provenance_mut(address))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfCloseIPCHandle(memory: *mut c_void) -> Code {
+    call("umfCloseIPCHandle", || opened::close(memory.addr()))
+}

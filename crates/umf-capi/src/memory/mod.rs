@@ -1,0 +1,9 @@
+//! Memory by its address: which pool it is from, its handles for other processes, what is open here, its properties.
+
+mod ipc;
+mod opened;
+pub(crate) mod owners;
+mod properties;
+pub(crate) mod provider_handle;
+
+pub(crate) use opened::close_all;

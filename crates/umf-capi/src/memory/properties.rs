@@ -1,0 +1,213 @@
+//! `umf/experimental/memory_properties.h`.
+//!
+//! What C gets is no address but a number: which place of a table, and which use of that place. So a handle for memory that is
+//! gone is an error, and never read through.
+
+use core::ffi::c_void;
+
+use umf_core::global::Global;
+use umf_core::{Address, Region, tracker};
+
+use super::{opened, owners};
+use crate::boundary::{Code, Failure, Handle, Out, Outcome, call};
+use crate::pool::Pool;
+
+/// `umf_memory_properties_handle_t`.
+type Number = *mut c_void;
+
+const PROVIDER: i32 = 0;
+const POOL: i32 = 1;
+const BASE: i32 = 10;
+const SIZE: i32 = 11;
+const BUFFER: i32 = 12;
+const POINTER_TYPE: i32 = 20;
+const INVALID: i32 = -1;
+
+const TYPE_UNKNOWN: i32 = 0;
+const TYPE_HOST: i32 = 1;
+
+/// What a handle stands for.
+#[derive(Clone, Copy, PartialEq)]
+enum Subject {
+    Region(Region),
+    /// Memory of another process, open here.
+    Opened {
+        base: usize,
+        size: usize,
+    },
+}
+
+struct Place {
+    subject: Subject,
+    use_number: u32,
+}
+
+static PLACES: Global<Vec<Place>> = Global::new(Vec::new());
+/// From this many on, places of memory that is gone are used again.
+const MANY: usize = 1024;
+
+impl Subject {
+    fn at(address: Address) -> Option<Self> {
+        if let Some((_, found)) = owners::find(address) {
+            return Some(Self::Region(found.region));
+        }
+        let (_, base, size) = opened::around(usize::try_from(address.value()).ok()?)?;
+        Some(Self::Opened { base, size })
+    }
+
+    fn is_there(self) -> bool {
+        match self {
+            // The region's number is never another's.
+            Self::Region(region) => self_is_live(region),
+            Self::Opened { base, size } => {
+                opened::around(base).is_some_and(|(_, found, len)| (found, len) == (base, size))
+            }
+        }
+    }
+
+    fn pool<'a>(self) -> Option<&'a Pool> {
+        match self {
+            Self::Region(region) => {
+                let (pool, found) = owners::find(region.base())?;
+                // A pool that was made of a block of this one's lies inside.
+                (found.region == region).then(|| Handle::from_ptr(pool).get().ok()).flatten()
+            }
+            Self::Opened { .. } => None,
+        }
+    }
+}
+
+fn self_is_live(region: Region) -> bool {
+    tracker::find(region.base()).is_some_and(|found| found.region == region)
+}
+
+fn number(place: usize, use_number: u32) -> Number {
+    let place = u32::try_from(place + 1).unwrap_or(0);
+    core::ptr::without_provenance_mut(((u64::from(use_number) << 32) | u64::from(place)) as usize)
+}
+
+/// A number for the subject: the one that it has already, or a new one.
+fn enter(subject: Subject) -> Number {
+    let mut places = PLACES.lock();
+    if let Some(place) = places.iter().position(|place| place.subject == subject) {
+        return number(place, places[place].use_number);
+    }
+    if places.len() >= MANY
+        && let Some(free) = places.iter().position(|place| !place.subject.is_there())
+    {
+        let use_number = places[free].use_number.wrapping_add(1);
+        places[free] = Place { subject, use_number };
+        return number(free, use_number);
+    }
+    places.push(Place { subject, use_number: 1 });
+    number(places.len() - 1, 1)
+}
+
+fn subject(number: Number) -> Outcome<Subject> {
+    let unknown = Failure::argument("that is no handle of properties, or its memory was freed");
+    let bits = number.addr() as u64;
+    let place = usize::try_from(bits & 0xffff_ffff).ok().and_then(|place| place.checked_sub(1));
+    let found = {
+        let places = PLACES.lock();
+        let place = place.and_then(|place| places.get(place));
+        place.filter(|place| u64::from(place.use_number) == bits >> 32).map(|place| place.subject)
+    };
+    found.filter(|subject| subject.is_there()).ok_or(unknown)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfGetMemoryPropertiesHandle(memory: *const c_void, handle: Out<Number>) -> Code {
+    call("umfGetMemoryPropertiesHandle", || {
+        let handle = handle.check()?;
+        let unknown = Failure::argument("the memory is of no pool that keeps track of it");
+        let subject = Subject::at(Address::from_ptr(memory.cast::<u8>())).ok_or(unknown)?;
+        handle.set(enter(subject))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfGetMemoryPropertySize(handle: Number, property: i32, size: Out<usize>) -> Code {
+    call("umfGetMemoryPropertySize", || {
+        let size = size.check()?;
+        match property {
+            PROVIDER | POOL | BASE | SIZE | BUFFER => size.set(8),
+            POINTER_TYPE => size.set(size_of::<i32>()),
+            INVALID => Err(Failure::argument("UMF_MEMORY_PROPERTY_INVALID is no property")),
+            property => asked_size(subject(handle)?, property, size),
+        }
+    })
+}
+
+const UNKNOWN: Failure = Failure::unsupported("this memory does not have that property");
+
+fn asked_size(subject: Subject, property: i32, size: Out<usize>) -> Outcome<()> {
+    let provider = subject.pool().ok_or(UNKNOWN)?.provider()?;
+    let both = provider.operations.properties.ok_or(UNKNOWN)?;
+    // SAFETY: a function of the table, with the place for its result that C gave.
+    provider.told(unsafe { (both.size)(provider.state, property, size.to_ptr()) })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfGetMemoryProperty(handle: Number, property: i32, value: *mut c_void, room: usize) -> Code {
+    call("umfGetMemoryProperty", || {
+        if value.is_null() || room == 0 {
+            return Err(Failure::argument("a property needs a place to go to"));
+        }
+        let subject = subject(handle)?;
+        let (base, size, id) = match subject {
+            Subject::Region(region) => (region.base().value() as usize, region.size(), region.id().get()),
+            Subject::Opened { base, size } => (base, size, 0),
+        };
+        let pool = subject.pool();
+        let of_pool = |what: fn(&Pool) -> Outcome<usize>| pool.ok_or(UNKNOWN).and_then(what);
+        match property {
+            PROVIDER => give(value, room, &of_pool(|pool| Ok(core::ptr::from_ref(pool.provider()?).addr()))?),
+            POOL => give(value, room, &of_pool(|pool| Ok(core::ptr::from_ref(pool).addr()))?),
+            BASE => give(value, room, &base),
+            SIZE => give(value, room, &size),
+            BUFFER => give(value, room, &id),
+            POINTER_TYPE => give(value, room, &pointer_type(subject, base)?),
+            INVALID => Err(Failure::argument("UMF_MEMORY_PROPERTY_INVALID is no property")),
+            property => asked(subject, property, base, value, room),
+        }
+    })
+}
+
+fn give<T: Copy>(value: *mut c_void, room: usize, what: &T) -> Outcome<()> {
+    if room < size_of::<T>() {
+        return Err(Failure::argument("the place for a property is smaller than the property"));
+    }
+    // SAFETY: C promises as many bytes as it says.
+    unsafe { value.cast::<T>().write_unaligned(*what) };
+    Ok(())
+}
+
+fn asked(subject: Subject, property: i32, base: usize, value: *mut c_void, room: usize) -> Outcome<()> {
+    let provider = subject.pool().ok_or(UNKNOWN)?.provider()?;
+    let both = provider.operations.properties.ok_or(UNKNOWN)?;
+    let mut size = 0;
+    // SAFETY: a function of the table, with a place for its result.
+    provider.told(unsafe { (both.size)(provider.state, property, &raw mut size) })?;
+    if room < size {
+        return Err(Failure::argument("the place for a property is smaller than the property"));
+    }
+    let base = core::ptr::with_exposed_provenance(base);
+    // SAFETY: as above, with a place that is large enough.
+    provider.told(unsafe { (both.get)(provider.state, base, property, value) })
+}
+
+fn pointer_type(subject: Subject, base: usize) -> Outcome<i32> {
+    let Some(pool) = subject.pool() else { return Ok(TYPE_UNKNOWN) };
+    let provider = pool.provider()?;
+    if provider.operations.properties.is_none() {
+        let is_host = provider.core().memory_kind().is_host_accessible();
+        return Ok(if is_host { TYPE_HOST } else { TYPE_UNKNOWN });
+    }
+    let mut said = TYPE_UNKNOWN;
+    let place = (&raw mut said).cast();
+    match asked(subject, POINTER_TYPE, base, place, size_of::<i32>()) {
+        Ok(()) => Ok(said),
+        Err(failure) if failure.code() == crate::boundary::NOT_SUPPORTED => Ok(TYPE_UNKNOWN),
+        Err(failure) => Err(failure),
+    }
+}

@@ -1,0 +1,235 @@
+//! `umf/memory_pool.h`.
+
+use core::ffi::{c_char, c_void};
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering;
+
+use umf_core::{Address, Pool as _};
+
+use super::handle::Pool;
+use super::ops::PoolTable;
+use crate::boundary::{Code, Failure, Handle, Out, Outcome, SUCCESS, call, call_with};
+use crate::memory::owners;
+use crate::pools::disjoint;
+use crate::provider::Provider;
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolCreate(
+    table: *const PoolTable,
+    provider: Handle<Provider>,
+    params: *const c_void,
+    flags: u32,
+    pool: Out<Handle<Pool>>,
+) -> Code {
+    call("umfPoolCreate", || {
+        let pool = pool.check()?;
+        crate::base::ensure();
+        pool.set(Pool::create(table, provider, params, flags)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolDestroy(pool: Handle<Pool>) -> Code {
+    call("umfPoolDestroy", || Pool::destroy(pool))
+}
+
+/// Counts a block that a foreign pool gave.
+fn counted(pool: &Pool, block: *mut c_void) -> *mut c_void {
+    if !block.is_null() {
+        pool.live.add(1);
+    }
+    block
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolMalloc(pool: Handle<Pool>, size: usize) -> *mut c_void {
+    if let Some(pool) = pool.known()
+        && let Some(slab) = pool.slab()
+        && let Ok(layout) = disjoint::layout(size)
+        && let Ok(address) = slab.allocate(layout)
+        && let Some(block) = address.as_ptr()
+    {
+        return block.cast();
+    }
+    malloc_else(pool, size)
+}
+
+#[cold]
+#[inline(never)]
+fn malloc_else(pool: Handle<Pool>, size: usize) -> *mut c_void {
+    call_with("umfPoolMalloc", null_mut(), || {
+        let pool = pool.get()?;
+        // SAFETY: a function of the table, here and below.
+        Ok(counted(pool, unsafe { (pool.operations.malloc)(pool.state, size) }))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolAlignedMalloc(pool: Handle<Pool>, size: usize, align: usize) -> *mut c_void {
+    call_with("umfPoolAlignedMalloc", null_mut(), || {
+        let pool = pool.get()?;
+        // SAFETY: as above.
+        Ok(counted(pool, unsafe { (pool.operations.aligned_malloc)(pool.state, size, align) }))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolCalloc(pool: Handle<Pool>, count: usize, size: usize) -> *mut c_void {
+    call_with("umfPoolCalloc", null_mut(), || {
+        let pool = pool.get()?;
+        // SAFETY: as above.
+        Ok(counted(pool, unsafe { (pool.operations.calloc)(pool.state, count, size) }))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolRealloc(pool: Handle<Pool>, block: *mut c_void, size: usize) -> *mut c_void {
+    call_with("umfPoolRealloc", null_mut(), || {
+        let pool = pool.get()?;
+        // SAFETY: as above; the block is C's to give.
+        let moved = unsafe { (pool.operations.realloc)(pool.state, block, size) };
+        match (block.is_null(), moved.is_null()) {
+            (true, false) => pool.live.add(1),
+            (false, true) if size == 0 => pool.live.add(-1),
+            _ => {}
+        }
+        Ok(moved)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolMallocUsableSize(pool: Handle<Pool>, block: *const c_void, size: Out<usize>) -> Code {
+    call("umfPoolMallocUsableSize", || {
+        let (pool, size) = (pool.get()?, size.check()?);
+        // SAFETY: as above.
+        told(unsafe { (pool.operations.malloc_usable_size)(pool.state, block, size.to_ptr()) })
+    })
+}
+
+fn told(code: Code) -> Outcome<()> {
+    if code == SUCCESS { Ok(()) } else { Err(Failure::foreign(code)) }
+}
+
+/// Frees a block of a slab pool, the way it mostly goes.
+#[inline]
+fn free_at_once(pool: &Pool, block: *mut c_void) -> bool {
+    let address = Address::from_ptr(block.cast::<u8>());
+    // SAFETY: the block is C's to give; one that is none is an error.
+    pool.slab().is_some_and(|slab| unsafe { slab.free(address) }.is_ok())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolFree(pool: Handle<Pool>, block: *mut c_void) -> Code {
+    if let Some(known) = pool.known()
+        && free_at_once(known, block)
+    {
+        return SUCCESS;
+    }
+    free_else(pool, block)
+}
+
+#[cold]
+#[inline(never)]
+fn free_else(pool: Handle<Pool>, block: *mut c_void) -> Code {
+    call("umfPoolFree", || free(pool.get()?, block))
+}
+
+fn free(pool: &Pool, block: *mut c_void) -> Outcome<()> {
+    // SAFETY: a function of the table; the block is C's to give.
+    told(unsafe { (pool.operations.free)(pool.state, block) })?;
+    if !block.is_null() && pool.slab().is_none() {
+        pool.live.add(-1);
+    }
+    Ok(())
+}
+
+/// The pool of memory that it keeps track of.
+#[inline]
+fn known_by_pointer(memory: *const c_void) -> Option<Handle<Pool>> {
+    let (pool, _) = owners::find(Address::from_ptr(memory.cast::<u8>()))?;
+    Some(Handle::from_ptr(pool))
+}
+
+fn by_pointer(memory: *const c_void) -> Outcome<Handle<Pool>> {
+    known_by_pointer(memory).ok_or(Failure::argument("the memory is of no pool that keeps track of it"))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfFree(block: *mut c_void) -> Code {
+    if let Some(pool) = known_by_pointer(block).and_then(Handle::known)
+        && free_at_once(pool, block)
+    {
+        return SUCCESS;
+    }
+    free_any_else(block)
+}
+
+#[cold]
+#[inline(never)]
+fn free_any_else(block: *mut c_void) -> Code {
+    call("umfFree", || free(by_pointer(block)?.get()?, block))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolByPtr(memory: *const c_void, pool: Out<Handle<Pool>>) -> Code {
+    if let Some(found) = known_by_pointer(memory)
+        && pool.set(found).is_ok()
+    {
+        return SUCCESS;
+    }
+    by_pointer_else(memory, pool)
+}
+
+#[cold]
+#[inline(never)]
+fn by_pointer_else(memory: *const c_void, pool: Out<Handle<Pool>>) -> Code {
+    call("umfPoolByPtr", || pool.check()?.set(by_pointer(memory)?))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolGetLastAllocationError(pool: Handle<Pool>) -> Code {
+    call("umfPoolGetLastAllocationError", || {
+        let pool = pool.get()?;
+        // SAFETY: a function of the table.
+        told(unsafe { (pool.operations.get_last_allocation_error)(pool.state) })
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolGetMemoryProvider(pool: Handle<Pool>, provider: Out<Handle<Provider>>) -> Code {
+    call("umfPoolGetMemoryProvider", || provider.check()?.set(pool.get()?.provider_handle()))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolGetName(pool: Handle<Pool>, name: Out<*const c_char>) -> Code {
+    call("umfPoolGetName", || {
+        let (pool, name) = (pool.get()?, name.check()?);
+        name.set(pool.name()?.as_ptr())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolSetTag(pool: Handle<Pool>, tag: *mut c_void, old: Out<*mut c_void>) -> Code {
+    call("umfPoolSetTag", || {
+        old.set_if_wanted(pool.get()?.tag.swap(tag, Ordering::AcqRel));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolGetTag(pool: Handle<Pool>, tag: Out<*mut c_void>) -> Code {
+    call("umfPoolGetTag", || {
+        let pool = pool.get()?;
+        tag.set(pool.tag.load(Ordering::Acquire))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfPoolTrimMemory(pool: Handle<Pool>, keep: usize) -> Code {
+    call("umfPoolTrimMemory", || {
+        let pool = pool.get()?;
+        let trim = pool.operations.trim.ok_or(Failure::unsupported("this kind of pool does not trim"))?;
+        // SAFETY: a function of the table.
+        told(unsafe { trim(pool.state, keep) })
+    })
+}

@@ -1,0 +1,251 @@
+//! [`Pool`]: what a `umf_memory_pool_handle_t` points to.
+
+use core::ffi::{CStr, c_char, c_void};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use umf::plugin::ops::State;
+use umf_core::Pool as _;
+use umf_pool_slab::SlabPool;
+
+use super::live::Live;
+use super::ops::{self, Functions, PoolTable};
+use crate::boundary::{
+    Code, Failure, Handle, INVALID_ARGUMENT, INVALID_CTL_PATH, NOT_SUPPORTED, Outcome, SUCCESS,
+};
+use crate::ctl::{self, registry};
+use crate::memory::{close_all, owners};
+use crate::pools::disjoint;
+use crate::provider::{Provider, Tracking};
+
+/// `UMF_POOL_CREATE_FLAG_OWN_PROVIDER`.
+const OWN_PROVIDER: u32 = 1;
+/// `UMF_POOL_CREATE_FLAG_DISABLE_TRACKING`.
+const DISABLE_TRACKING: u32 = 2;
+
+/// What stands in a live pool, and nowhere by accident.
+const MARK: u64 = 0x756d_6620_706f_6f6c;
+
+/// A pool with its functions and state.
+pub(crate) struct Pool {
+    /// The slab pool behind it, if it is one of ours, and nothing is to be done beside allocating; otherwise null. First, and
+    /// with the mark in one line, because it is all that the common path reads.
+    pub(super) slab: *const SlabPool,
+    mark: u64,
+    pub(crate) operations: Functions,
+    pub(crate) state: State,
+    flags: u32,
+    provider: Handle<Provider>,
+    tracking: Option<Box<Provider>>,
+    pub(super) tag: AtomicPtr<c_void>,
+    pub(super) live: Live,
+    /// Whether handles were opened through it.
+    has_opened: AtomicBool,
+}
+
+// SAFETY: UMF requires of every pool that its operations may be called by several threads at once.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+impl Pool {
+    pub(super) fn create(
+        table: *const PoolTable,
+        provider: Handle<Provider>,
+        params: *const c_void,
+        flags: u32,
+    ) -> Outcome<Handle<Self>> {
+        let operations = ops::read(table)?;
+        let given = provider.get()?;
+        if flags & !(OWN_PROVIDER | DISABLE_TRACKING) != 0 {
+            return Err(Failure::argument("a flag of a pool is none of those of umf_pool_create_flag_t"));
+        }
+        let tracked = flags & DISABLE_TRACKING == 0;
+        let (tracking, owner) = if tracked {
+            let (tracking, owner) = Tracking::over(given)?;
+            (Some(tracking), Some(owner))
+        } else {
+            (None, None)
+        };
+        let pool = Handle::new(Self {
+            slab: core::ptr::null(),
+            mark: MARK,
+            operations,
+            state: core::ptr::null_mut(),
+            flags,
+            provider,
+            tracking,
+            tag: AtomicPtr::new(core::ptr::null_mut()),
+            live: Live::new(),
+            has_opened: AtomicBool::new(false),
+        });
+        if let Some(owner) = owner {
+            owners::set(owner, pool.to_ptr());
+            let tracking = pool.get()?.tracking.as_deref().and_then(Tracking::of);
+            tracking.into_iter().for_each(|tracking| tracking.set_pool(pool.to_ptr()));
+        }
+        let started = Self::start(pool, params);
+        if let Err(failure) = started {
+            // The provider stays the program's after an error.
+            Self::dismantle(pool);
+            return Err(failure);
+        }
+        Ok(pool)
+    }
+
+    fn start(handle: Handle<Self>, params: *const c_void) -> Outcome<()> {
+        let pool = handle.get_mut()?;
+        let provider = match pool.tracking.as_mut() {
+            Some(tracking) => Handle::from_ptr(core::ptr::from_mut(&mut **tracking)),
+            None => pool.provider,
+        };
+        let mut state = core::ptr::null_mut();
+        // SAFETY: a function of the table, with what C gave for it.
+        let code = unsafe { (pool.operations.initialize)(provider, params, &raw mut state) };
+        if code != SUCCESS {
+            // Nothing to finalise.
+            pool.mark = 0;
+            return Err(Failure::foreign(code));
+        }
+        pool.state = state;
+        let name = pool.name()?;
+        registry::apply_defaults(registry::Kind::Pool, name, |source, path, argument, size| {
+            pool.control(source, path, argument, size, 1)
+        });
+        match pool.control(1, c"post_initialize", core::ptr::null_mut(), 0, 2) {
+            SUCCESS | INVALID_CTL_PATH | NOT_SUPPORTED => {}
+            code => return Err(Failure::foreign(code)),
+        }
+        pool.take_short_cut();
+        registry::enter(registry::Kind::Pool, name, handle.to_ptr().expose_provenance());
+        Ok(())
+    }
+
+    /// Finds the slab pool of a disjoint pool.
+    fn take_short_cut(&mut self) {
+        if self.operations.allocates_as(&disjoint::FUNCTIONS)
+            && let Ok(disjoint) = disjoint::of(self.state)
+            && disjoint.is_plain()
+            && let Ok(slab) = disjoint.slab()
+        {
+            self.slab = slab;
+        }
+    }
+
+    /// Asks the pool's control tree, without arguments behind the path.
+    fn control(&self, source: i32, path: &CStr, argument: *mut c_void, size: usize, query: i32) -> Code {
+        match self.operations.ctl {
+            Some(control) => ctl::forward_none(control, self.state, source, path, argument, size, query),
+            None => INVALID_CTL_PATH,
+        }
+    }
+
+    pub(super) fn destroy(handle: Handle<Self>) -> Outcome<()> {
+        handle.get()?.check_is_pool()?;
+        registry::leave(registry::Kind::Pool, handle.to_ptr().addr());
+        let owned = {
+            let pool = handle.get()?;
+            (pool.flags & OWN_PROVIDER != 0).then_some(pool.provider)
+        };
+        let code = Self::dismantle(handle);
+        let provider_code = owned.and_then(Handle::take).map_or(SUCCESS, Provider::destroy);
+        match (code, provider_code) {
+            (SUCCESS, SUCCESS) => Ok(()),
+            (SUCCESS, code) | (code, _) => Err(Failure::foreign(code)),
+        }
+    }
+
+    /// Everything but the program's provider.
+    fn dismantle(handle: Handle<Self>) -> Code {
+        let Ok(pool) = handle.get_mut() else { return INVALID_ARGUMENT };
+        if pool.has_opened.load(Ordering::Relaxed) {
+            close_all(pool.tag_of_openings());
+            // What is cached goes with the pool, as in the original.
+            if let Ok(importer) = pool.provider().and_then(|provider| provider.importer()) {
+                importer.evict_idle();
+            }
+        }
+        let code = if pool.mark == MARK {
+            // SAFETY: a function of the table; a pool is destroyed once.
+            unsafe { (pool.operations.finalize)(pool.state) }
+        } else {
+            SUCCESS
+        };
+        pool.mark = 0;
+        if let Some(tracking) = pool.tracking.take() {
+            tracking.finalize();
+        }
+        owners::leave(handle.to_ptr());
+        drop(handle.take());
+        code
+    }
+
+    /// Whether the handle is one of a pool: handlers are, and C has no type for them.
+    pub(crate) const fn check_is_pool(&self) -> Outcome<()> {
+        if self.mark == MARK { Ok(()) } else { Err(Failure::argument("that is no handle of a live pool")) }
+    }
+
+    pub(crate) const fn check_tracked(&self) -> Outcome<()> {
+        if self.flags & DISABLE_TRACKING == 0 {
+            return Ok(());
+        }
+        Err(Failure::argument("the pool was made with UMF_POOL_CREATE_FLAG_DISABLE_TRACKING"))
+    }
+
+    /// Whether its memory has handles for other processes.
+    pub(crate) fn check_ipc(&self) -> Outcome<()> {
+        self.check_tracked()?;
+        let provider = self.provider()?;
+        let none = Failure::argument("the pool's provider has no IPC handles: private memory, for one");
+        provider.core().export().map(|_| ()).ok_or(none)
+    }
+
+    /// The provider that the program gave.
+    pub(crate) fn provider<'a>(&self) -> Outcome<&'a Provider> {
+        self.provider.get()
+    }
+
+    pub(super) const fn provider_handle(&self) -> Handle<Provider> {
+        self.provider
+    }
+
+    /// Under which openings through this pool are kept.
+    pub(crate) fn opens(&self) -> usize {
+        if !self.has_opened.load(Ordering::Relaxed) {
+            self.has_opened.store(true, Ordering::Relaxed);
+        }
+        self.tag_of_openings()
+    }
+
+    fn tag_of_openings(&self) -> usize {
+        core::ptr::from_ref(self).addr()
+    }
+
+    pub(super) fn name<'a>(&self) -> Outcome<&'a CStr> {
+        let mut name: *const c_char = core::ptr::null();
+        // SAFETY: a function of the table, with a place for its result.
+        let code = unsafe { (self.operations.get_name)(self.state, &raw mut name) };
+        if code != SUCCESS {
+            return Err(Failure::foreign(code));
+        }
+        if name.is_null() {
+            return Ok(c"");
+        }
+        // SAFETY: UMF says that a name ends with a NUL and lives as long as the pool.
+        Ok(unsafe { CStr::from_ptr(name) })
+    }
+
+    /// The slab pool to use directly.
+    #[inline]
+    pub(super) fn slab<'a>(&self) -> Option<&'a SlabPool> {
+        // SAFETY: null, or the slab pool that the state keeps.
+        unsafe { self.slab.as_ref() }
+    }
+
+    /// Blocks that are handed out.
+    pub(crate) fn live_blocks(&self) -> usize {
+        match self.slab() {
+            Some(slab) => usize::try_from(slab.statistics().live_blocks).unwrap_or(usize::MAX),
+            None => self.live.sum(),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! What the control tree has below a disjoint pool.
+
+use core::ffi::{c_char, c_void};
+use core::sync::atomic::Ordering;
+
+use umf::plugin::ops::State;
+use umf_core::Pool as _;
+
+use super::counts::Count;
+use super::params::checked_bucket;
+use super::state::{Disjoint, Made, of};
+use crate::boundary::{Code, Failure, Outcome, call};
+use crate::ctl::{Asked, Query, Value, no_such_path};
+
+pub(super) extern "C" fn control(
+    state: State,
+    source: i32,
+    name: *const c_char,
+    argument: *mut c_void,
+    size: usize,
+    query: i32,
+    more: *mut c_void,
+) -> Code {
+    call("ext_ctl", || {
+        let disjoint = of(state)?;
+        answer(disjoint, &Asked::new(source, name, argument, size, query, more)?)
+    })
+}
+
+fn answer(disjoint: &Disjoint, asked: &Asked<'_>) -> Outcome<()> {
+    let (branch, rest) = asked.path().split_once('.').unwrap_or((asked.path(), ""));
+    match branch {
+        "post_initialize" if asked.runs() => disjoint.made().map(|_| ()),
+        "params" => setting(disjoint, asked, rest),
+        "stats" => statistic(disjoint.made()?, &asked.below(rest)),
+        "buckets" => bucket(disjoint.made()?, &asked.below(rest)),
+        _ => Err(no_such_path()),
+    }
+}
+
+fn setting(disjoint: &Disjoint, asked: &Asked<'_>, name: &str) -> Outcome<()> {
+    if asked.query() == Query::Write {
+        return match name {
+            "slab_min_size" => {
+                asked.new_size().and_then(|size| disjoint.change(|params| params.slab_min_size = size))
+            }
+            "max_poolable_size" => {
+                asked.new_size().and_then(|size| disjoint.change(|params| params.max_poolable_size = size))
+            }
+            "capacity" => {
+                asked.new_size().and_then(|slabs| disjoint.change(|params| params.capacity = slabs))
+            }
+            "min_bucket_size" => {
+                let size = checked_bucket(asked.new_size()?)?;
+                disjoint.change(|params| params.min_bucket_size = Some(size))
+            }
+            "pool_trace" => asked.new_int().and_then(|level| disjoint.change(|params| params.trace = level)),
+            _ => Err(no_such_path()),
+        };
+    }
+    let params = &disjoint.made()?.params;
+    asked.read_only(match name {
+        "slab_min_size" => Value::Size(params.slab_min_size),
+        "max_poolable_size" => Value::Size(params.max_poolable_size),
+        "capacity" => Value::Size(params.capacity),
+        "min_bucket_size" => Value::Size(params.min_bucket_size.unwrap_or(0)),
+        "pool_trace" => Value::Int(params.trace),
+        _ => return Err(no_such_path()),
+    })
+}
+
+fn size(value: u64) -> Value<'static> {
+    Value::Size(usize::try_from(value).unwrap_or(usize::MAX))
+}
+
+fn statistic(made: &Made, asked: &Asked<'_>) -> Outcome<()> {
+    match asked.path() {
+        "used_memory" => asked.read_only(size(made.slab.statistics().live_bytes)),
+        "reserved_memory" => asked.read_only(size(made.slab.statistics().reserved_bytes)),
+        counter => {
+            let counted = Counter::named(counter).ok_or(no_such_path())?;
+            let counts = made.counts.as_ref().filter(|_| counted.is_counted_at(made.params.trace));
+            let counts = counts.ok_or(UNTRACED)?;
+            let sum =
+                counts.all().iter().enumerate().map(|(bucket, count)| counted.of(made, bucket, count)).sum();
+            asked.read_only(size(sum))
+        }
+    }
+}
+
+const UNTRACED: Failure =
+    Failure::unsupported("that is counted in pools with a trace level: 1 for slabs, 2 for blocks");
+
+fn bucket(made: &Made, asked: &Asked<'_>) -> Outcome<()> {
+    if asked.path() == "count" {
+        return asked.read_only(Value::Size(made.sizes.len()));
+    }
+    let (index, below) = asked.index()?.ok_or(no_such_path())?;
+    let none = Failure::argument("the pool does not have as many buckets");
+    let block = *made.sizes.get(index).ok_or(none.clone())?;
+    match below.path().split_once('.') {
+        None if below.path() == "size" => below.read_only(Value::Size(block)),
+        Some(("stats", counter)) => {
+            let counted = Counter::named(counter).ok_or(no_such_path())?;
+            let counts = made.counts.as_ref().filter(|_| counted.is_counted_at(made.params.trace));
+            let count = counts.ok_or(UNTRACED)?.bucket(index).ok_or(none)?;
+            below.read_only(size(counted.of(made, index, count)))
+        }
+        _ => Err(no_such_path()),
+    }
+}
+
+/// What is counted.
+#[derive(Clone, Copy, PartialEq)]
+enum Counter {
+    Allocations,
+    FromPool,
+    Frees,
+    InUse,
+    InPool,
+    MostInUse,
+    MostInPool,
+}
+
+impl Counter {
+    fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "alloc_num" => Self::Allocations,
+            "alloc_pool_num" => Self::FromPool,
+            "free_num" => Self::Frees,
+            "curr_slabs_in_use" => Self::InUse,
+            "curr_slabs_in_pool" => Self::InPool,
+            "max_slabs_in_use" => Self::MostInUse,
+            "max_slabs_in_pool" => Self::MostInPool,
+            _ => return None,
+        })
+    }
+
+    const fn is_counted_at(self, trace: i32) -> bool {
+        match self {
+            Self::Allocations | Self::FromPool | Self::Frees => trace >= 2,
+            _ => trace >= 1,
+        }
+    }
+
+    /// Slabs are counted as those that the blocks fill: the slab pool cuts them out of regions as it goes.
+    fn of(self, made: &Made, bucket: usize, count: &Count) -> u64 {
+        let Some(&block) = made.sizes.get(bucket) else {
+            // Larger than any bucket: no slabs.
+            return match self {
+                Self::Allocations => count.allocations.load(Ordering::Relaxed),
+                Self::Frees => count.frees.load(Ordering::Relaxed),
+                _ => 0,
+            };
+        };
+        let blocks_per_slab = (made.params.slab_min_size / block).max(1) as u64;
+        match self {
+            Self::Allocations => count.allocations.load(Ordering::Relaxed),
+            Self::FromPool => count.from_pool.load(Ordering::Relaxed),
+            Self::Frees => count.frees.load(Ordering::Relaxed),
+            Self::InUse => count.live().div_ceil(blocks_per_slab),
+            Self::MostInUse => count.most_in_use.load(Ordering::Relaxed).div_ceil(blocks_per_slab),
+            Self::InPool | Self::MostInPool => {
+                let cached = Self::cached(made, block).div_ceil(blocks_per_slab);
+                count.most_in_pool.fetch_max(cached, Ordering::Relaxed);
+                let most = count.most_in_pool.load(Ordering::Relaxed);
+                if self == Self::InPool { cached } else { most }
+            }
+        }
+    }
+
+    /// Free blocks of a size that the pool keeps.
+    fn cached(made: &Made, block: usize) -> u64 {
+        let totals = made.slab.map().map(|map| map.totals()).unwrap_or_default();
+        totals.sizes.iter().filter(|size| size.block_size == block as u64).map(|size| size.cached).sum()
+    }
+}

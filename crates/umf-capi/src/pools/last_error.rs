@@ -1,0 +1,33 @@
+//! Why the last allocation of a kind of pool failed, per thread.
+
+use core::cell::Cell;
+use core::ffi::c_void;
+
+use crate::boundary::{Code, Failure, SUCCESS};
+
+/// A kind of pool.
+#[derive(Clone, Copy)]
+pub(super) enum Kind {
+    Disjoint,
+    Proxy,
+    Scalable,
+}
+
+thread_local! {
+    static LAST: Cell<[Code; 3]> = const { Cell::new([SUCCESS; 3]) };
+}
+
+/// The code of the last failure of the kind.
+pub(super) fn last(kind: Kind) -> Code {
+    LAST.get()[kind as usize]
+}
+
+/// Remembers a failure, which for C is NULL.
+#[cold]
+pub(super) fn failed(kind: Kind, failure: &Failure) -> *mut c_void {
+    let mut all = LAST.get();
+    all[kind as usize] = failure.code();
+    LAST.set(all);
+    tracing::debug!("an allocation failed: {failure}");
+    core::ptr::null_mut()
+}

@@ -1,0 +1,265 @@
+//! The functions of the table.
+
+use core::ffi::{c_char, c_int, c_void};
+use core::ptr::null_mut;
+use std::ffi::CString;
+
+use umf::plugin::ops::State;
+
+use super::params::Params;
+use super::tbb::{self, Functions as Tbb, KEEP_ALL, Opaque, Policy, VERSION};
+use crate::boundary::{
+    Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, OUT_OF_HOST_MEMORY, OUT_OF_RESOURCES, Out, Outcome, call,
+    call_with,
+};
+use crate::ctl::{Asked, Query, no_such_path};
+use crate::pool::{Functions, PoolTable};
+use crate::pools::last_error::{self, Kind};
+use crate::provider::Provider;
+
+/// The state.
+struct Scalable {
+    provider: Handle<Provider>,
+    tbb: Tbb,
+    /// Made by the first allocation, or when the defaults of the control tree were written.
+    pool: std::sync::OnceLock<Made>,
+    params: umf_core::lock::Lock<(usize, bool)>,
+    name: CString,
+}
+
+struct Made(Opaque);
+
+// SAFETY: the functions of the library may be called by several threads at once.
+unsafe impl Send for Made {}
+// SAFETY: as above.
+unsafe impl Sync for Made {}
+
+static TABLE: PoolTable = PoolTable::of(&Functions {
+    initialize,
+    finalize,
+    malloc,
+    calloc,
+    realloc,
+    aligned_malloc,
+    malloc_usable_size,
+    free,
+    get_last_allocation_error,
+    get_name,
+    ctl: Some(control),
+    trim: None,
+});
+
+#[unsafe(no_mangle)]
+extern "C" fn umfScalablePoolOps() -> *const PoolTable {
+    &raw const TABLE
+}
+
+fn of<'a>(state: State) -> Outcome<&'a Scalable> {
+    // SAFETY: whoever has this table gives its functions what `initialize` gave.
+    unsafe { state.cast::<Scalable>().as_ref() }.ok_or(Failure::argument("the state of a pool is NULL"))
+}
+
+extern "C" fn initialize(provider: Handle<Provider>, params: *const c_void, state: *mut State) -> Code {
+    call("initialize", || {
+        let state = Out::from_ptr(state).check()?;
+        provider.get()?;
+        let params = Handle::<Params>::from_ptr(params.cast::<Params>().cast_mut());
+        let defaults = Params::default();
+        let params = if params.is_null() { &defaults } else { params.get()? };
+        let absent =
+            Failure::new(DEPENDENCY_UNAVAILABLE, "libtbbmalloc.so.2 cannot be opened; install oneTBB");
+        let scalable = Scalable {
+            provider,
+            tbb: tbb::functions().ok_or(absent)?,
+            pool: std::sync::OnceLock::new(),
+            params: umf_core::lock::Lock::new((params.granularity, params.keep_all)),
+            name: params.name.clone(),
+        };
+        state.set(Box::into_raw(Box::new(scalable)).cast())
+    })
+}
+
+impl Scalable {
+    fn pool(&self) -> Outcome<Opaque> {
+        if let Some(made) = self.pool.get() {
+            return Ok(made.0);
+        }
+        let (granularity, keep_all) = *self.params.lock();
+        let policy = Policy {
+            allocate: get_memory,
+            free: give_memory,
+            granularity,
+            version: VERSION,
+            flags: if keep_all { KEEP_ALL } else { 0 },
+        };
+        let mut pool = null_mut();
+        let id = core::ptr::from_ref(self).expose_provenance().cast_signed();
+        // SAFETY: a function of the library; the id is what our functions get, and stays as long as the pool.
+        let failed = unsafe { (self.tbb.create)(id, &raw const policy, &raw mut pool) };
+        if failed != 0 || pool.is_null() {
+            return Err(Failure::new(OUT_OF_RESOURCES, "oneTBB made no pool of these settings"));
+        }
+        if let Err(second) = self.pool.set(Made(pool)) {
+            // SAFETY: made above, and nobody has seen it.
+            unsafe { (self.tbb.destroy)(second.0) };
+        }
+        self.pool.get().map(|made| made.0).ok_or(Failure::new(OUT_OF_RESOURCES, "no pool"))
+    }
+}
+
+fn by_id<'a>(id: isize) -> Option<&'a Scalable> {
+    // SAFETY: the library gives back what `pool` gave it, as long as the pool is there.
+    unsafe { core::ptr::with_exposed_provenance::<Scalable>(id.cast_unsigned()).as_ref() }
+}
+
+/// Memory for the library. At multiples of its own granularity it asks for no alignment.
+unsafe extern "C" fn get_memory(id: isize, bytes: *mut usize) -> *mut c_void {
+    call_with("scalable", null_mut(), || {
+        let scalable = by_id(id).ok_or(Failure::argument("no pool"))?;
+        // SAFETY: the library gives the place of the number.
+        let bytes = unsafe { bytes.read() };
+        let mut memory = null_mut();
+        scalable.provider.get()?.allocate(bytes, 0, Out::to(&mut memory)).inspect_err(|failure| {
+            last_error::failed(Kind::Scalable, failure);
+        })?;
+        Ok(memory)
+    })
+}
+
+unsafe extern "C" fn give_memory(id: isize, memory: *mut c_void, bytes: usize) -> c_int {
+    let given = call("scalable", || {
+        by_id(id).ok_or(Failure::argument("no pool"))?.provider.get()?.free(memory, bytes)
+    });
+    c_int::from(given != 0)
+}
+
+extern "C" fn finalize(state: State) -> Code {
+    call("finalize", || {
+        if state.is_null() {
+            return Ok(());
+        }
+        // SAFETY: `initialize` made the box; whoever has this table finalises once.
+        let scalable = unsafe { Box::from_raw(state.cast::<Scalable>()) };
+        if let Some(made) = scalable.pool.get() {
+            // SAFETY: made by `pool`; the state is still there for the memory that is given back.
+            unsafe { (scalable.tbb.destroy)(made.0) };
+        }
+        Ok(())
+    })
+}
+
+const NO_MEMORY: Failure = Failure::new(OUT_OF_HOST_MEMORY, "the provider has no memory left");
+
+/// Allocates, and turns NULL into the thread's last error.
+fn allocation(state: State, allocate: impl FnOnce(&Tbb, Opaque) -> *mut c_void) -> *mut c_void {
+    call_with("scalable", null_mut(), || {
+        let scalable = of(state)?;
+        let block = allocate(&scalable.tbb, scalable.pool()?);
+        if block.is_null() && last_error::last(Kind::Scalable) == 0 {
+            last_error::failed(Kind::Scalable, &NO_MEMORY);
+        }
+        Ok(block)
+    })
+}
+
+extern "C" fn malloc(state: State, size: usize) -> *mut c_void {
+    // SAFETY: a function of the library with its pool; and so below. Blocks are C's to give.
+    allocation(state, |tbb, pool| unsafe { (tbb.malloc)(pool, size) })
+}
+
+extern "C" fn calloc(state: State, count: usize, size: usize) -> *mut c_void {
+    let Some(bytes) = count.checked_mul(size) else {
+        return last_error::failed(Kind::Scalable, &Failure::new(OUT_OF_HOST_MEMORY, "a size overflows"));
+    };
+    // SAFETY: as above.
+    let block = allocation(state, |tbb, pool| unsafe { (tbb.malloc)(pool, bytes) });
+    if !block.is_null() {
+        // SAFETY: a fresh block of that size, in memory that the library writes to itself.
+        unsafe { block.cast::<u8>().write_bytes(0, bytes) };
+    }
+    block
+}
+
+extern "C" fn realloc(state: State, block: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: as above.
+    allocation(state, |tbb, pool| unsafe { (tbb.realloc)(pool, block, size) })
+}
+
+extern "C" fn aligned_malloc(state: State, size: usize, align: usize) -> *mut c_void {
+    if !align.is_power_of_two() {
+        return last_error::failed(Kind::Scalable, &umf_core::Error::BadAlignment { align }.into());
+    }
+    // SAFETY: as above.
+    allocation(state, |tbb, pool| unsafe { (tbb.aligned_malloc)(pool, size, align) })
+}
+
+extern "C" fn malloc_usable_size(state: State, block: *const c_void, size: *mut usize) -> Code {
+    call("malloc_usable_size", || {
+        let (scalable, size) = (of(state)?, Out::from_ptr(size).check()?);
+        if block.is_null() {
+            return size.set(0);
+        }
+        // SAFETY: as above.
+        size.set(unsafe { (scalable.tbb.size)(scalable.pool()?, block.cast_mut()) })
+    })
+}
+
+extern "C" fn free(state: State, block: *mut c_void) -> Code {
+    call("free", || {
+        let scalable = of(state)?;
+        if block.is_null() {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        if unsafe { (scalable.tbb.free)(scalable.pool()?, block) } {
+            return Ok(());
+        }
+        Err(Failure::argument("the block is not one of this pool"))
+    })
+}
+
+extern "C" fn get_last_allocation_error(_: State) -> Code {
+    last_error::last(Kind::Scalable)
+}
+
+extern "C" fn get_name(state: State, name: *mut *const c_char) -> Code {
+    call("get_name", || {
+        let name = Out::from_ptr(name).check()?;
+        match of(state) {
+            Ok(scalable) => name.set(scalable.name.as_ptr()),
+            Err(_) => name.set(c"scalable".as_ptr()),
+        }
+    })
+}
+
+extern "C" fn control(
+    state: State,
+    source: i32,
+    name: *const c_char,
+    argument: *mut c_void,
+    size: usize,
+    query: i32,
+    more: *mut c_void,
+) -> Code {
+    call("ext_ctl", || {
+        let scalable = of(state)?;
+        let asked = Asked::new(source, name, argument, size, query, more)?;
+        if asked.path() == "post_initialize" && asked.runs() {
+            return scalable.pool().map(|_| ());
+        }
+        if !matches!(asked.path(), "params.granularity" | "params.keep_all_memory") {
+            return Err(no_such_path());
+        }
+        if asked.query() == Query::Write && scalable.pool.get().is_some() {
+            return Err(Failure::unsupported(
+                "a pool's settings cannot be changed once it is made; set a default",
+            ));
+        }
+        let params = &mut *scalable.params.lock();
+        if asked.path() == "params.granularity" {
+            asked.access_size(&mut params.0)
+        } else {
+            asked.access_bool(&mut params.1)
+        }
+    })
+}

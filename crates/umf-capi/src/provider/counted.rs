@@ -1,0 +1,191 @@
+//! [`Counted`]: one of this library's providers, with what C asks of it beside memory.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use umf_core::{
+    Error, Export, Import, Layout, MemoryKind, Properties, Provider, ProviderKind, Purge, Region, Result,
+    SplitMerge, Visibility,
+};
+
+use super::native_error::{Failed, Flavour, remember};
+use super::said::say;
+use crate::boundary::{Failure, Outcome, SUCCESS};
+
+/// What may be done with memory: bits of `umf_mem_protection_flag_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Protection(u32);
+
+impl Protection {
+    const NONE: u32 = 1;
+    const READ: u32 = 2;
+    const WRITE: u32 = 4;
+    const EXECUTE: u32 = 8;
+    /// Reading and writing.
+    pub(crate) const DEFAULT: Self = Self(Self::READ | Self::WRITE);
+
+    /// Protection from the bits that C gave.
+    pub(crate) fn new(bits: u32) -> Outcome<Self> {
+        if bits == 0 || bits & !(Self::NONE | Self::READ | Self::WRITE | Self::EXECUTE) != 0 {
+            return Err(Failure::argument(
+                "a memory protection is none of UMF_PROTECTION_NONE, READ, WRITE, EXEC",
+            ));
+        }
+        if bits & Self::NONE != 0 && bits != Self::NONE {
+            return Err(Failure::argument("UMF_PROTECTION_NONE goes with no other"));
+        }
+        Ok(Self(bits))
+    }
+
+    fn native(self) -> i32 {
+        let flag = |set, flag| if self.0 & set != 0 { flag } else { libc::PROT_NONE };
+        flag(Self::READ, libc::PROT_READ)
+            | flag(Self::WRITE, libc::PROT_WRITE)
+            | flag(Self::EXECUTE, libc::PROT_EXEC)
+    }
+
+    const fn is_readable_and_writable(self) -> bool {
+        self.0 & Self::DEFAULT.0 == Self::DEFAULT.0
+    }
+}
+
+/// A provider that counts, protects as it is told, and remembers what failed.
+pub(crate) struct Counted {
+    inner: Arc<dyn Provider>,
+    flavour: Flavour,
+    protection: Protection,
+    bytes: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Counted {
+    pub(crate) fn new(inner: Arc<dyn Provider>, flavour: Flavour, protection: Protection) -> Arc<Self> {
+        Arc::new(Self { inner, flavour, protection, bytes: AtomicU64::new(0), peak: AtomicU64::new(0) })
+    }
+
+    /// Bytes that are allocated.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// The most that there have been.
+    pub(super) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn reset_peak(&self) {
+        self.peak.store(self.bytes(), Ordering::Relaxed);
+    }
+
+    pub(super) const fn flavour(&self) -> Flavour {
+        self.flavour
+    }
+
+    fn failed(&self, what: Failed) -> impl Fn(&Error) + '_ {
+        move |error| {
+            if matches!(error, Error::OutOfMemory { .. } | Error::Native { .. }) {
+                remember(self.flavour, what);
+            }
+        }
+    }
+
+    fn protect(&self, region: &Region) -> Result<()> {
+        if self.protection == Protection::DEFAULT {
+            return Ok(());
+        }
+        let Some(start) = region.base().as_ptr() else { return Ok(()) };
+        // SAFETY: a region that was allocated just now, and that nobody has seen.
+        if unsafe { libc::mprotect(start.cast(), region.size(), self.protection.native()) } == 0 {
+            return Ok(());
+        }
+        Err(Error::native("mprotect", std::io::Error::last_os_error().raw_os_error().unwrap_or(0)))
+    }
+}
+
+// SAFETY: regions are the inner provider's. What may not be read and written is not called host-accessible.
+unsafe impl Provider for Counted {
+    fn kind(&self) -> ProviderKind {
+        self.inner.kind()
+    }
+
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn memory_kind(&self) -> MemoryKind {
+        if self.protection.is_readable_and_writable() { self.inner.memory_kind() } else { MemoryKind::Device }
+    }
+
+    fn visibility(&self) -> Visibility {
+        self.inner.visibility()
+    }
+
+    fn page_size(&self) -> usize {
+        self.inner.page_size()
+    }
+
+    fn recommended_page_size(&self, size: usize) -> usize {
+        self.inner.recommended_page_size(size)
+    }
+
+    fn allocate(&self, layout: Layout) -> Result<Region> {
+        let region = self.inner.allocate(layout).inspect_err(self.failed(Failed::Allocation))?;
+        if let Err(error) = self.protect(&region) {
+            // SAFETY: allocated above, and nobody has seen it. What matters is the first error.
+            let _ = unsafe { self.inner.free(region) };
+            remember(self.flavour, Failed::Allocation);
+            return Err(error);
+        }
+        say(SUCCESS);
+        let now = self.bytes.fetch_add(region.size() as u64, Ordering::Relaxed) + region.size() as u64;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+        Ok(region)
+    }
+
+    unsafe fn free(&self, region: Region) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.free(region) }.inspect_err(self.failed(Failed::Free))?;
+        self.bytes.fetch_sub(region.size() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn zeroed(&self) -> bool {
+        self.inner.zeroed()
+    }
+
+    fn export(&self) -> Option<&dyn Export> {
+        self.inner.export()
+    }
+
+    fn import(&self) -> Option<&dyn Import> {
+        self.inner.import()
+    }
+
+    fn purge(&self) -> Option<&dyn Purge> {
+        self.inner.purge().map(|_| self as &dyn Purge)
+    }
+
+    fn split_merge(&self) -> Option<&dyn SplitMerge> {
+        self.inner.split_merge()
+    }
+
+    fn properties(&self) -> Option<&dyn Properties> {
+        self.inner.properties()
+    }
+}
+
+impl Purge for Counted {
+    unsafe fn purge_lazy(&self, base: umf_core::Address, size: usize) -> Result<()> {
+        let purge = self.inner.purge().ok_or(UNPURGED)?;
+        // SAFETY: passed on to the caller.
+        unsafe { purge.purge_lazy(base, size) }.inspect_err(self.failed(Failed::PurgeLazy))
+    }
+
+    unsafe fn purge_forced(&self, base: umf_core::Address, size: usize) -> Result<()> {
+        let purge = self.inner.purge().ok_or(UNPURGED)?;
+        // SAFETY: passed on to the caller.
+        unsafe { purge.purge_forced(base, size) }.inspect_err(self.failed(Failed::PurgeForce))
+    }
+}
+
+const UNPURGED: Error = Error::NotSupported { what: "purging", owner: "this provider", native: 0 };

@@ -1,0 +1,254 @@
+//! `umf/providers/provider_os_memory.h`: memory of the host.
+
+use core::ffi::c_void;
+use std::ffi::CString;
+use std::sync::Arc;
+
+use umf::plugin::ops::{State, Table1_2};
+use umf_core::Visibility;
+use umf_provider_host::{HostImport, HostProvider, NodeSet, NodeShare, Numa};
+
+use crate::boundary::{Code, Failure, Handle, List, Out, Outcome, Text, call};
+use crate::provider::{Counted, Flavour, Protection, Start, short_name, start, table};
+
+/// The settings of a provider to be.
+#[derive(Clone)]
+pub(crate) struct Params {
+    protection: u32,
+    visibility: u32,
+    shm_name: Option<CString>,
+    nodes: Vec<u32>,
+    mode: u32,
+    part_size: usize,
+    partitions: Vec<Partition>,
+    name: CString,
+}
+
+/// `umf_numa_split_partition_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Partition {
+    pub(crate) weight: u32,
+    pub(crate) target: u32,
+}
+
+const PRIVATE: u32 = 1;
+const SHARED: u32 = 2;
+
+/// `umf_numa_mode_t`.
+pub(crate) mod mode {
+    pub(crate) const DEFAULT: u32 = 0;
+    pub(crate) const BIND: u32 = 1;
+    pub(crate) const INTERLEAVE: u32 = 2;
+    pub(crate) const PREFERRED: u32 = 3;
+    pub(crate) const SPLIT: u32 = 4;
+    pub(crate) const LOCAL: u32 = 5;
+}
+
+/// The longest name of shared memory, without its slash.
+const LONGEST_NAME: usize = 253;
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            protection: 2 | 4,
+            visibility: PRIVATE,
+            shm_name: None,
+            nodes: Vec::new(),
+            mode: mode::DEFAULT,
+            part_size: 0,
+            partitions: Vec::new(),
+            name: c"OS".to_owned(),
+        }
+    }
+}
+
+/// The settings of a provider of private memory on these nodes.
+pub(crate) fn of_nodes(nodes: Vec<u32>, mode: u32, part_size: usize, partitions: Vec<Partition>) -> Params {
+    Params { nodes, mode, part_size, partitions, ..Params::default() }
+}
+
+static TABLE: Table1_2 = table(initialize);
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn umfOsMemoryProviderOps() -> *const Table1_2 {
+    &raw const TABLE
+}
+
+extern "C" fn initialize(params: *const c_void, state: *mut State) -> Code {
+    start("initialize", state, || {
+        Handle::<Params>::from_ptr(params.cast::<Params>().cast_mut()).get()?.provider()
+    })
+}
+
+impl Params {
+    fn provider(&self) -> Outcome<Start> {
+        let protection = Protection::new(self.protection)?;
+        let visibility = match self.visibility {
+            PRIVATE => Visibility::Private,
+            SHARED => Visibility::Shared,
+            _ => return Err(Failure::argument("a visibility is UMF_MEM_MAP_PRIVATE or UMF_MEM_MAP_SHARED")),
+        };
+        let label = self.name.to_string_lossy().into_owned();
+        let mut host = HostProvider::builder().name(label).visibility(visibility).numa(self.numa()?);
+        let named = self.shm_name.as_ref().filter(|_| visibility == Visibility::Shared);
+        if let Some(name) = named {
+            let name =
+                name.to_str().map_err(|_| Failure::argument("the name of shared memory is not UTF-8"))?;
+            host = host.named(format!("/{name}"));
+        }
+        // Named memory cannot be sealed. Whoever names memory says that its processes trust each other.
+        let import =
+            named.map(|_| Arc::new(HostImport::new().allow_unsealed(true)) as Arc<dyn umf_core::Import>);
+        let counted = Counted::new(host.build()?, Flavour::Os, protection);
+        Ok(Start { counted, name: self.name.clone(), import })
+    }
+
+    fn numa(&self) -> Outcome<Numa> {
+        let nodes = NodeSet::from_nodes(self.nodes.iter().copied())?;
+        let some = || {
+            if self.nodes.is_empty() {
+                Err(Failure::argument("this NUMA mode needs a list of nodes"))
+            } else {
+                Ok(nodes)
+            }
+        };
+        let none = || {
+            if self.nodes.is_empty() {
+                Ok(())
+            } else {
+                Err(Failure::argument("this NUMA mode takes no list of nodes"))
+            }
+        };
+        if self.part_size != 0 && self.mode != mode::INTERLEAVE {
+            return Err(Failure::argument("a part size goes with UMF_NUMA_MODE_INTERLEAVE only"));
+        }
+        if !self.partitions.is_empty() && self.mode != mode::SPLIT {
+            return Err(Failure::argument("partitions go with UMF_NUMA_MODE_SPLIT only"));
+        }
+        match self.mode {
+            mode::DEFAULT => none().map(|()| Numa::Default),
+            mode::LOCAL => none().map(|()| Numa::Local),
+            mode::BIND => Ok(Numa::Bind(some()?)),
+            mode::INTERLEAVE => Ok(Numa::Interleave { nodes: some()?, part_size: self.part_size }),
+            mode::PREFERRED => Ok(Numa::Preferred(nodes)),
+            mode::SPLIT => {
+                some()?;
+                Ok(Numa::Split(self.shares()?.into_boxed_slice()))
+            }
+            _ => Err(Failure::argument("a NUMA mode is none of umf_numa_mode_t")),
+        }
+    }
+
+    /// Who gets how much: as the partitions say, otherwise all the same.
+    fn shares(&self) -> Outcome<Vec<NodeShare>> {
+        if self.partitions.is_empty() {
+            return Ok(self.nodes.iter().map(|&node| NodeShare { node, weight: 1 }).collect());
+        }
+        let share = |partition: &Partition| {
+            if partition.weight == 0 {
+                return Err(Failure::argument("the weight of a partition is 0"));
+            }
+            if !self.nodes.contains(&partition.target) {
+                return Err(Failure::argument("the node of a partition is not in the list of nodes"));
+            }
+            Ok(NodeShare { node: partition.target, weight: partition.weight })
+        };
+        self.partitions.iter().map(share).collect()
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfOsMemoryProviderParamsCreate(params: Out<Handle<Params>>) -> Code {
+    call("umfOsMemoryProviderParamsCreate", || params.check()?.set(Handle::new(Params::default())))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfOsMemoryProviderParamsDestroy(params: Handle<Params>) -> Code {
+    call("umfOsMemoryProviderParamsDestroy", || {
+        drop(params.take());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfOsMemoryProviderParamsSetProtection(params: Handle<Params>, protection: u32) -> Code {
+    call("umfOsMemoryProviderParamsSetProtection", || {
+        params.get_mut()?.protection = protection;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfOsMemoryProviderParamsSetVisibility(params: Handle<Params>, visibility: u32) -> Code {
+    call("umfOsMemoryProviderParamsSetVisibility", || {
+        params.get_mut()?.visibility = visibility;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfOsMemoryProviderParamsSetShmName(params: Handle<Params>, name: Text) -> Code {
+    call("umfOsMemoryProviderParamsSetShmName", || {
+        let params = params.get_mut()?;
+        if name.is_null() {
+            params.shm_name = None;
+            return Ok(());
+        }
+        let name = name.get()?;
+        if name.count_bytes() == 0 || name.count_bytes() > LONGEST_NAME {
+            return Err(Failure::argument("the name of shared memory has 1 to 253 bytes"));
+        }
+        params.shm_name = Some(name.to_owned());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfOsMemoryProviderParamsSetNumaList(
+    params: Handle<Params>,
+    nodes: List<u32>,
+    len: u32,
+) -> Code {
+    call("umfOsMemoryProviderParamsSetNumaList", || {
+        params.get_mut()?.nodes = nodes.get(len as usize)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfOsMemoryProviderParamsSetNumaMode(params: Handle<Params>, mode: u32) -> Code {
+    call("umfOsMemoryProviderParamsSetNumaMode", || {
+        params.get_mut()?.mode = mode;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfOsMemoryProviderParamsSetPartSize(params: Handle<Params>, size: usize) -> Code {
+    call("umfOsMemoryProviderParamsSetPartSize", || {
+        params.get_mut()?.part_size = size;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfOsMemoryProviderParamsSetPartitions(
+    params: Handle<Params>,
+    partitions: List<Partition>,
+    len: u32,
+) -> Code {
+    call("umfOsMemoryProviderParamsSetPartitions", || {
+        params.get_mut()?.partitions = partitions.get(len as usize)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfOsMemoryProviderParamsSetName(params: Handle<Params>, name: Text) -> Code {
+    call("umfOsMemoryProviderParamsSetName", || {
+        let (params, name) = (params.get_mut()?, name.get()?);
+        params.name = short_name(name);
+        Ok(())
+    })
+}

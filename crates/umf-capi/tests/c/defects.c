@@ -1,0 +1,393 @@
+/* Defects that were found in the original, each looked for. */
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <dirent.h>
+#include <sys/wait.h>
+#include <umf.h>
+#include <umf/experimental/ctl.h>
+#include <umf/experimental/memory_properties.h>
+#include <umf/experimental/mempolicy.h>
+#include <umf/experimental/memspace.h>
+#include <umf/ipc.h>
+#include <umf/pools/pool_disjoint.h>
+#include <umf/pools/pool_proxy.h>
+#include <umf/providers/provider_file_memory.h>
+#include <umf/providers/provider_fixed_memory.h>
+#include <umf/providers/provider_os_memory.h>
+#include <unistd.h>
+
+static void report(const char *defect, int is_there) { printf("%s: %s\n", defect, is_there ? "THERE" : "absent"); }
+
+static umf_memory_provider_handle_t os(int shared) {
+    umf_os_memory_provider_params_handle_t params;
+    umf_memory_provider_handle_t provider = NULL;
+    umfOsMemoryProviderParamsCreate(&params);
+    umfOsMemoryProviderParamsSetVisibility(params, shared ? UMF_MEM_MAP_SHARED : UMF_MEM_MAP_PRIVATE);
+    umfMemoryProviderCreate(umfOsMemoryProviderOps(), params, &provider);
+    umfOsMemoryProviderParamsDestroy(params);
+    return provider;
+}
+
+static umf_memory_provider_handle_t of_file(void) {
+    umf_file_memory_provider_params_handle_t params;
+    umf_memory_provider_handle_t provider = NULL;
+    umfFileMemoryProviderParamsCreate(getenv("IPC_FILE"), &params);
+    umfFileMemoryProviderParamsSetVisibility(params, UMF_MEM_MAP_SHARED);
+    umfMemoryProviderCreate(umfFileMemoryProviderOps(), params, &provider);
+    umfFileMemoryProviderParamsDestroy(params);
+    return provider;
+}
+
+static umf_memory_pool_handle_t disjoint(umf_memory_provider_handle_t provider, umf_disjoint_pool_params_handle_t params) {
+    umf_memory_pool_handle_t pool = NULL;
+    umfPoolCreate(umfDisjointPoolOps(), provider, params, UMF_POOL_CREATE_FLAG_OWN_PROVIDER, &pool);
+    return pool;
+}
+
+/* A number out of /proc/self/<file>. */
+static long number(const char *file, const char *key) {
+    char path[64], line[256];
+    long value = -1;
+    snprintf(path, sizeof path, "/proc/self/%s", file);
+    FILE *stream = fopen(path, "r");
+    while (stream && fgets(line, sizeof line, stream)) {
+        if (strncmp(line, key, strlen(key)) == 0) {
+            value = atol(line + strlen(key));
+        }
+    }
+    if (stream) {
+        fclose(stream);
+    }
+    return value;
+}
+
+static int descriptors(void) {
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (folder && readdir(folder)) {
+        count++;
+    }
+    if (folder) {
+        closedir(folder);
+    }
+    return count;
+}
+
+static void handles(void) {
+    umf_memory_pool_handle_t a = disjoint(os(1), NULL), b = disjoint(os(1), NULL);
+    umf_ipc_handler_handle_t to_a, to_b;
+    umfPoolGetIPCHandler(a, &to_a);
+    umfPoolGetIPCHandler(b, &to_b);
+    char *block = umfPoolMalloc(a, 100), *first = NULL, *second = NULL;
+    strcpy(block, "here");
+    umf_ipc_handle_t handle;
+    size_t size;
+    umfGetIPCHandle(block, &handle, &size);
+    int failed = umfOpenIPCHandle(to_a, handle, (void **)&first) || umfOpenIPCHandle(to_b, handle, (void **)&second);
+    report("W15 a handle opened through two pools fails", failed || strcmp(first, "here") || strcmp(second, "here"));
+    failed = umfCloseIPCHandle(first) || umfCloseIPCHandle(second);
+    report("W6 closing once too often succeeds", failed || umfCloseIPCHandle(first) == 0 || umfCloseIPCHandle(second) == 0);
+    umfOpenIPCHandle(to_b, handle, (void **)&first);
+    umfFree(block);
+    report("W2 an open mapping goes when its memory is freed", strcmp(first, "here") != 0);
+    char *again = umfPoolMalloc(a, 100);
+    strcpy(again, "elsewhere");
+    report("W2 an open mapping shows another block", strcmp(first, "here") != 0);
+    report("W3 a handle of freed memory opens", umfOpenIPCHandle(to_b, handle, (void **)&second) == 0);
+    umfCloseIPCHandle(first);
+    unsigned char copy[4096];
+    memcpy(copy, handle, size);
+    int opened = 0;
+    for (size_t byte = 0; byte < size; byte++) {
+        copy[byte] ^= 0x41;
+        opened += umfOpenIPCHandle(to_b, (umf_ipc_handle_t)copy, (void **)&second) == 0;
+        copy[byte] ^= 0x41;
+    }
+    report("W11 a handle with a changed byte opens", opened);
+    int null = umfOpenIPCHandle(NULL, handle, (void **)&second) | (umfOpenIPCHandle(to_b, NULL, (void **)&second) << 4) |
+               (umfOpenIPCHandle(to_b, handle, NULL) << 8);
+    report("W11 NULL ends the program", null != 0x333);
+    umfPutIPCHandle(handle);
+    umfFree(again);
+    umfPoolDestroy(a);
+    umfPoolDestroy(b);
+}
+
+static void idle_mappings(void) {
+    umf_memory_pool_handle_t pool = disjoint(os(1), NULL);
+    umf_ipc_handler_handle_t handler;
+    umfPoolGetIPCHandler(pool, &handler);
+    long before = number("statm", "");
+    for (int round = 0; round < 100; round++) {
+        char *block = umfPoolMalloc(pool, 8 << 20), *opened;
+        umf_ipc_handle_t handle;
+        size_t size;
+        if (umfGetIPCHandle(block, &handle, &size) || umfOpenIPCHandle(handler, handle, (void **)&opened)) {
+            report("W5 (could not open)", 1);
+            return;
+        }
+        opened[0] = 1;
+        umfCloseIPCHandle(opened);
+        umfPutIPCHandle(handle);
+        umfFree(block);
+    }
+    (void)before;
+    report("W5 closed mappings keep freed pages", number("status", "RssShmem:") > 100 * 1024);
+    umfPoolDestroy(pool);
+}
+
+static void shared_memory(void) {
+    int fds = descriptors();
+    umf_memory_provider_handle_t provider = os(1);
+    char *memory;
+    for (int round = 0; round < 16; round++) {
+        umfMemoryProviderAlloc(provider, 16 << 20, 0, (void **)&memory);
+        memset(memory, 1, 16 << 20);
+        umfMemoryProviderFree(provider, memory, 16 << 20);
+    }
+    report("W16 freed shared memory stays", number("status", "RssShmem:") > 64 * 1024);
+    umfMemoryProviderAlloc(provider, 1 << 20, 0, (void **)&memory);
+    memset(memory, 1, 1 << 20);
+    int purged = umfMemoryProviderPurgeForce(provider, memory, 1 << 20);
+    report("W19 purging at once does not zero", purged || memory[0] || memory[(1 << 20) - 1]);
+    umfMemoryProviderFree(provider, memory, 1 << 20);
+    umfMemoryProviderDestroy(provider);
+    for (int round = 0; round < 20; round++) {
+        umfMemoryProviderDestroy(os(1));
+    }
+    report("W16 descriptors stay after their provider", descriptors() > fds + 4);
+    int inherited = 0;
+    provider = os(1);
+    umfMemoryProviderAlloc(provider, 4096, 0, (void **)&memory);
+    for (int fd = 3; fd < 256; fd++) {
+        char path[64], target[64] = "";
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        if (readlink(path, target, sizeof target - 1) > 0 && strncmp(target, "/memfd:", 7) == 0) {
+            inherited += !(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+        }
+    }
+    report("W20 descriptors without close-on-exec", inherited);
+    umfMemoryProviderFree(provider, memory, 4096);
+    umfMemoryProviderDestroy(provider);
+}
+
+/* Memory at an alignment above the page, seen through a handle. */
+static int aligned_mismatch(umf_memory_provider_handle_t provider) {
+    umf_memory_pool_handle_t pool = NULL;
+    umfPoolCreate(umfProxyPoolOps(), provider, NULL, UMF_POOL_CREATE_FLAG_OWN_PROVIDER, &pool);
+    umf_ipc_handler_handle_t handler;
+    umfPoolGetIPCHandler(pool, &handler);
+    char *blocks[24];
+    int wrong = 0;
+    for (int i = 0; i < 24; i++) {
+        blocks[i] = umfPoolAlignedMalloc(pool, 8192, 4096 << (i % 6));
+        if (!blocks[i] || (uintptr_t)blocks[i] % (4096 << (i % 6))) {
+            return 100;
+        }
+        memset(blocks[i], i + 1, 8192);
+    }
+    for (int i = 0; i < 24; i++) {
+        umf_ipc_handle_t handle;
+        size_t size;
+        char *opened = NULL;
+        if (umfGetIPCHandle(blocks[i], &handle, &size) || umfOpenIPCHandle(handler, handle, (void **)&opened)) {
+            return 101;
+        }
+        for (int byte = 0; byte < 8192; byte++) {
+            wrong += blocks[i][byte] != i + 1 || opened[byte] != i + 1;
+        }
+        umfCloseIPCHandle(opened);
+        umfPutIPCHandle(handle);
+    }
+    for (int i = 0; i < 24; i++) {
+        umfFree(blocks[i]);
+    }
+    umfPoolDestroy(pool);
+    return wrong;
+}
+
+static void blocks(void) {
+    umf_disjoint_pool_params_handle_t params;
+    umfDisjointPoolParamsCreate(&params);
+    umf_memory_provider_handle_t provider = os(0);
+    umf_memory_pool_handle_t pool = disjoint(provider, params);
+    size_t after = 0;
+    const char *reserved = "umf.pool.by_handle.{}.stats.reserved_memory";
+    for (int round = 0; round < 2000; round++) {
+        char *block = umfPoolAlignedMalloc(pool, 100 << 10, 64 << 10);
+        memset(block, 1, 100 << 10);
+        if (umfFree(block)) {
+            report("W23 (cannot free)", 1);
+        }
+        umfCtlGet(reserved, &after, sizeof after, pool);
+    }
+    /* 2000 of them are 200 MiB. */
+    report("W23 aligned blocks leak their slabs", after > 64 << 20);
+    umfPoolTrimMemory(pool, 0);
+    umfCtlGet(reserved, &after, sizeof after, pool);
+    report("W23 aligned blocks stay when the pool is trimmed", after != 0);
+    for (int round = 0; round < 3; round++) {
+        char *some[64];
+        for (int i = 0; i < 64; i++) {
+            some[i] = umfPoolMalloc(pool, 4096);
+        }
+        for (int i = 0; i < 64; i++) {
+            umfFree(some[i]);
+        }
+        umfPoolTrimMemory(pool, 0);
+    }
+    size_t kept = 0;
+    umfCtlGet(reserved, &kept, sizeof kept, pool);
+    void *one = umfPoolMalloc(pool, 4096);
+    umfFree(one);
+    umfCtlGet(reserved, &after, sizeof after, pool);
+    report("W24 a pool that was trimmed pools nothing", after == 0);
+    char *block = umfPoolCalloc(pool, 10, 10);
+    int wrong = !block;
+    for (int i = 0; block && i < 100; i++) {
+        wrong |= block[i];
+        block[i] = (char)i;
+    }
+    block = umfPoolRealloc(pool, block, 100000);
+    for (int i = 0; block && i < 100; i++) {
+        wrong |= block[i] != i;
+    }
+    report("W26 no calloc and realloc", wrong || umfFree(block));
+    report("a size that overflows is allocated", umfPoolCalloc(pool, SIZE_MAX / 2, 3) != NULL);
+    block = umfPoolMalloc(pool, 64);
+    umfFree(block);
+    report("a block is freed twice", umfPoolFree(pool, block) == 0);
+    umfPoolDestroy(pool);
+    umf_disjoint_pool_shared_limits_handle_t limits;
+    umfDisjointPoolSharedLimitsCreate(8 << 20, &limits);
+    umfDisjointPoolParamsSetSharedLimits(params, limits);
+    umf_memory_pool_handle_t first = disjoint(os(0), params);
+    umfFree(umfPoolMalloc(first, 1 << 20));
+    umfPoolDestroy(first);
+    pool = disjoint(os(0), params);
+    umfFree(umfPoolMalloc(pool, 1 << 20));
+    umfCtlGet(reserved, &kept, sizeof kept, pool);
+    report("W25 a destroyed pool keeps its part of a shared limit", kept == 0);
+    for (int i = 0; i < 8; i++) {
+        void *large = umfPoolMalloc(pool, 2 << 20);
+        if (!large) {
+            report("W25 (a limit on free memory keeps memory from being allocated)", 1);
+        }
+        umfFree(large);
+    }
+    umfCtlGet(reserved, &kept, sizeof kept, pool);
+    report("a shared limit is passed", kept > 9 << 20);
+    umfPoolDestroy(pool);
+    umfDisjointPoolSharedLimitsDestroy(limits);
+    umfDisjointPoolParamsDestroy(params);
+}
+
+static void control(void) {
+    umf_memory_provider_handle_t provider = os(0);
+    int value = 5;
+    report("W29 a path that is not there succeeds", umfCtlGet("umf.provider.by_handle.{}.nix", &value, 4, provider) != 9);
+    report("W29 no provider by name", umfCtlGet("umf.provider.by_name.OS.params.ipc_enabled", &value, 4) != 0 || value != 0);
+    value = -1;
+    report("W29 a log level is read as a truth", umfCtlGet("umf.logger.level", &value, sizeof value) != 0 || value != 3);
+    char text[64] = "";
+    int wrong = umfCtlSet("umf.logger.output", NULL, 0) || umfCtlGet("umf.logger.output", text, sizeof text);
+    report("W29 the log cannot be turned off", wrong || strcmp(text, "disabled"));
+    umfMemoryProviderDestroy(provider);
+}
+
+static void after_fork(void) {
+    umf_memory_pool_handle_t pool = disjoint(os(0), NULL);
+    void *block = umfPoolMalloc(pool, 100);
+    pid_t pid = fork();
+    if (pid == 0) {
+        umf_memory_pool_handle_t shared = disjoint(os(1), NULL);
+        umf_ipc_handle_t handle;
+        size_t size;
+        void *mine = umfPoolMalloc(shared, 100), *opened = NULL;
+        umf_ipc_handler_handle_t handler;
+        umfPoolGetIPCHandler(shared, &handler);
+        int failed = umfGetIPCHandle(mine, &handle, &size) || umfOpenIPCHandle(handler, handle, &opened) || umfFree(block);
+        _exit(failed || !umfPoolMalloc(pool, 100));
+    }
+    int status = -1;
+    waitpid(pid, &status, 0);
+    report("W36 a child's handles are its parent's", status);
+    umfFree(block);
+    umfPoolDestroy(pool);
+}
+
+static void properties(void) {
+    umf_memory_pool_handle_t pool = NULL;
+    umfPoolCreate(umfProxyPoolOps(), os(0), NULL, UMF_POOL_CREATE_FLAG_OWN_PROVIDER, &pool);
+    char *block = umfPoolMalloc(pool, 5000), *base = NULL;
+    umf_memory_properties_handle_t handle;
+    int failed = umfGetMemoryPropertiesHandle(block + 10, &handle) ||
+                 umfGetMemoryProperty(handle, UMF_MEMORY_PROPERTY_BASE_ADDRESS, &base, sizeof base);
+    report("properties are of another base", failed || base != block);
+    umfFree(block);
+    report("W14 properties of freed memory are read",
+           umfGetMemoryProperty(handle, UMF_MEMORY_PROPERTY_BASE_ADDRESS, &base, sizeof base) == 0);
+    umfPoolDestroy(pool);
+}
+
+static void fixed(void) {
+    static char memory[2 << 20] __attribute__((aligned(4096)));
+    umf_fixed_memory_provider_params_handle_t params;
+    umf_memory_provider_handle_t provider = NULL;
+    umfFixedMemoryProviderParamsCreate(memory, sizeof memory, &params);
+    umfMemoryProviderCreate(umfFixedMemoryProviderOps(), params, &provider);
+    umfFixedMemoryProviderParamsDestroy(params);
+    umf_memory_pool_handle_t pool = disjoint(provider, NULL);
+    char *block = umfPoolMalloc(pool, 1000);
+    report("fixed memory is not in its buffer", block < memory || block + 1000 > memory + sizeof memory);
+    void *odd = NULL, *next = NULL;
+    umfFree(block);
+    umfPoolDestroy(pool);
+    umfFixedMemoryProviderParamsCreate(memory, sizeof memory, &params);
+    umfMemoryProviderCreate(umfFixedMemoryProviderOps(), params, &provider);
+    umfFixedMemoryProviderParamsDestroy(params);
+    umfMemoryProviderAlloc(provider, 100, 0, &odd);
+    umfMemoryProviderAlloc(provider, 100, 0, &next);
+    report("W22 parts are not whole pages", (uintptr_t)odd % 4096 || (uintptr_t)next % 4096);
+    umfMemoryProviderFree(provider, odd, 100);
+    umfMemoryProviderFree(provider, next, 100);
+    umfMemoryProviderDestroy(provider);
+}
+
+static void policies(void) {
+    umf_mempolicy_handle_t policy;
+    umf_mempolicy_split_partition_t *parts = malloc(sizeof *parts);
+    parts->weight = 1;
+    parts->target = 0;
+    umfMempolicyCreate(UMF_MEMPOLICY_SPLIT, &policy);
+    umfMempolicySetCustomSplitPartitions(policy, parts, 1);
+    memset(parts, 0xff, sizeof *parts);
+    free(parts);
+    umf_memory_provider_handle_t provider = NULL;
+    report("the list of a policy is not copied", umfMemoryProviderCreateFromMemspace(umfMemspaceHostAllGet(), policy, &provider));
+    umfMemoryProviderDestroy(provider);
+    umfMempolicyDestroy(policy);
+    umfTearDown();
+    umfInit();
+    report("W10 spaces are gone after the library was ended and started", umfMemspaceMemtargetNum(umfMemspaceHostAllGet()) == 0);
+}
+
+int main(void) {
+    handles();
+    idle_mappings();
+    shared_memory();
+    report("W17 aligned shared memory is another in other processes", aligned_mismatch(os(1)));
+    report("W21 aligned memory of a file aliases", aligned_mismatch(of_file()));
+    blocks();
+    control();
+    after_fork();
+    properties();
+    fixed();
+    policies();
+    return 0;
+}

@@ -1,0 +1,108 @@
+//! What the shared object exports.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use object::elf;
+use object::read::elf::{Dyn as _, ElfFile64, FileHeader as _, SectionHeader as _, Sym as _};
+
+use crate::installed::{compiler, installed};
+
+/// Names and versions as `c/libumf.map` has them.
+fn listed() -> BTreeMap<String, String> {
+    let map = include_str!("../../c/libumf.map");
+    let mut names = BTreeMap::new();
+    let mut version = "";
+    for line in map.lines().map(str::trim) {
+        if let Some(node) = line.strip_suffix('{') {
+            version = node.trim();
+        } else if let Some(name) = line.strip_suffix(';').filter(|name| name.starts_with("umf")) {
+            names.insert(name.to_owned(), version.to_owned());
+        }
+    }
+    names
+}
+
+/// Names and versions of what is defined in a shared object's dynamic symbols, and its soname.
+fn exported(bytes: &[u8]) -> (BTreeMap<String, String>, Option<String>) {
+    let file = ElfFile64::<object::Endianness>::parse(bytes).unwrap();
+    let endian = file.endian();
+    let header = file.elf_header();
+    let sections = header.sections(endian, bytes).unwrap();
+    let symbols = sections.symbols(endian, bytes, elf::SHT_DYNSYM).unwrap();
+    let versions = sections.versions(endian, bytes).unwrap().unwrap();
+    let mut names = BTreeMap::new();
+    for (index, symbol) in symbols.enumerate() {
+        let is_there = symbol.st_shndx(endian) != elf::SHN_UNDEF && symbol.st_bind() != elf::STB_LOCAL;
+        // The versions themselves are absolute symbols.
+        if !is_there || symbol.st_shndx(endian) == elf::SHN_ABS {
+            continue;
+        }
+        let name = String::from_utf8(symbols.symbol_name(endian, symbol).unwrap().to_vec()).unwrap();
+        let version = versions.version(versions.version_index(endian, index).index()).unwrap();
+        let version = version.map(|version| String::from_utf8_lossy(version.name()).into_owned());
+        names.insert(name, version.unwrap_or_default());
+    }
+    let mut soname = None;
+    for section in sections.iter() {
+        if let Ok(Some((entries, link))) = section.dynamic(endian, bytes) {
+            let strings = sections.strings(endian, bytes, link).unwrap();
+            let entry = entries.iter().find(|entry| entry.d_tag(endian) == elf::DT_SONAME);
+            soname = entry.map(|entry| {
+                let name = strings.get(u32::try_from(entry.d_val(endian)).unwrap()).unwrap();
+                String::from_utf8_lossy(name).into_owned()
+            });
+        }
+    }
+    (names, soname)
+}
+
+#[test]
+fn it_exports_the_146_functions_and_nothing_else() {
+    let Some(installed) = installed("it_exports_the_146_functions_and_nothing_else") else { return };
+    let (names, soname) = exported(&std::fs::read(installed.library()).unwrap());
+    assert_eq!(names, listed());
+    assert_eq!(names.len(), 146);
+    let of = |version: &str| names.values().filter(|found| *found == version).count();
+    assert_eq!((of("UMF_1.0"), of("UMF_1.1"), of("UMF_1.2")), (132, 13, 1));
+    assert_eq!(soname.as_deref(), Some("libumf.so.1"));
+}
+
+#[test]
+fn the_peer_exports_the_same() {
+    let Some(peer) = std::env::var_os("UMF_PEER") else {
+        println!("umf-skip: the_peer_exports_the_same: UMF_PEER does not name the original's libumf.so.1");
+        return;
+    };
+    assert_eq!(exported(&std::fs::read(peer).unwrap()).0, listed());
+}
+
+/// Each function of the list stands in a header, and each header can be compiled alone, as C and with all others.
+#[test]
+fn the_headers_declare_what_is_exported() {
+    let Some(installed) = installed("the_headers_declare_what_is_exported") else { return };
+    let include = installed.prefix.join("include");
+    let mut all = String::new();
+    let mut headers = Vec::new();
+    for folder in ["", "umf", "umf/experimental", "umf/pools", "umf/providers"] {
+        for entry in std::fs::read_dir(include.join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "h") {
+                all.push_str(&std::fs::read_to_string(&path).unwrap());
+                headers.push(path);
+            }
+        }
+    }
+    let missing: Vec<_> = listed().into_keys().filter(|name| !all.contains(&format!("{name}("))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    assert_eq!(headers.len(), 23);
+    for header in headers {
+        let mut check = Command::new(compiler());
+        check
+            .args(["-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-std=c11", "-x", "c"])
+            .arg("-I")
+            .arg(&include);
+        let output = check.arg(&header).output().unwrap();
+        assert!(output.status.success(), "{}: {}", header.display(), String::from_utf8_lossy(&output.stderr));
+    }
+}

@@ -1,0 +1,285 @@
+//! [`Carver`]: free ranges and live regions, behind one lock that comes through forks.
+
+use core::ptr::NonNull;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use umf_core::fork::{self, ForkAware};
+use umf_core::lock::Lock;
+use umf_core::{Address, Error, Region, Result};
+
+use crate::Ranges;
+
+/// A live region, and where it begins in what is carved.
+#[derive(Clone, Copy)]
+struct Live {
+    region: Region,
+    place: u64,
+}
+
+struct Parts {
+    ranges: Ranges,
+    /// By address.
+    live: BTreeMap<u64, Live>,
+}
+
+struct Inner {
+    parts: Lock<Parts>,
+}
+
+impl ForkAware for Inner {
+    fn prepare(&self) {
+        self.parts.lock_for_fork();
+    }
+
+    fn parent(&self) {
+        // SAFETY: `prepare` took it in this thread, or in the one of which this is the forked copy.
+        unsafe { self.parts.unlock_after_fork() };
+    }
+
+    fn child(&self) {
+        self.parent();
+    }
+}
+
+/// Carves regions out of places `start..end`: addresses, or offsets in a file. Thread-safe.
+///
+/// A provider says where a place is in this process when it takes one; two live regions never overlap, neither in places nor,
+/// if the provider keeps that, in addresses.
+pub struct Carver {
+    inner: Arc<Inner>,
+    owner: &'static str,
+}
+
+impl Carver {
+    /// Carves `start..end`. `owner` stands in errors.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the range is empty; [`Error::OutOfMemory`], [`Error::TooMany`].
+    pub fn new(start: u64, end: u64, owner: &'static str) -> Result<Self> {
+        if start >= end {
+            return Err(Error::InvalidArgument {
+                what: "range to carve",
+                why: "must hold at least one page",
+            });
+        }
+        let mut ranges = Ranges::new(end)?;
+        if start > 0 {
+            // What lies before is taken, once and for all.
+            ranges.take(start, 1)?;
+        }
+        let inner = Arc::new(Inner { parts: Lock::new(Parts { ranges, live: BTreeMap::new() }) });
+        // SAFETY: an `Arc`'s content does not move, and `drop` unregisters it.
+        unsafe { fork::register(Self::object(&inner)) }?;
+        Ok(Self { inner, owner })
+    }
+
+    fn object(inner: &Arc<Inner>) -> NonNull<dyn ForkAware> {
+        let object: &(dyn ForkAware + 'static) = &**inner;
+        NonNull::from(object)
+    }
+
+    fn foreign(&self, address: Address) -> Error {
+        Error::ForeignAddress { address, owner: self.owner }
+    }
+
+    /// A region of `size` bytes at a place that is a multiple of `align`, a power of two. `map` says where in this process the
+    /// place is; if it fails, nothing was taken.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if no free range is long enough; those of `map`.
+    pub fn allocate(
+        &self,
+        size: usize,
+        align: u64,
+        map: impl FnOnce(u64) -> Result<Address>,
+    ) -> Result<Region> {
+        let taken = self.inner.parts.lock().ranges.take(size as u64, align)?;
+        let place = taken.ok_or(Error::OutOfMemory { size, owner: self.owner, native: 0 })?;
+        // Without the lock: mapping takes its time.
+        match map(place) {
+            Ok(base) => {
+                let region = Region::new(base, size);
+                self.inner.parts.lock().live.insert(base.to_bits(), Live { region, place });
+                Ok(region)
+            }
+            Err(error) => {
+                self.inner.parts.lock().ranges.give(place, size as u64);
+                Err(error)
+            }
+        }
+    }
+
+    fn same(&self, parts: &Parts, region: &Region) -> Result<Live> {
+        let address = region.base();
+        match parts.live.get(&address.to_bits()) {
+            Some(live) if live.region == *region => Ok(*live),
+            // The address is in use again: what the caller has is older.
+            Some(_) => Err(Error::NotAllocated { address }),
+            None => Err(self.foreign(address)),
+        }
+    }
+
+    /// The place of a live region.
+    ///
+    /// # Errors
+    /// [`Error::ForeignAddress`], [`Error::NotAllocated`].
+    pub fn place_of(&self, region: &Region) -> Result<u64> {
+        self.same(&self.inner.parts.lock(), region).map(|live| live.place)
+    }
+
+    /// The live region that holds these bytes, and its place.
+    ///
+    /// # Errors
+    /// [`Error::ForeignAddress`] if no live region holds all of them.
+    pub fn holding(&self, address: Address, size: usize) -> Result<(Region, u64)> {
+        let parts = self.inner.parts.lock();
+        let below = parts.live.range(..=address.to_bits()).next_back().map(|(_, live)| *live);
+        let inside = |live: &Live| {
+            let offset = address.offset_from(live.region.base());
+            offset.is_some_and(|offset| {
+                offset.checked_add(size as u64).is_some_and(|end| end <= live.region.size() as u64)
+            })
+        };
+        below.filter(inside).map(|live| (live.region, live.place)).ok_or(self.foreign(address))
+    }
+
+    /// Frees a region. `unmap` ends what `map` began, before its place can be taken again; if it fails, the region is as it was.
+    ///
+    /// # Errors
+    /// As [`Carver::place_of`]; those of `unmap`.
+    pub fn free(&self, region: &Region, unmap: impl FnOnce(u64) -> Result<()>) -> Result<()> {
+        let live = {
+            let mut parts = self.inner.parts.lock();
+            let live = self.same(&parts, region)?;
+            // First: once unmapped, another thread may get the same address.
+            parts.live.remove(&region.base().to_bits());
+            live
+        };
+        let unmapped = unmap(live.place);
+        let mut parts = self.inner.parts.lock();
+        match unmapped {
+            Ok(()) => parts.ranges.give(live.place, region.size() as u64),
+            Err(_) => {
+                parts.live.insert(region.base().to_bits(), live);
+            }
+        }
+        unmapped
+    }
+
+    /// Splits a region after `first` bytes, a multiple of `page` inside it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]; as [`Carver::place_of`].
+    pub fn split(&self, region: &Region, first: usize, page: usize) -> Result<(Region, Region)> {
+        if first == 0 || first >= region.size() || !first.is_multiple_of(page) {
+            return Err(Error::InvalidArgument {
+                what: "split",
+                why: "must be inside the region, at a multiple of the page size",
+            });
+        }
+        let mut parts = self.inner.parts.lock();
+        let live = self.same(&parts, region)?;
+        let high = region.base().checked_add(first as u64).ok_or(self.foreign(region.base()))?;
+        parts.ranges.split_taken()?;
+        let low = Live { region: Region::new(region.base(), first), place: live.place };
+        let high =
+            Live { region: Region::new(high, region.size() - first), place: live.place + first as u64 };
+        parts.live.insert(low.region.base().to_bits(), low);
+        parts.live.insert(high.region.base().to_bits(), high);
+        Ok((low.region, high.region))
+    }
+
+    /// Merges two regions that are neighbours, in addresses and in places.
+    ///
+    /// # Errors
+    /// As [`Carver::split`].
+    pub fn merge(&self, low: &Region, high: &Region) -> Result<Region> {
+        let mut parts = self.inner.parts.lock();
+        let (first, second) = (self.same(&parts, low)?, self.same(&parts, high)?);
+        let adjacent = low.base().checked_add(low.size() as u64) == Some(high.base())
+            && first.place + low.size() as u64 == second.place;
+        if !adjacent {
+            return Err(Error::InvalidArgument {
+                what: "merge",
+                why: "must be of neighbours, the lower one first",
+            });
+        }
+        parts.ranges.merge_taken();
+        parts.live.remove(&high.base().to_bits());
+        let merged = Live { region: Region::new(low.base(), low.size() + high.size()), place: first.place };
+        parts.live.insert(low.base().to_bits(), merged);
+        Ok(merged.region)
+    }
+
+    /// How many regions are live.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.inner.parts.lock().live.len()
+    }
+}
+
+impl Drop for Carver {
+    fn drop(&mut self) {
+        fork::unregister(Self::object(&self.inner));
+    }
+}
+
+impl core::fmt::Debug for Carver {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} regions of {}", self.live(), self.owner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = 4096;
+
+    fn at(place: u64) -> Result<Address> {
+        Ok(Address::from_bits(place))
+    }
+
+    #[test]
+    fn regions_are_carved_given_back_and_told_apart() {
+        let carver = Carver::new(1 << 20, 2 << 20, "the test").unwrap();
+        let first = carver.allocate(PAGE, 4096, at).unwrap();
+        let second = carver.allocate(PAGE, 1 << 16, at).unwrap();
+        assert!(first.base().value() >= 1 << 20 && second.base().is_aligned_to(1 << 16));
+        assert!(matches!(carver.allocate(1 << 20, 1, at), Err(Error::OutOfMemory { .. })));
+        assert_eq!(carver.holding(second.base(), PAGE).unwrap().0, second);
+        assert!(carver.holding(second.base(), PAGE + 1).is_err());
+        carver.free(&first, |_| Ok(())).unwrap();
+        assert!(matches!(carver.free(&first, |_| Ok(())), Err(Error::ForeignAddress { .. })));
+        carver.free(&second, |_| Ok(())).unwrap();
+        // All of it is one range again.
+        let whole = carver.allocate(1 << 20, 1, at).unwrap();
+        assert_eq!(whole.base().value(), 1 << 20);
+    }
+
+    #[test]
+    fn a_failure_leaves_everything_as_it_was() {
+        let carver = Carver::new(0, 1 << 20, "the test").unwrap();
+        let failed = Error::native("mmap", 12);
+        assert_eq!(carver.allocate(1 << 20, 1, |_| Err(failed)).unwrap_err(), failed);
+        let whole = carver.allocate(1 << 20, 1, at).unwrap();
+        assert_eq!(carver.free(&whole, |_| Err(failed)), Err(failed));
+        assert_eq!(carver.place_of(&whole), Ok(0));
+    }
+
+    #[test]
+    fn parts_are_freed_each_by_itself() {
+        let carver = Carver::new(0, 1 << 20, "the test").unwrap();
+        let whole = carver.allocate(3 * PAGE, 4096, at).unwrap();
+        assert!(carver.split(&whole, 100, PAGE).is_err() && carver.split(&whole, 3 * PAGE, PAGE).is_err());
+        let (low, high) = carver.split(&whole, PAGE, PAGE).unwrap();
+        assert!(carver.merge(&high, &low).is_err());
+        let whole = carver.merge(&low, &high).unwrap();
+        assert_eq!((whole.size(), carver.live()), (3 * PAGE, 1));
+        let (low, high) = carver.split(&whole, PAGE, PAGE).unwrap();
+        carver.free(&low, |_| Ok(())).unwrap();
+        carver.free(&high, |_| Ok(())).unwrap();
+        assert!(carver.allocate(1 << 20, 1, at).is_ok());
+    }
+}

@@ -1,0 +1,140 @@
+//! [`FixedProvider`].
+
+use core::fmt;
+use std::sync::Arc;
+
+use umf_carve::Carver;
+use umf_core::{
+    Address, Error, Layout, MemoryKind, Provider, ProviderKind, Purge, Region, Result, SplitMerge, Visibility,
+};
+
+const OWNER: &str = "this fixed provider";
+
+const KIND: ProviderKind = match ProviderKind::new("fixed") {
+    Some(kind) => kind,
+    None => panic!("a valid name"),
+};
+
+/// Regions out of memory that the program has already. Nothing is written into it. Thread-safe.
+///
+/// Whole pages are used; what the memory has before the first and after the last is not. It cannot be exported, because nothing
+/// is known of what is behind it. It uses the global allocator for its records, so that a pool over it is not to be that.
+pub struct FixedProvider {
+    carver: Carver,
+    name: String,
+    page: usize,
+}
+
+impl FixedProvider {
+    /// Carves `size` bytes from `memory` on.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if that is less than one page, or lies outside of the address space.
+    ///
+    /// # Safety
+    /// The memory may be read and written, is private to this process and anonymous (what is purged of a file's mapping shows the
+    /// file again), is used through the provider only, and stays as long as
+    /// the provider and its regions.
+    pub unsafe fn new(memory: *mut u8, size: usize, name: impl Into<String>) -> Result<Arc<Self>> {
+        let page = page_size();
+        let outside = Error::InvalidArgument { what: "memory", why: "must lie in the address space" };
+        let start = Address::new(memory.expose_provenance()).ok_or(outside)?;
+        let end = start.checked_add(size as u64).ok_or(outside)?;
+        let first = start.align_up(page).ok_or(outside)?;
+        let last = end.value() & !(page as u64 - 1);
+        let carver = Carver::new(first.value(), last, OWNER)?;
+        Ok(Arc::new(Self { carver, name: name.into(), page }))
+    }
+
+    /// How many regions are live.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.carver.live()
+    }
+}
+
+fn page_size() -> usize {
+    // SAFETY: asks for a number.
+    let said = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(said).ok().filter(|page| page.is_power_of_two()).unwrap_or(4096)
+}
+
+// SAFETY: regions are parts of the memory that `new` was given, and do not overlap, as the carver sees to.
+unsafe impl Provider for FixedProvider {
+    fn kind(&self) -> ProviderKind {
+        KIND
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn memory_kind(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
+
+    fn visibility(&self) -> Visibility {
+        Visibility::Private
+    }
+
+    fn page_size(&self) -> usize {
+        self.page
+    }
+
+    fn allocate(&self, layout: Layout) -> Result<Region> {
+        let layout = layout.pad_to(self.page)?.align_to(self.page)?;
+        let outside = Error::OutOfMemory { size: layout.size(), owner: OWNER, native: 0 };
+        self.carver.allocate(layout.size(), layout.align() as u64, |place| {
+            usize::try_from(place).ok().and_then(Address::new).ok_or(outside)
+        })
+    }
+
+    unsafe fn free(&self, region: Region) -> Result<()> {
+        self.carver.free(&region, |_| Ok(()))
+    }
+
+    fn purge(&self) -> Option<&dyn Purge> {
+        Some(self)
+    }
+
+    fn split_merge(&self) -> Option<&dyn SplitMerge> {
+        Some(self)
+    }
+}
+
+impl Purge for FixedProvider {
+    unsafe fn purge_lazy(&self, _base: Address, _size: usize) -> Result<()> {
+        Err(Error::NotSupported { what: "purging lazily", owner: OWNER, native: 0 })
+    }
+
+    unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
+        if size == 0 || !base.is_aligned_to(self.page) || !size.is_multiple_of(self.page) {
+            return Err(Error::InvalidArgument { what: "range", why: "must be one or more whole pages" });
+        }
+        self.carver.holding(base, size)?;
+        let Some(start) = base.as_ptr() else {
+            return Err(Error::ForeignAddress { address: base, owner: OWNER });
+        };
+        // SAFETY: a range of a live region, whose content nobody needs.
+        if unsafe { libc::madvise(start.cast(), size, libc::MADV_DONTNEED) } == 0 {
+            return Ok(());
+        }
+        Err(Error::native("madvise", std::io::Error::last_os_error().raw_os_error().unwrap_or(0)))
+    }
+}
+
+impl SplitMerge for FixedProvider {
+    unsafe fn split(&self, region: Region, first: usize) -> Result<(Region, Region)> {
+        self.carver.split(&region, first, self.page)
+    }
+
+    unsafe fn merge(&self, low: Region, high: Region) -> Result<Region> {
+        self.carver.merge(&low, &high)
+    }
+}
+
+impl fmt::Debug for FixedProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "fixed provider {:?}: {:?}", self.name, self.carver)
+    }
+}

@@ -1,0 +1,35 @@
+//! Bytes and text of addresses of links: decoding never panics, and what decodes encodes to the same.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use umf_link::{ADDRESS_SIZE, LinkAddress};
+
+fuzz_target!(|data: &[u8]| {
+    if let Ok(text) = std::str::from_utf8(data)
+        && let Ok(address) = text.parse::<LinkAddress>()
+    {
+        assert_eq!(address.to_string(), text.trim_ascii());
+    }
+    // Most inputs die at the checksum; with a fitting one the fields are reached.
+    let mut bytes = data.to_vec();
+    bytes.resize(ADDRESS_SIZE, 0);
+    bytes[..6].copy_from_slice(b"UMFL\x01\x00");
+    let checksum = crc32(&bytes[..ADDRESS_SIZE - 4]);
+    bytes[ADDRESS_SIZE - 4..].copy_from_slice(&checksum.to_le_bytes());
+    for bytes in [data, &bytes] {
+        if let Ok(address) = LinkAddress::from_bytes(bytes) {
+            assert_eq!(address.to_bytes().as_slice(), bytes);
+            assert!(address.socket().starts_with("umf-link-"));
+            assert_eq!(address.to_string().parse(), Ok(address));
+            let _ = format!("{address:?} {}", address.pid());
+        }
+    }
+});
+
+/// CRC-32 (IEEE), bit by bit: a second opinion on the one that the decoder uses.
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ (0xEDB8_8320 & (crc & 1).wrapping_neg()))
+    })
+}

@@ -1,0 +1,16 @@
+//! Maps of pools that somebody wrote: any text is read, or refused, and what is read is drawn and added up within bounds.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use umf::map::{from_json, to_json, to_svg};
+
+fuzz_target!(|text: &str| {
+    let Ok(map) = from_json(text) else { return };
+    let totals = map.totals();
+    for part in [totals.internal_fragmentation(), totals.external_fragmentation()] {
+        assert!((0.0..=1.0).contains(&part));
+    }
+    assert!(to_svg(&map).len() < 64 << 20);
+    assert_eq!(from_json(&to_json(&map)).expect("what was written is read"), map);
+});

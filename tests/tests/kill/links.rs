@@ -1,0 +1,167 @@
+//! The steps of links: one of two processes is killed at each, while they meet, exchange messages and part. The other one is
+//! told, and has afterwards what it had before.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use umf::core::step::Step;
+use umf_tests::{Actor, Census, Failure, Outcome, Sequence, spawn};
+
+use super::crew::{BOUND, was_killed};
+use super::plan;
+
+/// So often each step is tried until somebody is killed there.
+const TRIES: u64 = 8;
+
+pub(crate) struct Tally {
+    pub(crate) by_step: BTreeMap<Step, u64>,
+    pub(crate) rounds: u64,
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let steps: Vec<_> = self.by_step.iter().map(|(step, count)| format!("{step} {count}")).collect();
+        write!(f, "links: {} rounds; by step: {}", self.rounds, steps.join(", "))
+    }
+}
+
+fn steps() -> impl Iterator<Item = Step> {
+    Step::ALL.iter().copied().filter(|step| plan::is_of_links(*step))
+}
+
+impl Tally {
+    pub(crate) fn steps_without_kill(&self) -> Vec<Step> {
+        steps().filter(|step| !self.by_step.contains_key(step)).collect()
+    }
+}
+
+/// The engine with which both get to a step.
+fn engine_of(step: Step, sequence: &mut Sequence) -> &'static str {
+    match step {
+        Step::LinkFilled | Step::LinkBounceAsked | Step::LinkEmptied => "bounce",
+        Step::LinkPushed | Step::LinkPushAsked | Step::LinkPulled => "both",
+        _ => ["auto", "bounce", "both"][sequence.below(3) as usize],
+    }
+}
+
+/// Kills at each step so many times.
+pub(crate) fn run(seed: u64, times: u64) -> Tally {
+    let mut sequence = Sequence::new(seed);
+    let mut tally = Tally { by_step: BTreeMap::new(), rounds: 0 };
+    for engine in ["auto", "bounce", "both"] {
+        let spawn = || spawn!().env("UMF_LINK_ENGINE", engine).env("UMF_LINK_BOTH_MIN", "16KiB").start();
+        let mut survivor = spawn();
+        // What is made once is made with somebody who lives.
+        for accepts in [true, false] {
+            let mut first = spawn();
+            assert!(!round(&mut survivor, &mut first, accepts, 1));
+            first.finish();
+        }
+        survivor.ok("evict");
+        let rest = Census::of(&survivor);
+        for _ in 0..times {
+            for step in steps() {
+                for _ in 0..TRIES {
+                    if engine_of(step, &mut sequence) != engine {
+                        continue;
+                    }
+                    tally.rounds += 1;
+                    let accepts = accepts(step).unwrap_or_else(|| sequence.one_in(2));
+                    let nth = if is_repeated(step) { *sequence.of(&[1, 1, 2, 7]) } else { 1 };
+                    let mut victim = spawn();
+                    victim.ok(&format!("arm {step} {nth} kill"));
+                    let killed = round(&mut survivor, &mut victim, accepts, sequence.number());
+                    if killed || step == Step::LinkAbandoned && victim.ok("children-killed-of-links") != "0" {
+                        *tally.by_step.entry(step).or_default() += 1;
+                        break;
+                    }
+                }
+                survivor.ok("evict");
+                rest.comes_back(&survivor);
+            }
+        }
+        survivor.finish();
+    }
+    tally
+}
+
+/// Whether the victim has to be who accepts (or who connects) to get to a step.
+const fn accepts(step: Step) -> Option<bool> {
+    match step {
+        Step::LinkListening | Step::LinkAccepted | Step::LinkSegmentMapped | Step::LinkWelcomed => Some(true),
+        Step::LinkConnected | Step::LinkSegmentMade | Step::LinkProposed => Some(false),
+        _ => None,
+    }
+}
+
+/// Whether a process gets to a step often in a round.
+const fn is_repeated(step: Step) -> bool {
+    use Step as S;
+    matches!(
+        step,
+        S::LinkSent | S::LinkOffered | S::LinkFilled | S::LinkPulled | S::LinkTaken | S::LinkEmptied
+    )
+}
+
+/// What the victim answers, if it is not killed; it may be refused.
+fn says(victim: &mut Actor, command: &str) -> Option<Result<String, Failure>> {
+    if victim.is_reaped() {
+        return None;
+    }
+    match victim.try_send(command).then(|| victim.outcome(BOUND)) {
+        Some(Outcome::Answer(answer)) => Some(answer),
+        None | Some(Outcome::Ended) => {
+            let how = victim.reap();
+            assert!(was_killed(&how), "{command}: {how}");
+            None
+        }
+        Some(Outcome::Silent) => panic!("{command}: a hang"),
+    }
+}
+
+/// The survivor's part of something that both do: it works, or the other one is gone.
+fn survives(survivor: &mut Actor, command: &str) {
+    match survivor.outcome(BOUND) {
+        Outcome::Answer(Ok(_)) => {}
+        Outcome::Answer(Err(failure)) => {
+            let known = ["PeerGone", "Closed", "TimedOut", "NobodyThere", "Unknown"];
+            assert!(known.contains(&failure.variant.as_str()), "{command}: {failure}");
+        }
+        other => panic!("{command}: {other:?}"),
+    }
+}
+
+/// Whether the victim was killed in it.
+fn round(survivor: &mut Actor, victim: &mut Actor, accepts: bool, seed: u64) -> bool {
+    // The address comes from whoever accepts.
+    let address = if accepts {
+        let Some(address) = says(victim, "link-bind end") else { return true };
+        address.unwrap()
+    } else {
+        survivor.ok("link-bind end")
+    };
+    let mut both =
+        ["link-accept end 3000 -> link".to_owned(), format!("link-connect {address} 3000 -> link")];
+    if !accepts {
+        both.reverse();
+    }
+    let [theirs, mine] = both;
+    survivor.send(&mine);
+    let _ = says(victim, &theirs);
+    survives(survivor, &mine);
+    for alone in ["link-watch link", "link-child link", "link-withdraw link"] {
+        let _ = says(victim, alone);
+    }
+    let seed = seed % 1000;
+    let mine = format!("link-traffic link {seed} {} 300", seed + 1);
+    survivor.send(&mine);
+    let _ = says(victim, &format!("link-traffic link {} {seed} 300", seed + 1));
+    survives(survivor, &mine);
+    let _ = says(victim, "link-unbind end");
+    survivor.ok("link-drop link");
+    survivor.ok("link-unbind end");
+    if !victim.is_reaped() {
+        victim.ok("disarm");
+    }
+    victim.is_reaped()
+}
