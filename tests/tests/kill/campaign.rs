@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use umf_tests::board::{Board, PLACES};
 use umf_tests::{Outcome, Sequence, machine};
 
-use super::crew::{self, BOUND, Member};
+use super::crew::{self, Member, bound};
 use super::plan::{self, End, Role, Setup};
 use super::tally::Tally;
 
@@ -76,7 +76,7 @@ impl Campaign {
     fn dismiss(&mut self) {
         for mut member in std::mem::take(&mut self.members) {
             member.actor.send("exit");
-            let outcome = member.actor.outcome(BOUND);
+            let outcome = member.actor.outcome(bound());
             if outcome != Outcome::Ended || member.actor.reap() != "code 0" {
                 self.tally.violation(format!("{:?} {} does not end: {outcome:?}", member.role, member.who));
                 member.end_it();
@@ -209,10 +209,10 @@ impl Campaign {
             }
             End::AtStep { .. } => {}
         }
-        let mut outcome = victim.actor.outcome(BOUND);
+        let mut outcome = victim.actor.outcome(bound());
         if let (Outcome::Answer(Ok(_)), End::AtRandom { .. }) = (&outcome, end) {
             // It was done a moment before.
-            outcome = victim.actor.outcome(BOUND);
+            outcome = victim.actor.outcome(bound());
         }
         match (outcome, end) {
             (Outcome::Ended, end) => {
@@ -263,7 +263,7 @@ impl Campaign {
             let member = &mut self.members[index];
             let answered = std::mem::take(&mut member.has_answered);
             let outcome =
-                if answered { Outcome::Answer(Ok(String::new())) } else { member.actor.outcome(BOUND) };
+                if answered { Outcome::Answer(Ok(String::new())) } else { member.actor.outcome(bound()) };
             let ended = match outcome {
                 Outcome::Answer(Ok(_)) => member.disarm(&self.board),
                 other => Err(other),

@@ -11,7 +11,7 @@ use umf::core::step::Step;
 use umf_tests::domain::{name, nothing_is_left};
 use umf_tests::{Actor, Census, Outcome, Sequence, actor};
 
-use super::crew::{BOUND, was_killed};
+use super::crew::{bound, was_killed};
 use super::plan;
 
 /// So often each step is tried until somebody is killed there.
@@ -99,7 +99,7 @@ impl Rounds {
     fn works(victim: &mut Actor, commands: &[String]) -> Option<String> {
         let mut answer = String::new();
         for command in commands {
-            let outcome = victim.try_send(command).then(|| victim.outcome(BOUND));
+            let outcome = victim.try_send(command).then(|| victim.outcome(bound()));
             match outcome {
                 Some(Outcome::Answer(Ok(text))) => answer = text,
                 None | Some(Outcome::Ended) => {
@@ -152,7 +152,7 @@ impl Rounds {
         ];
         let answer = Self::works(&mut victim, &commands);
         for other in &mut others {
-            let outcome = other.outcome(BOUND);
+            let outcome = other.outcome(bound());
             assert!(matches!(outcome, Outcome::Answer(Ok(_))), "round {round}, {step}: {outcome:?}");
         }
         let listed = witness.ok(&format!("objects {domain}"));

@@ -7,7 +7,7 @@ use std::fmt;
 use umf::core::step::Step;
 use umf_tests::{Actor, Census, Failure, Outcome, Sequence, spawn};
 
-use super::crew::{BOUND, was_killed};
+use super::crew::{bound, was_killed};
 use super::plan;
 
 /// So often each step is tried until somebody is killed there.
@@ -108,7 +108,7 @@ fn says(victim: &mut Actor, command: &str) -> Option<Result<String, Failure>> {
     if victim.is_reaped() {
         return None;
     }
-    match victim.try_send(command).then(|| victim.outcome(BOUND)) {
+    match victim.try_send(command).then(|| victim.outcome(bound())) {
         Some(Outcome::Answer(answer)) => Some(answer),
         None | Some(Outcome::Ended) => {
             let how = victim.reap();
@@ -121,7 +121,7 @@ fn says(victim: &mut Actor, command: &str) -> Option<Result<String, Failure>> {
 
 /// The survivor's part of something that both do: it works, or the other one is gone.
 fn survives(survivor: &mut Actor, command: &str) {
-    match survivor.outcome(BOUND) {
+    match survivor.outcome(bound()) {
         Outcome::Answer(Ok(_)) => {}
         Outcome::Answer(Err(failure)) => {
             let known = ["PeerGone", "Closed", "TimedOut", "NobodyThere", "Unknown"];
