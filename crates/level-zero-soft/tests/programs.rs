@@ -40,6 +40,8 @@ fn run(program: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> Output 
     let mut command = Command::new("timeout");
     command.args(["-k", "5", "60"]).arg(program).args(arguments).stdin(Stdio::null());
     clean(&mut command).env("ZE_ENABLE_ALT_DRIVERS", library()).envs(settings.iter().copied());
+    // Where the programs count mappings.
+    command.env("ZE_SOFT_ADDRESSES", "0x100000000000-0x110000000000");
     command.output().unwrap()
 }
 

@@ -85,14 +85,14 @@ static inline int fds(void) {
   return count;
 }
 
-/* Mappings that are memory of a device, or addresses of one. */
+/* Mappings that are memory of a device, or lie where devices have their addresses (as the driver was told). */
 static inline int mappings(void) {
   char line[1024];
   int count = 0;
   FILE *all = fopen("/proc/self/maps", "r");
   CHECK(all != NULL);
   while (fgets(line, sizeof line, all) != NULL)
-    count += strstr(line, "ze-soft") != NULL || strstr(line, "---p 00000000 00:00 0") != NULL;
+    count += strstr(line, "ze-soft") != NULL || strtoull(line, NULL, 16) >> 40 == 0x10;
   fclose(all);
   return count;
 }
