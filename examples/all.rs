@@ -86,7 +86,7 @@ fn link() {
     output.read_line(&mut address).unwrap();
     let other = Command::new(program).arg(address.trim_end()).status().unwrap();
     let mut said = String::new();
-    std::io::Read::read_to_string(&mut output, &mut said).unwrap();
+    output.read_to_string(&mut said).unwrap();
     assert!(listener.wait().unwrap().success() && other.success());
     assert!(said.contains("hello from process") && said.contains("[1, 2, 3, 4, 5, 6, 7, 8]"), "{said}");
 }
