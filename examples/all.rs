@@ -78,6 +78,20 @@ fn debugging() {
 }
 
 #[test]
+fn link() {
+    let program = env!("CARGO_BIN_EXE_link");
+    let mut listener = Command::new(program).stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(listener.stdout.take().unwrap());
+    let mut address = String::new();
+    output.read_line(&mut address).unwrap();
+    let other = Command::new(program).arg(address.trim_end()).status().unwrap();
+    let mut said = String::new();
+    output.read_to_string(&mut said).unwrap();
+    assert!(listener.wait().unwrap().success() && other.success());
+    assert!(said.contains("hello from process") && said.contains("[1, 2, 3, 4, 5, 6, 7, 8]"), "{said}");
+}
+
+#[test]
 fn domain() {
     let name = format!("umf-examples-{}", std::process::id());
     let start = |number: &[&str]| {

@@ -104,6 +104,11 @@ impl Side {
         self.area() + CONSUMED
     }
 
+    /// A bit for each descriptor, which the other side turns when it gives back what was lent there.
+    pub(crate) const fn given_back(self) -> usize {
+        self.area() + CONSUMED + 2 * LINE
+    }
+
     const fn descriptor(self, index: usize) -> usize {
         self.area() + DESCRIPTOR + (index % DESCRIPTORS) * DESCRIPTOR_SIZE
     }
@@ -155,6 +160,7 @@ pub(crate) const fn slots(length: usize) -> u64 {
 }
 
 const _: () = assert!(slots(MAX_INLINE) + QUARTER < SLOTS);
+const _: () = assert!(DESCRIPTORS == u64::BITS as usize);
 const _: () = assert!(AREA.is_multiple_of(4096) && HALF_OF_HANDLES > DESCRIPTORS);
 
 #[cfg(test)]
@@ -170,6 +176,7 @@ mod tests {
             ranges.push((side.closed(), 8));
             ranges.extend((0..SLOTS).map(|slot| (side.slot(slot), SLOT)));
             ranges.push((side.consumed(), 8));
+            ranges.push((side.given_back(), 8));
             for index in 0..DESCRIPTORS {
                 ranges.push((side.progress(index), 8));
                 ranges.push((side.request(index), 8));

@@ -67,20 +67,6 @@ impl Segment {
         unsafe { &*word.cast::<AtomicU32>() }
     }
 
-    /// Has the processor fetch the line at an offset, which is used soon.
-    #[inline(always)]
-    pub(crate) fn prefetch(&self, offset: usize) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let line: *const AtomicU64 = self.word(offset);
-            // SAFETY: a hint about an address that is mapped; nothing is read.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = offset;
-    }
-
     /// `length` bytes at an offset that [`crate::layout`] yields: to be copied into or out of, not to be referred to.
     #[inline(always)]
     pub(crate) fn bytes(&self, offset: usize, length: usize) -> NonNull<u8> {

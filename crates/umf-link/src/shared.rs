@@ -1,7 +1,7 @@
 //! [`Shared`]: what both halves of a link have.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use umf_core::step::{Step, step};
 use umf_ipc::Importer;
 
 use crate::engines::Engines;
-use crate::layout::Side;
+use crate::layout::{DESCRIPTORS, Side};
 use crate::protocol::{self, BY_FD, BY_FUTEX};
 use crate::segment::Segment;
 use crate::{Error, LinkSettings, Result, sys};
@@ -108,6 +108,8 @@ pub(crate) struct Shared {
     pub pid: i32,
     /// Whether CMA works still, in this direction: a refusal is remembered.
     pub cma: AtomicBool,
+    /// The number of the latest message in each descriptor of this side.
+    pub numbers: [AtomicU32; DESCRIPTORS],
     peer: AtomicU8,
     fds: Arc<Fds>,
 }
@@ -122,7 +124,9 @@ impl Shared {
         engines: Engines,
     ) -> Self {
         let cma = AtomicBool::new(engines.cma().is_ok());
-        Self { segment, me, settings, engines, importer, pid, cma, peer: AtomicU8::new(HERE), fds }
+        let numbers = [const { AtomicU32::new(0) }; DESCRIPTORS];
+        let peer = AtomicU8::new(HERE);
+        Self { segment, me, settings, engines, importer, pid, cma, numbers, peer, fds }
     }
 
     pub(crate) const fn other(&self) -> Side {

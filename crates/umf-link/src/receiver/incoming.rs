@@ -7,6 +7,7 @@ use umf_core::step::{Step, step};
 
 use super::bounce::Bouncing;
 use super::pull::Pulled;
+use super::view::give_back;
 use super::{Probed, Received};
 use crate::board::{Board, Known};
 use crate::layout::{FIRST, FIRST_PAYLOAD, MAX_INLINE, NEXT, NEXT_PAYLOAD, QUARTER};
@@ -257,7 +258,9 @@ impl Incoming {
     pub(super) fn end(&mut self, shared: &Shared, id: u64, offer: &Offer, engine: Engine) -> Pulled {
         let tag = self.queue.remove(id).map_or(0, |entry| entry.tag);
         let word = shared.word(shared.other().outcome(offer.index));
-        if protocol::settle(word, offer.number, Outcome::Taken) != Some(Outcome::Taken) {
+        if offer.lent {
+            give_back(shared, offer.index);
+        } else if protocol::settle(word, offer.number, Outcome::Taken) != Some(Outcome::Taken) {
             self.statistics.withdrawn += 1;
             return Pulled::Withdrawn;
         }

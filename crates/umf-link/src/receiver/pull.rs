@@ -198,6 +198,10 @@ pub(super) fn refused(shared: &Shared, errno: Errno) -> Error {
 }
 
 pub(super) fn is_withdrawn(shared: &Shared, offer: &Offer) -> bool {
+    // What is lent cannot be taken back.
+    if offer.lent {
+        return false;
+    }
     let now = shared.word(shared.other().outcome(offer.index)).load(Ordering::Acquire);
     now != protocol::outcome(offer.number, Outcome::Open)
 }

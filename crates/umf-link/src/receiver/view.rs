@@ -83,21 +83,21 @@ impl Drop for View {
         // The lease ends before the peer hears of it.
         self.mapping = None;
         if self.shared.segment.is_here() {
-            let outcome = self.shared.word(self.shared.other().outcome(self.index));
             if self.lent {
-                outcome.store(protocol::outcome(self.number, Outcome::Taken), Ordering::Release);
-                step(Step::LinkGivenBack);
-                // No fence: it would wait for the line, which takes as long as a message. Who falls asleep at just this moment
-                // looks again after its slice of sleep.
-                if self.shared.word(self.shared.other().waiting()).load(Ordering::Relaxed) == 0 {
-                    return;
-                }
+                give_back(&self.shared, self.index);
             } else {
+                let outcome = self.shared.word(self.shared.other().outcome(self.index));
                 protocol::settle(outcome, self.number, Outcome::Taken);
             }
+            step(Step::LinkGivenBack);
             self.shared.notify();
         }
     }
+}
+
+/// Tells the sender that what was lent in this descriptor is not used any more.
+pub(super) fn give_back(shared: &Shared, index: usize) {
+    shared.word(shared.other().given_back()).fetch_xor(1 << index, Ordering::AcqRel);
 }
 
 impl fmt::Debug for View {
@@ -119,7 +119,7 @@ impl Incoming {
             return Err(Error::OtherForm { tag, is: "sent from other memory", wanted });
         }
         let offer = offer.clone();
-        if !offer.lent && is_withdrawn(shared, &offer) {
+        if is_withdrawn(shared, &offer) {
             self.queue.remove(id);
             self.statistics.withdrawn += 1;
             return Ok(None);

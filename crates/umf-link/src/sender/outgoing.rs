@@ -35,11 +35,19 @@ enum State {
 pub(crate) struct Place {
     pub index: usize,
     pub number: u32,
+    /// Of lent memory: how its bit was when it was lent. It is back when that was turned.
+    pub lent: Option<bool>,
 }
 
 impl Place {
     /// Whether nobody has received it yet, and it was not withdrawn.
     pub(crate) fn is_open(self, shared: &Shared) -> bool {
+        if let Some(before) = self.lent {
+            // Only what is back leaves its descriptor to the next.
+            let is_latest = shared.numbers[self.index].load(Ordering::Relaxed) == self.number;
+            let bits = shared.word(shared.me.given_back()).load(Ordering::Acquire);
+            return is_latest && (bits >> self.index & 1 == 1) == before;
+        }
         let now = shared.word(shared.me.outcome(self.index)).load(Ordering::Acquire);
         now == protocol::outcome(self.number, Outcome::Open)
     }
@@ -74,8 +82,7 @@ impl<'d> Sending<'d> {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Use {
-    /// 0 as long as it was never used.
-    number: u32,
+    place: Option<Place>,
     told: Option<Told>,
 }
 
@@ -90,6 +97,9 @@ pub(crate) struct Outgoing {
     uses: [Use; DESCRIPTORS],
     next: usize,
     number: u32,
+    /// The bits of what was given back, as they were when they were last looked at: their line is the receiver's, and taking it
+    /// away costs as much as a message.
+    given_back: u64,
     words: Vec<u64>,
     pub statistics: LinkStatistics,
 }
@@ -103,6 +113,7 @@ impl Outgoing {
             uses: [Use::default(); DESCRIPTORS],
             next: 0,
             number: 0,
+            given_back: 0,
             words: Vec::new(),
             statistics: LinkStatistics::default(),
         }
@@ -204,8 +215,19 @@ impl Outgoing {
     fn free_descriptor(&mut self, shared: &Shared) -> Option<usize> {
         for step in 0..DESCRIPTORS {
             let index = (self.next + step) % DESCRIPTORS;
-            let Use { number, told } = self.uses[index];
-            if number != 0 && (Place { index, number }).is_open(shared) {
+            let Use { place, told } = self.uses[index];
+            let is_open = match place {
+                None => false,
+                Some(Place { lent: Some(before), .. }) => {
+                    let is_away = |bits: u64| (bits >> index & 1 == 1) == before;
+                    if is_away(self.given_back) {
+                        self.given_back = shared.word(shared.me.given_back()).load(Ordering::Acquire);
+                    }
+                    is_away(self.given_back)
+                }
+                Some(place) => place.is_open(shared),
+            };
+            if is_open {
                 continue;
             }
             if let Some(told) = told {
@@ -267,10 +289,15 @@ impl Outgoing {
             self.board.pin(told);
         }
         self.number = self.number.wrapping_add(1).max(1);
-        let place = Place { index, number: self.number };
-        self.uses[index] = Use { number: place.number, told };
-        let outcome = shared.word(shared.me.outcome(index));
-        outcome.store(protocol::outcome(place.number, Outcome::Open), Ordering::Relaxed);
+        // What was lent here before is back, so that the bit stays as it is until this is.
+        let lent = (kind == LEND).then_some(self.given_back >> index & 1 == 1);
+        let place = Place { index, number: self.number, lent };
+        self.uses[index] = Use { place: Some(place), told };
+        shared.numbers[index].store(place.number, Ordering::Relaxed);
+        if lent.is_none() {
+            let outcome = shared.word(shared.me.outcome(index));
+            outcome.store(protocol::outcome(place.number, Outcome::Open), Ordering::Relaxed);
+        }
         let offer = Offer {
             index,
             number: place.number,
@@ -292,8 +319,6 @@ impl Outgoing {
             from = from.wrapping_add(count);
         });
         self.words = words;
-        // The receiver of the message before it there wrote that line.
-        shared.segment.prefetch(shared.me.outcome(self.next));
         step(Step::LinkOffered);
         self.statistics.sent.add(list.len());
         Ok(Some(place))
