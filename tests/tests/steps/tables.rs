@@ -14,6 +14,13 @@ pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
         "a driver for tests, in place of a device's own, which the campaign does not watch either",
     ),
     ("crates/level-zero-sys", "declarations, and a library that is opened"),
+    (
+        "providers/devdax",
+        "needs a device that the machines of the campaign lack; its mappings die with the process",
+    ),
+    ("providers/file", "its mappings die with the process; its file stays, which is what files are for"),
+    ("providers/fixed", "purges memory of its own process, and does nothing else"),
+    ("crates/umf-capi", "a face, too: the protection of its own pages is all that it changes itself"),
     ("crates/umf", "the face: what it changes, it changes through the crates below it"),
 ];
 
