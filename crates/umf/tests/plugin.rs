@@ -418,6 +418,20 @@ fn what_a_plugin_may_not_do_is_an_error() {
     let longer = request(export.native.as_slice(), 1 << 40, Access::ReadWrite);
     let import = provider.import().unwrap().import(longer);
     assert!(matches!(import, Err(Error::Untrusted { .. })), "{import:?}");
+    // What lies behind the plugin's page, as the kernel places mappings from the top down, is not the plugin's, and stays.
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let neighbour = unsafe {
+        let (protection, flags) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        libc::mmap(core::ptr::null_mut(), 4096, protection, flags, -1, 0)
+    };
+    assert_ne!(neighbour, libc::MAP_FAILED);
+    let import =
+        provider.import().unwrap().import(request(export.native.as_slice(), 8192, Access::ReadWrite));
+    assert!(matches!(import, Err(Error::Untrusted { .. })), "{import:?}");
+    // SAFETY: asks the kernel about an address.
+    assert_eq!(unsafe { libc::msync(neighbour, 4096, libc::MS_ASYNC) }, 0, "it was unmapped with the import");
+    // SAFETY: mapped above, and nothing refers to it.
+    unsafe { libc::munmap(neighbour, 4096) };
     let puts = watched.count(PUTS);
     // SAFETY: not used any more.
     unsafe { provider.free(region) }.unwrap();

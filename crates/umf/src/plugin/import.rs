@@ -87,8 +87,9 @@ impl PluginImport {
             return Ok(Imported::device(base, size));
         }
         let pages = Pages::around(base, size)?;
-        if self.memory_kind == MemoryKind::Host {
-            pages.check_mapped()?;
+        if self.memory_kind == MemoryKind::Host && pages.mapped() < pages.len {
+            let why = "the plugin opened less memory than the handle says that there is";
+            return Err(Error::Untrusted { why });
         }
         if access == Access::ReadOnly {
             // Protecting pages that somebody else opened for writing would take them away from there.
@@ -119,13 +120,29 @@ impl Pages {
         Ok(Self { start: start.wrapping_sub(inside).cast(), len })
     }
 
-    fn check_mapped(&self) -> Result<()> {
-        // SAFETY: asks the kernel about a range of addresses, and changes nothing: MS_ASYNC has been without effect since
-        // Linux 2.6.19.
-        if unsafe { libc::msync(self.start, self.len, libc::MS_ASYNC) } == 0 {
-            return Ok(());
+    /// How many bytes from the start on are mapped, of the same file: what the plugin has opened, and not what happens to lie behind it
+    /// (`proc_pid_maps(5)`). At most as many as there should be; 0 if nobody can tell.
+    fn mapped(&self) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let (start, mut end, mut file) = (self.start.addr(), self.start.addr(), None);
+        for mapping in maps.lines().filter_map(SystemMapping::parse) {
+            let goes_on = match file {
+                None => mapping.from <= start && start < mapping.to,
+                Some(file) => mapping.from == end && mapping.file == file,
+            };
+            if goes_on {
+                (end, file) = (mapping.to, Some(mapping.file));
+            } else if file.is_some() {
+                break;
+            }
         }
-        Err(Error::Untrusted { why: "the plugin opened less memory than the handle says that there is" })
+        (end - start).min(self.len)
+    }
+
+    /// Of the `size` bytes from `base` on, which these pages are around, how many are mapped.
+    fn given(&self, base: Address, size: usize) -> usize {
+        let inside = (base.to_bits() as usize).saturating_sub(self.start.addr());
+        self.mapped().saturating_sub(inside).min(size)
     }
 
     fn protect(&self, protection: i32) -> Result<()> {
@@ -135,6 +152,23 @@ impl Pages {
         }
         let native = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
         Err(Error::NotSupported { what: "protecting a read-only import", owner: "this system", native })
+    }
+}
+
+/// A line of `/proc/self/maps`.
+struct SystemMapping<'l> {
+    from: usize,
+    to: usize,
+    /// Device and inode.
+    file: (&'l str, &'l str),
+}
+
+impl<'l> SystemMapping<'l> {
+    fn parse(line: &'l str) -> Option<Self> {
+        let mut fields = line.split_ascii_whitespace();
+        let (from, to) = fields.next()?.split_once('-')?;
+        let number = |digits| usize::from_str_radix(digits, 16).ok();
+        Some(Self { from: number(from)?, to: number(to)?, file: (fields.nth(2)?, fields.next()?) })
     }
 }
 
@@ -152,8 +186,16 @@ unsafe impl Import for PluginImport {
         let imported = match self.examine(base, size, request.access) {
             Ok(imported) => imported,
             Err(error) => {
-                // SAFETY: opened above, and nobody has seen it. What the plugin says to that changes nothing.
-                let _ = unsafe { self.instance.close_handle(base, size) };
+                // The size is the handle's, and so a stranger's: a plugin that is told to unmap more than it has mapped takes what
+                // lies behind with it. Where nobody can tell how much it is, it stays open.
+                let size = match self.memory_kind {
+                    MemoryKind::Host => Pages::around(base, size).map_or(0, |pages| pages.given(base, size)),
+                    _ => size,
+                };
+                if size != 0 {
+                    // SAFETY: opened above, and nobody has seen it. What the plugin says to that changes nothing.
+                    let _ = unsafe { self.instance.close_handle(base, size) };
+                }
                 return Err(error);
             }
         };
