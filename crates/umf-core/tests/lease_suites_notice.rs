@@ -216,6 +216,7 @@ impl Drop for Faulty {
             if self.is(Fault::ForgetsAtTheEnd) {
                 // SAFETY: the pool goes, and its blocks with it. (Those that are leased should not.)
                 let _ = unsafe { self.provider().free(region) };
+                keep_unused(region);
                 continue;
             }
             if exported && let Some(leases) = before_free(Freed::Block { address: region.base() }) {
@@ -225,6 +226,16 @@ impl Drop for Faulty {
             let _ = unsafe { self.upstream.free(region) };
         }
     }
+}
+
+/// Keeps everyone from the addresses of a region that went behind the tracker's back: it is found there for ever, also by the
+/// sound pools that come later.
+fn keep_unused(region: Region) {
+    let wanted = region.base().as_ptr().unwrap();
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: nothing that is mapped is replaced.
+    let kept = unsafe { libc::mmap(wanted.cast(), region.size(), libc::PROT_NONE, flags, -1, 0) };
+    assert_eq!(kept, wanted.cast(), "the addresses of {region:?} are used again already");
 }
 
 fn passes(fault: Fault, case: fn(Make<'_>)) -> bool {

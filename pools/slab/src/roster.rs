@@ -2,6 +2,7 @@
 //!
 //! A fixed table without a lock: a thread's end may not wait for a fork that waits for a pool.
 
+use core::cell::Cell;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
@@ -24,23 +25,37 @@ static PLACES: [Place; LIMIT] =
 /// Places from here on were never used.
 static END: AtomicU32 = AtomicU32::new(0);
 
-/// Somebody uses the pool at a place, until this is dropped.
-struct Visitor<'a>(&'a Place);
-
-impl<'a> Visitor<'a> {
-    fn announce(place: &'a Place) -> Self {
-        place.visitors.fetch_add(1, Ordering::SeqCst);
-        Self(place)
-    }
+/// A pool that the thread is visiting. Lies on its stack.
+struct Visiting {
+    place: &'static Place,
+    /// What it was visiting before, and is still.
+    outer: *const Self,
 }
 
-impl Drop for Visitor<'_> {
-    fn drop(&mut self) {
-        self.0.visitors.fetch_sub(1, Ordering::SeqCst);
-    }
+thread_local! {
+    /// What the thread is visiting, the latest first.
+    static VISITING: Cell<*const Visiting> = const { Cell::new(ptr::null()) };
 }
 
-/// Visitors that were at work in the parent do not exist in the child.
+/// Runs `look`, with the calling thread announced at the place.
+fn announced(place: &'static Place, look: impl FnOnce()) {
+    struct Announced<'v>(&'v Visiting);
+
+    impl Drop for Announced<'_> {
+        fn drop(&mut self) {
+            VISITING.set(self.0.outer);
+            self.0.place.visitors.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    let visiting = Visiting { place, outer: VISITING.get() };
+    place.visitors.fetch_add(1, Ordering::SeqCst);
+    VISITING.set(&raw const visiting);
+    let _announced = Announced(&visiting);
+    look();
+}
+
+/// Visitors that were at work in the parent do not exist in the child, apart from the thread that forked.
 struct Visitors;
 
 impl ForkAware for Visitors {
@@ -49,6 +64,12 @@ impl ForkAware for Visitors {
     fn child(&self) {
         for place in &PLACES[..END.load(Ordering::Relaxed) as usize] {
             place.visitors.store(0, Ordering::Relaxed);
+        }
+        let mut next = VISITING.get();
+        // SAFETY: what this thread is visiting lies on its stack until it leaves, when it is taken out of the list.
+        while let Some(visiting) = unsafe { next.as_ref() } {
+            visiting.place.visitors.fetch_add(1, Ordering::Relaxed);
+            next = visiting.outer;
         }
     }
 }
@@ -98,10 +119,11 @@ pub(crate) fn leave(pool: NonNull<SlabPool>) {
 pub(crate) fn visit_one(pool: NonNull<SlabPool>, look: impl FnOnce()) {
     let places = &PLACES[..END.load(Ordering::SeqCst) as usize];
     if let Some(place) = places.iter().find(|place| place.pool.load(Ordering::Relaxed) == pool.as_ptr()) {
-        let _visitor = Visitor::announce(place);
-        if place.pool.load(Ordering::SeqCst) == pool.as_ptr() {
-            look();
-        }
+        announced(place, || {
+            if place.pool.load(Ordering::SeqCst) == pool.as_ptr() {
+                look();
+            }
+        });
     }
 }
 
@@ -112,15 +134,68 @@ pub(crate) fn visit(mut look: impl FnMut(&SlabPool)) {
             continue;
         }
         // Announced before the pool is looked at: `leave` takes the pool out before it looks at the visitors.
-        let _visitor = Visitor::announce(place);
-        if let Some(pool) = NonNull::new(place.pool.load(Ordering::SeqCst)) {
-            // SAFETY: the pool stays until `leave`, which waits for this visitor.
-            look(unsafe { pool.as_ref() });
-        }
+        announced(place, || {
+            if let Some(pool) = NonNull::new(place.pool.load(Ordering::SeqCst)) {
+                // SAFETY: the pool stays until `leave`, which waits for this visitor.
+                look(unsafe { pool.as_ref() });
+            }
+        });
     }
 }
 
 /// A thread ends: every pool takes back what it keeps.
 fn flush(index: ThreadIndex) {
     visit(|pool| pool.flush_thread(index));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SlabSettings;
+    use std::sync::Barrier;
+    use umf_core::conformance::pool::Numbers;
+
+    #[test]
+    fn a_child_that_is_forked_amid_a_visit_leaves_as_its_parent_does() {
+        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
+        let entered = NonNull::from(&*pool);
+        let place =
+            PLACES.iter().find(|place| place.pool.load(Ordering::SeqCst) == entered.as_ptr()).unwrap();
+        let (inside, leave) = (Barrier::new(2), Barrier::new(2));
+        let mut child = -1;
+        let mut inside_child = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                visit_one(NonNull::from(&*pool), || {
+                    inside.wait();
+                    leave.wait();
+                });
+            });
+            inside.wait();
+            visit_one(entered, || {
+                visit_one(entered, || {
+                    // SAFETY: the child runs code of this crate alone, and ends below within a bounded time.
+                    child = unsafe { libc::fork() };
+                    inside_child = place.visitors.load(Ordering::SeqCst);
+                });
+            });
+            if child == 0 {
+                let left = place.visitors.load(Ordering::SeqCst);
+                // SAFETY: sets a timer of this process: `leave` waits as long as there seems to be a visitor.
+                unsafe { libc::alarm(20) };
+                super::leave(entered);
+                let status = if inside_child != 2 { 1 } else { i32::from(left != 0) * 2 };
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(status) };
+            }
+            leave.wait();
+        });
+        let mut status = -1;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "status of the child");
+        // (Other threads of this program visit all pools when they end.)
+        drop(pool);
+        assert!(VISITING.get().is_null());
+    }
 }

@@ -14,6 +14,7 @@ mod owner;
 mod page_map;
 mod record;
 mod sequence;
+mod upstream;
 
 use core::sync::atomic::AtomicU32;
 use std::sync::Arc;
@@ -25,8 +26,9 @@ use page_map::{Entry, PageMap, Slot};
 use record::REGIONS;
 use sequence::Settled;
 
-pub use owner::{OwnerGuard, OwnerId, ProviderRef, Upstream, for_each_pool};
+pub use owner::{OwnerGuard, OwnerId, ProviderRef, for_each_pool};
 pub use page_map::GRANULE;
+pub use upstream::Upstream;
 
 /// What the tracker knows of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
