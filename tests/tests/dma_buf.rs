@@ -79,6 +79,44 @@ fn two_processes_share_blocks_by_value_and_see_what_the_other_writes() {
 }
 
 #[test]
+fn what_is_open_is_not_used_again_before_it_is_closed() {
+    for source in machine::dma_buf_sources("what_is_open_is_not_used_again") {
+        // A block among others in a buffer, and one that has a buffer of its own.
+        for (size, others) in [(4096_u64, 300), ((2 << 20) + 4096, 4)] {
+            let (mut producer, mut importer) = (in_mode("auto"), in_mode("auto"));
+            producer.ok(&format!("pool p dma-buf {source}"));
+            // So that the region of small ones stays.
+            producer.ok("alloc p 4096 -> p.stays");
+            let none = buffers_of(producer.pid());
+            producer.ok(&format!("alloc p {size} -> p.b"));
+            producer.ok("fill p.b 1");
+            let address = producer.ok("address p.b");
+            let buffers = buffers_of(producer.pid());
+            importer.ok(&format!("open {} -> m", producer.handle("handle p.b")));
+            producer.ok("free p p.b");
+            let held = producer.number("held", "bytes");
+            assert!(held >= size, "{source}: of {size} bytes that are open {held} are held");
+            assert_eq!(importer.ok("is_current m"), "false");
+            assert_eq!(producer.ok(&format!("reused p {size} {address} {others}")), "no", "{source}");
+            producer.ok("trim p");
+            assert_ne!(producer.ok("drain 30"), "0", "{source}");
+            assert_eq!(buffers_of(producer.pid()), buffers, "{source}: its buffer is held");
+            importer.check("m", 1);
+            importer.ok("close m");
+            assert_eq!(producer.ok("drain 5000"), "0", "{source}");
+            if size == 4096 {
+                assert_eq!(producer.ok(&format!("reused p {size} {address} {others}")), "yes", "{source}");
+            }
+            producer.ok("trim p");
+            importer.ok("evict");
+            assert_eq!(buffers_of(producer.pid()), none, "{source}");
+            importer.finish();
+            producer.finish();
+        }
+    }
+}
+
+#[test]
 fn procfs_alone_is_refused_with_what_would_do() {
     if let Some(source) = machine::dma_buf_sources("procfs_alone_is_refused").first() {
         let mut producer = in_mode("procfs");
