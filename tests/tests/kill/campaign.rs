@@ -21,6 +21,8 @@ pub(crate) struct Campaign {
     tally: Tally,
     members: Vec<Member>,
     next_who: u64,
+    /// The shortest time in which a producer of this setup did all that it does.
+    tour: Option<Duration>,
     can_choose_pids: bool,
 }
 
@@ -40,6 +42,7 @@ impl Campaign {
             tally: Tally::new(seed),
             members: Vec::new(),
             next_who: 1,
+            tour: None,
             can_choose_pids,
         }
     }
@@ -52,6 +55,7 @@ impl Campaign {
             let mut sequence = Sequence::new(self.seed.wrapping_mul(0x0100_0000_01b3) ^ round);
             if round.is_multiple_of(EPOCH) || setup.is_none() {
                 self.dismiss();
+                self.tour = None;
                 setup = Some(Setup::new(&mut sequence, &self.tally.todo(), self.can_choose_pids));
             }
             if let Some(setup) = &setup {
@@ -115,12 +119,22 @@ impl Campaign {
         let taken = |who: u64| self.members.iter().any(|member| member.who % PLACES == who % PLACES);
         let who = (self.next_who..).find(|&who| !taken(who)).unwrap_or(self.next_who);
         self.next_who = who + 1;
-        Member::start(role, who, setup, &self.board, pid)
+        let member = Member::start(role, who, setup, &self.board, pid)?;
+        let tour = member.as_ref().and_then(|member| member.tour);
+        self.tour = self.tour.into_iter().chain(tour).min();
+        Ok(member)
+    }
+
+    /// How long members work in a round. Where a producer takes longer than that to make what it needs and do all of it once (in a
+    /// guest), it is for longer: importers would be done before there is anything to open.
+    fn long_enough(&self, milliseconds: u64) -> u64 {
+        let tours = self.tour.map_or(Duration::ZERO, |tour| tour * 2);
+        milliseconds.max(u64::try_from(tours.as_millis()).unwrap_or(u64::MAX))
     }
 
     fn round(&mut self, round: u64, setup: &Setup, sequence: &mut Sequence) {
         let violations = self.tally.violations.len();
-        let milliseconds = 6 + sequence.below(20);
+        let milliseconds = self.long_enough(6 + sequence.below(20));
         let (role, end) = plan::end(sequence, setup, &self.tally.todo(), milliseconds);
         if let End::AtStep { step, .. } | End::StopsAtStep { step, .. } = end {
             *self.tally.planned.entry(step).or_default() += 1;
@@ -228,6 +242,7 @@ impl Campaign {
             }
             (Outcome::Answer(Ok(text)), End::AtStep { .. } | End::StopsAtStep { .. }) => {
                 victim.has_answered = true;
+                self.tally.answer(&text);
                 let child_ended = !text.ends_with("children_killed=0");
                 // At once: its threads go on, and its end must not be noticed late.
                 match (victim.disarm(&self.board), end) {
@@ -265,7 +280,10 @@ impl Campaign {
             let outcome =
                 if answered { Outcome::Answer(Ok(String::new())) } else { member.actor.outcome(bound()) };
             let ended = match outcome {
-                Outcome::Answer(Ok(_)) => member.disarm(&self.board),
+                Outcome::Answer(Ok(text)) => {
+                    self.tally.answer(&text);
+                    member.disarm(&self.board)
+                }
                 other => Err(other),
             };
             if let Ok(None) = ended {

@@ -27,6 +27,8 @@ pub(crate) struct Member {
     /// Its shared memory then, in KiB.
     memory: u64,
     armed: Option<Step>,
+    /// How long it took a producer to do all that its threads do, once.
+    pub(crate) tour: Option<Duration>,
     /// Its answer to this round's work was read.
     pub(crate) has_answered: bool,
 }
@@ -61,8 +63,10 @@ impl Member {
             (Err(error), None) => return Err(format!("no process can be started: {error}")),
         };
         actor.ok(&format!("board {}", board.path()));
+        let mut tour = None;
         if role == Role::Producer {
             board.clear(who);
+            let begun = Instant::now();
             // So that its ledger, and its socket, are there.
             let command =
                 format!("produce {who} {} 1 0 {who} {} {}", setup.kind, setup.on_free, setup.max_held);
@@ -73,6 +77,7 @@ impl Member {
             if !matches!(outcome, Outcome::Answer(Ok(_))) {
                 return Err(format!("a new producer: {outcome:?}"));
             }
+            tour = Some(begun.elapsed());
         }
         let mut at_rest = Census::of(&actor);
         Watching::take_out(&mut at_rest, actor.pid(), role);
@@ -89,7 +94,7 @@ impl Member {
         if !at_rest.sockets.is_empty() {
             at_rest.fds.insert("socket".to_owned(), at_rest.sockets.len());
         }
-        Ok(Some(Self { actor, role, who, at_rest, memory, armed: None, has_answered: false }))
+        Ok(Some(Self { actor, role, who, at_rest, memory, armed: None, tour, has_answered: false }))
     }
 
     /// Begins a round's work.

@@ -44,6 +44,8 @@ fn whoever_is_killed_and_whenever() {
     let tally = Campaign::new(seed).run(rounds);
     println!("{tally}");
     assert!(tally.violations.is_empty(), "{} violations, seed {seed}", tally.violations.len());
+    // Who has nothing open is not lied to.
+    assert!(tally.opened >= rounds, "importers opened {} blocks in {rounds} rounds", tally.opened);
     // A step that nobody gets to is no test. Few rounds cannot get to all.
     let missing = tally.steps_without_kill();
     assert!(rounds < 2 * plan::steps().len() as u64 || missing.is_empty(), "nobody was ended at {missing:?}");

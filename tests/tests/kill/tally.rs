@@ -26,6 +26,8 @@ pub(crate) struct Tally {
     pub(crate) not_reached: u64,
     /// Names in `/dev/shm` that killed processes left, as the provider's documentation says they do.
     pub(crate) names_left: u64,
+    /// What importers opened, of those that came to rest by themselves.
+    pub(crate) opened: u64,
     pub(crate) violations: Vec<String>,
 }
 
@@ -43,6 +45,7 @@ impl Tally {
             same_pid: 0,
             not_reached: 0,
             names_left: 0,
+            opened: 0,
             violations: Vec::new(),
         }
     }
@@ -54,6 +57,12 @@ impl Tally {
     pub(crate) fn violation(&mut self, text: String) {
         println!("violation: {text}");
         self.violations.push(text);
+    }
+
+    /// What a member says of its work.
+    pub(crate) fn answer(&mut self, text: &str) {
+        let opened = text.split(' ').find_map(|word| word.strip_prefix("opened="));
+        self.opened += opened.and_then(|count| count.parse::<u64>().ok()).unwrap_or(0);
     }
 
     pub(crate) fn steps_without_kill(&self) -> Vec<Step> {
@@ -72,7 +81,7 @@ impl fmt::Display for Tally {
         write!(
             f,
             "kill matrix: {} rounds, {} killed at {} of {} steps ({} stopped first), {} at random, {} planned steps not \
-             reached, {} pids used again, {} names left, {} violations, seed {}, {:.1} s",
+             reached, {} pids used again, {} names left, {} opened, {} violations, seed {}, {:.1} s",
             self.rounds,
             at_steps,
             self.by_step.len(),
@@ -82,6 +91,7 @@ impl fmt::Display for Tally {
             self.not_reached,
             self.same_pid,
             self.names_left,
+            self.opened,
             self.violations.len(),
             self.seed,
             self.took.unwrap_or_else(|| self.begun.elapsed()).as_secs_f64()
