@@ -45,6 +45,9 @@ impl SlabPool {
         }
         // SAFETY: there are that many.
         let cache = unsafe { self.first_caches.add(life as usize).as_ref() };
+        if life != 0 {
+            cache.debug_outside();
+        }
         // SAFETY: a static, or a word of this pool, which this process does not write.
         cache.enter_if(false, || unsafe { *self.gate.load(Ordering::Acquire) } != 0)
     }

@@ -94,14 +94,20 @@ impl ThreadCache {
     /// Enters, by the thread whose cache this is; `None` while somebody else reaches in. `fenced`: the kernel fences nobody.
     #[inline(always)]
     pub(crate) fn enter(&self, fenced: bool) -> Option<Inside<'_>> {
+        self.debug_outside();
         self.enter_if(fenced, || !self.pending.load(Ordering::Acquire))
+    }
+
+    /// A thread enters its cache once at a time. (That of threads without a number is nobody's: it has nothing and takes nothing.)
+    #[inline(always)]
+    pub(crate) fn debug_outside(&self) {
+        debug_assert!(!self.busy.load(Ordering::Relaxed), "a thread enters its cache once at a time");
     }
 
     /// Enters where the kernel fences threads, by one who looks by himself whether he may, with [`Ordering::Acquire`] and at what is
     /// closed before others reach in.
     #[inline(always)]
     pub(crate) fn enter_if(&self, fenced: bool, may: impl FnOnce() -> bool) -> Option<Inside<'_>> {
-        debug_assert!(!self.busy.load(Ordering::Relaxed), "a thread enters its cache once at a time");
         let may = protocol::come_in(self, fenced, may);
         let inside = Inside { cache: self };
         may.then_some(inside)

@@ -291,7 +291,7 @@ mod tests {
         for text in [
             ">4 NUMA nodes<",
             ">node 3<",
-            ">465.2 MiB, ",
+            ">465 MiB, ",
             ">819200 MB/s, 130 ns<",
             ">no cpus<",
             ">tier 75<",
