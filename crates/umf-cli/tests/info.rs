@@ -50,7 +50,13 @@ fn is_root() -> bool {
 
 /// Runs to a success that printed nothing to standard error.
 fn run(mut command: Command) -> String {
-    let Output { status, stdout, stderr } = command.output().unwrap();
+    let Output { status, stdout, stderr } = loop {
+        match command.output() {
+            // A copy that was just written: another thread's child has it open for writing until it calls exec.
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+            other => break other.unwrap(),
+        }
+    };
     let stderr = String::from_utf8(stderr).unwrap();
     assert!(status.success() && stderr.is_empty(), "{status}: {stderr}");
     String::from_utf8(stdout).unwrap()
