@@ -4,40 +4,16 @@
 //! on them and a third one is killed, as it joins or later; or it is killed as the first one of another domain, which
 //! somebody then joins. What the table then says is known: the witness's object, and who is registered for it.
 
-use std::collections::BTreeMap;
-use std::fmt;
-
 use umf::core::step::Step;
 use umf_tests::domain::{name, nothing_is_left};
 use umf_tests::{Actor, Census, Outcome, Sequence, actor};
 
+use super::by_step::ByStep;
 use super::crew::{bound, was_killed};
 use super::plan;
 
 /// So often each step is tried until somebody is killed there.
 const TRIES: u64 = 12;
-
-pub(crate) struct Tally {
-    pub(crate) by_step: BTreeMap<Step, u64>,
-    pub(crate) rounds: u64,
-}
-
-impl fmt::Display for Tally {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let steps: Vec<_> = self.by_step.iter().map(|(step, count)| format!("{step} {count}")).collect();
-        write!(f, "domains: {} rounds; by step: {}", self.rounds, steps.join(", "))
-    }
-}
-
-fn steps() -> impl Iterator<Item = Step> {
-    Step::ALL.iter().copied().filter(|step| plan::is_of_domains(*step))
-}
-
-impl Tally {
-    pub(crate) fn steps_without_kill(&self) -> Vec<Step> {
-        steps().filter(|step| !self.by_step.contains_key(step)).collect()
-    }
-}
 
 /// Whether only the first process of a domain gets to a step, or it does so most often.
 const fn is_of_the_first(step: Step) -> bool {
@@ -59,7 +35,7 @@ struct Rounds {
 }
 
 /// Kills at each step so many times.
-pub(crate) fn run(seed: u64, times: u64) -> Tally {
+pub(crate) fn run(seed: u64, times: u64) -> ByStep {
     let domain = name("kill");
     let mut witness = member(&domain);
     let before = Census::of(&witness);
@@ -67,12 +43,12 @@ pub(crate) fn run(seed: u64, times: u64) -> Tally {
     let clean = Census::of(&witness);
     let sequence = Sequence::new(seed);
     let mut rounds = Rounds { domain: domain.clone(), witness, board, sequence, round: 0 };
-    let mut tally = Tally { by_step: BTreeMap::new(), rounds: 0 };
+    let mut tally = ByStep::new("domains", plan::is_of_domains);
     for _ in 0..times {
-        for step in steps() {
-            let killed = (0..TRIES).any(|_| rounds.kills(step));
-            *tally.by_step.entry(step).or_default() += u64::from(killed);
-            tally.by_step.retain(|_, count| *count > 0);
+        for step in tally.steps() {
+            if (0..TRIES).any(|_| rounds.kills(step)) {
+                tally.count(step);
+            }
             clean.comes_back(&rounds.witness);
         }
     }

@@ -1,39 +1,15 @@
 //! The steps of links: one of two processes is killed at each, while they meet, exchange messages and part. The other one is
 //! told, and has afterwards what it had before.
 
-use std::collections::BTreeMap;
-use std::fmt;
-
 use umf::core::step::Step;
 use umf_tests::{Actor, Census, Failure, Outcome, Sequence, spawn};
 
+use super::by_step::ByStep;
 use super::crew::{bound, was_killed};
 use super::plan;
 
 /// So often each step is tried until somebody is killed there.
 const TRIES: u64 = 8;
-
-pub(crate) struct Tally {
-    pub(crate) by_step: BTreeMap<Step, u64>,
-    pub(crate) rounds: u64,
-}
-
-impl fmt::Display for Tally {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let steps: Vec<_> = self.by_step.iter().map(|(step, count)| format!("{step} {count}")).collect();
-        write!(f, "links: {} rounds; by step: {}", self.rounds, steps.join(", "))
-    }
-}
-
-fn steps() -> impl Iterator<Item = Step> {
-    Step::ALL.iter().copied().filter(|step| plan::is_of_links(*step))
-}
-
-impl Tally {
-    pub(crate) fn steps_without_kill(&self) -> Vec<Step> {
-        steps().filter(|step| !self.by_step.contains_key(step)).collect()
-    }
-}
 
 /// The engine with which both get to a step.
 fn engine_of(step: Step, sequence: &mut Sequence) -> &'static str {
@@ -45,9 +21,9 @@ fn engine_of(step: Step, sequence: &mut Sequence) -> &'static str {
 }
 
 /// Kills at each step so many times.
-pub(crate) fn run(seed: u64, times: u64) -> Tally {
+pub(crate) fn run(seed: u64, times: u64) -> ByStep {
     let mut sequence = Sequence::new(seed);
-    let mut tally = Tally { by_step: BTreeMap::new(), rounds: 0 };
+    let mut tally = ByStep::new("links", plan::is_of_links);
     for engine in ["auto", "bounce", "both"] {
         let spawn = || spawn!().env("UMF_LINK_ENGINE", engine).env("UMF_LINK_BOTH_MIN", "16KiB").start();
         let mut survivor = spawn();
@@ -60,7 +36,7 @@ pub(crate) fn run(seed: u64, times: u64) -> Tally {
         survivor.ok("evict");
         let rest = Census::of(&survivor);
         for _ in 0..times {
-            for step in steps() {
+            for step in tally.steps() {
                 for _ in 0..TRIES {
                     if engine_of(step, &mut sequence) != engine {
                         continue;
@@ -72,7 +48,7 @@ pub(crate) fn run(seed: u64, times: u64) -> Tally {
                     victim.ok(&format!("arm {step} {nth} kill"));
                     let killed = round(&mut survivor, &mut victim, accepts, sequence.number());
                     if killed || step == Step::LinkAbandoned && victim.ok("children-killed-of-links") != "0" {
-                        *tally.by_step.entry(step).or_default() += 1;
+                        tally.count(step);
                         break;
                     }
                 }

@@ -9,6 +9,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
+mod by_step;
 mod campaign;
 mod crew;
 mod domains;
@@ -16,6 +17,7 @@ mod links;
 mod plan;
 mod tally;
 
+use by_step::ByStep;
 use campaign::Campaign;
 use umf_tests::machine;
 
@@ -51,24 +53,23 @@ fn whoever_is_killed_and_whenever() {
     assert!(rounds < 2 * plan::steps().len() as u64 || missing.is_empty(), "nobody was ended at {missing:?}");
 }
 
-#[test]
-fn whoever_of_a_domain_is_killed_and_whenever() {
+/// Somebody is killed at each step of a part.
+fn at_each_step(run: fn(u64, u64) -> ByStep) {
     let _turn = turn();
     let rounds = variable("UMF_KILL_ROUNDS").unwrap_or(if machine::is_long() { 10_000 } else { 240 });
     let seed = variable("UMF_KILL_SEED").unwrap_or(rounds);
-    let tally = domains::run(seed, (rounds / 1000).max(1));
+    let tally = run(seed, (rounds / 1000).max(1));
     println!("{tally}, seed {seed}");
     let missing = tally.steps_without_kill();
     assert!(missing.is_empty(), "nobody was ended at {missing:?}");
 }
 
 #[test]
+fn whoever_of_a_domain_is_killed_and_whenever() {
+    at_each_step(domains::run);
+}
+
+#[test]
 fn whoever_of_a_link_is_killed_and_whenever() {
-    let _turn = turn();
-    let rounds = variable("UMF_KILL_ROUNDS").unwrap_or(if machine::is_long() { 10_000 } else { 240 });
-    let seed = variable("UMF_KILL_SEED").unwrap_or(rounds);
-    let tally = links::run(seed, (rounds / 1000).max(1));
-    println!("{tally}, seed {seed}");
-    let missing = tally.steps_without_kill();
-    assert!(missing.is_empty(), "nobody was ended at {missing:?}");
+    at_each_step(links::run);
 }

@@ -2,30 +2,16 @@
 
 use std::sync::Arc;
 
-use loom::sync::atomic::{AtomicBool, AtomicU64, fence};
+use loom::sync::atomic::{AtomicBool, fence};
 use loom::thread;
 
-use crate::model::{Reached, explore};
+use crate::model::{ModelWord, Reached, explore};
 
 use super::{Ordering, Shared, begin, end, wait_for};
 
-/// The word of a visitor as loom has it. Loads come with a store, so that loom tries them in every order: of loads alone it
-/// believes that their order means nothing (see the model of the tracker's sequences).
-struct ModelWord {
-    value: AtomicU64,
-    loads: AtomicU64,
-}
-
-impl ModelWord {
-    fn new() -> Self {
-        Self { value: AtomicU64::new(0), loads: AtomicU64::new(0) }
-    }
-}
-
 impl Shared for ModelWord {
     fn load(&self, order: Ordering) -> u64 {
-        self.loads.store(0, Ordering::Relaxed);
-        self.value.load(order)
+        self.load(order)
     }
 
     fn store(&self, value: u64, order: Ordering) {
