@@ -141,6 +141,18 @@ pub enum Error {
         /// What to do about it, empty if nothing is known.
         hint: &'static str,
     },
+    /// The driver of a device refused.
+    #[error("{call} failed: {name} ({meaning})")]
+    Driver {
+        /// The driver's function.
+        call: &'static str,
+        /// Its answer.
+        code: i64,
+        /// The answer's name in the driver's specification.
+        name: &'static str,
+        /// What the specification says that it means, or what to do about it.
+        meaning: &'static str,
+    },
     /// A memory object that came from elsewhere is not what it was said to be.
     #[error("refused to map: {why}")]
     Untrusted {
@@ -191,7 +203,7 @@ impl Error {
         Self::Native { call, native, hint: "" }
     }
 
-    /// The native error number behind this error, if there is one.
+    /// The number of the system (errno) behind this error, if there is one.
     #[must_use]
     pub const fn native_code(&self) -> Option<i32> {
         match self {
@@ -238,6 +250,9 @@ mod tests {
         assert!(text.contains("4096 bytes from host") && text.contains("os error 12"), "{text}");
         let text = Error::Native { call: "mbind", native: 1, hint: "grant CAP_SYS_NICE" }.to_string();
         assert!(text.contains("mbind failed") && text.ends_with("; grant CAP_SYS_NICE"), "{text}");
+        let (call, name) = ("zeMemAllocDevice", "ZE_RESULT_ERROR_DEVICE_LOST");
+        let text = Error::Driver { call, code: 0x7000_0001, name, meaning: "the device is gone" }.to_string();
+        assert_eq!(text, "zeMemAllocDevice failed: ZE_RESULT_ERROR_DEVICE_LOST (the device is gone)");
         assert_eq!(Error::native("mmap", 22).native_code(), Some(22));
         assert_eq!(Error::ZeroSize.native_code(), None);
         let (address, by) =

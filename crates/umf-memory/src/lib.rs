@@ -4,17 +4,20 @@
 //! |---|---|
 //! | a mapping that is unmapped when dropped, at whatever alignment | [`Mapping`] |
 //! | which part of a file an import asks for, checked | [`Part`] |
+//! | whether a descriptor is a dma-buf | [`is_dma_buf`] |
 //! | whether there is that much memory, before anybody is asked for it | [`Room`] |
 //! | the memory limit of control groups | [`group`] |
 //!
-//! Nothing in here uses the global allocator but [`Room::find`] and [`group`]: a pool may be it.
+//! Nothing in here uses the global allocator but [`Room::find`], [`is_dma_buf`] and [`group`]: a pool may be it.
 
+mod dma_buf;
 pub mod group;
 mod mapping;
 mod part;
 mod room;
 mod sys;
 
+pub use dma_buf::is_dma_buf;
 pub use mapping::{Mapping, Place, map_error};
 pub use part::Part;
 pub use room::Room;

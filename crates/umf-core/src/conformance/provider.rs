@@ -11,6 +11,7 @@ mod host_access;
 mod leases;
 mod memory;
 mod process;
+mod transfer;
 
 pub use abilities::{
     populated_memory_keeps_its_content, properties_are_told_of_live_regions_only,
@@ -32,6 +33,8 @@ pub use leases::{
     the_bound_on_held_regions_is_kept,
 };
 pub use process::{a_forked_child_does_no_harm, cycles_leak_nothing, dropped_providers_leave_nothing};
+
+pub use transfer::{copies_reach_imports, copies_reach_the_bytes_that_they_name, threads_copy_at_once};
 
 use std::sync::Arc;
 
@@ -80,6 +83,9 @@ macro_rules! provider_conformance {
             split_and_merged_regions_keep_content
             properties_are_told_of_live_regions_only
             touches_by_the_cpu_are_told_of
+            copies_reach_the_bytes_that_they_name
+            copies_reach_imports
+            threads_copy_at_once
             exports_open_at_the_right_bytes
             read_only_imports_cannot_be_written
             imports_outlive_the_region

@@ -2,7 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use super::{HostAccess, NATIVE_BYTES, ProviderKind};
+use super::{HostAccess, NATIVE_BYTES, ProviderKind, Transfer};
 use crate::{Address, Result};
 
 /// What an importer may do with the memory.
@@ -118,6 +118,11 @@ pub unsafe trait Import: Send + Sync {
 
     /// Who is to be told when the CPU touches what was imported, if anybody is. Always the same answer.
     fn host_access(&self) -> Option<&dyn HostAccess> {
+        None
+    }
+
+    /// How to copy what was imported where the CPU must not touch it, if that can be done. Always the same answer.
+    fn transfer(&self) -> Option<&dyn Transfer> {
         None
     }
 

@@ -3,7 +3,7 @@
 //! [`Provider`] is the small mandatory part. What a provider can do beyond that it offers through an
 //! accessor that yields the ability, each a trait of its own: [`Export`] and [`Import`] (other
 //! processes), [`Purge`] (give pages back, keep the addresses), [`Populate`] (make them before they are used), [`SplitMerge`],
-//! [`Properties`], [`HostAccess`] (be told when the CPU touches the memory).
+//! [`Properties`], [`HostAccess`] (be told when the CPU touches the memory), [`Transfer`] (copy what the CPU must not touch).
 //! A provider is accepted by `umf_core::provider_conformance!` (feature `conformance`), in one line.
 
 mod export;
@@ -15,6 +15,7 @@ mod properties;
 mod purge;
 mod region;
 mod split_merge;
+mod transfer;
 
 pub use export::{Export, NATIVE_BYTES, NativeBytes, NativeExport};
 pub use host_access::{CpuAccess, HostAccess};
@@ -25,6 +26,7 @@ pub use properties::{Properties, Property, PropertyValue};
 pub use purge::Purge;
 pub use region::{Region, RegionId};
 pub use split_merge::SplitMerge;
+pub use transfer::Transfer;
 
 use crate::{Layout, Result};
 
@@ -117,6 +119,11 @@ pub unsafe trait Provider: Send + Sync {
 
     /// Who is to be told when the CPU touches a region, if anybody is. Concerns memory that is host-accessible.
     fn host_access(&self) -> Option<&dyn HostAccess> {
+        None
+    }
+
+    /// How to copy regions that the CPU must not touch, if this provider can.
+    fn transfer(&self) -> Option<&dyn Transfer> {
         None
     }
 }

@@ -176,6 +176,8 @@ steps! {
     DoorAbandoned,
 
     // umf-ipc: leases, the importer's side.
+    /// A thread has found no table of leases, and makes one.
+    TableMissing,
     /// A door is mapped, and not checked yet.
     TableMapped,
     /// The process has a table of leases, and nobody uses it yet.
@@ -370,6 +372,8 @@ steps! {
     LinkSent,
     /// A message was offered.
     LinkOffered,
+    /// Memory was handed over.
+    LinkLent,
     /// A message was withdrawn.
     LinkWithdrawn,
     /// Bounce buffers were filled.
@@ -392,6 +396,18 @@ steps! {
     LinkTaken,
     /// A view was given back.
     LinkGivenBack,
+    /// A range of memory is registered.
+    LinkRegistered,
+    /// A range is not registered any more; the peer may be in it.
+    LinkExpired,
+    /// This side is in a range of the peer's.
+    LinkRangeEntered,
+    /// It is not any more.
+    LinkRangeLeft,
+    /// The peer is asked for a copy in a range.
+    LinkAsked,
+    /// That was done, and the peer told.
+    LinkServed,
     /// This side sleeps next.
     LinkAsleep,
     /// The peer was woken.

@@ -16,8 +16,8 @@ pub(super) fn beside_others() -> RwLockReadGuard<'static, ()> {
     CASES.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// For a case that counts.
-fn alone() -> RwLockWriteGuard<'static, ()> {
+/// For a case that counts, or that looks at addresses which others may get.
+pub(super) fn alone() -> RwLockWriteGuard<'static, ()> {
     CASES.write().unwrap_or_else(PoisonError::into_inner)
 }
 

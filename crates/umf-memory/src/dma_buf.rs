@@ -1,0 +1,23 @@
+//! Telling a dma-buf from other files.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use umf_core::{Error, Result};
+
+/// Whether a descriptor is a dma-buf. The kernel alone answers: it shows who exported a dma-buf in `fdinfo`, and nothing like
+/// it of any other file (Linux 5.3). The file itself is not called into: one of somebody else's file system could wait for ever.
+///
+/// # Errors
+/// [`Error::Native`] if that cannot be found out (no `/proc`).
+pub fn is_dma_buf(fd: BorrowedFd<'_>) -> Result<bool> {
+    let path = format!("/proc/self/fdinfo/{}", fd.as_raw_fd());
+    match std::fs::read(&path) {
+        // A name may hold what is no text.
+        Ok(text) => Ok(text.split(|&byte| byte == b'\n').any(|line| line.starts_with(b"exp_name:\t"))),
+        Err(error) => Err(Error::Native {
+            call: "read of /proc/self/fdinfo",
+            native: error.raw_os_error().unwrap_or(0),
+            hint: "mount /proc: without it a dma-buf cannot be told from other files",
+        }),
+    }
+}
