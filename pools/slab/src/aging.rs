@@ -37,13 +37,16 @@ impl SlabPool {
         for class in self.classes.slab_count()..self.classes.count() {
             self.expire_stock(class);
         }
+        self.expire_depot();
         if let Some((index, cache)) = self.cache() {
+            self.flush_outbox(cache, false);
             self.expire_bins(index, cache, |class, n| {
                 let _inside = self.inside(cache);
                 self.take_aged(cache, class, n)
             });
         }
         self.reach_all(|index, cache| {
+            self.clear_outbox(cache);
             self.expire_bins(index, cache, |class, n| self.take_aged(cache, class, n));
         });
         for class in small {

@@ -59,10 +59,11 @@ impl SlabPool {
             self.spans.release(number);
             return Err(error);
         }
-        if let Some(index) = thread::current()
-            && self.caches.get(index.get()).is_some_and(|cache| cache.measure(class).trusts())
-        {
-            span.owner.store(life_of(index.get()), Ordering::Relaxed);
+        if let Some(index) = thread::current() {
+            span.home.store(life_of(index.get()), Ordering::Relaxed);
+            if self.caches.get(index.get()).is_some_and(|cache| cache.measure(class).trusts()) {
+                span.owner.store(life_of(index.get()), Ordering::Relaxed);
+            }
         }
         // SAFETY: the span is in use, and has one block.
         Ok(unsafe { span.entry(0) })
@@ -136,7 +137,7 @@ impl SlabPool {
             let (bin, size) = (cache.bin(class), self.classes.size(class));
             let room = self.settings.thread_cache_size.saturating_sub(cache.large_bytes()) / size;
             let want = self.exchange(class).min(room + 1);
-            let owner = cache.measure(class).trusts().then_some(index);
+            let owner = Some((index, cache.measure(class).trusts()));
             // SAFETY: `take_stock` writes as many as it returns.
             let took = unsafe {
                 bin.fill(cache.measure(class), want, |out, want| {
@@ -174,9 +175,11 @@ impl SlabPool {
                     cache.set_large_bytes(bytes);
                     if let Some((_, span)) = self.span_of(&entry)
                         && span.owner.load(Ordering::Relaxed) == SHARED_LIFE
-                        && cache.measure(class).trusts()
                     {
-                        span.owner.store(life_of(index), Ordering::Relaxed);
+                        span.home.store(life_of(index), Ordering::Relaxed);
+                        if cache.measure(class).trusts() {
+                            span.owner.store(life_of(index), Ordering::Relaxed);
+                        }
                     }
                     // SAFETY: it is not full.
                     return unsafe { bin.push(entry) };
@@ -224,7 +227,8 @@ impl SlabPool {
         self.stock_bytes.fetch_sub((n * self.classes.size(class)) as u64, Ordering::Relaxed);
     }
 
-    /// Moves up to `want` blocks of a large class from stock to `out`, for thread `owner` to free them if that is foreseen.
+    /// Moves up to `want` blocks of a large class from stock to `out`, for the bins of a thread whose number is given, with whether it
+    /// alone frees them as far as can be foreseen.
     ///
     /// # Safety
     /// `out` has room for `want` entries.
@@ -232,7 +236,7 @@ impl SlabPool {
         &self,
         class: usize,
         central: &mut Central,
-        owner: Option<u32>,
+        owner: Option<(u32, bool)>,
         out: *mut Entry,
         want: usize,
     ) -> usize {
@@ -242,9 +246,14 @@ impl SlabPool {
         for place in 0..took {
             // SAFETY: that many were written.
             let entry = unsafe { out.add(place).read() };
-            if let Some((index, (_, span))) = owner.zip(self.span_of(&entry)) {
-                // The block is free: no free of it is under way that would have to be waited for.
-                span.owner.store(life_of(index), Ordering::Relaxed);
+            if let Some((index, alone)) = owner {
+                // SAFETY: what lies in stock are large blocks of this pool.
+                let span = unsafe { Span::of_own_state(entry) };
+                span.home.store(life_of(index), Ordering::Relaxed);
+                if alone {
+                    // The block is free: no free of it is under way that would have to be waited for.
+                    span.owner.store(life_of(index), Ordering::Relaxed);
+                }
             }
         }
         took
@@ -276,6 +285,7 @@ impl SlabPool {
 
     /// Merges all blocks that are in stock.
     pub(crate) fn sell_out(&self, release: bool) {
+        self.clear_depot(release);
         for class in self.classes.slab_count()..self.classes.count() {
             while self.stocked(class) {
                 let mut portion = [const { MaybeUninit::<Entry>::uninit() }; 16];
@@ -300,7 +310,8 @@ impl SlabPool {
     pub(crate) fn gather(&self, attempt: u32) -> Gathered {
         let caches =
             || (0..thread::end()).filter_map(|index| self.caches.get(index)).map(ThreadCache::large_bytes);
-        let kept = caches().sum::<usize>() as u64 + self.stock_bytes.load(Ordering::Relaxed);
+        let kept =
+            caches().sum::<usize>() as u64 + self.stock_bytes.load(Ordering::Relaxed) + self.depot.bytes();
         let keepers = caches().filter(|&bytes| bytes > 0).count().clamp(1, KEEPERS);
         let reserved = self.reserve.bytes();
         let most = self.settings.thread_cache_size as u64 / 4 * 5 * keepers as u64;

@@ -1,5 +1,7 @@
 //! [`Central`]: what all threads share of one class, under the class's lock.
 //!
+//! (What threads free of each other's goes past it, in the `depot`, as long as somebody takes it there.)
+//!
 //! Small classes: slabs, with a bit per block. A slab with some blocks free is at *home* with one thread, which alone
 //! takes from it, so that the states of neighbouring blocks are written by one processor; or with nobody, where the
 //! next thread that needs blocks takes it over. Large classes: a stack of free blocks.
@@ -274,8 +276,9 @@ impl Central {
             if list != home {
                 self.unlink(slabs, number);
                 self.push(slabs, home, number);
-                if let Some(cold) = slabs.cold(number) {
+                if let Some((span, cold)) = slabs.spans.get(number).zip(slabs.cold(number)) {
                     cold.home = home;
+                    span.home.store(taker.map_or(0, |taker| life_of(taker.index)), Ordering::Relaxed);
                 }
             }
             if list == ListName::EMPTY
@@ -332,8 +335,9 @@ impl Central {
             }
             self.unlink(slabs, number);
             self.push(slabs, ListName::HOMELESS, number);
-            if let Some(cold) = slabs.cold(number) {
+            if let Some((span, cold)) = slabs.spans.get(number).zip(slabs.cold(number)) {
                 cold.home = ListName::HOMELESS;
+                span.home.store(0, Ordering::Relaxed);
             }
         }
     }

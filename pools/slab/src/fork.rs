@@ -29,6 +29,8 @@ impl SlabPool {
         unsafe { self.arena.unlock_after_fork() };
         // SAFETY: as above.
         unsafe { self.large.unlock_after_fork() };
+        // SAFETY: as above.
+        unsafe { self.depot.unlock_after_fork() };
         for central in &self.centrals[..self.classes.count()] {
             // SAFETY: as above.
             unsafe { central.unlock_after_fork() };
@@ -51,6 +53,7 @@ impl ForkAware for SlabPool {
         for central in &self.centrals[..self.classes.count()] {
             central.lock_for_fork();
         }
+        self.depot.lock_for_fork();
         self.large.lock_for_fork();
         self.arena.lock_for_fork();
         self.states.lock_for_fork();

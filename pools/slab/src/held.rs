@@ -26,7 +26,10 @@ impl SlabPool {
         }
         match Self::class_of(place) {
             Some(class) => {
-                self.put_class(class, Entry::new(address.to_bits(), NonNull::from(place.state)));
+                let entry = Entry::new(address.to_bits(), NonNull::from(place.state));
+                if !self.post(place, class, entry) {
+                    self.put_class(class, entry);
+                }
                 Ok(())
             }
             None => self.free_direct(place),

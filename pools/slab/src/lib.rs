@@ -14,6 +14,8 @@
 //! atomic exchange; the first other one ends this, and nothing is different for the caller. Slabs are at home with
 //! one thread, so that two threads do not write to the states of neighbouring blocks.
 //!
+//! What another thread allocated goes on its way in parcels: see `depot`. A thread keeps for itself what is at home with it.
+//!
 //! Large blocks are treated alike: freed ones are kept whole, by class, and are merged with what is free around them
 //! when a thread keeps too much, when the pool lacks a range that is long enough, and when it is trimmed. How much is
 //! kept shrinks as the pool grows.
@@ -30,6 +32,7 @@
 //! | `near` | what a thread remembers of what is its own |
 //! | `reach` | what a thread does without locks or atomic exchanges, and how others come in |
 //! | `central`, `slab` | what threads share of a class, and its slabs |
+//! | `depot`, `post` | blocks on their way from threads that free to threads that allocate |
 //! | `blocks` | large blocks: cut, kept, merged |
 //! | `large`, `regions` | the allocator of units, and where its regions come from |
 //! | `span`, `state`, `lookup` | from an address to a block and its state |
@@ -58,6 +61,7 @@ mod caches;
 mod central;
 mod classes;
 mod delayed;
+mod depot;
 mod fixed;
 mod fork;
 mod held;
@@ -68,6 +72,7 @@ mod near;
 mod paths;
 mod policy;
 mod pool;
+mod post;
 mod reach;
 mod refill;
 mod regions;

@@ -184,6 +184,10 @@ impl SlabPool {
         let _inside = cache.enter(gates & FENCED != 0)?;
         let place = self.locate_start(address)?;
         let span = place.span;
+        if Self::is_for_others(span, index) {
+            let entry = Entry::new(address.to_bits(), NonNull::from(place.state));
+            return self.pack(cache, (span.class(), entry), || Self::take_shared_life(&place));
+        }
         let bin = cache.bin(span.class());
         let bytes = if bin.weight() != 0 { cache.large_bytes() + bin.weight() } else { 0 };
         if bin.is_full() || bytes > self.most_kept.load(Ordering::Relaxed) {
@@ -198,11 +202,10 @@ impl SlabPool {
             place.state.store(0, Ordering::Release);
             cache.remember(address, span);
         } else if owner == SHARED_LIFE && !span.is_direct() {
-            place.state.compare_exchange(LIVE, 0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
-            if !place.is_current() {
-                // A second free met a span that was made anew; the block that it hit is someone else's.
-                place.state.fetch_or(LIVE, Ordering::AcqRel);
-                return None;
+            Self::take_shared_life(&place)?;
+            if span.home.load(Ordering::Relaxed) == 0 {
+                // Who had it ended.
+                span.home.store(life_of(index), Ordering::Relaxed);
             }
         } else {
             return None;
@@ -213,6 +216,18 @@ impl SlabPool {
         // SAFETY: it is not full.
         unsafe { bin.push(Entry::new(address.to_bits(), NonNull::from(place.state))) };
         Some(())
+    }
+
+    /// Takes the life of a block in a span whose lives are nobody's, if it is live and nothing else.
+    #[inline(always)]
+    fn take_shared_life(place: &Place<'_>) -> Option<()> {
+        place.state.compare_exchange(LIVE, 0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+        if place.is_current() {
+            return Some(());
+        }
+        // A second free met a span that was made anew; the block that it hit is someone else's.
+        place.state.fetch_or(LIVE, Ordering::AcqRel);
+        None
     }
 
     /// A free that is not of the common kind.

@@ -27,6 +27,7 @@ use crate::asked::Asked;
 use crate::caches::Caches;
 use crate::central::Central;
 use crate::classes::{Classes, MAX_CLASSES};
+use crate::depot::Depot;
 use crate::large::{Large, Tables, UNIT};
 use crate::policy::Policy;
 use crate::roster;
@@ -118,6 +119,7 @@ pub struct SlabPool {
     pub(crate) most_kept: AtomicUsize,
     /// So many large blocks are merged as they are freed, before threads keep any again.
     pub(crate) merging: AtomicU32,
+    pub(crate) depot: Depot,
     pub(crate) large: Lock<Large>,
     pub(crate) centrals: [Lock<Central>; MAX_CLASSES],
 }
@@ -187,6 +189,7 @@ impl SlabPool {
             stock_bytes: AtomicU64::new(0),
             most_kept: AtomicUsize::new(settings.thread_cache_size),
             merging: AtomicU32::new(0),
+            depot: Depot::new(),
             large: Lock::new(Large::new()),
             centrals: [const { Lock::new(Central::new()) }; MAX_CLASSES],
             settings,

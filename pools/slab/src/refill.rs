@@ -25,6 +25,8 @@ const FIRST: (usize, usize, usize) = (16, 8 << 10, 4);
 const REFILL: u32 = 32;
 /// Entries in a cache line.
 const PER_LINE: usize = 64 / size_of::<Entry>();
+/// So many parcels that others sent are looked through before the shared store is.
+const PARCELS: u32 = 2;
 /// How many large blocks go in one exchange.
 const EXCHANGE: (usize, usize, usize) = (16, 16 << 20, 1);
 
@@ -100,10 +102,13 @@ impl SlabPool {
     /// A block of the class, or of one a little larger, that counts as allocated.
     fn take_counted(&self, class: usize) -> Result<Entry> {
         let Some((index, cache)) = self.equipped(class) else { return self.take_one(class) };
+        let mut parcels = PARCELS;
         loop {
             let found = {
                 let _inside = self.inside(cache);
-                if self.is_large(class) {
+                if parcels > 0 && (self.is_large(class) || cache.home(class).load(Ordering::Relaxed) == 0) {
+                    self.pop_near(cache, class)
+                } else if self.is_large(class) {
                     self.take_large(index, cache, class)
                 } else {
                     self.take_small(index, cache, class)
@@ -111,6 +116,10 @@ impl SlabPool {
             };
             if let Some((_, entry)) = found {
                 return Ok(entry);
+            }
+            if parcels > 0 {
+                parcels = if self.unpack(index, cache) { parcels - 1 } else { 0 };
+                continue;
             }
             if self.upstream.poll_many_awaited() {
                 continue;
@@ -163,7 +172,7 @@ impl SlabPool {
     }
 
     /// Raises the limit of the bin of a small class; at the cost of others that have room to spare, if need be. Inside.
-    fn widen(&self, cache: &ThreadCache, class: usize) {
+    pub(crate) fn widen(&self, cache: &ThreadCache, class: usize) {
         let (measure, size) = (cache.measure(class), self.classes.size(class));
         let more = (measure.limit() / 2).max(4).min(measure.most().saturating_sub(measure.limit()));
         let bytes = more as usize * size;
@@ -211,15 +220,25 @@ impl SlabPool {
 
     /// A large block at an alignment that its class does not give by itself.
     pub(crate) fn allocate_aligned(&self, class: usize, align: usize) -> Result<Address> {
-        let align = (align / UNIT) as u32;
-        let entry = self.retrying(|| self.cut_block(class, align))?;
-        match self.equipped(class) {
-            Some((_, cache)) => {
-                let _inside = self.inside(cache);
-                cache.bin(class).count_allocation();
+        let entry = self.retrying(|| {
+            let cached = self.equipped(class);
+            if let Some((_, cache)) = cached
+                && let _inside = self.inside(cache)
+                && let Some(entry) = cache.bin(class).pop_aligned(align)
+            {
+                cache.set_large_bytes(cache.large_bytes() - self.classes.size(class));
+                return Ok(entry);
             }
-            None => self.centrals[class].lock().allocations += 1,
-        }
+            let entry = self.cut_block(class, (align / UNIT) as u32)?;
+            match cached {
+                Some((_, cache)) => {
+                    let _inside = self.inside(cache);
+                    cache.bin(class).count_allocation();
+                }
+                None => self.centrals[class].lock().allocations += 1,
+            }
+            Ok(entry)
+        })?;
         Ok(self.hand_out(entry))
     }
 
@@ -301,10 +320,12 @@ impl SlabPool {
             }
         }
         cache.set_large_bytes(0);
+        self.clear_outbox(cache);
     }
 
     /// Gives everything back that the calling thread keeps.
     pub(crate) fn flush(&self, index: u32, cache: &ThreadCache) {
+        self.flush_outbox(cache, true);
         for class in cache.used() {
             loop {
                 let portion = self.leaving(cache, class);
@@ -321,6 +342,7 @@ impl SlabPool {
 
     /// Merges the large blocks that the calling thread keeps.
     pub(crate) fn flush_large(&self, cache: &ThreadCache) {
+        self.flush_outbox(cache, false);
         for class in cache.used().filter(|&class| self.is_large(class)) {
             loop {
                 let portion = self.leaving(cache, class);

@@ -67,6 +67,7 @@ impl SlabPool {
 
     /// The same of what no thread keeps.
     pub(crate) fn release_shared(&self, keep: usize, floor: u64) -> Result<()> {
+        self.clear_depot(true);
         for class in 0..self.classes.slab_count() {
             let doomed = self.centrals[class].lock().trim(self.slabs(class), 0);
             self.remove_slabs(doomed);

@@ -6,6 +6,11 @@
 //! beginning in each, since it is no smaller). All other granules carry the span of their region, in which nothing
 //! is freed.
 
+mod divisor;
+#[cfg(test)]
+mod model;
+mod record;
+
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
@@ -20,6 +25,9 @@ use crate::central::ListName;
 use crate::reach::SHARED_LIFE;
 use crate::state::Entry;
 use crate::thread_cache::bin_offset;
+
+pub(crate) use divisor::Divisor;
+use record::Record;
 
 /// What kind of span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,13 +69,16 @@ pub(crate) struct Span {
     generation: AtomicU32,
     /// Whose frees need no atomic exchange: see `reach`.
     pub(crate) owner: AtomicU32,
-    /// The span of the region around a slab or large block. Region: what the provider gave before the base, in bytes.
-    region: AtomicU32,
+    /// The thread in whose bins its blocks are at home, as `owner` says it: the one that took the slab or the large block last. 0 for
+    /// nobody. (A hint: who reads it late puts a block where it is found a little later.)
+    pub(crate) home: AtomicU32,
     /// Where the bin of the class is in a thread's cache: see [`crate::thread_cache::bin_offset`].
     bin: AtomicU32,
     /// Size of a block. Region: its bytes.
     block: AtomicU64,
     cold: UnsafeCell<Cold>,
+    /// The span of the region around a slab or large block. Region: what the provider gave before the base, in bytes.
+    region: AtomicU32,
 }
 
 /// The guarded part of a span.
@@ -101,41 +112,6 @@ unsafe impl Sync for Span {}
 unsafe impl Send for Span {}
 // SAFETY: zeros are valid for atomics, integers, null pointers and `MaybeUninit`; a zeroed span is a free one.
 unsafe impl Zeroed for Span {}
-
-/// What finds the number of a block from its bytes from the base.
-///
-/// For a size `odd << shift`, `bytes * inverse` rotated right by `shift`, where `inverse * odd` is 1 modulo 2^64, is the
-/// number of the block that begins there. Both steps can be undone, so no other offset yields that number: those
-/// that are no multiple of the size, or lie outside, yield one past all blocks. (Warren, Hacker's Delight, 10-17.) So one comparison tells all.
-#[derive(Clone, Copy)]
-pub(crate) struct Divisor {
-    inverse: u64,
-    shift: u8,
-}
-
-impl Divisor {
-    /// For the offset 0 alone, whatever the size.
-    const ONE_BLOCK: Self = Self { inverse: 1, shift: 0 };
-
-    /// For blocks of `size` bytes, at least 1.
-    const fn of(size: u64) -> Self {
-        let shift = size.trailing_zeros();
-        let odd = size >> shift;
-        // Right in the lowest 3 bits; each step doubles that (Newton).
-        let mut inverse = odd;
-        let mut bits = 3;
-        while bits < 64 {
-            inverse = inverse.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(inverse)));
-            bits *= 2;
-        }
-        Self { inverse, shift: shift as u8 }
-    }
-
-    #[inline(always)]
-    pub(crate) const fn number(self, offset: u64) -> u64 {
-        offset.wrapping_mul(self.inverse).rotate_right(self.shift as u32)
-    }
-}
 
 /// A block of a span, found from an address.
 #[derive(Clone, Copy)]
@@ -224,25 +200,23 @@ impl Span {
         (count, block, divisor): (u64, u64, Divisor),
         states: NonNull<AtomicU8>,
     ) {
-        // Whoever sees a word from below sees that the generation has advanced since `retract`.
-        fence(Ordering::Release);
-        self.base.store(base.to_bits(), Ordering::Relaxed);
-        self.block.store(block, Ordering::Relaxed);
-        self.inverse.store(divisor.inverse, Ordering::Relaxed);
-        self.shift.store(divisor.shift, Ordering::Relaxed);
-        self.states.store(states.as_ptr(), Ordering::Relaxed);
-        self.owner.store(SHARED_LIFE, Ordering::Relaxed);
-        self.region.store(region, Ordering::Relaxed);
-        self.bin.store(bin_offset(class), Ordering::Relaxed);
-        self.kind_class.store((kind << KIND_SHIFT) | class as u32, Ordering::Relaxed);
-        self.count.store(count, Ordering::Release);
+        record::publish(self, count, || {
+            self.base.store(base.to_bits(), Ordering::Relaxed);
+            self.block.store(block, Ordering::Relaxed);
+            self.inverse.store(divisor.inverse, Ordering::Relaxed);
+            self.shift.store(divisor.shift, Ordering::Relaxed);
+            self.states.store(states.as_ptr(), Ordering::Relaxed);
+            self.owner.store(SHARED_LIFE, Ordering::Relaxed);
+            self.home.store(0, Ordering::Relaxed);
+            self.region.store(region, Ordering::Relaxed);
+            self.bin.store(bin_offset(class), Ordering::Relaxed);
+            self.kind_class.store((kind << KIND_SHIFT) | class as u32, Ordering::Relaxed);
+        });
     }
 
     /// Marks the record as not in use, before its number is given back.
     pub(crate) fn retract(&self) {
-        self.count.store(0, Ordering::Relaxed);
-        self.kind_class.store(0, Ordering::Relaxed);
-        self.generation.fetch_add(1, Ordering::Release);
+        record::retract(self, || self.kind_class.store(0, Ordering::Relaxed));
     }
 
     /// The place of `address` in this span, whose number is given; `None` if it is not in it.
@@ -270,15 +244,10 @@ impl Span {
         read: impl FnOnce() -> T,
         find: impl FnOnce(u64, T) -> (Option<u64>, u64),
     ) -> Option<Place<'_>> {
-        let generation = self.generation.load(Ordering::Acquire);
-        let count = self.count.load(Ordering::Acquire);
-        let offset = address.to_bits().wrapping_sub(self.base.load(Ordering::Relaxed));
-        let words = read();
-        let states = self.states.load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        if self.generation.load(Ordering::Relaxed) != generation {
-            return None;
-        }
+        let (generation, count, (base, words, states)) = record::read(self, || {
+            (self.base.load(Ordering::Relaxed), read(), self.states.load(Ordering::Relaxed))
+        })?;
+        let offset = address.to_bits().wrapping_sub(base);
         let (index, rest) = find(offset, words);
         let index = index.filter(|&index| index < count)?;
         // SAFETY: the words belong together, since the generation did not advance; and `publish` promised a state for
@@ -289,19 +258,17 @@ impl Span {
 
     /// What the record says, and what `read` makes of the states of its blocks; `None` if it changed meanwhile.
     pub(crate) fn look<T>(&self, read: impl FnOnce(&mut dyn Iterator<Item = u8>) -> T) -> Option<(Look, T)> {
-        let generation = self.generation.load(Ordering::Acquire);
-        let count = self.count.load(Ordering::Acquire);
-        let (kind, base, block) = (self.kind(), self.base(), self.block());
-        let (region, class) = (self.region.load(Ordering::Relaxed), self.class());
-        let whole = self.inverse.load(Ordering::Relaxed);
-        let states = self.states.load(Ordering::Relaxed);
+        let (generation, count, words) = record::read(self, || {
+            let (kind, base, block) = (self.kind(), self.base(), self.block());
+            let (region, class) = (self.region.load(Ordering::Relaxed), self.class());
+            let whole = self.inverse.load(Ordering::Relaxed);
+            (kind, base, block, region, class, whole, self.states.load(Ordering::Relaxed))
+        })?;
+        let (kind, base, block, region, class, whole, states) = words;
         let is_same = || {
             fence(Ordering::Acquire);
             self.generation.load(Ordering::Relaxed) == generation
         };
-        if !is_same() {
-            return None;
-        }
         let bytes = count * block;
         // SAFETY: the words belong together, since the generation did not advance: there is a state for each block. (If the
         // span goes from now on, the byte remains a state: see `SlabPool::states`.)
@@ -402,6 +369,15 @@ impl Span {
         unsafe { NonNull::new_unchecked(first.add(index as usize)) }
     }
 
+    /// The span of a large block.
+    ///
+    /// # Safety
+    /// The entry is that of a large block of a pool that is alive for as long as the reference is used.
+    pub(crate) unsafe fn of_own_state<'a>(entry: Entry) -> &'a Self {
+        // SAFETY: `publish_block` made the state a field of the span; records are never unmapped while the pool lives.
+        unsafe { entry.state().byte_sub(core::mem::offset_of!(Self, own_state)).cast().as_ref() }
+    }
+
     /// Block `index` as a cache entry.
     ///
     /// # Safety
@@ -433,11 +409,36 @@ impl Span {
     }
 }
 
+impl Record for Span {
+    #[inline(always)]
+    fn generation(&self, order: Ordering) -> u32 {
+        self.generation.load(order)
+    }
+
+    fn advance(&self, order: Ordering) {
+        self.generation.fetch_add(1, order);
+    }
+
+    #[inline(always)]
+    fn count(&self, order: Ordering) -> u64 {
+        self.count.load(order)
+    }
+
+    fn set_count(&self, count: u64, order: Ordering) {
+        self.count.store(count, order);
+    }
+
+    #[inline(always)]
+    fn fence(order: Ordering) {
+        fence(order);
+    }
+}
+
 impl Place<'_> {
     /// Whether the span is still what [`Span::locate`] saw.
     #[inline]
     pub(crate) fn is_current(&self) -> bool {
-        self.span.generation.load(Ordering::Acquire) == self.generation
+        record::is_current(self.span, self.generation)
     }
 
     /// Where the block begins.
@@ -461,34 +462,4 @@ impl Cold {
         table_run: MaybeUninit::uninit(),
         upstream: MaybeUninit::uninit(),
     };
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn divisors_find_multiples_and_nothing_else() {
-        for size in [8_u64, 9, 24, 40, 56, 72, 112, 1000, 4096, 28_672, 32_768, 57_344, 61_440] {
-            let divisor = Divisor::of(size);
-            let count = (1 << 32) / size;
-            let check = |offset: u64| {
-                let number = divisor.number(offset);
-                if offset.is_multiple_of(size) && offset / size < count {
-                    assert_eq!(number, offset / size, "{offset} / {size}");
-                } else {
-                    assert!(number >= count, "{offset} / {size}");
-                }
-            };
-            (0..2_000_000).step_by(7).chain((1 << 32) - 5..(1 << 32) + 5).for_each(check);
-            for multiple in 1..5_000_u64 {
-                for offset in [multiple * size, (multiple * size).wrapping_neg()] {
-                    [offset - 1, offset, offset + 1].into_iter().for_each(check);
-                }
-                check(multiple.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-            }
-        }
-        assert_eq!(Divisor::ONE_BLOCK.number(0), 0);
-        assert!((1..1_000_000).all(|offset| Divisor::ONE_BLOCK.number(offset) >= 1));
-    }
 }

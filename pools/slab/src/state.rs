@@ -37,6 +37,11 @@ impl Entry {
         Self { address, state }
     }
 
+    /// Where its state lies.
+    pub(crate) const fn state(self) -> NonNull<AtomicU8> {
+        self.state
+    }
+
     /// Marks the block as handed out, and yields its address.
     ///
     /// # Safety

@@ -16,6 +16,7 @@ use umf_core::Address;
 use umf_core::metadata::Zeroed;
 
 use crate::classes::MAX_CLASSES;
+use crate::depot::Outbox;
 use crate::near::{NEARS, Near};
 use crate::span::Span;
 use crate::state::Entry;
@@ -77,6 +78,7 @@ pub(crate) struct ThreadCache {
     /// Slabs, with some blocks free, from which this thread takes: heads of lists that the lock of the class guards.
     homes: [AtomicU32; MAX_CLASSES],
     measures: [Measure; MAX_CLASSES],
+    outbox: Outbox,
 }
 
 // SAFETY: the cells are touched by whoever is inside alone (see the module's text); all else is atomic.
@@ -139,6 +141,12 @@ impl ThreadCache {
     /// The head of the list of slabs of a class from which this thread takes.
     pub(crate) fn home(&self, class: usize) -> &AtomicU32 {
         &self.homes[class % MAX_CLASSES]
+    }
+
+    /// What it freed that others are to have. Inside.
+    #[inline(always)]
+    pub(crate) fn outbox(&self) -> &Outbox {
+        &self.outbox
     }
 
     /// The classes whose bins were ever used.
@@ -334,6 +342,27 @@ impl Bin {
             }
         }
         portion
+    }
+
+    /// Allocates the newest of the blocks that begin at a multiple of `align`, if there is one.
+    pub(crate) fn pop_aligned(&self, align: usize) -> Option<Entry> {
+        let all = self.newest(usize::MAX);
+        let place = all.iter().rposition(|entry| entry.address.is_multiple_of(align as u64))?;
+        // SAFETY: the entries below the top are written, and the one at `place` is among them.
+        unsafe { ptr::swap(self.base.load(Ordering::Relaxed).add(place), self.top().sub(1)) };
+        self.pop()
+    }
+
+    /// Puts a block in that another thread freed and counted.
+    ///
+    /// # Safety
+    /// The bin is not full.
+    pub(crate) unsafe fn receive(&self, entry: Entry) {
+        // SAFETY: `equip` promised room for `capacity` entries; the limit is no more, and not reached.
+        unsafe {
+            self.top().write(entry);
+            self.change(self.top().add(1), -1);
+        }
     }
 
     /// Counts an allocation of a block that was never here.

@@ -213,3 +213,29 @@ fn who_is_asked_at_a_limit_may_free_and_wait() {
         assert!(pool.statistics().reserved_bytes <= limit);
     }
 }
+
+/// Blocks at an alignment that their class does not give by itself are kept like others, and used again.
+#[test]
+fn aligned_blocks_are_used_again() {
+    for (size, align) in [(100 << 10, 64 << 10), (8 << 10, 8 << 10), (MIB, MIB), (5000, 2 * MIB)] {
+        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
+        let aligned = Layout::new(size, align).unwrap();
+        let mut reserved = 0;
+        for round in 0..300 {
+            // (Others of the same class, which are not aligned like that, lie in the same bin.)
+            let others: Vec<Address> =
+                (0..3).map(|_| pool.allocate(layout(size.max(70_000))).unwrap()).collect();
+            let blocks: Vec<Address> = (0..5).map(|_| pool.allocate(aligned).unwrap()).collect();
+            assert!(blocks.iter().all(|block| block.is_aligned_to(align)));
+            assert_eq!(pool.statistics().live_blocks, 8);
+            blocks.into_iter().chain(others).for_each(|address| free(&pool, address));
+            if round == 2 {
+                reserved = pool.statistics().reserved_bytes;
+            }
+        }
+        assert_eq!(pool.statistics().reserved_bytes, reserved, "blocks of {size} bytes at {align}");
+        assert_eq!(pool.statistics().live_bytes, 0);
+        pool.trim(0).unwrap();
+        assert_eq!(pool.statistics().reserved_bytes, 0);
+    }
+}

@@ -1,7 +1,7 @@
 //! The pool against a plain reference: a map of live blocks.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -164,6 +164,13 @@ fn cases() -> ProptestConfig {
 const LONG: u32 = 10_000_000 / (STEPS as u32 / 2);
 const STEPS: usize = 600;
 
+/// One test at a time: who polls lets go of what any pool of the process holds, and at the end of one step another test would still
+/// be at that.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 proptest! {
     #![proptest_config(cases())]
 
@@ -175,6 +182,7 @@ proptest! {
         max_held in prop_oneof![Just(0_u64), Just(100_000), Just(4 << 20)],
         ends_leased in any::<bool>(),
     ) {
+        let _alone = alone();
         let provider = Numbers::new(page);
         let limit = Arc::new(SharedLimit::new(2 * LIMIT));
         let settings = settings.memory_limit(LIMIT).shared_limit(Arc::clone(&limit)).max_held(max_held);
@@ -367,6 +375,7 @@ proptest! {
 
 #[test]
 fn a_pool_that_goes_gives_its_part_of_the_shared_limit_back() {
+    let _alone = alone();
     let limit = Arc::new(SharedLimit::new(8 << 20));
     let make =
         || SlabPool::new(Numbers::new(4096), SlabSettings::new().shared_limit(Arc::clone(&limit))).unwrap();

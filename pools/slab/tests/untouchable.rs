@@ -103,6 +103,9 @@ fn check(mappings: &BTreeMap<u64, (u64, String, u64)>, pool: &SlabPool, address:
 }
 
 fn run(settings: SlabSettings) {
+    // Who polls lets go of what any pool of the process holds: at the end of one run another one would still be at that.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let provider = Pages::untouchable();
     let pool = SlabPool::new(provider.clone(), settings).unwrap();
     let others = Mutex::new(Vec::new());

@@ -1,0 +1,128 @@
+//! Loom's model of `record`: who comes with the address of a block whose span is gone. (In full with `tests/run --loom`.)
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use loom::thread;
+
+use super::record::{Record, is_current, publish, read, retract};
+use crate::state::LIVE;
+
+/// A record of spans of one block, and the states that they may name.
+struct Model {
+    generation: AtomicU32,
+    count: AtomicU64,
+    base: AtomicU64,
+    state: AtomicU64,
+    states: [AtomicU8; 2],
+}
+
+impl Record for Model {
+    fn generation(&self, order: Ordering) -> u32 {
+        self.generation.load(order)
+    }
+
+    fn advance(&self, order: Ordering) {
+        self.generation.fetch_add(1, order);
+    }
+
+    fn count(&self, order: Ordering) -> u64 {
+        self.count.load(order)
+    }
+
+    fn set_count(&self, count: u64, order: Ordering) {
+        self.count.store(count, order);
+    }
+
+    fn fence(order: Ordering) {
+        fence(order);
+    }
+}
+
+const OLD: u64 = 1000;
+const NEW: u64 = 2000;
+
+impl Model {
+    /// In use for a block at `OLD`, which is free, with the first state.
+    fn new() -> Self {
+        Self {
+            generation: AtomicU32::new(7),
+            count: AtomicU64::new(1),
+            base: AtomicU64::new(OLD),
+            state: AtomicU64::new(0),
+            states: [AtomicU8::new(0), AtomicU8::new(0)],
+        }
+    }
+
+    /// The record goes, and comes again for a block at `base` with the state number `state`, which is handed out.
+    fn renew(&self, base: u64, state: usize) {
+        retract(self, || {});
+        self.states[state].store(0, Ordering::Relaxed);
+        publish(self, 1, || {
+            self.base.store(base, Ordering::Relaxed);
+            self.state.store(state as u64, Ordering::Relaxed);
+        });
+        self.states[state].store(LIVE, Ordering::Release);
+    }
+
+    /// A free by exchange, as in `paths`. What it met.
+    fn free(&self, address: u64) -> &'static str {
+        let words = || (self.base.load(Ordering::Relaxed), self.state.load(Ordering::Relaxed));
+        let Some((generation, count, (base, state))) = read(self, words) else { return "being made" };
+        assert!(count <= 1);
+        if count == 0 || base != address {
+            return "elsewhere";
+        }
+        let state = &self.states[state as usize];
+        if state.compare_exchange(LIVE, 0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return "not live";
+        }
+        if is_current(self, generation) {
+            return "freed";
+        }
+        state.fetch_or(LIVE, Ordering::AcqRel);
+        "put back"
+    }
+}
+
+/// A second free of the block at `OLD` beside a span that becomes another one's, with this base and state. What it met.
+fn second_free(base: u64, state: usize) -> BTreeSet<&'static str> {
+    let met = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
+    let in_model = met.clone();
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = if cfg!(loom) { None } else { Some(3) };
+    builder.check(move || {
+        let model = Arc::new(Model::new());
+        let maker = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.renew(base, state))
+        };
+        let what = model.free(OLD);
+        maker.join().unwrap();
+        // The new block's life is as its owner left it, unless the address is that of the new block: then it was freed once.
+        let live = model.states[state].load(Ordering::Acquire) == LIVE;
+        assert_eq!(live, what != "freed", "{what}");
+        in_model.lock().unwrap().insert(what);
+    });
+    let met = met.lock().unwrap();
+    met.clone()
+}
+
+#[test]
+fn loom_a_span_that_is_made_anew_is_not_read_by_halves() {
+    // With a state of its own, at another address: nothing of it is met.
+    assert_eq!(second_free(NEW, 1), BTreeSet::from(["being made", "elsewhere", "not live"]));
+}
+
+#[test]
+fn loom_a_second_free_that_meets_the_state_of_another_block_puts_it_back() {
+    // The byte serves the new span, too.
+    assert_eq!(second_free(NEW, 0), BTreeSet::from(["being made", "elsewhere", "not live", "put back"]));
+}
+
+#[test]
+fn loom_a_block_at_the_same_address_is_freed_once() {
+    assert_eq!(second_free(OLD, 1), BTreeSet::from(["being made", "elsewhere", "freed", "not live"]));
+}
