@@ -1,5 +1,6 @@
 //! What an exporter has in one process: its ledger, its cache, its socket.
 
+mod describe;
 mod retire;
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -17,17 +18,17 @@ use super::region_export::{BlockExport, Blocks, Closing, NativeGuard, RegionExpo
 use super::settings::ExporterSettings;
 use super::{Export, Target};
 use crate::cache::{Cache, CacheStatistics, Entry, Limits, Memo, Note, Pin};
-use crate::handle::{
-    FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET, Fields, Handle, SIZE as HANDLE_SIZE,
-};
+use crate::handle::{Handle, SIZE as HANDLE_SIZE};
 use crate::identity::Nonce;
 use crate::lease::Exports;
 use crate::ledger::event::RetireReason;
-use crate::ledger::{Event, Figures, SlotContent};
+use crate::ledger::{Event, Figures};
 use crate::sys;
 use crate::transfer::socket::server::Server;
 use crate::transfer::{Exchange, Mode, yama_scope};
 use crate::{Error, Result};
+
+use describe::content;
 
 type RegionEntry = Entry<u64, RegionExport>;
 
@@ -291,42 +292,6 @@ impl State {
         Ok(BlockExport { slot, generation, handle, kept: false })
     }
 
-    fn encode(&self, export: &RegionExport, target: &Target, slot: u32, generation: u64) -> Handle {
-        let identity = self.exports.ledger.identity();
-        let native = export.native.as_ref().and_then(|native| native.native.as_ref());
-        let flag = |condition, flag| if condition { flag } else { 0 };
-        let content = content(export);
-        Fields {
-            flags: flag(native.is_some_and(|native| native.isolated), FLAG_ISOLATED)
-                | flag(native.is_some_and(|native| native.read_only), FLAG_READ_ONLY)
-                | flag(self.served, FLAG_SOCKET)
-                | flag(target.is_region, FLAG_REGION)
-                | flag(export.opens_through_procfs, FLAG_PROCFS),
-            boot_id: identity.boot_id,
-            nonce: self.exports.ledger.nonce(),
-            pid: identity.pid,
-            ledger_fd: self.exports.ledger.raw_fd(),
-            pid_namespace: identity.pid_namespace,
-            pidfs_inode: identity.pidfs_inode,
-            start_time: identity.start_time,
-            data_fd: content.fd,
-            slot,
-            generation,
-            data_device: content.device,
-            data_inode: content.inode,
-            data_offset: content.offset,
-            region_base: target.region.base().to_bits(),
-            region_size: target.region.size() as u64,
-            region_id: target.region.id().get(),
-            offset: target.start.offset_from(target.region.base()).unwrap_or(0),
-            length: target.size as u64,
-            kind: export.kind,
-            allocation_id: native.map_or(0, |native| native.allocation_id),
-            native: native.map_or(umf_core::NativeBytes::EMPTY, |native| native.native),
-        }
-        .encode()
-    }
-
     /// Takes over a use of the handle's block until the block is freed: `false` if it is not wanted, because the block has
     /// such a use already or was freed.
     pub(super) fn keep(&self, handle: &Handle) -> bool {
@@ -468,23 +433,6 @@ impl State {
         // SAFETY: as above, and the locks were taken.
         unsafe { self.exports.door.abandon_in_child() };
         step(Step::ExporterAbandoned);
-    }
-}
-
-/// What the ledger says of a region's exports.
-fn content(export: &RegionExport) -> SlotContent {
-    let guard = export.native.as_ref();
-    let identity = guard.and_then(|guard| guard.identity);
-    let native = guard.and_then(|guard| guard.native.as_ref());
-    SlotContent {
-        device: identity.map_or(0, |identity| identity.device),
-        inode: identity.map_or(0, |identity| identity.inode),
-        fd: native.and_then(|native| native.fd.as_ref()).map_or(-1, |fd| fd.as_raw_fd()),
-        region_slot: export.slot,
-        region_generation: export.generation,
-        region_id: export.region.id().get(),
-        region_size: export.region.size() as u64,
-        offset: native.map_or(0, |native| native.offset),
     }
 }
 

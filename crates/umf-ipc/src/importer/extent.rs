@@ -84,15 +84,20 @@ impl Inner {
             request.native_len = native.len();
             request.allocation_id = handle.allocation_id();
             step(Step::ImportFetched);
-            let imported = import.import(request)?;
+            let imported = match import.import(request) {
+                Ok(imported) => imported,
+                Err(error) => {
+                    producer.check_brought_over(handle, &self.settings.exchange)?;
+                    return Err(error.into());
+                }
+            };
             step(Step::ImportMapped);
+            let region = Some(content.region);
+            // From here on it is released if it cannot be used.
+            let opened = ImportedRegion { producer: Arc::clone(producer), imported, import, region };
+            producer.check_brought_over(handle, &self.settings.exchange)?;
             self.board.opened(handle);
-            Ok(ImportedRegion {
-                producer: Arc::clone(producer),
-                imported,
-                import,
-                region: Some(content.region),
-            })
+            Ok(opened)
         })
     }
 

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use umf_core::step::{Step, step};
 use umf_core::thread;
-use umf_core::{Access, Address, CpuAccess, HostAccess};
+use umf_core::{Access, Address, CpuAccess, HostAccess, Transfer};
 use vm_memory::{Bytes as _, VolatileSlice};
 
 use super::Inner;
@@ -27,7 +27,7 @@ pub(super) struct Place {
     pub word: NonNull<AtomicU64>,
     pub host_accessible: bool,
     pub read_only: bool,
-    /// Whose importer is told when the CPU touches the memory; `None` where nobody is.
+    /// Whose importer is told when the CPU touches the memory, or copies what it must not touch; `None` where neither is so.
     pub told: Option<NonNull<ImportedRegion>>,
 }
 
@@ -190,9 +190,26 @@ impl<'i> Mapping<'i> {
         Ok(unsafe { CpuAccess::begin(self.host_access(), self.place.base, self.place.length, access) }?)
     }
 
-    fn host_access(&self) -> Option<&dyn HostAccess> {
+    fn region(&self) -> Option<&ImportedRegion> {
         // SAFETY: by `new`'s contract it is the value of the entry, which the pin keeps and which does not change.
-        self.place.told.and_then(|region| unsafe { region.as_ref() }.import.host_access())
+        self.place.told.map(|region| unsafe { region.as_ref() })
+    }
+
+    fn host_access(&self) -> Option<&dyn HostAccess> {
+        self.region()?.import.host_access()
+    }
+
+    /// Who copies the memory, and where `length` bytes at `offset` are, if it is not for the CPU to touch.
+    fn by_device(&self, offset: usize, length: usize) -> Result<Option<(&dyn Transfer, Address)>> {
+        if self.place.host_accessible {
+            return Ok(None);
+        }
+        let transfer = self.region().and_then(|region| region.import.transfer());
+        let transfer = transfer.ok_or(Error::NotHostAccessible)?;
+        let out_of_bounds = Error::OutOfBounds { offset, length, size: self.place.length };
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.place.length);
+        let start = self.place.base.checked_add(offset as u64).filter(|_| is_inside).ok_or(out_of_bounds)?;
+        Ok(Some((transfer, start)))
     }
 
     /// Does something within the time that the importer of the memory wants to hear of, if it does.
@@ -206,24 +223,34 @@ impl<'i> Mapping<'i> {
         Ok(done)
     }
 
-    /// Copies `into.len()` bytes at `offset` out of the block. Whoever has to know that the CPU touches the memory is told.
+    /// Copies `into.len()` bytes at `offset` out of the block: by the device, if the CPU must not touch the memory. Whoever has to
+    /// know that the CPU touches it is told.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] (nothing is copied then), [`Error::NotHostAccessible`], [`Error::Memory`] if a driver refuses.
+    /// [`Error::OutOfBounds`] (nothing is copied then), [`Error::Memory`] if a driver refuses; [`Error::NotHostAccessible`] for
+    /// memory that the CPU must not touch and nobody copies.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        if let Some((transfer, from)) = self.by_device(offset, into.len())? {
+            // SAFETY: a part of the mapping, which is open as long as `self`.
+            return Ok(unsafe { transfer.read(from, into) }?);
+        }
         let part = self.part(offset, into.len())?;
         self.touching(offset, into.len(), Access::ReadOnly, || part.copy_to(into))?;
         Ok(())
     }
 
-    /// Copies `from` to `offset` in the block. Whoever has to know that the CPU touches the memory is told.
+    /// Copies `from` to `offset` in the block: by the device, if the CPU must not touch the memory. Whoever has to know that the
+    /// CPU touches it is told.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] (nothing is copied then), [`Error::ReadOnly`], [`Error::NotHostAccessible`], [`Error::Memory`] if a
-    /// driver refuses.
+    /// [`Error::ReadOnly`], and those of [`Mapping::read`].
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         if self.place.read_only {
             return Err(Error::ReadOnly);
+        }
+        if let Some((transfer, to)) = self.by_device(offset, from.len())? {
+            // SAFETY: a part of the mapping, which is open as long as `self`; device memory has no references into it.
+            return Ok(unsafe { transfer.write(to, from) }?);
         }
         let part = self.part(offset, from.len())?;
         let out_of_bounds = Error::OutOfBounds { offset, length: from.len(), size: self.place.length };

@@ -156,7 +156,8 @@ impl Inner {
         let length = usize::try_from(handle.length()).unwrap_or(0);
         let flags = if imported.host_accessible { HOST_ACCESSIBLE } else { 0 }
             | if imported.read_only || access == Access::ReadOnly { READ_ONLY } else { 0 };
-        let told = region.import.host_access().is_some().then(|| NonNull::from(region));
+        let is_told = region.import.host_access().is_some() || region.import.transfer().is_some();
+        let told = is_told.then(|| NonNull::from(region));
         let (lease, is_own) = producer.lease(handle.slot(), &self.settings.exchange, &self.ranges)?;
         let (stamp, number) = (held.stamp, held.number);
         let place = Place {

@@ -13,6 +13,7 @@ use crate::handle::Handle;
 use crate::identity::{Nonce, ProcessIdentity};
 use crate::lease::{self, Lease, LeaseTable, Ranges};
 use crate::ledger::{LedgerReader, SlotContent, SlotReader};
+use crate::protocol::place::{self, Vacant};
 use crate::sys::{self, FileIdentity};
 use crate::transfer::{Channel, Exchange, Wanted};
 use crate::{Error, Result};
@@ -37,8 +38,8 @@ pub(super) struct Producer {
     without_windows: Lock<Vec<FileIdentity>>,
     /// Whether there is any.
     some_without: AtomicBool,
-    /// Null, or a box. One that a parent of this process made is replaced and leaked: mappings that were open at the fork
-    /// know it still.
+    /// Null, or a box, made by whoever opens something first. One that a parent of this process made is replaced and leaked:
+    /// mappings that were open at the fork know it still.
     leases: AtomicPtr<LeaseTable>,
 }
 
@@ -90,19 +91,18 @@ impl Producer {
     /// # Safety
     /// Called once per fork, before anything else uses this in the child.
     pub(super) unsafe fn abandon_leases_in_child(&self) {
-        let table = NonNull::new(self.leases.swap(ptr::null_mut(), Ordering::AcqRel));
-        if let Some(table) = table {
+        if let Some(table) = place::clear(&self.leases) {
             // SAFETY: a published table goes when `self` does, or never: this one is leaked from here on.
             unsafe { table.as_ref().close_in_child() };
         }
     }
 
     /// The table of this process's leases, if it was made.
-    fn table(&self) -> Option<&LeaseTable> {
-        let table = NonNull::new(self.leases.load(Ordering::Acquire))?;
+    fn table(&self) -> core::result::Result<&LeaseTable, Vacant<LeaseTable>> {
         // SAFETY: a published table goes when `self` does, or never.
-        let table = unsafe { table.as_ref() };
-        table.belongs_here().then_some(table)
+        let found = place::find(&self.leases, |table| unsafe { table.as_ref() }.belongs_here());
+        // SAFETY: as above.
+        found.map(|table| unsafe { table.as_ref() })
     }
 
     /// Counts an open of the export in `slot`: `true` if in the calling thread's own row.
@@ -113,14 +113,20 @@ impl Producer {
         ranges: &Arc<Ranges>,
     ) -> Result<(Lease, bool)> {
         match self.table() {
-            Some(table) => table.take(slot),
-            None => self.make_table(exchange, ranges)?.take(slot),
+            Ok(table) => table.take(slot),
+            Err(vacant) => self.make_table(vacant, exchange, ranges)?.take(slot),
         }
     }
 
+    /// Makes the table that was not found, or comes too late and yields the one that another thread made.
     #[cold]
-    fn make_table(&self, exchange: &Exchange, ranges: &Arc<Ranges>) -> Result<&LeaseTable> {
-        let before = self.leases.load(Ordering::Acquire);
+    fn make_table(
+        &self,
+        vacant: Vacant<LeaseTable>,
+        exchange: &Exchange,
+        ranges: &Arc<Ranges>,
+    ) -> Result<&LeaseTable> {
+        step(Step::TableMissing);
         let pid = self.pid();
         let no_door = Error::Misbehaved { pid, what: "its ledger names no door to announce leases at" };
         let (fd, rows) = self.ledger.door().ok_or(no_door)?;
@@ -140,13 +146,18 @@ impl Producer {
             step(Step::RowAnnounced);
         }
         step(Step::TableMade);
-        let table = Box::into_raw(Box::new(table));
-        if self.leases.compare_exchange(before, table, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // Another thread was faster.
-            // SAFETY: made above, and nobody has seen it.
-            drop(unsafe { Box::from_raw(table) });
-        }
-        self.table().ok_or(Error::Misbehaved { pid, what: "its lease table went while it was made" })
+        let table = NonNull::from(Box::leak(Box::new(table)));
+        let there = match place::fill(&self.leases, vacant, table) {
+            Ok(()) => table,
+            Err(first) => {
+                // SAFETY: made above, and nobody has seen it.
+                drop(unsafe { Box::from_raw(table.as_ptr()) });
+                // (Nothing but a fork takes one out, which leaves no other thread in the child.)
+                first.ok_or(Error::Misbehaved { pid, what: "its lease table went while it was made" })?
+            }
+        };
+        // SAFETY: a published table goes when `self` does, or never.
+        Ok(unsafe { there.as_ref() })
     }
 
     /// Whether a handle's file may be mapped by windows, as far as is known.
@@ -204,7 +215,10 @@ impl Producer {
     /// then the producer had that file under that number when it was fetched. (Identity alone does not do:
     /// two eventfds have the same inode.)
     pub(super) fn fetch(&self, handle: &Handle, exchange: &Exchange) -> Result<Option<OwnedFd>> {
-        let Some(number) = handle.data_fd() else { return Ok(None) };
+        let Some(number) = handle.data_fd() else {
+            // Of a descriptor, fetching it would tell.
+            return if self.has_ended() { Err(Error::ProducerGone { pid: self.pid() }) } else { Ok(None) };
+        };
         let (device, inode) = handle.data_identity();
         let expected = FileIdentity { device, inode };
         let wanted = Wanted::Data {
@@ -232,10 +246,23 @@ impl Producer {
 
     /// Whether another object behind the fd means another program in the process: `exec` closes the ledger too.
     fn explain(&self, error: Error, exchange: &Exchange) -> Error {
+        if self.has_ledger(exchange) { error } else { Error::ProducerGone { pid: self.pid() } }
+    }
+
+    /// Whether the process still has its ledger open.
+    fn has_ledger(&self, exchange: &Exchange) -> bool {
         let ledger = self.channel.fetch(Wanted::Ledger(self.ledger_fd), exchange);
-        let same =
-            ledger.is_ok_and(|(fd, _)| sys::identity(fd).is_ok_and(|found| found == self.ledger.identity()));
-        if same { error } else { Error::ProducerGone { pid: self.pid() } }
+        ledger.is_ok_and(|(fd, _)| sys::identity(fd).is_ok_and(|found| found == self.ledger.identity()))
+    }
+
+    /// That what a driver has brought over by itself, if it had to, was the producer's: drivers know a process by its number alone,
+    /// which another may have by now, or another program in it. Asked when the driver is done: then it was the producer's when the
+    /// driver looked.
+    pub(super) fn check_brought_over(&self, handle: &Handle, exchange: &Exchange) -> Result<()> {
+        if handle.data_fd().is_some() || (!self.has_ended() && self.has_ledger(exchange)) {
+            return Ok(());
+        }
+        Err(Error::ProducerGone { pid: self.pid() })
     }
 }
 

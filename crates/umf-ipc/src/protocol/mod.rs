@@ -8,8 +8,10 @@
 //! | [`mark`] and [`lease`], [`retire`] and [`look`] | an importer that opens an export and the producer that frees it | what is open is seen to be open, or does not open |
 //! | [`lease_for_all`], [`give_back_for_all`] | threads that count in one word | what is open is seen to be open, wherever it is closed |
 //! | [`stack`] | threads that give numbers back and one that takes them | each is there once |
+//! | [`place`] | threads that make what they all need | all have the same one, and no other is left |
 //! | [`record`], [`settled`] | threads that write a ring and whoever reads it | a record is seen whole or not at all; nobody waits |
 
+pub(crate) mod place;
 pub(crate) mod stack;
 
 use core::sync::atomic::{AtomicU64, Ordering};

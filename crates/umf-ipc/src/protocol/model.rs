@@ -7,6 +7,7 @@
 mod leases;
 mod marks;
 mod pins;
+mod place;
 mod ring;
 mod slots;
 mod stack;
