@@ -1,5 +1,6 @@
 //! [`Endpoint`]: where other processes connect; and connecting.
 
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -129,6 +130,26 @@ impl LinkBuilder {
         self.link(segment, Side::Connector, socket, pid, welcome.base)
     }
 
+    /// An endpoint at a socket of this name.
+    pub(crate) fn listen(&self, socket: &str) -> Result<Endpoint> {
+        Endpoint::listen(self.clone(), socket)
+    }
+
+    /// The process of this user that listens at an address, if one does.
+    pub(crate) fn who(&self, address: &LinkAddress) -> Result<Option<i32>> {
+        let deadline = Deadline::after(self.settings.handshake);
+        let socket = sys::new_socket().map_err(Error::system("socket"))?;
+        match sys::connect(&socket, address.socket().as_bytes(), deadline) {
+            Ok(()) => Ok(trusted(&socket).ok()),
+            Err(Errno::CONNREFUSED) => Ok(None),
+            Err(errno) => Err(Error::system("connect")(errno)),
+        }
+    }
+
+    pub(crate) const fn set(&self) -> &LinkSettings {
+        &self.settings
+    }
+
     fn link(&self, segment: Segment, me: Side, socket: OwnedFd, pid: i32, base: u64) -> Result<Link> {
         let pidfd = pidfd_of(&socket, pid);
         let fds = Fds::new(socket, pidfd)?;
@@ -195,6 +216,7 @@ pub struct Endpoint {
     listener: Arc<Fds>,
     address: LinkAddress,
     process: u32,
+    turns_away: AtomicBool,
 }
 
 impl Endpoint {
@@ -209,7 +231,19 @@ impl Endpoint {
         rustix::io::ioctl_fionbio(&socket, true).map_err(Error::system("ioctl"))?;
         let pid = rustix::process::getpid().as_raw_nonzero().get().cast_unsigned();
         let address = LinkAddress::new(boot_id_bytes(), pid, name);
-        Ok(Self { builder, listener: Fds::new(socket, None)?, address, process: fork::generation() })
+        Ok(Self {
+            builder,
+            listener: Fds::new(socket, None)?,
+            address,
+            process: fork::generation(),
+            turns_away: AtomicBool::new(false),
+        })
+    }
+
+    /// Whoever waits for a connection, now or later, waits no longer ([`Error::TimedOut`]).
+    pub(crate) fn turn_away(&self) {
+        self.turns_away.store(true, Ordering::Release);
+        let _ = rustix::net::shutdown(self.listener.socket(), rustix::net::Shutdown::Both);
     }
 
     /// Where it can be reached.
@@ -231,6 +265,9 @@ impl Endpoint {
         // Further off than clocks reach: for ever.
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
+            if self.turns_away.load(Ordering::Acquire) {
+                return Err(timed_out("a connection", timeout));
+            }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             match rustix::net::accept_with(self.listener.socket(), SocketFlags::CLOEXEC) {
                 Ok(socket) => {

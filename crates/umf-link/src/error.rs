@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use crate::{AddressError, Engine};
+use crate::{AddressError, Element, Engine, KeyError, Operation};
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = core::result::Result<T, E>;
@@ -134,6 +134,80 @@ pub enum Error {
         /// Why.
         why: String,
     },
+    /// A rank that there is not in the job, or that is this one.
+    #[error("there is no other rank {rank} in a job of {size}: ranks go from 0, and jobs have up to 4096")]
+    BadRank {
+        /// Which.
+        rank: usize,
+        /// Of how many.
+        size: usize,
+    },
+    /// Somebody is this rank already.
+    #[error(
+        "process {pid} is rank {rank} of job {job:?} already: give each its own number, or each job its own name"
+    )]
+    RankTaken {
+        /// The job's name.
+        job: String,
+        /// Which.
+        rank: usize,
+        /// Who has it.
+        pid: i32,
+    },
+    /// A rank thinks that the job has another size.
+    #[error("another rank joined a job of {theirs}, this one a job of {mine}: let all say the same")]
+    OtherSize {
+        /// Ranks as the other one has it.
+        theirs: usize,
+        /// Ranks as this one has it.
+        mine: usize,
+    },
+    /// Ranks do not call the same collective.
+    #[error(
+        "rank {rank} does not take part as this one does: {what}; let all ranks call the same with memory of the same length"
+    )]
+    Mismatch {
+        /// Which.
+        rank: usize,
+        /// How it differs.
+        what: &'static str,
+    },
+    /// A rank has given the collectives of a fabric up.
+    #[error("rank {rank} gave this job's collectives up, and has the reason; messages between ranks go on")]
+    GivenUp {
+        /// Which.
+        rank: usize,
+    },
+    /// A reduction that there is not.
+    #[error("{operation:?} of {element:?} is not defined: bit operations are for integers")]
+    NoReduction {
+        /// What was to be done.
+        operation: Operation,
+        /// With what.
+        element: Element,
+    },
+    /// Bytes that are to be numbers, and are not. A message stays where it is.
+    #[error("{length} bytes are not numbers of {size} bytes each: send and receive whole numbers")]
+    NotWhole {
+        /// How many bytes.
+        length: usize,
+        /// Of a number.
+        size: usize,
+    },
+    /// One-sided transfers replace what is there.
+    #[error(
+        "put and get replace bytes, and combine none: get into memory of its own and combine that, or send a message"
+    )]
+    NotCombined,
+    /// What a message was being combined with is spoilt.
+    #[error(
+        "the message went away while it was combined with what was there ({why}): some of the numbers are combined and others \
+         not; begin again from a copy"
+    )]
+    Spoilt {
+        /// How it went.
+        why: &'static str,
+    },
     /// An offset outside of memory.
     #[error("{length} bytes at offset {offset} reach past the end of memory of {size} bytes")]
     OutOfBounds {
@@ -143,6 +217,64 @@ pub enum Error {
         length: usize,
         /// What there is.
         size: usize,
+    },
+    /// The bytes are no key.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The key is one of another link, or one of this process's own.
+    #[error(
+        "the key is not one that the peer of this link has made on it: a key is good on one link, in one direction"
+    )]
+    OtherKey,
+    /// The range of a key is not registered any more.
+    #[error(
+        "the range of the key (slot {slot}, generation {generation}) is not registered any more: ask its owner for a new key"
+    )]
+    Expired {
+        /// Its slot.
+        slot: usize,
+        /// Its generation.
+        generation: u64,
+    },
+    /// The key does not allow this.
+    #[error("the key does not allow to {what}: its owner registered the range for {allowed:?}")]
+    NotAllowed {
+        /// What was asked for: `get` or `put`.
+        what: &'static str,
+        /// What is allowed.
+        allowed: crate::RemoteAccess,
+    },
+    /// Both sides of a one-sided transfer have to be of the same length.
+    #[error(
+        "the pieces of the registered range have {remote} bytes together, those here {local}: both have to be equal"
+    )]
+    Lengths {
+        /// Of the pieces of the range.
+        remote: usize,
+        /// Of the memory of this process.
+        local: usize,
+    },
+    /// A range that is registered lies in one piece, and so does the memory of a collective.
+    #[error(
+        "memory that is registered or in a collective has to be one piece, and not {pieces}: take each by itself"
+    )]
+    NotOnePiece {
+        /// How many it has.
+        pieces: usize,
+    },
+    /// The peer could not do its part.
+    #[error("peer {pid} could not touch the memory of the range: its driver refuses")]
+    RemoteFailed {
+        /// Its process id; 0 where this pid namespace does not see it.
+        pid: i32,
+    },
+    /// All slots for ranges are taken.
+    #[error(
+        "{most} ranges are registered on this link, and no more can be: end some, or register larger ones"
+    )]
+    TooManyRanges {
+        /// How many can be.
+        most: usize,
     },
     /// Memory of a pool that could not be opened here.
     #[error("memory of peer {pid} cannot be opened: {error}")]

@@ -4,7 +4,7 @@
 //! what it receives. Side 0 is who connected.
 
 /// "UMFLINK" and the version of this layout.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLINK\x01");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLINK\x02");
 
 /// Two cache lines: processors fetch them in pairs.
 pub(crate) const LINE: usize = 128;
@@ -33,6 +33,13 @@ pub(crate) const HALF_OF_HANDLES: usize = HANDLES / 2;
 pub(crate) const CHUNKS: u64 = 8;
 pub(crate) const CHUNK: usize = 32 << 10;
 
+/// Ranges of a side that are registered at a time.
+pub(crate) const RANGES: usize = 128;
+/// Requests of a side that the other one has not answered, and what goes with each: pieces, and bytes.
+pub(crate) const CALLS: u64 = 4;
+pub(crate) const CALL_SPANS: usize = 128;
+pub(crate) const CALL_BYTES: usize = 16 << 10;
+
 /// The page about the whole: magic, size, nonce; then a line for each side.
 const SIDE_LINES: usize = 1024;
 const FIRST_AREA: usize = 4096;
@@ -44,7 +51,13 @@ const DESCRIPTOR_SIZE: usize = 4 * LINE;
 const GENERATIONS: usize = DESCRIPTOR + DESCRIPTOR_SIZE * DESCRIPTORS;
 const HANDLE: usize = GENERATIONS + 4096;
 const BOUNCE: usize = HANDLE + HANDLES * umf_ipc::HANDLE_SIZE;
-const AREA: usize = BOUNCE + CHUNK * CHUNKS as usize;
+const RANGE: usize = BOUNCE + CHUNK * CHUNKS as usize;
+/// Of a range: a line of words, and a handle.
+const RANGE_SIZE: usize = 64 + umf_ipc::HANDLE_SIZE;
+const CALL: usize = RANGE + RANGE_SIZE * RANGES;
+/// Of a request: a line of words, one for the answer, pieces, bytes.
+const CALL_SIZE: usize = 2 * LINE + 16 * CALL_SPANS + CALL_BYTES;
+const AREA: usize = (CALL + CALL_SIZE * CALLS as usize).next_multiple_of(4096);
 
 /// Bytes of a segment.
 pub(crate) const SIZE: usize = FIRST_AREA + 2 * AREA;
@@ -55,7 +68,7 @@ pub(crate) const SIZE_WORD: usize = 8;
 pub(crate) const NONCE_WORDS: [usize; 2] = [16, 24];
 
 /// One of the two sides of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Side {
     /// Who connected, and made the segment.
     Connector,
@@ -109,6 +122,11 @@ impl Side {
         self.area() + CONSUMED + 2 * LINE
     }
 
+    /// Which registered range of this side the other side copies in or out of by itself, which writes it.
+    pub(crate) const fn inside(self) -> usize {
+        self.area() + CONSUMED + 4 * LINE
+    }
+
     const fn descriptor(self, index: usize) -> usize {
         self.area() + DESCRIPTOR + (index % DESCRIPTORS) * DESCRIPTOR_SIZE
     }
@@ -148,6 +166,46 @@ impl Side {
         self.area() + HANDLE + (index % HANDLES) * umf_ipc::HANDLE_SIZE
     }
 
+    /// The generation of a registered range: 0 if it is none.
+    pub(crate) const fn range(self, slot: usize) -> usize {
+        self.area() + RANGE + (slot % RANGES) * RANGE_SIZE
+    }
+
+    /// Word `number` (0 to 3) of what is said about a range: address, length, flags, where it begins in the handle's memory.
+    pub(crate) const fn range_word(self, slot: usize, number: usize) -> usize {
+        self.range(slot) + 8 * (number % 4 + 1)
+    }
+
+    /// The handle of the memory that a range is in.
+    pub(crate) const fn range_handle(self, slot: usize) -> usize {
+        self.range(slot) + 64
+    }
+
+    /// What became of a request of this side: both sides exchange it.
+    pub(crate) const fn call(self, number: u64) -> usize {
+        self.area() + CALL + (number % CALLS) as usize * CALL_SIZE
+    }
+
+    /// Word `number` (0 to 3) of a request.
+    pub(crate) const fn call_word(self, number: u64, word: usize) -> usize {
+        self.call(number) + 8 * (word % 4 + 1)
+    }
+
+    /// The answer to it, which the other side writes.
+    pub(crate) const fn call_answer(self, number: u64) -> usize {
+        self.call(number) + LINE
+    }
+
+    /// Where its pieces are told, 16 bytes each.
+    pub(crate) const fn call_span(self, number: u64, index: usize) -> usize {
+        self.call(number) + 2 * LINE + 16 * (index % CALL_SPANS)
+    }
+
+    /// Its bytes, there or back.
+    pub(crate) const fn call_bytes(self, number: u64) -> usize {
+        self.call(number) + 2 * LINE + 16 * CALL_SPANS
+    }
+
     /// A chunk of its bounce area.
     pub(crate) const fn chunk(self, number: u64) -> usize {
         self.area() + BOUNCE + (number % CHUNKS) as usize * CHUNK
@@ -161,7 +219,7 @@ pub(crate) const fn slots(length: usize) -> u64 {
 
 const _: () = assert!(slots(MAX_INLINE) + QUARTER < SLOTS);
 const _: () = assert!(DESCRIPTORS == u64::BITS as usize);
-const _: () = assert!(AREA.is_multiple_of(4096) && HALF_OF_HANDLES > DESCRIPTORS);
+const _: () = assert!(RANGE_SIZE.is_multiple_of(64) && HALF_OF_HANDLES > DESCRIPTORS);
 
 #[cfg(test)]
 mod tests {
@@ -177,6 +235,19 @@ mod tests {
             ranges.extend((0..SLOTS).map(|slot| (side.slot(slot), SLOT)));
             ranges.push((side.consumed(), 8));
             ranges.push((side.given_back(), 8));
+            ranges.push((side.inside(), 8));
+            for slot in 0..RANGES {
+                ranges.push((side.range(slot), 8));
+                ranges.extend((0..4).map(|number| (side.range_word(slot, number), 8)));
+                ranges.push((side.range_handle(slot), umf_ipc::HANDLE_SIZE));
+            }
+            for number in 0..CALLS {
+                ranges.push((side.call(number), 8));
+                ranges.extend((0..4).map(|word| (side.call_word(number, word), 8)));
+                ranges.push((side.call_answer(number), 8));
+                ranges.extend((0..CALL_SPANS).map(|index| (side.call_span(number, index), 16)));
+                ranges.push((side.call_bytes(number), CALL_BYTES));
+            }
             for index in 0..DESCRIPTORS {
                 ranges.push((side.progress(index), 8));
                 ranges.push((side.request(index), 8));
@@ -202,7 +273,11 @@ mod tests {
             assert!(side.slot(number) + SLOT <= SIZE && side.chunk(number) + CHUNK <= SIZE);
             let index = number as usize;
             assert!(side.claims(index) + 8 <= SIZE && side.handle(index) + umf_ipc::HANDLE_SIZE <= SIZE);
-            assert!(side.argument(index, index) + 8 <= SIZE);
+            assert!(side.argument(index, index) + 8 <= SIZE && side.call_word(number, index) + 8 <= SIZE);
+            assert!(side.range_handle(index) + umf_ipc::HANDLE_SIZE <= SIZE);
+            assert!(
+                side.call_bytes(number) + CALL_BYTES <= SIZE && side.call_span(number, index) + 16 <= SIZE
+            );
         }
     }
 

@@ -10,15 +10,22 @@
 //! protocol   the lock-free parts                wait     spin, sleep, look after the peer
 //! sender     send, start_send, hand_over        offer    what a slot says of a long message
 //! receiver   recv, start_recv, recv_view        engines  what can carry it, and its cost
+//! remote     register, put, get                 key      what a peer needs for that, as plain bytes
+//! fabric     the ranks of a job, from each to each  collective  of all of them: barrier to allreduce
+//! reduce     what is done with two numbers
 //! ```
 //!
 //! `docs/link.md` has the layout, and what is promised against whom.
 
 mod address;
 mod board;
+mod collective;
 mod endpoint;
 mod engines;
 mod error;
+mod fabric;
+mod gaps;
+mod key;
 mod layout;
 mod link;
 mod memory;
@@ -27,6 +34,9 @@ mod parts;
 mod protocol;
 mod queue;
 mod receiver;
+mod reduce;
+mod refusal;
+mod remote;
 mod segment;
 mod sender;
 mod settings;
@@ -41,10 +51,14 @@ pub use address::{ADDRESS_SIZE, AddressError, LinkAddress};
 pub use endpoint::{Endpoint, LinkBuilder};
 pub use engines::{Cost, Engines};
 pub use error::{Error, Result};
+pub use fabric::Fabric;
+pub use key::{KEY_SIZE, KeyError, RemoteAccess, RemoteKey};
 pub use link::Link;
 pub use memory::Memory;
 pub use parts::{Destination, Portion, Source};
 pub use receiver::{Probed, Received, Receiver, RecvRequest, View};
+pub use reduce::{Element, Number, Operation, Reduction};
+pub use remote::{Places, Registration, Span};
 pub use sender::{Lent, SendRequest, Sender};
 pub use settings::{Engine, LinkSettings};
 pub use statistics::{Carried, LinkStatistics};

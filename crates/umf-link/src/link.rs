@@ -1,16 +1,19 @@
 //! [`Link`]: both halves.
 
+use core::sync::atomic::Ordering;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engines::Engines;
+use crate::key::{RemoteAccess, RemoteKey};
 use crate::parts::{Destination, Source};
 use crate::receiver::{Probed, Received, Receiver, RecvRequest, View};
+use crate::remote::{Places, Registration};
 use crate::sender::{Lent, SendRequest, Sender};
 use crate::shared::Shared;
 use crate::wait::{Limit, Pulse, wait};
-use crate::{LinkStatistics, Result, TagMatch};
+use crate::{Carried, Engine, LinkStatistics, Result, TagMatch};
 
 /// A channel between two processes of one machine: messages with tags, both ways.
 ///
@@ -106,6 +109,108 @@ impl Link {
         self.receiver.start_recv(wanted, into)
     }
 
+    /// As [`Sender::get`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn get<'d>(
+        &mut self,
+        key: &RemoteKey,
+        from: impl Into<Places<'d>>,
+        into: impl Into<Destination<'d>>,
+    ) -> Result<Engine> {
+        self.sender.get(key, from, into)
+    }
+
+    /// As [`Sender::put`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn put<'d>(
+        &mut self,
+        key: &RemoteKey,
+        to: impl Into<Places<'d>>,
+        source: impl Into<Source<'d>>,
+    ) -> Result<Engine> {
+        self.sender.put(key, to, source)
+    }
+
+    /// As [`Sender::register`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn register<'d>(
+        &self,
+        range: impl Into<Destination<'d>>,
+        access: RemoteAccess,
+    ) -> Result<Registration<'d>> {
+        // SAFETY: by this function's contract.
+        unsafe { self.sender.register(range, access) }
+    }
+
+    /// As [`Sender::register_source`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn register_source<'d>(&self, range: impl Into<Source<'d>>) -> Result<Registration<'d>> {
+        // SAFETY: by this function's contract.
+        unsafe { self.sender.register_source(range) }
+    }
+
+    /// Registers a range while `run` runs: the peer may reach it by the key until then, and not afterwards.
+    ///
+    /// # Errors
+    /// As [`Sender::register`]; [`crate::Error::TimedOut`] if the peer does not leave the range.
+    ///
+    /// # Examples
+    /// ```
+    /// # use umf_link::{Link, RemoteAccess, RemoteKey, Result};
+    /// # fn owner(mut link: Link) -> Result<()> {
+    /// let mut board = vec![0; 1000];
+    /// link.exposing(&mut board, RemoteAccess::Put, |link, key| {
+    ///     link.send(1, &key.to_bytes())?;
+    ///     link.recv(2, &mut [0; 1]) // the peer is done
+    /// })??;
+    /// # Ok(())
+    /// # }
+    /// # fn peer(mut link: Link) -> Result<()> {
+    /// let mut bytes = [0; umf_link::KEY_SIZE];
+    /// link.recv(1, &mut bytes)?;
+    /// let key = RemoteKey::from_bytes(&bytes)?;
+    /// link.put(&key, 100, b"written by the peer")?;
+    /// link.send(2, &[1])
+    /// # }
+    /// ```
+    pub fn exposing<'d, R>(
+        &mut self,
+        range: impl Into<Destination<'d>>,
+        access: RemoteAccess,
+        run: impl FnOnce(&mut Self, &RemoteKey) -> R,
+    ) -> Result<R> {
+        // SAFETY: it lives in this function, which ends it however it is left; the range is borrowed until then.
+        let mut registration = unsafe { self.sender.register(range, access) }?;
+        let done = run(self, &registration.key());
+        registration.end(self.sender.timeout)?;
+        Ok(done)
+    }
+
+    /// Does what the peer asks for of registered ranges, and does not wait. For programs that make no calls which wait: together with
+    /// [`Link::event_fd`].
+    ///
+    /// # Errors
+    /// As [`Link::look`].
+    pub fn progress(&mut self) -> Result<()> {
+        self.sender.shared.known()?;
+        self.sender.shared.serve()?;
+        self.receiver.check()
+    }
+
     /// Waits for all of these at once: none keeps another from making progress, here or in the peer.
     ///
     /// # Errors
@@ -158,7 +263,11 @@ impl Link {
     /// What this side has done.
     #[must_use]
     pub fn statistics(&self) -> LinkStatistics {
-        self.sender.statistics().and(self.receiver.statistics())
+        let mut both = self.sender.statistics().and(self.receiver.statistics());
+        let [messages, bytes] =
+            [0, 1].map(|number| self.sender.shared.served[number].load(Ordering::Relaxed));
+        both.served = Carried { messages, bytes };
+        both
     }
 
     /// The peer's process id in this pid namespace; 0 if that does not see it.

@@ -3,10 +3,12 @@
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use umf_core::HostAccess;
 use umf_ipc::{HANDLE_SIZE, Handle};
 use vm_memory::VolatileSlice;
 
-use crate::parts::Portion;
+use crate::key::RemoteAccess;
+use crate::parts::{List, Portion};
 use crate::{Error, Result};
 
 /// Exported memory of this process, and its handle: what is sent from it or received into it can be mapped by the peer, and
@@ -18,6 +20,8 @@ pub struct Memory<'m> {
     /// Differs for each that this process ever made.
     id: u64,
     slice: VolatileSlice<'m>,
+    /// Who is told when the CPU touches it.
+    host_access: Option<&'m dyn HostAccess>,
 }
 
 // SAFETY: memory that several processes may write is no more when several threads do; what is done here is copying.
@@ -37,7 +41,15 @@ impl<'m> Memory<'m> {
         if slice.len() > size {
             return Err(Error::OutOfBounds { offset: 0, length: slice.len(), size });
         }
-        Ok(Self { handle: *handle, id: NEXT.fetch_add(1, Ordering::Relaxed), slice })
+        Ok(Self { handle: *handle, id: NEXT.fetch_add(1, Ordering::Relaxed), slice, host_access: None })
+    }
+
+    /// Who is told each time that a link touches it in this process: its provider's ability, for memory that devices use, too (a
+    /// dma-buf).
+    #[must_use]
+    pub const fn with_host_access(mut self, ability: Option<&'m dyn HostAccess>) -> Self {
+        self.host_access = ability;
+        self
     }
 
     /// Its size in bytes.
@@ -70,6 +82,26 @@ impl<'m> Memory<'m> {
     #[must_use]
     pub const fn handle(&self) -> &Handle {
         &self.handle
+    }
+
+    pub(crate) const fn host_access(&self) -> Option<&'m dyn HostAccess> {
+        self.host_access
+    }
+
+    /// Whether who opens its handle can do just this with just the bytes of `list`: it has a file of its own, which holds nothing
+    /// else, and the kernel refuses what is not allowed.
+    pub(crate) fn is_confined(&self, list: &List<'_>, access: RemoteAccess) -> bool {
+        let handle = &self.handle;
+        let is_all_of_its_file =
+            handle.is_isolated() && handle.offset() == 0 && handle.length() == handle.region_size();
+        let is_all_of_it = list.parts().len() == 1 && list.len() == self.len();
+        let is_as_allowed = match access {
+            RemoteAccess::Get => handle.is_read_only(),
+            // Whoever maps memory for writing can read it.
+            RemoteAccess::Put => false,
+            RemoteAccess::GetPut => !handle.is_read_only(),
+        };
+        is_all_of_its_file && is_all_of_it && is_as_allowed
     }
 
     #[inline]

@@ -24,6 +24,9 @@ pub(crate) const fn progress(epoch: u16, count: u64) -> u64 {
     (epoch as u64) << 48 | count & ((1 << 48) - 1)
 }
 
+/// Words of an offer in one piece.
+pub(crate) const ONE_RANGE: usize = 5;
+
 /// The most ranges that are told.
 pub(crate) const MOST_RANGES: usize = 1024;
 
@@ -79,6 +82,43 @@ const fn code(engine: Option<Engine>) -> u64 {
     }
 }
 
+/// The first words of an offer.
+const fn head(number: u32, index: usize, flags: u64, count: usize) -> u64 {
+    number as u64 | (index as u64) << 32 | flags << 40 | (count as u64) << 48
+}
+
+/// What is said of memory that is handed over: [`encode`] of such an offer.
+#[inline]
+pub(crate) const fn encode_lent(
+    number: u32,
+    index: usize,
+    length: usize,
+    told: u64,
+    offset: u64,
+) -> [u64; ONE_RANGE] {
+    [head(number, index, 0, 1), length as u64, told, offset, 0]
+}
+
+/// [`decode`] of memory that is handed over, in one piece.
+#[inline]
+pub(crate) fn decode_lent(words: &[u64; ONE_RANGE]) -> Option<Offer> {
+    let &[first, length, told, offset, address] = words;
+    let (number, index) = (first as u32, (first >> 32) as usize & 0xff);
+    let is_it = number != 0 && index < DESCRIPTORS && first >> 40 == 1 << 8 && length < MOST && address == 0;
+    is_it.then_some(Offer {
+        index,
+        number,
+        length: length as usize,
+        engine: None,
+        told: Told::from_word(told),
+        offset,
+        by_address: false,
+        attended: false,
+        lent: true,
+        ranges: Ranges::One(Iov { address, length }),
+    })
+}
+
 /// As it is in a ring: one line, if it is in one piece.
 pub(crate) fn encode(offer: &Offer, into: &mut Vec<u64>) {
     let ranges = offer.ranges.as_slice();
@@ -87,10 +127,7 @@ pub(crate) fn encode(offer: &Offer, into: &mut Vec<u64>) {
     flags |= if offer.attended { ATTENDED } else { 0 };
     into.clear();
     into.extend([
-        u64::from(offer.number)
-            | (offer.index as u64) << 32
-            | flags << 40
-            | (ranges.len().min(MOST_RANGES) as u64) << 48,
+        head(offer.number, offer.index, flags, ranges.len().min(MOST_RANGES)),
         offer.length as u64,
         offer.told.map_or(0, Told::to_word),
         offer.offset,

@@ -1,13 +1,16 @@
 //! Memory of this process that messages are in: what callers give, as addresses and lengths.
 
-use core::marker::PhantomData;
-use std::io::{IoSlice, IoSliceMut};
+mod convert;
 
+use core::marker::PhantomData;
+
+use umf_core::{Access, Address, CpuAccess};
 use vm_memory::VolatileSlice;
 
+use crate::key::RemoteAccess;
 use crate::memory::Memory;
 use crate::sys::Iov;
-use crate::{Error, Result};
+use crate::{Error, Reduction, Result};
 
 /// A range of memory of this process, valid as long as what holds it says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,21 +43,36 @@ pub(crate) struct List<'d> {
     length: usize,
     /// The exportable memory that all of it lies in.
     memory: Option<&'d Memory<'d>>,
+    /// How what comes is combined with what is there.
+    reduction: Option<Reduction>,
+    /// Those that somebody is told of before the CPU touches them.
+    told: Vec<&'d Memory<'d>>,
     borrowed: PhantomData<&'d [u8]>,
 }
 
 impl<'d> List<'d> {
     #[inline]
     fn one(base: *mut u8, length: usize, memory: Option<&'d Memory<'d>>) -> Self {
-        Self { parts: Parts::One(Part { base, length }), length, memory, borrowed: PhantomData }
+        let told = match memory {
+            Some(memory) if memory.host_access().is_some() => vec![memory],
+            _ => Vec::new(),
+        };
+        let parts = Parts::One(Part { base, length });
+        Self { parts, length, memory, reduction: None, told, borrowed: PhantomData }
     }
 
     fn many(lists: impl Iterator<Item = List<'d>>) -> Self {
         let mut merged: Vec<Part> = Vec::new();
         let mut memory = None;
         let mut length = 0_usize;
+        let mut told: Vec<&Memory<'_>> = Vec::new();
+        let same = |one: &Memory<'_>, other: &Memory<'_>| one.id() == other.id();
         for (number, list) in lists.enumerate() {
-            let same = |one: &Memory<'_>, other: &Memory<'_>| one.id() == other.id();
+            for memory in &list.told {
+                if !told.iter().any(|known| same(known, memory)) {
+                    told.push(memory);
+                }
+            }
             memory = match (number, memory, list.memory) {
                 (0, _, first) => first,
                 (_, Some(before), Some(now)) if same(before, now) => Some(before),
@@ -76,7 +94,22 @@ impl<'d> List<'d> {
             [one] => Parts::One(one),
             _ => Parts::Many(merged),
         };
-        Self { parts, length, memory, borrowed: PhantomData }
+        Self { parts, length, memory, reduction: None, told, borrowed: PhantomData }
+    }
+
+    /// Begins to touch its memory: it lasts until the result is dropped. For memory that no device uses it costs nothing.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if a driver refuses.
+    #[inline]
+    pub(crate) fn touch(&self, access: Access) -> Result<Vec<CpuAccess<'d>>> {
+        let begin = |memory: &&'d Memory<'d>| {
+            let (ability, base) = (memory.host_access(), Address::from_ptr(memory.base()));
+            // SAFETY: the memory is there as long as it is borrowed, which the result is bound to; what this process has of it is
+            // volatile memory, which is copied in and out of.
+            unsafe { CpuAccess::begin(ability, base, memory.len(), access) }.map_err(Error::from)
+        };
+        if self.told.is_empty() { Ok(Vec::new()) } else { self.told.iter().map(begin).collect() }
     }
 
     #[inline]
@@ -95,18 +128,73 @@ impl<'d> List<'d> {
     pub(crate) const fn memory(&self) -> Option<&'d Memory<'d>> {
         self.memory
     }
+
+    fn is_confined_to(&self, access: RemoteAccess) -> bool {
+        self.memory.is_some_and(|memory| memory.is_confined(self, access))
+    }
+
+    /// Whether who opens its handle gets at it and at nothing else, and can read it alone.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.is_confined_to(RemoteAccess::Get)
+    }
+
+    #[inline]
+    pub(crate) const fn reduction(&self) -> Option<&Reduction> {
+        self.reduction.as_ref()
+    }
+
+    /// Whether messages of this length can be received into it.
+    #[inline]
+    pub(crate) fn takes(&self, length: usize) -> bool {
+        length <= self.length && self.is_whole(length)
+    }
+
+    /// Whether so many bytes are numbers, if it is to be numbers that are received.
+    #[inline]
+    pub(crate) fn is_whole(&self, length: usize) -> bool {
+        self.reduction.is_none_or(|reduction| length.is_multiple_of(reduction.element().size()))
+    }
+
+    /// From its beginning on, to receive into.
+    #[inline]
+    pub(crate) fn cursor(&self) -> Cursor<'_> {
+        Cursor { reduction: self.reduction(), ..Cursor::new(self.parts()) }
+    }
+
+    /// From this byte on, to receive into.
+    pub(crate) fn cursor_at(&self, byte: usize) -> Cursor<'_> {
+        Cursor { reduction: self.reduction(), ..Cursor::at(self.parts(), byte) }
+    }
+
+    /// The same memory, to be replaced and not combined.
+    pub(crate) fn plain(&self) -> Self {
+        Self { reduction: None, ..self.clone() }
+    }
+
+    /// A part of it; `None` if it is not in one piece, or not as long.
+    pub(crate) fn portion(&self, offset: usize, length: usize) -> Option<Self> {
+        let [part] = *self.parts() else { return None };
+        let fits = offset.checked_add(length).is_some_and(|end| end <= part.length);
+        let base = part.base.wrapping_add(offset);
+        fits.then(|| Self { reduction: self.reduction, ..Self::one(base, length, self.memory) })
+    }
+
+    /// Whether who opens its handle gets at it and at nothing else.
+    pub(crate) fn is_confined(&self) -> bool {
+        self.is_read_only() || self.is_confined_to(RemoteAccess::GetPut)
+    }
 }
 
 /// What is sent: bytes, memory of a pool, or a list of such.
 ///
-/// Made from `&[u8]`, `&[IoSlice]`, [`VolatileSlice`], [`Memory`], parts of one ([`Memory::part`]), or a list of any of
+/// Made from `&[u8]` or numbers, `&[IoSlice]`, [`VolatileSlice`], [`Memory`], parts of one ([`Memory::part`]), or a list of any of
 /// these ([`Source::list`]). Adjacent entries of a list count as one.
 #[derive(Clone, Debug)]
 pub struct Source<'d>(pub(crate) List<'d>);
 
 /// Where what is received goes: bytes, memory of a pool, or a list of such.
 ///
-/// Made from `&mut [u8]`, `&mut [IoSliceMut]`, [`VolatileSlice`], [`Memory`], parts of one, or a list of any of these.
+/// Made from `&mut [u8]` or numbers, `&mut [IoSliceMut]`, [`VolatileSlice`], [`Memory`], parts of one, or a list of any of these.
 #[derive(Debug)]
 pub struct Destination<'d>(pub(crate) List<'d>);
 
@@ -130,6 +218,43 @@ impl<'d> Destination<'d> {
         Self(List::many(parts.into_iter().map(|part| part.into().0)))
     }
 
+    /// # Errors
+    /// [`Error::NotOnePiece`].
+    pub(crate) fn in_one_piece(self) -> Result<List<'d>> {
+        match self.0.parts().len() {
+            1 => Ok(self.0),
+            pieces => Err(Error::NotOnePiece { pieces }),
+        }
+    }
+
+    /// What is received is combined with what is there, number by number, instead of replacing it: straight out of where the
+    /// peer has it, if that is memory of a pool.
+    ///
+    /// Messages have to be whole numbers. Only one side copies ([`crate::Engine::Both`] does as [`crate::Engine::Mapped`]).
+    /// After an error some numbers may have been combined, and others not.
+    ///
+    /// # Errors
+    /// [`Error::NotWhole`] if any part of it is not whole numbers.
+    ///
+    /// # Examples
+    /// ```
+    /// use umf_link::{Destination, Operation, Reduction};
+    /// let mut sums = [0.5_f32; 100];
+    /// let into = Destination::from(&mut sums[..]).combined(Reduction::of::<f32>(Operation::Sum)?)?;
+    /// assert_eq!(into.len(), 400);
+    /// # Ok::<(), umf_link::Error>(())
+    /// ```
+    pub fn combined(mut self, reduction: Reduction) -> Result<Self> {
+        let size = reduction.element().size();
+        match self.0.parts().iter().find(|part| !part.length.is_multiple_of(size)) {
+            Some(part) => Err(Error::NotWhole { length: part.length, size }),
+            None => {
+                self.0.reduction = Some(reduction);
+                Ok(self)
+            }
+        }
+    }
+
     /// Bytes of all of it.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a length of a message, not of a container")]
@@ -137,85 +262,6 @@ impl<'d> Destination<'d> {
         self.0.len()
     }
 }
-
-impl<'d> From<&'d [u8]> for Source<'d> {
-    #[inline]
-    fn from(bytes: &'d [u8]) -> Self {
-        Self(List::one(bytes.as_ptr().cast_mut(), bytes.len(), None))
-    }
-}
-
-impl<'d, const LENGTH: usize> From<&'d [u8; LENGTH]> for Source<'d> {
-    #[inline]
-    fn from(bytes: &'d [u8; LENGTH]) -> Self {
-        Self::from(&bytes[..])
-    }
-}
-
-impl<'d> From<&'d Vec<u8>> for Source<'d> {
-    #[inline]
-    fn from(bytes: &'d Vec<u8>) -> Self {
-        Self::from(&bytes[..])
-    }
-}
-
-impl<'d> From<&'d [IoSlice<'d>]> for Source<'d> {
-    fn from(list: &'d [IoSlice<'d>]) -> Self {
-        Self::list(list.iter().map(|slice| &slice[..]))
-    }
-}
-
-impl<'d> From<&'d mut [u8]> for Destination<'d> {
-    #[inline]
-    fn from(bytes: &'d mut [u8]) -> Self {
-        Self(List::one(bytes.as_mut_ptr(), bytes.len(), None))
-    }
-}
-
-impl<'d, const LENGTH: usize> From<&'d mut [u8; LENGTH]> for Destination<'d> {
-    #[inline]
-    fn from(bytes: &'d mut [u8; LENGTH]) -> Self {
-        Self::from(&mut bytes[..])
-    }
-}
-
-impl<'d> From<&'d mut Vec<u8>> for Destination<'d> {
-    #[inline]
-    fn from(bytes: &'d mut Vec<u8>) -> Self {
-        Self::from(&mut bytes[..])
-    }
-}
-
-impl<'d> From<&'d mut [IoSliceMut<'d>]> for Destination<'d> {
-    fn from(list: &'d mut [IoSliceMut<'d>]) -> Self {
-        Self::list(list.iter_mut().map(|slice| &mut slice[..]))
-    }
-}
-
-macro_rules! shared_memory {
-    ($($made:ident),*) => {$(
-        impl<'d> From<VolatileSlice<'d>> for $made<'d> {
-            fn from(slice: VolatileSlice<'d>) -> Self {
-                Self(List::one(slice.ptr_guard_mut().as_ptr(), slice.len(), None))
-            }
-        }
-
-        impl<'d, 'm: 'd> From<&'d Memory<'m>> for $made<'d> {
-            #[inline]
-            fn from(memory: &'d Memory<'m>) -> Self {
-                Self(List::one(memory.base(), memory.len(), Some(memory)))
-            }
-        }
-
-        impl<'d> From<Portion<'d>> for $made<'d> {
-            #[inline]
-            fn from(portion: Portion<'d>) -> Self {
-                Self(List::one(portion.base, portion.length, Some(portion.memory)))
-            }
-        }
-    )*};
-}
-shared_memory!(Source, Destination);
 
 /// A part of [`Memory`], by [`Memory::part`].
 #[derive(Clone, Copy, Debug)]
@@ -247,12 +293,13 @@ impl<'d> Portion<'d> {
 pub(crate) struct Cursor<'l> {
     parts: &'l [Part],
     offset: usize,
+    reduction: Option<&'l Reduction>,
 }
 
 impl<'l> Cursor<'l> {
     #[inline]
     pub(crate) fn new(parts: &'l [Part]) -> Self {
-        Self { parts, offset: 0 }
+        Self { parts, offset: 0, reduction: None }
     }
 
     /// At this byte of the list.
@@ -265,7 +312,7 @@ impl<'l> Cursor<'l> {
             byte -= first.length;
             rest = others;
         }
-        Self { parts: rest, offset: byte }
+        Self { parts: rest, offset: byte, reduction: None }
     }
 
     /// The next bytes that lie in one piece, at most so many.
@@ -314,7 +361,7 @@ impl<'l> Cursor<'l> {
         }
     }
 
-    /// Copies the next `length` bytes from `from`.
+    /// Copies the next `length` bytes from `from`, or combines what is there with them: then they are whole numbers.
     ///
     /// # Safety
     /// The parts can be written, and `from` read, both as memory that others may write at the same time.
@@ -324,7 +371,12 @@ impl<'l> Cursor<'l> {
             && let Some(piece) = self.piece(length)
         {
             // SAFETY: by this function's contract.
-            unsafe { core::ptr::copy(from, piece.base, piece.length) };
+            unsafe {
+                match self.reduction {
+                    None => core::ptr::copy(from, piece.base, piece.length),
+                    Some(reduction) => reduction.combine(piece.base, from, piece.length),
+                }
+            }
             from = from.wrapping_add(piece.length);
             length -= piece.length;
         }

@@ -8,6 +8,7 @@
 //! | [`fall_asleep`], [`wakes`] | who waits and who changes what is waited for | no wake-up is lost |
 //! | [`settle`] | the sender that withdraws a message and the receiver that has taken it | both agree |
 //! | [`claim`] | two that copy one message from its two ends | each chunk is copied once |
+//! | [`enter`], [`expire`] | who copies in a registered range and who ends its registration | nobody copies when that has ended |
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,6 +18,8 @@ pub(crate) trait Word {
     fn store(&self, value: u64, order: Ordering);
     fn swap(&self, value: u64, order: Ordering) -> u64;
     fn fetch_or(&self, bits: u64, order: Ordering) -> u64;
+    /// Turns bits; acquires and releases, and is a fence as [`Word::fence`].
+    fn turn(&self, bits: u64);
     /// Acquires and releases; the value that was there, if it was another one.
     fn exchange(&self, from: u64, to: u64) -> Result<(), u64>;
     /// Sequentially consistent.
@@ -42,6 +45,14 @@ impl Word for AtomicU64 {
     #[inline]
     fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
         self.fetch_or(bits, order)
+    }
+
+    #[inline(always)]
+    fn turn(&self, bits: u64) {
+        self.fetch_xor(bits, Ordering::SeqCst);
+        // An instruction with the `lock` prefix is one already: `umf_core::fence::full` is nothing else.
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        Self::fence();
     }
 
     #[inline]
@@ -130,6 +141,16 @@ pub(crate) fn wakes<W: Word>(waiting: &W) -> u64 {
     waiting.swap(0, Ordering::AcqRel)
 }
 
+/// As [`wakes`], after bits were turned in a word that the other side may wait for.
+#[inline(always)]
+pub(crate) fn turn_and_wake<W: Word>(word: &W, bits: u64, waiting: &W) -> u64 {
+    word.turn(bits);
+    if waiting.load(Ordering::Relaxed) == 0 {
+        return 0;
+    }
+    waiting.swap(0, Ordering::AcqRel)
+}
+
 /// What becomes of a message that was offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -206,6 +227,35 @@ pub(crate) fn claim<W: Word>(word: &W, epoch: u16, chunks: u64, end: End, mine: 
             Err(other) => now = other,
         }
     }
+}
+
+/// Says that this side is in the range of slot `slot`, if that is registered still: until [`leave`] its registration does not
+/// end. Of this fence and the one in [`expire`] one comes first.
+pub(crate) fn enter<W: Word>(inside: &W, current: &W, slot: usize, generation: u64) -> bool {
+    inside.store(slot as u64 + 1, Ordering::Relaxed);
+    W::fence();
+    // Acquire: what is said about the range comes after its generation.
+    let is_current = current.load(Ordering::Acquire) == generation;
+    if !is_current {
+        leave(inside);
+    }
+    is_current
+}
+
+/// What was copied is done.
+pub(crate) fn leave<W: Word>(inside: &W) {
+    inside.store(0, Ordering::Release);
+}
+
+/// From here on nobody enters a range; who is in it is asked for by [`is_inside`].
+pub(crate) fn expire<W: Word>(current: &W) {
+    current.store(0, Ordering::Relaxed);
+    W::fence();
+}
+
+/// Whether the other side is in the range.
+pub(crate) fn is_inside<W: Word>(inside: &W, slot: usize) -> bool {
+    inside.load(Ordering::Acquire) == slot as u64 + 1
 }
 
 #[cfg(test)]

@@ -12,13 +12,14 @@ use crate::sys::{self, Mapping};
 #[derive(Debug)]
 pub(crate) struct Segment {
     mapping: Mapping,
+    nonce: u128,
 }
 
 impl Segment {
     /// A new one, and the fd to send.
     pub(crate) fn create(nonce: u128) -> sys::Result<(Self, OwnedFd)> {
         let fd = sys::memfd("umf-link", SIZE)?;
-        let segment = Self { mapping: Mapping::new(&fd, SIZE)? };
+        let segment = Self { mapping: Mapping::new(&fd, SIZE)?, nonce };
         segment.word(SIZE_WORD).store(SIZE as u64, Ordering::Relaxed);
         for (word, half) in NONCE_WORDS.into_iter().zip([nonce as u64, (nonce >> 64) as u64]) {
             segment.word(word).store(half, Ordering::Relaxed);
@@ -32,7 +33,7 @@ impl Segment {
         if !sys::is_sealed_memory(&fd, SIZE)? {
             return Ok(None);
         }
-        let segment = Self { mapping: Mapping::new(fd, SIZE)? };
+        let segment = Self { mapping: Mapping::new(fd, SIZE)?, nonce };
         let word = |offset| segment.word(offset).load(Ordering::Acquire);
         let is_it = word(MAGIC_WORD) == MAGIC
             && word(SIZE_WORD) == SIZE as u64
@@ -44,6 +45,11 @@ impl Segment {
     #[inline(always)]
     pub(crate) fn is_here(&self) -> bool {
         self.mapping.is_here()
+    }
+
+    /// What both agreed on when the link was made.
+    pub(crate) const fn nonce(&self) -> u128 {
+        self.nonce
     }
 
     /// Where it is in this process.

@@ -72,6 +72,10 @@ pub struct LinkSettings {
     pub handshake: Duration,
     /// The most bytes of messages that are kept because they came before they were asked for. Default: 64 MiB.
     pub max_unexpected: u64,
+    /// Whether the peer is told of this process's memory only in ways in which it cannot reach beyond what is meant: no addresses,
+    /// and only handles of memory that has a file of its own. What is sent then goes through bounce buffers, and `put` and `get` of
+    /// the peer are done by this process (`docs/link.md`). Default: `false`.
+    pub enforce: bool,
 }
 
 impl Default for LinkSettings {
@@ -85,6 +89,7 @@ impl Default for LinkSettings {
             timeout: None,
             handshake: Duration::from_secs(2),
             max_unexpected: 64 << 20,
+            enforce: false,
         }
     }
 }

@@ -4,7 +4,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use umf_core::fork::{self, ForkAware};
 use umf_core::step::{Step, step};
@@ -13,6 +13,7 @@ use umf_ipc::Importer;
 use crate::engines::Engines;
 use crate::layout::{DESCRIPTORS, Side};
 use crate::protocol::{self, BY_FD, BY_FUTEX};
+use crate::remote::Registry;
 use crate::segment::Segment;
 use crate::{Error, LinkSettings, Result, sys};
 
@@ -110,6 +111,13 @@ pub(crate) struct Shared {
     pub cma: AtomicBool,
     /// The number of the latest message in each descriptor of this side.
     pub numbers: [AtomicU32; DESCRIPTORS],
+    /// Ranges that the peer may reach, and whether there ever was one.
+    pub registry: Mutex<Registry>,
+    pub has_ranges: AtomicBool,
+    /// The peer's request that is looked for next; written with the registry's lock.
+    pub next_call: AtomicU64,
+    /// Requests that were carried out, and their bytes.
+    pub served: [AtomicU64; 2],
     peer: AtomicU8,
     fds: Arc<Fds>,
 }
@@ -125,8 +133,22 @@ impl Shared {
     ) -> Self {
         let cma = AtomicBool::new(engines.cma().is_ok());
         let numbers = [const { AtomicU32::new(0) }; DESCRIPTORS];
-        let peer = AtomicU8::new(HERE);
-        Self { segment, me, settings, engines, importer, pid, cma, numbers, peer, fds }
+        Self {
+            segment,
+            me,
+            settings,
+            engines,
+            importer,
+            pid,
+            cma,
+            numbers,
+            registry: Mutex::new(Registry::new()),
+            has_ranges: AtomicBool::new(false),
+            next_call: AtomicU64::new(0),
+            served: [const { AtomicU64::new(0) }; 2],
+            peer: AtomicU8::new(HERE),
+            fds,
+        }
     }
 
     pub(crate) const fn other(&self) -> Side {
@@ -146,6 +168,15 @@ impl Shared {
     #[inline(always)]
     pub(crate) fn notify(&self) {
         let ways = protocol::wakes(self.word(self.other().waiting()));
+        if ways != 0 {
+            self.wake(ways);
+        }
+    }
+
+    /// Turns bits in a word of the segment and has the peer look, if it sleeps.
+    #[inline]
+    pub(crate) fn turn_and_notify(&self, at: usize, bits: u64) {
+        let ways = protocol::turn_and_wake(self.word(at), bits, self.word(self.other().waiting()));
         if ways != 0 {
             self.wake(ways);
         }

@@ -36,6 +36,13 @@ pub struct LinkStatistics {
     pub pushed: Carried,
     /// Chunks that this side, sending, copied into bounce buffers.
     pub bounced: Carried,
+    /// One-sided transfers to the peer's memory.
+    pub put: Carried,
+    /// From it.
+    pub got: Carried,
+    /// Requests of the peer that this side has carried out for it: pieces of its transfers. Counted for both halves together, so that
+    /// [`crate::Link::statistics`] alone has it.
+    pub served: Carried,
     /// Messages that came before they were asked for.
     pub unexpected: Carried,
     /// Times that CMA was refused where it should have done, and another engine did it.
@@ -72,6 +79,9 @@ impl LinkStatistics {
             viewed: self.viewed.and(other.viewed),
             pushed: self.pushed.and(other.pushed),
             bounced: self.bounced.and(other.bounced),
+            put: self.put.and(other.put),
+            got: self.got.and(other.got),
+            served: self.served.and(other.served),
             unexpected: self.unexpected.and(other.unexpected),
             refused_cma: self.refused_cma + other.refused_cma,
             refused_mapped: self.refused_mapped + other.refused_mapped,

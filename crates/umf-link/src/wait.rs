@@ -10,11 +10,11 @@ use crate::shared::Shared;
 use crate::{Error, Result, sys};
 
 /// Polls that cost nothing but themselves: an answer that is on its way is here before a processor could rest.
-const EAGER: u32 = 2000;
+pub(crate) const EAGER: u32 = 2000;
 /// Polls between two looks at the clock.
 const BATCH: u32 = 64;
 /// The longest that anybody sleeps without looking after the peer.
-const SLICE: Duration = Duration::from_millis(25);
+pub(crate) const SLICE: Duration = Duration::from_millis(25);
 /// How old the news of a peer may be.
 const FRESH: u64 = 20;
 
@@ -57,7 +57,7 @@ impl Limit {
     }
 
     /// What is left; `None` is for ever.
-    fn left(&mut self, now: Instant) -> Option<Duration> {
+    pub(crate) fn left(&mut self, now: Instant) -> Option<Duration> {
         let timeout = self.timeout?;
         if self.end.is_none() {
             // Further off than clocks reach: for ever.
@@ -66,8 +66,13 @@ impl Limit {
         self.end.map(|end| end.saturating_duration_since(now))
     }
 
-    fn is_over(&mut self, now: Instant) -> bool {
+    pub(crate) fn is_over(&mut self, now: Instant) -> bool {
         self.left(now).is_some_and(|left| left.is_zero())
+    }
+
+    /// What is left, and no more than `most`.
+    pub(crate) fn at_most(&mut self, most: Duration) -> Duration {
+        self.left(Instant::now()).map_or(most, |left| left.min(most))
     }
 
     pub(crate) fn error(&self, what: &'static str) -> Error {
@@ -87,6 +92,11 @@ pub(crate) fn wait<T>(
     what: &'static str,
     mut poll: impl FnMut(bool) -> Result<Option<T>>,
 ) -> Result<T> {
+    // Who waits does meanwhile what the peer asks for: it may wait for that.
+    let mut poll = |asleep| {
+        shared.serve()?;
+        poll(asleep)
+    };
     for _ in 0..EAGER {
         if let Some(found) = poll(false)? {
             return Ok(found);

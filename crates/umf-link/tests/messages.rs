@@ -2,6 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
+#[path = "messages/fabric.rs"]
+mod fabric;
+#[path = "messages/one_sided.rs"]
+mod one_sided;
+#[path = "messages/reducing.rs"]
+mod reducing;
+
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -9,7 +16,7 @@ use umf_core::{Address, Layout, Pool, Visibility};
 use umf_ipc::{Bytes as _, Exporter, ExporterSettings, Importer, VolatileSlice};
 use umf_link::{Destination, Engine, Error, Link, LinkBuilder, LinkSettings, Memory, Source, TagMatch};
 use umf_pool_proxy::ProxyPool;
-use umf_provider_host::{HostImport, HostProvider};
+use umf_provider_host::{HostBuilder, HostImport, HostProvider};
 
 const SECOND: Option<Duration> = Some(Duration::from_secs(10));
 
@@ -18,13 +25,32 @@ fn importer() -> &'static Importer {
     IMPORTER.get_or_init(|| Importer::builder().import(Arc::new(HostImport::new())).build().unwrap())
 }
 
+fn exporter() -> &'static Exporter {
+    static EXPORTER: OnceLock<Exporter> = OnceLock::new();
+    EXPORTER.get_or_init(|| Exporter::new(ExporterSettings::default()).unwrap())
+}
+
 /// Exported memory that stays.
 fn memory(size: usize) -> Memory<'static> {
-    static POOL: OnceLock<(Arc<ProxyPool>, Exporter)> = OnceLock::new();
-    let (pool, exporter) = POOL.get_or_init(|| {
-        let provider = HostProvider::builder().visibility(Visibility::Shared).build().unwrap();
-        (ProxyPool::new(provider).unwrap(), Exporter::new(ExporterSettings::default()).unwrap())
-    });
+    static POOL: OnceLock<Arc<ProxyPool>> = OnceLock::new();
+    let build = || ProxyPool::new(shared().build().unwrap()).unwrap();
+    allocate(POOL.get_or_init(build), size)
+}
+
+/// The same, with a file of its own, which others can write, or not.
+fn isolated(size: usize, is_read_only: bool) -> Memory<'static> {
+    static POOLS: [OnceLock<Arc<ProxyPool>>; 2] = [const { OnceLock::new() }; 2];
+    let build =
+        || ProxyPool::new(shared().isolate(true).read_only_export(is_read_only).build().unwrap()).unwrap();
+    allocate(POOLS[usize::from(is_read_only)].get_or_init(build), size)
+}
+
+fn shared() -> HostBuilder {
+    HostProvider::builder().visibility(Visibility::Shared)
+}
+
+fn allocate(pool: &Arc<ProxyPool>, size: usize) -> Memory<'static> {
+    let exporter = exporter();
     let address: Address = pool.allocate(Layout::new(size, 16).unwrap()).unwrap();
     // SAFETY: the block stays, and nothing refers into it.
     let handle = unsafe { exporter.handle(address) }.unwrap();

@@ -43,6 +43,11 @@ impl Word for ModelWord {
         self.value.fetch_or(bits, order)
     }
 
+    fn turn(&self, bits: u64) {
+        self.value.fetch_xor(bits, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+    }
+
     fn exchange(&self, from: u64, to: u64) -> Result<(), u64> {
         self.value.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
     }
@@ -260,4 +265,67 @@ fn loom_each_chunk_is_copied_once() {
         sender.join().unwrap();
     });
     reached.check(["by both", "by the receiver", "by the sender"]);
+}
+
+/// Who ends a registration and who copies in its range are never in it at the same time.
+#[test]
+fn loom_nobody_copies_in_a_range_that_has_expired() {
+    const SLOT: usize = 1;
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    model(move || {
+        let words = Arc::new((ModelWord::new(0), ModelWord::new(9)));
+        let range = Arc::new(Chunks([(); 2].map(|()| loom::cell::UnsafeCell::new(()))));
+        let peer = {
+            let (words, range, reached) = (Arc::clone(&words), Arc::clone(&range), in_model.clone());
+            thread::spawn(move || {
+                let (inside, current) = &*words;
+                for _ in 0..2 {
+                    if !enter(inside, current, SLOT, 9) {
+                        reached.reach("it has expired");
+                        break;
+                    }
+                    range.copy(0);
+                    leave(inside);
+                    reached.reach("copied");
+                }
+            })
+        };
+        let (inside, current) = &*words;
+        expire(current);
+        while is_inside(inside, SLOT) {
+            in_model.reach("waited");
+            thread::yield_now();
+        }
+        range.copy(0);
+        peer.join().unwrap();
+    });
+    reached.check(["copied", "it has expired", "waited"]);
+}
+
+/// Who sleeps until memory is back is woken by who gives it back.
+#[test]
+fn loom_who_waits_for_memory_is_woken() {
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    model(move || {
+        let shared = Arc::new((ModelWord::new(0b100), Party::new()));
+        let receiver = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let (bits, lender) = &*shared;
+                if turn_and_wake(bits, 0b10, &lender.waiting) != 0 {
+                    lender.futex.ring();
+                }
+            })
+        };
+        let (bits, lender) = &*shared;
+        let now = lender.wait(
+            || Some(bits.load(Ordering::Acquire)).filter(|bits| bits & 0b10 != 0),
+            || in_model.reach("the lender sleeps"),
+        );
+        assert_eq!(now, 0b110, "the bits of others stay");
+        receiver.join().unwrap();
+    });
+    reached.check(["the lender sleeps"]);
 }

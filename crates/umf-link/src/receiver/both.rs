@@ -2,10 +2,12 @@
 
 use core::sync::atomic::Ordering;
 
+use umf_core::Access;
 use umf_core::step::{Step, step};
+use umf_ipc::Mapping;
 
 use super::incoming::Incoming;
-use super::pull::{Pulled, is_withdrawn, refused};
+use super::pull::{Pulled, is_withdrawn};
 use crate::board::Told;
 use crate::offer::{self, Offer, PUSH};
 use crate::parts::{List, Part};
@@ -18,9 +20,9 @@ use crate::{Engine, Result};
 
 /// Where this side copies from.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum From {
-    /// A mapping of the sender's memory.
-    Mapped(*const u8),
+pub(super) enum From<'m> {
+    /// A mapping of the sender's memory, and where the message begins in it.
+    Mapped(&'m Mapping<'static>, *const u8),
     /// The sender.
     Address(u64),
 }
@@ -38,10 +40,14 @@ impl Incoming {
         shared: &Shared,
         (id, offer): (u64, &Offer),
         into: &List<'_>,
-        from: From,
+        from: From<'_>,
         mut limit: Limit,
     ) -> Result<Option<Pulled>> {
-        let [to] = *into.parts() else { return Ok(None) };
+        let ([to], None) = (into.parts(), into.reduction()) else { return Ok(None) };
+        // The sender would be shown where to write, and could write beside it.
+        if shared.settings.enforce {
+            return Ok(None);
+        }
         let (told, place) = match into.memory() {
             Some(memory) => {
                 let told = self.board.tell(&shared.segment, shared.me, memory);
@@ -73,9 +79,11 @@ impl Incoming {
                     let start = number as usize * chunk;
                     let length = chunk.min(offer.length - start);
                     let to = Part { base: to.base.wrapping_add(start), length };
-                    if let Err(errno) = copy(shared, from, start, to) {
+                    // Told that it is touched for each: nobody else does anything then.
+                    let time = into.touch(Access::ReadWrite);
+                    if let Err(error) = time.and_then(|_time| copy(shared, from, start, to)) {
                         self.close(shared, offer, epoch, limit);
-                        return Err(refused(shared, errno));
+                        return Err(error);
                     }
                     mine += 1;
                     step(Step::LinkPulled);
@@ -134,9 +142,10 @@ impl Incoming {
     }
 }
 
-fn copy(shared: &Shared, from: From, start: usize, to: Part) -> sys::Result<()> {
+fn copy(shared: &Shared, from: From<'_>, start: usize, to: Part) -> Result<()> {
     match from {
-        From::Mapped(base) => {
+        From::Mapped(mapping, base) => {
+            let _time = mapping.cpu_access(Access::ReadOnly).map_err(|error| shared.not_opened(error))?;
             // SAFETY: the mapping has all of the message, and the caller's memory, too.
             unsafe { core::ptr::copy(base.wrapping_add(start), to.base, to.length) };
             Ok(())
@@ -145,6 +154,7 @@ fn copy(shared: &Shared, from: From, start: usize, to: Part) -> sys::Result<()> 
             let remote = [Iov { address: address + start as u64, length: to.length as u64 }];
             // SAFETY: the caller's memory; the pid is that of the peer, which was there a moment ago.
             unsafe { sys::across(shared.pid, Direction::Read, &[to.iov()], &remote) }
+                .map_err(|errno| shared.refused(errno, "process_vm_readv"))
         }
     }
 }

@@ -3,13 +3,13 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
+use umf_core::Access;
 use umf_core::step::{Step, step};
 
-use super::incoming::{Incoming, Receiving};
+use super::incoming::{Incoming, LATE, Receiving};
 use super::pull::{Pulled, is_withdrawn};
 use crate::layout::{CHUNK, CHUNKS};
 use crate::offer::{self, BOUNCE, Offer};
-use crate::parts::Cursor;
 use crate::queue::Body;
 use crate::shared::Shared;
 use crate::{Engine, Result};
@@ -74,11 +74,14 @@ impl Incoming {
         if filled > all || filled > bouncing.count + CHUNKS {
             return Err(shared.misbehaved("it says to have filled buffers that were not empty"));
         }
+        // Of memory that is not touched nobody is told.
+        let time =
+            if bouncing.count < filled { receiving.into.0.touch(Access::ReadWrite)? } else { Vec::new() };
         while bouncing.count < filled {
             let start = bouncing.count as usize * CHUNK;
             let length = CHUNK.min(offer.length - start);
             let from = shared.segment.bytes(sender.chunk(bouncing.count), length);
-            let mut to = Cursor::at(receiving.into.0.parts(), start);
+            let mut to = receiving.into.0.cursor_at(start);
             // SAFETY: a chunk that is filled, and the caller's memory, which has all of the message's length.
             unsafe { to.copy_in(from.as_ptr(), length) };
             bouncing.count += 1;
@@ -86,18 +89,23 @@ impl Incoming {
             step(Step::LinkEmptied);
             shared.notify();
         }
+        drop(time);
         let is_whole = bouncing.count == all;
         if !is_whole && !is_withdrawn(shared, offer) {
             return Ok(None);
         }
         let Some(bouncing) = receiving.bouncing.take() else { return Ok(None) };
         self.bouncing = None;
-        Ok(Some(if is_whole {
+        let pulled = if is_whole {
             self.end(shared, bouncing.id, &bouncing.offer, Engine::Bounce)
         } else {
             self.queue.remove(bouncing.id);
             self.statistics.withdrawn += 1;
-            Pulled::Withdrawn
-        }))
+            if bouncing.count == 0 { Pulled::Withdrawn } else { Pulled::Late }
+        };
+        match pulled {
+            Pulled::Late if receiving.into.0.reduction().is_some() => Err(LATE),
+            pulled => Ok(Some(pulled)),
+        }
     }
 }

@@ -3,6 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
+use umf_core::Access;
 use umf_core::step::{Step, step};
 
 use super::bounce::Bouncing;
@@ -11,13 +12,16 @@ use super::view::give_back;
 use super::{Probed, Received};
 use crate::board::{Board, Known};
 use crate::layout::{FIRST, FIRST_PAYLOAD, MAX_INLINE, NEXT, NEXT_PAYLOAD, QUARTER};
-use crate::offer::{self, INLINE, LEND, OFFER, Offer};
-use crate::parts::{Cursor, Destination, List};
-use crate::protocol::{self, Outcome};
+use crate::offer::{self, INLINE, LEND, OFFER, ONE_RANGE, Offer};
+use crate::parts::{Destination, List};
+use crate::protocol::{self, Header, Outcome};
 use crate::queue::{Body, Queue};
 use crate::shared::Shared;
 use crate::wait::Limit;
 use crate::{Engine, Error, LinkStatistics, Result, TagMatch};
+
+/// Of a message that was taken back too late.
+pub(super) const LATE: Error = Error::Spoilt { why: "its sender took it back" };
 
 /// A receive that is going on.
 #[derive(Debug)]
@@ -59,6 +63,8 @@ pub(crate) struct Incoming {
     /// Which message goes through the bounce buffers, and the id of the last one whose receive was given up.
     pub bouncing: Option<u64>,
     pub given_up: Arc<AtomicU64>,
+    /// Where the kernel copies what is to be combined.
+    pub stage: Vec<u8>,
     pub statistics: LinkStatistics,
 }
 
@@ -73,6 +79,7 @@ impl Incoming {
             epoch: 0,
             bouncing: None,
             given_up: Arc::default(),
+            stage: Vec::new(),
             statistics: LinkStatistics::default(),
         }
     }
@@ -140,10 +147,12 @@ impl Incoming {
             }
             let fits = wanted.fits(tag);
             match (header.kind, into) {
-                (INLINE, Some(into)) if fits && length <= into.len() => {
-                    let mut cursor = Cursor::new(into.parts());
+                (INLINE, Some(into)) if fits && into.takes(length) => {
+                    let time = into.touch(Access::ReadWrite)?;
+                    let mut cursor = into.cursor();
                     // SAFETY: the caller's memory, of at least that length; `read` yields memory of the segment.
                     self.read(shared, length, |from, count| unsafe { cursor.copy_in(from, count) });
+                    drop(time);
                     self.statistics.add_received(Engine::Inline, length);
                     return Ok(Some(Found::Whole(Received { tag, length, engine: Engine::Inline })));
                 }
@@ -154,6 +163,30 @@ impl Incoming {
                     }
                 }
             }
+        }
+    }
+
+    /// Tag and words of the message that is next in the ring, if nothing came before it, it fits, and it is memory in one piece that is
+    /// handed over. It stays.
+    #[inline]
+    pub(super) fn next_lent(&self, shared: &Shared, wanted: TagMatch) -> Option<(u64, [u64; ONE_RANGE])> {
+        if !self.queue.is_empty() {
+            return None;
+        }
+        let at = shared.other().slot(self.next);
+        let header = protocol::arrived(shared.word(at), self.next)?;
+        let tag = shared.word(at + 8).load(Ordering::Relaxed);
+        let is_it = header == Header { kind: LEND, length: 8 * ONE_RANGE as u16 } && wanted.fits(tag);
+        let word = |number| shared.word(at + FIRST + 8 * number).load(Ordering::Relaxed);
+        is_it.then(|| (tag, core::array::from_fn(word)))
+    }
+
+    /// Goes on behind that message.
+    #[inline]
+    pub(super) fn pass(&mut self, shared: &Shared) {
+        self.next += 1;
+        if self.next - self.told >= QUARTER {
+            self.tell(shared);
         }
     }
 
@@ -234,10 +267,17 @@ impl Incoming {
         if length > capacity {
             return Err(Error::Truncated { length, capacity });
         }
+        if let Some(reduction) = receiving.into.0.reduction()
+            && !receiving.into.0.is_whole(length)
+        {
+            return Err(Error::NotWhole { length, size: reduction.element().size() });
+        }
         if let Body::Kept(bytes) = &entry.body {
-            let mut cursor = Cursor::new(receiving.into.0.parts());
+            let time = receiving.into.0.touch(Access::ReadWrite)?;
+            let mut cursor = receiving.into.0.cursor();
             // SAFETY: the caller's memory, which has at least that length.
             unsafe { cursor.copy_in(bytes.as_ptr(), length) };
+            drop(time);
             self.queue.remove(id);
             self.statistics.add_received(Engine::Inline, length);
             return Ok(Some(Pulled::Received(Received { tag, length, engine: Engine::Inline })));
@@ -250,6 +290,7 @@ impl Incoming {
                 receiving.bouncing = self.begin_bounce(shared, id);
                 Ok(Some(Pulled::Bounce))
             }
+            Pulled::Late if receiving.into.0.reduction().is_some() => Err(LATE),
             done => Ok(Some(done)),
         }
     }
@@ -262,7 +303,7 @@ impl Incoming {
             give_back(shared, offer.index);
         } else if protocol::settle(word, offer.number, Outcome::Taken) != Some(Outcome::Taken) {
             self.statistics.withdrawn += 1;
-            return Pulled::Withdrawn;
+            return Pulled::Late;
         }
         step(Step::LinkTaken);
         shared.notify();

@@ -2,11 +2,14 @@
 
 mod both;
 mod bounce;
+mod combine;
+mod form;
 mod incoming;
 mod pull;
 mod request;
 mod view;
 
+pub(crate) use form::Form;
 pub use request::RecvRequest;
 pub use view::View;
 
@@ -17,7 +20,8 @@ use crate::parts::Destination;
 use crate::shared::Shared;
 use crate::wait::{Limit, Pulse, wait};
 use crate::{Engine, Error, LinkStatistics, Result, TagMatch};
-use incoming::{Found, Incoming, Receiving};
+pub(crate) use incoming::Receiving;
+use incoming::{Found, Incoming};
 
 /// A message that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +97,24 @@ impl Receiver {
         RecvRequest::new(Arc::clone(&self.shared), Receiving::new(wanted.into(), into.into(), None))
     }
 
+    /// Makes progress with a receive that any of several links may do: as [`Receiver::test_recv`]. Once it is bouncing it is this
+    /// link's.
+    pub(crate) fn attempt(
+        &mut self,
+        receiving: &mut Receiving<'_>,
+        asleep: bool,
+    ) -> Result<Option<Received>> {
+        self.shared.serve()?;
+        let received = self.incoming.receive(&self.shared, receiving, asleep)?;
+        if received.is_none()
+            && let Err(end) = self.pulse.check(&self.shared)
+        {
+            // What it did last may have come.
+            return self.incoming.receive(&self.shared, receiving, true)?.map(Some).ok_or(end);
+        }
+        Ok(received)
+    }
+
     /// What was received, if it was. Never waits.
     ///
     /// # Errors
@@ -102,14 +124,7 @@ impl Receiver {
         if let Some(received) = request.received {
             return Ok(Some(received));
         }
-        request.received = self.incoming.receive(&self.shared, &mut request.receiving, true)?;
-        if request.received.is_none()
-            && let Err(end) = self.pulse.check(&self.shared)
-        {
-            // What it did last may have come.
-            request.received = self.incoming.receive(&self.shared, &mut request.receiving, true)?;
-            return request.received.map(Some).ok_or(end);
-        }
+        request.received = self.attempt(&mut request.receiving, true)?;
         Ok(request.received)
     }
 
@@ -150,10 +165,13 @@ impl Receiver {
         let mut limit = Limit::new(self.timeout);
         let Self { shared, pulse, incoming, .. } = self;
         wait(shared, pulse, &mut limit, "receiving", |asleep| {
-            let Some(Found::Queued(id)) = incoming.poll(shared, wanted, None, asleep)? else {
-                return Ok(None);
-            };
-            incoming.view(shared, id)
+            if let Some(view) = incoming.view_next(shared, wanted) {
+                return Ok(Some(view));
+            }
+            match incoming.poll(shared, wanted, None, asleep)? {
+                Some(Found::Queued(id)) => incoming.view(shared, id),
+                _ => Ok(None),
+            }
         })
     }
 
@@ -166,11 +184,17 @@ impl Receiver {
             return Err(Error::Forked);
         }
         let wanted = wanted.into();
+        self.shared.serve()?;
         if let Some(Found::Queued(id)) = self.incoming.poll(&self.shared, wanted, None, true)? {
             return Ok(self.incoming.probed(id));
         }
         self.pulse.check(&self.shared)?;
         Ok(None)
+    }
+
+    /// Whether the peer is there, if that was not asked just now.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        self.pulse.check(&self.shared)
     }
 
     /// How long calls may wait from now on; `None` is until the peer is gone.

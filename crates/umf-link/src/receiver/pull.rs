@@ -2,18 +2,19 @@
 
 use core::sync::atomic::Ordering;
 
-use rustix::io::Errno;
-use umf_ipc::{Access, Mapping};
+use umf_core::Access;
+use umf_ipc::Mapping;
 
 use super::Received;
 use super::both::From;
 use super::incoming::Incoming;
+use crate::board::Told;
+use crate::gaps;
 use crate::offer::{Offer, Ranges};
 use crate::parts::{Cursor, List, Part};
 use crate::protocol::{self, Outcome};
 use crate::queue::Body;
 use crate::shared::Shared;
-use crate::sys::{self, Direction};
 use crate::wait::Limit;
 use crate::{Engine, Error, Result};
 
@@ -22,14 +23,27 @@ use crate::{Engine, Error, Result};
 pub(crate) enum Pulled {
     /// It is here.
     Received(Received),
-    /// Its sender took it back.
+    /// Its sender took it back, before anything was written.
     Withdrawn,
+    /// Its sender took it back meanwhile.
+    Late,
     /// It goes through bounce buffers.
     Bounce,
 }
 
-/// An engine did not do, and why.
-type Refused = Result<Pulled, Error>;
+/// Of an engine that did not do: whether another one may, which is the inner error.
+fn other_engines(pulled: Result<Pulled>) -> Result<Result<Pulled>> {
+    match pulled {
+        Err(error) if error.is_final() || matches!(error, Error::TimedOut { .. } | Error::Spoilt { .. }) => {
+            Err(error)
+        }
+        Err(error) => {
+            tracing::debug!(%error, "memory of a peer cannot be reached");
+            Ok(Err(error))
+        }
+        done => Ok(done),
+    }
+}
 
 impl Incoming {
     /// Fetches a message of the queue, which fits `into`.
@@ -61,18 +75,14 @@ impl Incoming {
             None => offer.length >= shared.settings.both_min,
             forced => forced == Some(Engine::Both),
         };
-        let limit = blocking.filter(|_| wants_both);
+        let limit = blocking.filter(|_| wants_both && into.reduction().is_none());
         let may_map = matches!(forced, None | Some(Engine::Mapped | Engine::Both));
         let may_read = matches!(forced, None | Some(Engine::Cma | Engine::Both));
         let mut refusal = None;
         if may_map && offer.told.is_some() {
-            match self.by_mapping(shared, id, &offer, into, limit) {
+            match other_engines(self.by_mapping(shared, id, &offer, into, limit))? {
                 Ok(done) => return Ok(done),
-                Err(error) if error.is_final() || matches!(error, Error::TimedOut { .. }) => {
-                    return Err(error);
-                }
                 Err(error) => {
-                    tracing::debug!(%error, "memory of a peer cannot be mapped");
                     self.statistics.refused_mapped += 1;
                     refusal = Some(error);
                 }
@@ -84,13 +94,9 @@ impl Incoming {
             && offer.by_address
             && (forced.is_some() || is_faster || !offer.attended || limit.is_some());
         if reads && shared.cma.load(Ordering::Relaxed) && offer.ranges != Ranges::Untold {
-            match self.by_address(shared, id, &offer, into, limit) {
+            match other_engines(self.by_address(shared, id, &offer, into, limit))? {
                 Ok(done) => return Ok(done),
-                Err(error) if error.is_final() || matches!(error, Error::TimedOut { .. }) => {
-                    return Err(error);
-                }
                 Err(error) => {
-                    tracing::debug!(%error, "memory of a peer cannot be read");
                     self.statistics.refused_cma += 1;
                     refusal = Some(error);
                 }
@@ -103,19 +109,25 @@ impl Incoming {
     }
 
     /// Opens memory that the peer has told of, as far as the message reaches; also where it begins there.
-    pub(super) fn open(&mut self, shared: &Shared, offer: &Offer) -> Result<(Mapping<'static>, usize)> {
-        let told = offer.told.zip(shared.importer);
+    #[inline]
+    pub(super) fn open(
+        &mut self,
+        shared: &Shared,
+        told: Option<Told>,
+        offset: u64,
+    ) -> Result<(Mapping<'static>, usize)> {
+        let told = told.zip(shared.importer);
         let impossible = |why: &str| Error::EngineImpossible { engine: Engine::Mapped, why: why.to_owned() };
         let (told, importer) = told.ok_or_else(|| impossible("this process's endpoint has no importer"))?;
         let handle = self.known.handle(&shared.segment, shared.other(), told);
         let handle = handle.ok_or_else(|| impossible("the peer names a handle that it does not tell"))?;
         let access = if handle.is_read_only() { Access::ReadOnly } else { Access::ReadWrite };
         let opened = importer.open_bytes(handle.as_bytes(), access);
-        let mapping = opened.map_err(|error| not_opened(shared, error))?;
+        let mapping = opened.map_err(|error| shared.not_opened(error))?;
         if !mapping.is_host_accessible() {
             return Err(impossible("the memory is on a device"));
         }
-        let offset = usize::try_from(offer.offset).unwrap_or(usize::MAX);
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         Ok((mapping, offset))
     }
 
@@ -126,20 +138,29 @@ impl Incoming {
         offer: &Offer,
         into: &List<'_>,
         limit: Option<Limit>,
-    ) -> Refused {
-        let (mapping, offset) = self.open(shared, offer)?;
+    ) -> Result<Pulled> {
+        let (mapping, offset) = self.open(shared, offer.told, offer.offset)?;
         let from = ranges_in(&mapping, offset, offer)
             .ok_or(shared.misbehaved("what it offers reaches past the end of its memory"))?;
         if let ([one], Some(limit)) = (&from[..], limit)
-            && let Some(pulled) = self.by_both(shared, (id, offer), into, From::Mapped(one.base), limit)?
+            && let Some(pulled) =
+                self.by_both(shared, (id, offer), into, From::Mapped(&mapping, one.base), limit)?
         {
             return Ok(pulled);
         }
-        let mut to = Cursor::new(into.parts());
+        if into.reduction().is_some() && !from.iter().all(|part| into.is_whole(part.length)) {
+            // A number that is in two places: other engines put it together.
+            let why = "the list that is sent has numbers that lie in two of its entries".to_owned();
+            return Err(Error::EngineImpossible { engine: Engine::Mapped, why });
+        }
+        let time = mapping.cpu_access(Access::ReadOnly).map_err(|error| shared.not_opened(error))?;
+        let mine = into.touch(Access::ReadWrite)?;
+        let mut to = into.cursor();
         for part in &from {
             // SAFETY: ranges of the mapping, and the caller's memory, of at least the message's length.
             unsafe { to.copy_in(part.base, part.length) };
         }
+        drop((time, mine));
         drop(mapping);
         Ok(self.end(shared, id, offer, Engine::Mapped))
     }
@@ -151,50 +172,26 @@ impl Incoming {
         offer: &Offer,
         into: &List<'_>,
         limit: Option<Limit>,
-    ) -> Refused {
+    ) -> Result<Pulled> {
         if let (Ranges::One(one), Some(limit)) = (&offer.ranges, limit)
             && let Some(pulled) =
                 self.by_both(shared, (id, offer), into, From::Address(one.address), limit)?
         {
             return Ok(pulled);
         }
+        if into.reduction().is_some() {
+            return self.combine_by_address(shared, id, offer, into);
+        }
         let local = Cursor::new(into.parts()).ranges(offer.length);
-        // SAFETY: the caller's memory; the pid is that of the peer, which was there a moment ago.
-        match unsafe { sys::across(shared.pid, Direction::Read, &local, offer.ranges.as_slice()) } {
+        let copied = into.touch(Access::ReadWrite).map(|_time| {
+            // SAFETY: the caller's memory; the pid is that of the peer, which was there a moment ago.
+            unsafe { gaps::read(shared.pid, &local, offer.ranges.as_slice()) }
+        })?;
+        match copied {
             Ok(()) => Ok(self.end(shared, id, offer, Engine::Cma)),
-            Err(errno) => Err(refused(shared, errno)),
+            Err(errno) => Err(shared.refused(errno, "process_vm_readv")),
         }
     }
-}
-
-/// Of a peer that is gone it says that, and not what follows from it.
-fn not_opened(shared: &Shared, error: umf_ipc::Error) -> Error {
-    use umf_ipc::Error as Ipc;
-    match (shared.look(), error) {
-        (Err(end), _) => end,
-        // Others' memory may be handed on.
-        (Ok(()), Ipc::ProducerGone { pid } | Ipc::ProducerReplaced { pid, .. })
-            if i64::from(pid) == i64::from(shared.pid) =>
-        {
-            Error::PeerGone { pid: shared.pid }
-        }
-        (Ok(()), error) => Error::Open { pid: shared.pid, error },
-    }
-}
-
-/// Remembers what will not change.
-pub(super) fn refused(shared: &Shared, errno: Errno) -> Error {
-    if let Err(end) = shared.look() {
-        return end;
-    }
-    // Its memory goes before its pidfd tells.
-    if errno == Errno::SRCH {
-        return Error::PeerGone { pid: shared.pid };
-    }
-    if matches!(errno, Errno::PERM | Errno::NOSYS) {
-        shared.cma.store(false, Ordering::Relaxed);
-    }
-    Error::system("process_vm_readv")(errno)
 }
 
 pub(super) fn is_withdrawn(shared: &Shared, offer: &Offer) -> bool {

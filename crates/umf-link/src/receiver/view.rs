@@ -1,16 +1,17 @@
 //! [`View`]: memory of the peer, opened here.
 
 use core::fmt;
-use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use umf_core::step::{Step, step};
+use umf_core::{Access, CpuAccess};
 use umf_ipc::Mapping;
 use vm_memory::VolatileSlice;
 
 use super::incoming::Incoming;
 use super::pull::is_withdrawn;
-use crate::offer::Offer;
+use crate::TagMatch;
+use crate::offer::{self, Offer};
 use crate::protocol::{self, Outcome};
 use crate::queue::Body;
 use crate::shared::Shared;
@@ -33,6 +34,30 @@ pub struct View {
 }
 
 impl View {
+    /// `None` if the message reaches past the end of the memory.
+    #[inline]
+    fn new(
+        shared: &Arc<Shared>,
+        mapping: Mapping<'static>,
+        offset: usize,
+        tag: u64,
+        offer: &Offer,
+    ) -> Option<Self> {
+        let &Offer { index, number, length, lent, .. } = offer;
+        let fits = offset.checked_add(length).is_some_and(|end| end <= mapping.len());
+        let shared = || Arc::clone(shared);
+        fits.then(|| Self {
+            mapping: Some(mapping),
+            offset,
+            tag,
+            length,
+            index,
+            number,
+            lent,
+            shared: shared(),
+        })
+    }
+
     /// Its tag.
     #[must_use]
     pub const fn tag(&self) -> u64 {
@@ -67,7 +92,8 @@ impl View {
         self.mapping()?.read(self.offset + offset, into).map_err(|_| out)
     }
 
-    /// The memory, which the peer may write meanwhile, and which may be written.
+    /// The memory, which the peer may write meanwhile, and which may be written. While devices use it, too, hold a
+    /// [`View::cpu_access`] meanwhile.
     ///
     /// # Errors
     /// [`Error::Open`] if it was exported for reading only: use [`View::read`].
@@ -75,6 +101,16 @@ impl View {
         let refused = |error| Error::Open { pid: self.shared.pid, error };
         let out = |_| Error::OutOfBounds { offset: self.offset, length: self.length, size: self.length };
         self.mapping()?.memory().map_err(refused)?.subslice(self.offset, self.length).map_err(out)
+    }
+
+    /// Begins to touch the memory, for more than one copy or by pointers, while devices may use it, too. (One [`View::read`] needs no
+    /// such thing.) For memory that no device uses it costs nothing.
+    ///
+    /// # Errors
+    /// [`Error::Open`] if a driver refuses, and for writing if it was exported for reading only.
+    pub fn cpu_access(&self, access: Access) -> Result<CpuAccess<'_>> {
+        let refused = |error| Error::Open { pid: self.shared.pid, error };
+        self.mapping()?.cpu_access(access).map_err(refused)
     }
 }
 
@@ -88,16 +124,17 @@ impl Drop for View {
             } else {
                 let outcome = self.shared.word(self.shared.other().outcome(self.index));
                 protocol::settle(outcome, self.number, Outcome::Taken);
+                self.shared.notify();
             }
             step(Step::LinkGivenBack);
-            self.shared.notify();
         }
     }
 }
 
-/// Tells the sender that what was lent in this descriptor is not used any more.
+/// Tells the sender that what was lent in this descriptor is not used any more, and wakes it.
+#[inline]
 pub(super) fn give_back(shared: &Shared, index: usize) {
-    shared.word(shared.other().given_back()).fetch_xor(1 << index, Ordering::AcqRel);
+    shared.turn_and_notify(shared.other().given_back(), 1 << index);
 }
 
 impl fmt::Debug for View {
@@ -107,6 +144,19 @@ impl fmt::Debug for View {
 }
 
 impl Incoming {
+    /// Opens memory that is handed over in the message that is next in the ring, if that is all in order; whatever else comes is looked
+    /// at by [`Incoming::view`].
+    #[inline]
+    pub(super) fn view_next(&mut self, shared: &Arc<Shared>, wanted: TagMatch) -> Option<View> {
+        let (tag, words) = self.next_lent(shared, wanted)?;
+        let offer = offer::decode_lent(&words)?;
+        let (mapping, offset) = self.open(shared, offer.told, offer.offset).ok()?;
+        let view = View::new(shared, mapping, offset, tag, &offer)?;
+        self.pass(shared);
+        self.statistics.viewed.add(offer.length);
+        Some(view)
+    }
+
     /// Opens a message of the queue; `None` if its sender took it back.
     pub(super) fn view(&mut self, shared: &Arc<Shared>, id: u64) -> Result<Option<View>> {
         let Some(entry) = self.queue.get(id) else { return Ok(None) };
@@ -124,17 +174,14 @@ impl Incoming {
             self.statistics.withdrawn += 1;
             return Ok(None);
         }
-        let (mapping, offset) = match self.open(shared, &offer) {
+        let (mapping, offset) = match self.open(shared, offer.told, offer.offset) {
             Err(_) if is_withdrawn(shared, &offer) => return Ok(None),
             opened => opened?,
         };
-        let Offer { index, number, length, lent, .. } = offer;
-        if offset.checked_add(length).is_none_or(|end| end > mapping.len()) {
-            return Err(shared.misbehaved("what it hands over reaches past the end of its memory"));
-        }
+        let view = View::new(shared, mapping, offset, tag, &offer)
+            .ok_or(shared.misbehaved("what it hands over reaches past the end of its memory"))?;
         self.queue.remove(id);
-        self.statistics.viewed.add(length);
-        let (mapping, shared) = (Some(mapping), Arc::clone(shared));
-        Ok(Some(View { mapping, offset, tag, length, index, number, lent, shared }))
+        self.statistics.viewed.add(offer.length);
+        Ok(Some(view))
     }
 }

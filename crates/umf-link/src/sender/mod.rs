@@ -12,7 +12,9 @@ pub use request::SendRequest;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::parts::Source;
+use crate::key::{RemoteAccess, RemoteKey};
+use crate::parts::{Destination, List, Source};
+use crate::remote::{Asking, Places, Registration, Remote, Way};
 use crate::shared::Shared;
 use crate::wait::{Limit, Pulse, wait};
 use crate::{Engine, Error, LinkStatistics, Result};
@@ -27,12 +29,13 @@ pub struct Sender {
     pub(crate) timeout: Option<Duration>,
     pulse: Pulse,
     outgoing: Outgoing,
+    remote: Remote,
 }
 
 impl Sender {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let timeout = shared.settings.timeout;
-        Self { shared, timeout, pulse: Pulse::default(), outgoing: Outgoing::new() }
+        Self { shared, timeout, pulse: Pulse::default(), outgoing: Outgoing::new(), remote: Remote::new() }
     }
 
     /// Sends a message. What is short ([`crate::LinkSettings::eager_max`]) is on its way when this returns; what is longer was
@@ -90,6 +93,7 @@ impl Sender {
     pub fn test_send(&mut self, request: &mut SendRequest<'_>) -> Result<bool> {
         if !request.is_done() {
             self.own(request)?;
+            self.shared.serve()?;
             let done = self.outgoing.poll(&self.shared, &mut request.sending)?;
             if done.is_none() {
                 self.check()?;
@@ -126,22 +130,106 @@ impl Sender {
     pub fn hand_over<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<Lent<'d>> {
         let source = source.into();
         self.check()?;
-        if source.0.memory().is_none() || source.0.parts().len() != 1 {
+        let (Some(memory), &[part]) = (source.0.memory(), source.0.parts()) else {
             let why =
                 "only memory of a pool, in one piece, can be handed over (Memory, Memory::part)".to_owned();
             return Err(Error::EngineImpossible { engine: Engine::Mapped, why });
+        };
+        if self.shared.settings.enforce && !source.0.is_confined() {
+            let why = "link.enforce (UMF_LINK_ENFORCE) is set: only all of a block that has a file of its own (isolated pools) can \
+                       be handed over"
+                .to_owned();
+            return Err(Error::EngineImpossible { engine: Engine::Mapped, why });
         }
         let Self { shared, pulse, outgoing, .. } = self;
-        let place = match outgoing.lend(shared, tag, &source.0)? {
+        let place = match outgoing.lend(shared, tag, memory, part)? {
             Some(place) => place,
             None => {
                 let mut limit = Limit::new(self.timeout);
                 wait(shared, pulse, &mut limit, "handing memory over", |_| {
-                    outgoing.lend(shared, tag, &source.0)
+                    outgoing.lend(shared, tag, memory, part)
                 })?
             }
         };
         Ok(Lent::new(Arc::clone(shared), place))
+    }
+
+    /// Lets the peer read or write a range of this process's memory by itself, with [`Registration::key`], which may travel in any
+    /// way. On memory of a pool ([`crate::Memory`], [`crate::Memory::part`]) that costs the peer one copy, and this process nothing.
+    ///
+    /// Where the peer cannot reach the memory by itself, or is not to ([`crate::LinkSettings::enforce`]), this process copies for it,
+    /// in calls that wait and in [`crate::Link::progress`].
+    ///
+    /// # Errors
+    /// [`Error::NotOnePiece`], [`Error::TooManyRanges`], [`Error::NotCombined`]; as [`crate::Link::look`] by what is known.
+    ///
+    /// # Safety
+    /// Until the registration has ended ([`Registration::end`], or it is dropped), the memory stays, and is used as what another
+    /// process may write (if `access` allows to put) at any time. So it is not forgotten (`mem::forget`) unless the memory stays for
+    /// ever. [`crate::Link::exposing`] needs no such promise.
+    pub unsafe fn register<'d>(
+        &self,
+        range: impl Into<Destination<'d>>,
+        access: RemoteAccess,
+    ) -> Result<Registration<'d>> {
+        // SAFETY: by this function's contract.
+        unsafe { Registration::new(&self.shared, range.into().0, access) }
+    }
+
+    /// As [`Sender::register`], of memory that the peer may read.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn register_source<'d>(&self, range: impl Into<Source<'d>>) -> Result<Registration<'d>> {
+        // SAFETY: by this function's contract.
+        unsafe { Registration::new(&self.shared, range.into().0, RemoteAccess::Get) }
+    }
+
+    /// Copies out of a range that the peer has registered; returns the engine that did it. `from` is an offset in the range, or
+    /// pieces of it; the peer need not do anything, unless the engine is [`Engine::Bounce`]: then it copies itself, in calls on its
+    /// link that wait.
+    ///
+    /// # Errors
+    /// [`Error::Expired`], [`Error::NotAllowed`], [`Error::OutOfBounds`], [`Error::Lengths`], [`Error::OtherKey`], [`Error::NotCombined`];
+    /// [`Error::EngineImpossible`]; [`Error::TimedOut`], [`Error::PeerGone`], [`Error::Closed`], [`Error::Forked`],
+    /// [`Error::Misbehaved`], [`Error::Memory`]. Then a part of it may have been copied.
+    pub fn get<'d>(
+        &mut self,
+        key: &RemoteKey,
+        from: impl Into<Places<'d>>,
+        into: impl Into<Destination<'d>>,
+    ) -> Result<Engine> {
+        self.transfer(Way::Get, key, from.into(), &into.into().0)
+    }
+
+    /// Copies into a range that the peer has registered; as [`Sender::get`]. The bytes are there when it returns.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn put<'d>(
+        &mut self,
+        key: &RemoteKey,
+        to: impl Into<Places<'d>>,
+        source: impl Into<Source<'d>>,
+    ) -> Result<Engine> {
+        self.transfer(Way::Put, key, to.into(), &source.into().0)
+    }
+
+    fn transfer(
+        &mut self,
+        way: Way,
+        key: &RemoteKey,
+        places: Places<'_>,
+        local: &List<'_>,
+    ) -> Result<Engine> {
+        self.check()?;
+        let Self { shared, timeout, pulse, outgoing, remote } = self;
+        let limit = Limit::new(*timeout);
+        let asking = Asking { shared, pulse, limit, statistics: &mut outgoing.statistics };
+        remote.transfer(asking, way, key, places, local)
     }
 
     /// How long calls may wait from now on; `None` is until the peer is gone.

@@ -2,14 +2,17 @@
 
 use core::sync::atomic::Ordering;
 
+use umf_core::Access;
 use umf_core::step::{Step, step};
 
 use crate::board::{Board, Told};
 use crate::layout::{self, DESCRIPTORS, FIRST, FIRST_PAYLOAD, NEXT, NEXT_PAYLOAD, SLOTS};
-use crate::offer::{self, INLINE, LEND, MOST_RANGES, OFFER, Offer, Ranges};
-use crate::parts::{Cursor, List, Source};
+use crate::memory::Memory;
+use crate::offer::{self, INLINE, LEND, MOST_RANGES, OFFER, ONE_RANGE, Offer, Ranges};
+use crate::parts::{Cursor, List, Part, Source};
 use crate::protocol::{self, Header, Outcome};
 use crate::shared::Shared;
+use crate::sys::Iov;
 use crate::{Engine, Error, LinkStatistics, Result};
 
 use super::push::Attempt;
@@ -126,9 +129,11 @@ impl Outgoing {
         if !self.has_room(shared, length)? {
             return Ok(false);
         }
+        let time = source.touch(Access::ReadOnly)?;
         let mut cursor = Cursor::new(source.parts());
         // SAFETY: the caller's memory, borrowed by `source`; `write` yields room in the segment.
         self.write(shared, INLINE, tag, length, |to, count| unsafe { cursor.copy_out(to, count) });
+        drop(time);
         self.statistics.sent.add(length);
         Ok(true)
     }
@@ -181,7 +186,7 @@ impl Outgoing {
                 }
                 sending.state = State::Done;
             } else {
-                let Some(place) = self.offer(shared, OFFER, sending.tag, list, sending.attended)? else {
+                let Some(place) = self.offer(shared, sending.tag, list, sending.attended)? else {
                     return Ok(None);
                 };
                 sending.state = State::Offered(place, Attempt::default());
@@ -207,8 +212,41 @@ impl Outgoing {
 
     /// Lends memory; `None` if there is no room just now.
     #[inline]
-    pub(crate) fn lend(&mut self, shared: &Shared, tag: u64, list: &List<'_>) -> Result<Option<Place>> {
-        self.offer(shared, LEND, tag, list, false)
+    pub(crate) fn lend(
+        &mut self,
+        shared: &Shared,
+        tag: u64,
+        memory: &Memory<'_>,
+        part: Part,
+    ) -> Result<Option<Place>> {
+        const LENGTH: usize = 8 * ONE_RANGE;
+        if !self.has_room(shared, LENGTH)? {
+            return Ok(None);
+        }
+        let Some(index) = self.free_descriptor(shared) else { return Ok(None) };
+        let Some(told) = self.board.tell(&shared.segment, shared.me, memory) else { return Ok(None) };
+        self.board.pin(told);
+        // What was lent here before is back, so that the bit stays as it is until this is.
+        let place = self.place(shared, index, Some(told), Some(self.given_back >> index & 1 == 1));
+        let offset = part.base.addr() - memory.base().addr();
+        let words = offer::encode_lent(place.number, index, part.length, told.to_word(), offset as u64);
+        self.write(shared, LEND, tag, LENGTH, |to, _| {
+            // SAFETY: it all goes in one slot, in which `write` yields room for it.
+            unsafe { to.cast::<[u64; ONE_RANGE]>().write_unaligned(words) };
+        });
+        step(Step::LinkLent);
+        self.statistics.sent.add(part.length);
+        Ok(Some(place))
+    }
+
+    /// Takes a descriptor for the next message.
+    #[inline]
+    fn place(&mut self, shared: &Shared, index: usize, told: Option<Told>, lent: Option<bool>) -> Place {
+        self.number = self.number.wrapping_add(1).max(1);
+        let place = Place { index, number: self.number, lent };
+        self.uses[index] = Use { place: Some(place), told };
+        shared.numbers[index].store(place.number, Ordering::Relaxed);
+        place
     }
 
     /// A descriptor whose message was received or withdrawn, and taken back from the one before.
@@ -240,19 +278,18 @@ impl Outgoing {
         None
     }
 
-    fn offer(
-        &mut self,
-        shared: &Shared,
-        kind: u8,
-        tag: u64,
-        list: &List<'_>,
-        attended: bool,
-    ) -> Result<Option<Place>> {
-        let engine = shared.settings.engine.filter(|_| kind != LEND);
+    fn offer(&mut self, shared: &Shared, tag: u64, list: &List<'_>, attended: bool) -> Result<Option<Place>> {
+        let engine = shared.settings.engine;
         let impossible = |engine, why: &str| Err(Error::EngineImpossible { engine, why: why.to_owned() });
         match engine {
             Some(Engine::Inline) => {
                 return impossible(Engine::Inline, "a ring takes messages of up to 32 KiB");
+            }
+            Some(Engine::Mapped) if shared.settings.enforce && !list.is_read_only() => {
+                return impossible(
+                    Engine::Mapped,
+                    "link.enforce (UMF_LINK_ENFORCE) is set, and this is not all of a read-only block with a file of its own",
+                );
             }
             Some(Engine::Mapped) if list.memory().is_none() => {
                 return impossible(
@@ -260,18 +297,29 @@ impl Outgoing {
                     "what is sent is not memory of an exportable pool (Memory)",
                 );
             }
+            Some(engine @ (Engine::Cma | Engine::Both)) if shared.settings.enforce => {
+                return impossible(
+                    engine,
+                    "link.enforce (UMF_LINK_ENFORCE) is set, so that the peer is told no addresses",
+                );
+            }
             Some(engine) if engine != Engine::Bounce && list.parts().len() > MOST_RANGES => {
                 return impossible(engine, "the list has more than 1024 entries");
             }
             _ => {}
         }
-        let by_address = kind != LEND && matches!(engine, None | Some(Engine::Cma | Engine::Both));
-        let may_map = matches!(engine, None | Some(Engine::Mapped | Engine::Both));
+        let enforce = shared.settings.enforce;
+        let by_address = !enforce && matches!(engine, None | Some(Engine::Cma | Engine::Both));
+        let may_map =
+            matches!(engine, None | Some(Engine::Mapped | Engine::Both)) && (!enforce || list.is_read_only());
         let parts = list.parts();
         let is_told = (by_address || may_map) && parts.len() <= MOST_RANGES;
         let ranges = match parts {
             _ if !is_told => Ranges::Untold,
-            [one] => Ranges::One(one.iov()),
+            // Told memory is found by its handle.
+            [one] => {
+                Ranges::One(Iov { address: if by_address { one.iov().address } else { 0 }, ..one.iov() })
+            }
             many => Ranges::Many(many.iter().map(|part| part.iov()).collect()),
         };
         let words = if ranges.as_slice().len() > 1 { 4 + 2 * parts.len() } else { 5 };
@@ -288,16 +336,9 @@ impl Outgoing {
         if let Some(told) = told {
             self.board.pin(told);
         }
-        self.number = self.number.wrapping_add(1).max(1);
-        // What was lent here before is back, so that the bit stays as it is until this is.
-        let lent = (kind == LEND).then_some(self.given_back >> index & 1 == 1);
-        let place = Place { index, number: self.number, lent };
-        self.uses[index] = Use { place: Some(place), told };
-        shared.numbers[index].store(place.number, Ordering::Relaxed);
-        if lent.is_none() {
-            let outcome = shared.word(shared.me.outcome(index));
-            outcome.store(protocol::outcome(place.number, Outcome::Open), Ordering::Relaxed);
-        }
+        let place = self.place(shared, index, told, None);
+        let outcome = shared.word(shared.me.outcome(index));
+        outcome.store(protocol::outcome(place.number, Outcome::Open), Ordering::Relaxed);
         let offer = Offer {
             index,
             number: place.number,
@@ -307,13 +348,13 @@ impl Outgoing {
             offset: offset as u64,
             by_address,
             attended,
-            lent: kind == LEND,
+            lent: false,
             ranges,
         };
         let mut words = core::mem::take(&mut self.words);
         offer::encode(&offer, &mut words);
         let mut from = words.as_ptr().cast::<u8>();
-        self.write(shared, kind, tag, 8 * words.len(), |to, count| {
+        self.write(shared, OFFER, tag, 8 * words.len(), |to, count| {
             // SAFETY: `write` asks for all bytes of `words` once, in order, and yields room for them in the segment.
             unsafe { core::ptr::copy_nonoverlapping(from, to, count) };
             from = from.wrapping_add(count);

@@ -2,8 +2,9 @@
 
 use core::sync::atomic::Ordering;
 
+use umf_core::Access;
 use umf_core::step::{Step, step};
-use umf_ipc::{Access, Mapping};
+use umf_ipc::Mapping;
 
 use super::outgoing::Place;
 use crate::board::{self, Told};
@@ -87,6 +88,10 @@ impl Attempt {
         if emptied > self.count {
             return Err(shared.misbehaved("it says to have emptied buffers that were not filled"));
         }
+        if self.count == all || self.count == emptied + CHUNKS {
+            return Ok(());
+        }
+        let time = list.touch(Access::ReadOnly)?;
         while self.count < all && self.count < emptied + CHUNKS {
             let start = self.count as usize * CHUNK;
             let length = CHUNK.min(list.len() - start);
@@ -99,6 +104,7 @@ impl Attempt {
             statistics.bounced.add(length);
             shared.notify();
         }
+        drop(time);
         Ok(())
     }
 
@@ -117,7 +123,9 @@ impl Attempt {
                 let start = chunk as usize * push.chunk;
                 let length = push.chunk.min(from.length - start);
                 let source = from.base.wrapping_add(start);
-                if !copy(shared, source, to, start, length) {
+                // Told that it is touched for each: nobody else does anything then.
+                let time = list.touch(Access::ReadOnly);
+                if time.is_err() || !copy(shared, source, to, start, length) {
                     // What is claimed cannot be given back: the receiver begins again, alone.
                     self.say(shared, place, FAILED);
                     shared.cma.store(false, Ordering::Relaxed);
@@ -170,11 +178,14 @@ fn open(shared: &Shared, told: Told, offset: u64, length: usize) -> Option<To> {
 fn copy(shared: &Shared, from: *mut u8, to: &To, start: usize, length: usize) -> bool {
     match to {
         To::Mapped(mapping, offset) => {
-            let Some(base) = mapping.address().as_ptr() else { return false };
+            let (Some(base), Ok(time)) = (mapping.address().as_ptr(), mapping.cpu_access(Access::ReadWrite))
+            else {
+                return false;
+            };
             // SAFETY: `open` has looked whether all of the message fits; the mapping can be written, and lives. `from` is the
             // caller's memory.
             unsafe { core::ptr::copy(from, base.wrapping_add(offset + start), length) };
-            true
+            time.end().is_ok()
         }
         To::Address(address) => {
             let local = [Iov { address: from.expose_provenance() as u64, length: length as u64 }];

@@ -1,0 +1,64 @@
+//! Receiving from whoever sends.
+
+use super::{Fabric, wait_many};
+use crate::parts::Destination;
+use crate::receiver::{Received, Receiving};
+use crate::wait::Limit;
+use crate::{Error, Result, TagMatch};
+
+impl Fabric {
+    /// Receives a message from any rank, and says from which: of several that have one, each gets its turn. Ranks that this one
+    /// is not linked with yet are let in meanwhile.
+    ///
+    /// # Errors
+    /// As [`crate::Receiver::recv`]. The end of a rank ([`Error::PeerGone`], [`Error::Closed`]) is told once, after all that it
+    /// sent was received; then the others are waited for, until all are gone.
+    pub fn recv_any<'d>(
+        &mut self,
+        wanted: impl Into<TagMatch>,
+        into: impl Into<Destination<'d>>,
+    ) -> Result<(usize, Received)> {
+        if !self.door.is_here() {
+            return Err(Error::Forked);
+        }
+        let mut limit = Limit::new(self.timeout);
+        let mut receiving = Receiving::new(wanted.into(), into.into(), Some(limit));
+        let mut begun = None;
+        loop {
+            self.take_in();
+            let Self { me, points, told, next, door, spin, .. } = self;
+            let (size, news) = (points.len(), Some(door.news()));
+            let found = wait_many(points, news, *spin, &mut limit, "receiving", |links, asleep| {
+                let (mut left, only) = (None, begun);
+                for rank in (*next..size).chain(0..*next).filter(|rank| only.is_none_or(|only| only == *rank))
+                {
+                    let Some(link) = &mut links[rank] else { continue };
+                    match link.halves().1.attempt(&mut receiving, asleep) {
+                        Ok(Some(received)) => return Ok(Some(Some((rank, received)))),
+                        Ok(None) if receiving.bouncing.is_some() => {
+                            // On its way, through this link.
+                            begun = Some(rank);
+                            return Ok(None);
+                        }
+                        Ok(None) => {}
+                        Err(error) if error.is_final() && told[rank] && only.is_none() => left = Some(error),
+                        Err(error) => {
+                            told[rank] = error.is_final();
+                            return Err(error);
+                        }
+                    }
+                }
+                let all_told = (0..size).all(|rank| rank == *me || told[rank]);
+                match left {
+                    Some(error) if all_told => Err(error),
+                    _ if door.has_news() => Ok(Some(None)),
+                    _ => Ok(None),
+                }
+            })?;
+            if let Some((rank, received)) = found {
+                self.next = (rank + 1) % size;
+                return Ok((rank, received));
+            }
+        }
+    }
+}

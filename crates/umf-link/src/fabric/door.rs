@@ -1,0 +1,295 @@
+//! [`Door`]: where the other ranks of a job connect. A thread answers them, so that a rank that computes can be met.
+//!
+//! Two ranks may call on each other at the same time. Then the link is the one that the lower rank makes: the lower one turns the
+//! other's down while it is at it, and the higher one takes what comes.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use umf_core::{background, fork};
+
+use super::intro::{Channel, Intro, Reply};
+use super::name::Job;
+use crate::{Endpoint, Error, Link, LinkAddress, LinkBuilder, Result, sys};
+
+/// How a rank is linked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Way {
+    #[default]
+    None,
+    /// This rank connects.
+    Connecting,
+    /// There is a link with this process, or it is on its way.
+    Made(u32),
+}
+
+/// A link that another rank has made.
+pub(super) type Met = (usize, Channel, Link);
+
+#[derive(Debug)]
+struct State {
+    ways: Vec<[Way; 2]>,
+    /// How many links there have been.
+    links: Vec<[u32; 2]>,
+    met: Vec<Met>,
+    /// Whether the thread is to end.
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+struct Inner {
+    endpoint: Endpoint,
+    builder: LinkBuilder,
+    job: Job,
+    me: usize,
+    size: usize,
+    state: Mutex<State>,
+    /// Whether something was put into `met`; then the fd is readable, too.
+    has_news: AtomicBool,
+    news: OwnedFd,
+    /// Whether this rank has given collectives up.
+    is_over: AtomicBool,
+}
+
+/// Where other ranks connect, until dropped.
+#[derive(Debug)]
+pub(super) struct Door {
+    inner: ManuallyDrop<Arc<Inner>>,
+    thread: ManuallyDrop<JoinHandle<()>>,
+    process: u32,
+}
+
+impl Door {
+    pub(super) fn open(builder: &LinkBuilder, job: Job, me: usize, size: usize) -> Result<Self> {
+        let endpoint = builder.listen(&job.socket(me)?)?;
+        let own = endpoint.address();
+        for address in job.find(me)?.into_iter().filter(|address| address.socket() != own.socket()) {
+            if let Some(pid) = builder.who(&address)? {
+                return Err(Error::RankTaken { job: job.as_str().to_owned(), rank: me, pid });
+            }
+        }
+        let news = sys::new_event().map_err(Error::system("eventfd"))?;
+        let state = State {
+            ways: vec![Default::default(); size],
+            links: vec![[0; 2]; size],
+            met: Vec::new(),
+            is_closed: false,
+        };
+        let (builder, state) = (builder.clone(), Mutex::new(state));
+        let inner = Arc::new(Inner {
+            endpoint,
+            builder,
+            job,
+            me,
+            size,
+            state,
+            has_news: AtomicBool::new(false),
+            news,
+            is_over: AtomicBool::new(false),
+        });
+        let serving = Arc::clone(&inner);
+        let thread = background::spawn("umf-fabric", move || serving.serve()).map_err(|error| {
+            let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
+            Error::system("starting the thread of a fabric")(errno)
+        })?;
+        let (inner, thread) = (ManuallyDrop::new(inner), ManuallyDrop::new(thread));
+        Ok(Self { inner, thread, process: fork::generation() })
+    }
+
+    /// Whether it is this process's, and not its parent's.
+    pub(super) fn is_here(&self) -> bool {
+        self.process == fork::generation()
+    }
+
+    /// An fd that is readable when there is something to [`Door::take`].
+    pub(super) fn news(&self) -> BorrowedFd<'_> {
+        self.inner.news.as_fd()
+    }
+
+    /// Whether there is.
+    pub(super) fn has_news(&self) -> bool {
+        self.inner.has_news.load(Ordering::Acquire)
+    }
+
+    /// The links that other ranks have made since the last time.
+    pub(super) fn take(&self) -> Vec<Met> {
+        if !self.inner.has_news.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        sys::reset_event(&self.inner.news);
+        core::mem::take(&mut self.inner.state().met)
+    }
+
+    /// Links for collectives are not made any more.
+    pub(super) fn give_up(&self) {
+        self.inner.is_over.store(true, Ordering::Release);
+    }
+
+    /// A link with this rank is not used any more: another one may be made.
+    pub(super) fn forget(&self, rank: usize, channel: Channel) {
+        self.inner.state().ways[rank][channel as usize] = Way::None;
+    }
+
+    /// Tries once to link a rank, for at most `patience`; `None` if that is not there yet, or comes by itself: [`Door::take`].
+    pub(super) fn call(&self, rank: usize, channel: Channel, patience: Duration) -> Result<Option<Link>> {
+        let inner = &**self.inner;
+        let links = {
+            let mut state = inner.state();
+            let links = state.links[rank][channel as usize];
+            let way = &mut state.ways[rank][channel as usize];
+            if matches!(way, Way::Made(_)) {
+                return Ok(None);
+            }
+            *way = Way::Connecting;
+            links
+        };
+        let intro = Intro { rank: inner.me, size: inner.size, channel, links };
+        let called = inner.connect(rank, intro, patience);
+        let mut state = inner.state();
+        let way = &mut state.ways[rank][channel as usize];
+        match &called {
+            Ok(Some(link)) => {
+                *way = Way::Made(link.peer_pid());
+                state.links[rank][channel as usize] += 1;
+            }
+            // Unless it has called meanwhile.
+            _ if *way == Way::Connecting => *way = Way::None,
+            _ => {}
+        }
+        called
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held that could leave it half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn connect(&self, rank: usize, intro: Intro, patience: Duration) -> Result<Option<Link>> {
+        for address in self.job.find(rank)? {
+            if let Some(link) = self.connect_to(&address, rank, intro, patience)? {
+                return Ok(Some(link));
+            }
+        }
+        Ok(None)
+    }
+
+    fn connect_to(
+        &self,
+        address: &LinkAddress,
+        rank: usize,
+        intro: Intro,
+        patience: Duration,
+    ) -> Result<Option<Link>> {
+        let mut link = match self.builder.connect(address, Some(patience)) {
+            Ok(link) => link,
+            Err(error @ Error::System { .. }) => return Err(error),
+            Err(error) => {
+                // A name that a stranger has taken, too.
+                tracing::debug!(%error, "a rank could not be met");
+                return Ok(None);
+            }
+        };
+        link.set_timeout(Some(patience));
+        match intro.tell(&mut link) {
+            Ok(Some(Reply::Yes)) => {
+                if Intro::agree(&mut link).is_err() {
+                    return Ok(None);
+                }
+                link.set_timeout(self.builder.set().timeout);
+                Ok(Some(link))
+            }
+            Ok(Some(Reply::Size(theirs))) => Err(Error::OtherSize { theirs, mine: self.size }),
+            Ok(Some(Reply::Over)) => Err(Error::GivenUp { rank }),
+            Ok(Some(Reply::No) | None) | Err(_) => Ok(None),
+        }
+    }
+
+    fn serve(&self) {
+        loop {
+            let accepted = self.endpoint.accept(None);
+            if self.state().is_closed {
+                return;
+            }
+            match accepted {
+                Ok(link) => self.welcome(link),
+                Err(error) => {
+                    tracing::warn!(%error, "a rank could not be let in");
+                    // No fds, no memory: that may pass.
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
+        }
+    }
+
+    fn welcome(&self, mut link: Link) {
+        link.set_timeout(Some(self.builder.set().handshake));
+        let pid = link.peer_pid();
+        let Ok(Some(Intro { rank, size, channel, links })) = Intro::hear(&mut link) else {
+            tracing::warn!(pid, "a process connected, and was no rank of the job");
+            return;
+        };
+        if size != self.size || rank >= size || rank == self.me {
+            let _ = Reply::Size(self.size).tell(&mut link);
+            return;
+        }
+        if channel == Channel::Group && self.is_over.load(Ordering::Acquire) {
+            let _ = Reply::Over.tell(&mut link);
+            return;
+        }
+        let is_mine = {
+            let mut state = self.state();
+            let had = state.links[rank][channel as usize];
+            let way = &mut state.ways[rank][channel as usize];
+            let is_mine = match *way {
+                Way::None => true,
+                Way::Connecting => rank < self.me,
+                // Another process in its place; or it has dropped the link, and not called before it knew of it.
+                Way::Made(other) => other != pid || links >= had,
+            };
+            if is_mine {
+                *way = Way::Made(pid);
+            }
+            is_mine
+        };
+        if !is_mine {
+            let _ = Reply::No.tell(&mut link);
+            return;
+        }
+        let is_agreed = Reply::Yes.tell(&mut link).is_ok() && Intro::is_agreed(&mut link);
+        let mut state = self.state();
+        if !is_agreed {
+            if state.ways[rank][channel as usize] == Way::Made(pid) {
+                state.ways[rank][channel as usize] = Way::None;
+            }
+            return;
+        }
+        link.set_timeout(self.builder.set().timeout);
+        state.links[rank][channel as usize] += 1;
+        state.met.push((rank, channel, link));
+        drop(state);
+        self.has_news.store(true, Ordering::Release);
+        sys::set_event(&self.news);
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        if !self.is_here() {
+            // The thread is in the parent, and may have had the lock: nothing of it is touched.
+            return;
+        }
+        self.inner.state().is_closed = true;
+        self.inner.endpoint.turn_away();
+        // SAFETY: neither is used afterwards.
+        let (thread, inner) =
+            unsafe { (ManuallyDrop::take(&mut self.thread), ManuallyDrop::take(&mut self.inner)) };
+        let _ = thread.join();
+        drop(inner);
+    }
+}

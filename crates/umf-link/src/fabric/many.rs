@@ -1,0 +1,73 @@
+//! Waiting for something on any of several links: as [`crate::wait::wait`] does for one.
+
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use crate::wait::{EAGER, Limit, SLICE};
+use crate::{Error, Link, Result, sys};
+
+/// Links by rank.
+pub(crate) type Links = [Option<Link>];
+
+/// Polls until there is something, or the limit is reached; `poll` says if a link has ended. Sleeps in `poll(2)`, on the links
+/// and on `news`. `spin`: how long to be awake before.
+pub(crate) fn wait_many<T>(
+    links: &mut Links,
+    news: Option<BorrowedFd<'_>>,
+    spin: Duration,
+    limit: &mut Limit,
+    what: &'static str,
+    mut poll: impl FnMut(&mut Links, bool) -> Result<Option<T>>,
+) -> Result<T> {
+    for _ in 0..EAGER / links.len().max(1) as u32 {
+        if let Some(found) = poll(links, false)? {
+            return Ok(found);
+        }
+    }
+    let spin_end = Instant::now().checked_add(spin);
+    loop {
+        for _ in 0..64 {
+            if let Some(found) = poll(links, false)? {
+                return Ok(found);
+            }
+            core::hint::spin_loop();
+        }
+        let now = Instant::now();
+        if limit.is_over(now) {
+            return poll(links, true)?.ok_or_else(|| limit.error(what));
+        }
+        if spin_end.is_some_and(|end| now >= end) {
+            break;
+        }
+    }
+    loop {
+        for link in links.iter().flatten() {
+            // Of one that has ended `poll` tells.
+            let _ = link.arm();
+        }
+        if let Some(found) = poll(links, true)? {
+            return Ok(found);
+        }
+        sleep(links, news, limit.left(Instant::now()).unwrap_or(SLICE).min(SLICE))?;
+        if let Some(found) = poll(links, true)? {
+            return Ok(found);
+        }
+        if limit.is_over(Instant::now()) {
+            return Err(limit.error(what));
+        }
+    }
+}
+
+fn sleep(links: &Links, news: Option<BorrowedFd<'_>>, most: Duration) -> Result<()> {
+    let mut fds: Vec<_> = news.into_iter().collect();
+    for link in links.iter().flatten() {
+        match link.event_fd() {
+            Ok(fd) => fds.push(fd),
+            Err(error @ Error::System { .. }) => return Err(error),
+            // It has ended; whatever comes of the others is news.
+            Err(_) => {}
+        }
+    }
+    sys::sleep_on(&fds, most);
+    Ok(())
+}

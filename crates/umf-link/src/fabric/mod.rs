@@ -1,0 +1,343 @@
+//! [`Fabric`]: the ranks of a job on this machine, each linked with each.
+
+mod any;
+mod door;
+mod intro;
+mod many;
+mod name;
+
+pub(crate) use many::{Links, wait_many};
+
+use std::time::Duration;
+
+use crate::collective::Group;
+use crate::parts::{Destination, Source};
+use crate::receiver::Received;
+use crate::wait::Limit;
+use crate::{Error, Link, LinkBuilder, Reduction, Result, TagMatch};
+use door::{Door, Met};
+use intro::Channel;
+use name::{Job, MOST_RANKS};
+
+/// How long one try to meet a rank may take, and how often it is tried at most.
+const TRY: Duration = Duration::from_secs(1);
+const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+
+/// The ranks of a job: processes of one user on one machine, each with a number. Messages from each to each, and collectives
+/// of all of them.
+///
+/// Two ranks are linked when one of them first sends to the other or waits for it, and their links for collectives are made by
+/// the first collective. Each link takes about 1 MiB of shared memory, and three or four fds on either side.
+///
+/// Ranks find each other by the name of the job (abstract sockets, so that nothing is left in a file system); processes of other
+/// users are passed over. The thread `umf-fabric` lets ranks in while this one computes. One thread at a time uses a fabric;
+/// [`Fabric::link`] yields a link for whatever else links can do.
+///
+/// # Examples
+/// ```
+/// use umf_link::{Fabric, Operation, Reduction};
+/// # fn main() -> umf_link::Result<()> {
+/// # let job = format!("example-{}", std::process::id());
+/// # let ranks: Vec<_> = (0..2).map(|rank| {
+/// #     let job = job.clone();
+/// #     std::thread::spawn(move || -> umf_link::Result<()> {
+/// // In each of the two processes, with its own number as `rank`:
+/// let mut fabric = Fabric::join(&job, rank, 2)?;
+/// let mut values = [1.0_f32, rank as f32];
+/// fabric.allreduce(&mut values[..], Reduction::of::<f32>(Operation::Sum)?)?;
+/// assert_eq!(values, [2.0, 1.0]);
+/// #         Ok(())
+/// #     })
+/// # }).collect();
+/// # for rank in ranks { rank.join().expect("it does not panic")?; }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Fabric {
+    me: usize,
+    size: usize,
+    spin: Duration,
+    timeout: Option<Duration>,
+    points: Vec<Option<Link>>,
+    /// Ranks whose end was told to whoever receives from any.
+    told: Vec<bool>,
+    /// Who is looked at first by the next receive from any.
+    next: usize,
+    group: Group,
+    /// Links of processes that came in the place of others, which are not forgotten yet.
+    spare: Vec<Met>,
+    door: Door,
+}
+
+impl LinkBuilder {
+    /// Joins a job as one of its ranks, of which there are `size`: [`Fabric`]. Waits for nobody.
+    ///
+    /// # Errors
+    /// [`Error::BadName`]: up to 32 letters, digits and `._:/+=@-`; [`Error::BadRank`]; [`Error::RankTaken`] (of two that join as
+    /// the same rank at the same moment both may be told); [`Error::System`]: no fds, no threads left, or no `/proc`.
+    pub fn join(&self, job: &str, rank: usize, size: usize) -> Result<Fabric> {
+        let job = Job::new(job)?;
+        if rank >= size || size > MOST_RANKS {
+            return Err(Error::BadRank { rank, size });
+        }
+        let settings = self.set();
+        let (spin, timeout) = (settings.spin, settings.timeout);
+        let door = Door::open(self, job, rank, size)?;
+        Ok(Fabric {
+            me: rank,
+            size,
+            spin,
+            timeout,
+            points: (0..size).map(|_| None).collect(),
+            told: vec![false; size],
+            next: 0,
+            group: Group::new(rank, size, settings),
+            spare: Vec::new(),
+            door,
+        })
+    }
+}
+
+impl Fabric {
+    /// Joins a job with default settings, and nobody to open memory of peers: [`LinkBuilder::join`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn join(job: &str, rank: usize, size: usize) -> Result<Self> {
+        LinkBuilder::new().join(job, rank, size)
+    }
+
+    /// The number of this rank.
+    #[must_use]
+    pub const fn rank(&self) -> usize {
+        self.me
+    }
+
+    /// How many ranks the job has.
+    #[must_use]
+    pub const fn size(&self) -> usize {
+        self.size
+    }
+
+    /// How long calls may wait from now on; `None` is until a rank that they wait for is gone. A rank that never comes is waited
+    /// for as long as this says.
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.timeout = timeout;
+        self.points.iter_mut().flatten().for_each(|link| link.set_timeout(timeout));
+    }
+
+    /// The link with another rank, which is made if there is none yet.
+    ///
+    /// # Errors
+    /// [`Error::BadRank`]; [`Error::TimedOut`] if it does not come; [`Error::OtherSize`]; [`Error::Forked`]; [`Error::System`]: no
+    /// fds, no shared memory left.
+    pub fn link(&mut self, rank: usize) -> Result<&mut Link> {
+        self.check(rank)?;
+        let mut limit = Limit::new(self.timeout);
+        let mut pause = PAUSES[0];
+        while self.points[rank].is_none() {
+            self.take_in();
+            if self.points[rank].is_some() {
+                break;
+            }
+            match self.door.call(rank, Channel::Points, limit.at_most(TRY))? {
+                Some(link) => self.enter(rank, link),
+                None => self.pause(&mut pause, &mut limit)?,
+            }
+        }
+        match &mut self.points[rank] {
+            Some(link) => Ok(link),
+            None => Err(limit.error("meeting a rank")),
+        }
+    }
+
+    /// Ranks that it is linked with.
+    pub fn linked(&self) -> impl Iterator<Item = usize> {
+        self.points.iter().enumerate().filter_map(|(rank, link)| link.is_some().then_some(rank))
+    }
+
+    /// Drops the link with a rank, so that the next call makes a new one: with a process that has taken the place of one that
+    /// ended. (Collectives go on with those who began.)
+    ///
+    /// # Errors
+    /// [`Error::BadRank`], [`Error::Forked`].
+    pub fn forget(&mut self, rank: usize) -> Result<()> {
+        self.check(rank)?;
+        self.points[rank] = None;
+        self.told[rank] = false;
+        match self.spare.iter().position(|(other, ..)| *other == rank) {
+            Some(place) => {
+                let (_, _, link) = self.spare.swap_remove(place);
+                self.enter(rank, link);
+            }
+            None => self.door.forget(rank, Channel::Points),
+        }
+        Ok(())
+    }
+
+    /// Sends a message to a rank: [`crate::Sender::send`].
+    ///
+    /// # Errors
+    /// As there, and as [`Fabric::link`].
+    pub fn send<'d>(&mut self, to: usize, tag: u64, source: impl Into<Source<'d>>) -> Result<()> {
+        self.link(to)?.send(tag, source)
+    }
+
+    /// Receives a message from a rank: [`crate::Receiver::recv`].
+    ///
+    /// # Errors
+    /// As there, and as [`Fabric::link`].
+    pub fn recv<'d>(
+        &mut self,
+        from: usize,
+        wanted: impl Into<TagMatch>,
+        into: impl Into<Destination<'d>>,
+    ) -> Result<Received> {
+        self.link(from)?.recv(wanted, into)
+    }
+
+    fn check(&self, rank: usize) -> Result<()> {
+        if !self.door.is_here() {
+            return Err(Error::Forked);
+        }
+        if rank >= self.size || rank == self.me {
+            return Err(Error::BadRank { rank, size: self.size });
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, rank: usize, mut link: Link) {
+        link.set_timeout(self.timeout);
+        self.points[rank] = Some(link);
+    }
+
+    /// Takes the links in that others have made.
+    fn take_in(&mut self) {
+        for (rank, channel, link) in self.door.take() {
+            match channel {
+                Channel::Group => self.group.enter(rank, link),
+                Channel::Points if self.points[rank].is_none() => self.enter(rank, link),
+                Channel::Points => self.spare.push((rank, channel, link)),
+            }
+        }
+    }
+
+    /// Waits a moment for a rank that is not there yet, longer each time.
+    fn pause(&self, pause: &mut Duration, limit: &mut Limit) -> Result<()> {
+        if limit.at_most(*pause).is_zero() {
+            return Err(limit.error("meeting a rank"));
+        }
+        crate::sys::sleep_on(&[self.door.news()], limit.at_most(*pause));
+        *pause = (*pause * 2).min(PAUSES[1]);
+        Ok(())
+    }
+
+    /// Links all ranks for collectives.
+    fn gather(&mut self, limit: &mut Limit) -> Result<()> {
+        if !self.door.is_here() {
+            return Err(Error::Forked);
+        }
+        let mut pause = PAUSES[0];
+        loop {
+            self.take_in();
+            for rank in self.group.missing() {
+                if let Some(link) = self.door.call(rank, Channel::Group, limit.at_most(TRY))? {
+                    self.group.enter(rank, link);
+                }
+            }
+            if self.group.missing().next().is_none() {
+                return Ok(());
+            }
+            // Who has met everybody may have gone on, and have learnt of an end that nobody else sees.
+            self.group.look()?;
+            self.pause(&mut pause, limit)?;
+        }
+    }
+
+    /// One collective: with everybody, or broken for good.
+    fn together(&mut self, run: impl FnOnce(&mut Group, &mut Limit) -> Result<()>) -> Result<()> {
+        let mut limit = Limit::new(self.timeout);
+        if !self.door.is_here() {
+            return Err(Error::Forked);
+        }
+        self.group.usable()?;
+        let done = if self.group.is_whole() { Ok(()) } else { self.gather(&mut limit) };
+        match done.and_then(|()| run(&mut self.group, &mut limit)) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                let error = self.group.give_up(error);
+                self.door.give_up();
+                self.take_in();
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits until all ranks have called it.
+    ///
+    /// # Errors
+    /// As [`Fabric::allreduce`].
+    pub fn barrier(&mut self) -> Result<()> {
+        self.together(Group::barrier)
+    }
+
+    /// Gives what `root` has in its memory to all. All call it with memory of the same length.
+    ///
+    /// # Errors
+    /// As [`Fabric::allreduce`].
+    pub fn bcast<'d>(&mut self, root: usize, memory: impl Into<Destination<'d>>) -> Result<()> {
+        if root >= self.size {
+            return Err(Error::BadRank { rank: root, size: self.size });
+        }
+        let memory = memory.into().0;
+        self.together(|group, limit| group.bcast(root, &memory, limit))
+    }
+
+    /// The part of so many elements that is a rank's in [`Fabric::allgather`] and [`Fabric::reduce_scatter`]: as equal as
+    /// parts can be, in the order of ranks.
+    #[must_use]
+    pub fn share(&self, elements: usize, rank: usize) -> core::ops::Range<usize> {
+        crate::collective::share(elements, rank, self.size)
+    }
+
+    /// Gives what each rank has in its part of the memory ([`Fabric::share`] of its bytes) to all. All call it with memory in one
+    /// piece, of the same length.
+    ///
+    /// # Errors
+    /// As [`Fabric::allreduce`].
+    pub fn allgather<'d>(&mut self, memory: impl Into<Destination<'d>>) -> Result<()> {
+        let memory = memory.into().in_one_piece()?;
+        self.together(|group, limit| group.allgather(&memory, limit))
+    }
+
+    /// Combines the memory of all ranks, number by number: each has its part of the result ([`Fabric::share`] of the numbers) in its
+    /// memory afterwards. The other parts of its memory are as before. All call it with memory in one piece, of the same length.
+    ///
+    /// # Errors
+    /// As [`Fabric::allreduce`].
+    pub fn reduce_scatter<'d>(
+        &mut self,
+        memory: impl Into<Destination<'d>>,
+        reduction: Reduction,
+    ) -> Result<()> {
+        let memory = memory.into().combined(reduction)?.in_one_piece()?;
+        self.together(|group, limit| group.reduce_scatter(&memory, &reduction, limit))
+    }
+
+    /// Combines the memory of all ranks, number by number: all have the same result in it afterwards, bit for bit. All call it with
+    /// memory in one piece, of the same length.
+    ///
+    /// Memory of a pool ([`crate::Memory`]) that ranks can map is read and written where it is, each part by one rank: without any
+    /// copy in between.
+    ///
+    /// # Errors
+    /// [`Error::NotWhole`], [`Error::NotOnePiece`]: nothing was done. After all others, collectives of this fabric are over on all
+    /// ranks, each of which is told why as soon as it waits for one that knows; memory then has anything, and ranks that do not
+    /// know yet may write it still. [`Error::PeerGone`]: a rank ended, whichever; [`Error::Closed`], [`Error::GivenUp`];
+    /// [`Error::Mismatch`]: not all called the same; [`Error::TimedOut`]; and as [`Fabric::link`].
+    pub fn allreduce<'d>(&mut self, memory: impl Into<Destination<'d>>, reduction: Reduction) -> Result<()> {
+        let memory = memory.into().combined(reduction)?.in_one_piece()?;
+        self.together(|group, limit| group.allreduce(&memory, &reduction, limit))
+    }
+}

@@ -1,0 +1,244 @@
+//! [`RemoteKey`]: what a peer needs to reach a registered range, as plain bytes.
+
+use core::fmt;
+
+use crate::layout::{RANGES, Side};
+
+/// Bytes of a key.
+pub const KEY_SIZE: usize = 48;
+
+const MAGIC: [u8; 4] = *b"UMFR";
+const VERSION: u8 = 1;
+const CHECKSUM: usize = KEY_SIZE - 4;
+
+/// What a peer may do with a registered range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RemoteAccess {
+    /// Read it: [`crate::Sender::get`].
+    Get = 1,
+    /// Write it: [`crate::Sender::put`].
+    Put = 2,
+    /// Both.
+    GetPut = 3,
+}
+
+impl RemoteAccess {
+    pub(crate) const fn from_bits(bits: u64) -> Option<Self> {
+        match bits {
+            1 => Some(Self::Get),
+            2 => Some(Self::Put),
+            3 => Some(Self::GetPut),
+            _ => None,
+        }
+    }
+
+    /// Whether it may be read.
+    #[must_use]
+    pub const fn allows_get(self) -> bool {
+        self as u8 & Self::Get as u8 != 0
+    }
+
+    /// Whether it may be written.
+    #[must_use]
+    pub const fn allows_put(self) -> bool {
+        self as u8 & Self::Put as u8 != 0
+    }
+}
+
+/// Grants the peer of one link one range and an access: 48 plain bytes, to be sent to it in whatever way.
+///
+/// It names the range and does not say where that is; the process that registered it looks up both. It expires with the
+/// registration ([`crate::Registration`]) and with the link. `docs/link.md` has the layout.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RemoteKey {
+    pub(crate) access: RemoteAccess,
+    /// Whose range it is.
+    pub(crate) owner: Side,
+    pub(crate) slot: usize,
+    pub(crate) generation: u64,
+    pub(crate) length: u64,
+    /// The link's.
+    pub(crate) nonce: u128,
+}
+
+/// Why bytes are not a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// Wrong length.
+    #[error("a key of a registered range has 48 bytes, not {length}: it was cut, or something was added")]
+    Length {
+        /// Bytes given.
+        length: usize,
+    },
+    /// Not a key at all.
+    #[error("these bytes do not begin with \"UMFR\": this is no key of a registered range")]
+    Magic,
+    /// Another version.
+    #[error(
+        "the key has version {version}, this umf reads version 1: let both processes use the same release"
+    )]
+    Version {
+        /// Its version.
+        version: u8,
+    },
+    /// It is damaged.
+    #[error("the key is damaged: its checksum does not match")]
+    Checksum,
+    /// A field has a value that no process writes.
+    #[error("the key is not from umf: field {field} is out of range")]
+    Field {
+        /// Which.
+        field: &'static str,
+    },
+}
+
+impl RemoteKey {
+    /// Decodes a key. Never panics, whatever the bytes.
+    ///
+    /// # Errors
+    /// [`KeyError`], with what is wrong.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, KeyError> {
+        let Ok(bytes) = <&[u8; KEY_SIZE]>::try_from(bytes) else {
+            return Err(KeyError::Length { length: bytes.len() });
+        };
+        if bytes[0..4] != MAGIC {
+            return Err(KeyError::Magic);
+        }
+        if bytes[4] != VERSION {
+            return Err(KeyError::Version { version: bytes[4] });
+        }
+        if crc32fast::hash(&bytes[..CHECKSUM]).to_le_bytes() != bytes[CHECKSUM..] {
+            return Err(KeyError::Checksum);
+        }
+        let field = |field| KeyError::Field { field };
+        let access = RemoteAccess::from_bits(bytes[5].into()).ok_or(field("access"))?;
+        let owner = match bytes[6] {
+            0 => Side::Connector,
+            1 => Side::Acceptor,
+            _ => return Err(field("side")),
+        };
+        let slot = usize::from(bytes[7]);
+        if slot >= RANGES {
+            return Err(field("slot"));
+        }
+        let long = |at: usize| u64::from_le_bytes(core::array::from_fn(|index| bytes[at + index]));
+        if bytes[40..CHECKSUM] != [0; 4] {
+            return Err(field("reserved"));
+        }
+        let (generation, length) = (long(8), long(16));
+        if generation == 0 {
+            return Err(field("generation"));
+        }
+        if usize::try_from(length).is_err() {
+            return Err(field("length"));
+        }
+        let nonce = u128::from(long(24)) | u128::from(long(32)) << 64;
+        Ok(Self { access, owner, slot, generation, length, nonce })
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; KEY_SIZE] {
+        let mut bytes = [0; KEY_SIZE];
+        bytes[0..4].copy_from_slice(&MAGIC);
+        bytes[4..8].copy_from_slice(&[VERSION, self.access as u8, self.owner as u8, self.slot as u8]);
+        bytes[8..16].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.length.to_le_bytes());
+        bytes[24..40].copy_from_slice(&self.nonce.to_le_bytes());
+        let sum = crc32fast::hash(&bytes[..CHECKSUM]);
+        bytes[CHECKSUM..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// Bytes of the range.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a length of a range, not of a container")]
+    pub const fn len(&self) -> usize {
+        // It fits: `from_bytes` has looked, and ranges of this process do.
+        self.length as usize
+    }
+
+    /// What may be done with it.
+    #[must_use]
+    pub const fn access(&self) -> RemoteAccess {
+        self.access
+    }
+}
+
+impl fmt::Debug for RemoteKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteKey")
+            .field("access", &self.access)
+            .field("length", &self.length)
+            .field("slot", &self.slot)
+            .field("generation", &self.generation)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample() -> RemoteKey {
+        RemoteKey {
+            access: RemoteAccess::Put,
+            owner: Side::Acceptor,
+            slot: RANGES - 1,
+            generation: 1 << 60 | 5,
+            length: 1 << 33,
+            nonce: 7 << 90 | 1,
+        }
+    }
+
+    #[test]
+    fn it_travels_as_bytes() {
+        let key = sample();
+        assert_eq!(RemoteKey::from_bytes(&key.to_bytes()), Ok(key));
+        assert_eq!((key.len(), key.access()), (1 << 33, RemoteAccess::Put));
+    }
+
+    #[test]
+    fn each_kind_of_damage_has_its_error() {
+        let good = sample().to_bytes();
+        let with = |at: usize, value: u8, is_summed: bool| {
+            let mut bytes = good;
+            bytes[at] = value;
+            if is_summed {
+                let sum = crc32fast::hash(&bytes[..CHECKSUM]);
+                bytes[CHECKSUM..].copy_from_slice(&sum.to_le_bytes());
+            }
+            RemoteKey::from_bytes(&bytes)
+        };
+        assert_eq!(RemoteKey::from_bytes(&good[1..]), Err(KeyError::Length { length: 47 }));
+        assert_eq!(with(0, 0, true), Err(KeyError::Magic));
+        assert_eq!(with(4, 2, true), Err(KeyError::Version { version: 2 }));
+        assert_eq!(with(9, 1, false), Err(KeyError::Checksum));
+        for (at, value, field) in [(5, 0, "access"), (5, 4, "access"), (6, 2, "side"), (7, 128, "slot")] {
+            assert_eq!(with(at, value, true), Err(KeyError::Field { field }), "{at} {value}");
+        }
+        assert_eq!(with(43, 1, true), Err(KeyError::Field { field: "reserved" }));
+        let zero = RemoteKey { generation: 0, ..sample() }.to_bytes();
+        assert_eq!(RemoteKey::from_bytes(&zero), Err(KeyError::Field { field: "generation" }));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_the_bytes(bytes in prop::collection::vec(any::<u8>(), 0..60), is_summed in any::<bool>()) {
+            let mut bytes = bytes;
+            if is_summed && bytes.len() >= KEY_SIZE {
+                bytes.truncate(KEY_SIZE);
+                bytes[..5].copy_from_slice(b"UMFR\x01");
+                let sum = crc32fast::hash(&bytes[..CHECKSUM]);
+                bytes[CHECKSUM..].copy_from_slice(&sum.to_le_bytes());
+            }
+            if let Ok(key) = RemoteKey::from_bytes(&bytes) {
+                prop_assert_eq!(&key.to_bytes()[..], &bytes[..]);
+                prop_assert!(key.slot < RANGES);
+            }
+        }
+    }
+}
