@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use level_zero_sys::*;
 
-use crate::device::{Access, Boxes, Callback, Command, Range, Span, Work};
 use crate::entry::{Done, Refusal, entry};
 use crate::event::{resolve, signalled_by};
 use crate::list::{List, nothing};
@@ -13,6 +12,7 @@ use crate::memory::Allocation;
 use crate::pointer::{array, get};
 use crate::state::{State, number};
 use crate::virtual_memory::is_reserved;
+use soft_device::{Access, Boxes, Callback, Command, Range, Span, Work};
 
 /// The events of a command: the one to signal, and those to wait for.
 type Events = (ze_event_handle_t, u32, *mut ze_event_handle_t);

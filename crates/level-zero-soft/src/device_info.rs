@@ -4,12 +4,12 @@ use std::ffi::c_void;
 
 use level_zero_sys::*;
 
-use crate::device::now;
 use crate::driver::text;
 use crate::entry::{Done, entry};
 use crate::pointer::{counted, get, put, put_if_wanted};
 use crate::queue::GROUPS;
 use crate::state::{Device, State};
+use soft_device::now;
 
 /// The size of a cache line, in bytes.
 const CACHE_LINE: usize = 64;

@@ -6,7 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use level_zero_sys::*;
 
-use crate::device::{self, Action};
+use soft_device::{Action, Error};
+
 use crate::state::State;
 
 /// Why a function does not do what it should: the answer, and why.
@@ -30,9 +31,8 @@ impl From<ze_result_t> for Refusal {
     }
 }
 
-impl From<device::Error> for Refusal {
-    fn from(error: device::Error) -> Self {
-        use device::Error;
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
         let result = match &error {
             Error::OutOfDeviceMemory { .. } => ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY,
             Error::OutOfFds { .. } => ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY,
@@ -42,6 +42,7 @@ impl From<device::Error> for Refusal {
                 ZE_RESULT_ERROR_INVALID_ARGUMENT
             }
             Error::NoFd { .. } => ZE_RESULT_ERROR_INVALID_ARGUMENT,
+            Error::NoHandle { .. } => ZE_RESULT_ERROR_INVALID_NULL_HANDLE,
             Error::System { .. } => ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY,
         };
         Self::new(result, error.to_string())

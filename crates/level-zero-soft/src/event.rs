@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use level_zero_sys::*;
 
-use crate::device::{Event, EventSlots};
 use crate::entry::{Done, Refusal, entry};
 use crate::export::Bytes;
 use crate::pointer::{array, counted, get, put, put_if_wanted};
 use crate::queue::timeout;
 use crate::state::{State, handle, number};
+use soft_device::{Event, EventSlots};
 
 pub(crate) struct EventPool {
     id: u64,
@@ -166,7 +166,7 @@ pub(crate) unsafe extern "C" fn pool_close_ipc_handle(pool: ze_event_pool_handle
                 "the pool was not opened: destroy it",
             ));
         }
-        state.pools.remove(number(pool.0)).map(drop)
+        Ok(state.pools.remove(number(pool.0)).map(drop)?)
     })
 }
 
@@ -224,7 +224,7 @@ pub(crate) unsafe extern "C" fn create(
 }
 
 pub(crate) unsafe extern "C" fn destroy(event: ze_event_handle_t) -> ze_result_t {
-    entry("zeEventDestroy", |state| state.events.remove(number(event.0)).map(drop))
+    entry("zeEventDestroy", |state| Ok(state.events.remove(number(event.0)).map(drop)?))
 }
 
 pub(crate) unsafe extern "C" fn host_signal(event: ze_event_handle_t) -> ze_result_t {

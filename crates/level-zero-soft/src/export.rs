@@ -10,8 +10,11 @@ use std::sync::Mutex;
 
 use level_zero_sys::*;
 
-use crate::device::{Backing, Charge, fetch_by_pid, fetch_by_socket, lock};
 use crate::entry::{Done, Refusal};
+use soft_device::{Backing, Charge, fetch_by_pid, fetch_by_socket, lock};
+
+/// What the abstract sockets are called on which exporters answer, with their process id behind it.
+pub(crate) const SOCKET: &str = "ze_soft_ipc";
 
 /// How the fd in a handle comes to whoever opens it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +94,7 @@ impl Bytes {
         let is_own = self.pid == std::process::id().cast_signed();
         Ok(match self.way {
             Way::Pidfd if self.fd == self.fd_again && !is_own => fetch_by_pid(self.pid, self.fd)?,
-            Way::Socket if self.fd == self.fd_again && !is_own => fetch_by_socket(self.pid, self.fd)?,
+            Way::Socket if self.fd == self.fd_again && !is_own => fetch_by_socket(SOCKET, self.pid, self.fd)?,
             // Ours, or somebody made it so.
             _ => Backing::fd_by_number(self.fd)?,
         })

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use level_zero_sys::*;
 
-use crate::device::Fence;
 use crate::entry::entry;
 use crate::pointer::{get, put};
 use crate::queue::timeout;
 use crate::state::{handle, number};
+use soft_device::Fence;
 
 /// A fence of a queue.
 pub(crate) struct FenceObject(pub(crate) Arc<Fence>);
@@ -34,7 +34,7 @@ pub(crate) unsafe extern "C" fn create(
 }
 
 pub(crate) unsafe extern "C" fn destroy(fence: ze_fence_handle_t) -> ze_result_t {
-    entry("zeFenceDestroy", |state| state.fences.remove(number(fence.0)).map(drop))
+    entry("zeFenceDestroy", |state| Ok(state.fences.remove(number(fence.0)).map(drop)?))
 }
 
 pub(crate) unsafe extern "C" fn host_synchronize(fence: ze_fence_handle_t, nanoseconds: u64) -> ze_result_t {

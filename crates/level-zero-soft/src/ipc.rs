@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use level_zero_sys::*;
 
-use crate::device::{Access, Backing, Origin, Range, lock};
 use crate::entry::{Done, Refusal, entry};
 use crate::export::{Bytes, Way};
 use crate::memory::{Allocation, DEVICE_PAGE, Source, window};
 use crate::pointer::put;
 use crate::state::{State, handle};
+use soft_device::{Access, Backing, Origin, Range, lock};
 
 /// The version that brought putting back: before it, whoever asked for a handle closes its fd.
 const PUTTING_BACK: u32 = make_version(1, 6);
@@ -139,7 +139,7 @@ pub(crate) unsafe extern "C" fn open_ipc_handle(
         let (backing, origin) = Backing::opened(file.as_fd(), bytes.fd)?;
         // The file knows better than the bytes whether the host may touch it.
         let kind = match origin {
-            Origin::Device => ZE_MEMORY_TYPE_DEVICE,
+            Origin::Device(_) => ZE_MEMORY_TYPE_DEVICE,
             Origin::Host => ZE_MEMORY_TYPE_HOST,
             Origin::Foreign | Origin::DmaBuf => bytes.kind,
         };

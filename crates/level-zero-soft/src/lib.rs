@@ -6,7 +6,7 @@
 //!
 //! `docs/level-zero-soft.md` has its settings and what it does differently from a GPU's driver.
 //!
-//! Three floors: [`device`] is memory, streams and events, and knows nothing of Level Zero; the modules beside it are the
+//! Three floors: the crate `soft-device` is memory, streams and events, and knows nothing of Level Zero; the modules here are the
 //! interface; [`tables`] is what the loader asks for.
 
 #![allow(non_snake_case, reason = "the specification's names")]
@@ -18,14 +18,12 @@ compile_error!("the driver needs 64-bit Linux");
 mod append;
 mod context;
 mod control;
-mod device;
 mod device_info;
 mod driver;
 mod entry;
 mod event;
 mod export;
 mod fence;
-mod handles;
 mod ipc;
 mod list;
 mod memory;

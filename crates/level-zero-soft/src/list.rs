@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex};
 
 use level_zero_sys::*;
 
-use crate::device::{Command, Event, Stream, Timeout, Work, lock};
 use crate::entry::{Done, Refusal, entry};
 use crate::pointer::{get, put};
 use crate::queue::{GROUPS, Traits, timeout};
 use crate::state::{Device, State, handle, number};
+use soft_device::{Command, Event, Stream, Timeout, Work, lock};
 
 pub(crate) struct List {
     pub(crate) context: ze_context_handle_t,
@@ -190,7 +190,7 @@ pub(crate) unsafe extern "C" fn create_clone(
 }
 
 pub(crate) unsafe extern "C" fn destroy(list: ze_command_list_handle_t) -> ze_result_t {
-    entry("zeCommandListDestroy", |state| state.lists.remove(number(list.0)).map(drop))
+    entry("zeCommandListDestroy", |state| Ok(state.lists.remove(number(list.0)).map(drop)?))
 }
 
 pub(crate) unsafe extern "C" fn close(list: ze_command_list_handle_t) -> ze_result_t {

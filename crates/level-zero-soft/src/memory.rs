@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use level_zero_sys::*;
 
-use crate::device::{Access, Backing, Mapping, Origin, Range, lock};
 use crate::entry::{Done, Refusal, entry};
 use crate::pointer::{get, put, put_if_wanted};
 use crate::state::{Device, State, handle};
+use soft_device::{Access, Backing, Mapping, Origin, Range, lock};
 
 /// The pages of devices, in bytes.
 pub(crate) const DEVICE_PAGE: usize = 64 << 10;
@@ -208,7 +208,10 @@ fn allocate(
         None => {
             let mut charges = device.map_or(Ok(Vec::new()), |device| device.charge(rounded as u64))?;
             charges.push(state.charge_fd()?);
-            let origin = if kind == ZE_MEMORY_TYPE_DEVICE { Origin::Device } else { Origin::Host };
+            let origin = match kind {
+                ZE_MEMORY_TYPE_DEVICE => Origin::Device(device.map_or(0, |device| device.index)),
+                _ => Origin::Host,
+            };
             let backing = Backing::new(rounded, origin, charges)?;
             let file = backing.file().ok_or(ZE_RESULT_ERROR_UNKNOWN)?;
             let window = window(state, kind, rounded, alignment, file)?;

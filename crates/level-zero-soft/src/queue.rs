@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use level_zero_sys::*;
 
-use crate::device::{Stream, Timeout};
 use crate::entry::{Done, Refusal, entry};
 use crate::pointer::{array, get, put};
 use crate::state::{Device, handle, number};
+use soft_device::{Stream, Timeout};
 
 /// A group of queues that can do the same.
 pub(crate) struct Group {
@@ -95,7 +95,7 @@ pub(crate) unsafe extern "C" fn create(
 }
 
 pub(crate) unsafe extern "C" fn destroy(queue: ze_command_queue_handle_t) -> ze_result_t {
-    entry("zeCommandQueueDestroy", |state| state.queues.remove(number(queue.0)).map(drop))
+    entry("zeCommandQueueDestroy", |state| Ok(state.queues.remove(number(queue.0)).map(drop)?))
 }
 
 pub(crate) unsafe extern "C" fn execute(

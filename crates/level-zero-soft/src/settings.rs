@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use level_zero_sys::{ZE_API_VERSION_1_0, ZE_API_VERSION_CURRENT, make_version, ze_api_version_t};
+use soft_device::Variables;
 
 /// How handles for other processes work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,21 +46,11 @@ impl Settings {
     /// # Errors
     /// The variable that is wrong, and what would be right.
     pub(crate) fn read(find: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
-        let find =
-            |name: &str| find(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
-        let number = |name: &str, default: u64, least: u64, most: u64| match find(name) {
-            None => Ok(default),
-            Some(text) => bytes(&text).filter(|value| (least..=most).contains(value)).ok_or(format!(
-                "{name}={text}: a number from {least} to {most} is expected (K, M, G and T multiply)"
-            )),
-        };
-        let choice = |name: &str, choices: &[&str]| match find(name) {
-            None => Ok(0),
-            Some(text) => choices
-                .iter()
-                .position(|choice| *choice == text)
-                .ok_or(format!("{name}={text}: one of {} is expected", choices.join(", "))),
-        };
+        let variables = Variables(find);
+        let find = |name: &str| variables.text(name);
+        let number =
+            |name: &str, default: u64, least: u64, most: u64| variables.number(name, default, least, most);
+        let choice = |name: &str, choices: &[&str]| variables.choice(name, choices);
         let memory = number("ZE_SOFT_MEMORY", 1 << 30, 1 << 16, 1 << 46)?;
         Ok(Self {
             devices: small(number("ZE_SOFT_DEVICES", 2, 1, 64)?),
@@ -90,17 +81,6 @@ impl Settings {
 
 fn small(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
-}
-
-fn bytes(text: &str) -> Option<u64> {
-    let (digits, shift) = match text.as_bytes().last()? {
-        b'K' => (&text[..text.len() - 1], 10),
-        b'M' => (&text[..text.len() - 1], 20),
-        b'G' => (&text[..text.len() - 1], 30),
-        b'T' => (&text[..text.len() - 1], 40),
-        _ => (text, 0),
-    };
-    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 fn range(text: &str) -> Option<(usize, usize)> {

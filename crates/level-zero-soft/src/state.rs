@@ -7,17 +7,16 @@ use std::sync::{Arc, Mutex, OnceLock};
 use level_zero_sys::*;
 
 use crate::context::Context;
-use crate::device::{Addresses, Budget, Charge, Error, Faults, Health, Server, lock};
 use crate::entry::{Done, Refusal};
 use crate::event::{EventObject, EventPool};
 use crate::export::Exports;
 use crate::fence::FenceObject;
-use crate::handles::Handles;
 use crate::list::List;
 use crate::memory::Allocation;
 use crate::queue::Queue;
 use crate::settings::{Ipc, Settings};
 use crate::virtual_memory::{Physical, Reservation};
+use soft_device::{Addresses, Budget, Charge, Error, Faults, Handles, Health, Server, lock};
 
 /// A device or a part of one.
 #[derive(Debug)]
@@ -213,17 +212,18 @@ impl State {
             Ipc::Classic => return Ok(Way::Local),
             Ipc::OpaquePidfd => {
                 // Processes that may trace this one anyway may still take it.
-                let _ = crate::device::allow_everyone();
+                let _ = soft_device::allow_everyone();
                 Way::Pidfd
             }
-            Ipc::Opaque if crate::device::allow_everyone().is_ok() => Way::Pidfd,
+            Ipc::Opaque if soft_device::allow_everyone().is_ok() => Way::Pidfd,
             Ipc::Opaque | Ipc::OpaqueSocket => Way::Socket,
         };
         if way == Way::Socket {
             let mut server = lock(&self.server);
             if server.is_none() {
-                *server =
-                    Some(Server::start(|number| -> Option<OwnedFd> { self.exports.duplicate(number) })?);
+                *server = Some(Server::start(crate::export::SOCKET, |number| -> Option<OwnedFd> {
+                    self.exports.duplicate(number)
+                })?);
             }
         }
         Ok(way)

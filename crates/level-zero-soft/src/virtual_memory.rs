@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use level_zero_sys::*;
 
-use crate::device::{Access, Backing, Mapping, Origin, Range, lock};
 use crate::entry::{Done, Refusal, entry};
 use crate::memory::{Allocation, DEVICE_PAGE, Source};
 use crate::pointer::{get, put};
 use crate::state::{Device, State, handle, number};
+use soft_device::{Access, Backing, Mapping, Origin, Range, lock};
 
 /// Pages of mappings of at least this size, in bytes.
 const LARGE_PAGE: usize = 2 << 20;
@@ -69,7 +69,9 @@ pub(crate) unsafe extern "C" fn physical_create(
         charges.push(state.charge_fd()?);
         let (kind, origin) = match on_host {
             true => (ZE_MEMORY_TYPE_HOST, Origin::Host),
-            false => (ZE_MEMORY_TYPE_DEVICE, Origin::Device),
+            false => {
+                (ZE_MEMORY_TYPE_DEVICE, Origin::Device(device.as_ref().map_or(0, |device| device.index)))
+            }
         };
         let backing = Arc::new(Backing::new(desc.size, origin, charges)?);
         let made = Physical { id: state.id(), context, kind, device, backing, size: desc.size };
@@ -92,7 +94,7 @@ pub(crate) unsafe extern "C" fn physical_destroy(
             return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
         }
         state.exports.forget(there.id);
-        state.physical.remove(number(physical.0)).map(drop)
+        Ok(state.physical.remove(number(physical.0)).map(drop)?)
     })
 }
 

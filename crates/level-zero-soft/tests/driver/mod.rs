@@ -225,12 +225,16 @@ impl User {
 
     /// Asks for faults from now on.
     pub(crate) fn faults(&self, faults: &std::ffi::CStr) -> ze_result_t {
+        self.fault_setter()(faults)
+    }
+
+    /// What asks for faults, without a call of the driver's that might fail by one.
+    pub(crate) fn fault_setter(&self) -> impl Fn(&std::ffi::CStr) -> ze_result_t + use<> {
         type Set = unsafe extern "C" fn(*const std::ffi::c_char) -> ze_result_t;
         // SAFETY: the function has this prototype.
-        unsafe {
-            let set: Set = std::mem::transmute(self.function(c"zeSoftSetFaults").unwrap());
-            set(faults.as_ptr())
-        }
+        let set: Set = unsafe { std::mem::transmute(self.function(c"zeSoftSetFaults").unwrap()) };
+        // SAFETY: as above.
+        move |faults| unsafe { set(faults.as_ptr()) }
     }
 
     pub(crate) fn function(&self, name: &std::ffi::CStr) -> Answer<*mut std::ffi::c_void> {

@@ -3,11 +3,11 @@
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
-use super::{Access, Error, Result, sys};
+use crate::{Access, Error, Result, sys};
 
 /// Addresses that belong to this value, and go when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub struct Mapping {
     start: NonNull<u8>,
     size: usize,
 }
@@ -19,13 +19,13 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// All of a file, for reading and writing.
-    pub(crate) fn of(file: BorrowedFd<'_>, size: usize) -> Result<Self> {
+    pub fn of(file: BorrowedFd<'_>, size: usize) -> Result<Self> {
         let start = sys::map(file, size).map_err(Error::of("mmap"))?;
         Ok(Self { start, size })
     }
 
     /// Addresses where nothing can be accessed, aligned to `alignment` (a power of two).
-    pub(crate) fn reserve(size: usize, alignment: usize) -> Result<Self> {
+    pub fn reserve(size: usize, alignment: usize) -> Result<Self> {
         let failed = Error::of("mmap");
         let page = sys::page_size();
         if alignment <= page {
@@ -49,13 +49,13 @@ impl Mapping {
     }
 
     /// As [`Mapping::reserve`], at an address; fails if something is there.
-    pub(crate) fn reserve_at(address: usize, size: usize) -> Result<Self> {
+    pub fn reserve_at(address: usize, size: usize) -> Result<Self> {
         let start = sys::reserve(Some(address), size).map_err(Error::of("mmap"))?;
         Ok(Self { start, size })
     }
 
     /// Shows a part of a file at `offset`, or takes what is there away.
-    pub(crate) fn show(
+    pub fn show(
         &self,
         offset: usize,
         size: usize,
@@ -70,15 +70,18 @@ impl Mapping {
             .map_err(Error::of("mmap"))
     }
 
-    pub(crate) fn start(&self) -> *mut u8 {
+    /// Where it begins.
+    pub fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    pub(crate) fn address(&self) -> usize {
+    /// Where it begins, as a number.
+    pub fn address(&self) -> usize {
         self.start.addr().get()
     }
 
-    pub(crate) fn size(&self) -> usize {
+    /// Its size in bytes.
+    pub fn size(&self) -> usize {
         self.size
     }
 }

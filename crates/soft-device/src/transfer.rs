@@ -16,23 +16,29 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use super::{Error, Result, sys};
+use crate::{Error, Result, sys};
 
 /// How long either side waits for the other.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Lets all processes of this user take fds from this one. Fails where the kernel has no yama to ask.
-pub(crate) fn allow_everyone() -> Result<()> {
+/// Lets all processes of this user take fds from this one.
+///
+/// # Errors
+/// The kernel has no yama to ask.
+pub fn allow_everyone() -> Result<()> {
     sys::allow_tracing_by_all().map_err(Error::of("prctl"))
 }
 
 /// Takes an fd from another process. There is no second way where that is refused.
-pub(crate) fn fetch_by_pid(pid: i32, fd: i32) -> Result<OwnedFd> {
+///
+/// # Errors
+/// [`Error::NoFd`] if the kernel refuses.
+pub fn fetch_by_pid(pid: i32, fd: i32) -> Result<OwnedFd> {
     sys::fd_of_process(pid, fd).map_err(|errno| Error::NoFd { pid, why: errno.to_string() })
 }
 
-fn address(pid: i32) -> core::result::Result<SocketAddrUnix, Errno> {
-    SocketAddrUnix::new_abstract_name(format!("ze_soft_ipc_{pid}").as_bytes())
+fn address(name: &str, pid: i32) -> core::result::Result<SocketAddrUnix, Errno> {
+    SocketAddrUnix::new_abstract_name(format!("{name}_{pid}").as_bytes())
 }
 
 fn socket() -> core::result::Result<OwnedFd, Errno> {
@@ -43,12 +49,15 @@ fn socket() -> core::result::Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// Asks another process for one of its fds.
-pub(crate) fn fetch_by_socket(pid: i32, fd: i32) -> Result<OwnedFd> {
+/// Asks another process, in which a [`Server`] of this name answers, for one of its fds.
+///
+/// # Errors
+/// [`Error::NoFd`] if it does not answer, or gives none.
+pub fn fetch_by_socket(name: &str, pid: i32, fd: i32) -> Result<OwnedFd> {
     let failed = |errno: Errno| Error::NoFd { pid, why: errno.to_string() };
     let ask = || {
         let socket = socket()?;
-        rustix::net::connect(&socket, &address(pid)?)?;
+        rustix::net::connect(&socket, &address(name, pid)?)?;
         rustix::net::send(&socket, &fd.to_ne_bytes(), SendFlags::NOSIGNAL)?;
         let mut answer = [0_u8];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -72,15 +81,19 @@ pub(crate) fn fetch_by_socket(pid: i32, fd: i32) -> Result<OwnedFd> {
 }
 
 /// The thread that hands out the fds of this process, to processes of the same user.
-pub(crate) struct Server {
+pub struct Server {
     listener: Arc<OwnedFd>,
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Answers from now on; `find` gives the fd for a number, if that is one that may be had.
-    pub(crate) fn start(find: impl Fn(i32) -> Option<OwnedFd> + Send + 'static) -> Result<Self> {
+    /// Answers from now on, on the abstract socket `<name>_<pid>`; `find` gives the fd for a number, if that is one that may be
+    /// had.
+    ///
+    /// # Errors
+    /// The socket cannot be made, or the thread.
+    pub fn start(name: &str, find: impl Fn(i32) -> Option<OwnedFd> + Send + 'static) -> Result<Self> {
         let listen = || {
             let listener = rustix::net::socket_with(
                 AddressFamily::UNIX,
@@ -88,7 +101,7 @@ impl Server {
                 SocketFlags::CLOEXEC,
                 None,
             )?;
-            rustix::net::bind(&listener, &address(rustix::process::getpid().as_raw_nonzero().get())?)?;
+            rustix::net::bind(&listener, &address(name, rustix::process::getpid().as_raw_nonzero().get())?)?;
             rustix::net::listen(&listener, 64)?;
             Ok(Arc::new(listener))
         };
@@ -97,7 +110,7 @@ impl Server {
         let is_over = Arc::<AtomicBool>::default();
         let over = Arc::clone(&is_over);
         let thread = std::thread::Builder::new()
-            .name("ze-soft-ipc".into())
+            .name("soft-device-ipc".into())
             .spawn(move || {
                 while !over.load(Ordering::Acquire) {
                     match rustix::net::accept_with(&shared, SocketFlags::CLOEXEC) {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{Command, Error, Result, lock};
+use crate::{Command, Error, Result, lock};
 
 /// How long a thread without work stays.
 const IDLE: Duration = Duration::from_millis(50);
@@ -15,14 +15,16 @@ const SLICE: Duration = Duration::from_millis(10);
 
 /// How long to wait.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Timeout {
+pub enum Timeout {
+    /// So long.
     After(Duration),
+    /// For ever.
     Never,
 }
 
 impl Timeout {
     /// What is left of it; nothing once it is over.
-    pub(crate) fn left(self, begun: Instant) -> Option<Duration> {
+    pub fn left(self, begun: Instant) -> Option<Duration> {
         match self {
             Self::Never => Some(Duration::MAX),
             Self::After(time) => time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()),
@@ -32,35 +34,43 @@ impl Timeout {
 
 /// Whether a device is there.
 #[derive(Debug, Default)]
-pub(crate) struct Health(AtomicBool);
+pub struct Health(AtomicBool);
 
 impl Health {
-    pub(crate) fn lose(&self) {
+    /// The device is gone, for good.
+    pub fn lose(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Whether it is there.
+    ///
+    /// # Errors
+    /// [`Error::Lost`].
+    pub fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Acquire) { Err(Error::Lost) } else { Ok(()) }
     }
 }
 
 /// Tells that what was submitted before is done.
 #[derive(Debug, Default)]
-pub(crate) struct Fence {
+pub struct Fence {
     done: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Fence {
-    pub(crate) fn new(is_done: bool) -> Self {
+    /// A fence that is signalled, or not.
+    pub fn new(is_done: bool) -> Self {
         Self { done: Mutex::new(is_done), changed: Condvar::new() }
     }
 
-    pub(crate) fn is_done(&self) -> bool {
+    /// Whether it is signalled.
+    pub fn is_done(&self) -> bool {
         *lock(&self.done)
     }
 
-    pub(crate) fn reset(&self) {
+    /// Not signalled any more.
+    pub fn reset(&self) {
         *lock(&self.done) = false;
     }
 
@@ -69,7 +79,11 @@ impl Fence {
         self.changed.notify_all();
     }
 
-    pub(crate) fn wait(&self, timeout: Timeout, health: &Health) -> Result<()> {
+    /// Waits until it is signalled.
+    ///
+    /// # Errors
+    /// [`Error::NotReady`] after the time, [`Error::Lost`].
+    pub fn wait(&self, timeout: Timeout, health: &Health) -> Result<()> {
         let begun = Instant::now();
         let mut done = lock(&self.done);
         while !*done {
@@ -109,15 +123,16 @@ struct Shared {
 }
 
 /// Commands in order.
-pub(crate) struct Stream(Arc<Shared>);
+pub struct Stream(Arc<Shared>);
 
 impl Stream {
-    pub(crate) fn new(health: Arc<Health>, delay: Duration) -> Self {
+    /// A stream of a device, each of whose commands lasts at least `delay`.
+    pub fn new(health: Arc<Health>, delay: Duration) -> Self {
         Self(Arc::new(Shared { state: Mutex::default(), changed: Condvar::new(), health, delay }))
     }
 
     /// Executes commands after all that were submitted before, and then signals the fence.
-    pub(crate) fn submit(&self, commands: Arc<Vec<Command>>, fence: Option<Arc<Fence>>) -> Result<()> {
+    pub fn submit(&self, commands: Arc<Vec<Command>>, fence: Option<Arc<Fence>>) -> Result<()> {
         self.0.health.check()?;
         let mut state = lock(&self.0.state);
         if let Some(error) = &state.failed {
@@ -134,7 +149,7 @@ impl Stream {
             let _ = thread.join();
         }
         let shared = Arc::clone(&self.0);
-        let thread = std::thread::Builder::new().name("ze-soft".into()).spawn(move || shared.run());
+        let thread = std::thread::Builder::new().name("soft-device".into()).spawn(move || shared.run());
         match thread {
             Ok(thread) => {
                 state.thread = Some(thread);
@@ -151,7 +166,7 @@ impl Stream {
     }
 
     /// Waits until everything that was submitted is done.
-    pub(crate) fn wait(&self, timeout: Timeout) -> Result<()> {
+    pub fn wait(&self, timeout: Timeout) -> Result<()> {
         let begun = Instant::now();
         let mut state = lock(&self.0.state);
         let wanted = state.submitted;

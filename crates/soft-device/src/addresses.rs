@@ -4,26 +4,29 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::span::Piece;
-use super::{Access, Backing, Error, Result, Span, sys};
+use crate::span::Piece;
+use crate::{Access, Backing, Error, Result, Span, sys};
 
 /// Addresses that show a part of some pages.
 #[derive(Clone, Debug)]
-pub(crate) struct Range<T> {
-    pub(crate) size: usize,
+pub struct Range<T> {
+    /// Bytes that were asked for.
+    pub size: usize,
     /// The addresses that it takes, in bytes: whole pages.
-    pub(crate) room: usize,
-    pub(crate) backing: Arc<Backing>,
+    pub room: usize,
+    /// The pages.
+    pub backing: Arc<Backing>,
     /// Where in the pages it begins.
-    pub(crate) offset: usize,
+    pub offset: usize,
     /// What the device may do there.
-    pub(crate) access: Access,
-    pub(crate) owner: T,
+    pub access: Access,
+    /// What the interface keeps with it.
+    pub owner: T,
 }
 
 /// All ranges by their first address.
 #[derive(Debug)]
-pub(crate) struct Addresses<T>(RwLock<BTreeMap<usize, Range<T>>>);
+pub struct Addresses<T>(RwLock<BTreeMap<usize, Range<T>>>);
 
 impl<T> Default for Addresses<T> {
     fn default() -> Self {
@@ -32,12 +35,13 @@ impl<T> Default for Addresses<T> {
 }
 
 impl<T: Clone> Addresses<T> {
-    pub(crate) fn insert(&self, start: usize, range: Range<T>) {
+    /// Adds a range that begins at `start`.
+    pub fn insert(&self, start: usize, range: Range<T>) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).insert(start, range);
     }
 
     /// Removes the range that begins at `start`, if it is as `is_it` says.
-    pub(crate) fn remove(&self, start: usize, is_it: impl FnOnce(&Range<T>) -> bool) -> Option<Range<T>> {
+    pub fn remove(&self, start: usize, is_it: impl FnOnce(&Range<T>) -> bool) -> Option<Range<T>> {
         let mut ranges = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if !ranges.get(&start).is_some_and(is_it) {
             return None;
@@ -46,34 +50,34 @@ impl<T: Clone> Addresses<T> {
     }
 
     /// Changes the range that begins at `start`.
-    pub(crate) fn change(&self, start: usize, change: impl FnOnce(&mut Range<T>)) {
+    pub fn change(&self, start: usize, change: impl FnOnce(&mut Range<T>)) {
         if let Some(range) = self.0.write().unwrap_or_else(PoisonError::into_inner).get_mut(&start) {
             change(range);
         }
     }
 
     /// The range that an address is in, and where that begins.
-    pub(crate) fn find(&self, address: usize) -> Option<(usize, Range<T>)> {
+    pub fn find(&self, address: usize) -> Option<(usize, Range<T>)> {
         let ranges = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let (start, range) = ranges.range(..=address).next_back()?;
         (address - start < range.size).then(|| (*start, range.clone()))
     }
 
     /// All ranges that begin within `start..end`.
-    pub(crate) fn within(&self, start: usize, end: usize) -> Vec<(usize, Range<T>)> {
+    pub fn within(&self, start: usize, end: usize) -> Vec<(usize, Range<T>)> {
         let ranges = self.0.read().unwrap_or_else(PoisonError::into_inner);
         ranges.range(start..end.max(start)).map(|(start, range)| (*start, range.clone())).collect()
     }
 
     /// All ranges that `is_it` says.
-    pub(crate) fn all(&self, is_it: impl Fn(&Range<T>) -> bool) -> Vec<usize> {
+    pub fn all(&self, is_it: impl Fn(&Range<T>) -> bool) -> Vec<usize> {
         let ranges = self.0.read().unwrap_or_else(PoisonError::into_inner);
         ranges.iter().filter(|(_, range)| is_it(range)).map(|(start, _)| *start).collect()
     }
 
     /// What a command works on: memory of the device, which it has to stay within, or the application's own. `check` sees each
     /// range and may refuse; `is_reserved` says whether addresses where nothing is are the device's all the same.
-    pub(crate) fn span<E: From<Error>>(
+    pub fn span<E: From<Error>>(
         &self,
         address: usize,
         size: usize,

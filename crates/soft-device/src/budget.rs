@@ -5,18 +5,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Something of which there is so much.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub struct Budget {
     limit: u64,
     used: AtomicU64,
 }
 
 impl Budget {
-    pub(crate) fn new(limit: u64) -> Arc<Self> {
+    /// So much, all of it free.
+    pub fn new(limit: u64) -> Arc<Self> {
         Arc::new(Self { limit, used: AtomicU64::new(0) })
     }
 
     /// Takes so much, until the charge is dropped; says what is left if that is less.
-    pub(crate) fn take(self: &Arc<Self>, amount: u64) -> Result<Charge, u64> {
+    pub fn take(self: &Arc<Self>, amount: u64) -> Result<Charge, u64> {
         let limit = self.limit;
         self.used
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
@@ -26,18 +27,20 @@ impl Budget {
         Ok(Charge { budget: Arc::clone(self), amount })
     }
 
-    pub(crate) fn limit(&self) -> u64 {
+    /// How much there is.
+    pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    pub(crate) fn used(&self) -> u64 {
+    /// How much of it is in use.
+    pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 }
 
 /// A part of a budget that is in use.
 #[derive(Debug)]
-pub(crate) struct Charge {
+pub struct Charge {
     budget: Arc<Budget>,
     amount: u64,
 }

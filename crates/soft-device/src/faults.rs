@@ -3,11 +3,11 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::lock;
+use crate::lock;
 
 /// What happens instead of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+pub enum Action {
     /// It answers this, and does nothing.
     Answer(u32),
     /// All devices are lost, and it answers so.
@@ -33,7 +33,7 @@ struct Fault {
 
 /// The faults that are wanted.
 #[derive(Debug, Default)]
-pub(crate) struct Faults {
+pub struct Faults {
     any: AtomicBool,
     list: Mutex<Vec<Fault>>,
 }
@@ -44,13 +44,12 @@ impl Faults {
     ///
     /// # Errors
     /// What is wrong in it.
-    pub(crate) fn set(&self, text: &str, answer: impl Fn(&str) -> Option<u32>) -> Result<(), String> {
+    pub fn set(&self, text: &str, answer: impl Fn(&str) -> Option<u32>) -> Result<(), String> {
         let mut faults = Vec::new();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             faults.push(parse(part, &answer).ok_or_else(|| {
                 format!(
-                    "{part}: a fault is function:which=answer, as in zeMemAllocDevice:3=ZE_RESULT_ERROR_DEVICE_LOST; \
-                     which is 3, 3+ or *, and an answer may be `lose`"
+                    "{part}: a fault is function:which=answer, with `which` 3, 3+ or *, and an answer may be `lose`"
                 )
             })?);
         }
@@ -61,7 +60,7 @@ impl Faults {
     }
 
     /// A call begins: what happens instead of it, if anything.
-    pub(crate) fn hit(&self, function: &str) -> Option<Action> {
+    pub fn hit(&self, function: &str) -> Option<Action> {
         if !self.any.load(Ordering::Relaxed) {
             return None;
         }

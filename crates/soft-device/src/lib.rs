@@ -1,5 +1,5 @@
-//! A device in software: memory, streams of commands, events, and faults on demand. Nothing here knows the interface that
-//! it is shown through.
+//! A device in software, of which drivers for tests are made: memory, streams of commands, events, and faults on demand. Nothing
+//! here knows the interface that it is shown through.
 //!
 //! Memory of the device is a memfd. The application gets addresses at which nothing can be accessed; the threads that execute
 //! commands reach the same pages through a mapping of their own. So memory that only a device may touch traps when the
@@ -11,34 +11,42 @@ mod budget;
 mod command;
 mod event;
 mod faults;
+mod handles;
 mod mapping;
 mod span;
 mod stream;
 mod sys;
 mod transfer;
+mod variables;
 
-pub(crate) use addresses::{Addresses, Range};
-pub(crate) use backing::{Backing, Origin};
-pub(crate) use budget::{Budget, Charge};
-pub(crate) use command::{Boxes, Callback, Command, Work};
-pub(crate) use event::{Event, EventSlots, now};
-pub(crate) use faults::{Action, Faults};
-pub(crate) use mapping::Mapping;
-pub(crate) use span::Span;
-pub(crate) use stream::{Fence, Health, Stream, Timeout};
-pub(crate) use transfer::{Server, allow_everyone, fetch_by_pid, fetch_by_socket};
+pub use addresses::{Addresses, Range};
+pub use backing::{Backing, Origin};
+pub use budget::{Budget, Charge};
+pub use command::{Boxes, Callback, Command, Work};
+pub use event::{Event, EventSlots, now};
+pub use faults::{Action, Faults};
+pub use handles::Handles;
+pub use mapping::Mapping;
+pub use span::Span;
+pub use stream::{Fence, Health, Stream, Timeout};
+pub use transfer::{Server, allow_everyone, fetch_by_pid, fetch_by_socket};
+pub use variables::Variables;
 
 /// What may be done with memory at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Access {
+pub enum Access {
+    /// Nothing at all.
     Nothing,
+    /// Reading.
     Read,
+    /// Reading and writing.
     ReadWrite,
 }
 
 /// Why the device did not do what it should.
 #[derive(Clone, Debug, thiserror::Error)]
-pub(crate) enum Error {
+#[allow(missing_docs, reason = "the messages say what happened")]
+pub enum Error {
     #[error("the device has {left} bytes left, and {wanted} are needed")]
     OutOfDeviceMemory { wanted: u64, left: u64 },
     #[error("the driver may hold {limit} fds, and holds them")]
@@ -55,21 +63,24 @@ pub(crate) enum Error {
     NotMemory { fd: i32, why: &'static str },
     #[error("the fd of process {pid} cannot be had: {why}")]
     NoFd { pid: i32, why: String },
+    #[error("{handle:#x} is no handle of such an object")]
+    NoHandle { handle: usize },
     #[error("{call}: {errno}")]
     System { call: &'static str, errno: rustix::io::Errno },
 }
 
 impl Error {
     /// For `map_err`: the call that failed.
-    pub(crate) fn of(call: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
+    pub fn of(call: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
         move |errno| Self::System { call, errno }
     }
 }
 
-pub(crate) type Result<T> = core::result::Result<T, Error>;
+/// What most of this crate returns.
+pub type Result<T> = core::result::Result<T, Error>;
 
 /// Locks, whatever became of a thread that had the lock before: what is behind these locks is whole between any two
 /// statements that change it.
-pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -2,22 +2,27 @@
 
 use std::ffi::c_void;
 
-use super::{Event, Result, Span, Timeout, now};
+use crate::{Event, Result, Span, Timeout, now};
 
 /// A box in two memories: bytes of a row, rows of a slice, slices.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Boxes {
-    pub(crate) row: usize,
-    pub(crate) rows: usize,
-    pub(crate) slices: usize,
+pub struct Boxes {
+    /// Bytes of a row.
+    pub row: usize,
+    /// Rows of a slice.
+    pub rows: usize,
+    /// Slices of the box.
+    pub slices: usize,
     /// From the beginning of each span, in bytes: where the box begins, one row to the next, one slice to the next.
-    pub(crate) to: (usize, usize, usize),
-    pub(crate) from: (usize, usize, usize),
+    pub to: (usize, usize, usize),
+    /// As `to`, where it is read.
+    pub from: (usize, usize, usize),
 }
 
 /// What a command does.
 #[derive(Clone, Debug)]
-pub(crate) enum Work {
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Work {
     /// Only waits and signals.
     Nothing,
     Copy {
@@ -47,9 +52,11 @@ pub(crate) enum Work {
 
 /// A function of the application.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Callback {
-    pub(crate) function: unsafe extern "C" fn(*mut c_void),
-    pub(crate) data: *mut c_void,
+pub struct Callback {
+    /// What is called.
+    pub function: unsafe extern "C" fn(*mut c_void),
+    /// With what.
+    pub data: *mut c_void,
 }
 
 // SAFETY: the application gave function and data to be called from another thread.
@@ -59,19 +66,18 @@ unsafe impl Sync for Callback {}
 
 /// Something to do, once these events are signalled, and the event to signal then.
 #[derive(Clone, Debug)]
-pub(crate) struct Command {
-    pub(crate) wait: Vec<Event>,
-    pub(crate) work: Work,
-    pub(crate) signal: Option<Event>,
+pub struct Command {
+    /// What it waits for.
+    pub wait: Vec<Event>,
+    /// What it does then.
+    pub work: Work,
+    /// What it signals in the end.
+    pub signal: Option<Event>,
 }
 
 impl Command {
     /// Waits, works, signals. `check` says whether to go on waiting, `pace` makes it last.
-    pub(crate) fn execute(
-        &self,
-        check: impl Fn() -> Result<()>,
-        pace: impl Fn() -> Result<()>,
-    ) -> Result<()> {
+    pub fn execute(&self, check: impl Fn() -> Result<()>, pace: impl Fn() -> Result<()>) -> Result<()> {
         for event in &self.wait {
             event.wait(Timeout::Never, &check)?;
         }
@@ -127,7 +133,7 @@ impl Boxes {
     }
 
     /// How many bytes from the beginning of a span the box reaches; nothing if that is more than there are addresses.
-    pub(crate) fn reach(&self, (start, pitch, slice_pitch): (usize, usize, usize)) -> Option<usize> {
+    pub fn reach(&self, (start, pitch, slice_pitch): (usize, usize, usize)) -> Option<usize> {
         let slices = self.slices.checked_sub(1)?.checked_mul(slice_pitch)?;
         let rows = self.rows.checked_sub(1)?.checked_mul(pitch)?;
         start.checked_add(slices)?.checked_add(rows)?.checked_add(self.row)

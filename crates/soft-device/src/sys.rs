@@ -8,7 +8,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::Access;
+use crate::Access;
 
 type Result<T> = core::result::Result<T, Errno>;
 

@@ -3,20 +3,22 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::Backing;
+use crate::Backing;
 
 /// Bytes in one piece, kept as long as the command that works on them.
 #[derive(Clone, Debug)]
-pub(crate) struct Piece {
-    pub(crate) start: NonNull<u8>,
-    pub(crate) size: usize,
+pub struct Piece {
+    /// Where it begins.
+    pub start: NonNull<u8>,
+    /// Its size in bytes.
+    pub size: usize,
     /// Absent for memory of the application, which has to keep it.
-    pub(crate) _backing: Option<Arc<Backing>>,
+    pub _backing: Option<Arc<Backing>>,
 }
 
 /// A range of addresses, in the pieces that it consists of.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Span {
+pub struct Span {
     pieces: Vec<Piece>,
     size: usize,
 }
@@ -28,12 +30,14 @@ unsafe impl Send for Span {}
 unsafe impl Sync for Span {}
 
 impl Span {
-    pub(crate) fn push(&mut self, piece: Piece) {
+    /// Adds a piece at the end.
+    pub fn push(&mut self, piece: Piece) {
         self.size += piece.size;
         self.pieces.push(piece);
     }
 
-    pub(crate) fn size(&self) -> usize {
+    /// Its size in bytes.
+    pub fn size(&self) -> usize {
         self.size
     }
 
@@ -51,7 +55,7 @@ impl Span {
     }
 
     /// Copies `size` bytes, as far as both have them.
-    pub(crate) fn copy(&self, offset: usize, from: &Self, from_offset: usize, size: usize) {
+    pub fn copy(&self, offset: usize, from: &Self, from_offset: usize, size: usize) {
         let mut done = 0;
         while done < size {
             let left = size - done;
@@ -65,7 +69,7 @@ impl Span {
     }
 
     /// Repeats a pattern over all of it.
-    pub(crate) fn fill(&self, pattern: &[u8]) {
+    pub fn fill(&self, pattern: &[u8]) {
         if let [byte] = *pattern {
             for piece in &self.pieces {
                 // SAFETY: the piece is mapped as long as the span lives.
@@ -82,7 +86,7 @@ impl Span {
     }
 
     /// Writes bytes at an offset, as far as there is room.
-    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
         let mut done = 0;
         while let Some((target, part)) =
             self.piece(offset + done, bytes.len() - done).filter(|(_, part)| *part > 0)

@@ -9,22 +9,24 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::futex;
 
-use super::{Charge, Error, Mapping, Result, Timeout, sys};
+use crate::{Charge, Error, Mapping, Result, Timeout, sys};
 
 /// How long a wait sleeps before it looks whether the device is still there.
 const SLICE: Duration = Duration::from_millis(10);
 
 /// Nanoseconds of the clock that devices and hosts share.
-pub(crate) fn now() -> u64 {
+pub fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }
 
 /// When what an event stands for began and ended, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Times {
-    pub(crate) start: u64,
-    pub(crate) end: u64,
+pub struct Times {
+    /// When it began.
+    pub start: u64,
+    /// When it ended.
+    pub end: u64,
 }
 
 /// An event, where it lies in the file. As large as a cache line.
@@ -40,7 +42,7 @@ const SIGNALLED: u32 = 1;
 
 /// A file of events.
 #[derive(Debug)]
-pub(crate) struct EventSlots {
+pub struct EventSlots {
     file: Option<OwnedFd>,
     memory: Mapping,
     count: usize,
@@ -48,16 +50,17 @@ pub(crate) struct EventSlots {
 }
 
 impl EventSlots {
-    pub(crate) fn new(count: usize, charge: Charge) -> Result<Arc<Self>> {
+    /// A new file of so many events.
+    pub fn new(count: usize, charge: Charge) -> Result<Arc<Self>> {
         let size =
             count.checked_mul(size_of::<Slot>()).ok_or(Error::OutOfBounds { address: 0, size: count })?;
-        let file = sys::sealed_memfd("ze-soft-events", size as u64).map_err(Error::of("memfd_create"))?;
+        let file = sys::sealed_memfd("soft-events", size as u64).map_err(Error::of("memfd_create"))?;
         let memory = Mapping::of(file.as_fd(), size)?;
         Ok(Arc::new(Self { file: Some(file), memory, count, _charge: Some(charge) }))
     }
 
     /// The events of another process.
-    pub(crate) fn opened(file: BorrowedFd<'_>, number: i32) -> Result<Arc<Self>> {
+    pub fn opened(file: BorrowedFd<'_>, number: i32) -> Result<Arc<Self>> {
         let (kind, size) = sys::kind_and_size(file).map_err(Error::of("fstatfs"))?;
         let count = usize::try_from(size).unwrap_or(0) / size_of::<Slot>();
         match kind {
@@ -69,7 +72,7 @@ impl EventSlots {
     }
 
     /// A new fd of the file, for another process.
-    pub(crate) fn export(&self) -> Result<OwnedFd> {
+    pub fn export(&self) -> Result<OwnedFd> {
         let file = self
             .file
             .as_ref()
@@ -77,14 +80,15 @@ impl EventSlots {
         sys::duplicate(file.as_fd()).map_err(Error::of("fcntl"))
     }
 
-    pub(crate) fn event(self: &Arc<Self>, index: usize) -> Option<Event> {
+    /// The event at a place; nothing past the last.
+    pub fn event(self: &Arc<Self>, index: usize) -> Option<Event> {
         (index < self.count).then(|| Event { slots: Arc::clone(self), index })
     }
 }
 
 /// One event.
 #[derive(Clone, Debug)]
-pub(crate) struct Event {
+pub struct Event {
     slots: Arc<EventSlots>,
     index: usize,
 }
@@ -96,39 +100,42 @@ impl Event {
         unsafe { &*self.slots.memory.start().cast::<Slot>().add(self.index) }
     }
 
-    pub(crate) fn is_signalled(&self) -> bool {
+    /// Whether it is signalled.
+    pub fn is_signalled(&self) -> bool {
         self.slot().state.load(Ordering::Acquire) == SIGNALLED
     }
 
     /// The work that it stands for begins.
-    pub(crate) fn begin(&self) {
+    pub fn begin(&self) {
         self.slot().start.store(now(), Ordering::Relaxed);
     }
 
     /// The work that it stands for is done.
-    pub(crate) fn finish(&self) {
+    pub fn finish(&self) {
         self.slot().end.store(now(), Ordering::Relaxed);
         self.slot().state.store(SIGNALLED, Ordering::Release);
         let _ = futex::wake(&self.slot().state, futex::Flags::empty(), i32::MAX as u32);
     }
 
     /// Signalled by itself.
-    pub(crate) fn signal(&self) {
+    pub fn signal(&self) {
         self.begin();
         self.finish();
     }
 
-    pub(crate) fn reset(&self) {
+    /// Not signalled any more.
+    pub fn reset(&self) {
         self.slot().state.store(0, Ordering::Release);
     }
 
-    pub(crate) fn times(&self) -> Times {
+    /// When the work that it stands for began and ended.
+    pub fn times(&self) -> Times {
         let slot = self.slot();
         Times { start: slot.start.load(Ordering::Relaxed), end: slot.end.load(Ordering::Relaxed) }
     }
 
     /// Waits until it is signalled. `check` is asked now and then whether to go on.
-    pub(crate) fn wait(&self, timeout: Timeout, check: impl Fn() -> Result<()>) -> Result<()> {
+    pub fn wait(&self, timeout: Timeout, check: impl Fn() -> Result<()>) -> Result<()> {
         let begun = Instant::now();
         loop {
             let state = self.slot().state.load(Ordering::Acquire);
