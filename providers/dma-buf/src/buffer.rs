@@ -1,12 +1,12 @@
 //! [`DmaBuf`]: a file descriptor that is known to be a dma-buf.
 
 use std::ffi::CString;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use umf_core::{Access, Error, Result};
-use umf_memory::{Mapping, map_error};
+use umf_memory::{Mapping, is_dma_buf, map_error};
 
 use crate::sys::{self, dma_buf};
 
@@ -145,20 +145,5 @@ fn error(what: &'static str, call: &'static str, errno: Errno) -> Error {
             Error::NotSupported { what, owner: "this kernel", native: errno.raw_os_error() }
         }
         _ => Error::native(call, errno.raw_os_error()),
-    }
-}
-
-/// Whether a descriptor is a dma-buf. The kernel alone answers: it shows who exported a dma-buf in `fdinfo`, and nothing like
-/// it of any other file (Linux 5.3).
-fn is_dma_buf(fd: BorrowedFd<'_>) -> Result<bool> {
-    let path = format!("/proc/self/fdinfo/{}", fd.as_raw_fd());
-    match std::fs::read(&path) {
-        // A name may hold what is no text.
-        Ok(text) => Ok(text.split(|&byte| byte == b'\n').any(|line| line.starts_with(b"exp_name:\t"))),
-        Err(error) => Err(Error::Native {
-            call: "read of /proc/self/fdinfo",
-            native: error.raw_os_error().unwrap_or(0),
-            hint: "mount /proc: without it a dma-buf cannot be told from other files",
-        }),
     }
 }

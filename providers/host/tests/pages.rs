@@ -120,9 +120,8 @@ struct Alone {
 fn alone() -> Alone {
     static HERE: Mutex<()> = Mutex::new(());
     let here = HERE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let path =
-        std::env::temp_dir().join(format!("umf-huge-pages-{}.lock", rustix::process::geteuid().as_raw()));
-    let file = std::fs::File::create(path).ok();
+    // The kernel's own file is what all of them can lock, and nothing is left behind.
+    let file = std::fs::File::open(Reserved::FILE).ok();
     if let Some(file) = &file {
         let _ = rustix::fs::flock(file, rustix::fs::FlockOperation::LockExclusive);
     }
@@ -212,6 +211,53 @@ fn reserved_huge_pages_are_used_and_given_back() {
         free(&provider, region);
         drop(provider);
         assert_eq!(Reserved::free(), before, "{what}");
+    }
+}
+
+/// Pages of 1 GiB can hardly be had once a machine is in use: those that are set aside when it starts, as in `tests/vm/run numa`.
+#[test]
+fn pages_of_one_gibibyte() {
+    const GIB: usize = 1 << 30;
+    let free_pages = || {
+        let text =
+            std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages").ok()?;
+        text.trim().parse::<usize>().ok()
+    };
+    let _alone = alone();
+    let Some(before @ 1..) = free_pages() else {
+        println!("umf-skip: host provider: no huge pages of 1 GiB are set aside here");
+        return;
+    };
+    for (what, builder) in both().into_iter().chain([("isolated", shared().isolate(true))]) {
+        let provider =
+            builder.huge_pages(HugePages::Hugetlb { size: GIB, or_normal: false }).build().unwrap();
+        assert_eq!(provider.page_size(), GIB);
+        let region = provider.allocate(layout(5)).unwrap();
+        assert_eq!(region.size(), GIB, "{what}");
+        assert!(region.base().is_aligned_to(GIB), "{what}");
+        for place in [0, GIB - 1] {
+            // SAFETY: the first and the last byte of the region.
+            unsafe { pointer(&region).add(place).write_volatile(7) };
+        }
+        assert_eq!(smaps(&region, "KernelPageSize"), GIB, "{what}");
+        assert_eq!(free_pages(), Some(before - 1), "{what}");
+        // More than there are is an error, not a signal.
+        let error = provider.allocate(layout(before * GIB)).unwrap_err();
+        assert!(matches!(error, Error::OutOfMemory { .. }), "{what}: {error}");
+        assert!(error.to_string().contains("nr_hugepages"), "{what}: {error}");
+        if what != "private" {
+            let exported = export(&provider, &region);
+            let imports = provider.import().unwrap();
+            let imported =
+                imports.import(machine::request(&exported, GIB, umf_core::Access::ReadWrite)).unwrap();
+            // SAFETY: an import is memory until released.
+            assert_eq!(unsafe { imported.base.as_ptr().unwrap().add(GIB - 1).read_volatile() }, 7, "{what}");
+            // SAFETY: released once.
+            unsafe { imports.release(imported) }.unwrap();
+        }
+        free(&provider, region);
+        drop(provider);
+        assert_eq!(free_pages(), Some(before), "{what}");
     }
 }
 

@@ -1,0 +1,61 @@
+//! The provider over the software driver, without a loader: what the suites hold every provider to, and what this one promises
+//! besides.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+mod broken_pool;
+mod conformance;
+#[path = "../../../../crates/level-zero-soft/tests/driver/mod.rs"]
+mod driver;
+mod faults;
+mod fds;
+mod handles;
+mod over_pools;
+mod regions;
+mod residency;
+
+use std::sync::{Arc, Once};
+
+use umf_core::{Layout, Provider, Region, Result};
+use umf_provider_level_zero::{Choice, LevelZeroBuilder, LevelZeroProvider};
+
+/// The first device of the software driver. Its handles are those that can travel in every way, unless a test has it otherwise.
+fn soft() -> Choice {
+    static SET: Once = Once::new();
+    SET.call_once(|| {
+        if std::env::var_os("TESTS_DRIVER_CHILD").is_none() {
+            // SAFETY: the driver reads it when it is started, which is after this; nothing else in this process knows it.
+            unsafe { std::env::set_var("ZE_SOFT_IPC", "opaque") };
+        }
+    });
+    Choice::device(0).through(driver::library())
+}
+
+fn device() -> LevelZeroBuilder {
+    LevelZeroProvider::device(soft())
+}
+
+fn built(builder: LevelZeroBuilder) -> Arc<LevelZeroProvider> {
+    builder.build().unwrap()
+}
+
+fn allocate(provider: &LevelZeroProvider, size: usize) -> Result<Region> {
+    provider.allocate(Layout::new(size, 1)?)
+}
+
+fn free(provider: &LevelZeroProvider, region: Region) -> Result<()> {
+    // SAFETY: the tests free what they do not use any more.
+    unsafe { provider.free(region) }
+}
+
+fn put(provider: &LevelZeroProvider, region: &Region, bytes: &[u8]) {
+    // SAFETY: the region is live, and no reference into it exists.
+    unsafe { provider.transfer().unwrap().write(region.base(), bytes) }.unwrap();
+}
+
+fn get(provider: &LevelZeroProvider, region: &Region, size: usize) -> Vec<u8> {
+    let mut bytes = vec![0; size];
+    // SAFETY: as above.
+    unsafe { provider.transfer().unwrap().read(region.base(), &mut bytes) }.unwrap();
+    bytes
+}

@@ -1,0 +1,186 @@
+//! Allocating and freeing: limits, policies, properties, contexts of the application.
+
+use level_zero_sys::ZE_MEMORY_TYPE_DEVICE;
+use umf_core::{Address, Error, Layout, Property, PropertyValue, Provider};
+use umf_provider_level_zero::{FreePolicy, LevelZeroProvider, last_failure};
+
+use super::driver::{User, with};
+use super::{allocate, built, device, free, get, put, soft};
+
+#[test]
+fn regions_are_the_drivers_pages_and_what_it_says_of_them() {
+    let provider = built(device());
+    assert_eq!(provider.page_size(), 64 << 10);
+    assert_eq!(built(LevelZeroProvider::host(soft())).page_size(), 4096);
+    let region = allocate(&provider, 1).unwrap();
+    assert_eq!(region.size(), 64 << 10);
+    let properties = provider.properties().unwrap();
+    let property = |property| properties.property(&region, property).unwrap();
+    assert!(matches!(property(Property::AllocationId), PropertyValue::Number(id) if id > 0));
+    assert!(matches!(property(Property::CacheLine), PropertyValue::Number(64)));
+    assert!(matches!(property(Property::Context), PropertyValue::Handle(handle) if handle != 0));
+    assert!(matches!(property(Property::Device), PropertyValue::Handle(handle) if handle != 0));
+    assert_eq!(provider.statistics().bytes(), 64 << 10);
+    free(&provider, region).unwrap();
+    assert_eq!(provider.statistics().bytes(), 0);
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let refused =
+        |builder: umf_provider_level_zero::LevelZeroBuilder| builder.build().unwrap_err().to_string();
+    let library = super::driver::library();
+    let choice = |device| umf_provider_level_zero::Choice::device(device).through(library.clone());
+    assert!(refused(LevelZeroProvider::device(choice(2))).contains("device"), "of two devices");
+    assert!(refused(LevelZeroProvider::device(choice(0).of_driver(1))).contains("driver"));
+    assert!(refused(device().ordinal(1)).contains("ordinal"));
+    assert!(refused(device().resident([7])).contains("device"));
+    let nowhere = umf_provider_level_zero::Choice::device(0).through("/nowhere/libze_loader.so.1");
+    assert!(refused(LevelZeroProvider::device(nowhere)).contains("libze1"));
+}
+
+#[test]
+fn a_driver_that_does_not_tell_its_page_size_is_tried_and_nothing_is_left() {
+    let settings = [("ZE_SOFT_FAULTS", "zeVirtualMemQueryPageSize:*=ZE_RESULT_ERROR_UNSUPPORTED_FEATURE")];
+    with(
+        "regions::a_driver_that_does_not_tell_its_page_size_is_tried_and_nothing_is_left",
+        &settings,
+        || {
+            let user = User::direct();
+            for builder in [device(), LevelZeroProvider::shared(soft())] {
+                assert_eq!(built(builder).page_size(), 64 << 10);
+                assert_eq!((user.count(c"allocations"), user.count(c"memory")), (0, 0));
+            }
+        },
+    );
+}
+
+#[test]
+fn alignments_are_the_drivers_up_to_its_largest() {
+    let provider = built(device());
+    for align in [1, 4096, 1 << 21, 1 << 25] {
+        let region = provider.allocate(Layout::new(100, align).unwrap()).unwrap();
+        assert!(region.base().is_aligned_to(align.max(64 << 10)));
+        free(&provider, region).unwrap();
+    }
+    let refused = provider.allocate(Layout::new(100, 1 << 40).unwrap());
+    assert_eq!(refused, Err(Error::BadAlignment { align: 1 << 40 }));
+    assert_eq!(last_failure().unwrap().function(), "zeMemAllocDevice");
+}
+
+#[test]
+fn more_than_the_devices_limit_is_asked_for_as_such() {
+    let settings = [("ZE_SOFT_MAX_ALLOCATION", "1M"), ("ZE_SOFT_MEMORY", "8M")];
+    with("regions::more_than_the_devices_limit_is_asked_for_as_such", &settings, || {
+        let provider = built(device());
+        let region = allocate(&provider, 4 << 20).unwrap();
+        put(&provider, &region, &[7; 4 << 20]);
+        assert_eq!(get(&provider, &region, 4 << 20), vec![7; 4 << 20]);
+        // The memory itself is a limit that nothing relaxes.
+        let refused = allocate(&provider, 8 << 20).unwrap_err();
+        assert!(matches!(refused, Error::OutOfMemory { .. }), "{refused}");
+        let last = last_failure().unwrap().to_string();
+        assert!(last.contains("zeMemAllocDevice: ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"), "{last}");
+        free(&provider, region).unwrap();
+    });
+}
+
+#[test]
+fn every_policy_of_freeing_frees() {
+    for policy in [FreePolicy::Default, FreePolicy::Blocking, FreePolicy::Deferred] {
+        let provider = built(device().free_policy(policy));
+        let region = allocate(&provider, 1 << 20).unwrap();
+        free(&provider, region).unwrap();
+        assert!(free(&provider, region).is_err());
+    }
+}
+
+#[test]
+fn the_applications_context_is_used_and_left() {
+    with("regions::the_applications_context_is_used_and_left", &[], || {
+        let user = User::direct();
+        let before = (user.count(c"contexts"), user.count(c"allocations"));
+        // SAFETY: live handles of this driver, which stay until the provider is gone.
+        let made = unsafe {
+            LevelZeroProvider::over(user.api.clone(), user.context, user.devices[1], ZE_MEMORY_TYPE_DEVICE)
+        };
+        let provider = built(made.name("mine"));
+        assert_eq!(provider.name(), "mine");
+        let region = allocate(&provider, 100).unwrap();
+        put(&provider, &region, b"by umf");
+        let address = usize::try_from(region.base().value()).unwrap();
+        // The application's own list sees it.
+        assert_eq!(user.read(address, 6).unwrap(), b"by umf");
+        assert_eq!(user.count(c"allocations"), before.1 + 1);
+        free(&provider, region).unwrap();
+        drop(provider);
+        assert_eq!((user.count(c"contexts"), user.count(c"allocations")), before);
+        user.finish();
+    });
+}
+
+#[test]
+fn memory_of_the_host_needs_no_device() {
+    with("regions::memory_of_the_host_needs_no_device", &[], || {
+        let user = User::direct();
+        let over = |kind| {
+            let none = level_zero_sys::ze_device_handle_t::NULL;
+            // SAFETY: a live context of this driver, which stays until the provider is gone.
+            unsafe { LevelZeroProvider::over(user.api.clone(), user.context, none, kind) }.build()
+        };
+        let provider = over(level_zero_sys::ZE_MEMORY_TYPE_HOST).unwrap();
+        let region = allocate(&provider, 100).unwrap();
+        put(&provider, &region, b"host");
+        assert_eq!(get(&provider, &region, 4), b"host");
+        free(&provider, region).unwrap();
+        assert!(over(ZE_MEMORY_TYPE_DEVICE).is_err(), "a device's needs one");
+    });
+}
+
+#[test]
+fn memory_that_was_freed_past_umf_is_noticed() {
+    let settings = [("ZE_SOFT_ADDRESSES", "600000000000-600000800000")];
+    with("regions::memory_that_was_freed_past_umf_is_noticed", &settings, || {
+        let user = User::direct();
+        // SAFETY: as above.
+        let made = unsafe {
+            LevelZeroProvider::over(user.api.clone(), user.context, user.devices[0], ZE_MEMORY_TYPE_DEVICE)
+        };
+        let provider = built(made);
+        let region = allocate(&provider, 100).unwrap();
+        let address = usize::try_from(region.base().value()).unwrap();
+        user.free(address).unwrap();
+        // The address is used again, by an allocation of its own number.
+        assert_eq!(user.allocate(100).unwrap(), address);
+        let refused = provider.export().unwrap().export(&region).unwrap_err().to_string();
+        assert!(refused.contains("past umf"), "{refused}");
+        free(&provider, region).unwrap();
+    });
+}
+
+#[test]
+fn a_forked_child_has_no_driver_and_does_no_harm() {
+    let provider = built(device());
+    let region = allocate(&provider, 100).unwrap();
+    put(&provider, &region, b"parent");
+    // SAFETY: the child calls the provider, which takes no lock there, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let frozen = matches!(allocate(&provider, 1), Err(Error::Frozen { .. }));
+        let mut bytes = [0; 6];
+        // SAFETY: an error is expected.
+        let copied = unsafe { provider.transfer().unwrap().read(region.base(), &mut bytes) };
+        let left_alone = free(&provider, region).is_ok() && matches!(copied, Err(Error::Frozen { .. }));
+        drop(provider);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!(frozen && left_alone))) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(get(&provider, &region, 6), b"parent");
+    free(&provider, region).unwrap();
+    let nowhere = Address::new(4096).unwrap();
+    assert!(free(&provider, umf_core::Region::new(nowhere, 4096)).is_err());
+}
