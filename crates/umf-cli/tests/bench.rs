@@ -55,11 +55,18 @@ fn ipc_rows() {
         "ipc.open_cold",
         "ipc.open_cold.bare",
         "ipc.first_contact",
+        "ipc.access.heard.open_close",
+        "ipc.access.heard.read_64",
     ] {
         assert!(has(&rows, name), "{name}");
     }
     let cold = rows.iter().find(|row| row["name"] == "ipc.open_cold").unwrap();
     assert_eq!(cold["peer"], "bare system calls");
+    // Where there are such buffers.
+    let has_buffers = umf::dma_buf::Udmabuf::open().is_ok();
+    for row in ["open_close", "read_64"] {
+        assert_eq!(has(&rows, &format!("ipc.access.dma_buf.{row}")), has_buffers, "{row}");
+    }
 }
 
 /// With glibc, the one peer that is everywhere.
@@ -163,6 +170,10 @@ fn link_rows() {
         ["link.line", "link.latency.8b", "link.rate.8b", "link.handover.1m", "link.handover.16m"]
             .map(str::to_owned)
             .into();
+    for size in ["8b", "1m", "16m"] {
+        expected.push(format!("link.allreduce.{size}.2r"));
+        expected.push(format!("link.allreduce.{size}.2r.private"));
+    }
     let has_cma = !said.contains("no rows of cma");
     for size in ["64k", "1m", "16m"] {
         expected.push(format!("link.raw.{size}.copy_out"));
@@ -171,12 +182,17 @@ fn link_rows() {
                 continue;
             }
             expected.push(format!("link.halfrtt.{size}.{engine}"));
-            if engine != "both" {
-                expected.push(format!("link.bandwidth.{size}.{engine}"));
-            }
+            expected.push(format!("link.bandwidth.{size}.{engine}"));
         }
         if has_cma {
             expected.push(format!("link.raw.{size}.readv"));
+        }
+    }
+    for count in [16, 512] {
+        for engine in ["mapped", "cma", "raw"] {
+            if engine == "mapped" || has_cma {
+                expected.push(format!("link.strided.{count}.{engine}"));
+            }
         }
     }
     for name in expected {

@@ -203,6 +203,10 @@ fn a_program_that_is_not_dumpable_is_left_with_sockets() {
     assert_eq!(transfer["procfs"]["value"], false);
     assert_eq!(transfer["process_vm"]["value"], false);
     assert_eq!(transfer["auto"]["value"], "socket");
+    let text = transfer["auto"]["text"].as_str().unwrap();
+    assert!(text.starts_with("socket, since pidfd is refused (pidfd_getfd: E"), "{text}");
+    assert!(text.contains("), procfs is refused ("), "{text}");
+    assert_eq!(transfer["auto"]["state"], "limited");
 }
 
 #[test]
@@ -286,7 +290,11 @@ fn a_filter_that_refuses_pidfd_getfd_leaves_procfs() {
     assert_eq!(report["kernel"]["pidfd_getfd"]["text"], "refused (EPERM)");
     assert_eq!(report["kernel"]["pidfd_open"]["value"], true);
     assert_eq!(report["transfer"]["pidfd"]["value"], false);
-    assert_eq!(report["transfer"]["auto"]["value"], "procfs");
+    let auto = &report["transfer"]["auto"];
+    assert_eq!((&auto["state"], &auto["value"]), (&"limited".into(), &"procfs".into()));
+    // What is taken, for which memory, and why not what is better.
+    assert_eq!(auto["text"], "procfs, and socket for dma-buf, since pidfd is refused (pidfd_getfd: EPERM)");
+    assert!(auto["remedy"].as_str().unwrap().starts_with("Make pidfd work"), "{auto}");
 }
 
 #[test]

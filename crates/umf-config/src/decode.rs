@@ -31,7 +31,7 @@ pub(crate) fn decode(layers: &Layers) -> Result<Settings, Error> {
     }
 
     for (name, value) in table(merged.get("provider")).into_iter().flatten() {
-        let mut provider = Provider::default();
+        let mut provider = Provider::of_name(name);
         decoder.section(&mut provider, &format!("provider.{name}"), Some(value))?;
         settings.provider.insert(name.clone(), provider);
     }
@@ -113,7 +113,7 @@ fn references(settings: &Settings) -> Result<(), Error> {
     let named = settings.pool.named.iter();
     let named = named.map(|(name, pool)| (name.as_str(), pool));
     for (name, pool) in defaults.into_iter().chain(named) {
-        if !settings.provider.contains_key(&pool.provider) {
+        if settings.provider_set(&pool.provider).is_none() {
             let valid = settings.provider.keys().cloned().collect();
             return Err(unknown(format!("pool.{name}.provider"), &pool.provider, valid));
         }
@@ -131,7 +131,10 @@ fn references(settings: &Settings) -> Result<(), Error> {
 fn plugins(settings: &Settings) -> Result<(), Error> {
     for (name, provider) in &settings.provider {
         let is_plugin = provider.kind == "plugin";
-        let (key, reason) = match (is_plugin, &provider.path, &provider.symbol) {
+        // The loader of Level Zero and the driver of CUDA are code, too.
+        let path =
+            provider.path.as_ref().filter(|_| !matches!(provider.kind.as_str(), "level-zero" | "cuda"));
+        let (key, reason) = match (is_plugin, path, &provider.symbol) {
             (true, None, _) => ("kind", format!("a plugin needs a path; set `provider.{name}.path`")),
             (false, Some(_), _) => {
                 ("path", format!("only a plugin has a path; set `provider.{name}.kind` to \"plugin\""))

@@ -41,7 +41,7 @@ impl Names {
     fn resolve(&self, section: &'static str, part: &str, variable: &str) -> Result<String, Error> {
         let built_in = match section {
             "pool" => &["defaults"][..],
-            "provider" => &["host"][..],
+            "provider" => &["host", "dma-buf", "level-zero", "cuda"][..],
             _ => &[],
         };
         let upper = |name: &str| name.replace('-', "_").to_uppercase();

@@ -52,9 +52,9 @@ pub use origin::Origin;
 pub use report::Row;
 pub use schema::{KnownKey, known_keys, variable_name};
 pub use settings::{
-    DmaBufExporter, Exchange, ExchangeMethod, HugePages, Ipc, Leaks, LimitPolicy, Link, LinkEngine, Log,
-    LogLevel, LogOutput, NumaMode, NumaWeight, OnFree, Params, Poison, Pool, Pools, Provider, Ptracer,
-    Settings, Shards, SharedLimit, Visibility,
+    DeviceHandles, DeviceMemory, DmaBufExporter, Exchange, ExchangeMethod, FreePolicy, HugePages, Ipc, Leaks,
+    LimitPolicy, Link, LinkEngine, Log, LogLevel, LogOutput, NumaMode, NumaWeight, OnFree, Params, Poison,
+    Pool, Pools, Provider, Ptracer, Settings, Shards, SharedLimit, Visibility,
 };
 pub use value::Value;
 pub use warning::Warning;

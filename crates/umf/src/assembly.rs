@@ -16,17 +16,22 @@ use umf_provider_host::HostProvider;
 
 use crate::{Error, Result, leaks, plugin, registry};
 
+pub(crate) mod cuda;
+pub(crate) mod level_zero;
 mod numa;
 
 /// The provider that the settings call `name`.
 pub(crate) fn provider(settings: &Settings, name: &str) -> Result<Arc<dyn Provider>> {
-    let set = settings.provider.get(name).ok_or_else(|| Error::UnknownName {
+    let set = settings.provider_set(name).ok_or_else(|| Error::UnknownName {
         what: "provider",
         name: name.to_owned(),
         known: settings.provider.keys().cloned().collect::<Vec<_>>().join(", "),
     })?;
+    let set = &*set;
     match set.kind.as_str() {
         "host" => Ok(host(name, set)?),
+        "cuda" => Ok(cuda::provider(name, set)?),
+        "level-zero" => Ok(level_zero::provider(name, set)?),
         "dma-buf" => Ok(dma_buf(name, set)?),
         "plugin" => loaded(name, set),
         kind => match registry::provider_factory(kind) {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use umf_core::{Access, Address, Completion, CpuAccess, HostAccess, Visibility};
+use umf_core::{Access, Address, Completion, CpuAccess, HostAccess, Transfer, Visibility};
 use umf_ipc::{Export, Handle, VolatileSlice};
 
 use crate::{Error, Pool, Result, exporter};
@@ -63,11 +63,17 @@ impl<'p> Block<'p> {
         Ok(unsafe { VolatileSlice::new(pointer, self.size) })
     }
 
-    /// Copies `into.len()` bytes at `offset` out of the block. Whoever has to know that the CPU touches the memory is told.
+    /// Copies `into.len()` bytes at `offset` out of the block: by the device, if the CPU must not touch the memory. Whoever has to
+    /// know that the CPU touches it is told.
     ///
     /// # Errors
-    /// [`Error::Ipc`] with `OutOfBounds` (nothing is copied then), [`Error::Inaccessible`], [`Error::Memory`] if a driver refuses.
+    /// [`Error::Ipc`] with `OutOfBounds` (nothing is copied then), [`Error::Memory`] if a driver refuses; [`Error::Inaccessible`]
+    /// for memory that the CPU must not touch and whose provider does not copy.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        if let Some((transfer, from)) = self.by_device(offset, into.len())? {
+            // SAFETY: a part of the block, which is live as long as `self`.
+            return Ok(unsafe { transfer.read(from, into) }?);
+        }
         let part = self.part(offset, into.len())?;
         self.touching(offset, into.len(), Access::ReadOnly, || part.copy_to(into))
     }
@@ -77,6 +83,10 @@ impl<'p> Block<'p> {
     /// # Errors
     /// As [`Block::read`].
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        if let Some((transfer, to)) = self.by_device(offset, from.len())? {
+            // SAFETY: a part of the block, which is live as long as `self`; device memory has no references into it.
+            return Ok(unsafe { transfer.write(to, from) }?);
+        }
         let part = self.part(offset, from.len())?;
         self.touching(offset, from.len(), Access::ReadWrite, || part.copy_from(from))
     }
@@ -102,6 +112,20 @@ impl<'p> Block<'p> {
 
     pub(crate) fn host_access(&self) -> Option<&dyn HostAccess> {
         self.pool.provider().host_access()
+    }
+
+    /// Who copies the block, and where `length` bytes at `offset` are, if it is not for the CPU to touch.
+    fn by_device(&self, offset: usize, length: usize) -> Result<Option<(&dyn Transfer, Address)>> {
+        let provider = self.pool.provider();
+        if provider.memory_kind().is_host_accessible() {
+            return Ok(None);
+        }
+        // Says what to do where nobody copies.
+        let Some(transfer) = provider.transfer() else { return self.pointer().map(|_| None) };
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.size);
+        let start = self.address.checked_add(offset as u64).filter(|_| is_inside);
+        let start = start.ok_or(umf_ipc::Error::OutOfBounds { offset, length, size: self.size })?;
+        Ok(Some((transfer, start)))
     }
 
     fn part(&self, offset: usize, length: usize) -> Result<VolatileSlice<'_>> {
@@ -169,7 +193,8 @@ impl<'p> Block<'p> {
     /// # Errors
     /// As [`Block::handle`] and [`Block::memory`].
     pub fn linked(&self) -> Result<umf_link::Memory<'_>> {
-        Ok(umf_link::Memory::new(&self.handle()?, self.memory()?)?)
+        let memory = umf_link::Memory::new(&self.handle()?, self.memory()?)?;
+        Ok(memory.with_host_access(self.host_access()))
     }
 
     /// Leaves the block allocated and returns its address; the pool's `free` takes it back.

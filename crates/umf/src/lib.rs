@@ -33,6 +33,8 @@
 //! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`] |
 //! | kinds of provider and pool from elsewhere | [`registry`], [`plugin`] |
 //! | memory that devices share | [`dma_buf`], [`Block::cpu_access`], [`cpu_access`] |
+//! | memory of NVIDIA's devices | [`cuda`] |
+//! | memory of Level Zero devices | [`level_zero`]; [`Block::read`] and [`Mapping::read`] have the device copy |
 //! | parts for those who build their own | [`core`], [`ipc`], [`host`], [`slab`], [`proxy`] |
 
 mod allocator;
@@ -79,8 +81,12 @@ pub use umf_pool_proxy as proxy;
 #[doc(inline)]
 pub use umf_pool_slab as slab;
 #[doc(inline)]
+pub use umf_provider_cuda as cuda;
+#[doc(inline)]
 pub use umf_provider_dma_buf as dma_buf;
 #[doc(inline)]
 pub use umf_provider_host as host;
+#[doc(inline)]
+pub use umf_provider_level_zero as level_zero;
 #[doc(inline)]
 pub use umf_topology as topology;

@@ -36,9 +36,10 @@ use std::time::Duration;
 
 #[doc(inline)]
 pub use umf_link::{
-    ADDRESS_SIZE, AddressError, Carried, Cost, Destination, Endpoint, Engine, Engines, Error, Lent, Link,
-    LinkAddress, LinkBuilder, LinkSettings, LinkStatistics, Memory, Portion, Probed, Received, Receiver,
-    RecvRequest, SendRequest, Sender, Source, TagMatch, View,
+    ADDRESS_SIZE, AddressError, Carried, Cost, Destination, Element, Endpoint, Engine, Engines, Error,
+    Fabric, KEY_SIZE, KeyError, Lent, Link, LinkAddress, LinkBuilder, LinkSettings, LinkStatistics, Memory,
+    Number, Operation, Places, Portion, Probed, Received, Receiver, RecvRequest, Reduction, Registration,
+    RemoteAccess, RemoteKey, SendRequest, Sender, Source, Span, TagMatch, View,
 };
 
 use umf_config::LinkEngine;
@@ -69,6 +70,7 @@ pub fn link_settings() -> Result<LinkSettings> {
     }
     link.timeout = set.timeout();
     link.max_unexpected = set.max_unexpected.get();
+    link.enforce = set.enforce;
     Ok(link)
 }
 
@@ -102,4 +104,12 @@ pub fn named(name: &str) -> Result<Endpoint> {
 /// As there; as [`crate::settings`].
 pub fn connect(address: &LinkAddress, timeout: Option<Duration>) -> Result<Link> {
     Ok(builder()?.connect(address, timeout)?)
+}
+
+/// Joins a job as one of its `size` ranks, each linked with each: [`LinkBuilder::join`].
+///
+/// # Errors
+/// As there; as [`crate::settings`].
+pub fn join(job: &str, rank: usize, size: usize) -> Result<Fabric> {
+    Ok(builder()?.join(job, rank, size)?)
 }

@@ -81,6 +81,17 @@ impl Pool {
         Ok(Self { pool: assembly::pool(settings, name, set, provider.into())? })
     }
 
+    /// A pool over the provider `[provider.<provider>]` of the settings, or over one of a kind of device memory by its kind's name
+    /// alone (`level-zero`, `cuda`, `dma-buf`): otherwise the set `[pool.<provider>]`.
+    ///
+    /// # Errors
+    /// As [`Pool::named`]; [`crate::Error::Memory`] says what is lacking where there is no such device.
+    pub fn over(provider: &str) -> Result<Self> {
+        let settings = settings()?;
+        let made = assembly::provider(settings, provider)?;
+        Ok(Self { pool: assembly::pool(settings, provider, settings.pool.get(provider), made.into())? })
+    }
+
     /// A pool of one's own making.
     #[must_use]
     pub fn from_pool(pool: Arc<dyn umf_core::Pool>) -> Self {

@@ -11,6 +11,7 @@ use umf_ipc::{
 use umf_provider_dma_buf::DmaBufImport;
 use umf_provider_host::HostImport;
 
+use crate::assembly::{cuda, level_zero};
 use crate::{Error, Result, logging, registry};
 
 struct Process {
@@ -125,6 +126,8 @@ fn make(loader: Loader) -> Result<Process> {
         .settings(importer)
         .import(Arc::new(HostImport::new()))
         .import(Arc::new(DmaBufImport::new()))
+        .import(Arc::new(cuda::import(&loaded.settings)))
+        .import(Arc::new(level_zero::import(&loaded.settings)))
         .build()?;
     Ok(Process {
         exporter: Exporter::new(exporter)?,

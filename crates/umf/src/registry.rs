@@ -27,8 +27,8 @@ static PROVIDERS: Global<BTreeMap<String, Arc<ProviderFactory>>> = Global::new(B
 static POOLS: Global<BTreeMap<String, Arc<PoolFactory>>> = Global::new(BTreeMap::new());
 static IMPORTS: Global<Vec<Arc<dyn Import>>> = Global::new(Vec::new());
 
-/// Registers a kind of provider. A second one of the same name replaces the first; the kinds `host`, `dma-buf` and
-/// `plugin` are built in and cannot be replaced.
+/// Registers a kind of provider. A second one of the same name replaces the first; the kinds `host`, `dma-buf`, `level-zero`,
+/// `cuda` and `plugin` are built in and cannot be replaced.
 pub fn provider_kind<P: Provider + 'static>(
     kind: &str,
     make: impl Fn(&str, &umf_config::Provider) -> Result<Arc<P>> + Send + Sync + 'static,
@@ -86,7 +86,7 @@ pub(crate) fn pool_factory(kind: &str) -> Option<Arc<PoolFactory>> {
 /// All kinds of provider that settings can name.
 #[must_use]
 pub fn provider_kinds() -> Vec<String> {
-    ["dma-buf", "host", "plugin"]
+    ["cuda", "dma-buf", "host", "level-zero", "plugin"]
         .into_iter()
         .map(str::to_owned)
         .chain(PROVIDERS.lock().keys().cloned())

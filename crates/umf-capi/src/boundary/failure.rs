@@ -74,7 +74,7 @@ const fn code_of(error: &Error) -> Code {
         Error::LimitReached { .. } | Error::HeldLimit { .. } | Error::TooMany { .. } => OUT_OF_RESOURCES,
         Error::BadAlignment { .. } => INVALID_ALIGNMENT,
         Error::Frozen { .. } | Error::NotSupported { .. } => NOT_SUPPORTED,
-        Error::Native { .. } => PROVIDER_SPECIFIC,
+        Error::Native { .. } | Error::Driver { .. } => PROVIDER_SPECIFIC,
         _ => INVALID_ARGUMENT,
     }
 }

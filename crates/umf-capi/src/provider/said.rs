@@ -23,6 +23,7 @@ pub(crate) fn explain(error: Error) -> Failure {
         (
             Error::OutOfMemory { .. }
             | Error::Native { .. }
+            | Error::Driver { .. }
             | Error::NotSupported { .. }
             | Error::BadAlignment { .. },
             code,

@@ -40,7 +40,8 @@ pub(super) fn measure(bench: &mut Bench) -> Result<(), Failure> {
     let mut producer = Producer::start()?;
     cached_opens(bench, &mut producer)?;
     cold_opens(bench, &mut producer)?;
-    super::leases::measure(bench, &mut producer)
+    super::leases::measure(bench, &mut producer)?;
+    super::access::measure(bench, &mut producer)
 }
 
 fn exporting(bench: &mut Bench) -> Result<(), Failure> {

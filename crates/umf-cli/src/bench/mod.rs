@@ -1,6 +1,8 @@
 //! `umf bench`: what umf costs, beside what others cost, measured in the same run.
 
+mod access;
 mod c_umf;
+mod cuda;
 mod ipc;
 mod leases;
 mod link;
@@ -71,6 +73,8 @@ enum Area {
     Pool,
     /// Messages between two processes
     Link,
+    /// Memory of an NVIDIA device: allocation, handles, copies
+    Cuda,
 }
 
 /// What every measurement needs.
@@ -99,7 +103,7 @@ impl BenchCommand {
         }
         let Some(area) = self.area else { return Ok(()) };
         let memory = match area {
-            Area::Ipc | Area::Link => Memory::Shared,
+            Area::Ipc | Area::Link | Area::Cuda => Memory::Shared,
             Area::Pool => Memory::Private,
         };
         let open = |path: &PathBuf| CUmf::open(path, memory);
@@ -116,6 +120,7 @@ impl BenchCommand {
             Area::Ipc => ipc::measure(&mut bench)?,
             Area::Pool => pool::measure(&mut bench)?,
             Area::Link => link::measure(&mut bench)?,
+            Area::Cuda => cuda::measure(&mut bench)?,
         }
         bench.rows.finish()
     }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use umf::{Block, Handle, Pool};
 
 use super::c_umf::{CUmf, Memory, Refused};
+use super::measure::told;
 use crate::failure::Failure;
 use crate::worker::{self, Launcher, Worker};
 
@@ -19,6 +20,10 @@ enum Order {
     Pooled { count: usize, size: usize },
     /// Regions of one memory file, one for each block.
     Arena { count: usize, size: usize },
+    /// Blocks of a pool over buffers from udmabuf.
+    DmaBuf { count: usize, size: usize },
+    /// Blocks of a pool over CUDA memory of a kind.
+    Cuda { memory: String, count: usize, size: usize },
     /// Allocations of the C library, from regions of its own each.
     Foreign { library: PathBuf, count: usize, size: usize },
 }
@@ -59,6 +64,16 @@ impl Producer {
     /// Handles of `count` regions of one memory file.
     pub(super) fn arena(&mut self, count: usize, size: usize) -> Result<Vec<Handle>, Failure> {
         self.handles(&Order::Arena { count, size })
+    }
+
+    /// Handles of `count` blocks in buffers from udmabuf, of one pool.
+    pub(super) fn dma_bufs(&mut self, count: usize, size: usize) -> Result<Vec<Handle>, Failure> {
+        self.handles(&Order::DmaBuf { count, size })
+    }
+
+    /// Handles of `count` blocks of CUDA memory of a kind.
+    pub(super) fn cuda(&mut self, memory: &str, count: usize, size: usize) -> Result<Vec<Handle>, Failure> {
+        self.handles(&Order::Cuda { memory: memory.to_owned(), count, size })
     }
 
     /// Handles of the C library.
@@ -102,7 +117,7 @@ fn unexpected(answer: &Answer) -> Failure {
 pub(super) fn serve(launcher: u32) -> Result<(), Failure> {
     let Some(mut launcher) = Launcher::listen(launcher)? else { return Ok(()) };
     let pools = Pool::isolated().and_then(|isolated| Ok((isolated, Pool::shared()?)));
-    let pools = pools.map_err(super::measure::told).and_then(|pools| Ok((pools, super::leases::arena()?)));
+    let pools = pools.map_err(told).and_then(|pools| Ok((pools, super::leases::arena()?)));
     let ((isolated, pooled), arena) = match pools {
         Ok(pools) => pools,
         Err(error) => {
@@ -110,6 +125,7 @@ pub(super) fn serve(launcher: u32) -> Result<(), Failure> {
             return Ok(launcher.answer(&Answer::Failed(error.to_string()))?);
         }
     };
+    let dma_bufs = dma_bufs();
     let (mut blocks, mut libraries) = (Vec::new(), Vec::new());
     while let Some(order) = launcher.order()? {
         let answer = match order {
@@ -118,12 +134,20 @@ pub(super) fn serve(launcher: u32) -> Result<(), Failure> {
             }
             Order::Pooled { count, size } => export(&pooled, count, size, &mut blocks).map(Answer::Handles),
             Order::Arena { count, size } => export(&arena, count, size, &mut blocks).map(Answer::Handles),
+            Order::DmaBuf { count, size } => {
+                let pool = dma_bufs.as_ref().map_err(told);
+                pool.and_then(|pool| export(pool, count, size, &mut blocks)).map(Answer::Handles)
+            }
+            Order::Cuda { memory, count, size } => cuda_pool(&memory).and_then(|pool| {
+                // Until the process ends.
+                export(Box::leak(Box::new(pool)), count, size, &mut blocks).map(Answer::Handles)
+            }),
             Order::Foreign { library, count, size } => {
                 CUmf::open(&library, Memory::Shared).and_then(|library| {
                     let handles: Result<_, Refused> =
                         (0..count).map(|_| library.handle(library.allocate(size)?)).collect();
                     libraries.push(library);
-                    handles.map(Answer::Foreign).map_err(super::measure::told)
+                    handles.map(Answer::Foreign).map_err(told)
                 })
             }
         };
@@ -131,6 +155,17 @@ pub(super) fn serve(launcher: u32) -> Result<(), Failure> {
         launcher.answer(&answer.unwrap_or_else(|failure| Answer::Failed(failure.to_string())))?;
     }
     Ok(())
+}
+
+/// A slab pool; why there is none, where this machine has no such memory.
+fn dma_bufs() -> umf::Result<Pool> {
+    Pool::builder().provider(umf::dma_buf::DmaBufProvider::udmabuf()?.build()?).build()
+}
+
+fn cuda_pool(memory: &str) -> Result<Pool, Failure> {
+    let memory = memory.parse().map_err(told)?;
+    let provider = umf::cuda::CudaProvider::builder().memory(memory).build();
+    Pool::builder().provider(provider.map_err(told)?).build().map_err(told)
 }
 
 fn export<'p>(
@@ -141,8 +176,8 @@ fn export<'p>(
 ) -> Result<Vec<Handle>, Failure> {
     let mut handles = Vec::new();
     for _ in 0..count {
-        let block = pool.allocate(size).map_err(super::measure::told)?;
-        handles.push(block.handle().map_err(super::measure::told)?);
+        let block = pool.allocate(size).map_err(told)?;
+        handles.push(block.handle().map_err(told)?);
         blocks.push(block);
     }
     Ok(handles)

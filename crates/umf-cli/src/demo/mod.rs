@@ -42,6 +42,11 @@ pub(crate) struct DemoCommand {
     #[arg(long)]
     exchange: Option<Exchange>,
 
+    /// Where the memory comes from: a provider set of the settings, or level-zero, cuda or dma-buf [default: shared memory of the
+    /// host]
+    #[arg(long, value_name = "NAME")]
+    provider: Option<String>,
+
     /// The longest that one step may take, in seconds [default: by the amount of work]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: Option<u64>,
@@ -96,6 +101,10 @@ impl DemoCommand {
             Some(exchange) => exchange.name().to_owned(),
             None => outcome::setting(&loaded.settings, "ipc.exchange"),
         };
+        if plan.provider.is_some() {
+            // What is lacking is said once, and not by a rank.
+            drop(plan.pool().map_err(|error| Failure::Told(error.to_string()))?);
+        }
         let reports = ranks::run(&plan, &exchange, self.timeout.map(Duration::from_secs))?;
         let outcome = Outcome::new(&plan, exchange, reports);
         let printed = if self.json { outcome.json()? } else { table::render(&outcome, output::colour()) };
@@ -111,6 +120,7 @@ impl DemoCommand {
         let launcher = std::process::id();
         let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let plan = Plan {
+            provider: self.provider.clone(),
             ranks: self.ranks,
             blocks: self.blocks,
             size,

@@ -12,6 +12,7 @@ use super::words::Report;
 pub(super) struct Outcome {
     pub plan: Plan,
     pub exchange: String,
+    pub carried: String,
     pub ranks: Vec<Report>,
     /// What is left behind, in words; should be empty.
     pub left: Vec<String>,
@@ -29,7 +30,7 @@ impl Outcome {
             let more = report.after.more_than(&report.before);
             left.extend(more.into_iter().map(|what| format!("rank {number}: {what}")));
         }
-        Outcome { plan: *plan, exchange, ranks: reports.ranks, left }
+        Outcome { plan: plan.clone(), exchange, carried: reports.carried, ranks: reports.ranks, left }
     }
 
     /// Handles that were made.
@@ -63,6 +64,8 @@ impl Outcome {
             "blocks": self.plan.blocks,
             "size": self.plan.size,
             "exchange": self.exchange,
+            "provider": self.plan.provider,
+            "carried": self.carried,
             "handles": self.handles(),
             "handle_bytes": umf::ipc::HANDLE_SIZE,
             "opens": self.opens(),

@@ -15,8 +15,10 @@ const HANDLE_BYTES: u64 = 1 << 10;
 const BLOCK_BYTES: u64 = 2 << 10;
 
 /// A demo, as every process in it knows it.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Plan {
+    /// The provider set that the memory comes from; shared memory of the host where none is named.
+    pub provider: Option<String>,
     pub ranks: u32,
     /// Blocks per rank.
     pub blocks: u32,
@@ -38,6 +40,17 @@ pub(super) struct Round {
 }
 
 impl Plan {
+    /// A pool over the provider.
+    ///
+    /// # Errors
+    /// It is not there, or cannot be used.
+    pub(super) fn pool(&self) -> umf::Result<umf::Pool> {
+        match &self.provider {
+            Some(provider) => umf::Pool::over(provider),
+            None => umf::Pool::shared(),
+        }
+    }
+
     /// Bytes of one rank's blocks.
     pub(super) fn rank_bytes(&self) -> u64 {
         u64::from(self.blocks).saturating_mul(self.size as u64)
@@ -137,7 +150,7 @@ mod tests {
     use super::*;
 
     fn plan(ranks: u32, size: usize) -> Plan {
-        Plan { ranks, blocks: 3, size, run: 1, measure_ms: 1, launcher: 1 }
+        Plan { provider: None, ranks, blocks: 3, size, run: 1, measure_ms: 1, launcher: 1 }
     }
 
     #[test]

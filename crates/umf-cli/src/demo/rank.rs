@@ -36,7 +36,7 @@ pub(super) fn play(plan: &Plan, number: u32) -> Result<(), Failure> {
 
 /// Obeys until it is time to leave.
 fn take_part(plan: &Plan, number: u32, launcher: &mut Launcher) -> std::io::Result<Result<Report, Trouble>> {
-    let (pool, report) = match warm_up() {
+    let (pool, report) = match warm_up(plan) {
         Ok(warm) => warm,
         Err(error) => return launcher.order::<Order>().map(|_| Err(error.into())),
     };
@@ -64,13 +64,20 @@ fn settled(before: &Census) -> Census {
     }
 }
 
-/// Makes what a process has one of (its ledger, and the socket if the settings call for one), so that only what comes
-/// after that counts as left behind.
-fn warm_up() -> umf::Result<(Pool, Report)> {
-    let pool = Pool::shared()?;
-    drop(pool.allocate(1)?.export()?);
+/// Makes what a process has one of (its ledger, the socket if the settings call for one, a device's driver), so that only what
+/// comes after that counts as left behind.
+fn warm_up(plan: &Plan) -> umf::Result<(Pool, Report)> {
+    let pool = plan.pool()?;
+    let (exporter, importer) = (umf::exporter()?, umf::importer()?);
+    let block = pool.allocate(1)?;
+    let export = block.export()?;
+    if plan.provider.is_some() {
+        umf::open(export.handle())?.read(0, &mut [0])?;
+    }
+    drop(export);
+    drop(block);
     drop(pool);
-    let exporter = umf::exporter()?;
+    importer.evict_idle();
     exporter.evict_idle();
     let report = Report {
         process: std::process::id(),
@@ -78,7 +85,7 @@ fn warm_up() -> umf::Result<(Pool, Report)> {
         before: Census::now(),
         ..Report::default()
     };
-    Ok((Pool::shared()?, report))
+    Ok((plan.pool()?, report))
 }
 
 /// Why a rank gives up.

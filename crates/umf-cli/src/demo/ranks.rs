@@ -16,6 +16,8 @@ use crate::worker::{self, Worker};
 /// What the launcher has to tell.
 pub(super) struct Reports {
     pub ranks: Vec<Report>,
+    /// What a handle carries besides its own bytes, in words.
+    pub carried: String,
     /// What is left of the demo outside of the ranks, in words.
     pub left: Vec<String>,
 }
@@ -27,13 +29,22 @@ pub(super) struct Reports {
 pub(super) fn run(plan: &Plan, exchange: &str, timeout: Option<Duration>) -> Result<Reports, Failure> {
     let before = Census::now();
     let mut ranks = Ranks::start(plan, exchange, timeout)?;
-    ranks.play(plan)?;
+    let carried = ranks.play(plan)?;
     let reports = ranks.leave()?;
     let mut left = Census::now().more_than(&before);
     left.extend(sockets(&reports));
     let names = reports.iter().flat_map(|report| report.before.shared_memory_names());
     left.extend(names.filter(|name| std::path::Path::new(name).exists()).map(|name| format!("name {name}")));
-    Ok(Reports { ranks: reports, left })
+    Ok(Reports { ranks: reports, carried, left })
+}
+
+/// What a handle carries besides its own bytes.
+fn carried(handle: &Handle) -> String {
+    match (handle.data_fd().is_some(), handle.native().len()) {
+        (true, 0) => "a descriptor".to_owned(),
+        (true, native) => format!("a descriptor and {native} bytes of the driver's"),
+        (false, native) => format!("{native} bytes of the driver's"),
+    }
 }
 
 /// Abstract sockets that bear the names of the ranks.
@@ -68,7 +79,7 @@ impl Ranks {
         Ok(Ranks { workers, timeout, progress })
     }
 
-    fn play(&mut self, plan: &Plan) -> Result<(), Failure> {
+    fn play(&mut self, plan: &Plan) -> Result<String, Failure> {
         let mut exported = Vec::new();
         for (number, answer) in (0..).zip(self.all("filling and exporting blocks", &Order::Export)?) {
             match answer {
@@ -76,6 +87,7 @@ impl Ranks {
                 other => return Err(unexpected(number, &other)),
             }
         }
+        let carried = exported.iter().flatten().next().map_or_else(String::new, carried);
         for (owner, handles) in (0..).zip(exported) {
             self.open(plan, owner, handles)?;
         }
@@ -89,7 +101,7 @@ impl Ranks {
         self.all("freeing blocks", &Order::Free)?;
         self.all("trying handles of freed blocks", &Order::OpenStale)?;
         self.all("emptying the caches", &Order::LetGo)?;
-        Ok(())
+        Ok(carried)
     }
 
     /// Has everybody but `owner` open its handles.

@@ -25,6 +25,9 @@ pub(super) fn render(outcome: &Outcome, colour: bool) -> String {
             plan.ranks, plan.blocks, outcome.exchange
         ),
     );
+    if let Some(provider) = &plan.provider {
+        line(&mut out, &format!("memory from provider {provider}; each handle carries {}", outcome.carried));
+    }
     line(
         &mut out,
         &format!(

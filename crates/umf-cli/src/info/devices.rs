@@ -7,7 +7,7 @@ use umf::dma_buf::{Heap, Udmabuf};
 
 use super::bytes::human;
 use super::finding::{Finding, Group, Question, ask};
-use super::{errno, kernel_files, loader_cache};
+use super::{child, errno, kernel_files, loader_cache};
 use crate::sys;
 
 /// Probes the devices.
@@ -15,16 +15,17 @@ pub(crate) fn probe() -> Group {
     let mut findings = vec![udmabuf()];
     findings.extend(heaps());
     findings.extend(drm());
-    findings.push(library(
+    let loader = library(
         "libze_loader.so.1",
-        "Opens Level Zero devices.",
-        "Install level-zero and intel-level-zero-gpu.",
-    ));
-    findings.push(library(
-        "libcuda.so.1",
-        "Opens NVIDIA devices.",
-        "Install the NVIDIA driver, or run the container with --gpus all.",
-    ));
+        "Finds the drivers of Level Zero devices.",
+        "Install the Level Zero loader (Debian: libze1) and the driver of the device.",
+    );
+    let has_loader = loader_cache::find("libze_loader.so.1").is_some();
+    findings.push(loader);
+    if has_loader {
+        findings.push(level_zero());
+    }
+    findings.push(cuda());
     findings.push(nvidia());
     Group { key: "devices", title: "Devices", findings }
 }
@@ -101,6 +102,67 @@ fn library(name: &'static str, why: &'static str, remedy: &str) -> Finding {
         }
         None => question.missing("not found", remedy).value(Value::Null),
     }
+}
+
+fn level_zero() -> Finding {
+    let question = ask("level-zero", "Memory of devices, and handles of it by value.");
+    let drivers = match child::level_zero() {
+        Ok(child::LevelZero::Drivers(drivers)) => drivers,
+        Ok(child::LevelZero::None(why)) => {
+            let remedy = "Install the driver of the device (Debian: libze-intel-gpu1), or name one in ZE_ENABLE_ALT_DRIVERS.";
+            return question.missing(why, remedy).value(json!([]));
+        }
+        Err(why) => {
+            let remedy = "Look in dmesg; a driver that crashes or hangs cannot be used.";
+            return question.limited(format!("not told: {why}"), remedy).value(Value::Null);
+        }
+    };
+    let value = json!(drivers);
+    let devices: Vec<String> = drivers
+        .iter()
+        .flat_map(|driver| &driver.devices)
+        .map(|device| format!("{} ({})", device.name, human(device.memory)))
+        .collect();
+    let versions: Vec<&str> = drivers.iter().filter_map(|driver| driver.version.as_deref()).collect();
+    if devices.is_empty() {
+        let remedy =
+            "Pass the device into the container (--device /dev/dri), and join the groups video and render.";
+        return question.missing("a driver, and no device", remedy).value(value);
+    }
+    question.ok(format!("{}; version {}", devices.join(", "), versions.join(", "))).value(value)
+}
+
+fn cuda() -> Finding {
+    let question = ask("libcuda.so.1", "Memory of NVIDIA devices, and handles of it by value.");
+    let (version, devices) = match child::cuda() {
+        Ok(child::Cuda::Found { version, devices }) => (version, devices),
+        Ok(child::Cuda::NoLibrary(why)) => {
+            let remedy = "Install the NVIDIA driver, or run the container with --gpus all.";
+            let text = if why.contains("No such file") { "not found".to_owned() } else { why };
+            return question.missing(text, remedy).value(Value::Null);
+        }
+        Ok(child::Cuda::None(why)) => {
+            let remedy = "nvidia-smi says more of the driver and its devices.";
+            return question.missing(why, remedy).value(json!({ "devices": [] }));
+        }
+        Err(why) => {
+            let remedy = "Look in dmesg; a driver that crashes or hangs cannot be used.";
+            return question.limited(format!("not told: {why}"), remedy).value(Value::Null);
+        }
+    };
+    let names: Vec<String> = devices
+        .iter()
+        .map(|device| format!("{} ({}: {})", device.name, human(device.memory), device.has.join(", ")))
+        .collect();
+    let shares = |device: &child::CudaDevice| device.has.iter().any(|has| has == "fds" || has == "fabric");
+    let value = json!({ "version": version, "devices": devices });
+    let text = format!("CUDA {version}; {}", names.join(", "));
+    if devices.iter().all(shares) {
+        return question.ok(text).value(value);
+    }
+    let remedy =
+        "Where virtual memory has no descriptors, memory = \"device\" travels by the driver's own handles.";
+    question.limited(text, remedy).value(value)
 }
 
 fn nvidia() -> Finding {

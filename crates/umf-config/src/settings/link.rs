@@ -42,6 +42,8 @@ pub struct Link {
     pub timeout_ms: u64,
     /// The most bytes of messages that are kept because they came before they were asked for. Default: 64 MiB.
     pub max_unexpected: ByteSize,
+    /// Whether the peer is told of memory only in ways in which it cannot reach beyond what is meant. Default: `false`.
+    pub enforce: bool,
 }
 
 impl Link {
@@ -65,6 +67,7 @@ impl Default for Link {
             spin_us: 50,
             timeout_ms: 0,
             max_unexpected: ByteSize::new(64 << 20),
+            enforce: false,
         }
     }
 }
@@ -77,5 +80,6 @@ impl Section for Link {
         field!(spin_us),
         field!(timeout_ms),
         field!(max_unexpected),
+        field!(enforce),
     ];
 }

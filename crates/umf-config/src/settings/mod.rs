@@ -1,16 +1,19 @@
 //! The settings in force, typed.
 
+mod device;
 mod ipc;
 mod link;
 mod log;
 mod pool;
 mod provider;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+pub use device::{DeviceHandles, DeviceMemory, FreePolicy};
 pub use ipc::{Exchange, ExchangeMethod, Ipc, LimitPolicy, Ptracer, Shards};
 pub use link::{Link, LinkEngine};
 pub use log::{Log, LogLevel, LogOutput};
@@ -53,6 +56,12 @@ impl Settings {
     /// A key of `pool.<name>` that is taken from `pool.defaults` has the origin that it has there.
     pub fn origin(&self, key: &str) -> &Origin {
         self.origins.get(key).unwrap_or(&Origin::Default)
+    }
+
+    /// The provider set of this name, or what a kind of device memory ([`Provider::DEVICE_KINDS`]) has by default.
+    pub fn provider_set(&self, name: &str) -> Option<Cow<'_, Provider>> {
+        let by_kind = || Provider::DEVICE_KINDS.contains(&name).then(|| Cow::Owned(Provider::of_name(name)));
+        self.provider.get(name).map(Cow::Borrowed).or_else(by_kind)
     }
 
     /// The settings files that were read, weakest first.

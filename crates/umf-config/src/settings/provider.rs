@@ -7,6 +7,7 @@ use config::{Value, ValueKind};
 use serde::{Deserialize, Serialize, Serializer};
 use umf_topology::SpaceName;
 
+use super::{DeviceHandles, DeviceMemory, FreePolicy};
 use crate::ByteSize;
 use crate::field::{Field, Section, Setting, elements_of, field, text_of, words};
 
@@ -209,12 +210,14 @@ fn is_file_name(name: &str) -> bool {
 
 /// One provider set. Environment names are `UMF_PROVIDER_<NAME>_<KEY>`.
 ///
-/// The set `host` always exists. The keys of the kind `host` come first, those of dma-bufs and of a plugin behind;
+/// The set `host` always exists. The keys of the kind `host` come first, those of dma-bufs, Level Zero and of a plugin behind;
 /// any other kind finds what it needs in [`Provider::params`].
+///
+/// A set that has the name of one of [`Provider::DEVICE_KINDS`] is of that kind by default.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Provider {
-    /// `host`, `dma-buf`, `plugin` or a kind that the program registered. Default: `host`.
+    /// `host`, `dma-buf`, `level-zero`, `cuda`, `plugin` or a kind that the program registered. Default: `host`.
     pub kind: String,
     /// Host: who sees the memory. Default: `private`.
     pub visibility: Visibility,
@@ -244,8 +247,24 @@ pub struct Provider {
     pub heap: String,
     /// Dma-buf: the name of the graphics driver. Default: none.
     pub driver: Option<String>,
-    /// Plugin: absolute path of the shared object. Default: none. Refused from the working
-    /// directory's file and from a variable.
+    /// Level Zero and CUDA: which memory. Default: `auto`.
+    pub memory: DeviceMemory,
+    /// Level Zero: which of the drivers, as the loader counts them. Default: 0.
+    pub device_driver: u32,
+    /// Level Zero: which of its devices. CUDA: which of those that the process sees. Default: 0.
+    pub device: u32,
+    /// Level Zero: which of the device's memories. Default: 0.
+    pub ordinal: u32,
+    /// Level Zero: other devices of the driver on which the memory is made resident. CUDA: other devices that may use it.
+    /// Default: empty.
+    pub resident: Vec<u32>,
+    /// Level Zero: when freed memory goes. Default: `default`.
+    pub free_policy: FreePolicy,
+    /// Level Zero: what travels to other processes. Default: `auto`.
+    pub handles: DeviceHandles,
+    /// Plugin: absolute path of the shared object. Level Zero and CUDA: of the loader or driver, where it is not the
+    /// system's. Default: none.
+    /// Refused from the working directory's file and from a variable.
     pub path: Option<PathBuf>,
     /// Plugin: name of its table of functions. Default: none, which is the plugin's usual name.
     /// Refused where [`Provider::path`] is.
@@ -271,10 +290,30 @@ impl Default for Provider {
             exporter: DmaBufExporter::Udmabuf,
             heap: "system".to_owned(),
             driver: None,
+            memory: DeviceMemory::Auto,
+            device_driver: 0,
+            device: 0,
+            ordinal: 0,
+            resident: Vec::new(),
+            free_policy: FreePolicy::Default,
+            handles: DeviceHandles::Auto,
             path: None,
             symbol: None,
             params: Params::new(),
         }
+    }
+}
+
+impl Provider {
+    /// The kinds of memory of devices: a set of this name is of this kind unless it says otherwise, and is there with its defaults
+    /// where nobody sets anything in it.
+    pub const DEVICE_KINDS: [&str; 3] = ["cuda", "dma-buf", "level-zero"];
+
+    /// What a set of this name is by default.
+    #[must_use]
+    pub fn of_name(name: &str) -> Self {
+        let kind = Self::DEVICE_KINDS.into_iter().find(|kind| *kind == name).unwrap_or("host");
+        Self { kind: kind.to_owned(), ..Self::default() }
     }
 }
 
@@ -306,6 +345,17 @@ impl Section for Provider {
             "the name of a graphics driver, without a slash (empty for none)"
                 if |driver| Option::as_deref(&driver).is_none_or(is_file_name)
         ),
+        field!(memory),
+        field!(device_driver),
+        field!(device),
+        field!(ordinal),
+        field!(
+            resident,
+            "a list of devices from 0 to 1023, each once ([0, 1] in a file; 0,1 or 0-3 in the environment)"
+                if |devices| Vec::<u32>::len(&devices) <= 1024
+        ),
+        field!(free_policy),
+        field!(handles),
         field!(path),
         field!(symbol),
         field!(params),

@@ -6,7 +6,9 @@
 //! let _block = pool.allocate(100_000)?;
 //! let map = pool.map()?;
 //! println!("fragmentation: {:.2}", map.totals().external_fragmentation());
-//! std::fs::write(std::env::temp_dir().join("pool.svg"), umf::map::to_svg(&map))?;
+//! let picture = std::env::temp_dir().join(format!("pool-{}.svg", std::process::id()));
+//! std::fs::write(&picture, umf::map::to_svg(&map))?;
+//! # std::fs::remove_file(&picture)?;
 //! // For later: `umf pool-map pool.json` draws it too.
 //! let text = umf::map::to_json(&map);
 //! assert_eq!(umf::map::from_json(&text)?, map);

@@ -7,7 +7,7 @@ use umf::link::{Destination, Engine, Link, LinkAddress, LinkSettings, Memory, So
 use umf::{Block, Handle, Pool};
 
 use super::super::measure::told;
-use super::raw;
+use super::{allreduce, raw, strided};
 use crate::failure::Failure;
 use crate::sys::processors;
 use crate::worker::Launcher;
@@ -21,7 +21,7 @@ pub(super) enum Order {
     /// Connect, and use this engine.
     Connect { address: LinkAddress, engine: Option<String> },
     /// Send back what comes, so many times; `fresh`: after writing it anew.
-    Echo { size: usize, count: u64, pool: bool, fresh: bool },
+    Echo { size: usize, warm: u64, count: u64, pool: bool, fresh: bool },
     /// Receive so many messages.
     Sink { size: usize, count: u64, pool: bool },
     /// Receive and send at the same time.
@@ -32,6 +32,10 @@ pub(super) enum Order {
     CopyOut { handle: Box<Handle>, size: usize, count: u64 },
     /// Read it by the kernel.
     Read { pid: u32, address: u64, size: usize, count: u64 },
+    /// Have memory of the pool that the other process fetches.
+    Expose { size: usize },
+    /// Sum with the other process, so many times.
+    AllReduce { job: String, size: usize, count: u64, pool: bool },
     /// Throw a line back.
     Line { handle: Box<Handle>, count: u64 },
 }
@@ -129,13 +133,14 @@ fn obey(pool: &Pool, link: &mut Option<Link>, order: Order) -> Result<f64, Failu
     let link = link.as_mut().ok_or_else(|| told("there is no link yet"))?;
     match order {
         Order::Connect { .. } => Ok(0.0),
-        Order::Echo { size, count, pool: is_pool, fresh } => {
+        Order::Echo { size, warm, count, pool: is_pool, fresh } => {
             with_buffers(pool, is_pool, size, |[mut one, mut other]| {
                 let mut writing = 0.0;
-                for number in 0..count {
+                for number in 0..warm + count {
                     link.recv(TagMatch::ANY, other.destination()).map_err(told)?;
                     if fresh {
-                        writing += one.write(number as u8);
+                        let time = one.write(number as u8);
+                        writing += if number < warm { 0.0 } else { time };
                     }
                     link.send(0, one.source()).map_err(told)?;
                 }
@@ -157,10 +162,13 @@ fn obey(pool: &Pool, link: &mut Option<Link>, order: Order) -> Result<f64, Failu
             })
         }
         Order::Views { size, count } => with_buffers(pool, true, size, |[one, _]| {
+            let mut last = None;
             for _ in 0..count {
                 drop(link.recv_view(TagMatch::ANY).map_err(told)?);
-                link.hand_over(0, one.source()).map_err(told)?;
+                last = Some(link.hand_over(0, one.source()).map_err(told)?);
             }
+            // What is freed before the peer has opened it, the peer does not get.
+            last.map_or(Ok(()), |lent| lent.wait(None)).map_err(told)?;
             Ok(0.0)
         }),
         Order::CopyOut { handle, size, count } => {
@@ -169,6 +177,10 @@ fn obey(pool: &Pool, link: &mut Option<Link>, order: Order) -> Result<f64, Failu
         }
         Order::Read { pid, address, size, count } => {
             timed(link, size, count, |into| raw::read(pid, address, into))
+        }
+        Order::Expose { size } => strided::expose(pool, link, size),
+        Order::AllReduce { job, size, count, pool: is_pool } => {
+            allreduce::reduce(pool, &job, 1, (size, count, is_pool))
         }
         Order::Line { handle, count } => {
             let mapping = umf::open(&handle).map_err(told)?;

@@ -8,21 +8,21 @@ use umf::link::{Link, TagMatch};
 use super::super::Bench;
 use super::super::measure::{Measured, told};
 use super::peer::{Answer, Order, PATIENCE, settings, with_buffers};
-use super::{plot, raw};
+use super::{allreduce, plot, raw, strided};
 use crate::failure::Failure;
 use crate::sys::processors;
 use crate::worker::{self, Worker};
 
-const SIZES: [(&str, usize); 3] = [("64k", 64 << 10), ("1m", 1 << 20), ("16m", 16 << 20)];
+pub(super) const SIZES: [(&str, usize); 3] = [("64k", 64 << 10), ("1m", 1 << 20), ("16m", 16 << 20)];
 
 /// An engine, and whether it takes memory of pools.
 const ENGINES: [(&str, bool); 4] = [("both", true), ("mapped", true), ("cma", false), ("bounce", false)];
 
 /// Both processes, and the link of the engine that is measured.
-struct Pair {
-    worker: Worker,
-    pool: Pool,
-    link: Link,
+pub(super) struct Pair {
+    pub worker: Worker,
+    pub pool: Pool,
+    pub link: Link,
     quick: bool,
     time: Duration,
 }
@@ -60,11 +60,9 @@ pub(in super::super) fn measure(bench: &mut Bench) -> Result<(), Failure> {
                 rounds(bench, &mut pair, &row, |pair, count| pair.echoes(size, count, is_pool, true))?;
             curve.extend(value.map(|value| (size, value.median)));
             push(bench, &row, value)?;
-            if engine != "both" {
-                let row = format!("link.bandwidth.{name}.{engine}");
-                let value = rounds(bench, &mut pair, &row, |pair, count| pair.stream(size, count, is_pool))?;
-                push_rate(bench, &row, value, size)?;
-            }
+            let row = format!("link.bandwidth.{name}.{engine}");
+            let value = rounds(bench, &mut pair, &row, |pair, count| pair.stream(size, count, is_pool))?;
+            push_rate(bench, &row, value, size)?;
         }
         if bench.plot.is_some() {
             for size in [8 << 10, 16 << 10, 32 << 10, 128 << 10, 256 << 10, 512 << 10, 4 << 20] {
@@ -77,6 +75,8 @@ pub(in super::super) fn measure(bench: &mut Bench) -> Result<(), Failure> {
         curve.sort_by_key(|point| point.0);
         curves.push((engine, curve));
     }
+    strided::measure(bench, &mut pair)?;
+    allreduce::measure(bench, &mut pair)?;
     if let Some(path) = &bench.plot {
         let write = std::fs::write(path, plot::to_svg(&curves));
         write.map_err(|error| Failure::Told(format!("--plot {}: {error}", path.display())))?;
@@ -85,7 +85,7 @@ pub(in super::super) fn measure(bench: &mut Bench) -> Result<(), Failure> {
     pair.worker.finish().map_err(|silence| told(format!("the other process {silence}")))
 }
 
-fn connect(worker: &mut Worker, engine: Option<&str>) -> Result<Link, Failure> {
+pub(super) fn connect(worker: &mut Worker, engine: Option<&str>) -> Result<Link, Failure> {
     let builder = umf::link::builder().map_err(told)?.settings(settings(engine)?);
     let endpoint = builder.bind().map_err(told)?;
     let order = Order::Connect { address: endpoint.address(), engine: engine.map(str::to_owned) };
@@ -95,14 +95,14 @@ fn connect(worker: &mut Worker, engine: Option<&str>) -> Result<Link, Failure> {
     Ok(link)
 }
 
-fn say(worker: &mut Worker, order: &Order) -> Result<(), Failure> {
+pub(super) fn say(worker: &mut Worker, order: &Order) -> Result<(), Failure> {
     let line = serde_json::to_string(order).map_err(told)?;
     worker.say(&line);
     worker.send_now().map_err(|silence| told(format!("the other process {silence}")))
 }
 
 /// What the other process says of its part.
-fn answer(worker: &mut Worker) -> Result<f64, Failure> {
+pub(super) fn answer(worker: &mut Worker) -> Result<f64, Failure> {
     let failed = |silence| told(format!("the other process {silence}"));
     worker::converse(&mut [&mut *worker], PATIENCE, || {}).map_err(|(_, silence)| failed(silence))?;
     match worker.answer().map_err(failed)? {
@@ -112,7 +112,7 @@ fn answer(worker: &mut Worker) -> Result<f64, Failure> {
 }
 
 /// Repeats a row, which yields nanoseconds of each of `count`, for the time that rows are measured. `None` if nobody wants it.
-fn rounds(
+pub(super) fn rounds(
     bench: &mut Bench,
     pair: &mut Pair,
     name: &str,
@@ -135,14 +135,19 @@ fn rounds(
     Measured::of(values).map(Some)
 }
 
-fn push(bench: &mut Bench, name: &str, value: Option<Measured>) -> Result<(), Failure> {
+pub(super) fn push(bench: &mut Bench, name: &str, value: Option<Measured>) -> Result<(), Failure> {
     match value {
         Some(value) => bench.rows.push(name, "us", value.map(|nanoseconds| nanoseconds / 1e3), None),
         None => Ok(()),
     }
 }
 
-fn push_rate(bench: &mut Bench, name: &str, value: Option<Measured>, size: usize) -> Result<(), Failure> {
+pub(super) fn push_rate(
+    bench: &mut Bench,
+    name: &str,
+    value: Option<Measured>,
+    size: usize,
+) -> Result<(), Failure> {
     match value {
         Some(value) => {
             bench.rows.push(name, "GB/s", value.map(|nanoseconds| size as f64 / nanoseconds), None)
@@ -207,7 +212,7 @@ impl Pair {
     fn echoes(&mut self, size: usize, count: u64, is_pool: bool, fresh: bool) -> Result<f64, Failure> {
         let Self { worker, pool, link, .. } = self;
         let warm = 2;
-        say(worker, &Order::Echo { size, count: warm, pool: is_pool, fresh: false })?;
+        say(worker, &Order::Echo { size, warm, count, pool: is_pool, fresh })?;
         with_buffers(pool, is_pool, size, |[mut one, mut other]| {
             let mut echo = |link: &mut Link, count: u64| -> Result<f64, Failure> {
                 let mut all = 0.0;
@@ -222,10 +227,8 @@ impl Pair {
                 }
                 Ok(all)
             };
+            // In the same memory: what is mapped for the first time has its pages brought one by one.
             echo(link, warm)?;
-            answer(worker)?;
-            say(worker, &Order::Echo { size, count, pool: is_pool, fresh })?;
-            // The other process is there when the first one came back.
             let start = Instant::now();
             let timed = echo(link, count)?;
             let all = if fresh { timed } else { start.elapsed().as_nanos() as f64 };

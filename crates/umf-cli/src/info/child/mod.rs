@@ -7,11 +7,15 @@ use serde::{Deserialize, Serialize};
 
 mod attempt;
 mod bounded_child;
+mod cuda;
 mod holder;
+mod level_zero;
 mod reacher;
 mod siblings;
 
 pub(crate) use attempt::{Unanswered, attempt};
+pub(crate) use cuda::{Cuda, Device as CudaDevice, cuda};
+pub(crate) use level_zero::{LevelZero, level_zero};
 pub(crate) use siblings::{Reached, Refusal, try_siblings};
 
 /// How long children may take before they are killed.
@@ -23,6 +27,10 @@ const TIME: Duration = Duration::from_secs(2);
 pub(crate) enum Role {
     /// Makes the attempt of this key.
     Attempt(String),
+    /// Asks the CUDA driver for its devices.
+    Cuda,
+    /// Asks the Level Zero drivers for their devices.
+    LevelZero,
     /// Holds a secret until its standard input closes.
     Hold,
     /// Tries one way to get at what the holder holds.
@@ -39,6 +47,8 @@ impl Role {
         crate::sys::live_no_longer_than(u32::try_from(TIME.as_secs()).unwrap_or(2));
         match self {
             Role::Attempt(key) => attempt::make(key),
+            Role::Cuda => cuda::ask(),
+            Role::LevelZero => level_zero::ask(),
             Role::Hold => holder::hold(TIME),
             Role::Reach(way, target) => reacher::reach(*way, target, TIME),
         }

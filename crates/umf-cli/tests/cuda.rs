@@ -1,0 +1,141 @@
+//! The command on CUDA memory, with the driver in software where the system's linker finds it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+/// A folder in which `libcuda.so.1` is the driver in software.
+fn driver() -> PathBuf {
+    let library = std::env::current_exe().unwrap().with_file_name("libcuda_soft.so");
+    assert!(library.exists(), "{} is not there", library.display());
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-soft");
+    std::fs::create_dir_all(&folder).unwrap();
+    // Several tests may do so at once, and all do the same.
+    let _ = std::os::unix::fs::symlink(&library, folder.join("libcuda.so.1"));
+    assert!(folder.join("libcuda.so.1").exists());
+    folder
+}
+
+fn umf(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_umf"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("UMF_") || name.to_string_lossy().starts_with("CUDA_") {
+            command.env_remove(name);
+        }
+    }
+    // Settings of the machine that runs the tests do not count.
+    command
+        .args(arguments)
+        .stdin(Stdio::null())
+        .current_dir(std::env::temp_dir())
+        .env("HOME", "/nonexistent");
+    command
+}
+
+fn text(mut command: Command) -> (bool, String, String) {
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.success(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn the_demo_shares_device_memory_by_value() {
+    for memory in ["auto", "virtual", "device"] {
+        for exchange in ["auto", "socket"] {
+            let mut command = umf(&[
+                "demo",
+                "--provider",
+                "cuda",
+                "--ranks",
+                "3",
+                "--blocks",
+                "6",
+                "--exchange",
+                exchange,
+                "--json",
+            ]);
+            command.env("LD_LIBRARY_PATH", driver()).env("UMF_PROVIDER_CUDA_MEMORY", memory);
+            let (done, out, error) = text(command);
+            assert!(done, "{memory}: {error}");
+            let outcome: Value = serde_json::from_str(&out).unwrap();
+            assert_eq!((&outcome["handles"], &outcome["opens"]), (&18.into(), &36.into()), "{memory}");
+            assert_eq!(outcome["stale_refused"], 6, "{memory}");
+            assert_eq!(outcome["left_behind"].as_array().unwrap().len(), 0, "{memory}: {outcome}");
+            let carried = outcome["carried"].as_str().unwrap();
+            assert_eq!(carried.contains("descriptor"), memory != "device", "{memory}: {carried}");
+        }
+    }
+}
+
+#[test]
+fn a_set_of_any_name_is_what_its_settings_say() {
+    let mut command = umf(&["demo", "--provider", "gpu", "--ranks", "2", "--blocks", "2"]);
+    command.env("LD_LIBRARY_PATH", driver()).env("UMF_PROVIDER_GPU_KIND", "cuda");
+    let (done, out, error) = text(command);
+    assert!(done && out.contains("left behind: nothing"), "{out}{error}");
+}
+
+#[test]
+fn without_a_driver_the_demo_says_what_is_missing() {
+    let mut command = umf(&["demo", "--provider", "cuda"]);
+    command.env_remove("LD_LIBRARY_PATH");
+    let (done, out, error) = text(command);
+    if done {
+        return println!(
+            "umf-skip: without_a_driver_the_demo_says_what_is_missing: this machine has one: {out}"
+        );
+    }
+    assert!(error.contains("libcuda.so.1") && error.contains("install"), "{error}");
+    // On a device that lacks what is asked for.
+    let mut command = umf(&["demo", "--provider", "cuda"]);
+    command
+        .env("LD_LIBRARY_PATH", driver())
+        .env("CUDA_SOFT_LACKS", "virtual")
+        .env("UMF_PROVIDER_CUDA_MEMORY", "virtual");
+    let (done, _, error) = text(command);
+    assert!(!done && error.contains("virtual"), "{error}");
+}
+
+#[test]
+fn info_says_what_the_devices_have() {
+    let mut command = umf(&["info", "--json"]);
+    command.env("LD_LIBRARY_PATH", driver()).env("CUDA_SOFT_LACKS", "fabric,fds");
+    let (done, out, error) = text(command);
+    assert!(done, "{error}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    let found = &report["devices"]["libcuda.so.1"];
+    assert_eq!(found["state"], "limited", "{found}");
+    assert_eq!(found["value"]["version"], "12.4", "{found}");
+    let devices = found["value"]["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), 2, "{found}");
+    assert_eq!(devices[0]["memory"], 1_u64 << 30);
+    let has: Vec<&str> = devices[0]["has"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert_eq!(has, ["virtual", "dma-buf", "managed"]);
+}
+
+#[test]
+fn the_bench_measures_every_row() {
+    let mut command = umf(&["bench", "cuda", "--quick", "--json"]);
+    command.env("LD_LIBRARY_PATH", driver());
+    let (done, out, error) = text(command);
+    assert!(done, "{error}");
+    let rows: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for name in [
+        "cuda.pool.256B",
+        "cuda.pool.64KiB.sync",
+        "cuda.pool.1MiB",
+        "cuda.open.first",
+        "cuda.open.first.device",
+        "cuda.open.cached",
+        "cuda.open.same_region",
+        "cuda.copy.virtual",
+        "cuda.copy.device",
+    ] {
+        let row =
+            rows.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("no row {name}: {out}"));
+        assert!(row["value"].as_f64().unwrap() > 0.0 && row["peer_value"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
