@@ -4,12 +4,14 @@
 //! - [`Actor`]: a process of its own (`umf-actor`) that obeys one line at a time
 //! - [`Census`]: what a process has open, counted from outside
 //! - [`command`]: the `umf` command
+//! - [`cuda`]: the CUDA driver in software, where the linker finds it
 //! - [`domain`]: what there is of a domain, seen from outside
 //! - [`board`]: what processes under load tell each other, past umf
 //! - [`forge`]: handles that no producer made
 //! - [`machine`]: what this machine lets a test do
 //! - [`Name`]: a name that a test gives to shared memory
 //! - [`Recording`]: an import that keeps count
+//! - [`walk`]: what tests of every kind of memory do with it
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -17,6 +19,7 @@ mod actor_client;
 pub mod board;
 mod census;
 pub mod command;
+pub mod cuda;
 pub mod domain;
 pub mod forge;
 pub mod machine;
@@ -24,6 +27,7 @@ mod name;
 mod recording;
 mod sequence;
 mod spawn;
+pub mod walk;
 
 pub use actor_client::{Actor, Failure, Outcome};
 pub use census::Census;

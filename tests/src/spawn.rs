@@ -22,9 +22,12 @@ impl Spawn {
     /// Of the program at `path`.
     #[must_use]
     pub fn new(path: impl AsRef<Path>) -> Self {
+        // Elsewhere than it was built: in a bundle.
+        let elsewhere = std::env::var_os("TESTS_ACTOR").map(std::path::PathBuf::from);
+        let path = elsewhere.as_deref().unwrap_or(path.as_ref());
         let variables =
             std::env::vars_os().filter(|(name, _)| !name.as_bytes().starts_with(b"UMF_")).collect();
-        let program = CString::new(path.as_ref().as_os_str().as_bytes()).unwrap();
+        let program = CString::new(path.as_os_str().as_bytes()).unwrap();
         Self { program, variables, namespaces: 0, pid: None, directory: None }
     }
 

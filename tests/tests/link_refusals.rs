@@ -133,18 +133,25 @@ fn a_hostile_peer_harms_nobody() {
     let mut sequence = Sequence::new(7);
     let mut good = actor!();
     for round in 0..rounds {
-        let mut hostile = actor!();
+        // Whose memory can be reached, or who copies it itself.
+        let enforces = if round % 2 == 0 { "true" } else { "false" };
+        let mut hostile = spawn!().env("UMF_LINK_ENFORCE", enforces).start();
         join(&mut good, &mut hostile);
         good.ok("link-timeout link 40");
+        let key = hostile.ok("link-expose link 300000 both");
+        good.ok("link-expose link 300000 both");
         hostile.send(&format!("link-scribble {} 400", sequence.number()));
         let mut outcomes = std::collections::BTreeMap::<String, u32>::new();
         for _ in 0..12 {
             let seed = sequence.below(100);
             let size = *sequence.of(&[8, 3000, 200_000]);
-            let command = match sequence.below(4) {
+            let command = match sequence.below(7) {
                 0 => format!("link-send link {seed} {size} {seed}"),
                 1 => format!("link-lend link {seed} {size} {seed}"),
                 2 => "link-recv link any 1000000 1".to_owned(),
+                3 => "link-serve link 20".to_owned(),
+                4 => format!("link-get link {key} {seed} {size} 1"),
+                5 => format!("link-put link {key} {seed} {size} 1"),
                 _ => format!("link-recv link {seed} 1000000 {seed}"),
             };
             let answer = good.ask_for(&command, BOUND);

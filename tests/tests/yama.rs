@@ -15,10 +15,10 @@ fn scope() -> Option<u32> {
     std::fs::read_to_string(SCOPE).ok()?.trim().parse().ok()
 }
 
-/// The scopes to try, in the order in which they can be had.
+/// The scopes to try, in the order in which they can be had. (The last one stays until the guest ends.)
 fn scopes() -> Vec<u32> {
     match scope() {
-        Some(now @ 0..=2) if machine::is_guest() => (now..=2).collect(),
+        Some(now @ 0..=3) if machine::is_guest() => (now..=3).collect(),
         Some(now) => vec![now],
         None => Vec::new(),
     }
@@ -152,5 +152,66 @@ fn each_scope_allows_what_it_says_and_auto_finds_a_way() {
         assert!(says("fetched an fd", &format!("mode={way}")), "{case}");
         assert!(wanted == 0 || says("mode=pidfd", &format!("ptrace_scope is {wanted}")), "{case}");
         assert!(way != "socket" || says("mode=procfs", "a dma-buf"), "{case}");
+    }
+}
+
+/// What a link does where the kernel lets nobody read a sibling: it says so, and uses its buffers; also if that changes while the
+/// link is there, which is counted. (What is registered is then copied by its owner.)
+#[test]
+fn links_fall_back_where_siblings_may_not_be_read() {
+    const TEST: &str = "links_fall_back";
+    if !machine::is_root() {
+        return machine::skip(TEST, "changing the user needs root");
+    }
+    let scopes = scopes();
+    if scopes.is_empty() {
+        return machine::skip(TEST, "this kernel has no yama");
+    }
+    let set = |wanted: u32| {
+        if scope() != Some(wanted) {
+            std::fs::write(SCOPE, wanted.to_string()).unwrap();
+        }
+    };
+    let actor = || {
+        let mut actor = spawn!().start();
+        actor.ok(&format!("setuid {NOBODY}"));
+        actor.ok("dumpable 1");
+        actor
+    };
+    let message = |one: &mut Actor, other: &mut Actor| {
+        other.send("link-recv link 1 1000000 3");
+        one.ok("link-send link 1 1000000 3");
+        other.answer(std::time::Duration::from_secs(60)).unwrap()
+    };
+    for &wanted in &scopes {
+        set(wanted);
+        let (mut one, mut other) = (actor(), actor());
+        let join = |one: &mut Actor, other: &mut Actor| {
+            let address = one.ok("link-bind end");
+            one.send("link-accept end 30000 -> link");
+            other.ok(&format!("link-connect {address} 30000 -> link"));
+            one.answer(std::time::Duration::from_secs(60)).unwrap();
+            one.ok("link-unbind end");
+        };
+        join(&mut one, &mut other);
+        let engines = other.ok("link-engines link");
+        if wanted == 0 {
+            assert!(!engines.contains("refused"), "{engines}");
+            assert_eq!(message(&mut one, &mut other), "1000000 both same");
+            if scopes.contains(&1) {
+                set(1);
+                assert_eq!(message(&mut one, &mut other), "1000000 bounce same");
+                let seen = other.ok("link-statistics link");
+                assert!(seen.contains("refused-cma=1"), "{seen}");
+                set(0);
+            }
+        } else {
+            assert!(engines.contains("cma     refused: process_vm_readv"), "{engines}");
+            assert!(engines.contains("ptrace_scope"), "{engines}");
+            assert_eq!(message(&mut one, &mut other), "1000000 bounce same");
+            assert!(other.ok("link-statistics link").contains("refused-cma=0"), "it is not even tried");
+        }
+        one.finish();
+        other.finish();
     }
 }

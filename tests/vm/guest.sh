@@ -5,7 +5,8 @@ pack() {
   (cd "$1" && find . | tool busybox cpio -o -H newc 2>/dev/null)
 }
 
-# Files at the paths that they are to have, and the libraries that they are linked with.
+# Files at the paths that they are to have, and the libraries that they are linked with. What is for debuggers stays here: it is most
+# of a program, and the guest copies what it is given.
 stage_programs() {
   local stage=$1 path file
   sort -u "$work/files" | while read -r path file; do
@@ -14,7 +15,7 @@ stage_programs() {
     ldd "$file" 2>/dev/null | sed -n 's/.* => \(\/[^ ]*\) .*/\1 \1/p; s/^[[:space:]]*\(\/[^ ]*\) (.*/\1 \1/p'
   done | sort -u | while read -r path file; do
     mkdir -p "$stage$(dirname "$path")"
-    cp -L "$file" "$stage$path"
+    strip --strip-debug -o "$stage$path" "$file" 2>/dev/null || cp -L "$file" "$stage$path"
   done
 }
 
@@ -66,17 +67,13 @@ rcupdate.rcu_expedited=1 cryptomgr.notests clearcpuid=112 random.trust_cpu=on"
 # if it ends otherwise.
 run_guest() {
   make_image
-  local share=$cache/tools/usr/share code=0
-  local firmware=()
-  for folder in "$share/qemu" "$share/seabios" "$cache/tools/usr/lib/ipxe/qemu"; do
-    if [ -d "$folder" ]; then firmware+=(-L "$folder"); fi
-  done
+  local code=0
   echo "== guest $boot: $about"
   : >"$work/codes"
   : >"$work/log"
   # The serial lines: what programs print, their exit codes, what the kernel says.
-  bounded_qemu "${firmware[@]}" -machine "q35${machine:+,$machine}" -accel tcg,thread=multi -cpu max,-la57,-smap,-smep,-pku,-umip,-erms,-fsrm,-avx,-avx2,-fma,-f16c -m "$memory" \
-    -smp "$processors" -nodefaults -no-user-config -display none -no-reboot -kernel "$kernel_folder/image" -initrd "$work/initrd" \
+  bounded_qemu -machine "q35${machine:+,$machine}" -accel "$accelerator" -cpu max,-la57,-smap,-smep,-pku,-umip,-erms,-fsrm,-avx,-avx2,-fma,-f16c -m "$memory" \
+    -smp "$processors" -kernel "$kernel_folder/image" -initrd "$work/initrd" \
     -append "$kernel_arguments $arguments" \
     ${devices[@]+"${devices[@]}"} -serial stdio -serial "file:$work/codes" -serial "file:$work/log" \
     </dev/null | tr -d '\r' | sed -u "s/^umf-skip: /umf-skip: in guest $boot: /" || code=$?
@@ -91,18 +88,59 @@ run_guest() {
     tail -n 20 "$work/log" >&2
     return 125
   fi
-  code=$(tr -d '\r' <"$work/codes" | sed -n 's/^exit \([0-9]*\)$/\1/p' | grep -vx 0 | head -n 1) || true
+  code=$(tr -d '\r' <"$work/codes" | sed -n 's/^exit \([0-9]*\) .*/\1/p' | grep -vx 0 | head -n 1) || true
   return "${code:-0}"
 }
 
-# QEMU with a bound on its time; its exit code is left in a file, since it is in the middle of a pipe.
+# What took how long in the guest that has just run, by its own clock: "start 2.1 s, dma_buf 3.4 s".
+guest_times() {
+  tr -d '\r' <"$work/codes" | awk '
+    FNR == NR { if (/^(begin|exit)/) at[count++] = $NF; next }
+    { for (word = 1; word <= NF; word++) if ($word ~ /^\//) { name[FNR] = $word; break }
+      sub(/.*\//, "", name[FNR]); sub(/-[0-9a-f]*$/, "", name[FNR]) }
+    END {
+      if (count) printf "start %.1f s", at[0]
+      for (program = 1; program < count; program++) printf ", %s %.1f s", name[program], at[program] - at[program - 1]
+    }' - "$work/commands"
+}
+
+# QEMU with a bound on its time, in seconds, and nothing in the machine but what is asked for.
+qemu() {
+  local seconds=$1 share=$cache/tools/usr/share folder firmware=()
+  shift
+  for folder in "$share/qemu" "$share/seabios" "$cache/tools/usr/lib/ipxe/qemu"; do
+    if [ -d "$folder" ]; then firmware+=(-L "$folder"); fi
+  done
+  LD_LIBRARY_PATH="$cache/tools/usr/lib/x86_64-linux-gnu:$cache/tools/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
+    timeout --kill-after=5 "$seconds" "$(qemu_path)" "${firmware[@]}" -nodefaults -no-user-config -display none -no-reboot "$@"
+}
+
+# The same within the boot's limit; its exit code is left in a file, since it is in the middle of a pipe.
 bounded_qemu() {
   local code=0
-  # shellcheck disable=SC2016 # for the other shell
-  LD_LIBRARY_PATH="$cache/tools/usr/lib/x86_64-linux-gnu:$cache/tools/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
-    timeout --kill-after=5 "$limit" "$(qemu_path)" "$@" 2>"$work/qemu" || code=$?
+  qemu "$limit" "$@" 2>"$work/qemu" || code=$?
   if [ "$code" != 0 ]; then sed 's/^/qemu: /' "$work/qemu" >&2; fi
   echo "$code" >"$work/qemu-code"
+}
+
+# What runs guests: KVM where one runs, and the interpreter elsewhere. A KVM that is there may still run nothing, as inside of other
+# virtual machines: it is tried once per start of this machine, with a kernel that finds nothing to do. In accelerator then.
+choose_accelerator() {
+  accelerator=tcg,thread=multi
+  if [ "${TESTS_VM_ACCELERATOR:-kvm}" = tcg ] || [ ! -r /dev/kvm ] || [ ! -w /dev/kvm ]; then return; fi
+  local tried
+  tried=$cache/kvm.$(cat /proc/sys/kernel/random/boot_id)
+  if [ ! -e "$tried" ]; then
+    rm -f "$cache"/kvm.*
+    local said
+    said=$(qemu 5 -machine q35 -accel kvm -cpu max -m 256M -kernel "$kernel_folder/image" -append "console=ttyS0 panic=-1" \
+      -serial stdio </dev/null 2>&1 | tr -d '\0') || true
+    case "$said" in
+      *"Kernel panic"*) echo works >"$tried" ;;
+      *) echo fails >"$tried" ;;
+    esac
+  fi
+  if [ "$(cat "$tried")" = works ]; then accelerator=kvm; fi
 }
 
 qemu_path() {

@@ -27,7 +27,9 @@ fuzz_target!(|data: &[u8]| {
     let all = topology.all();
     for quality in [Quality::Capacity, Quality::Bandwidth, Quality::Latency] {
         for from in [Initiator::Process, Initiator::Any, Initiator::Cpu(1), Initiator::Node(1)] {
-            if let (Ok(best), Ok(ranked)) = (topology.best(&all, quality, from), topology.ranked(&all, quality, from)) {
+            if let (Ok(best), Ok(ranked)) =
+                (topology.best(&all, quality, from), topology.ranked(&all, quality, from))
+            {
                 assert_eq!(ranked.space.len(), all.len());
                 assert!(best.space.ids().any(|id| ranked.space.ids().next() == Some(id)));
             }

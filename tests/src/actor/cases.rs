@@ -28,6 +28,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
             importer.add_import(Arc::new(HostImport::new().allow_unsealed(true)));
             String::new()
         }),
+        ("ze-soft", [what]) => ze_soft(what),
         ("fixed-addresses", []) => fixed_addresses(),
         ("fork-while-exporters-end", [rounds]) => fork_while_exporters_end(rounds),
         _ => return None,
@@ -134,6 +135,27 @@ fn open_file(actor: &mut Actor, path: &str, name: &str) -> Answer {
     let mapping = umf::importer()?.open_bytes(&std::fs::read(path)?, Access::ReadWrite)?;
     actor.mappings.insert(name.to_owned(), mapping);
     Ok(String::new())
+}
+
+/// How much the software driver has of something, as it counts; it must have been started.
+fn ze_soft(what: &str) -> Answer {
+    type Query = unsafe extern "C" fn(*const libc::c_char, *mut u64) -> u32;
+    let path = std::env::var_os("TESTS_ZE_SOFT").ok_or_else(|| Failure::unknown("TESTS_ZE_SOFT"))?;
+    let path = std::ffi::CString::new(std::os::unix::ffi::OsStrExt::as_bytes(&*path)).unwrap();
+    let what = std::ffi::CString::new(what).unwrap();
+    // SAFETY: the driver of this project, which is loaded already.
+    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+    if library.is_null() {
+        return Err(Failure::new("NotStarted", "the software driver"));
+    }
+    // SAFETY: only the address of the function is looked up.
+    let query = unsafe { libc::dlsym(library, c"zeSoftQuery".as_ptr()) };
+    assert!(!query.is_null());
+    let mut value = 0;
+    // SAFETY: the function has this prototype.
+    let answer =
+        unsafe { std::mem::transmute::<*mut libc::c_void, Query>(query)(what.as_ptr(), &raw mut value) };
+    if answer == 0 { Ok(value.to_string()) } else { Err(Failure::unknown(what.to_str().unwrap_or("?"))) }
 }
 
 /// From the next `exec` on, the same program has the same addresses.

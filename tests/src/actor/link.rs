@@ -1,13 +1,18 @@
 //! Links, and what goes over them.
 
+mod blocks;
+mod fabric;
+mod remote;
 mod traffic;
+
+pub(crate) use blocks::obey as obey_with_blocks;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use umf::Pool;
-use umf::link::{Endpoint, Engine, Error, Lent, Link, LinkAddress, Memory, TagMatch};
+use umf::link::{Endpoint, Engine, Error, Lent, Link, LinkAddress, Memory, Registration, TagMatch};
 
 use crate::memory::holds;
 use crate::storm::next;
@@ -20,6 +25,9 @@ pub(crate) struct Links {
     links: HashMap<String, Link>,
     /// What was handed over, and to whom.
     lent: Vec<(String, Lent<'static>)>,
+    /// What was registered, and on which link.
+    ranges: Vec<(String, Registration<'static>)>,
+    fabrics: fabric::Fabrics,
     /// Forked children that were killed.
     killed: u64,
 }
@@ -35,6 +43,7 @@ pub(crate) fn obey(all: &mut Links, command: &str, words: &[&str]) -> Option<Ans
         ("link-connect", [address, ms, "->", name]) => connect(all, address, ms, name),
         ("link-drop", [name]) => {
             all.lent.retain(|(link, _)| link != name);
+            all.ranges.retain(|(link, _)| link != name);
             Ok(all.links.remove(*name).is_some().to_string())
         }
         ("link-timeout", [name, ms]) => all.link(name).and_then(|link| {
@@ -85,7 +94,10 @@ pub(crate) fn obey(all: &mut Links, command: &str, words: &[&str]) -> Option<Ans
         ("link-child", [name]) => child_has_no_part(all, name),
         ("children-killed-of-links", []) => Ok(all.killed.to_string()),
         ("link-scribble", [seed, ms]) => scribble(seed, ms),
-        _ => return None,
+        _ => {
+            return remote::obey(all, command, words)
+                .or_else(|| fabric::obey(&mut all.fabrics, command, words));
+        }
     })
 }
 

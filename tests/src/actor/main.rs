@@ -3,6 +3,7 @@
 //!
 //! | module | commands |
 //! |---|---|
+//! | [`device`] | what the commands of [`memory`] do with memory that the CPU must not touch |
 //! | [`domain`] | domains and their objects |
 //! | [`memory`] | pools, blocks, regions, handles, mappings, what they hold |
 //! | [`load`] | work that goes on while processes are killed |
@@ -10,11 +11,13 @@
 //! | [`storm`] | many threads and many cycles in one command |
 //! | [`lease`] | leases: many, in other threads and in children, and doors that are scribbled over |
 //! | [`link`] | links, and what goes over them |
+//! | [`mpi`] | (no commands: what a rank of an MPI job does) |
 //! | [`cases`] | what single public cases need |
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 mod cases;
+mod device;
 mod domain;
 mod driver;
 mod failure;
@@ -22,20 +25,28 @@ mod lease;
 mod link;
 mod load;
 mod memory;
+mod mpi;
 mod process;
 mod storm;
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::process::ExitCode;
 
 use failure::Failure;
 
 /// What a command answers.
 type Answer = Result<String, Failure>;
 
-fn main() {
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [mode, shim, provider] = &arguments[..]
+        && mode == "mpi"
+    {
+        return mpi::rank(shim, provider);
+    }
     let mut actor = memory::Actor::default();
     serve(&mut actor, std::io::stdin(), std::io::stdout());
-    process::end(actor);
+    process::end(actor)
 }
 
 /// Obeys until told to `exit`, or nobody is there to tell.
@@ -75,6 +86,7 @@ fn obey(actor: &mut memory::Actor, line: &str) -> Answer {
         .or_else(|| cases::obey(actor, command, rest))
         .or_else(|| domain::obey(&mut actor.domains, command, rest))
         .or_else(|| link::obey(&mut actor.links, command, rest))
+        .or_else(|| link::obey_with_blocks(actor, command, rest))
         .or_else(|| load::obey(actor, command, rest))
         .unwrap_or_else(|| Err(Failure::unknown(line)))
 }

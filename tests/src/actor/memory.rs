@@ -81,7 +81,10 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
         ("is_current", [name]) => actor.mapping(name).map(|mapping| mapping.is_current().to_string()),
         ("evict", []) => umf::importer().map_err(Failure::from).map(|it| it.evict_idle().to_string()),
         ("fill", [name, seed]) => {
-            seed_of(seed).and_then(|seed| actor.with(name, |memory| fill(memory, seed)))
+            seed_of(seed).and_then(|seed| match actor.copied_into(name, |size| content(size, seed))? {
+                true => Ok(String::new()),
+                false => actor.with(name, |memory| fill(memory, seed)),
+            })
         }
         ("check", [name, seed]) => check(actor, name, seed),
         ("poke", [name]) => {
@@ -120,16 +123,21 @@ impl Actor {
         }
     }
 
+    /// Where a block or region is, and its size.
+    pub(crate) fn place(&self, name: &str) -> Result<(Address, usize), Failure> {
+        match self.regions.get(name) {
+            Some((_, region)) => Ok((region.base(), region.size())),
+            None => self.block(name).map(|block| (block.address, block.size)),
+        }
+    }
+
     /// Shows the memory of a block, region or mapping.
     fn with(&self, name: &str, look: impl FnOnce(&VolatileSlice<'_>)) -> Answer {
         if let Some(mapping) = self.mappings.get(name) {
             look(&mapping.memory()?);
             return Ok(String::new());
         }
-        let (address, size) = match self.regions.get(name) {
-            Some((_, region)) => (region.base(), region.size()),
-            None => self.block(name).map(|block| (block.address, block.size))?,
-        };
+        let (address, size) = self.place(name)?;
         // SAFETY: a live block or region of host memory, whose bytes may change at any time.
         look(&unsafe { VolatileSlice::new(address.as_ptr().unwrap(), size) });
         Ok(String::new())
@@ -147,12 +155,14 @@ fn pool(actor: &mut Actor, name: &str, kind: &[&str]) -> Answer {
         ["private"] => Pool::private()?,
         ["isolated"] => Pool::isolated()?,
         ["settings", name] => Pool::named(name)?,
+        ["over", provider] => Pool::over(provider)?,
         ["proxy"] => each(shared().build()?)?,
         ["read-only"] => each(shared().read_only_export(true).build()?)?,
         ["named", object] => over(shared().named(*object).arena_size(64 << 20).build()?)?,
         ["reserved", object] => each(shared().named(*object).arena_size(64 << 20).reserve(true).build()?)?,
         ["at-once"] => each(shared().reserve(true).build()?)?,
         ["dma-buf", source] => over_dma_buf(source, name)?,
+        ["cuda", memory] => crate::device::cuda_pool(memory, name)?,
         ["small", bytes] => each(shared().arena_size(bytes.parse()?).build()?)?,
         _ => return Err(Failure::unknown(name)),
     };
@@ -243,23 +253,46 @@ fn seed_of(text: &str) -> Result<u64, Failure> {
     Ok(text.parse()?)
 }
 
-/// The byte at a place of a block with this seed.
-fn byte(seed: u64, place: usize) -> u8 {
-    (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (8 * (place % 8))) as u8 ^ (place >> 3) as u8
+/// What a block with this seed has at the eight bytes with this number. (Not byte by byte: a guest is interpreted.)
+fn word(seed: u64, number: usize) -> [u8; 8] {
+    let same = u64::from_ne_bytes([number as u8; 8]);
+    (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ same).to_le_bytes()
+}
+
+/// What [`fill`] puts into so many bytes.
+pub(crate) fn content(size: usize, seed: u64) -> Vec<u8> {
+    let mut content = Vec::with_capacity(size + 8);
+    for number in 0..size.div_ceil(8) {
+        content.extend_from_slice(&word(seed, number));
+    }
+    content.truncate(size);
+    content
 }
 
 pub(crate) fn fill(memory: &VolatileSlice<'_>, seed: u64) {
-    let content: Vec<u8> = (0..memory.len()).map(|place| byte(seed, place)).collect();
-    memory.copy_from(&content);
+    memory.copy_from(&content(memory.len(), seed));
+}
+
+/// Whether each word of this content is `right`, given what was filled in there.
+fn all(content: &[u8], seed: u64, right: impl Fn(&[u8], &[u8]) -> bool) -> bool {
+    let (words, rest) = content.as_chunks::<8>();
+    let are_right = words.iter().enumerate().all(|(number, found)| {
+        let filled = word(seed, number);
+        *found == filled || right(found, &filled)
+    });
+    let filled = &word(seed, words.len())[..rest.len()];
+    are_right && (rest == filled || right(rest, filled))
 }
 
 /// Whether each byte is what [`fill`] put there, or 0: pages of it may have gone.
 pub(crate) fn held_or_gone(content: &[u8], seed: u64) -> bool {
-    content.iter().enumerate().all(|(place, &found)| found == 0 || found == byte(seed, place))
+    all(content, seed, |found, filled| {
+        found.iter().zip(filled).all(|(found, filled)| *found == 0 || found == filled)
+    })
 }
 
 pub(crate) fn holds(content: &[u8], seed: u64) -> bool {
-    content.iter().enumerate().all(|(place, &found)| found == byte(seed, place))
+    all(content, seed, |_, _| false)
 }
 
 fn check(actor: &Actor, name: &str, seed: &str) -> Answer {
@@ -268,6 +301,8 @@ fn check(actor: &Actor, name: &str, seed: &str) -> Answer {
     if let Some(mapping) = actor.mappings.get(name) {
         content.resize(mapping.len(), 0);
         mapping.read(0, &mut content)?;
+    } else if let Some(copied) = actor.copied_out(name)? {
+        content = copied;
     } else {
         actor.with(name, |memory| {
             content.resize(memory.len(), 0);

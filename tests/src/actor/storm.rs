@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use umf::{Access, Handle, Mapping, Pool};
 use vm_memory::VolatileMemory as _;
 
-use crate::memory::{self, Actor, fill, holds};
+use crate::memory::{self, Actor, content, fill, holds};
 use crate::process::wait_for;
 use crate::{Answer, Failure};
 
@@ -283,7 +283,7 @@ fn produce(actor: &Actor, pool: &str, control: &str, cycles: &str) -> Answer {
             drop(live.take());
             let block = pool.allocate(192)?;
             addresses.insert(block.address());
-            fill(&block.memory()?, cycle);
+            block.write(0, &content(block.len(), cycle))?;
             let handle = if cycle % 2 == 0 { block.handle()? } else { *block.export()?.handle() };
             turns.memory.subslice(HANDLE, 256).unwrap().copy_from(handle.as_bytes());
             live = Some(block);

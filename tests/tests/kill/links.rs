@@ -15,7 +15,9 @@ const TRIES: u64 = 8;
 fn engine_of(step: Step, sequence: &mut Sequence) -> &'static str {
     match step {
         Step::LinkFilled | Step::LinkBounceAsked | Step::LinkEmptied => "bounce",
+        Step::LinkAsked | Step::LinkServed => "bounce",
         Step::LinkPushed | Step::LinkPushAsked | Step::LinkPulled => "both",
+        Step::LinkRangeEntered | Step::LinkRangeLeft => ["auto", "both"][sequence.below(2) as usize],
         _ => ["auto", "bounce", "both"][sequence.below(3) as usize],
     }
 }
@@ -75,7 +77,16 @@ const fn is_repeated(step: Step) -> bool {
     use Step as S;
     matches!(
         step,
-        S::LinkSent | S::LinkOffered | S::LinkFilled | S::LinkPulled | S::LinkTaken | S::LinkEmptied
+        S::LinkSent
+            | S::LinkOffered
+            | S::LinkFilled
+            | S::LinkPulled
+            | S::LinkTaken
+            | S::LinkEmptied
+            | S::LinkAsked
+            | S::LinkServed
+            | S::LinkRangeEntered
+            | S::LinkRangeLeft
     )
 }
 
@@ -129,6 +140,10 @@ fn round(survivor: &mut Actor, victim: &mut Actor, accepts: bool, seed: u64) -> 
         let _ = says(victim, alone);
     }
     let seed = seed % 1000;
+    let mine = format!("link-board link {seed} {} 8", seed + 1);
+    survivor.send(&mine);
+    let _ = says(victim, &format!("link-board link {} {seed} 8", seed + 1));
+    survives(survivor, &mine);
     let mine = format!("link-traffic link {seed} {} 300", seed + 1);
     survivor.send(&mine);
     let _ = says(victim, &format!("link-traffic link {} {seed} 300", seed + 1));

@@ -13,6 +13,7 @@ mod by_step;
 mod campaign;
 mod crew;
 mod domains;
+mod first_opens;
 mod links;
 mod plan;
 mod tally;

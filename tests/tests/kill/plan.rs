@@ -199,7 +199,7 @@ fn role_for(step: Step) -> Option<Role> {
         LeaseMarked, LeaseTooLate, LedgerOpened, LedgerUnmapped, ProducerFound, RowAdded, RowAnnounced,
         RowClaimed, RowClaiming, RowClosed, RowClosing, RowEmptied, RowHidden, RowOwnerFound, RowPopulated,
         RowShown, RowTakenOver, RowUsed, SocketAnswered, SocketAsked, SocketConnected, SocketConnecting,
-        TableAbandoned, TableMade, TableMapped, Unmapped, WindowFetched, WindowMapped,
+        TableAbandoned, TableMade, TableMapped, TableMissing, Unmapped, WindowFetched, WindowMapped,
     };
     match step {
         CacheInserted | CacheUnlinked | CacheUnlinking | ForkChildBegun | ForkChildReady | ForkPrepared
@@ -210,7 +210,9 @@ fn role_for(step: Step) -> Option<Role> {
         | LeaseTooLate | LedgerOpened | ProducerFound | RowAdded | RowAnnounced | RowClaimed
         | RowClaiming | RowClosed | RowClosing | RowEmptied | RowHidden | RowPopulated | RowShown
         | RowTakenOver | RowUsed | SocketAnswered | SocketAsked | SocketConnected | SocketConnecting
-        | TableAbandoned | TableMade | TableMapped | WindowFetched | WindowMapped => Some(Role::Importer),
+        | TableAbandoned | TableMade | TableMapped | TableMissing | WindowFetched | WindowMapped => {
+            Some(Role::Importer)
+        }
         _ => Some(Role::Producer),
     }
 }

@@ -1,0 +1,22 @@
+//! Keys of registered ranges: decoding never panics, and what decodes encodes to the same.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use umf_link::{KEY_SIZE, RemoteKey};
+
+fuzz_target!(|data: &[u8]| {
+    // Most inputs die at the checksum; with a fitting one the fields are reached.
+    let mut bytes = data.to_vec();
+    bytes.resize(KEY_SIZE, 0);
+    bytes[..5].copy_from_slice(b"UMFR\x01");
+    let checksum = crc32fast::hash(&bytes[..KEY_SIZE - 4]);
+    bytes[KEY_SIZE - 4..].copy_from_slice(&checksum.to_le_bytes());
+    for bytes in [data, &bytes] {
+        if let Ok(key) = RemoteKey::from_bytes(bytes) {
+            assert_eq!(key.to_bytes().as_slice(), bytes);
+            assert!(key.access().allows_get() || key.access().allows_put());
+            let _ = format!("{key:?} {}", key.len());
+        }
+    }
+});

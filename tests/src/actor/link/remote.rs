@@ -1,0 +1,119 @@
+//! One-sided transfers.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use umf::link::{Engine, Error, KEY_SIZE, Link, Memory, Registration, RemoteAccess, RemoteKey, Source, Span};
+use umf_tests::Sequence;
+
+use super::{Links, content, memory};
+use crate::memory::holds;
+use crate::{Answer, Failure};
+
+pub(super) fn obey(all: &mut Links, command: &str, words: &[&str]) -> Option<Answer> {
+    Some(match (command, words) {
+        ("link-expose", [name, size, access]) => expose(all, name, size, access),
+        ("link-unexpose", [name]) => {
+            all.ranges.retain(|(link, _)| link != name);
+            Ok(String::new())
+        }
+        // Answers with the engine.
+        ("link-put", [name, key, offset, size, seed]) => put(all, name, key, [offset, size, seed]),
+        // Answers with the engine and whether it is what that seed yields.
+        ("link-get", [name, key, offset, size, seed]) => get(all, name, key, [offset, size, seed]),
+        ("link-serve", [name, ms]) => serve(all, name, ms),
+        ("link-board", [name, mine, theirs, count]) => board(all, name, mine, theirs, count),
+        _ => return None,
+    })
+}
+
+fn register(link: &Link, size: usize, access: RemoteAccess) -> Result<Registration<'static>, Failure> {
+    // SAFETY: the memory stays, and shows itself as volatile memory alone.
+    Ok(unsafe { link.register(memory(size)?, access) }?)
+}
+
+/// Answers with the key, in hexadecimal digits.
+fn expose(all: &mut Links, name: &str, size: &str, access: &str) -> Answer {
+    let access = match access {
+        "get" => RemoteAccess::Get,
+        "put" => RemoteAccess::Put,
+        _ => RemoteAccess::GetPut,
+    };
+    let range = register(all.link(name)?, size.parse()?, access)?;
+    let digits = range.key().to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    all.ranges.push((name.to_owned(), range));
+    Ok(digits)
+}
+
+fn key(digits: &str) -> Result<RemoteKey, Failure> {
+    let byte = |at: usize| u8::from_str_radix(digits.get(at..at + 2).unwrap_or("x"), 16);
+    let bytes: Vec<u8> = (0..digits.len()).step_by(2).map(byte).collect::<Result<_, _>>()?;
+    Ok(RemoteKey::from_bytes(&bytes).map_err(Error::from)?)
+}
+
+fn put(all: &mut Links, name: &str, digits: &str, [offset, size, seed]: [&str; 3]) -> Answer {
+    let bytes = content(size.parse()?, seed.parse()?);
+    let engine = all.link(name)?.put(&key(digits)?, offset.parse::<usize>()?, &bytes)?;
+    Ok(engine.to_string())
+}
+
+fn get(all: &mut Links, name: &str, digits: &str, [offset, size, seed]: [&str; 3]) -> Answer {
+    let mut bytes = vec![0; size.parse()?];
+    let engine = all.link(name)?.get(&key(digits)?, offset.parse::<usize>()?, &mut bytes)?;
+    let same = if holds(&bytes, seed.parse()?) { "same" } else { "different" };
+    Ok(format!("{engine} {same}"))
+}
+
+/// Does what the peer asks for, so long.
+fn serve(all: &mut Links, name: &str, ms: &str) -> Answer {
+    let end = Instant::now() + Duration::from_millis(ms.parse()?);
+    let link = all.link(name)?;
+    while Instant::now() < end {
+        link.progress()?;
+        std::thread::yield_now();
+    }
+    Ok(String::new())
+}
+
+/// The size of what each side exposes to the other one.
+const BOARD: usize = 200_000;
+
+/// Both sides write on the other's board and read back what they wrote, at the same time: lists, of all lengths.
+fn board(all: &mut Links, name: &str, mine: &str, theirs: &str, count: &str) -> Answer {
+    let (mine, count): (u64, u64) = (mine.parse()?, count.parse()?);
+    let link = all.link(name)?;
+    // The same each time, so that nothing grows.
+    static OWN: OnceLock<&'static Memory<'static>> = OnceLock::new();
+    let own = *OWN.get_or_init(|| memory(BOARD).unwrap());
+    // SAFETY: the memory stays, and shows itself as volatile memory alone.
+    let mut range = unsafe { link.register(own, RemoteAccess::GetPut) }?;
+    let mut bytes = [0; KEY_SIZE];
+    link.exchange(mine, &range.key().to_bytes(), theirs.parse::<u64>()?, &mut bytes)?;
+    let key = RemoteKey::from_bytes(&bytes).map_err(Error::from)?;
+    let mut sequence = Sequence::new(mine);
+    let mut used = [0; Engine::ALL.len()];
+    for number in 0..count {
+        let pieces = *sequence.of(&[1, 2, 17, 200]);
+        let length = 1 + sequence.below(BOARD as u64 / pieces) as usize;
+        let stride = (BOARD / pieces as usize).max(length);
+        let spans: Vec<Span> = (0..pieces as usize).map(|at| Span { offset: at * stride, length }).collect();
+        let sent = content(length * spans.len(), mine + number);
+        used[link.put(&key, &spans, Source::list(sent.chunks(3000)))? as usize] += 1;
+        let mut back = vec![0; sent.len()];
+        used[link.get(&key, &spans, &mut back)? as usize] += 1;
+        if back != sent {
+            return Err(Failure::new(
+                "WrongContent",
+                format!("transfer {number} of {pieces} pieces of {length}"),
+            ));
+        }
+    }
+    link.exchange(mine, &[1], theirs.parse::<u64>()?, &mut [0])?;
+    range.end(link.halves().0.timeout())?;
+    let words: Vec<String> = Engine::ALL
+        .into_iter()
+        .filter(|engine| used[*engine as usize] > 0)
+        .map(|engine| format!("{engine}={}", used[engine as usize]))
+        .collect();
+    Ok(words.join(" "))
+}

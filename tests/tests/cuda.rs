@@ -1,0 +1,325 @@
+//! CUDA memory between processes: by value, over the slab pool, whoever is killed. On the driver in software, or on a GPU
+//! (`tests/cuda/run`).
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use umf::Handle;
+use umf_tests::{Actor, Census, Spawn, cuda, machine, spawn, walk};
+
+const KINDS: [&str; 2] = ["virtual", "device"];
+
+fn with_driver() -> Spawn {
+    cuda::with_driver(spawn!(), env!("CARGO_TARGET_TMPDIR"))
+}
+
+fn in_mode(mode: &str) -> Actor {
+    with_driver().env("UMF_IPC_EXCHANGE", mode).start()
+}
+
+/// What a process has once its driver's threads, which stay a moment after their work, are gone.
+fn at_rest(actor: &Actor) -> Census {
+    let mut before = Census::of(actor);
+    loop {
+        std::thread::sleep(std::time::Duration::from_millis(120));
+        let now = Census::of(actor);
+        if now == before {
+            return now;
+        }
+        before = now;
+    }
+}
+
+/// The last is too large for a slab.
+fn blocks(producer: &mut Actor, kind: &str) -> Vec<Handle> {
+    walk::blocks(producer, &format!("cuda {kind}"), (2 << 20) + 4096)
+}
+
+#[test]
+fn processes_share_blocks_by_value_and_see_what_the_others_write() {
+    for kind in KINDS {
+        // What has no descriptor travels in any mode.
+        let modes: &[_] =
+            if kind == "virtual" { &["pidfd", "socket", "auto"] } else { &["pidfd", "procfs", "auto"] };
+        for mode in modes {
+            let mut producer = in_mode(mode);
+            let handles = blocks(&mut producer, kind);
+            let mut importers = [in_mode(mode), in_mode(mode)];
+            // The driver of each is started, and has its threads and files.
+            for importer in &mut importers {
+                importer.ok(&format!("open {} -> first", handles[0]));
+                importer.check("first", 1);
+                importer.ok("close first");
+                importer.ok("evict");
+            }
+            let clean: Vec<_> = importers.iter().map(at_rest).collect();
+            for handle in &handles {
+                assert_eq!(handle.provider_kind().as_str(), "cuda");
+                assert_eq!(handle.data_fd().is_some(), kind == "virtual");
+            }
+            walk::share(&mut producer, &mut importers, &handles);
+            for (importer, clean) in importers.into_iter().zip(clean) {
+                if !cuda::is_real() {
+                    clean.comes_back(&importer);
+                }
+                importer.finish();
+            }
+            producer.finish();
+        }
+    }
+}
+
+#[test]
+fn regions_that_are_used_again_are_not_mistaken() {
+    for kind in KINDS {
+        let (mut producer, mut importer) = (in_mode("auto"), in_mode("auto"));
+        producer.ok(&format!("pool p cuda {kind}"));
+        let mut old = Vec::new();
+        for round in 1..30_u64 {
+            // A region of its own, at the same addresses most likely.
+            producer.ok(&format!("alloc p {} -> p.b", 12 << 20));
+            producer.ok(&format!("fill p.b {round}"));
+            let handle = producer.handle("handle p.b");
+            importer.ok(&format!("open {handle} -> m"));
+            importer.check("m", round);
+            importer.ok("close m");
+            producer.ok("free p p.b");
+            producer.ok("trim p");
+            old.push(handle);
+            for handle in old.iter().rev().take(3) {
+                importer.fails(&format!("open {handle} -> again"), "Stale");
+            }
+        }
+        importer.finish();
+        producer.finish();
+    }
+}
+
+#[test]
+fn what_is_open_is_not_used_again_before_it_is_closed() {
+    for kind in KINDS {
+        // A block among others in a region, and one that has a region of its own.
+        for (size, others) in [(4096_u64, 300), ((12 << 20) + 4096, 3)] {
+            let (mut producer, mut importer) = (in_mode("auto"), in_mode("auto"));
+            producer.ok(&format!("pool p cuda {kind}"));
+            producer.ok("alloc p 4096 -> p.stays");
+            producer.ok(&format!("alloc p {size} -> p.b"));
+            producer.ok("fill p.b 1");
+            let address = producer.ok("address p.b");
+            importer.ok(&format!("open {} -> m", producer.handle("handle p.b")));
+            producer.ok("free p p.b");
+            let held = producer.number("held", "bytes");
+            assert!(held >= size, "{kind}: of {size} bytes that are open {held} are held");
+            assert_eq!(importer.ok("is_current m"), "false");
+            assert_eq!(producer.ok(&format!("reused p {size} {address} {others}")), "no", "{kind}");
+            producer.ok("trim p");
+            assert_ne!(producer.ok("drain 30"), "0", "{kind}");
+            importer.check("m", 1);
+            importer.ok("close m");
+            assert_eq!(producer.ok("drain 5000"), "0", "{kind}");
+            importer.finish();
+            producer.finish();
+        }
+    }
+}
+
+#[test]
+fn the_cache_keeps_its_limit() {
+    for kind in KINDS {
+        let mut producer = in_mode("auto");
+        producer.ok(&format!("pool p cuda {kind}"));
+        let mut importer = with_driver().env("UMF_MAX_OPENED_IPC_HANDLES", "2").start();
+        let mut handles = Vec::new();
+        for number in 0..6_u64 {
+            producer.ok(&format!("alloc p {} -> p.b{number}", 12 << 20));
+            producer.ok(&format!("fill p.b{number} {number}"));
+            handles.push(producer.handle(&format!("handle p.b{number}")));
+        }
+        for _ in 0..3 {
+            for (number, handle) in (0..).zip(&handles) {
+                importer.ok(&format!("open {handle} -> m"));
+                importer.check("m", number);
+                importer.ok("close m");
+                assert!(importer.number("importer", "entries") <= 2, "{kind}");
+            }
+        }
+        assert!(importer.number("importer", "evictions") >= 10, "{kind}");
+        importer.finish();
+        producer.finish();
+    }
+}
+
+#[test]
+fn nothing_is_left_when_an_importer_is_killed() {
+    for kind in KINDS {
+        let mut producer = in_mode("auto");
+        let handles = blocks(&mut producer, kind);
+        let mut before = None;
+        // The second finds the producer as the first left it.
+        for _ in 0..3 {
+            walk::kill_importer(&mut producer, in_mode("auto"), &handles);
+            before.get_or_insert_with(|| at_rest(&producer)).comes_back(&producer);
+        }
+        producer.finish();
+    }
+}
+
+#[test]
+fn nothing_is_left_when_a_producer_is_killed() {
+    for kind in KINDS {
+        let mut importer = in_mode("auto");
+        let mut clean = None;
+        for _ in 0..3 {
+            let mut producer = in_mode("auto");
+            let handles = blocks(&mut producer, kind);
+            importer.ok(&format!("open {} -> m", handles[2]));
+            producer.kill();
+            // What is open stays, with its content; nothing else does.
+            importer.check("m", 3);
+            importer.ok("fill m 9");
+            importer.check("m", 9);
+            // In another region.
+            importer.fails(&format!("open {} -> other", handles[3]), "ProducerGone");
+            importer.ok("close m");
+            importer.ok("evict");
+            clean.get_or_insert_with(|| at_rest(&importer)).comes_back(&importer);
+        }
+        importer.finish();
+    }
+}
+
+#[test]
+fn cycles_leave_nothing_on_either_side() {
+    let cycles = if machine::is_long() || cuda::is_real() { 10_000 } else { 400 };
+    for kind in KINDS {
+        let (mut producer, mut importer) = (in_mode("auto"), in_mode("auto"));
+        producer.ok(&format!("pool p cuda {kind}"));
+        producer.ok("alloc p 4096 -> p.stays");
+        let mut cycle = |number: u64| {
+            producer.ok(&format!("alloc p {} -> p.b", (12 << 20) + number % 7));
+            let handle = producer.handle("handle p.b");
+            importer.ok(&format!("open {handle} -> m"));
+            importer.ok("close m");
+            importer.ok("evict");
+            producer.ok("free p p.b");
+            producer.ok("trim p");
+            // What is counted before and after.
+            (number == u64::MAX).then(|| (at_rest(&producer), at_rest(&importer)))
+        };
+        (0..5).for_each(|number| drop(cycle(number)));
+        let before = cycle(u64::MAX).unwrap();
+        (0..cycles).for_each(|number| drop(cycle(number)));
+        let after = cycle(u64::MAX).unwrap();
+        assert_eq!(before.0.fds, after.0.fds, "{kind}");
+        assert_eq!(before.1.fds, after.1.fds, "{kind}");
+        assert_eq!(before.0.mappings, after.0.mappings, "{kind}");
+        assert_eq!(before.1.mappings, after.1.mappings, "{kind}");
+        importer.finish();
+        producer.finish();
+    }
+}
+
+#[test]
+fn devices_are_found_by_what_they_are_and_not_by_their_number() {
+    if cuda::is_real() {
+        return machine::skip("devices_are_found", "it numbers devices that a machine may not have");
+    }
+    for kind in KINDS {
+        let visible = |devices: &str| with_driver().env("CUDA_VISIBLE_DEVICES", devices).start();
+        let mut producer = visible("1");
+        let handles = blocks(&mut producer, kind);
+        for devices in ["0,1", "1,0", "1"] {
+            let mut importer = visible(devices);
+            importer.ok(&format!("open {} -> m", handles[1]));
+            importer.check("m", 2);
+            importer.finish();
+        }
+        let mut blind = visible("0");
+        let message = blind.fails(&format!("open {} -> m", handles[1]), "NotSupported");
+        assert!(message.contains("CUDA_VISIBLE_DEVICES"), "{message}");
+        blind.finish();
+        // Without any device, and without the driver.
+        let mut none = visible("");
+        let message = none.fails(&format!("open {} -> m", handles[1]), "Driver");
+        assert!(message.contains("CUDA_ERROR_NO_DEVICE"), "{message}");
+        producer.finish();
+    }
+}
+
+#[test]
+fn fabric_handles_need_no_descriptor() {
+    if cuda::is_real() {
+        return machine::skip("fabric_handles_need_no_descriptor", "few machines have a fabric");
+    }
+    let start = |lacks: &str| {
+        let spawn = with_driver().env("CUDA_SOFT_LACKS", lacks).env("UMF_POOL_FRAMES_PROVIDER", "cuda");
+        spawn.env("UMF_PROVIDER_CUDA_MEMORY", "virtual").env("UMF_PROVIDER_CUDA_HANDLES", "opaque").start()
+    };
+    let (mut producer, mut importer) = (start("fds"), start("fds"));
+    producer.ok("pool p settings frames");
+    producer.ok("alloc p 4096 -> p.b");
+    producer.ok("fill p.b 5");
+    let handle = producer.handle("handle p.b");
+    assert_eq!((handle.data_fd(), handle.native().len()), (None, 64));
+    for _ in 0..3 {
+        importer.ok(&format!("open {handle} -> m"));
+        importer.check("m", 5);
+        importer.ok("close m");
+        importer.ok("evict");
+    }
+    producer.ok("free p p.b");
+    importer.fails(&format!("open {handle} -> m"), "Stale");
+    let message = start("fabric").fails("pool p settings frames", "NotSupported");
+    assert!(message.contains("nvidia-imex"), "{message}");
+}
+
+#[test]
+fn without_a_driver_it_is_said_what_is_missing() {
+    if cuda::is_real() {
+        return;
+    }
+    let mut producer = in_mode("auto");
+    let handle = blocks(&mut producer, "virtual").remove(0);
+    let mut importer = spawn!().env("LD_LIBRARY_PATH", "").start();
+    match importer.ask(&format!("open {handle} -> m")) {
+        Ok(_) => machine::skip("without_a_driver", "this machine has one"),
+        Err(failure) => assert!(failure.to_string().contains("libcuda.so.1"), "{failure}"),
+    }
+}
+
+#[test]
+fn settings_name_the_memory() {
+    let with = |keys: &[(&str, &str)]| {
+        let mut spawn =
+            with_driver().env("UMF_POOL_FRAMES_PROVIDER", "gpu").env("UMF_PROVIDER_GPU_KIND", "cuda");
+        for (key, value) in keys {
+            spawn = spawn.env(&format!("UMF_PROVIDER_GPU_{key}"), value);
+        }
+        spawn.start()
+    };
+    for (memory, has_fd) in [("virtual", true), ("device", false)] {
+        let mut producer = with(&[("MEMORY", memory)]);
+        producer.ok("pool p settings frames");
+        producer.ok("alloc p 4096 -> p.b");
+        let handle = producer.handle("handle p.b");
+        assert_eq!((handle.provider_kind().as_str(), handle.data_fd().is_some()), ("cuda", has_fd));
+        producer.finish();
+    }
+    for memory in ["host", "managed"] {
+        let mut producer = with(&[("MEMORY", memory)]);
+        producer.ok("pool p settings frames");
+        producer.ok("alloc p 4096 -> p.b");
+        producer.ok("fill p.b 7");
+        producer.check("p.b", 7);
+        producer.fails("handle p.b", "NotExportable");
+        producer.finish();
+    }
+    for (keys, why) in [
+        (&[("NUMA", "local")] as &[_], "for kind \"host\""),
+        (&[("FREE_POLICY", "deferred")], "level-zero"),
+        (&[("PARAMS", "{ a = 1 }")], "kinds from elsewhere"),
+    ] {
+        let message = with(keys).fails("pool p settings frames", "Contradiction");
+        assert!(message.contains(why), "{message}");
+    }
+    with(&[("DEVICE", "77")]).fails("pool p settings frames", "Driver");
+}

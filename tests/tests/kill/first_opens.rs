@@ -1,0 +1,50 @@
+//! Threads that are the first to open something of a producer, at the same time. Here, since it takes a step to have them meet.
+
+use std::time::Duration;
+
+use umf::core::step::{Action, Step, arm, reached};
+use umf_tests::{Census, spawn};
+
+use super::turn;
+
+/// What this process has of the doors of producers: fds and mappings.
+fn doors() -> [usize; 2] {
+    let census = Census::of_pid(std::process::id());
+    [census.fds, census.mappings].map(|of| of.get("/memfd:umf-door (deleted)").copied().unwrap_or(0))
+}
+
+/// One finds no table of leases, and is overtaken by another one, which makes it: theirs is the same table then, and none is left
+/// when both have closed what they opened.
+#[test]
+fn of_two_tables_of_leases_one_goes() {
+    let _turn = turn();
+    let mut producer = spawn!().start();
+    producer.ok("pool p isolated");
+    for number in 1..=50 {
+        let block = format!("p.b{number}");
+        producer.ok(&format!("alloc p 10000 -> {block}"));
+        let handle = producer.handle(&format!("handle {block}"));
+        let before = doors();
+        let [missing, made] = [Step::TableMissing, Step::TableMade].map(reached);
+        arm(Step::TableMissing, 1, Action::Sleep(100));
+        let have_met = std::thread::scope(|scope| {
+            let slow = scope.spawn(|| umf::open(&handle).unwrap());
+            while reached(Step::TableMissing) == missing {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let quick = umf::open(&handle).unwrap();
+            let was_first = reached(Step::TableMade) == made + 1;
+            let slow = slow.join().unwrap();
+            assert!(slow.is_current() && quick.is_current());
+            was_first && reached(Step::TableMade) == made + 2
+        });
+        umf::importer().unwrap().evict_idle();
+        assert_eq!(doors(), before, "fds and mappings of a producer of which nothing is open any more");
+        producer.ok(&format!("free p {block}"));
+        assert_eq!(producer.ok("drain 5000"), "0", "bytes that are held for nobody");
+        if have_met {
+            return producer.finish();
+        }
+    }
+    panic!("a thread that sleeps was never overtaken");
+}

@@ -1,0 +1,200 @@
+//! Ranks of a job, in processes.
+
+use std::time::{Duration, Instant};
+
+use umf_tests::{Actor, Census, Outcome, Sequence, actor, machine};
+
+use super::BOUND;
+
+fn job(what: &str) -> String {
+    format!("{what}-{}", std::process::id())
+}
+
+fn join(actors: &mut [Actor], job: &str) {
+    let size = actors.len();
+    for (rank, actor) in actors.iter_mut().enumerate() {
+        actor.ok(&format!("fabric-join {job} {rank} {size} -> f"));
+    }
+}
+
+#[test]
+fn ranks_work_together_and_nothing_is_left() {
+    let mut actors = [actor!(), actor!(), actor!()];
+    let mut counts = Vec::new();
+    for round in 0..4 {
+        join(&mut actors, &job("together"));
+        for actor in &mut actors {
+            actor.send("fabric-rounds f 5");
+        }
+        for actor in &mut actors {
+            assert_eq!(actor.answer(BOUND).unwrap(), "5");
+        }
+        // From each to each, whoever begins.
+        for to in 0..3 {
+            for from in (0..3).filter(|from| *from != to) {
+                actors[from].ok(&format!("fabric-send f {to} 1 {}", 10 * from + to));
+            }
+            let mut seen: Vec<_> = (0..2).map(|_| actors[to].ok("fabric-recv-any f")).collect();
+            seen.sort();
+            let expected: Vec<_> =
+                (0..3).filter(|from| *from != to).map(|from| format!("{from} {}", 10 * from + to)).collect();
+            assert_eq!(seen, expected);
+        }
+        for actor in &mut actors {
+            actor.ok("fabric-drop f");
+            actor.ok("evict");
+        }
+        if round > 0 {
+            counts.push(actors.each_ref().map(Census::of));
+        }
+    }
+    assert!(counts.windows(2).all(|pair| pair[0] == pair[1]), "{counts:#?}");
+    assert!(counts[0].iter().all(|census| census.mappings.keys().all(|name| !name.contains("umf-link"))));
+    actors.into_iter().for_each(Actor::finish);
+}
+
+/// One of three is killed in the midst of collectives: the others are told who, and go on without it.
+#[test]
+fn the_end_of_a_rank_ends_the_collective_on_all() {
+    let rounds = if machine::is_long() { 300 } else { 8 };
+    let mut sequence = Sequence::new(u64::from(std::process::id()) + 1);
+    let [mut one, mut other] = [actor!(), actor!()];
+    let (mut rest, mut slowest) = (None, Duration::ZERO);
+    for round in 0..rounds {
+        let mut actors = [one, other, actor!()];
+        let pids = actors.each_ref().map(Actor::pid);
+        // Ranks in any order, so that whoever is killed has any.
+        let turn = usize::try_from(sequence.below(3)).unwrap();
+        actors.rotate_left(turn);
+        let name = job("kill");
+        join(&mut actors, &name);
+        actors.rotate_right(turn);
+        // Who ends before it has met anybody is nobody's peer yet.
+        for command in ["fabric-barrier f", "fabric-rounds f 1000000"] {
+            for actor in &mut actors {
+                actor.send(command);
+            }
+            if command == "fabric-barrier f" {
+                actors.iter_mut().for_each(|actor| drop(actor.answer(BOUND).unwrap()));
+            }
+        }
+        std::thread::sleep(Duration::from_micros(sequence.below(60_000)));
+        let [first, second, mut victim] = actors;
+        if sequence.one_in(5) {
+            victim.stop();
+            std::thread::sleep(Duration::from_millis(sequence.below(40)));
+        }
+        let start = Instant::now();
+        victim.kill_unreaped();
+        let mut survivors = [first, second];
+        for survivor in &mut survivors {
+            match survivor.outcome(BOUND) {
+                Outcome::Answer(Err(failure)) => {
+                    assert_eq!(failure.variant, "PeerGone", "{round}: {failure}");
+                    assert!(failure.to_string().contains(&pids[2].to_string()), "{round}: {failure}");
+                }
+                other => panic!("{round}: {other:?}"),
+            }
+            slowest = slowest.max(start.elapsed());
+        }
+        drop(victim);
+        for survivor in &mut survivors {
+            assert!(survivor.ask("fabric-barrier f").is_err(), "collectives are over");
+        }
+        // Messages between those who are left go on.
+        let [first, second] = &mut survivors;
+        let ranks = [0, 1].map(|place: usize| (place + 3 - turn) % 3);
+        first.ok(&format!("fabric-send f {} 4 77", ranks[1]));
+        assert_eq!(second.ok("fabric-recv-any f"), format!("{} 77", ranks[0]));
+        for survivor in &mut survivors {
+            survivor.ok("fabric-drop f");
+            survivor.ok("evict");
+        }
+        if round >= 2 {
+            match &rest {
+                None => rest = Some(survivors.each_ref().map(Census::of)),
+                Some(rest) => rest.iter().zip(&survivors).for_each(|(rest, actor)| rest.comes_back(actor)),
+            }
+        }
+        [one, other] = survivors;
+    }
+    println!("{rounds} rounds, the slowest news took {slowest:?}");
+    one.finish();
+    other.finish();
+}
+
+#[test]
+fn a_rank_that_died_is_replaced() {
+    let mut actors = [actor!(), actor!()];
+    let name = job("replaced");
+    join(&mut actors, &name);
+    let [mut one, mut other] = actors;
+    other.ok("fabric-send f 0 1 5");
+    assert_eq!(one.ok("fabric-recv-any f"), "1 5");
+    let mut late = actor!();
+    let taken = late.fails(&format!("fabric-join {name} 1 2 -> f"), "RankTaken");
+    assert!(taken.contains(&other.pid().to_string()), "{taken}");
+    other.kill();
+    late.ok(&format!("fabric-join {name} 1 2 -> f"));
+    one.fails("fabric-recv-any f", "PeerGone");
+    late.ok("fabric-send f 0 1 6");
+    one.ok("fabric-forget f 1");
+    assert_eq!(one.ok("fabric-recv-any f"), "1 6");
+    // A rank that ends before it has met anybody is waited for as long as was said.
+    late.kill();
+    one.ok("fabric-forget f 1");
+    one.ok("fabric-timeout f 100");
+    one.fails("fabric-send f 1 1 7", "TimedOut");
+    one.fails("fabric-barrier f", "TimedOut");
+    one.finish();
+}
+
+#[test]
+fn names_that_others_sit_on_are_passed_over() {
+    if !machine::is_root() {
+        return machine::skip("names_that_others_sit_on", "changing the user needs root");
+    }
+    let name = job("squatted");
+    let mut squatter = actor!();
+    squatter.ok("setuid 65534");
+    for rank in 0..2 {
+        squatter.ok(&format!("bind umf-link-0-{name}:{rank}:0123456789abcdef"));
+    }
+    let mut actors = [actor!(), actor!()];
+    join(&mut actors, &name);
+    for actor in &mut actors {
+        actor.send("fabric-rounds f 2");
+    }
+    for actor in &mut actors {
+        assert_eq!(actor.answer(BOUND).unwrap(), "2");
+    }
+    // A stranger of this user who says nothing is no rank.
+    let mut silent = actor!();
+    silent.ok(&format!("bind umf-link-0-{name}:9:0123456789abcdef"));
+    actors.into_iter().for_each(Actor::finish);
+    squatter.finish();
+    silent.finish();
+}
+
+#[test]
+fn a_forked_child_has_no_part_in_a_fabric() {
+    let mut actors = [actor!(), actor!()];
+    join(&mut actors, &job("forked"));
+    let [one, other] = &mut actors;
+    one.ok("fabric-send f 1 1 5");
+    other.ok("fabric-recv-any f");
+    one.fork();
+    for command in ["fabric-barrier f", "fabric-send f 1 1 6", "fabric-recv-any f"] {
+        let failure = one.ask(&format!("child {command}")).unwrap_err();
+        assert_eq!(failure.variant, "Forked", "{command}: {failure}");
+    }
+    one.ok("child fabric-drop f");
+    one.send("fabric-rounds f 2");
+    other.ok("fabric-rounds f 2");
+    assert_eq!(one.answer(BOUND).unwrap(), "2");
+    one.ok("child linger");
+    let [mut one, mut other] = actors;
+    one.kill();
+    other.fails("fabric-recv-any f", "PeerGone");
+    other.finish();
+}
