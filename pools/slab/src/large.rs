@@ -202,6 +202,9 @@ impl Large {
     /// Enters a region, all of it free. Its span and unit table are in place.
     pub(crate) fn add_region(&mut self, tables: Tables<'_>, region: u32) {
         let Some((id, units)) = tables.region(region) else { return };
+        if let Some(span) = tables.spans.get(region) {
+            span.set_entered(true);
+        }
         for offset in 0..units {
             if let Some(unit) = tables.unit(id + offset) {
                 set(&unit.kind, INSIDE);
@@ -215,13 +218,15 @@ impl Large {
         self.idle_regions += 1;
     }
 
-    /// Takes a wholly free region out; `false` if it is not wholly free (or not in), or less than `floor` units would be left in
-    /// others.
+    /// Takes a wholly free region out; `false` if it is not wholly free (or not in: who looked its number up without the lock may come
+    /// late, and find the table of another region in the place of its own), or less than `floor` units would be left in others.
     pub(crate) fn remove_region(&mut self, tables: Tables<'_>, region: u32, floor: u64) -> bool {
+        let Some(span) = tables.spans.get(region).filter(|span| span.is_entered()) else { return false };
         let Some((id, units)) = tables.region(region) else { return false };
         let whole = tables.unit(id).is_some_and(|unit| get(&unit.kind) == FREE && get(&unit.size) == units);
         let whole = whole && self.all - u64::from(units) >= floor;
         if whole {
+            span.set_entered(false);
             self.unlink(tables, id);
             self.all -= u64::from(units);
             self.free -= u64::from(units);

@@ -224,6 +224,7 @@ mod tests {
         let pool = SlabPool::new(Pages::shared(), SlabSettings::default()).unwrap();
         let stop = core::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let _ends = umf_core::conformance::Ends(&stop);
             for seed in 0..2_usize {
                 let (pool, stop) = (&pool, &stop);
                 scope.spawn(move || {

@@ -49,6 +49,7 @@ const BLOCK: u32 = 2;
 const DIRECT: u32 = 3;
 const REGION: u32 = 4;
 const KIND_SHIFT: u32 = 16;
+const ENTERED: u32 = (REGION << KIND_SHIFT) | 1;
 
 /// A span's record. The first line is what `free(address)` reads; the second belongs to whoever holds the
 /// lock that guards the span (the class's for slabs, the large allocator's for regions), or has the block.
@@ -63,7 +64,7 @@ pub(crate) struct Span {
     shift: AtomicU8,
     /// The state of the one block of a [`Kind::Block`] or [`Kind::Direct`] span.
     own_state: AtomicU8,
-    /// Kind in the upper half, class in the lower.
+    /// Kind in the upper half, class in the lower (region: whether its units are among those that the allocator cuts).
     kind_class: AtomicU32,
     /// Advances when the record is given back.
     generation: AtomicU32,
@@ -331,6 +332,18 @@ impl Span {
     #[inline]
     pub(crate) fn is_direct(&self) -> bool {
         self.kind_class.load(Ordering::Relaxed) >> KIND_SHIFT == DIRECT
+    }
+
+    /// Whether this is a region whose units are among those that the allocator cuts. Under its lock this is final: a number may have
+    /// become something else, or another region, since it was looked up.
+    pub(crate) fn is_entered(&self) -> bool {
+        self.kind_class.load(Ordering::Relaxed) == ENTERED
+    }
+
+    /// Says so of a region, under the allocator's lock.
+    pub(crate) fn set_entered(&self, entered: bool) {
+        let kind_class = if entered { ENTERED } else { REGION << KIND_SHIFT };
+        self.kind_class.store(kind_class, Ordering::Relaxed);
     }
 
     /// The class of the blocks of a slab, or of a large block.

@@ -118,6 +118,7 @@ fn run(settings: SlabSettings, generations: u64, steps: usize) {
     let world = World { pool, inboxes: [const { Mutex::new(Vec::new()) }; THREADS] };
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ends = umf_core::conformance::Ends(&stop);
         let trimming = scope.spawn(|| {
             let mut keep = Random(1);
             while !stop.load(Ordering::Relaxed) {

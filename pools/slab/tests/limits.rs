@@ -40,14 +40,15 @@ fn what_is_free_in_one_pool_goes_before_a_shared_limit_refuses_another() {
                 // In the caches of a thread that goes on living, too.
                 let (freed, stop) = (AtomicBool::new(false), AtomicBool::new(false));
                 std::thread::scope(|scope| {
-                    scope.spawn(|| {
+                    let _ends = umf_core::conformance::Ends(&stop);
+                    let other = scope.spawn(|| {
                         fill(mine, most / 4 * 3, size).into_iter().for_each(|address| free(mine, address));
                         freed.store(true, Ordering::SeqCst);
                         while !stop.load(Ordering::SeqCst) {
                             std::thread::yield_now();
                         }
                     });
-                    while !freed.load(Ordering::SeqCst) {
+                    while !freed.load(Ordering::SeqCst) && !other.is_finished() {
                         std::thread::yield_now();
                     }
                     let blocks = fill(others, most / 4 * 3, size);
@@ -95,6 +96,7 @@ fn pools_come_and_go_while_others_take_what_is_free() {
     let stop = AtomicBool::new(false);
     let served = AtomicU64::new(0);
     std::thread::scope(|scope| {
+        let _ends = umf_core::conformance::Ends(&stop);
         for seed in 0..2 {
             let (limit, stop, served) = (&limit, &stop, &served);
             scope.spawn(move || {

@@ -125,6 +125,7 @@ fn lives_change_hands_amid_trims() {
     let shelf: Mutex<Vec<(Address, usize, u8)>> = Mutex::default();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ends = umf_core::conformance::Ends(&stop);
         let (pool, shelf, stop) = (&*pool, &shelf, &stop);
         scope.spawn(move || {
             while !stop.load(Ordering::Relaxed) {

@@ -41,6 +41,7 @@ fn every_byte_has_one_owner_while_threads_come_trim_and_go() {
     let shelf: Mutex<Vec<Owned>> = Mutex::new(Vec::new());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ends = umf_core::conformance::Ends(&stop);
         let trimming = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 pool.trim(1 << 20).unwrap();

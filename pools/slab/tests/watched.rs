@@ -94,6 +94,7 @@ fn histories_are_read_while_threads_write_them() {
     let pool = SlabPool::new(Pages::private(), SlabSettings::new().history(64)).unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ends = umf_core::conformance::Ends(&stop);
         for size in [24_usize, 1000, 100_000] {
             let (pool, stop) = (&pool, &stop);
             scope.spawn(move || {

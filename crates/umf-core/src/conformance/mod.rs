@@ -5,7 +5,9 @@
 //! test here, so that every implementation gets it.
 
 mod borrower;
+mod ends;
 pub mod pool;
 pub mod provider;
 
 pub use borrower::Borrower;
+pub use ends::Ends;

@@ -130,3 +130,23 @@ proptest! {
         }
     }
 }
+
+/// Two threads look for idle regions; one is late, and the place of the region that it found has been used again meanwhile.
+#[test]
+fn a_region_that_has_gone_is_not_taken_out_again() {
+    let mut bed = Bed::new();
+    bed.add(256);
+    let (gone, _) = bed.regions[0];
+    assert!(bed.large.remove_region(Tables { arena: &bed.arena, spans: &bed.spans }, gone, 0));
+    let span = bed.spans.get(gone).unwrap();
+    span.retract();
+    // SAFETY: the region was taken out above, and nobody else knows it.
+    bed.arena.release(unsafe { span.cold().table_run.assume_init() });
+    bed.add(256);
+    let (there, _) = bed.regions[1];
+    let tables = Tables { arena: &bed.arena, spans: &bed.spans };
+    assert!(!bed.large.remove_region(tables, gone, 0));
+    assert_eq!(bed.large.units(), 256);
+    let range = bed.large.allocate(tables, 256, 1, 5).unwrap();
+    assert_eq!(range.region, there);
+}

@@ -97,6 +97,7 @@ fn what_lay_unused_goes_and_nothing_before_its_time() {
         // In another thread, which keeps what it has freed.
         let (done, stop) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
+            let _ends = umf_core::conformance::Ends(&stop);
             let other = scope.spawn(|| {
                 fill(&pool, 4 * MIB, size).into_iter().for_each(|address| free(&pool, address));
                 done.store(true, Ordering::SeqCst);
@@ -104,7 +105,7 @@ fn what_lay_unused_goes_and_nothing_before_its_time() {
                     std::thread::yield_now();
                 }
             });
-            while !done.load(Ordering::SeqCst) {
+            while !done.load(Ordering::SeqCst) && !other.is_finished() {
                 std::thread::yield_now();
             }
             let begin = 5_u64;
@@ -196,6 +197,7 @@ fn threads_are_not_disturbed_by_looks() {
     let shelf: Arc<std::sync::Mutex<Vec<Address>>> = Arc::default();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ends = umf_core::conformance::Ends(&stop);
         let (pool, shelf) = (&pool, &shelf);
         let looks = scope.spawn(|| {
             let mut hour = 0;

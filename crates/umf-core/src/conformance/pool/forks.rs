@@ -29,6 +29,7 @@ fn fork_amid_traffic(pool: &dyn Pool, child: impl Fn() -> i32) {
 pub(super) fn fork_amid(traffic: impl Fn(u64, &AtomicBool) + Sync, child: impl Fn() -> i32) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ends = crate::conformance::Ends(&stop);
         let (stop, traffic) = (&stop, &traffic);
         let threads = (0..2).map(|seed| scope.spawn(move || traffic(seed, stop))).collect();
         let mut bad = None;

@@ -1,7 +1,7 @@
 //! Providers for tests: address numbers without memory, and host memory. Both count, and fail on demand.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -141,17 +141,35 @@ impl Numbers {
     /// Where the addresses begin and end.
     const RANGE: (u64, u64) = (1 << 20, 1 << 46);
 
-    /// A provider with pages of `page` bytes, in a space that no other one of this process has (there are 100
-    /// of them, used in turn).
+    /// The first space of those that such providers have, and how many there are.
+    const SPACES: (u8, u8) = (20, 100);
+
+    /// A provider with pages of `page` bytes, in a space that no other one of this process has.
+    ///
+    /// # Panics
+    /// If there are 100 of them already.
     #[must_use]
     pub fn new(page: usize) -> Arc<Self> {
-        static NEXT: AtomicU8 = AtomicU8::new(0);
-        let number = 20 + NEXT.fetch_add(1, Ordering::Relaxed) % 100;
-        let space = AddressSpace::new(number).unwrap_or_default();
+        let free = (0..Self::SPACES.1).find(|number| {
+            let bit = 1 << (number % 64);
+            IN_USE[usize::from(number / 64)].fetch_or(bit, Ordering::Acquire) & bit == 0
+        });
+        let space = free.and_then(|number| AddressSpace::new(Self::SPACES.0 + number));
+        let space = space.expect("no more than 100 providers of numbers at one time");
         Arc::new(Self { space, page, books: Books::new() })
     }
 
     bookkeeping!();
+}
+
+/// A bit for each of [`Numbers::SPACES`]: a provider has it.
+static IN_USE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+impl Drop for Numbers {
+    fn drop(&mut self) {
+        let number = self.space.number() - Self::SPACES.0;
+        IN_USE[usize::from(number / 64)].fetch_and(!(1 << (number % 64)), Ordering::Release);
+    }
 }
 
 // SAFETY: regions are ranges of numbers in a space that nobody can touch; first fit keeps them apart.

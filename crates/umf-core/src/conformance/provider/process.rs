@@ -135,6 +135,7 @@ pub fn a_forked_child_does_no_harm(make: Make<'_>) {
     let (region, _) = upstream.allocate(layout).expect("a region");
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ends = crate::conformance::Ends(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 let region = allocate(&*provider, 1, 1);
