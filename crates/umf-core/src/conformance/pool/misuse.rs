@@ -134,6 +134,8 @@ pub fn exported_blocks_are_announced_once(make: Make<'_>) {
     let _observing = observer::observe(recorder.clone()).expect("there is memory");
     for size in [64, 5000, 100_000, 10 << 20] {
         let pool = make(Numbers::new(4096).into());
+        // Others had its space before it.
+        recorder.freed.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let address = allocate(&*pool, size);
         let quiet = allocate(&*pool, size);
         pool.mark_exported(address).expect("the block is live");

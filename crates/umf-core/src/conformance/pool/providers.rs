@@ -150,7 +150,11 @@ impl Numbers {
     /// If there are 100 of them already.
     #[must_use]
     pub fn new(page: usize) -> Arc<Self> {
-        let free = (0..Self::SPACES.1).find(|number| {
+        // In turn, so that addresses are used again as late as can be.
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let all = u64::from(Self::SPACES.1);
+        let free = (next..next + all).map(|number| (number % all) as u8).find(|number| {
             let bit = 1 << (number % 64);
             IN_USE[usize::from(number / 64)].fetch_or(bit, Ordering::Acquire) & bit == 0
         });
