@@ -120,7 +120,7 @@ qemu() {
 # The same within the boot's limit; its exit code is left in a file, since it is in the middle of a pipe.
 bounded_qemu() {
   local code=0
-  qemu "$limit" "$@" 2>"$work/qemu" || code=$?
+  qemu "$limit" -pidfile "$work/qemu.pid" "$@" 2>"$work/qemu" || code=$?
   if [ "$code" != 0 ]; then sed 's/^/qemu: /' "$work/qemu" >&2; fi
   echo "$code" >"$work/qemu-code"
 }
