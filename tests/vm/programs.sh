@@ -5,8 +5,11 @@
 build_programs() {
   local messages=$work/messages package target executable kept=$work/kept/$1
   shift
-  if ! (cd "$root" && cargo test --no-run --locked --message-format=json-render-diagnostics "$@") >"$messages" 2>"$work/cargo"; then
+  if ! (cd "$root" && timeout --foreground -k 5 3600 cargo test --no-run --locked --message-format=json-render-diagnostics "$@") \
+    >"$messages" 2>"$work/cargo"; then
+    # (What it waits for is in there, if the time was up.)
     cat "$work/cargo" >&2
+    echo "tests/vm/run: the programs were not built (within an hour)" >&2
     exit 1
   fi
   # A package is PATH#NAME@VERSION, or PATH#VERSION where its name is that of its folder.

@@ -18,15 +18,32 @@ machine_fits() {
   fi
 }
 
-# apt-get and apt-cache with the machine's sources, and with lists and archives of our own.
+# One at a time in the cache folder, for as long as another may take to fetch all that is missing.
+lock() {
+  exec 9>"$cache/lock"
+  if command -v flock >/dev/null 2>&1 && ! flock -w 900 9; then
+    exec 9>&-
+    skip "somebody else has had $cache/lock for 15 minutes"
+    return 1
+  fi
+}
+
+unlock() {
+  exec 9>&-
+}
+
+# apt-get and apt-cache with the machine's sources, and with lists and archives of our own. A source that says next to nothing is waited
+# for as long as one is that has much to say; the lock is not for who might outlive this.
 apt() {
-  local program=$1
+  local program=$1 code=0
   shift
-  "$program" -q -o Dir::State::lists="$cache/apt/lists" -o Dir::Cache="$cache/apt/cache" \
+  timeout -k 5 300 "$program" -q -o Dir::State::lists="$cache/apt/lists" -o Dir::Cache="$cache/apt/cache" \
     -o Dir::Cache::archives="$cache/apt/archives" -o APT::Sandbox::User="$(id -un)" -o Debug::NoLocking=true \
     -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false -o Acquire::Languages=none \
     -o APT::Update::Error-Mode=any -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 \
-    -o APT::Update::Post-Invoke::= -o DPkg::Post-Invoke::= "$@"
+    -o APT::Update::Post-Invoke::= -o DPkg::Post-Invoke::= "$@" 9>&- || code=$?
+  if [ "$code" = 124 ]; then echo "E: $program did not end within 300 s" >>"$cache/apt/log"; fi
+  return "$code"
 }
 
 apt_lists() {
@@ -71,8 +88,7 @@ tool() {
 # QEMU and the few programs that make a guest: whatever of them the machine has not.
 provision_qemu() {
   machine_fits || exit 0
-  exec 9>"$cache/lock"
-  if command -v flock >/dev/null 2>&1; then flock 9; fi
+  lock || exit 0
   if [ ! -e "$cache/tools/complete" ]; then
     apt_lists QEMU || exit 0
     local packages="qemu-system-x86 busybox-static kmod zstd xz-utils" missing
@@ -105,15 +121,22 @@ provision_qemu() {
     fi
     touch "$cache/tools/complete"
   fi
-  exec 9>&-
+  unlock
 }
 
 # provision_kernel recent|old: what it says is in kernel_folder then.
 provision_kernel() {
   kernel_folder=$cache/kernels/$1
   [ -e "$kernel_folder/complete" ] && return
-  exec 9>"$cache/lock"
-  if command -v flock >/dev/null 2>&1; then flock 9; fi
+  lock || return
+  local code=0
+  # Somebody else may have had the lock for this.
+  [ -e "$kernel_folder/complete" ] || fetch_kernel "$1" || code=$?
+  unlock
+  return "$code"
+}
+
+fetch_kernel() {
   apt_lists "a kernel" || return
   local names package
   names=$(apt apt-cache pkgnames linux-image- | grep -E '^linux-image-[0-9][0-9.]*[-+][0-9a-z+]*-?amd64$' |
@@ -134,7 +157,6 @@ provision_kernel() {
   fi
   unpack_kernel "$cache"/apt/kernel/*.deb
   rm -rf "$cache/apt/kernel"
-  exec 9>&-
 }
 
 # The modules that some boot loads; for each, in a list of its own, what has to be loaded before it.

@@ -44,6 +44,7 @@ fn main() -> ExitCode {
     {
         return mpi::rank(shim, provider);
     }
+    process::stand_apart();
     let mut actor = memory::Actor::default();
     serve(&mut actor, std::io::stdin(), std::io::stdout());
     process::end(actor)

@@ -13,6 +13,18 @@ use crate::{Answer, Failure, serve};
 /// Whether a forked child outlives its parent, until it is killed.
 static LINGERS: AtomicBool = AtomicBool::new(false);
 
+/// Where the kernel maps the same at the same addresses in every process, as in guests of `tests/vm/run`, what this one maps from now on is
+/// elsewhere than in others: an address of one must mean nothing to another.
+pub(crate) fn stand_apart() {
+    let random = std::fs::read_to_string("/proc/sys/kernel/randomize_va_space");
+    if random.is_ok_and(|random| random.trim() == "0") {
+        let length = (std::process::id() as usize % 61 + 1) << 20;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice, which nobody uses.
+        unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
+    }
+}
+
 pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<Answer> {
     Some(match (command, words) {
         ("ping", []) => Ok(String::new()),

@@ -58,9 +58,12 @@ pub fn cycles_leak_nothing(make: Make<'_>) {
         free(&*provider, region);
     };
     let page = provider.page_size();
-    (0..20).for_each(|number| cycle(page * (1 + number % 3)));
+    // Of huge pages rarely more than one: the kernel clears each.
+    let huge = page >= 1 << 20;
+    let size = |number: usize| page * if huge && number % 10 != 0 { 1 } else { 1 + number % 3 };
+    (0..20).for_each(|number| cycle(size(number)));
     let before = (descriptors(), mappings());
-    (0..1000).for_each(|number| cycle(page * (1 + number % 3)));
+    (0..1000).for_each(|number| cycle(size(number)));
     assert_no_growth(before, "1000 cycles of allocating, exporting, importing and freeing");
 }
 

@@ -1,0 +1,85 @@
+# Runs a command that must end, and must leave nobody behind. Sourced by the scripts that README names.
+
+# shellcheck source=processes.sh
+. "$(dirname "${BASH_SOURCE[0]}")/processes.sh"
+
+# Everybody who has this file open, but for the processes named after it.
+holders() {
+  local file=$1 pid open
+  shift
+  for pid in /proc/[0-9]*; do
+    pid=${pid#/proc/}
+    case " $* " in *" $pid "*) continue ;; esac
+    for open in "/proc/$pid/fd"/*; do
+      if [ "$(readlink "$open" 2>/dev/null)" = "$file" ]; then
+        echo "$pid"
+        break
+      fi
+    done
+  done
+}
+
+# Ends the command when the time is up. It has ended when the file is gone in which its number is.
+watch_step() {
+  local limit=$1 folder=$2 waited=0
+  shift 2
+  while [ "$waited" -lt "$limit" ]; do
+    sleep 1
+    waited=$((waited + 1))
+    [ -e "$folder/pid" ] || return 0
+  done
+  # (Opened in a way that waits for nobody.)
+  {
+    local pid
+    pid=$(cat "$folder/pid") && [ -n "$pid" ] || return 0
+    echo "umf-hung: took longer than $limit s and is ended: $*"
+    end_family "$pid"
+  } 1<>"$folder/output" 2>&1
+}
+
+# Waits for a process that this one started, so many seconds at most.
+until_gone() {
+  local turns=$(($2 * 10))
+  while [ "$turns" -gt 0 ] && kill -0 "$1" 2>/dev/null; do
+    sleep 0.1
+    turns=$((turns - 1))
+  done
+}
+
+# bounded SECONDS READER COMMAND [ARGUMENT ...]: the command's exit code; its output goes through READER, a command without arguments.
+#
+# Who reads a pipe waits until nobody has its other end. A process that outlives the command and has its output open would be waited for
+# without end: it is named, with what it does, and ended, and counts as a failure (125).
+bounded() {
+  local limit=$1 reader=$2 folder reading watching code=0 pid
+  shift 2
+  folder=$(cd "$(mktemp -d)" && pwd -P)
+  mkfifo "$folder/output"
+  "$reader" <"$folder/output" &
+  reading=$!
+  : >"$folder/pid"
+  watch_step "$limit" "$folder" "$@" </dev/null >/dev/null 2>&1 &
+  watching=$!
+  # In front, where a terminal's signals get to it.
+  (
+    echo "$BASHPID" >"$folder/pid"
+    exec "$@"
+  ) </dev/null >"$folder/output" 2>&1 || code=$?
+  rm -f "$folder/pid"
+  until_gone "$reading" 10
+  if kill -0 "$reading" 2>/dev/null; then
+    # shellcheck disable=SC2046 # several numbers
+    for pid in $(holders "$folder/output" $(family "$reading") "$watching"); do
+      echo "umf-left: $* has ended, and left process $pid with its output open, which is ended" >&2
+      end_family "$pid" >&2
+      if [ "$code" = 0 ]; then code=125; fi
+    done
+    until_gone "$reading" 2
+  fi
+  until_gone "$watching" 2
+  # shellcheck disable=SC2046 # several numbers
+  kill -KILL $(family "$reading") $(family "$watching") 2>/dev/null || true
+  wait "$watching" "$reading" 2>/dev/null || true
+  rm -rf "$folder"
+  return "$code"
+}
