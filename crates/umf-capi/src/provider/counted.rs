@@ -8,6 +8,7 @@ use umf_core::{
     SplitMerge, Visibility,
 };
 
+use super::driver_error;
 use super::native_error::{Failed, Flavour, remember};
 use super::said::say;
 use crate::boundary::{Failure, Outcome, SUCCESS};
@@ -83,7 +84,9 @@ impl Counted {
 
     fn failed(&self, what: Failed) -> impl Fn(&Error) + '_ {
         move |error| {
-            if matches!(error, Error::OutOfMemory { .. } | Error::Native { .. }) {
+            if self.flavour.is_of_device() {
+                driver_error::remember(self.flavour, error);
+            } else if matches!(error, Error::OutOfMemory { .. } | Error::Native { .. }) {
                 remember(self.flavour, what);
             }
         }
