@@ -39,7 +39,11 @@ impl Raw {
             // SAFETY: places for the answers, here and below.
             CudaMemory::Host => unsafe {
                 let mut pointer = core::ptr::null_mut::<c_void>();
-                let made = current.api().cuMemHostAlloc(&raw mut pointer, size, flags.unwrap_or(CU_MEMHOSTALLOC_PORTABLE));
+                let made = current.api().cuMemHostAlloc(
+                    &raw mut pointer,
+                    size,
+                    flags.unwrap_or(CU_MEMHOSTALLOC_PORTABLE),
+                );
                 address = pointer.expose_provenance() as u64;
                 made
             },

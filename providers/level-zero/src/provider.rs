@@ -17,7 +17,7 @@ use umf_core::{
 };
 
 use crate::builder::LevelZeroBuilder;
-use crate::context::{Choice, Context};
+use crate::context::{Choice, Context, Relaxed};
 use crate::engine::Engine;
 use crate::failure::{error, of_allocation};
 use crate::handles::{self, Handles, Probed};
@@ -156,8 +156,14 @@ impl LevelZeroProvider {
         let context = self.context();
         context.check()?;
         let layout = layout.pad_to(self.parts.page)?.align_to(self.parts.page)?;
+        let device = self.parts.engine.device();
+        let relaxed = match device.is_absent() {
+            // Nobody says what there is; a driver that does not know it does not look.
+            true => Some(Relaxed::Experiment),
+            false => context.relaxed.filter(|_| layout.size() as u64 > device.largest),
+        };
         let wish = Wish {
-            relaxed: context.relaxed.filter(|_| layout.size() as u64 > self.parts.engine.device().largest),
+            relaxed,
             exportable: if import.is_some() { 0 } else { self.parts.exportable },
             import,
             ..self.parts.wish()

@@ -86,9 +86,7 @@ extern "C" fn control(
 
 #[unsafe(no_mangle)]
 extern "C" fn umfJemallocPoolParamsCreate(params: Out<Handle<Params>>) -> Code {
-    call("umfJemallocPoolParamsCreate", || {
-        params.check()?.set(Handle::new(Params::default()))
-    })
+    call("umfJemallocPoolParamsCreate", || params.check()?.set(Handle::new(Params::default())))
 }
 
 #[unsafe(no_mangle)]

@@ -17,9 +17,17 @@ pub(super) struct Whose {
 }
 
 impl Whose {
-    /// What is allocated of this provider.
+    /// What is allocated of this provider, for an allocator that writes into memory itself.
+    ///
+    /// # Errors
+    /// The memory is known not to be for that: of a device, or protected.
     pub(super) fn of(provider: &Provider) -> Outcome<Self> {
         let base = Tracking::of(provider).map_or(Ok(provider), Tracking::base)?;
+        if base.is_out_of_reach() {
+            return Err(Failure::unsupported(
+                "this pool keeps its records in the memory, which the processor cannot reach; use a disjoint or proxy pool",
+            ));
+        }
         let is_shared = base.core().visibility() == Visibility::Shared;
         Ok(Self { owner: provider.owner(), is_shared, generation: fork::generation() })
     }
@@ -34,7 +42,10 @@ impl Whose {
         if !self.is_frozen() {
             return Ok(());
         }
-        Err(Failure::new(NOT_SUPPORTED, "the pool's memory is shared with the parent that this process was forked from"))
+        Err(Failure::new(
+            NOT_SUPPORTED,
+            "the pool's memory is shared with the parent that this process was forked from",
+        ))
     }
 
     /// Refuses what is no memory of the pool.

@@ -36,7 +36,10 @@ fn answer(flavour: Flavour, error: &Error) -> Option<u32> {
         Error::OutOfMemory { .. } if flavour == Flavour::Cuda => Some(CUDA_ERROR_OUT_OF_MEMORY.0),
         Error::OutOfMemory { .. } => {
             let memory = [ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY, ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY];
-            last_failure().map(|failure| failure.result()).filter(|last| memory.contains(last)).map(|last| last.0)
+            last_failure()
+                .map(|failure| failure.result())
+                .filter(|last| memory.contains(last))
+                .map(|last| last.0)
         }
         _ => None,
     }

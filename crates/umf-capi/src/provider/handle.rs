@@ -155,6 +155,11 @@ impl Provider {
         self.native()?.own()
     }
 
+    /// Whether it is known of its memory that the CPU cannot read and write it.
+    pub(crate) fn is_out_of_reach(&self) -> bool {
+        self.native().is_some_and(|native| !native.core().memory_kind().is_host_accessible())
+    }
+
     /// Under which number the tracker knows what is allocated through this handle; `None` for a provider of the program's.
     pub(crate) fn owner(&self) -> Option<OwnerId> {
         match Tracking::of(self) {

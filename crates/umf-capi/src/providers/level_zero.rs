@@ -148,7 +148,10 @@ impl Own for LevelZeroOwn {
 
     fn cache_line(&self) -> usize {
         // (Memory of the host is of no device, though one may copy it.)
-        Some(self.device).filter(|device| !device.is_null()).and(self.provider.cache_line()).unwrap_or(CACHE_LINE)
+        Some(self.device)
+            .filter(|device| !device.is_null())
+            .and(self.provider.cache_line())
+            .unwrap_or(CACHE_LINE)
     }
 
     fn answer(&self, asked: &Asked<'_>) -> Outcome<()> {

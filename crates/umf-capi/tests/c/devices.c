@@ -1,5 +1,5 @@
-/* Memory of devices, with the driver of driver_level_zero.h or driver_cuda.h: devices answers | ipc disjoint|proxy | threads. Lines that
- * begin with "better" differ from the original by design. */
+/* Memory of devices, with the driver of driver_level_zero.h or driver_cuda.h: devices answers | ipc disjoint|proxy | threads |
+ * forked | absent. Lines that begin with "better" differ from the original by design. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -394,6 +394,10 @@ int main(int argc, char **argv) {
     umf_is_ours = getenv("UMF_IS_OURS") != NULL;
     if (strcmp(mode, "ipc") == 0) {
         return ipc(argc > 2 ? argv[2] : "disjoint");
+    }
+    if (strcmp(mode, "absent") == 0) {
+        absent();
+        return 0;
     }
     driver_start();
     if (strcmp(mode, "threads") == 0) {

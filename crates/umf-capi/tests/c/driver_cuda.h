@@ -82,6 +82,17 @@ static int is_the_device(const void *value, size_t size, umf_usm_memory_type_t t
     return size == sizeof expected && memcmp(value, &expected, size) == 0;
 }
 
+/* There is a driver, and the program has not loaded it. */
+static void absent(void) {
+    umf_memory_provider_handle_t p = NULL;
+    params_t params = NULL;
+    P(umfCUDAMemoryProviderParamsCreate(&params));
+    P(params != NULL);
+    P(umfMemoryProviderCreate(OPS(), NULL, &p));
+    /* It was not loaded for that. */
+    P(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) != NULL);
+}
+
 static void own_answers(void) {
     umf_memory_provider_handle_t p = NULL;
     params_t params = NULL;

@@ -76,6 +76,16 @@ static int is_the_device(const void *value, size_t size, umf_usm_memory_type_t t
     return size == sizeof expected && memcmp(value, &expected, size) == 0;
 }
 
+/* The program has a driver, and the library is told another name for the loader. */
+static void absent(void) {
+    umf_memory_provider_handle_t p = NULL;
+    driver_start();
+    params_t params = params_of(UMF_MEMORY_TYPE_DEVICE);
+    P(umfMemoryProviderCreate(OPS(), params, &p));
+    P(p != NULL);
+    P(PARAMS_DESTROY(params));
+}
+
 /* What this kind of provider has beside the other. */
 static void own_answers(void) {
     umf_memory_provider_handle_t p = NULL;

@@ -61,7 +61,12 @@ pub(crate) fn layout(size: usize) -> Result<Layout> {
 
 impl Disjoint {
     /// One that is known to C as this kind of pool.
-    pub(in crate::pools) fn new(provider: &Provider, params: Params, kind: Kind, least: usize) -> Outcome<Self> {
+    pub(in crate::pools) fn new(
+        provider: &Provider,
+        params: Params,
+        kind: Kind,
+        least: usize,
+    ) -> Outcome<Self> {
         let tracking = Tracking::of(provider);
         let (base, handle) = match tracking {
             Some(tracking) => (tracking.base()?, tracking.pool()),

@@ -9,8 +9,8 @@ use umf::plugin::ops::State;
 use super::params::Params;
 use super::tbb::{self, Functions as Tbb, KEEP_ALL, Opaque, Policy, VERSION};
 use crate::boundary::{
-    Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, OUT_OF_HOST_MEMORY, OUT_OF_RESOURCES, Out, Outcome, SUCCESS,
-    call, call_with,
+    Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, OUT_OF_HOST_MEMORY, OUT_OF_RESOURCES, Out, Outcome,
+    SUCCESS, call, call_with,
 };
 use crate::ctl::{Asked, Query, no_such_path};
 use crate::pool::{Functions, PoolTable};
