@@ -337,6 +337,21 @@ static void jemalloc(void) {
     puts(name);
     P(umfCtlGet("umf.pool.by_handle.{}.params.capacity", &name, sizeof name, pool));
     P(umfPoolDestroy(pool));
+    /* As many as are wanted. (The original has arenas for few.) */
+    enum { MANY = 300 };
+    umf_memory_pool_handle_t many[MANY];
+    umf_memory_provider_handle_t provider = host(UMF_MEM_MAP_PRIVATE);
+    long wrong = 0;
+    for (int i = 0; i < MANY; i++) {
+        many[i] = pool_over(provider, 0);
+        char *block = umfPoolMalloc(many[i], 100);
+        wrong += !block || umfPoolFree(many[i], block) != 0;
+    }
+    for (int i = 0; i < MANY; i++) {
+        wrong += umfPoolDestroy(many[i]) != 0;
+    }
+    P(wrong);
+    P(umfMemoryProviderDestroy(provider));
 }
 
 int main(int argc, char **argv) {

@@ -1,6 +1,6 @@
 //! Memory of devices, over the drivers in software: with the original beside it, both say the same.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use umf_provider_level_zero::sys::Api;
 
@@ -16,7 +16,8 @@ fn beside(name: &str) -> PathBuf {
 
 /// A program of Level Zero's; `None`, and one line that says why, where there is no loader.
 fn level_zero(test: &str, handles: &'static str) -> Option<With> {
-    if !Path::new("/usr/include/level_zero/ze_api.h").exists() {
+    let include = std::env::var_os("TESTS_ZE_INCLUDE").map_or("/usr/include".into(), PathBuf::from);
+    if !include.join("level_zero/ze_api.h").exists() {
         println!("umf-skip: {test}: no header of Level Zero (Debian: apt-get install libze-dev)");
         return None;
     }
@@ -26,7 +27,7 @@ fn level_zero(test: &str, handles: &'static str) -> Option<With> {
         return None;
     }
     Some(With {
-        flags: vec!["-Wextra", "-l:libze_loader.so.1"],
+        flags: vec!["-Wextra".into(), "-I".into(), include.into(), "-l:libze_loader.so.1".into()],
         libraries: None,
         variables: vec![
             ("ZE_ENABLE_ALT_DRIVERS", beside("libze_soft.so").into()),
@@ -46,7 +47,11 @@ fn cuda(test: &str) -> Option<With> {
         std::os::unix::fs::symlink(driver, &new).unwrap();
         std::fs::rename(new, link).unwrap();
     }
-    Some(With { flags: vec!["-Wextra", "-DDRIVER_CUDA"], libraries: Some(folder), variables: Vec::new() })
+    Some(With {
+        flags: vec!["-Wextra".into(), "-DDRIVER_CUDA".into()],
+        libraries: Some(folder),
+        variables: Vec::new(),
+    })
 }
 
 fn answers(test: &str, with: &With) {

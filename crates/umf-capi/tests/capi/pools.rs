@@ -19,6 +19,8 @@ fn check(lines: &[String]) {
         "nothing != NULL = 1",
         "better: umfPoolGetLastAllocationError(pool) = 1",
         "umfPoolAlignedMalloc(pool, 100, 24) != NULL = 0",
+        "better: umfPoolCalloc(pool, SIZE_MAX / 2, 3) != NULL = 0",
+        "better: umfPoolCalloc(pool, (size_t)1 << 33, (size_t)1 << 31) != NULL = 0",
         "better: umfPoolFree(pool, here) = 3",
         "better: umfPoolFree(pool, foreign) = 3",
         "better: umfPoolMallocUsableSize(pool, foreign, &size) = 3",
@@ -32,7 +34,7 @@ fn check(lines: &[String]) {
         has(lines, line);
     }
     let wrong: Vec<_> = lines.iter().filter(|line| line.starts_with("wrong = ")).collect();
-    assert!(wrong.len() == 3 && wrong.iter().all(|line| *line == "wrong = 0"), "{wrong:?}");
+    assert!(wrong.len() >= 3 && wrong.iter().all(|line| *line == "wrong = 0"), "{wrong:?}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::installed::{Installed, compiler, installed};
 #[derive(Default)]
 pub struct With {
     /// For the compiler.
-    pub flags: Vec<&'static str>,
+    pub flags: Vec<OsString>,
     /// Where libraries are found first.
     pub libraries: Option<PathBuf>,
     pub variables: Vec<(&'static str, OsString)>,

@@ -29,7 +29,7 @@ fn regions_are_the_drivers_pages_and_what_it_says_of_them() {
 fn what_is_not_there_is_named() {
     let refused =
         |builder: umf_provider_level_zero::LevelZeroBuilder| builder.build().unwrap_err().to_string();
-    let library = super::driver::library();
+    let library = driver::library();
     let choice = |device| umf_provider_level_zero::Choice::device(device).through(library.clone());
     assert!(refused(LevelZeroProvider::device(choice(2))).contains("device"), "of two devices");
     assert!(refused(LevelZeroProvider::device(choice(0).of_driver(1))).contains("driver"));
