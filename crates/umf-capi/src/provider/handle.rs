@@ -126,8 +126,13 @@ impl Provider {
         if code == SUCCESS {
             return Ok(());
         }
-        LAST_FAILED.set(self);
+        self.has_failed();
         Err(Failure::foreign(code))
+    }
+
+    /// Makes this the thread's last failed provider.
+    pub(crate) fn has_failed(&self) {
+        LAST_FAILED.set(self);
     }
 
     pub(crate) fn name<'a>(&self) -> Outcome<&'a CStr> {

@@ -12,7 +12,7 @@ mod said;
 mod tracking;
 
 pub(crate) use counted::{Counted, Protection};
-pub(crate) use driver_error::refused;
+pub(crate) use driver_error::{refused, remember};
 pub(crate) use foreign::Foreign;
 pub(crate) use handle::{Provider, last_failed};
 pub(crate) use native::{Native, Start, short_name, start, table, table_of_device};

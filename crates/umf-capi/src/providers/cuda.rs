@@ -14,7 +14,7 @@ use super::memory_type::{MemoryType, UNKNOWN, checked};
 use crate::boundary::{Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, Out, Outcome, Text, call};
 use crate::memory::{CONTEXT, DEVICE, POINTER_TYPE};
 use crate::provider::{
-    Counted, Flavour, Own, Protection, Start, Told, refused, short_name, start, table_of_device,
+    Counted, Flavour, Own, Protection, Start, Told, refused, remember, short_name, start, table_of_device,
 };
 
 /// The settings of a provider to be.
@@ -131,7 +131,9 @@ unsafe impl Import for Opens {
     }
 
     fn import(&self, request: ImportRequest) -> umf_core::Result<Imported> {
-        self.0.importer().import(request)
+        self.0.importer().import(request).inspect_err(|error| {
+            remember(Flavour::Cuda, error);
+        })
     }
 
     fn transfer(&self) -> Option<&dyn Transfer> {

@@ -21,7 +21,8 @@ use crate::boundary::{
 use crate::ctl::{Asked, no_such_path};
 use crate::memory::{CONTEXT, DEVICE, POINTER_TYPE};
 use crate::provider::{
-    Counted, Flavour, Own, Protection, Provider, Start, Told, refused, short_name, start, table_of_device,
+    Counted, Flavour, Own, Protection, Provider, Start, Told, refused, remember, short_name, start,
+    table_of_device,
 };
 
 /// The settings of a provider to be.
@@ -175,7 +176,9 @@ unsafe impl Import for Opens {
     }
 
     fn import(&self, request: ImportRequest) -> umf_core::Result<Imported> {
-        self.0.importer().import(request)
+        self.0.importer().import(request).inspect_err(|error| {
+            remember(Flavour::LevelZero, error);
+        })
     }
 
     fn transfer(&self) -> Option<&dyn Transfer> {

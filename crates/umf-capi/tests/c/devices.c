@@ -70,7 +70,9 @@ static void last_error_of(umf_memory_provider_handle_t p, const char *better) {
     const char *text = NULL;
     int number = -1;
     P(umfGetLastFailedMemoryProvider(&failed));
-    P(failed == p);
+    P(failed != NULL);
+    /* Of handles through a pool the original names a provider that the program does not know. */
+    BETTER(failed == p);
     int result = umfMemoryProviderGetLastNativeError(p, &text, &number);
 #ifdef DRIVER_CUDA
     printf("%s%d, %d, %s\n", better, result, number, text);
@@ -218,6 +220,15 @@ static void pool_answers(umf_usm_memory_type_t type, const char *kind) {
             BETTER(umfCloseIPCHandle(opened));
         }
         P(umfPutIPCHandle(handle));
+        void *other = umfPoolMalloc(pool, 3 << 20);
+        if (driver_faults(REFUSED_EXPORT)) {
+            umf_memory_provider_handle_t provider;
+            P(umfPoolGetMemoryProvider(pool, &provider));
+            P(umfGetIPCHandle(other, &handle, &size));
+            last_error_of(provider, "");
+            driver_faults("");
+        }
+        P(umfPoolFree(pool, other));
     } else if (umf_is_ours) {
         umf_ipc_handle_t handle;
         BETTER(umfPoolGetIPCHandleSize(pool, &size));
@@ -249,7 +260,10 @@ static int child(const char *kind, int in, int out) {
     all(read(in, handle, size) == (ssize_t)size);
     char *first = NULL, *second = NULL, text[16] = "";
     if (driver_faults(REFUSED_OPENING)) {
-        printf("refused: %d\n", umfOpenIPCHandle(handler, handle, (void **)&first) != 0);
+        P(umfOpenIPCHandle(handler, handle, (void **)&first));
+        umf_memory_provider_handle_t provider;
+        CHECK(umfPoolGetMemoryProvider(pool, &provider));
+        last_error_of(provider, "");
         driver_faults("");
     }
     CHECK(umfOpenIPCHandle(handler, handle, (void **)&first));

@@ -7,6 +7,7 @@
 #define OPS umfCUDAMemoryProviderOps
 #define REFUSED_ALLOCATION "cuMemAlloc:*=CUDA_ERROR_LAUNCH_FAILED"
 #define REFUSED_FREE "cuMemFree:*=CUDA_ERROR_ILLEGAL_ADDRESS"
+#define REFUSED_EXPORT "cuIpcGetMemHandle:*=CUDA_ERROR_NOT_PERMITTED"
 #define REFUSED_OPENING "cuIpcOpenMemHandle:*=CUDA_ERROR_MAP_FAILED"
 
 typedef umf_cuda_memory_provider_params_handle_t params_t;

@@ -8,6 +8,7 @@
 /* Calls that the software driver is asked to refuse. */
 #define REFUSED_ALLOCATION "zeMemAllocDevice:*=ZE_RESULT_ERROR_DEVICE_LOST"
 #define REFUSED_FREE "zeMemFree:*=ZE_RESULT_ERROR_HANDLE_OBJECT_IN_USE"
+#define REFUSED_EXPORT "zeMemGetIpcHandle:*=ZE_RESULT_ERROR_NOT_AVAILABLE"
 #define REFUSED_OPENING "zeMemOpenIpcHandle:*=ZE_RESULT_ERROR_INVALID_NULL_HANDLE"
 
 typedef umf_level_zero_memory_provider_params_handle_t params_t;
