@@ -123,10 +123,12 @@ static void own_answers(void) {
     P(umfMemoryProviderAlloc(p, 100, 0, &m));
     P(umfMemoryProviderFree(p, m, 100));
     P(umfMemoryProviderDestroy(p));
+    p = NULL;
     P(umfCUDAMemoryProviderParamsSetAllocFlags(params, 0xff00)); /* flags that there are not */
     P(umfMemoryProviderCreate(OPS(), params, &p));
     P(umfMemoryProviderAlloc(p, 100, 0, &m) || umfMemoryProviderFree(p, m, 100));
     P(umfMemoryProviderDestroy(p));
+    p = NULL;
     P(umfCUDAMemoryProviderParamsDestroy(params));
 
     /* What is current when settings are made is what they begin with. */
@@ -143,5 +145,6 @@ static void own_answers(void) {
     CHECK(CALL("cuCtxGetCurrent", (void **), &now));
     P(now == NULL);
     P(umfMemoryProviderDestroy(p));
+    p = NULL;
     P(umfCUDAMemoryProviderParamsDestroy(params));
 }

@@ -131,12 +131,13 @@ static void own_answers(void) {
     P(umfMemoryProviderAlloc(p, 100, 0, &m));
     P(umfMemoryProviderFree(p, m, 100));
     P(umfMemoryProviderDestroy(p));
+    p = NULL;
 
     /* Residency: of what is there already, and of what comes. */
     P(umfLevelZeroMemoryProviderParamsSetFreePolicy(params, UMF_LEVEL_ZERO_MEMORY_PROVIDER_FREE_POLICY_DEFAULT));
     P(umfLevelZeroMemoryProviderParamsSetResidentDevices(params, devices + 1, 1));
     P(umfMemoryProviderCreate(OPS(), params, &p));
-    umf_memory_pool_handle_t pool;
+    umf_memory_pool_handle_t pool = NULL;
     P(umfPoolCreate(umfProxyPoolOps(), p, NULL, 0, &pool));
     void *block = umfPoolMalloc(pool, 100);
     P(block != NULL);
@@ -158,6 +159,7 @@ static void own_answers(void) {
     P(umfPoolFree(pool, block));
     P(umfPoolDestroy(pool));
     P(umfMemoryProviderDestroy(p));
+    p = NULL;
     P(umfLevelZeroMemoryProviderParamsDestroy(params));
 
     /* (The original takes any provider for one of its own, and any pointer for one.) */
