@@ -162,10 +162,14 @@ pub unsafe extern "C" fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) 
 /// # Safety
 /// As the interface has it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemHostAlloc(address: *mut *mut c_void, size: usize, _flags: c_uint) -> CUresult {
+pub unsafe extern "C" fn cuMemHostAlloc(address: *mut *mut c_void, size: usize, flags: c_uint) -> CUresult {
     // SAFETY: as above.
     entry("cuMemHostAlloc", |state| unsafe {
         put(address, std::ptr::null_mut())?;
+        // Portable, mapped, write-combined.
+        if flags & !0b111 != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        }
         let start = state.allocate(Kind::Host, &state.current()?, size)?;
         put(address, std::ptr::with_exposed_provenance_mut(start))
     })
@@ -191,13 +195,17 @@ pub unsafe extern "C" fn cuMemFreeHost(address: *mut c_void) -> CUresult {
 pub unsafe extern "C" fn cuMemAllocManaged(
     address: *mut CUdeviceptr,
     size: usize,
-    _flags: c_uint,
+    flags: c_uint,
 ) -> CUresult {
     // SAFETY: as above.
     entry("cuMemAllocManaged", |state| unsafe {
         put(address, 0)?;
         if !state.settings.has("managed") {
             return Err(CUDA_ERROR_NOT_SUPPORTED.into());
+        }
+        // Attached to all streams, or to none.
+        if !matches!(flags, 1 | 2) {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         put(address, state.allocate(Kind::Managed, &state.current()?, size)? as u64)
     })

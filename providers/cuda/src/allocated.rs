@@ -32,20 +32,24 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
-    fn new(context: &Arc<Context>, kind: CudaMemory, size: usize) -> Result<Self> {
+    fn new(context: &Arc<Context>, kind: CudaMemory, flags: Option<u32>, size: usize) -> Result<Self> {
         let current = context.enter()?;
         let mut address = 0;
         let made = match kind {
             // SAFETY: places for the answers, here and below.
             CudaMemory::Host => unsafe {
                 let mut pointer = core::ptr::null_mut::<c_void>();
-                let made = current.api().cuMemHostAlloc(&raw mut pointer, size, CU_MEMHOSTALLOC_PORTABLE);
+                let made = current.api().cuMemHostAlloc(
+                    &raw mut pointer,
+                    size,
+                    flags.unwrap_or(CU_MEMHOSTALLOC_PORTABLE),
+                );
                 address = pointer.expose_provenance() as u64;
                 made
             },
             // SAFETY: as above.
             CudaMemory::Managed => unsafe {
-                current.api().cuMemAllocManaged(&raw mut address, size, CU_MEM_ATTACH_GLOBAL)
+                current.api().cuMemAllocManaged(&raw mut address, size, flags.unwrap_or(CU_MEM_ATTACH_GLOBAL))
             },
             // SAFETY: as above.
             _ => unsafe { current.api().cuMemAlloc(&raw mut address, size) },
@@ -111,12 +115,13 @@ struct Record {
 pub(crate) struct Allocated {
     context: Arc<Context>,
     kind: CudaMemory,
+    flags: Option<u32>,
     live: Mutex<BTreeMap<u64, Record>>,
 }
 
 impl Allocated {
-    pub(crate) fn new(context: Arc<Context>, kind: CudaMemory) -> Self {
-        Self { context, kind, live: Mutex::default() }
+    pub(crate) fn new(context: Arc<Context>, kind: CudaMemory, flags: Option<u32>) -> Self {
+        Self { context, kind, flags, live: Mutex::default() }
     }
 
     pub(crate) const fn page_size(&self) -> usize {
@@ -136,14 +141,14 @@ impl Allocated {
         let too_large = Error::OutOfMemory { size: layout.size(), owner: "the CUDA device", native: 0 };
         let size = layout.size().checked_next_multiple_of(page).ok_or(too_large)?;
         let align = layout.align().max(page);
-        let mut raw = Raw::new(&self.context, self.kind, size)?;
+        let mut raw = Raw::new(&self.context, self.kind, self.flags, size)?;
         if !raw.address.is_multiple_of(align as u64) {
             // Drivers do not take alignments: a part of more, within reason.
             drop(raw);
             if align > LARGEST_ALIGNMENT {
                 return Err(Error::BadAlignment { align });
             }
-            raw = Raw::new(&self.context, self.kind, size.checked_add(align).ok_or(too_large)?)?;
+            raw = Raw::new(&self.context, self.kind, self.flags, size.checked_add(align).ok_or(too_large)?)?;
         }
         let base = raw.address.next_multiple_of(align as u64);
         let base = usize::try_from(base).ok().and_then(Address::new).ok_or(too_large)?;

@@ -28,6 +28,7 @@ pub struct CudaBuilder {
     peers: Vec<i32>,
     reserve: usize,
     fabric: bool,
+    flags: Option<u32>,
 }
 
 impl CudaBuilder {
@@ -41,6 +42,7 @@ impl CudaBuilder {
             peers: Vec::new(),
             reserve: 0,
             fabric: false,
+            flags: None,
         }
     }
 
@@ -98,6 +100,13 @@ impl CudaBuilder {
         self
     }
 
+    /// The driver's own flags for memory of kinds `host` (`CU_MEMHOSTALLOC_*`) and `managed` (`CU_MEM_ATTACH_*`); the others have
+    /// none. What they may be says the driver, when memory is allocated. Default: pinned for all contexts, attached to all streams.
+    pub fn alloc_flags(mut self, flags: u32) -> Self {
+        self.flags = Some(flags);
+        self
+    }
+
     /// Builds the provider: opens the driver, if nobody has.
     ///
     /// # Errors
@@ -133,7 +142,7 @@ impl CudaBuilder {
         let form = if is_virtual {
             Form::Virtual(Space::new(Arc::clone(&context), self.peers, self.reserve, self.fabric)?)
         } else {
-            Form::Allocated(Allocated::new(Arc::clone(&context), self.memory))
+            Form::Allocated(Allocated::new(Arc::clone(&context), self.memory, self.flags))
         };
         Ok(Arc::new(CudaProvider::new(self.label, self.memory, context, retained, form, import)))
     }

@@ -92,6 +92,11 @@ impl CudaProvider {
         self.context.handle().0
     }
 
+    /// What opens memory of other processes: memory of its device in its own context, whatever kind its own memory is.
+    pub const fn importer(&self) -> &CudaImport {
+        &self.import
+    }
+
     /// Bytes and regions that are allocated now, and the most bytes there have been.
     pub const fn statistics(&self) -> &Gauge {
         &self.gauge

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
+#[path = "behaviour/flags.rs"]
+mod flags;
 mod machine;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -143,11 +143,15 @@ impl LevelZeroBuilder {
             Origin::Chosen(choice) => Engine::chosen(&choice)?,
             Origin::Given(api, context, device) => {
                 let context = Context::over(*api, context, device);
-                let device = match device.is_null() && self.kind == ZE_MEMORY_TYPE_HOST {
-                    true => first_device(&context)?,
-                    false => device,
+                let device = match (device.is_null(), self.kind == ZE_MEMORY_TYPE_HOST) {
+                    (true, true) => first_device(&context)?,
+                    // The loader looks behind handles before anybody checks them.
+                    (true, false) => {
+                        let why = "must not be null for memory of a device";
+                        return Err(Error::InvalidArgument { what: "device", why });
+                    }
+                    (false, _) => Device::new(&context, device)?,
                 };
-                let device = Device::new(&context, device)?;
                 Engine::new(context, device)
             }
         };
@@ -175,14 +179,14 @@ impl LevelZeroBuilder {
     }
 }
 
-/// The device that copies memory of the host where none was named.
-fn first_device(context: &Context) -> Result<ze_device_handle_t> {
-    let none = Error::InvalidArgument { what: "device", why: "of several drivers' one has to be named" };
+/// The device that copies memory of the host where none was named: the driver's first, if it is known which driver that is.
+/// (A driver's functions do not say whether a context is theirs; they believe it.)
+fn first_device(context: &Context) -> Result<Device> {
     if context.driver().is_null() {
-        return Err(none);
+        return Ok(Device::ABSENT);
     }
     let devices = native::device::devices(context.api(), context.driver()).map_err(error)?;
-    devices.first().copied().ok_or(none)
+    devices.first().map_or(Ok(Device::ABSENT), |device| Device::new(context, *device))
 }
 
 fn check_ordinal(engine: &Engine, kind: ze_memory_type_t, ordinal: u32) -> Result<()> {

@@ -24,6 +24,15 @@ pub(crate) struct Device {
 }
 
 impl Device {
+    /// None, for memory of the host in a context of which nobody says which driver it is of.
+    pub(crate) const ABSENT: Self =
+        Self { handle: ze_device_handle_t::NULL, largest: 0, group: 0, cache_line: None };
+
+    /// Whether there is none.
+    pub(crate) fn is_absent(&self) -> bool {
+        self.handle.is_null()
+    }
+
     pub(crate) fn new(context: &Context, handle: ze_device_handle_t) -> Result<Self> {
         let api = context.api();
         let properties = native::device::properties(api, handle).map_err(error)?;

@@ -48,6 +48,9 @@ impl Engine {
     /// Does something with a list that waits for it. One that has failed is not used again.
     fn with_list(&self, work: impl FnOnce(ze_command_list_handle_t) -> Answer) -> Result<()> {
         self.context.check()?;
+        if self.device.is_absent() {
+            return Err(WITHOUT_DEVICE);
+        }
         let idle = self.idle.lock().pop();
         let list = match idle {
             Some(list) => list,
@@ -72,6 +75,13 @@ impl Engine {
         self.context.ranges.lock().check(base, size)
     }
 }
+
+/// What a device would be needed for.
+pub(crate) const WITHOUT_DEVICE: Error = Error::NotSupported {
+    what: "copying, or opening memory of other processes",
+    owner: "Level Zero memory of the host without a device; name one of the context's",
+    native: 0,
+};
 
 impl Transfer for Engine {
     unsafe fn read(&self, from: Address, into: &mut [u8]) -> Result<()> {

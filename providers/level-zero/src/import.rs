@@ -8,7 +8,7 @@ use umf_core::global::Global;
 use umf_core::{Address, Error, Import, ImportRequest, Imported, ProviderKind, Result, Transfer};
 
 use crate::context::Choice;
-use crate::engine::Engine;
+use crate::engine::{Engine, WITHOUT_DEVICE};
 use crate::failure::error;
 use crate::handles;
 use crate::native;
@@ -92,6 +92,9 @@ impl LevelZeroImport {
 /// Opens a handle, and checks what was opened.
 fn open(engine: &Engine, request: &ImportRequest, fd: Option<&OwnedFd>) -> Result<Imported> {
     let context = engine.context();
+    if engine.device().is_absent() {
+        return Err(WITHOUT_DEVICE);
+    }
     let bytes = handles::import(context, fd, &request.native, request.native_len)?;
     // The driver's answer and what is known of it are one: else another thread might close the address in between.
     let mut ranges = context.ranges.lock();

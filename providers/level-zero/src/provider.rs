@@ -17,7 +17,7 @@ use umf_core::{
 };
 
 use crate::builder::LevelZeroBuilder;
-use crate::context::{Choice, Context};
+use crate::context::{Choice, Context, Relaxed};
 use crate::engine::Engine;
 use crate::failure::{error, of_allocation};
 use crate::handles::{self, Handles, Probed};
@@ -76,8 +76,8 @@ impl LevelZeroProvider {
     }
 
     /// Memory in a context that the application has: of `kind` (`ZE_MEMORY_TYPE_DEVICE`, `_HOST` or `_SHARED`), on `device`,
-    /// which copies, and on which device and shared memory lies. For memory of the host it may be null, if there is one driver:
-    /// the first of its devices copies then.
+    /// which copies, and on which device and shared memory lies. For memory of the host it may be null: of one driver the first
+    /// device copies then, of several none, and the provider has no [`Transfer`].
     ///
     /// # Safety
     /// Context and device are live handles that came from `api`, the device (if not null) is one of the context's, and both stay until the
@@ -97,6 +97,11 @@ impl LevelZeroProvider {
         Self { parts, records: Lock::new(Records::default()), probed, import, gauge: Gauge::new() }
     }
 
+    /// What opens device memory of other processes, for its device and in its context, whatever kind its own memory is.
+    pub const fn importer(&self) -> &LevelZeroImport {
+        &self.import
+    }
+
     /// Bytes and regions that are allocated now, and the most bytes there have been.
     pub const fn statistics(&self) -> &Gauge {
         &self.gauge
@@ -106,6 +111,11 @@ impl LevelZeroProvider {
     #[must_use]
     pub fn handles(&self) -> Handles {
         self.probed.get()
+    }
+
+    /// A cache line of its device in bytes, if the device says.
+    pub fn cache_line(&self) -> Option<usize> {
+        self.parts.engine.device().cache_line
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
@@ -146,8 +156,14 @@ impl LevelZeroProvider {
         let context = self.context();
         context.check()?;
         let layout = layout.pad_to(self.parts.page)?.align_to(self.parts.page)?;
+        let device = self.parts.engine.device();
+        let relaxed = match device.is_absent() {
+            // Nobody says what there is; a driver that does not know it does not look.
+            true => Some(Relaxed::Experiment),
+            false => context.relaxed.filter(|_| layout.size() as u64 > device.largest),
+        };
         let wish = Wish {
-            relaxed: context.relaxed.filter(|_| layout.size() as u64 > self.parts.engine.device().largest),
+            relaxed,
             exportable: if import.is_some() { 0 } else { self.parts.exportable },
             import,
             ..self.parts.wish()
@@ -267,7 +283,8 @@ unsafe impl Provider for LevelZeroProvider {
     }
 
     fn transfer(&self) -> Option<&dyn Transfer> {
-        Some(&*self.parts.engine)
+        let engine = &*self.parts.engine;
+        (!engine.device().is_absent()).then_some(engine)
     }
 }
 

@@ -68,14 +68,27 @@ impl fmt::Display for Failure {
     }
 }
 
-const fn code_of(error: &Error) -> Code {
+fn code_of(error: &Error) -> Code {
     match error {
         Error::OutOfMemory { .. } | Error::SizeOverflow { .. } => OUT_OF_HOST_MEMORY,
         Error::LimitReached { .. } | Error::HeldLimit { .. } | Error::TooMany { .. } => OUT_OF_RESOURCES,
         Error::BadAlignment { .. } => INVALID_ALIGNMENT,
         Error::Frozen { .. } | Error::NotSupported { .. } => NOT_SUPPORTED,
-        Error::Native { .. } | Error::Driver { .. } => PROVIDER_SPECIFIC,
+        Error::Driver { name, .. } => code_of_answer(name),
+        Error::Native { .. } => PROVIDER_SPECIFIC,
         _ => INVALID_ARGUMENT,
+    }
+}
+
+/// What the original says of the answer of a driver, by its name in the driver's specification.
+fn code_of_answer(name: &str) -> Code {
+    match name {
+        "ZE_RESULT_ERROR_INVALID_ARGUMENT" | "CUDA_ERROR_INVALID_VALUE" | "CUDA_ERROR_INVALID_HANDLE" => {
+            INVALID_ARGUMENT
+        }
+        "ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY" | "CUDA_ERROR_OUT_OF_MEMORY" => OUT_OF_HOST_MEMORY,
+        "CUDA_ERROR_DEINITIALIZED" => OUT_OF_RESOURCES,
+        _ => PROVIDER_SPECIFIC,
     }
 }
 
@@ -125,6 +138,15 @@ mod tests {
         assert_eq!(of(Error::TooMany { what: "tests", limit: 1 }), OUT_OF_RESOURCES);
         assert_eq!(of(Error::Frozen { what: "test" }), NOT_SUPPORTED);
         assert_eq!(of(Error::native("mmap", 22)), PROVIDER_SPECIFIC);
+        for (name, code) in [
+            ("ZE_RESULT_ERROR_INVALID_ARGUMENT", INVALID_ARGUMENT),
+            ("CUDA_ERROR_INVALID_VALUE", INVALID_ARGUMENT),
+            ("CUDA_ERROR_INVALID_HANDLE", INVALID_ARGUMENT),
+            ("CUDA_ERROR_DEINITIALIZED", OUT_OF_RESOURCES),
+            ("ZE_RESULT_ERROR_DEVICE_LOST", PROVIDER_SPECIFIC),
+        ] {
+            assert_eq!(of(Error::Driver { call: "test", code: 1, name, meaning: "" }), code, "{name}");
+        }
         assert_eq!(Failure::from(umf_ipc::Error::OtherBoot).code(), INVALID_ARGUMENT);
         assert_eq!(Failure::from(umf_ipc::Error::Memory(Error::ZeroSize)).code(), INVALID_ARGUMENT);
         let text = Failure::from(Error::native("mmap", 22)).to_string();

@@ -42,10 +42,13 @@ extern "C" fn umfGetIPCHandle(
 }
 
 fn export(address: Address) -> Outcome<IpcHandle> {
-    let (_, found) = owners::find(address)
+    let (pool, found) = owners::find(address)
         .ok_or_else(|| Failure::argument("the memory is of no pool that keeps track of it"))?;
     // SAFETY: of this memory C has pointers, and Rust no references.
     let exported = unsafe { umf::exporter()?.handle(address) };
+    if exported.is_err() {
+        Handle::from_ptr(pool).get()?.provider()?.has_failed();
+    }
     let exported = exported.map_err(|error| match error {
         // As the original says of it.
         umf_ipc::Error::NotExportable { .. } => {
@@ -88,7 +91,8 @@ extern "C" fn umfOpenIPCHandle(
         let (pool, handle, memory) = (handler.get()?, handle.get()?, memory.check()?);
         pool.check_is_pool()?;
         let provider = pool.provider()?;
-        let mapping = provider_handle::open_bytes(provider.importer()?, &handle.handle)?;
+        let mapping = provider_handle::open_bytes(provider.importer()?, &handle.handle)
+            .inspect_err(|_| provider.has_failed())?;
         let offset = u64::from_le_bytes(handle.offset);
         if offset >= mapping.len() as u64 {
             return Err(Failure::argument("the handle is corrupt: it points outside of its block"));

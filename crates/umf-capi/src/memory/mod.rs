@@ -7,3 +7,4 @@ mod properties;
 pub(crate) mod provider_handle;
 
 pub(crate) use opened::close_all;
+pub(crate) use properties::{CONTEXT, DEVICE, POINTER_TYPE};

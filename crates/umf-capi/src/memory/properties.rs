@@ -20,7 +20,9 @@ const POOL: i32 = 1;
 const BASE: i32 = 10;
 const SIZE: i32 = 11;
 const BUFFER: i32 = 12;
-const POINTER_TYPE: i32 = 20;
+pub(crate) const POINTER_TYPE: i32 = 20;
+pub(crate) const CONTEXT: i32 = 21;
+pub(crate) const DEVICE: i32 = 22;
 const INVALID: i32 = -1;
 
 const TYPE_UNKNOWN: i32 = 0;

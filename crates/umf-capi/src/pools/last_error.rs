@@ -7,19 +7,27 @@ use crate::boundary::{Code, Failure, SUCCESS};
 
 /// A kind of pool.
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Disjoint,
+    Jemalloc,
     Proxy,
     Scalable,
 }
 
 thread_local! {
-    static LAST: Cell<[Code; 3]> = const { Cell::new([SUCCESS; 3]) };
+    static LAST: Cell<[Code; 4]> = const { Cell::new([SUCCESS; 4]) };
 }
 
 /// The code of the last failure of the kind.
 pub(super) fn last(kind: Kind) -> Code {
     LAST.get()[kind as usize]
+}
+
+/// Forgets it, before what may fail.
+pub(super) fn forget(kind: Kind) {
+    let mut all = LAST.get();
+    all[kind as usize] = SUCCESS;
+    LAST.set(all);
 }
 
 /// Remembers a failure, which for C is NULL.

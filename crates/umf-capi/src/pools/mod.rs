@@ -2,6 +2,7 @@
 
 pub(crate) mod disjoint;
 mod jemalloc;
-mod last_error;
+pub(crate) mod last_error;
 mod proxy;
 mod scalable;
+mod whose;

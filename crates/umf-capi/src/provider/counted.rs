@@ -4,10 +4,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use umf_core::{
-    Error, Export, Import, Layout, MemoryKind, Properties, Provider, ProviderKind, Purge, Region, Result,
-    SplitMerge, Visibility,
+    Error, Export, Import, Layout, MemoryKind, NativeExport, Properties, Provider, ProviderKind, Purge,
+    Region, Result, SplitMerge, Visibility,
 };
 
+use super::driver_error;
 use super::native_error::{Failed, Flavour, remember};
 use super::said::say;
 use crate::boundary::{Failure, Outcome, SUCCESS};
@@ -83,7 +84,9 @@ impl Counted {
 
     fn failed(&self, what: Failed) -> impl Fn(&Error) + '_ {
         move |error| {
-            if matches!(error, Error::OutOfMemory { .. } | Error::Native { .. }) {
+            if self.flavour.is_of_device() {
+                driver_error::remember_and_say(self.flavour, error);
+            } else if matches!(error, Error::OutOfMemory { .. } | Error::Native { .. }) {
                 remember(self.flavour, what);
             }
         }
@@ -154,7 +157,8 @@ unsafe impl Provider for Counted {
     }
 
     fn export(&self) -> Option<&dyn Export> {
-        self.inner.export()
+        let export = self.inner.export()?;
+        Some(if self.flavour.is_of_device() { self } else { export })
     }
 
     fn import(&self) -> Option<&dyn Import> {
@@ -173,6 +177,30 @@ unsafe impl Provider for Counted {
         self.inner.properties()
     }
 }
+
+/// Of a device: what its driver answers is remembered.
+impl Export for Counted {
+    fn export(&self, region: &Region) -> Result<NativeExport> {
+        let export = self.inner.export().ok_or(UNEXPORTED)?;
+        export.export(region).inspect_err(|error| {
+            driver_error::remember(self.flavour, error);
+        })
+    }
+
+    fn unexport(&self, region: &Region, given: NativeExport) -> Result<()> {
+        self.inner.export().ok_or(UNEXPORTED)?.unexport(region, given)
+    }
+
+    fn uses_fd_per_export(&self) -> bool {
+        self.inner.export().is_some_and(Export::uses_fd_per_export)
+    }
+
+    fn fd_opens_through_procfs(&self) -> bool {
+        self.inner.export().is_none_or(Export::fd_opens_through_procfs)
+    }
+}
+
+const UNEXPORTED: Error = Error::NotSupported { what: "IPC handles", owner: "this provider", native: 0 };
 
 impl Purge for Counted {
     unsafe fn purge_lazy(&self, base: umf_core::Address, size: usize) -> Result<()> {

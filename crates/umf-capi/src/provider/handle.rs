@@ -6,9 +6,10 @@ use std::sync::{Arc, OnceLock};
 
 use umf::plugin::TableFault;
 use umf::plugin::ops::{Code, Operations, State};
+use umf_core::tracker::OwnerId;
 use umf_ipc::Importer;
 
-use super::{Foreign, Native};
+use super::{Foreign, Native, Own, Tracking};
 use crate::boundary::{Failure, INVALID_CTL_PATH, NOT_SUPPORTED, Out, Outcome, SUCCESS};
 use crate::ctl::{self, registry};
 use crate::memory::provider_handle;
@@ -125,8 +126,13 @@ impl Provider {
         if code == SUCCESS {
             return Ok(());
         }
-        LAST_FAILED.set(self);
+        self.has_failed();
         Err(Failure::foreign(code))
+    }
+
+    /// Makes this the thread's last failed provider.
+    pub(crate) fn has_failed(&self) {
+        LAST_FAILED.set(self);
     }
 
     pub(crate) fn name<'a>(&self) -> Outcome<&'a CStr> {
@@ -147,6 +153,24 @@ impl Provider {
         }
         // SAFETY: the functions are those of our table, so the state is of ours.
         unsafe { Native::of(self.state) }.ok()
+    }
+
+    /// What only providers of one kind of this library have; `None` for any other.
+    pub(crate) fn own<T: Own>(&self) -> Option<&T> {
+        self.native()?.own()
+    }
+
+    /// Whether it is known of its memory that the CPU cannot read and write it.
+    pub(crate) fn is_out_of_reach(&self) -> bool {
+        self.native().is_some_and(|native| !native.core().memory_kind().is_host_accessible())
+    }
+
+    /// Under which number the tracker knows what is allocated through this handle; `None` for a provider of the program's.
+    pub(crate) fn owner(&self) -> Option<OwnerId> {
+        match Tracking::of(self) {
+            Some(tracking) => Some(tracking.owner()),
+            None => self.native().map(Native::owner),
+        }
     }
 
     fn foreign(&self) -> &Arc<Foreign> {

@@ -5,10 +5,13 @@ use std::ffi::CString;
 use std::sync::{Arc, OnceLock};
 
 use umf::plugin::ops::{Initialize, State, Table1_0, Table1_1, Table1_2};
+use umf_core::tracker::OwnerId;
 use umf_core::{Error, Provider as _, Upstream, Visibility};
 use umf_ipc::Importer;
 
+use super::driver_error;
 use super::native_error::{Failed, remember, tell};
+use super::own::{Own, Told};
 use super::regions::{Regions, address};
 use super::said::explain;
 use super::{Counted, Flavour};
@@ -24,6 +27,7 @@ pub(crate) struct Native {
     /// What opens memory of this provider, where the process's own importer does not.
     import: Option<Arc<dyn umf_core::Import>>,
     importer: OnceLock<Importer>,
+    own: Option<Box<dyn Own>>,
 }
 
 /// What `initialize` of one of this library's providers makes of its parameters.
@@ -31,6 +35,8 @@ pub(crate) struct Start {
     pub(crate) counted: Arc<Counted>,
     pub(crate) name: CString,
     pub(crate) import: Option<Arc<dyn umf_core::Import>>,
+    /// What a provider of a device has beside.
+    pub(crate) own: Option<Box<dyn Own>>,
 }
 
 /// Runs an `initialize`.
@@ -45,6 +51,7 @@ pub(crate) fn start(what: &'static str, state: *mut State, make: impl FnOnce() -
             name: made.name,
             import: made.import,
             importer: OnceLock::new(),
+            own: made.own,
         };
         state.set(Box::into_raw(Box::new(native)).cast())
     })
@@ -82,6 +89,14 @@ pub(crate) const fn table(initialize: Initialize) -> Table1_2 {
     }
 }
 
+/// The same for a provider of a device, which says more of its memory.
+pub(crate) const fn table_of_device(initialize: Initialize) -> Table1_2 {
+    let mut table = table(initialize);
+    table.base.ext_get_allocation_properties = Some(get_property);
+    table.base.ext_get_allocation_properties_size = Some(get_property_size);
+    table
+}
+
 impl Native {
     /// # Safety
     /// `state` is what `initialize` of one of these tables gave, and not finalised.
@@ -101,6 +116,16 @@ impl Native {
                 Ok(self.importer.get_or_init(|| made))
             }
         }
+    }
+
+    /// What only providers of this kind have; `None` for any other.
+    pub(super) fn own<T: Own>(&self) -> Option<&T> {
+        let own: &dyn core::any::Any = &**self.own.as_ref()?;
+        own.downcast_ref()
+    }
+
+    pub(super) const fn owner(&self) -> OwnerId {
+        self.regions.owner()
     }
 
     pub(crate) fn core(&self) -> Arc<dyn umf_core::Provider> {
@@ -139,15 +164,33 @@ impl Native {
             ));
         }
         if size == 0 {
-            remember(self.counted.flavour(), Failed::Allocation);
-            return Err(Failure::from(Error::ZeroSize).with_code(PROVIDER_SPECIFIC));
+            return Err(self.nothing());
         }
         self.regions.allocate(size, align).map_err(explain)
+    }
+
+    /// That 0 bytes are asked for, with the code of the original.
+    fn nothing(&self) -> Failure {
+        let failure = Failure::from(Error::ZeroSize);
+        match self.counted.flavour() {
+            Flavour::Cuda => failure,
+            Flavour::LevelZero => {
+                driver_error::remember_nothing_asked();
+                failure.with_code(PROVIDER_SPECIFIC)
+            }
+            flavour => {
+                remember(flavour, Failed::Allocation);
+                failure.with_code(PROVIDER_SPECIFIC)
+            }
+        }
     }
 
     fn check_ipc(&self) -> Outcome<()> {
         if self.counted.export().is_some() {
             return Ok(());
+        }
+        if self.counted.flavour().is_of_device() {
+            return Err(Failure::argument("only memory of type UMF_MEMORY_TYPE_DEVICE has IPC handles"));
         }
         Err(Failure::argument("private memory has no IPC handles; set the visibility to UMF_MEM_MAP_SHARED"))
     }
@@ -162,7 +205,10 @@ impl Native {
                 asked.read_only(Value::Int(i32::from(self.counted.visibility() == Visibility::Shared)))
             }
             "post_initialize" => asked.run(|| ()),
-            _ => Err(ctl::no_such_path()),
+            _ => match &self.own {
+                Some(own) => own.answer(asked),
+                None => Err(ctl::no_such_path()),
+            },
         }
     }
 }
@@ -203,7 +249,13 @@ extern "C" fn free(state: State, memory: *mut c_void, size: usize) -> Code {
 
 extern "C" fn get_last_native_error(state: State, message: *mut *const c_char, native: *mut i32) -> Code {
     with("get_last_native_error", state, |provider| {
-        tell(provider.counted.flavour(), Out::from_ptr(message), Out::from_ptr(native))
+        let (flavour, message, native) =
+            (provider.counted.flavour(), Out::from_ptr(message), Out::from_ptr(native));
+        if flavour.is_of_device() {
+            driver_error::tell(flavour, message, native)
+        } else {
+            tell(flavour, message, native)
+        }
     })
 }
 
@@ -218,11 +270,13 @@ extern "C" fn get_min_page_size(state: State, _memory: *const c_void, page: *mut
 }
 
 extern "C" fn get_cache_line_size(state: State, size: *mut usize) -> Code {
-    with("get_cache_line_size", state, |_| Out::from_ptr(size).set(cache_line()))
+    with("get_cache_line_size", state, |native| {
+        Out::from_ptr(size).set(native.own.as_ref().map_or_else(cache_line, |own| own.cache_line()))
+    })
 }
 
 /// Of this machine's first level, as far as the system knows it.
-pub(crate) fn cache_line() -> usize {
+fn cache_line() -> usize {
     // SAFETY: asks for a number.
     let said = unsafe { libc::sysconf(libc::_SC_LEVEL1_DCACHE_LINESIZE) };
     usize::try_from(said).ok().filter(|line| line.is_power_of_two()).unwrap_or(64)
@@ -314,6 +368,25 @@ extern "C" fn control(
     with("ext_ctl", state, |native| {
         let asked = Asked::new(source, name, argument, size, query, more)?;
         native.answer(&asked)
+    })
+}
+
+fn told(native: &Native, property: i32) -> Outcome<Told> {
+    let unknown = Failure::argument("that is no property of this memory");
+    native.own.as_ref().and_then(|own| own.property(property)).ok_or(unknown)
+}
+
+extern "C" fn get_property(state: State, _memory: *const c_void, property: i32, value: *mut c_void) -> Code {
+    with("get_allocation_properties", state, |native| match told(native, property)? {
+        Told::Int(number) => Out::from_ptr(value.cast()).set(number),
+        Told::Handle(handle) => Out::from_ptr(value.cast()).set(handle),
+    })
+}
+
+extern "C" fn get_property_size(state: State, property: i32, size: *mut usize) -> Code {
+    with("get_allocation_properties_size", state, |native| {
+        let size = Out::from_ptr(size).check()?;
+        size.set(told(native, property)?.size())
     })
 }
 

@@ -14,6 +14,8 @@ pub(crate) enum Flavour {
     DevDax,
     File,
     Fixed,
+    LevelZero,
+    Cuda,
 }
 
 /// What failed.
@@ -26,6 +28,11 @@ pub(crate) enum Failed {
 }
 
 impl Flavour {
+    /// Whether a driver answers for it, with its own numbers.
+    pub(super) const fn is_of_device(self) -> bool {
+        matches!(self, Self::LevelZero | Self::Cuda)
+    }
+
     /// The number that stands for success; those of errors follow.
     const fn first(self) -> i32 {
         match self {
@@ -33,12 +40,15 @@ impl Flavour {
             Self::DevDax => 2000,
             Self::File => 3000,
             Self::Fixed => 4000,
+            // Drivers have their own numbers.
+            Self::LevelZero | Self::Cuda => 0,
         }
     }
 
     /// The number of an error as the headers have it.
     const fn number(self, failed: Failed) -> i32 {
         let step = match (self, failed) {
+            (Self::LevelZero | Self::Cuda, _) => 0,
             (Self::Fixed, _) | (_, Failed::Allocation) => 1,
             (Self::Os, Failed::Free) => 4,
             (Self::Os, Failed::PurgeLazy) => 5,

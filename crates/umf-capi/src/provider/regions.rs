@@ -55,7 +55,14 @@ impl Regions {
         unsafe { self.upstream.free(region) }.map(|_| ())
     }
 
+    fn check_split_merge(&self) -> Result<()> {
+        let unsupported =
+            Error::NotSupported { what: "splitting and merging", owner: "this provider", native: 0 };
+        self.upstream.provider().split_merge().map(|_| ()).ok_or(unsupported)
+    }
+
     pub(super) fn split(&self, memory: *mut c_void, total: usize, first: usize) -> Result<()> {
+        self.check_split_merge()?;
         let region = self.exact(memory, total)?;
         if first == 0 || first >= region.size() {
             return Err(Error::InvalidArgument { what: "first size", why: "must lie inside the memory" });
@@ -65,6 +72,7 @@ impl Regions {
     }
 
     pub(super) fn merge(&self, low: *mut c_void, high: *mut c_void, total: usize) -> Result<()> {
+        self.check_split_merge()?;
         let (low, high) = (self.exact(low, 0)?, self.exact(high, 0)?);
         let adjacent = low.base().checked_add(low.size() as u64) == Some(high.base());
         let page = self.upstream.provider().page_size().max(1);

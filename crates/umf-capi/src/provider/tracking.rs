@@ -54,6 +54,11 @@ impl Tracking {
         ours.then(|| unsafe { provider.state.cast::<Self>().as_ref() }).flatten()
     }
 
+    /// Under which number the tracker knows its regions.
+    pub(crate) const fn owner(&self) -> OwnerId {
+        self.regions.owner()
+    }
+
     /// The provider that the program gave.
     pub(crate) fn base<'a>(&self) -> Outcome<&'a Provider> {
         // SAFETY: the program keeps the provider as long as the pool, as UMF's header asks.

@@ -1,68 +1,230 @@
-//! `umf/providers/provider_cuda.h`. This library has no CUDA provider yet: it answers as the original does on a machine without
-//! the driver.
+//! `umf/providers/provider_cuda.h`: memory of CUDA devices, in a context that the program has made.
 
 use core::ffi::c_void;
+use std::ffi::CString;
+use std::sync::{Arc, OnceLock};
 
 use umf::plugin::ops::{State, Table1_2};
+use umf_core::{Import, ImportRequest, Imported, ProviderKind, Transfer};
+use umf_provider_cuda::driver_api::{Api, CUcontext, LIBRARY};
+use umf_provider_cuda::{CudaMemory, CudaProvider, Driver};
 
-use crate::boundary::{Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, Out, Text, call};
-use crate::provider::table;
+use super::loaded::is_loaded;
+use super::memory_type::{MemoryType, UNKNOWN, checked};
+use crate::boundary::{Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, Out, Outcome, Text, call};
+use crate::memory::{CONTEXT, DEVICE, POINTER_TYPE};
+use crate::provider::{
+    Counted, Flavour, Own, Protection, Start, Told, refused, remember, short_name, start, table_of_device,
+};
 
-/// There is none: `umfCUDAMemoryProviderParamsCreate` fails.
-enum Params {}
+/// The settings of a provider to be.
+struct Params {
+    context: *mut c_void,
+    device: i32,
+    memory_type: u32,
+    flags: u32,
+    name: CString,
+}
 
 const UNAVAILABLE: Failure = Failure::new(
     DEPENDENCY_UNAVAILABLE,
-    "there is no CUDA provider in this library; use one of the other providers",
+    "the program has not loaded libcuda.so.1; install NVIDIA's driver, and make a context before a provider",
 );
 
-static TABLE: Table1_2 = table(initialize);
+/// A cache line of a device.
+const CACHE_LINE: usize = 128;
+/// What is set where no context is current.
+const NO_DEVICE: i32 = -1;
+
+static TABLE: Table1_2 = table_of_device(initialize);
 
 #[unsafe(no_mangle)]
 extern "C" fn umfCUDAMemoryProviderOps() -> *const Table1_2 {
     &raw const TABLE
 }
 
-extern "C" fn initialize(_params: *const c_void, _state: *mut State) -> Code {
-    call("initialize", || Err(UNAVAILABLE))
+extern "C" fn initialize(params: *const c_void, state: *mut State) -> Code {
+    start("initialize", state, || {
+        Handle::<Params>::from_ptr(params.cast::<Params>().cast_mut()).get()?.provider()
+    })
+}
+
+impl Params {
+    fn provider(&self) -> Outcome<Start> {
+        let memory_type = MemoryType::new(self.memory_type)?;
+        if self.context.is_null() {
+            return Err(Failure::argument("a CUDA provider needs a context"));
+        }
+        if self.device < 0 {
+            return Err(Failure::argument("a CUDA provider needs a device"));
+        }
+        if !is_loaded(LIBRARY) {
+            return Err(UNAVAILABLE);
+        }
+        let provider = self.build(memory_type).map_err(|error| refused(Flavour::Cuda, error))?;
+        if provider.device() != self.device {
+            tracing::warn!(
+                set = self.device,
+                of_context = provider.device(),
+                "a CUDA provider has a context of another device than was set: the memory is the context's"
+            );
+        }
+        let own = CudaOwn { context: self.context, device: self.device, memory_type };
+        Ok(Start {
+            counted: Counted::new(Arc::clone(&provider) as _, Flavour::Cuda, Protection::DEFAULT),
+            name: self.name.clone(),
+            import: Some(Arc::new(Opens(provider))),
+            own: Some(Box::new(own)),
+        })
+    }
+
+    fn build(&self, memory_type: MemoryType) -> umf_core::Result<Arc<CudaProvider>> {
+        // That there is such a device.
+        Driver::open(None)?.device(self.device)?;
+        let (memory, flags) = match memory_type {
+            MemoryType::Host => (CudaMemory::Host, Some(self.flags)),
+            MemoryType::Device => (CudaMemory::Device, None),
+            // Attached to all streams, unless flags say otherwise.
+            MemoryType::Shared => (CudaMemory::Managed, Some(self.flags).filter(|flags| *flags != 0)),
+        };
+        let builder = CudaProvider::builder().name(self.name.to_string_lossy().into_owned()).memory(memory);
+        let builder = flags.into_iter().fold(builder, |builder, flags| builder.alloc_flags(flags));
+        // SAFETY: C promises that the context is one, and stays until its memory is freed.
+        unsafe { builder.context(self.context) }.build()
+    }
+}
+
+/// What C is told of all memory of a provider.
+struct CudaOwn {
+    context: *mut c_void,
+    device: i32,
+    memory_type: MemoryType,
+}
+
+// SAFETY: the context is a name, which is told and not looked behind.
+unsafe impl Send for CudaOwn {}
+// SAFETY: as above.
+unsafe impl Sync for CudaOwn {}
+
+impl Own for CudaOwn {
+    fn property(&self, property: i32) -> Option<Told> {
+        match property {
+            POINTER_TYPE => Some(Told::Int(self.memory_type as i32)),
+            CONTEXT => Some(Told::Handle(self.context)),
+            DEVICE => Some(Told::Int(self.device)),
+            _ => None,
+        }
+    }
+
+    fn cache_line(&self) -> usize {
+        CACHE_LINE
+    }
+}
+
+/// Opens memory of other processes in the program's context.
+struct Opens(Arc<CudaProvider>);
+
+// SAFETY: the provider's own importer.
+unsafe impl Import for Opens {
+    fn kind(&self) -> ProviderKind {
+        self.0.importer().kind()
+    }
+
+    fn import(&self, request: ImportRequest) -> umf_core::Result<Imported> {
+        self.0.importer().import(request).inspect_err(|error| {
+            remember(Flavour::Cuda, error);
+        })
+    }
+
+    fn transfer(&self) -> Option<&dyn Transfer> {
+        self.0.importer().transfer()
+    }
+
+    unsafe fn release(&self, imported: Imported) -> umf_core::Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.0.importer().release(imported) }
+    }
+}
+
+/// The current context of the calling thread, and its device, as far as there are any.
+fn current() -> Outcome<(*mut c_void, i32)> {
+    static FUNCTIONS: OnceLock<Api> = OnceLock::new();
+    let functions = match FUNCTIONS.get() {
+        Some(functions) => functions,
+        None if is_loaded(LIBRARY) => {
+            // SAFETY: the program's CUDA driver.
+            let opened = unsafe { Api::load() }.map_err(|_| UNAVAILABLE)?;
+            FUNCTIONS.get_or_init(|| opened)
+        }
+        None => return Err(UNAVAILABLE),
+    };
+    let (mut context, mut device) = (CUcontext::NULL, NO_DEVICE);
+    // SAFETY: places for the answers, here and below. Without a context there is no device.
+    if unsafe { functions.cuCtxGetCurrent(&raw mut context) }.is_err() {
+        context = CUcontext::NULL;
+    }
+    // SAFETY: as above.
+    if context.is_null() || unsafe { functions.cuCtxGetDevice(&raw mut device) }.is_err() {
+        device = NO_DEVICE;
+    }
+    Ok((context.0, device))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn umfCUDAMemoryProviderParamsCreate(params: Out<Handle<Params>>) -> Code {
-    call("umfCUDAMemoryProviderParamsCreate", || params.check().and(Err(UNAVAILABLE)))
+    call("umfCUDAMemoryProviderParamsCreate", || {
+        let params = params.check()?;
+        let (context, device) = current()?;
+        let name = c"CUDA".to_owned();
+        params.set(Handle::new(Params { context, device, memory_type: UNKNOWN, flags: 0, name }))
+    })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn umfCUDAMemoryProviderParamsDestroy(_params: Handle<Params>) -> Code {
-    call("umfCUDAMemoryProviderParamsDestroy", || Ok(()))
-}
-
-/// No settings exist, so what is given is NULL or no handle.
-fn set(what: &'static str) -> Code {
-    call(what, || Err(Failure::argument("there are no settings of a CUDA provider here")))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfCUDAMemoryProviderParamsSetContext(_params: Handle<Params>, _context: *mut c_void) -> Code {
-    set("umfCUDAMemoryProviderParamsSetContext")
+extern "C" fn umfCUDAMemoryProviderParamsDestroy(params: Handle<Params>) -> Code {
+    call("umfCUDAMemoryProviderParamsDestroy", || {
+        drop(params.take());
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn umfCUDAMemoryProviderParamsSetDevice(_params: Handle<Params>, _device: i32) -> Code {
-    set("umfCUDAMemoryProviderParamsSetDevice")
+extern "C" fn umfCUDAMemoryProviderParamsSetContext(params: Handle<Params>, context: *mut c_void) -> Code {
+    call("umfCUDAMemoryProviderParamsSetContext", || {
+        params.get_mut()?.context = context;
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn umfCUDAMemoryProviderParamsSetMemoryType(_params: Handle<Params>, _memory_type: u32) -> Code {
-    set("umfCUDAMemoryProviderParamsSetMemoryType")
+extern "C" fn umfCUDAMemoryProviderParamsSetDevice(params: Handle<Params>, device: i32) -> Code {
+    call("umfCUDAMemoryProviderParamsSetDevice", || {
+        params.get_mut()?.device = device;
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn umfCUDAMemoryProviderParamsSetAllocFlags(_params: Handle<Params>, _flags: u32) -> Code {
-    set("umfCUDAMemoryProviderParamsSetAllocFlags")
+extern "C" fn umfCUDAMemoryProviderParamsSetMemoryType(params: Handle<Params>, memory_type: u32) -> Code {
+    call("umfCUDAMemoryProviderParamsSetMemoryType", || {
+        params.get_mut()?.memory_type = checked(memory_type)?;
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn umfCUDAMemoryProviderParamsSetName(_params: Handle<Params>, _name: Text) -> Code {
-    set("umfCUDAMemoryProviderParamsSetName")
+extern "C" fn umfCUDAMemoryProviderParamsSetAllocFlags(params: Handle<Params>, flags: u32) -> Code {
+    call("umfCUDAMemoryProviderParamsSetAllocFlags", || {
+        params.get_mut()?.flags = flags;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn umfCUDAMemoryProviderParamsSetName(params: Handle<Params>, name: Text) -> Code {
+    call("umfCUDAMemoryProviderParamsSetName", || {
+        let (params, name) = (params.get_mut()?, name.get()?);
+        params.name = short_name(name);
+        Ok(())
+    })
 }

@@ -35,7 +35,7 @@ extern "C" fn initialize(params: *const c_void, state: *mut State) -> Code {
         let device = DevDaxProvider::open(path, params.size, params.name.to_string_lossy())
             .map_err(|error| Failure::from(error).with_code(INVALID_ARGUMENT))?;
         let counted = Counted::new(device, Flavour::DevDax, protection);
-        Ok(Start { counted, name: params.name.clone(), import: Some(Arc::new(DevDaxImport)) })
+        Ok(Start { counted, name: params.name.clone(), import: Some(Arc::new(DevDaxImport)), own: None })
     })
 }
 

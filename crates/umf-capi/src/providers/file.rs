@@ -48,7 +48,12 @@ impl Params {
         let file = FileProvider::open(path, mapped, self.name.to_string_lossy())
             .map_err(|error| Failure::from(error).with_code(crate::boundary::INVALID_ARGUMENT))?;
         let counted = Counted::new(file, Flavour::File, protection);
-        Ok(Start { counted, name: self.name.clone(), import: Some(Arc::new(FileImport::trusting())) })
+        Ok(Start {
+            counted,
+            name: self.name.clone(),
+            import: Some(Arc::new(FileImport::trusting())),
+            own: None,
+        })
     }
 }
 

@@ -30,7 +30,7 @@ extern "C" fn initialize(params: *const c_void, state: *mut State) -> Code {
         // SAFETY: C says with its parameters that the memory is there, and for the provider.
         let fixed = unsafe { FixedProvider::new(params.memory.cast(), params.size, name) }?;
         let counted = Counted::new(fixed, Flavour::Fixed, Protection::DEFAULT);
-        Ok(Start { counted, name: params.name.clone(), import: None })
+        Ok(Start { counted, name: params.name.clone(), import: None, own: None })
     })
 }
 

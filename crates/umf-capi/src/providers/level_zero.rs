@@ -1,13 +1,29 @@
-//! `umf/providers/provider_level_zero.h`. This library has no Level Zero provider yet: settings can be made, and a provider
-//! fails as the original does on a machine without the driver.
+//! `umf/providers/provider_level_zero.h`: memory of Level Zero devices, in a context that the program has made.
 
 use core::ffi::c_void;
-use std::ffi::CString;
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::ffi::{CString, OsString};
+use std::sync::Arc;
 
 use umf::plugin::ops::{State, Table1_2};
+use umf_core::{Error, Import, ImportRequest, Imported, ProviderKind, Transfer};
+use umf_provider_level_zero::sys::{
+    Api, LOADER, ZE_MEMORY_TYPE_DEVICE, ZE_MEMORY_TYPE_HOST, ZE_MEMORY_TYPE_SHARED, ze_context_handle_t,
+    ze_device_handle_t,
+};
+use umf_provider_level_zero::{FreePolicy, LevelZeroProvider};
 
-use crate::boundary::{Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, List, Out, Outcome, Text, call};
-use crate::provider::{Provider, short_name, table};
+use super::loaded::is_loaded;
+use super::memory_type::{MemoryType, UNKNOWN, checked};
+use crate::boundary::{
+    Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, List, Out, Outcome, PROVIDER_SPECIFIC, Text, call,
+};
+use crate::ctl::{Asked, no_such_path};
+use crate::memory::{CONTEXT, DEVICE, POINTER_TYPE};
+use crate::provider::{
+    Counted, Flavour, Own, Protection, Provider, Start, Told, refused, remember, short_name, start,
+    table_of_device,
+};
 
 /// The settings of a provider to be.
 struct Params {
@@ -20,48 +36,158 @@ struct Params {
     name: CString,
 }
 
-/// `umf_usm_memory_type_t`.
-const HOST: u32 = 1;
-const LAST_TYPE: u32 = 3;
 /// `umf_level_zero_memory_provider_free_policy_t`.
-const LAST_POLICY: u32 = 2;
+const BLOCKING: u32 = 1;
+const DEFERRED: u32 = 2;
+
+/// A cache line of a device that does not say how long its are.
+const CACHE_LINE: usize = 128;
 
 const UNAVAILABLE: Failure = Failure::new(
     DEPENDENCY_UNAVAILABLE,
-    "there is no Level Zero provider in this library; use one of the other providers",
+    "the program has not loaded libze_loader.so.1, or what UMF_ZE_LOADER_LIB_NAME says is no loader; install it (Debian: libze1), \
+     and make a context before a provider",
 );
 
-static TABLE: Table1_2 = table(initialize);
+static TABLE: Table1_2 = table_of_device(initialize);
 
 #[unsafe(no_mangle)]
 extern "C" fn umfLevelZeroMemoryProviderOps() -> *const Table1_2 {
     &raw const TABLE
 }
 
-extern "C" fn initialize(params: *const c_void, _state: *mut State) -> Code {
-    call("initialize", || {
-        Handle::<Params>::from_ptr(params.cast::<Params>().cast_mut()).get()?.check()?;
-        Err(UNAVAILABLE)
+extern "C" fn initialize(params: *const c_void, state: *mut State) -> Code {
+    start("initialize", state, || {
+        Handle::<Params>::from_ptr(params.cast::<Params>().cast_mut()).get()?.provider()
     })
 }
 
+/// The program's loader.
+fn loader() -> Outcome<Api> {
+    let named = std::env::var_os("UMF_ZE_LOADER_LIB_NAME").filter(|name| !name.is_empty());
+    let name = named.unwrap_or_else(|| OsString::from(LOADER));
+    if !is_loaded(&name) {
+        return Err(UNAVAILABLE);
+    }
+    // SAFETY: the program's loader.
+    unsafe { Api::load_from(&name) }.map_err(|_| UNAVAILABLE)
+}
+
 impl Params {
-    /// What the original checks before it looks for the driver.
-    fn check(&self) -> Outcome<()> {
+    fn provider(&self) -> Outcome<Start> {
         if self.context.is_null() {
             return Err(Failure::argument("a Level Zero provider needs a context"));
         }
-        if (self.memory_type == HOST) != self.device.is_null() {
+        if (self.memory_type == MemoryType::Host as u32) != self.device.is_null() {
             return Err(Failure::argument("host memory takes no device, all other memory needs one"));
         }
-        tracing::debug!(
-            name = %self.name.to_string_lossy(),
-            ordinal = self.ordinal,
-            policy = self.policy,
-            resident = self.resident.len(),
-            "a Level Zero provider was asked for"
-        );
+        let api = loader()?;
+        let memory_type = MemoryType::new(self.memory_type)?;
+        let provider = self.build(api, memory_type).map_err(|error| refused(Flavour::LevelZero, error))?;
+        let own = LevelZeroOwn {
+            provider: Arc::clone(&provider),
+            context: self.context,
+            device: self.device,
+            memory_type,
+            imports_and_exports: AtomicBool::new(false),
+        };
+        Ok(Start {
+            counted: Counted::new(Arc::clone(&provider) as _, Flavour::LevelZero, Protection::DEFAULT),
+            name: self.name.clone(),
+            import: Some(Arc::new(Opens(provider))),
+            own: Some(Box::new(own)),
+        })
+    }
+
+    fn build(&self, api: Api, memory_type: MemoryType) -> umf_core::Result<Arc<LevelZeroProvider>> {
+        let kind = match memory_type {
+            MemoryType::Host => ZE_MEMORY_TYPE_HOST,
+            MemoryType::Device => ZE_MEMORY_TYPE_DEVICE,
+            MemoryType::Shared => ZE_MEMORY_TYPE_SHARED,
+        };
+        let policy = match self.policy {
+            BLOCKING => FreePolicy::Blocking,
+            DEFERRED => FreePolicy::Deferred,
+            _ => FreePolicy::Default,
+        };
+        let (context, device) = (ze_context_handle_t(self.context), ze_device_handle_t(self.device));
+        // SAFETY: C promises that both are handles of the loader's, and stay as long as the provider and its memory.
+        let builder = unsafe { LevelZeroProvider::over(api, context, device, kind) };
+        let builder = builder.name(self.name.to_string_lossy().into_owned());
+        let provider = builder.ordinal(self.ordinal).free_policy(policy).build()?;
+        for device in &self.resident {
+            provider.set_resident_on(ze_device_handle_t(*device), true)?;
+        }
+        Ok(provider)
+    }
+}
+
+/// What C is told of all memory of a provider, and what it can be asked to change.
+struct LevelZeroOwn {
+    provider: Arc<LevelZeroProvider>,
+    context: *mut c_void,
+    device: *mut c_void,
+    memory_type: MemoryType,
+    /// Has no effect: what travels to other processes is what the driver can do.
+    imports_and_exports: AtomicBool,
+}
+
+// SAFETY: the handles are names, which are told and not looked behind.
+unsafe impl Send for LevelZeroOwn {}
+// SAFETY: as above.
+unsafe impl Sync for LevelZeroOwn {}
+
+impl Own for LevelZeroOwn {
+    fn property(&self, property: i32) -> Option<Told> {
+        match property {
+            POINTER_TYPE => Some(Told::Int(self.memory_type as i32)),
+            CONTEXT => Some(Told::Handle(self.context)),
+            DEVICE => Some(Told::Handle(self.device)),
+            _ => None,
+        }
+    }
+
+    fn cache_line(&self) -> usize {
+        // (Memory of the host is of no device, though one may copy it.)
+        Some(self.device)
+            .filter(|device| !device.is_null())
+            .and(self.provider.cache_line())
+            .unwrap_or(CACHE_LINE)
+    }
+
+    fn answer(&self, asked: &Asked<'_>) -> Outcome<()> {
+        if asked.path() != "params.use_import_export_for_IPC" {
+            return Err(no_such_path());
+        }
+        let mut value = self.imports_and_exports.load(Ordering::Relaxed);
+        asked.access_bool(&mut value)?;
+        self.imports_and_exports.store(value, Ordering::Relaxed);
         Ok(())
+    }
+}
+
+/// Opens memory of other processes in the program's context.
+struct Opens(Arc<LevelZeroProvider>);
+
+// SAFETY: the provider's own importer.
+unsafe impl Import for Opens {
+    fn kind(&self) -> ProviderKind {
+        self.0.importer().kind()
+    }
+
+    fn import(&self, request: ImportRequest) -> umf_core::Result<Imported> {
+        self.0.importer().import(request).inspect_err(|error| {
+            remember(Flavour::LevelZero, error);
+        })
+    }
+
+    fn transfer(&self) -> Option<&dyn Transfer> {
+        self.0.importer().transfer()
+    }
+
+    unsafe fn release(&self, imported: Imported) -> umf_core::Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.0.importer().release(imported) }
     }
 }
 
@@ -71,7 +197,7 @@ extern "C" fn umfLevelZeroMemoryProviderParamsCreate(params: Out<Handle<Params>>
         params.check()?.set(Handle::new(Params {
             context: core::ptr::null_mut(),
             device: core::ptr::null_mut(),
-            memory_type: 0,
+            memory_type: UNKNOWN,
             resident: Vec::new(),
             policy: 0,
             ordinal: 0,
@@ -117,11 +243,7 @@ extern "C" fn umfLevelZeroMemoryProviderParamsSetMemoryType(
     memory_type: u32,
 ) -> Code {
     call("umfLevelZeroMemoryProviderParamsSetMemoryType", || {
-        let params = params.get_mut()?;
-        if memory_type > LAST_TYPE {
-            return Err(Failure::argument("a memory type is none of umf_usm_memory_type_t"));
-        }
-        params.memory_type = memory_type;
+        params.get_mut()?.memory_type = checked(memory_type)?;
         Ok(())
     })
 }
@@ -133,14 +255,13 @@ extern "C" fn umfLevelZeroMemoryProviderParamsSetResidentDevices(
     count: u32,
 ) -> Code {
     call("umfLevelZeroMemoryProviderParamsSetResidentDevices", || {
-        let (params, mut devices) = (params.get_mut()?, devices.get(count as usize)?);
-        params.resident.clone_from(&devices);
-        devices.sort_unstable();
-        if devices.windows(2).any(|pair| pair[0] == pair[1]) || devices.iter().any(|device| device.is_null())
-        {
-            params.resident.clear();
+        let (params, devices) = (params.get_mut()?, devices.get(count as usize)?);
+        let mut sorted = devices.clone();
+        sorted.sort_unstable();
+        if sorted.windows(2).any(|pair| pair[0] == pair[1]) || sorted.iter().any(|device| device.is_null()) {
             return Err(Failure::argument("resident devices must differ, and none be NULL"));
         }
+        params.resident = devices;
         Ok(())
     })
 }
@@ -149,7 +270,7 @@ extern "C" fn umfLevelZeroMemoryProviderParamsSetResidentDevices(
 extern "C" fn umfLevelZeroMemoryProviderParamsSetFreePolicy(params: Handle<Params>, policy: u32) -> Code {
     call("umfLevelZeroMemoryProviderParamsSetFreePolicy", || {
         let params = params.get_mut()?;
-        if policy > LAST_POLICY {
+        if policy > DEFERRED {
             return Err(Failure::argument(
                 "a policy is none of umf_level_zero_memory_provider_free_policy_t",
             ));
@@ -176,15 +297,29 @@ extern "C" fn umfLevelZeroMemoryProviderParamsSetName(params: Handle<Params>, na
     })
 }
 
-/// No provider here is one of Level Zero, so what is given is some other.
 #[unsafe(no_mangle)]
 extern "C" fn umfLevelZeroMemoryProviderResidentDeviceChange(
     provider: Handle<Provider>,
-    _device: *mut c_void,
-    _is_adding: bool,
+    device: *mut c_void,
+    is_adding: bool,
 ) -> Code {
     call("umfLevelZeroMemoryProviderResidentDeviceChange", || {
-        provider.get()?;
-        Err(Failure::argument("that is no Level Zero provider"))
+        let other = Failure::argument("that is no Level Zero provider");
+        let own = provider.get()?.own::<LevelZeroOwn>().ok_or(other)?;
+        // The loader looks behind handles before anybody checks them.
+        if device.is_null() {
+            return Err(Failure::argument("the device is NULL"));
+        }
+        let changed = own.provider.set_resident_on(ze_device_handle_t(device), is_adding);
+        let changed = changed.map_err(|error| match error {
+            // As the original says of whatever a driver answers here.
+            Error::Driver { .. } => refused(Flavour::LevelZero, error).with_code(PROVIDER_SPECIFIC),
+            error => error.into(),
+        })?;
+        match (changed, is_adding) {
+            (true, _) => Ok(()),
+            (false, true) => Err(Failure::argument("the memory is resident on that device already")),
+            (false, false) => Err(Failure::argument("the memory is not resident on that device")),
+        }
     })
 }

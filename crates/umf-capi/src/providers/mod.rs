@@ -1,10 +1,12 @@
-//! The providers of this library, and the settings of those that it has no driver for.
+//! The providers of this library.
 
 mod cuda;
 mod devdax;
 mod file;
 mod fixed;
 mod level_zero;
+mod loaded;
+mod memory_type;
 mod os;
 
 pub(crate) use os::{Params, Partition, mode, of_nodes, umfOsMemoryProviderOps};

@@ -101,7 +101,7 @@ impl Params {
         let import =
             named.map(|_| Arc::new(HostImport::new().allow_unsealed(true)) as Arc<dyn umf_core::Import>);
         let counted = Counted::new(host.build()?, Flavour::Os, protection);
-        Ok(Start { counted, name: self.name.clone(), import })
+        Ok(Start { counted, name: self.name.clone(), import, own: None })
     }
 
     fn numa(&self) -> Outcome<Numa> {

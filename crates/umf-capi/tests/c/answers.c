@@ -33,9 +33,16 @@ P(umfGetCurrentVersion());
     P(umfLevelZeroMemoryProviderParamsSetName(lz,"x"));
   umf_memory_provider_handle_t lzp=0;
     P(umfMemoryProviderCreate(umfLevelZeroMemoryProviderOps(), lz, &lzp));
+    /* A context of nobody: the loader is not even there. */
+    P(umfLevelZeroMemoryProviderParamsSetContext(lz,(ze_context_handle_t)&lz));
+    P(umfLevelZeroMemoryProviderParamsSetMemoryType(lz,UMF_MEMORY_TYPE_HOST));
+    P(umfMemoryProviderCreate(umfLevelZeroMemoryProviderOps(), lz, &lzp) == UMF_RESULT_ERROR_DEPENDENCY_UNAVAILABLE);
+    P(umfLevelZeroMemoryProviderParamsDestroy(lz));
   umf_cuda_memory_provider_params_handle_t cu=0;
     P(umfCUDAMemoryProviderParamsCreate(&cu));
     P(umfCUDAMemoryProviderParamsDestroy(0));
+    P(umfCUDAMemoryProviderParamsSetContext(0,0));
+    P(umfMemoryProviderCreate(umfCUDAMemoryProviderOps(), 0, &lzp));
   umf_os_memory_provider_params_handle_t os;
     P(umfOsMemoryProviderParamsCreate(&os));
     P(umfOsMemoryProviderParamsCreate(0));

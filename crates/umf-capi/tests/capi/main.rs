@@ -6,6 +6,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
+mod devices;
 mod exports;
 mod installed;
+mod pools;
 mod programs;

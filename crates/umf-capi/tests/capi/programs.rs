@@ -1,27 +1,43 @@
 //! C programs, with this library and with the original.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::installed::{Installed, compiler, installed};
 
+/// What a program is compiled and run with beside the rest.
+#[derive(Default)]
+pub struct With {
+    /// For the compiler.
+    pub flags: Vec<OsString>,
+    /// Where libraries are found first.
+    pub libraries: Option<PathBuf>,
+    pub variables: Vec<(&'static str, OsString)>,
+}
+
 /// Compiles `tests/c/<name>.c`.
-fn compile(installed: &Installed, name: &str) -> PathBuf {
+fn compile(installed: &Installed, name: &str, with: &With) -> PathBuf {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
-    let program = installed.prefix.join(format!("{name}-{}", std::process::id()));
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let program = installed.prefix.join(format!("{name}-{}-{number}", std::process::id()));
     let mut compile = Command::new(compiler());
     compile.args(["-Wall", "-std=gnu11", "-O1", "-o"]).arg(&program).arg(source);
     compile.arg("-I").arg(installed.headers()).arg(installed.library()).args(["-lpthread", "-ldl"]);
+    compile.args(&with.flags);
     let output = compile.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     program
 }
 
 /// Runs a program with a library, and ends it if it does not end.
-fn run(program: &Path, library: &Path, arguments: &[&str]) -> Output {
+fn run(program: &Path, library: &Path, arguments: &[&str], with: &With) -> Output {
     let file = program.with_extension("memory");
-    let mut folders = vec![library.parent().unwrap().to_owned()];
+    let mut folders: Vec<_> = with.libraries.iter().cloned().collect();
+    folders.push(library.parent().unwrap().to_owned());
     folders.extend(std::env::split_paths(&std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default()));
     let mut child = Command::new(program)
         .args(arguments)
@@ -29,6 +45,7 @@ fn run(program: &Path, library: &Path, arguments: &[&str]) -> Output {
         .env("IPC_FILE", &file)
         .env("UMF_LIBRARY", library)
         .env_remove("UMF_LOG")
+        .envs(with.variables.iter().map(|(name, value)| (name, value)))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -52,19 +69,17 @@ fn said(output: &Output) -> Vec<String> {
 
 /// Runs it with ours, and with the original where that is named: they say the same. Returns what ours says.
 fn both(test: &str, name: &str, arguments: &[&str]) -> Option<Vec<String>> {
+    both_with(test, name, arguments, &With::default())
+}
+
+/// The same with what a program needs besides. It sees by `UMF_IS_OURS` whether the library is ours.
+pub fn both_with(test: &str, name: &str, arguments: &[&str], with: &With) -> Option<Vec<String>> {
     let installed = installed(test)?;
-    let program = compile(installed, name);
-    let ours = run(&program, &installed.library(), arguments);
-    assert!(
-        ours.status.success(),
-        "{:?}\n{:?}\n{}",
-        ours.status,
-        said(&ours),
-        String::from_utf8_lossy(&ours.stderr)
-    );
+    let program = compile(installed, name, with);
+    let ours = run_ours(installed, &program, arguments, with);
     match std::env::var_os("UMF_PEER") {
         Some(peer) => {
-            let peer = run(&program, Path::new(&peer), arguments);
+            let peer = run(&program, Path::new(&peer), arguments, with);
             let same = |output: &Output| {
                 said(output).into_iter().filter(|line| !line.starts_with("better")).collect::<Vec<_>>()
             };
@@ -76,7 +91,7 @@ fn both(test: &str, name: &str, arguments: &[&str]) -> Option<Vec<String>> {
     Some(said(&ours))
 }
 
-fn has(lines: &[String], line: &str) {
+pub fn has(lines: &[String], line: &str) {
     assert!(lines.iter().any(|known| known == line), "{line}\nnot in {lines:#?}");
 }
 
@@ -149,18 +164,27 @@ fn two_processes_share_memory() {
 
 /// Runs it with ours alone.
 fn alone(test: &str, name: &str, arguments: &[&str]) -> Option<Vec<String>> {
+    alone_with(test, name, arguments, &With::default())
+}
+
+/// The same with what a program needs besides.
+pub fn alone_with(test: &str, name: &str, arguments: &[&str], with: &With) -> Option<Vec<String>> {
     let installed = installed(test)?;
-    let program = compile(installed, name);
-    let ours = run(&program, &installed.library(), arguments);
-    assert!(
-        ours.status.success(),
-        "{:?}\n{:?}\n{}",
-        ours.status,
-        said(&ours),
-        String::from_utf8_lossy(&ours.stderr)
-    );
+    let program = compile(installed, name, with);
+    let ours = run_ours(installed, &program, arguments, with);
     std::fs::remove_file(program).unwrap();
     Some(said(&ours))
+}
+
+/// Runs it with ours; it ends well.
+fn run_ours(installed: &Installed, program: &Path, arguments: &[&str], with: &With) -> Output {
+    let mut variables = with.variables.clone();
+    variables.push(("UMF_IS_OURS", "1".into()));
+    let with = With { flags: Vec::new(), libraries: with.libraries.clone(), variables };
+    let ours = run(program, &installed.library(), arguments, &with);
+    let error = String::from_utf8_lossy(&ours.stderr);
+    assert!(ours.status.success(), "{:?}\n{:?}\n{error}", ours.status, said(&ours));
+    ours
 }
 
 #[test]

@@ -4,7 +4,7 @@ use level_zero_sys::ZE_MEMORY_TYPE_DEVICE;
 use umf_core::{Address, Error, Layout, Property, PropertyValue, Provider};
 use umf_provider_level_zero::{FreePolicy, LevelZeroProvider, last_failure};
 
-use super::driver::{User, with};
+use super::driver::{self, User, with};
 use super::{allocate, built, device, free, get, put, soft};
 
 #[test]
@@ -29,7 +29,7 @@ fn regions_are_the_drivers_pages_and_what_it_says_of_them() {
 fn what_is_not_there_is_named() {
     let refused =
         |builder: umf_provider_level_zero::LevelZeroBuilder| builder.build().unwrap_err().to_string();
-    let library = super::driver::library();
+    let library = driver::library();
     let choice = |device| umf_provider_level_zero::Choice::device(device).through(library.clone());
     assert!(refused(LevelZeroProvider::device(choice(2))).contains("device"), "of two devices");
     assert!(refused(LevelZeroProvider::device(choice(0).of_driver(1))).contains("driver"));
@@ -135,6 +135,44 @@ fn memory_of_the_host_needs_no_device() {
         free(&provider, region).unwrap();
         assert!(over(ZE_MEMORY_TYPE_DEVICE).is_err(), "a device's needs one");
     });
+}
+
+/// Of several drivers nobody says whose a context is: then nothing copies, and nothing else is amiss.
+#[test]
+fn memory_of_the_host_needs_no_device_of_several_drivers() {
+    let test = "regions::memory_of_the_host_needs_no_device_of_several_drivers";
+    let folder = std::env::temp_dir().join(format!("umf-test-second-driver-{}", std::process::id()));
+    let second = folder.join("libze_second.so");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::copy(driver::library(), &second).unwrap();
+    let both = format!("{},{}", driver::library().display(), second.display());
+    with(test, &[("ZE_ENABLE_ALT_DRIVERS", &both)], || {
+        // SAFETY: the system's loader.
+        let api = match unsafe { level_zero_sys::Api::load() } {
+            Ok(api) => api,
+            Err(error) => return driver::skip(test, &error.to_string()),
+        };
+        let user = User::new(api);
+        let none = level_zero_sys::ze_device_handle_t::NULL;
+        let kind = level_zero_sys::ZE_MEMORY_TYPE_HOST;
+        // SAFETY: a live context of this loader, which stays until the provider is gone.
+        let provider = unsafe { LevelZeroProvider::over(user.api.clone(), user.context, none, kind) };
+        let provider = built(provider);
+        let region = allocate(&provider, 100).unwrap();
+        assert!(provider.transfer().is_none() && provider.cache_line().is_none());
+        let bytes: *mut u8 = region.base().as_ptr().unwrap();
+        // SAFETY: a live region of memory of the host, which nobody else has.
+        unsafe {
+            bytes.write_bytes(7, 100);
+            assert_eq!(bytes.add(99).read(), 7);
+        }
+        let refused = allocate(&provider, 1 << 50).unwrap_err();
+        assert!(matches!(refused, Error::OutOfMemory { .. }), "{refused}");
+        free(&provider, region).unwrap();
+        drop(provider);
+        user.finish();
+    });
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]

@@ -8,4 +8,5 @@ mod params;
 mod state;
 
 pub(crate) use operations::FUNCTIONS;
-pub(crate) use state::{layout, of};
+pub(super) use params::Params;
+pub(crate) use state::{Disjoint, layout, of};

@@ -41,7 +41,7 @@ extern "C" fn initialize(provider: Handle<Provider>, params: *const c_void, stat
         let (provider, state) = (provider.get()?, Out::from_ptr(state).check()?);
         let params = Handle::<Params>::from_ptr(params.cast::<Params>().cast_mut());
         let params = if params.is_null() { Params::default() } else { params.get()?.clone() };
-        state.set(Box::into_raw(Box::new(Disjoint::new(provider, params)?)).cast())
+        state.set(Box::into_raw(Box::new(Disjoint::new(provider, params, Kind::Disjoint, 0)?)).cast())
     })
 }
 
@@ -56,31 +56,39 @@ extern "C" fn finalize(state: State) -> Code {
 }
 
 /// Allocates, and turns a failure into NULL and the thread's last error.
-fn allocation(what: &'static str, allocate: impl FnOnce() -> Outcome<*mut c_void>) -> *mut c_void {
+fn allocation(
+    what: &'static str,
+    state: State,
+    allocate: impl FnOnce(&Disjoint) -> Outcome<*mut c_void>,
+) -> *mut c_void {
     call_with(what, null_mut(), || {
-        Ok(allocate().unwrap_or_else(|failure| last_error::failed(Kind::Disjoint, &failure)))
+        let disjoint = of(state)?;
+        Ok(allocate(disjoint).unwrap_or_else(|failure| last_error::failed(disjoint.kind, &failure)))
     })
 }
 
-/// Allocates a block; nothing is asked for with 0 bytes, and nothing has failed.
+/// Allocates a block; nothing is asked for with 0 bytes, and nothing has failed. (Unless the pool is of a kind that gives a block
+/// for that, too.)
 fn plain(disjoint: &Disjoint, wanted: Result<Layout, Error>) -> Outcome<*mut c_void> {
     match wanted {
+        Err(error) if is_nothing(&error) && disjoint.least > 0 => disjoint.allocate(layout(disjoint.least)?),
         Err(error) if is_nothing(&error) => Ok(null_mut()),
         wanted => disjoint.allocate(wanted?),
     }
 }
 
 extern "C" fn malloc(state: State, size: usize) -> *mut c_void {
-    allocation("malloc", || plain(of(state)?, layout(size)))
+    allocation("malloc", state, |disjoint| plain(disjoint, layout(size)))
 }
 
 extern "C" fn aligned_malloc(state: State, size: usize, align: usize) -> *mut c_void {
-    allocation("aligned_malloc", || plain(of(state)?, Layout::new(size, align.max(1))))
+    allocation("aligned_malloc", state, |disjoint| {
+        plain(disjoint, Layout::new(size.max(disjoint.least), align.max(1)))
+    })
 }
 
 extern "C" fn calloc(state: State, count: usize, size: usize) -> *mut c_void {
-    allocation("calloc", || {
-        let disjoint = of(state)?;
+    allocation("calloc", state, |disjoint| {
         disjoint.check_host()?;
         let wanted = Layout::array(count, size, 1).and_then(|layout| state::layout(layout.size()));
         let block = plain(disjoint, wanted)?;
@@ -94,8 +102,7 @@ extern "C" fn calloc(state: State, count: usize, size: usize) -> *mut c_void {
 }
 
 extern "C" fn realloc(state: State, block: *mut c_void, size: usize) -> *mut c_void {
-    allocation("realloc", || {
-        let disjoint = of(state)?;
+    allocation("realloc", state, |disjoint| {
         disjoint.check_host()?;
         if block.is_null() {
             return plain(disjoint, layout(size));
@@ -137,15 +144,15 @@ extern "C" fn free(state: State, block: *mut c_void) -> Code {
     })
 }
 
-extern "C" fn get_last_allocation_error(_: State) -> Code {
-    last_error::last(Kind::Disjoint)
+extern "C" fn get_last_allocation_error(state: State) -> Code {
+    last_error::last(of(state).map_or(Kind::Disjoint, |disjoint| disjoint.kind))
 }
 
 extern "C" fn get_name(state: State, name: *mut *const c_char) -> Code {
     call("get_name", || {
         let name = Out::from_ptr(name).check()?;
         match of(state) {
-            Ok(disjoint) => name.set(disjoint.name.as_ptr()),
+            Ok(disjoint) => name.set(disjoint.name()),
             Err(_) => name.set(c"disjoint".as_ptr()),
         }
     })

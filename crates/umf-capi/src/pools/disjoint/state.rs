@@ -1,6 +1,6 @@
 //! [`Disjoint`]: the state of a disjoint pool.
 
-use core::ffi::c_void;
+use core::ffi::{c_char, c_void};
 use core::sync::atomic::Ordering;
 use std::ffi::CString;
 use std::sync::{Arc, OnceLock};
@@ -15,12 +15,17 @@ use super::params::Params;
 use crate::boundary::{Failure, Outcome};
 use crate::memory::owners;
 use crate::pool::Pool;
+use crate::pools::last_error::Kind;
 use crate::provider::{Provider, Tracking};
 
 /// The state. The slab pool is made when its settings are certain: after the defaults of the control tree were written.
 pub(crate) struct Disjoint {
     params: Lock<Params>,
-    pub(super) name: CString,
+    name: CString,
+    /// Whose last error it is that an allocation fails with.
+    pub(super) kind: Kind,
+    /// What 0 bytes are asked for as: nothing if that is 0.
+    pub(super) least: usize,
     core: Arc<dyn umf_core::Provider>,
     cache_line: usize,
     /// The handle whose memory is tracked as this pool's.
@@ -34,7 +39,7 @@ unsafe impl Send for Disjoint {}
 unsafe impl Sync for Disjoint {}
 
 /// The slab pool, and what goes with it.
-pub(super) struct Made {
+pub(crate) struct Made {
     pub(super) slab: Arc<SlabPool>,
     pub(super) params: Params,
     /// The sizes of blocks.
@@ -55,7 +60,13 @@ pub(crate) fn layout(size: usize) -> Result<Layout> {
 }
 
 impl Disjoint {
-    pub(super) fn new(provider: &Provider, params: Params) -> Outcome<Self> {
+    /// One that is known to C as this kind of pool.
+    pub(in crate::pools) fn new(
+        provider: &Provider,
+        params: Params,
+        kind: Kind,
+        least: usize,
+    ) -> Outcome<Self> {
         let tracking = Tracking::of(provider);
         let (base, handle) = match tracking {
             Some(tracking) => (tracking.base()?, tracking.pool()),
@@ -63,12 +74,19 @@ impl Disjoint {
         };
         Ok(Self {
             name: params.name.clone(),
+            kind,
+            least,
             params: Lock::new(params),
             core: base.core(),
             cache_line: base.cache_line(),
             handle,
             made: OnceLock::new(),
         })
+    }
+
+    /// Its name, which lives as long as the pool.
+    pub(crate) fn name(&self) -> *const c_char {
+        self.name.as_ptr()
     }
 
     /// Whether nothing is to be done beside allocating and freeing.
@@ -92,7 +110,7 @@ impl Disjoint {
     }
 
     /// The slab pool, made now if it was not.
-    pub(super) fn made(&self) -> Outcome<&Made> {
+    pub(crate) fn made(&self) -> Outcome<&Made> {
         if let Some(made) = self.made.get() {
             return Ok(made);
         }

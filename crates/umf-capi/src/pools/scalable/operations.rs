@@ -9,17 +9,19 @@ use umf::plugin::ops::State;
 use super::params::Params;
 use super::tbb::{self, Functions as Tbb, KEEP_ALL, Opaque, Policy, VERSION};
 use crate::boundary::{
-    Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, OUT_OF_HOST_MEMORY, OUT_OF_RESOURCES, Out, Outcome, call,
-    call_with,
+    Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, OUT_OF_HOST_MEMORY, OUT_OF_RESOURCES, Out, Outcome,
+    SUCCESS, call, call_with,
 };
 use crate::ctl::{Asked, Query, no_such_path};
 use crate::pool::{Functions, PoolTable};
 use crate::pools::last_error::{self, Kind};
+use crate::pools::whose::Whose;
 use crate::provider::Provider;
 
 /// The state.
 struct Scalable {
     provider: Handle<Provider>,
+    whose: Whose,
     tbb: Tbb,
     /// Made by the first allocation, or when the defaults of the control tree were written.
     pool: std::sync::OnceLock<Made>,
@@ -62,7 +64,7 @@ fn of<'a>(state: State) -> Outcome<&'a Scalable> {
 extern "C" fn initialize(provider: Handle<Provider>, params: *const c_void, state: *mut State) -> Code {
     call("initialize", || {
         let state = Out::from_ptr(state).check()?;
-        provider.get()?;
+        let whose = Whose::of(provider.get()?)?;
         let params = Handle::<Params>::from_ptr(params.cast::<Params>().cast_mut());
         let defaults = Params::default();
         let params = if params.is_null() { &defaults } else { params.get()? };
@@ -70,6 +72,7 @@ extern "C" fn initialize(provider: Handle<Provider>, params: *const c_void, stat
             Failure::new(DEPENDENCY_UNAVAILABLE, "libtbbmalloc.so.2 cannot be opened; install oneTBB");
         let scalable = Scalable {
             provider,
+            whose,
             tbb: tbb::functions().ok_or(absent)?,
             pool: std::sync::OnceLock::new(),
             params: umf_core::lock::Lock::new((params.granularity, params.keep_all)),
@@ -140,7 +143,8 @@ extern "C" fn finalize(state: State) -> Code {
         }
         // SAFETY: `initialize` made the box; whoever has this table finalises once.
         let scalable = unsafe { Box::from_raw(state.cast::<Scalable>()) };
-        if let Some(made) = scalable.pool.get() {
+        // (In a forked child it is the parent's, which still uses it.)
+        if let Some(made) = scalable.pool.get().filter(|_| !scalable.whose.is_frozen()) {
             // SAFETY: made by `pool`; the state is still there for the memory that is given back.
             unsafe { (scalable.tbb.destroy)(made.0) };
         }
@@ -150,47 +154,75 @@ extern "C" fn finalize(state: State) -> Code {
 
 const NO_MEMORY: Failure = Failure::new(OUT_OF_HOST_MEMORY, "the provider has no memory left");
 
-/// Allocates, and turns NULL into the thread's last error.
-fn allocation(state: State, allocate: impl FnOnce(&Tbb, Opaque) -> *mut c_void) -> *mut c_void {
+/// The pool, for whoever may use it.
+fn usable(scalable: &Scalable) -> Outcome<Opaque> {
+    scalable.whose.check_not_frozen()?;
+    scalable.pool()
+}
+
+/// Allocates, and turns a failure into NULL and the thread's last error.
+fn allocation(
+    state: State,
+    size: Option<usize>,
+    allocate: impl FnOnce(&Scalable, Opaque) -> Outcome<*mut c_void>,
+) -> *mut c_void {
     call_with("scalable", null_mut(), || {
         let scalable = of(state)?;
-        let block = allocate(&scalable.tbb, scalable.pool()?);
-        if block.is_null() && last_error::last(Kind::Scalable) == 0 {
-            last_error::failed(Kind::Scalable, &NO_MEMORY);
+        // What the provider says while the library asks it is remembered by `get_memory`.
+        last_error::forget(Kind::Scalable);
+        let too_much = Failure::new(OUT_OF_HOST_MEMORY, "more bytes than an address space has");
+        let size = size.filter(|size| isize::try_from(*size).is_ok());
+        let block = size.ok_or(too_much).and_then(|_| allocate(scalable, usable(scalable)?));
+        match block {
+            Ok(block) if block.is_null() && last_error::last(Kind::Scalable) == SUCCESS => {
+                Ok(last_error::failed(Kind::Scalable, &NO_MEMORY))
+            }
+            Ok(block) => Ok(block),
+            Err(failure) => Ok(last_error::failed(Kind::Scalable, &failure)),
         }
-        Ok(block)
     })
 }
 
 extern "C" fn malloc(state: State, size: usize) -> *mut c_void {
     // SAFETY: a function of the library with its pool; and so below. Blocks are C's to give.
-    allocation(state, |tbb, pool| unsafe { (tbb.malloc)(pool, size) })
+    allocation(state, Some(size), |scalable, pool| Ok(unsafe { (scalable.tbb.malloc)(pool, size) }))
 }
 
 extern "C" fn calloc(state: State, count: usize, size: usize) -> *mut c_void {
-    let Some(bytes) = count.checked_mul(size) else {
-        return last_error::failed(Kind::Scalable, &Failure::new(OUT_OF_HOST_MEMORY, "a size overflows"));
-    };
-    // SAFETY: as above.
-    let block = allocation(state, |tbb, pool| unsafe { (tbb.malloc)(pool, bytes) });
+    let bytes = count.checked_mul(size);
+    let block = allocation(state, bytes, |scalable, pool| {
+        // SAFETY: as above.
+        Ok(unsafe { (scalable.tbb.malloc)(pool, bytes.unwrap_or(0)) })
+    });
     if !block.is_null() {
         // SAFETY: a fresh block of that size, in memory that the library writes to itself.
-        unsafe { block.cast::<u8>().write_bytes(0, bytes) };
+        unsafe { block.cast::<u8>().write_bytes(0, bytes.unwrap_or(0)) };
     }
     block
 }
 
 extern "C" fn realloc(state: State, block: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: as above.
-    allocation(state, |tbb, pool| unsafe { (tbb.realloc)(pool, block, size) })
+    if size == 0 && !block.is_null() {
+        free(state, block);
+        return null_mut();
+    }
+    allocation(state, Some(size), |scalable, pool| {
+        if !block.is_null() {
+            scalable.whose.check(block)?;
+        }
+        // SAFETY: as above.
+        Ok(unsafe { (scalable.tbb.realloc)(pool, block, size) })
+    })
 }
 
 extern "C" fn aligned_malloc(state: State, size: usize, align: usize) -> *mut c_void {
-    if !align.is_power_of_two() {
-        return last_error::failed(Kind::Scalable, &umf_core::Error::BadAlignment { align }.into());
-    }
-    // SAFETY: as above.
-    allocation(state, |tbb, pool| unsafe { (tbb.aligned_malloc)(pool, size, align) })
+    allocation(state, Some(size), |scalable, pool| {
+        if !align.is_power_of_two() {
+            return Err(umf_core::Error::BadAlignment { align }.into());
+        }
+        // SAFETY: as above.
+        Ok(unsafe { (scalable.tbb.aligned_malloc)(pool, size, align) })
+    })
 }
 
 extern "C" fn malloc_usable_size(state: State, block: *const c_void, size: *mut usize) -> Code {
@@ -199,6 +231,7 @@ extern "C" fn malloc_usable_size(state: State, block: *const c_void, size: *mut 
         if block.is_null() {
             return size.set(0);
         }
+        scalable.whose.check(block)?;
         // SAFETY: as above.
         size.set(unsafe { (scalable.tbb.size)(scalable.pool()?, block.cast_mut()) })
     })
@@ -210,6 +243,7 @@ extern "C" fn free(state: State, block: *mut c_void) -> Code {
         if block.is_null() {
             return Ok(());
         }
+        scalable.whose.check(block)?;
         // SAFETY: as above.
         if unsafe { (scalable.tbb.free)(scalable.pool()?, block) } {
             return Ok(());

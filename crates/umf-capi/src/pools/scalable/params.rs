@@ -26,6 +26,8 @@ extern "C" fn umfScalablePoolParamsCreate(params: Out<Handle<Params>>) -> Code {
 #[unsafe(no_mangle)]
 extern "C" fn umfScalablePoolParamsDestroy(params: Handle<Params>) -> Code {
     call("umfScalablePoolParamsDestroy", || {
+        // As the original has it, of this pool's settings alone.
+        params.get()?;
         drop(params.take());
         Ok(())
     })
