@@ -151,10 +151,8 @@ fn class_of(size: usize) -> usize {
 
 /// Maps a chunk, if nobody else was first.
 fn map(chunk: &Chunk, size: usize) -> Option<NonNull<u8>> {
-    let (access, flags) = (
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-    );
+    let (access, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
     let mapped = unsafe { libc::mmap(ptr::null_mut(), size, access, flags, -1, 0) };
     if mapped == libc::MAP_FAILED {

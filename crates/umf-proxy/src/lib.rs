@@ -20,6 +20,8 @@
 //! | `fork`, `shared`, `snapshot` | forks, and what they mean for shared memory |
 //! | `settings`, `tell`, `errno` | `UMF_PROXY`, lines on standard error, `errno` |
 
+#![cfg_attr(test, allow(dead_code, reason = "tests export nothing"))]
+
 mod busy;
 mod calls;
 mod deferred;

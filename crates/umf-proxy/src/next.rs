@@ -88,4 +88,3 @@ impl Next {
         call!(USABLE_SIZE as unsafe extern "C" fn(*mut c_void) -> usize, block)
     }
 }
-

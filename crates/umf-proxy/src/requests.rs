@@ -14,7 +14,7 @@ use crate::tell::tell;
 use crate::{ALIGN, calls, deferred, moved};
 
 /// Blocks from here on that grow by little get a quarter more than is asked for: they will grow again.
-const GROWS: usize = 128 << 10;
+const GROWS: usize = 4 << 10;
 /// Blocks up to here stay where they are, however little is wanted of them.
 const TINY: usize = 128;
 
@@ -30,7 +30,9 @@ fn allocate(size: usize, align: usize) -> Fresh {
     if let Some(_busy) = Busy::begin() {
         free_deferred();
         match heap::allocate(layout) {
-            Ok(block) => return NonNull::new(block.as_ptr()?).map(|block| (block, size > heap::LARGEST_POOLED)),
+            Ok(block) => {
+                return NonNull::new(block.as_ptr()?).map(|block| (block, size > heap::LARGEST_POOLED));
+            }
             Err(Lacking::Memory) => return None,
             Err(Lacking::Pool) => {}
         }

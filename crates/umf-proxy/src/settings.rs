@@ -67,15 +67,22 @@ mod tests {
         let (settings, complaints) = read("page.disposition=shared-fd;size.threshold=64");
         assert_eq!(settings, Settings { disposition: Disposition::SharedFd, threshold: 64 });
         assert!(complaints.is_empty());
-        assert_eq!(read(" size.threshold = 0 ; page.disposition = shared-shm ;").0.disposition, Disposition::SharedShm);
+        assert_eq!(
+            read(" size.threshold = 0 ; page.disposition = shared-shm ;").0.disposition,
+            Disposition::SharedShm
+        );
         assert_eq!(read(""), (Settings::DEFAULT, Vec::new()));
     }
 
     #[test]
     fn what_is_wrong_is_told_and_left_out() {
-        let (settings, complaints) = read("page.disposition=mine;size.threshold=-1;colour;size.threshold=;a=b;size.threshold=7");
+        let (settings, complaints) =
+            read("page.disposition=mine;size.threshold=-1;colour;size.threshold=;a=b;size.threshold=7");
         assert_eq!(settings, Settings { disposition: Disposition::Private, threshold: 7 });
-        assert_eq!(complaints, ["page.disposition=mine", "size.threshold=-1", "colour", "size.threshold=", "a=b"]);
+        assert_eq!(
+            complaints,
+            ["page.disposition=mine", "size.threshold=-1", "colour", "size.threshold=", "a=b"]
+        );
         assert_eq!(read("size.threshold=99999999999999999999").1.len(), 1);
         assert_eq!(read("size.threshold=+1").1.len(), 1);
     }

@@ -13,9 +13,7 @@ use allocator_api2::vec::Vec;
 use umf_core::fork::{self, ForkAware};
 use umf_core::lock::Lock;
 use umf_core::metadata::Mapped;
-use umf_core::{
-    Error, Export, Layout, MemoryKind, Provider, ProviderKind, Region, Result, Visibility,
-};
+use umf_core::{Error, Export, Layout, MemoryKind, Provider, ProviderKind, Region, Result, Visibility};
 use umf_provider_host::{HostBuilder, HostProvider};
 
 use crate::settings::Disposition;
@@ -86,7 +84,8 @@ impl Shared {
 
     /// Makes the provider, which lives for ever.
     pub(crate) fn make(disposition: Disposition) -> Result<&'static Self> {
-        let builder = HostProvider::builder().visibility(Visibility::Shared).descriptors_from(Self::FIRST_DESCRIPTOR);
+        let builder =
+            HostProvider::builder().visibility(Visibility::Shared).descriptors_from(Self::FIRST_DESCRIPTOR);
         let inner = match disposition {
             Disposition::SharedShm => named(builder)?,
             _ => builder.build()?,

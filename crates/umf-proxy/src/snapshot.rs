@@ -35,7 +35,9 @@ impl Snapshot {
         for placed in regions {
             match copy(placed) {
                 Some(copy) => self.0.push(copy),
-                None => tell(format_args!("no memory to fork: the child shares {} bytes", placed.region.size())),
+                None => {
+                    tell(format_args!("no memory to fork: the child shares {} bytes", placed.region.size()))
+                }
             }
         }
     }
@@ -69,10 +71,8 @@ impl Snapshot {
 fn copy(placed: &Placed) -> Option<Copy> {
     let base = placed.region.base().as_ptr()?;
     let size = placed.region.size();
-    let (access, flags) = (
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-    );
+    let (access, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
     let place = unsafe { libc::mmap(ptr::null_mut(), size, access, flags, -1, 0) };
     if place == libc::MAP_FAILED {

@@ -160,7 +160,13 @@ impl HostBuilder {
                 (None, false) => Form::Arenas(self.arena_size),
             };
             let object = self.object.as_deref();
-            Source::Shared(Box::new(Shared::new(form, object, self.arena_size, &pages, self.first_descriptor)?))
+            Source::Shared(Box::new(Shared::new(
+                form,
+                object,
+                self.arena_size,
+                &pages,
+                self.first_descriptor,
+            )?))
         } else {
             private::take_part_in_forks()?;
             Source::Private(Private::new())
