@@ -8,4 +8,5 @@
 
 mod exports;
 mod installed;
+mod preloaded;
 mod programs;

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use crate::installed::{Installed, compiler, installed};
 
-/// Compiles `tests/c/<name>.c`.
-fn compile(installed: &Installed, name: &str) -> PathBuf {
+/// Compiles `tests/c/<name>.c`, for one test of this process.
+pub fn compile(installed: &Installed, name: &str, test: &str) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
-    let program = installed.prefix.join(format!("{name}-{}", std::process::id()));
+    let program = installed.prefix.join(format!("{name}-{test}-{}", std::process::id()));
     let mut compile = Command::new(compiler());
     compile.args(["-Wall", "-std=gnu11", "-O1", "-o"]).arg(&program).arg(source);
     compile.arg("-I").arg(installed.headers()).arg(installed.library()).args(["-lpthread", "-ldl"]);
@@ -53,7 +53,7 @@ fn said(output: &Output) -> Vec<String> {
 /// Runs it with ours, and with the original where that is named: they say the same. Returns what ours says.
 fn both(test: &str, name: &str, arguments: &[&str]) -> Option<Vec<String>> {
     let installed = installed(test)?;
-    let program = compile(installed, name);
+    let program = compile(installed, name, "beside");
     let ours = run(&program, &installed.library(), arguments);
     assert!(
         ours.status.success(),
@@ -150,7 +150,7 @@ fn two_processes_share_memory() {
 /// Runs it with ours alone.
 fn alone(test: &str, name: &str, arguments: &[&str]) -> Option<Vec<String>> {
     let installed = installed(test)?;
-    let program = compile(installed, name);
+    let program = compile(installed, name, "beside");
     let ours = run(&program, &installed.library(), arguments);
     assert!(
         ours.status.success(),

@@ -33,7 +33,7 @@ fn threads_free_each_others_blocks_and_fork() {
     let settings =
         MODES.into_iter().chain(["size.threshold=64", "page.disposition=shared-fd;size.threshold=300"]);
     for settings in settings {
-        let said = run(Command::new(&program).args(["3000", "4"]), Some(settings));
+        let said = run(Command::new(&program).args(["1500", "4"]), Some(settings));
         assert_eq!(said.errors, "", "{settings}");
         assert_eq!((said.status, said.output.as_str()), (0, "0 wrong, 0 children failed\n"), "{settings}");
     }

@@ -61,7 +61,7 @@ if __name__ == "__main__":
         print(list(executor.map(work, [500, 600, 700])))
     print(subprocess.run([sys.executable, "-c", "print('x' * 10)"], capture_output=True).stdout)
     text = ""
-    for n in range(100000):
+    for n in range(10000):
         text += "line %d\n" % n
     print(len(text), len(bytearray(64 << 20)))
     for n in range(5):
