@@ -241,6 +241,16 @@ impl SlabPool {
         }
     }
 
+    /// Frees a block that the calling thread took, if that is a matter of a few instructions; if this is `false`, nothing has happened. It
+    /// takes no lock and calls nothing: for who may be in the middle of another call of this pool.
+    ///
+    /// # Safety
+    /// As [`Pool::free`].
+    #[inline]
+    pub unsafe fn free_own_at_once(&self, address: Address) -> bool {
+        self.put_at_once(address).is_some()
+    }
+
     pub(crate) const fn tables(&self) -> Tables<'_> {
         Tables { arena: &self.arena, spans: &self.spans }
     }

@@ -20,9 +20,9 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// A sealed arena of `size` bytes.
-    pub(crate) fn sealed(size: u64, huge_page: Option<usize>) -> Result<Self> {
-        let file = memfd::create(size, huge_page)?;
+    /// A sealed arena of `size` bytes, whose descriptor has a number from `first` on.
+    pub(crate) fn sealed(size: u64, huge_page: Option<usize>, first: i32) -> Result<Self> {
+        let file = memfd::create(size, huge_page, first)?;
         memfd::seal(&file, false)?;
         Self::over(file, size, huge_page)
     }

@@ -25,6 +25,7 @@ pub struct HostBuilder {
     read_only_export: bool,
     arena_size: u64,
     object: Option<String>,
+    first_descriptor: i32,
     import: HostImport,
 }
 
@@ -43,6 +44,7 @@ impl HostBuilder {
             read_only_export: false,
             arena_size: Self::DEFAULT_ARENA_SIZE,
             object: None,
+            first_descriptor: 0,
             import: HostImport::new(),
         }
     }
@@ -115,6 +117,13 @@ impl HostBuilder {
         self
     }
 
+    /// Have the descriptors of memory files at the first free numbers from `number` on, out of the way of a program that expects the low
+    /// ones for itself; where there is none (`RLIMIT_NOFILE`) they are where they come. Default: 0, where they come.
+    pub fn descriptors_from(mut self, number: i32) -> Self {
+        self.first_descriptor = number;
+        self
+    }
+
     /// Whether imports through the provider accept unsealed files: [`HostImport::allow_unsealed`].
     pub fn allow_unsealed_imports(mut self, allow: bool) -> Self {
         self.import = HostImport::new().allow_unsealed(allow);
@@ -150,7 +159,14 @@ impl HostBuilder {
                 (None, true) => Form::Isolated { read_only: self.read_only_export },
                 (None, false) => Form::Arenas(self.arena_size),
             };
-            Source::Shared(Box::new(Shared::new(form, self.object.as_deref(), self.arena_size, &pages)?))
+            let object = self.object.as_deref();
+            Source::Shared(Box::new(Shared::new(
+                form,
+                object,
+                self.arena_size,
+                &pages,
+                self.first_descriptor,
+            )?))
         } else {
             private::take_part_in_forks()?;
             Source::Private(Private::new())

@@ -8,13 +8,14 @@ use umf_core::{Error, Result};
 
 use crate::{huge, sys};
 
-/// A memfd of `size` bytes, all of it a hole. Not sealed yet: see [`seal`].
-pub(crate) fn create(size: u64, huge_page: Option<usize>) -> Result<OwnedFd> {
+/// A memfd of `size` bytes, all of it a hole, under the first free number from `first` on. Not sealed yet: see [`seal`].
+pub(crate) fn create(size: u64, huge_page: Option<usize>, first: i32) -> Result<OwnedFd> {
     let limit = sys::file_size_limit();
     if size > limit {
         return Err(Error::LimitReached { what: "file size (RLIMIT_FSIZE)", limit, size: clamp(size) });
     }
     let file = sys::memfd(c"umf", huge_page).map_err(|errno| create_error(errno, huge_page, size))?;
+    let file = sys::from_number(file, first);
     step(Step::HostFileMade);
     sys::set_size(file.as_fd(), size).map_err(|errno| match errno {
         Errno::FBIG | Errno::INVAL | Errno::NOMEM | Errno::NOSPC => {

@@ -28,8 +28,8 @@ pub(crate) struct Name {
     identity: (u64, u64),
 }
 
-/// Makes the object `name` of `size` bytes, all of it a hole.
-pub(crate) fn create(name: &str, size: u64) -> Result<(OwnedFd, Name)> {
+/// Makes the object `name` of `size` bytes, all of it a hole; its descriptor has a number from `first` on.
+pub(crate) fn create(name: &str, size: u64, first: i32) -> Result<(OwnedFd, Name)> {
     let bad = Error::InvalidArgument {
         what: "shared memory name",
         why: "must be a slash and up to 250 other characters, none of them a slash or 0",
@@ -53,6 +53,7 @@ pub(crate) fn create(name: &str, size: u64) -> Result<(OwnedFd, Name)> {
         },
     })?;
     step(Step::HostNameMade);
+    let file = sys::from_number(file, first);
     let made = sys::identity(file.as_fd()).map(|identity| Name { name: name.clone(), identity });
     let made = made.map_err(|errno| {
         // Without its identity it cannot be taken away later; it was made a moment ago and is ours.

@@ -60,6 +60,8 @@ struct State {
 /// Where shared memory comes from.
 pub(crate) struct Shared {
     form: Form,
+    /// Descriptors have numbers from here on.
+    first_descriptor: i32,
     /// The fork generation in which it was made: in a child it is frozen, and none of its locks are taken.
     generation: u32,
     state: ManuallyDrop<Lock<State>>,
@@ -76,7 +78,13 @@ impl core::fmt::Debug for Shared {
 
 impl Shared {
     /// Opens the first file, unless each region gets its own.
-    pub(crate) fn new(form: Form, name: Option<&str>, size: u64, pages: &Pages) -> Result<Self> {
+    pub(crate) fn new(
+        form: Form,
+        name: Option<&str>,
+        size: u64,
+        pages: &Pages,
+        first_descriptor: i32,
+    ) -> Result<Self> {
         let mut arenas = Vec::new();
         let mut made_name = None;
         let size = arena::possible_size(size, pages.granularity());
@@ -87,7 +95,7 @@ impl Shared {
         }
         match name {
             Some(name) => {
-                let (file, name) = named::create(name, size)?;
+                let (file, name) = named::create(name, size, first_descriptor)?;
                 made_name = Some(name);
                 arenas.push(Arena::over(file, size, None)?);
             }
@@ -95,7 +103,7 @@ impl Shared {
                 // Of the second choice, too, an arena is made: when the first has no pages left.
                 let mut made = None;
                 for choice in pages.choices() {
-                    made = Some(Arena::sealed(size, choice));
+                    made = Some(Arena::sealed(size, choice, first_descriptor));
                     if let Some(Ok(_)) = made {
                         break;
                     }
@@ -106,6 +114,7 @@ impl Shared {
         }
         Ok(Self {
             form,
+            first_descriptor,
             generation: fork::generation(),
             state: ManuallyDrop::new(Lock::new(State { records: Records::new(), arenas })),
             growth: Lock::new(()),
@@ -207,7 +216,7 @@ impl Shared {
             let limit = sys::file_size_limit();
             return Err(Error::LimitReached { what: "file size (RLIMIT_FSIZE)", limit, size });
         }
-        let arena = Arena::sealed(arena_size, huge_page)?;
+        let arena = Arena::sealed(arena_size, huge_page, self.first_descriptor)?;
         self.state.lock().arenas.push(arena);
         drop(growing);
         take()?.ok_or(full)
@@ -230,7 +239,7 @@ impl Shared {
         read_only: bool,
     ) -> Result<Region> {
         self.state.lock().records.ensure(1)?;
-        let file = Arc::new(memfd::create(size as u64, huge_page)?);
+        let file = Arc::new(memfd::create(size as u64, huge_page, self.first_descriptor)?);
         let mapping = map(self.form, pages, &file, 0, size, align, huge_page)?;
         // After mapping: a mapping that exists stays writable.
         memfd::seal(&file, read_only)?;

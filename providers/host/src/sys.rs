@@ -114,6 +114,14 @@ pub(crate) fn memfd(name: &CStr, huge_page: Option<usize>) -> Result<OwnedFd> {
     rustix::fs::memfd_create(name, flags)
 }
 
+/// The same file under the first free number from `first` on; as it is, where there is none.
+pub(crate) fn from_number(file: OwnedFd, first: i32) -> OwnedFd {
+    if first <= 0 {
+        return file;
+    }
+    rustix::io::fcntl_dupfd_cloexec(&file, first).unwrap_or(file)
+}
+
 /// Sets the size of a file. The caller has compared it to [`file_size_limit`].
 pub(crate) fn set_size(file: BorrowedFd<'_>, size: u64) -> Result<()> {
     retry_on_intr(|| rustix::fs::ftruncate(file, size))

@@ -10,4 +10,5 @@ mod devices;
 mod exports;
 mod installed;
 mod pools;
+mod preloaded;
 mod programs;

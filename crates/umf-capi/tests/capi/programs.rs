@@ -19,7 +19,7 @@ pub struct With {
 }
 
 /// Compiles `tests/c/<name>.c`.
-fn compile(installed: &Installed, name: &str, with: &With) -> PathBuf {
+pub fn compile(installed: &Installed, name: &str, with: &With) -> PathBuf {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);

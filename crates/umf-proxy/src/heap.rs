@@ -1,0 +1,229 @@
+//! Which pool serves, and how it is made.
+//!
+//! The first one is made by the first allocation, or when the library is loaded, whatever comes first. Nobody waits while that
+//! happens: other allocations are [`early`](crate::early) ones. Where the memory is shared, a forked child makes another pool, over private
+//! memory, and what it inherited is read, copied and never freed.
+
+use core::ffi::{CStr, c_char};
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize, Ordering};
+use core::time::Duration;
+
+use umf_core::{Address, BlockSpan, Error, Layout, Pool, Provider, Result};
+use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_provider_host::HostProvider;
+
+use crate::next::Next;
+use crate::settings::{Disposition, Settings};
+use crate::shared::Shared;
+use crate::tell::{Text, tell};
+use crate::{fork, shared};
+
+/// Larger requests are mappings of their own.
+pub(crate) const LARGEST_POOLED: usize = 8 << 20;
+/// How long free memory stays in the process, about.
+const RELEASE_AFTER: Duration = Duration::from_secs(10);
+
+static PRIVATE: HostProvider = HostProvider::private_static();
+
+/// The pool that serves.
+static SERVING: AtomicPtr<SlabPool> = AtomicPtr::new(ptr::null_mut());
+/// The same, where nothing else has to be looked at.
+static AT_ONCE: AtomicPtr<SlabPool> = AtomicPtr::new(ptr::null_mut());
+/// One that served before, and does no more.
+static RETIRED: AtomicPtr<SlabPool> = AtomicPtr::new(ptr::null_mut());
+/// The pool that serves is over shared memory.
+static IS_SHARED: AtomicBool = AtomicBool::new(false);
+/// Requests for fewer bytes go to the next allocator, where there is one.
+static THRESHOLD: AtomicUsize = AtomicUsize::new(0);
+
+const UNMADE: u8 = 0;
+const MAKING: u8 = 1;
+const MADE: u8 = 2;
+static STATE: AtomicU8 = AtomicU8::new(UNMADE);
+/// The environment was read.
+static IS_SET: AtomicBool = AtomicBool::new(false);
+
+fn pool(place: &AtomicPtr<SlabPool>) -> Option<&'static SlabPool> {
+    // SAFETY: only pools that live for ever are stored.
+    unsafe { place.load(Ordering::Acquire).as_ref() }
+}
+
+/// The pool, where a request is a matter of its common path.
+#[inline(always)]
+pub(crate) fn at_once() -> Option<&'static SlabPool> {
+    pool(&AT_ONCE)
+}
+
+/// The next allocator, if requests of this size are its own.
+#[inline]
+pub(crate) fn next_for(size: usize) -> Option<Next> {
+    if size < THRESHOLD.load(Ordering::Relaxed) { Next::known() } else { None }
+}
+
+/// The next allocator, if any requests are its own.
+pub(crate) fn next() -> Option<Next> {
+    next_for(0)
+}
+
+/// The pool that serves, which is made if need be; `None` as long as it is not there. The calling thread is busy.
+pub(crate) fn serving() -> Option<&'static SlabPool> {
+    pool(&SERVING).or_else(make)
+}
+
+/// The live block at `address`, and its pool, which may have retired.
+pub(crate) fn find(address: Address) -> Option<(&'static SlabPool, BlockSpan)> {
+    [&SERVING, &RETIRED].into_iter().find_map(|place| {
+        let pool = pool(place)?;
+        let block = pool.block_at(address).ok().filter(|block| block.address == address)?;
+        Some((pool, block))
+    })
+}
+
+/// Whether this pool serves, and its memory is this process's alone.
+pub(crate) fn is_private(pool: &SlabPool) -> bool {
+    !IS_SHARED.load(Ordering::Relaxed) && ptr::eq(SERVING.load(Ordering::Acquire), pool)
+}
+
+/// Frees a block, whichever pool it is from.
+///
+/// # Errors
+/// [`Error::ForeignAddress`] if from none, and what else [`Pool::free`] says.
+///
+/// # Safety
+/// As [`Pool::free`].
+pub(crate) unsafe fn free(address: Address) -> Result<()> {
+    let mut result = Err(Error::ForeignAddress { address, owner: "this library" });
+    for place in [&SERVING, &RETIRED] {
+        if let Some(pool) = pool(place)
+            && let Err(Error::ForeignAddress { .. }) = result
+        {
+            // SAFETY: passed on to the caller.
+            result = unsafe { pool.free(address) };
+        }
+    }
+    result
+}
+
+/// Why there is no block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lacking {
+    /// There is no pool yet.
+    Pool,
+    /// The pool has none.
+    Memory,
+}
+
+/// Allocates from the pool that serves. The calling thread is busy.
+pub(crate) fn allocate(layout: Layout) -> Result<Address, Lacking> {
+    let pool = serving().ok_or(Lacking::Pool)?;
+    match pool.allocate(layout) {
+        Ok(block) => Ok(block),
+        // A child of which no handler was told, or a program that closed the file.
+        Err(Error::Frozen { .. }) => {
+            retire(pool);
+            serving().ok_or(Lacking::Pool)?.allocate(layout).map_err(|_| Lacking::Memory)
+        }
+        Err(_) => Err(Lacking::Memory),
+    }
+}
+
+/// If the pool that serves is over shared memory: from here on another one serves.
+pub(crate) fn retire_shared() {
+    if IS_SHARED.load(Ordering::Relaxed)
+        && let Some(old) = pool(&SERVING)
+    {
+        retire(old);
+    }
+}
+
+/// From here on another pool serves than this one.
+fn retire(old: &'static SlabPool) {
+    let place = ptr::from_ref(old).cast_mut();
+    RETIRED.store(place, Ordering::Release);
+    AT_ONCE.store(ptr::null_mut(), Ordering::Release);
+    let none = ptr::null_mut();
+    if SERVING.compare_exchange(place, none, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        IS_SHARED.store(false, Ordering::Relaxed);
+        STATE.store(UNMADE, Ordering::Release);
+    }
+}
+
+/// Makes the pool, if nobody else does.
+#[cold]
+fn make() -> Option<&'static SlabPool> {
+    unsafe extern "C" {
+        static environ: *const *const c_char;
+    }
+    // SAFETY: a word of the C library; nobody changes the environment while others read it.
+    if unsafe { environ.is_null() } && !IS_SET.load(Ordering::Relaxed) {
+        // Before the C library has it. It will come.
+        return None;
+    }
+    STATE.compare_exchange(UNMADE, MAKING, Ordering::AcqRel, Ordering::Acquire).ok()?;
+    let settings = if IS_SET.swap(true, Ordering::Relaxed) { Settings::DEFAULT } else { read_settings() };
+    let made = over_shared(settings).or_else(|| over(&PRIVATE));
+    if let Some(made) = made {
+        fork::take_part();
+        SERVING.store(ptr::from_ref(made).cast_mut(), Ordering::Release);
+        if next().is_none() {
+            AT_ONCE.store(ptr::from_ref(made).cast_mut(), Ordering::Release);
+        }
+    }
+    // What could not be made is not tried again: what is asked for is early memory then, or there is none.
+    STATE.store(MADE, Ordering::Release);
+    made
+}
+
+fn read_settings() -> Settings {
+    // SAFETY: asks for a number. In a program with more rights than its user the environment is not believed.
+    let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    // SAFETY: a C string; nobody changes the environment while others read it.
+    let text = unsafe { libc::getenv(c"UMF_PROXY".as_ptr()) };
+    if is_secure || text.is_null() {
+        return Settings::DEFAULT;
+    }
+    // SAFETY: a string of the environment, which nobody changes meanwhile.
+    let text = unsafe { CStr::from_ptr(text) }.to_bytes();
+    let settings = Settings::parse(text, |part, why| {
+        tell(format_args!("UMF_PROXY: '{}' is ignored: {why}", Text(part)));
+    });
+    if settings.threshold > 0 {
+        match Next::find() {
+            Some(_) => THRESHOLD.store(settings.threshold, Ordering::Relaxed),
+            None => tell(format_args!("UMF_PROXY: size.threshold is ignored: there is no other allocator")),
+        }
+    }
+    settings
+}
+
+fn over_shared(settings: Settings) -> Option<&'static SlabPool> {
+    if settings.disposition == Disposition::Private {
+        return None;
+    }
+    match Shared::make(settings.disposition) {
+        Ok(provider) => {
+            IS_SHARED.store(true, Ordering::Relaxed);
+            shared::take_part_in_forks();
+            over(provider).or_else(|| {
+                IS_SHARED.store(false, Ordering::Relaxed);
+                None
+            })
+        }
+        Err(error) => {
+            tell(format_args!("UMF_PROXY: memory is private, because: {error}"));
+            None
+        }
+    }
+}
+
+fn over(provider: &'static dyn Provider) -> Option<&'static SlabPool> {
+    let settings = SlabSettings::new()
+        .name("malloc")
+        .min_block_size(crate::ALIGN)
+        .max_poolable_size(LARGEST_POOLED)
+        .release_after(RELEASE_AFTER);
+    SlabPool::new_static(provider, settings)
+        .inspect_err(|error| tell(format_args!("there is no pool: {error}")))
+        .ok()
+}

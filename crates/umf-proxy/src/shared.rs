@@ -1,0 +1,238 @@
+//! [`Shared`]: memory that other processes can map, and who knows all of its regions.
+//!
+//! The file lies among the program's descriptors, which the program may close or use for something else: daemons do, and
+//! `exec 3>file` of a shell. It is looked at before anything is done with it. Once it is gone, there is no more of its memory.
+
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicI32, Ordering};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use allocator_api2::vec::Vec;
+use umf_core::fork::{self, ForkAware};
+use umf_core::lock::Lock;
+use umf_core::metadata::Mapped;
+use umf_core::{Error, Export, Layout, MemoryKind, Provider, ProviderKind, Region, Result, Visibility};
+use umf_provider_host::{HostBuilder, HostProvider};
+
+use crate::settings::Disposition;
+use crate::snapshot::Snapshot;
+use crate::tell::tell;
+
+/// A region, and where it lies in which file.
+pub(crate) struct Placed {
+    pub(crate) region: Region,
+    pub(crate) file: File,
+    pub(crate) offset: u64,
+}
+
+/// A file that the program may have closed meanwhile.
+#[derive(Clone)]
+pub(crate) struct File {
+    fd: Arc<OwnedFd>,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+impl File {
+    fn new(fd: Arc<OwnedFd>) -> Self {
+        let identity = identity(fd.as_raw_fd()).unwrap_or_default();
+        Self { fd, identity }
+    }
+
+    /// The number of its descriptor, if that is still it.
+    pub(crate) fn number(&self) -> Option<i32> {
+        let number = self.fd.as_raw_fd();
+        (identity(number)? == self.identity).then_some(number)
+    }
+}
+
+/// Device and inode of what is open under a number.
+fn identity(fd: i32) -> Option<(u64, u64)> {
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `stat` is valid for the write.
+    if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: written, as the call says.
+    let stat = unsafe { stat.assume_init() };
+    Some((stat.st_dev, stat.st_ino))
+}
+
+struct State {
+    /// The file that the latest region is of.
+    file: Option<File>,
+    regions: Vec<Placed, Mapped>,
+    snapshot: Snapshot,
+}
+
+static STATE: Lock<State> =
+    Lock::new(State { file: None, regions: Vec::new_in(Mapped), snapshot: Snapshot::new() });
+
+/// The process that has a name in `/dev/shm`; 0 if none has.
+static NAMED_BY: AtomicI32 = AtomicI32::new(0);
+
+/// The provider.
+pub(crate) struct Shared {
+    inner: Arc<HostProvider>,
+}
+
+impl Shared {
+    /// Descriptors from here on are what programs seldom come to.
+    const FIRST_DESCRIPTOR: i32 = 900;
+
+    /// Makes the provider, which lives for ever.
+    pub(crate) fn make(disposition: Disposition) -> Result<&'static Self> {
+        let builder =
+            HostProvider::builder().visibility(Visibility::Shared).descriptors_from(Self::FIRST_DESCRIPTOR);
+        let inner = match disposition {
+            Disposition::SharedShm => named(builder)?,
+            _ => builder.build()?,
+        };
+        Ok(Box::leak(Box::new(Self { inner })))
+    }
+
+    /// Nothing of the file can be had any more.
+    fn is_lost(&self) -> bool {
+        STATE.lock().file.as_ref().is_some_and(|file| file.number().is_none())
+    }
+}
+
+/// With the original's name, which the process before may have left when it became this one (`exec`), or when it was killed.
+fn named(builder: HostBuilder) -> Result<Arc<HostProvider>> {
+    let pid = std::process::id().cast_signed();
+    let name = format!("/umf_proxy_lib_shm_pid_{pid}");
+    let built = builder.clone().named(name.clone()).build().or_else(|error| match error {
+        Error::Native { native: libc::EEXIST, .. } => {
+            unlink(pid);
+            builder.named(name).build()
+        }
+        error => Err(error),
+    });
+    if built.is_ok() {
+        NAMED_BY.store(pid, Ordering::Relaxed);
+    }
+    built
+}
+
+fn unlink(pid: i32) {
+    if let Ok(name) = std::ffi::CString::new(format!("/umf_proxy_lib_shm_pid_{pid}")) {
+        // SAFETY: a C string.
+        unsafe { libc::shm_unlink(name.as_ptr()) };
+    }
+}
+
+/// The name goes with the process that made it.
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_END: extern "C" fn() = {
+    extern "C" fn at_end() {
+        let pid = NAMED_BY.load(Ordering::Relaxed);
+        if pid != 0 && pid == std::process::id().cast_signed() {
+            unlink(pid);
+        }
+    }
+    at_end
+};
+
+// SAFETY: the host provider's promises are passed on.
+unsafe impl Provider for Shared {
+    fn kind(&self) -> ProviderKind {
+        self.inner.kind()
+    }
+
+    fn name(&self) -> &str {
+        "malloc"
+    }
+
+    fn memory_kind(&self) -> MemoryKind {
+        self.inner.memory_kind()
+    }
+
+    fn visibility(&self) -> Visibility {
+        Visibility::Shared
+    }
+
+    fn page_size(&self) -> usize {
+        self.inner.page_size()
+    }
+
+    fn allocate(&self, layout: Layout) -> Result<Region> {
+        if self.is_lost() {
+            tell(format_args!("the program closed the file of its memory; from here on memory is private"));
+            return Err(Error::Frozen { what: "shared memory whose file was closed" });
+        }
+        let region = self.inner.allocate(layout)?;
+        let export = self.export().and_then(|export| export.export(&region).ok());
+        if let Some(export) = export
+            && let Some(fd) = export.fd
+        {
+            let mut state = STATE.lock();
+            let known = state.file.clone().filter(|file| Arc::ptr_eq(&file.fd, &fd));
+            let file = known.unwrap_or_else(|| File::new(fd));
+            state.file = Some(file.clone());
+            state.regions.push(Placed { region, file, offset: export.offset });
+        }
+        Ok(region)
+    }
+
+    unsafe fn free(&self, region: Region) -> Result<()> {
+        let placed = {
+            let mut state = STATE.lock();
+            let place = state.regions.iter().position(|placed| placed.region == region);
+            place.map(|place| state.regions.swap_remove(place))
+        };
+        if placed.is_some_and(|placed| placed.file.number().is_none()) {
+            // Its pages cannot be given back without the file, and their addresses are not used again.
+            return Ok(());
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.free(region) }
+    }
+
+    fn zeroed(&self) -> bool {
+        self.inner.zeroed()
+    }
+
+    fn export(&self) -> Option<&dyn Export> {
+        Provider::export(&*self.inner)
+    }
+}
+
+struct Regions;
+
+impl ForkAware for Regions {
+    fn prepare(&self) {
+        let mut state = STATE.lock();
+        let State { regions, snapshot, .. } = &mut *state;
+        snapshot.take(regions);
+        core::mem::forget(state);
+    }
+
+    fn parent(&self) {
+        // SAFETY: `prepare` took it in this thread.
+        unsafe { STATE.unlock_after_fork() };
+        STATE.lock().snapshot.forget();
+    }
+
+    fn child(&self) {
+        // SAFETY: `prepare` took it in the thread of which this is the copy.
+        unsafe { STATE.unlock_after_fork() };
+        let mut state = STATE.lock();
+        state.snapshot.put_in_place();
+        state.regions.clear();
+        state.file = None;
+    }
+}
+
+/// From now on a forked child has a copy of the memory, as of any other.
+pub(crate) fn take_part_in_forks() {
+    let regions: &'static dyn ForkAware = &Regions;
+    // SAFETY: a static lives for ever; who holds its lock takes no other.
+    let registered = unsafe { fork::register_leaf(NonNull::from(regions)) };
+    if let Err(error) = registered {
+        tell(format_args!("forked children share memory with their parents: {error}"));
+    }
+}

@@ -1,0 +1,70 @@
+//! `UMF_PROXY`, and what shared memory leaves among the program's files.
+
+use std::process::Command;
+
+use crate::library::{is_there, run};
+
+fn shell(text: &str, settings: &str) -> crate::library::Said {
+    run(Command::new("bash").args(["-c", text]), Some(settings))
+}
+
+#[test]
+fn what_is_no_setting_is_told_once_and_left_out() {
+    let said = shell("echo $((1 + 1))", "colour=red;page.disposition=shared-fd;size.threshold=many");
+    assert_eq!((said.status, said.output.as_str()), (0, "2\n"));
+    let lines: Vec<_> = said.errors.lines().collect();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(
+        lines[0].contains("'colour=red' is ignored") && lines[1].contains("'size.threshold=many' is ignored")
+    );
+}
+
+#[test]
+fn a_named_file_is_there_as_long_as_its_process() {
+    let text = r#"ls /dev/shm/umf_proxy_lib_shm_pid_$$ && exec bash -c 'ls /dev/shm/umf_proxy_lib_shm_pid_$$; echo $$'"#;
+    let said = shell(text, "page.disposition=shared-shm");
+    let pid = said.output.lines().last().unwrap();
+    let name = format!("/dev/shm/umf_proxy_lib_shm_pid_{pid}");
+    assert_eq!(
+        (said.status, said.output.as_str(), said.errors.as_str()),
+        (0, &*format!("{name}\n{name}\n{pid}\n"), "")
+    );
+    assert!(!std::path::Path::new(&name).exists());
+}
+
+/// A program that closes all files, or puts another one in the place of the library's, goes on with private memory, and its
+/// own file is not touched.
+#[test]
+fn the_file_may_be_closed_or_replaced() {
+    let test = "the_file_may_be_closed_or_replaced";
+    if !is_there(test, "python3") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let kept = folder.path().join("kept");
+    std::fs::write(&kept, vec![b'k'; 3 << 20]).unwrap();
+    let text = format!(
+        "import os\n\
+         memory = [n for n in map(int, os.listdir('/proc/self/fd')) if n >= 900 and 'memfd:umf' in os.readlink(f'/proc/self/fd/{{n}}')]\n\
+         assert memory, os.listdir('/proc/self/fd')\n\
+         before = [bytearray(b'a' * (12 << 20)) for _ in range(4)] + [str(n) for n in range(100000)]\n\
+         if CLOSE: os.closerange(3, 1024)\n\
+         else: os.dup2(os.open({kept:?}, os.O_RDWR), memory[0])\n\
+         after = [bytearray(12 << 20) for _ in range(8)] + [str(n) for n in range(300000)]\n\
+         assert before[0][-1] == 97 and after[7][-1] == 0\n\
+         del before, after\n\
+         pid = os.fork()\n\
+         if pid == 0: os._exit(len([str(n) for n in range(100000)]) // 50000)\n\
+         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    );
+    for close in ["True", "False"] {
+        let text = text.replace("CLOSE", close);
+        let said = run(Command::new("python3").args(["-c", &text]), Some("page.disposition=shared-fd"));
+        assert_eq!((said.status, said.output.as_str()), (0, "2\n"), "{}", said.errors);
+        assert_eq!(
+            said.errors,
+            "umf_proxy: the program closed the file of its memory; from here on memory is private\n"
+        );
+        assert!(std::fs::read(&kept).unwrap() == vec![b'k'; 3 << 20]);
+    }
+}
