@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -141,6 +142,80 @@ fn a_peer_that_is_none_is_refused() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{path}: {stderr}");
         assert!(stderr.contains(&format!("--peer-umf {path}: ")), "{stderr}");
+    }
+}
+
+/// This project's C library, as `install` builds it; `None`, and one line that says why, where there is no C compiler.
+fn c_library(test: &str) -> Option<PathBuf> {
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let version = Command::new(&compiler).arg("--version").output();
+    if !version.is_ok_and(|output| output.status.success()) {
+        println!("umf-skip: {test}: there is no C compiler ({compiler})");
+        return None;
+    }
+    // Where the tests of that crate have put it, if they ran before.
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let prefix = folder.join("umf-capi");
+    let mut install = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../umf-capi/install"));
+    install.arg(&prefix).arg("dev").env("CARGO_TARGET_DIR", folder.parent().unwrap());
+    let output = install.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(prefix.join("lib/libumf.so.1"))
+}
+
+#[test]
+fn capi_rows() {
+    let Some(ours) = c_library("capi_rows") else { return };
+    // A copy stands in for the original: another library of the same name, in the same process.
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-capi-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let copy = folder.join("libumf.so.1");
+    std::fs::copy(&ours, &copy).unwrap();
+    let (ours, copy) = (ours.to_str().unwrap(), copy.to_str().unwrap());
+    let rows = rows(&["capi", "--ours", ours, "--peer-umf", copy]);
+    let mut names = vec![
+        "capi.small.xfree.1t".to_owned(),
+        "capi.free_any".to_owned(),
+        "capi.pool_by_ptr".to_owned(),
+        "capi.get_put".to_owned(),
+    ];
+    for threads in [1, 2] {
+        for row in ["small.pair", "small.random", "1k_64k.random", "open_close"] {
+            names.push(format!("capi.{row}.{threads}t"));
+        }
+        names.push(format!("capi.1k_64k.random.{threads}t.capacity_64"));
+    }
+    for name in &names {
+        assert!(rows.iter().any(|row| row["name"] == *name && row["peer"] == "umf (C)"), "{name}");
+    }
+    assert_eq!(
+        rows.iter().filter(|row| row["name"].as_str().unwrap().starts_with("capi.")).count(),
+        names.len()
+    );
+
+    // The peer may be left out, ours may not be the peer, and rows may be chosen.
+    let arguments = ["capi", "--quick", "--rows", "pool_by_ptr", "--ours", ours];
+    let alone = umf(&arguments).output().unwrap();
+    let (said, told) = (String::from_utf8_lossy(&alone.stdout), String::from_utf8_lossy(&alone.stderr));
+    assert!(alone.status.success() && told.contains("--peer-umf names no libumf.so.1"), "{told}");
+    assert!(said.contains("capi.pool_by_ptr") && !said.contains("capi.get_put"), "{said}");
+    let same = umf(&arguments).args(["--peer-umf", ours]).output().unwrap();
+    let told = String::from_utf8_lossy(&same.stderr);
+    assert!(same.status.code() == Some(1) && told.contains("the same file"), "{told}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_c_library_that_is_not_there_is_named() {
+    let refused = |arguments: &[&str], text: &str| {
+        let output = umf(arguments).args(["--quick", "--rows", "pool_by_ptr"]).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(text), "{arguments:?}: {stderr}");
+    };
+    refused(&["capi"], "crates/umf-capi/install PREFIX");
+    for path in ["/nonexistent/libumf.so.1", "/dev/null"] {
+        refused(&["capi", "--ours", path], &format!("--ours {path}: "));
     }
 }
 

@@ -37,15 +37,21 @@ impl<T> Out<T> {
     /// Writes the result.
     #[inline]
     pub(crate) fn set(self, value: T) -> Outcome<()> {
-        let Some(place) = NonNull::new(self.0) else { return Err(NULL) };
+        if self.set_if_there(value) { Ok(()) } else { Err(NULL) }
+    }
+
+    /// Writes the result if there is a place for it; says whether there is.
+    #[inline(always)]
+    pub(crate) fn set_if_there(self, value: T) -> bool {
+        let Some(place) = NonNull::new(self.0) else { return false };
         // SAFETY: C promises that the pointer is valid for a write of its type.
         unsafe { place.write_unaligned(value) };
-        Ok(())
+        true
     }
 
     /// Writes the result if it is wanted.
     pub(crate) fn set_if_wanted(self, value: T) {
-        let _ = self.set(value);
+        self.set_if_there(value);
     }
 
     pub(crate) const fn to_ptr(self) -> *mut T {

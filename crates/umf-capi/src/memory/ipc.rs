@@ -6,7 +6,7 @@ use umf_core::Address;
 use umf_ipc::HANDLE_SIZE;
 
 use super::{opened, owners, provider_handle};
-use crate::boundary::{Code, Failure, Handle, Out, Outcome, call};
+use crate::boundary::{Code, Failure, Handle, Out, Outcome, SUCCESS, call};
 use crate::pool::Pool;
 
 /// What `umf_ipc_handle_t` points to: the bytes of a handle, and where in its block the pointer was that it is for.
@@ -14,6 +14,12 @@ use crate::pool::Pool;
 pub(crate) struct IpcHandle {
     handle: [u8; HANDLE_SIZE],
     offset: [u8; 8],
+}
+
+impl IpcHandle {
+    const fn offset(&self) -> u64 {
+        u64::from_le_bytes(self.offset)
+    }
 }
 
 const SIZE: usize = size_of::<IpcHandle>();
@@ -87,19 +93,37 @@ extern "C" fn umfOpenIPCHandle(
     handle: Handle<IpcHandle>,
     memory: Out<*mut c_void>,
 ) -> Code {
+    if let Some(pool) = handler.known()
+        && let Some(handle) = handle.known()
+        && !memory.to_ptr().is_null()
+        && let Some(importer) = pool.known_importer()
+    {
+        let (offset, of) = (handle.offset(), pool.opens());
+        // SAFETY: the pool closes all when it goes; its provider, and so the importer, is there longer.
+        if let Some(address) = unsafe { opened::open_again(importer, &handle.handle, offset, of) } {
+            memory.set_if_wanted(core::ptr::with_exposed_provenance_mut(address));
+            return SUCCESS;
+        }
+    }
+    open_else(handler, handle, memory)
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn open_else(handler: Handle<Pool>, handle: Handle<IpcHandle>, memory: Out<*mut c_void>) -> Code {
     call("umfOpenIPCHandle", || {
         let (pool, handle, memory) = (handler.get()?, handle.get()?, memory.check()?);
         pool.check_is_pool()?;
         let provider = pool.provider()?;
-        let mapping = provider_handle::open_bytes(provider.importer()?, &handle.handle)
+        let mapping = provider_handle::open_bytes(pool.importer()?, &handle.handle)
             .inspect_err(|_| provider.has_failed())?;
-        let offset = u64::from_le_bytes(handle.offset);
-        if offset >= mapping.len() as u64 {
+        if handle.offset() >= mapping.len() as u64 {
             return Err(Failure::argument("the handle is corrupt: it points outside of its block"));
         }
-        let address = usize::try_from(mapping.address().value() + offset);
-        let address =
-            address.map_err(|_| Failure::argument("the memory lies in no address space of this process"))?;
+        let address = mapping.address().value().checked_add(handle.offset());
+        let address = address.and_then(|address| usize::try_from(address).ok());
+        let outside = Failure::argument("the memory lies in no address space of this process");
+        let address = address.ok_or(outside)?;
         // SAFETY: the pool closes all when it goes; its provider, and so the importer, is there longer.
         unsafe { opened::keep(address, mapping, pool.opens()) };
         memory.set(core::ptr::with_exposed_provenance_mut(address))
@@ -108,5 +132,11 @@ extern "C" fn umfOpenIPCHandle(
 
 #[unsafe(no_mangle)]
 extern "C" fn umfCloseIPCHandle(memory: *mut c_void) -> Code {
+    if opened::close_own(memory.addr()) { SUCCESS } else { close_else(memory) }
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn close_else(memory: *mut c_void) -> Code {
     call("umfCloseIPCHandle", || opened::close(memory.addr()))
 }

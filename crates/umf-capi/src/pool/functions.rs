@@ -46,7 +46,7 @@ extern "C" fn umfPoolMalloc(pool: Handle<Pool>, size: usize) -> *mut c_void {
     if let Some(pool) = pool.known()
         && let Some(slab) = pool.slab()
         && let Ok(layout) = disjoint::layout(size)
-        && let Ok(address) = slab.allocate(layout)
+        && let Some(address) = slab.allocate_at_once(layout)
         && let Some(block) = address.as_ptr()
     {
         return block.cast();
@@ -54,9 +54,23 @@ extern "C" fn umfPoolMalloc(pool: Handle<Pool>, size: usize) -> *mut c_void {
     malloc_else(pool, size)
 }
 
+/// The rest. (As a function of C it is jumped to, and nothing has to be saved before.)
+#[inline(never)]
+extern "C" fn malloc_else(pool: Handle<Pool>, size: usize) -> *mut c_void {
+    if let Some(pool) = pool.known()
+        && let Some(slab) = pool.slab()
+        && let Ok(layout) = disjoint::layout(size)
+        && let Ok(address) = slab.allocate(layout)
+        && let Some(block) = address.as_ptr()
+    {
+        return block.cast();
+    }
+    malloc_foreign(pool, size)
+}
+
 #[cold]
 #[inline(never)]
-fn malloc_else(pool: Handle<Pool>, size: usize) -> *mut c_void {
+fn malloc_foreign(pool: Handle<Pool>, size: usize) -> *mut c_void {
     call_with("umfPoolMalloc", null_mut(), || {
         let pool = pool.get()?;
         // SAFETY: a function of the table, here and below.
@@ -111,10 +125,17 @@ fn told(code: Code) -> Outcome<()> {
 }
 
 /// Frees a block of a slab pool, the way it mostly goes.
-#[inline]
+#[inline(always)]
 fn free_at_once(pool: &Pool, block: *mut c_void) -> bool {
     let address = Address::from_ptr(block.cast::<u8>());
     // SAFETY: the block is C's to give; one that is none is an error.
+    pool.slab().is_some_and(|slab| unsafe { slab.free_at_once(address) })
+}
+
+/// Frees a block of a slab pool, whichever way.
+fn free_slab(pool: &Pool, block: *mut c_void) -> bool {
+    let address = Address::from_ptr(block.cast::<u8>());
+    // SAFETY: as above.
     pool.slab().is_some_and(|slab| unsafe { slab.free(address) }.is_ok())
 }
 
@@ -128,9 +149,11 @@ extern "C" fn umfPoolFree(pool: Handle<Pool>, block: *mut c_void) -> Code {
     free_else(pool, block)
 }
 
-#[cold]
 #[inline(never)]
-fn free_else(pool: Handle<Pool>, block: *mut c_void) -> Code {
+extern "C" fn free_else(pool: Handle<Pool>, block: *mut c_void) -> Code {
+    if pool.known().is_some_and(|known| free_slab(known, block)) {
+        return SUCCESS;
+    }
     call("umfPoolFree", || free(pool.get()?, block))
 }
 
@@ -143,20 +166,16 @@ fn free(pool: &Pool, block: *mut c_void) -> Outcome<()> {
     Ok(())
 }
 
-/// The pool of memory that it keeps track of.
-#[inline]
-fn known_by_pointer(memory: *const c_void) -> Option<Handle<Pool>> {
-    let (pool, _) = owners::find(Address::from_ptr(memory.cast::<u8>()))?;
-    Some(Handle::from_ptr(pool))
-}
-
 fn by_pointer(memory: *const c_void) -> Outcome<Handle<Pool>> {
-    known_by_pointer(memory).ok_or(Failure::argument("the memory is of no pool that keeps track of it"))
+    let found = owners::find(Address::from_ptr(memory.cast::<u8>()));
+    let (pool, _) = found.ok_or(Failure::argument("the memory is of no pool that keeps track of it"))?;
+    Ok(Handle::from_ptr(pool))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn umfFree(block: *mut c_void) -> Code {
-    if let Some(pool) = known_by_pointer(block).and_then(Handle::known)
+    let pool = Handle::from_ptr(owners::pool_at(Address::from_ptr(block.cast::<u8>())));
+    if let Some(pool) = pool.known()
         && free_at_once(pool, block)
     {
         return SUCCESS;
@@ -164,17 +183,18 @@ extern "C" fn umfFree(block: *mut c_void) -> Code {
     free_any_else(block)
 }
 
-#[cold]
 #[inline(never)]
-fn free_any_else(block: *mut c_void) -> Code {
-    call("umfFree", || free(by_pointer(block)?.get()?, block))
+extern "C" fn free_any_else(block: *mut c_void) -> Code {
+    call("umfFree", || {
+        let pool = by_pointer(block)?.get()?;
+        if free_slab(pool, block) { Ok(()) } else { free(pool, block) }
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn umfPoolByPtr(memory: *const c_void, pool: Out<Handle<Pool>>) -> Code {
-    if let Some(found) = known_by_pointer(memory)
-        && pool.set(found).is_ok()
-    {
+    let found = Handle::from_ptr(owners::pool_at(Address::from_ptr(memory.cast::<u8>())));
+    if !found.is_null() && pool.set_if_there(found) {
         return SUCCESS;
     }
     by_pointer_else(memory, pool)
@@ -182,7 +202,7 @@ extern "C" fn umfPoolByPtr(memory: *const c_void, pool: Out<Handle<Pool>>) -> Co
 
 #[cold]
 #[inline(never)]
-fn by_pointer_else(memory: *const c_void, pool: Out<Handle<Pool>>) -> Code {
+extern "C" fn by_pointer_else(memory: *const c_void, pool: Out<Handle<Pool>>) -> Code {
     call("umfPoolByPtr", || pool.check()?.set(by_pointer(memory)?))
 }
 

@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use umf::plugin::ops::State;
 use umf_core::Pool as _;
+use umf_ipc::Importer;
 use umf_pool_slab::SlabPool;
 
 use super::live::Live;
@@ -26,10 +27,15 @@ const DISABLE_TRACKING: u32 = 2;
 const MARK: u64 = 0x756d_6620_706f_6f6c;
 
 /// A pool with its functions and state.
+#[repr(C, align(64))]
 pub(crate) struct Pool {
-    /// The slab pool behind it, if it is one of ours, and nothing is to be done beside allocating; otherwise null. First, and
-    /// with the mark in one line, because it is all that the common path reads.
+    /// The slab pool behind it, if it is one of ours, and nothing is to be done beside allocating; otherwise null. What the common
+    /// paths read lies in one line, which nobody writes.
     pub(super) slab: *const SlabPool,
+    /// What opens handles of such memory, once it was needed; null before, and when the pool goes.
+    importer: AtomicPtr<Importer>,
+    /// Whether handles were opened through it.
+    has_opened: AtomicBool,
     mark: u64,
     pub(crate) operations: Functions,
     pub(crate) state: State,
@@ -38,8 +44,6 @@ pub(crate) struct Pool {
     tracking: Option<Box<Provider>>,
     pub(super) tag: AtomicPtr<c_void>,
     pub(super) live: Live,
-    /// Whether handles were opened through it.
-    has_opened: AtomicBool,
 }
 
 // SAFETY: UMF requires of every pool that its operations may be called by several threads at once.
@@ -68,6 +72,8 @@ impl Pool {
         };
         let pool = Handle::new(Self {
             slab: core::ptr::null(),
+            importer: AtomicPtr::new(core::ptr::null_mut()),
+            has_opened: AtomicBool::new(false),
             mark: MARK,
             operations,
             state: core::ptr::null_mut(),
@@ -76,7 +82,6 @@ impl Pool {
             tracking,
             tag: AtomicPtr::new(core::ptr::null_mut()),
             live: Live::new(),
-            has_opened: AtomicBool::new(false),
         });
         if let Some(owner) = owner {
             owners::set(owner, pool.to_ptr());
@@ -157,6 +162,7 @@ impl Pool {
     /// Everything but the program's provider.
     fn dismantle(handle: Handle<Self>) -> Code {
         let Ok(pool) = handle.get_mut() else { return INVALID_ARGUMENT };
+        pool.importer.store(core::ptr::null_mut(), Ordering::Relaxed);
         if pool.has_opened.load(Ordering::Relaxed) {
             close_all(pool.tag_of_openings());
             // What is cached goes with the pool, as in the original.
@@ -208,7 +214,25 @@ impl Pool {
         self.provider
     }
 
+    /// What opens handles of such memory as its provider's.
+    pub(crate) fn importer(&self) -> Outcome<&Importer> {
+        let importer = self.provider()?.importer()?;
+        self.importer.store(core::ptr::from_ref(importer).cast_mut(), Ordering::Release);
+        Ok(importer)
+    }
+
+    /// The same, of a live pool of which it was asked before.
+    #[inline(always)]
+    pub(crate) fn known_importer(&self) -> Option<&Importer> {
+        if self.mark != MARK {
+            return None;
+        }
+        // SAFETY: null, or the importer of the provider, which stays as long as that, and so longer than the pool.
+        unsafe { self.importer.load(Ordering::Acquire).as_ref() }
+    }
+
     /// Under which openings through this pool are kept.
+    #[inline(always)]
     pub(crate) fn opens(&self) -> usize {
         if !self.has_opened.load(Ordering::Relaxed) {
             self.has_opened.store(true, Ordering::Relaxed);

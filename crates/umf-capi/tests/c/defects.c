@@ -14,6 +14,7 @@
 #include <umf/experimental/mempolicy.h>
 #include <umf/experimental/memspace.h>
 #include <umf/ipc.h>
+#include <umf/memory_provider_ops.h>
 #include <umf/pools/pool_disjoint.h>
 #include <umf/pools/pool_proxy.h>
 #include <umf/providers/provider_file_memory.h>
@@ -377,6 +378,116 @@ static void policies(void) {
     report("W10 spaces are gone after the library was ended and started", umfMemspaceMemtargetNum(umfMemspaceHostAllGet()) == 0);
 }
 
+/* A provider over the pool that is its parameter. */
+static umf_result_t in_init(const void *pool, void **state) {
+    *state = (void *)pool;
+    return UMF_RESULT_SUCCESS;
+}
+static umf_result_t in_fini(void *state) {
+    (void)state;
+    return UMF_RESULT_SUCCESS;
+}
+static umf_result_t in_alloc(void *state, size_t size, size_t align, void **block) {
+    *block = umfPoolAlignedMalloc(state, size, align);
+    return *block ? UMF_RESULT_SUCCESS : UMF_RESULT_ERROR_OUT_OF_HOST_MEMORY;
+}
+static umf_result_t in_free(void *state, void *block, size_t size) {
+    (void)size;
+    return umfPoolFree(state, block);
+}
+static umf_result_t in_error(void *state, const char **message, int32_t *error) {
+    (void)state;
+    *message = "";
+    *error = 0;
+    return UMF_RESULT_SUCCESS;
+}
+static umf_result_t in_page(void *state, size_t size, size_t *page) {
+    (void)state, (void)size;
+    *page = 4096;
+    return UMF_RESULT_SUCCESS;
+}
+static umf_result_t in_least_page(void *state, const void *memory, size_t *page) {
+    (void)memory;
+    return in_page(state, 0, page);
+}
+static umf_result_t in_name(void *state, const char **name) {
+    (void)state;
+    *name = "inside";
+    return UMF_RESULT_SUCCESS;
+}
+static umf_result_t in_line(void *state, size_t *size) {
+    (void)state;
+    *size = 64;
+    return UMF_RESULT_SUCCESS;
+}
+
+/* Pools in pools, deeper than the 8 levels that the original's tracker has. */
+static void depth(void) {
+    enum { DEPTH = 12 };
+    umf_memory_provider_ops_t ops = {.version = UMF_PROVIDER_OPS_VERSION_CURRENT,
+                                     .initialize = in_init,
+                                     .finalize = in_fini,
+                                     .alloc = in_alloc,
+                                     .free = in_free,
+                                     .get_last_native_error = in_error,
+                                     .get_recommended_page_size = in_page,
+                                     .get_min_page_size = in_least_page,
+                                     .get_name = in_name,
+                                     .get_cache_line_size = in_line};
+    umf_memory_pool_handle_t pools[DEPTH], found = NULL;
+    char *blocks[DEPTH];
+    int wrong = 0;
+    for (int level = 0; level < DEPTH; level++) {
+        umf_memory_provider_handle_t provider = os(0);
+        if (level > 0) {
+            umfMemoryProviderDestroy(provider);
+            wrong |= umfMemoryProviderCreate(&ops, pools[level - 1], &provider);
+        }
+        wrong |= umfPoolCreate(umfProxyPoolOps(), provider, NULL, UMF_POOL_CREATE_FLAG_OWN_PROVIDER, &pools[level]);
+        blocks[level] = umfPoolMalloc(pools[level], 1 << 20);
+        wrong |= !blocks[level];
+    }
+    for (int level = 0; level < DEPTH; level++) {
+        wrong |= umfPoolByPtr(blocks[level], &found) || found != pools[level];
+        wrong |= umfPoolByPtr(blocks[level] + (1 << 20) - 1, &found) || found != pools[level];
+    }
+    for (int level = DEPTH - 1; level >= 0; level--) {
+        wrong |= umfFree(blocks[level]);
+        wrong |= umfPoolByPtr(blocks[level], &found) == 0;
+        wrong |= umfPoolDestroy(pools[level]);
+    }
+    report("W38 pools in pools are not found from the ninth on", wrong);
+}
+
+/* What the original's sources say is to be done. */
+static void to_do(void) {
+    depth();
+    umf_memory_pool_handle_t pool = NULL;
+    umf_result_t result = umfPoolCreate(umfDisjointPoolOps(), os(0), NULL, UMF_POOL_CREATE_FLAG_OWN_PROVIDER, &pool);
+    report("W38 a disjoint pool needs settings", result);
+    char *aligned = umfPoolAlignedMalloc(pool, 4096, 1 << 20);
+    size_t reserved = 0;
+    umfCtlGet("umf.pool.by_handle.{}.stats.reserved_memory", &reserved, sizeof reserved, pool);
+    report("W38 what is aligned takes its alignment in bytes", (uintptr_t)aligned % (1 << 20) || reserved > 4 << 20);
+    umfFree(aligned);
+    umf_ipc_handler_handle_t handler = NULL;
+    void *opened = NULL;
+    umf_memory_pool_handle_t shared = disjoint(os(1), NULL);
+    char *block = umfPoolMalloc(shared, 100);
+    umf_ipc_handle_t handle;
+    size_t size;
+    umfGetIPCHandle(block, &handle, &size);
+    umfPoolGetIPCHandler(shared, &handler);
+    /* Something else of the library, which is no handler. */
+    umf_memory_provider_handle_t provider = os(1);
+    report("W38 a handler that is none is used", umfOpenIPCHandle((umf_ipc_handler_handle_t)provider, handle, &opened) == 0);
+    umfMemoryProviderDestroy(provider);
+    umfPutIPCHandle(handle);
+    umfFree(block);
+    umfPoolDestroy(shared);
+    umfPoolDestroy(pool);
+}
+
 int main(void) {
     handles();
     idle_mappings();
@@ -389,5 +500,6 @@ int main(void) {
     properties();
     fixed();
     policies();
+    to_do();
     return 0;
 }

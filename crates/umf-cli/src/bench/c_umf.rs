@@ -1,12 +1,14 @@
-//! The C library that this project measures itself by, opened at run time: `libumf.so.1`, release 1.x.
+//! `libumf.so.1` with a pool, opened at run time: the C library that this project measures itself by, release 1.x, and this
+//! project's own.
 //!
-//! The prototypes are those of its headers. What is made here lives as long as the process.
+//! The prototypes are those of the original's headers.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use std::ptr;
 
 use libloading::Library;
+use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
@@ -16,22 +18,41 @@ pub(super) const NAME: &str = "umf (C)";
 type Status = c_int;
 type Opaque = *mut c_void;
 
-/// All sizes of the workloads are pooled.
-const LARGEST_POOLED: usize = 4 << 20;
-
 /// How many slabs it keeps per bucket: all that the workloads free at a time. (With its default it unmaps most large blocks.)
-const CAPACITY: usize = 64;
+pub(super) const CAPACITY: usize = 64;
 
 /// Whom the memory of its pool is for.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) enum Memory {
     Private = 1,
     Shared = 2,
 }
 
+/// How a pool is made; what is `None` is left to the library.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Settings {
+    pub memory: Memory,
+    /// Bytes of the largest block that is pooled.
+    pub largest_pooled: Option<usize>,
+    /// Slabs that are kept per bucket.
+    pub capacity: Option<usize>,
+}
+
+impl Settings {
+    /// The library's own.
+    pub(super) const fn default_over(memory: Memory) -> Settings {
+        Settings { memory, largest_pooled: None, capacity: None }
+    }
+
+    /// All that the workloads of `umf bench pool` free is pooled.
+    pub(super) const fn pooling(memory: Memory) -> Settings {
+        Settings { memory, largest_pooled: Some(4 << 20), capacity: Some(CAPACITY) }
+    }
+}
+
 /// A call that the library refused.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("{NAME}: {call} failed with status {status}")]
+#[error("libumf.so.1: {call} failed with status {status}")]
 pub(super) struct Refused {
     call: &'static str,
     status: Status,
@@ -48,11 +69,14 @@ pub(super) struct CUmf {
     malloc: unsafe extern "C" fn(Opaque, usize) -> Opaque,
     free: unsafe extern "C" fn(Opaque) -> Status,
     free_in_pool: unsafe extern "C" fn(Opaque, Opaque) -> Status,
+    by_pointer: unsafe extern "C" fn(*const c_void, *mut Opaque) -> Status,
     read: Read,
     get: unsafe extern "C" fn(*const c_void, *mut Opaque, *mut usize) -> Status,
     put: unsafe extern "C" fn(Opaque) -> Status,
     open: unsafe extern "C" fn(Opaque, Opaque, *mut Opaque) -> Status,
     close: unsafe extern "C" fn(Opaque) -> Status,
+    destroy_pool: unsafe extern "C" fn(Opaque) -> Status,
+    destroy_provider: unsafe extern "C" fn(Opaque) -> Status,
     /// Keeps the functions in memory.
     _library: Library,
 }
@@ -63,14 +87,14 @@ unsafe impl Send for CUmf {}
 unsafe impl Sync for CUmf {}
 
 impl CUmf {
-    /// Opens the library and makes a disjoint pool.
+    /// Opens the library, which `option` named, and makes a disjoint pool.
     ///
     /// # Errors
     /// It cannot be loaded, or does not do that.
-    pub(super) fn open(path: &Path, memory: Memory) -> Result<CUmf, Failure> {
+    pub(super) fn open(option: &str, path: &Path, settings: Settings) -> Result<CUmf, Failure> {
         let wrong =
-            |error: &dyn std::fmt::Display| Failure::Told(format!("--peer-umf {}: {error}", path.display()));
-        // SAFETY: whoever asks for the peer trusts its code to run.
+            |error: &dyn std::fmt::Display| Failure::Told(format!("{option} {}: {error}", path.display()));
+        // SAFETY: whoever names a library trusts its code to run. Its symbols are seen by nobody else (RTLD_LOCAL).
         let library =
             unsafe { Library::new(path) }.map_err(|error| match std::error::Error::source(&error) {
                 Some(source) => wrong(&format!("{source} (what it needs is searched in LD_LIBRARY_PATH)")),
@@ -78,12 +102,12 @@ impl CUmf {
             })?;
         // SAFETY: each type is the prototype in the headers of release 1.x of the library; the calls are in the order
         // that they ask for, with pointers to live locals.
-        unsafe { Self::make(library, memory) }.map_err(|error| wrong(&error))
+        unsafe { Self::make(library, settings) }.map_err(|error| wrong(&error))
     }
 
     /// # Safety
     /// `library` is a libumf of release 1.x.
-    unsafe fn make(library: Library, memory: Memory) -> Result<CUmf, String> {
+    unsafe fn make(library: Library, wanted: Settings) -> Result<CUmf, String> {
         type Ops = unsafe extern "C" fn() -> *const c_void;
         type Create = unsafe extern "C" fn(*mut Opaque) -> Status;
         type SetVisibility = unsafe extern "C" fn(Opaque, c_uint) -> Status;
@@ -104,7 +128,7 @@ impl CUmf {
                 function::<Create>(&library, "umfOsMemoryProviderParamsCreate")?(&raw mut settings),
             )?;
             let set = function::<SetVisibility>(&library, "umfOsMemoryProviderParamsSetVisibility")?;
-            check("visibility", set(settings, memory as c_uint))?;
+            check("visibility", set(settings, wanted.memory as c_uint))?;
             let ops = function::<Ops>(&library, "umfOsMemoryProviderOps")?();
             let create = function::<CreateProvider>(&library, "umfMemoryProviderCreate")?;
             check("provider", create(ops, settings, &raw mut provider))?;
@@ -112,10 +136,14 @@ impl CUmf {
                 "pool settings",
                 function::<Create>(&library, "umfDisjointPoolParamsCreate")?(&raw mut settings),
             )?;
-            let set = function::<SetSize>(&library, "umfDisjointPoolParamsSetMaxPoolableSize")?;
-            check("largest pooled", set(settings, LARGEST_POOLED))?;
-            let set = function::<SetSize>(&library, "umfDisjointPoolParamsSetCapacity")?;
-            check("capacity", set(settings, CAPACITY))?;
+            if let Some(size) = wanted.largest_pooled {
+                let set = function::<SetSize>(&library, "umfDisjointPoolParamsSetMaxPoolableSize")?;
+                check("largest pooled", set(settings, size))?;
+            }
+            if let Some(slabs) = wanted.capacity {
+                let set = function::<SetSize>(&library, "umfDisjointPoolParamsSetCapacity")?;
+                check("capacity", set(settings, slabs))?;
+            }
             let ops = function::<Ops>(&library, "umfDisjointPoolOps")?();
             let create = function::<CreatePool>(&library, "umfPoolCreate")?;
             check("pool", create(ops, provider, settings, 0, &raw mut pool))?;
@@ -130,11 +158,14 @@ impl CUmf {
                 malloc: function(&library, "umfPoolMalloc")?,
                 free: function(&library, "umfFree")?,
                 free_in_pool: function(&library, "umfPoolFree")?,
+                by_pointer: function(&library, "umfPoolByPtr")?,
                 read: function(&library, "umfCtlGet")?,
                 get: function(&library, "umfGetIPCHandle")?,
                 put: function(&library, "umfPutIPCHandle")?,
                 open: function(&library, "umfOpenIPCHandle")?,
                 close: function(&library, "umfCloseIPCHandle")?,
+                destroy_pool: function(&library, "umfPoolDestroy")?,
+                destroy_provider: function(&library, "umfMemoryProviderDestroy")?,
                 _library: library,
             })
         }
@@ -163,6 +194,15 @@ impl CUmf {
     pub(super) unsafe fn free_in_pool(&self, pointer: *mut c_void) -> Result<(), Refused> {
         // SAFETY: the caller's contract; the pool is live.
         told("umfPoolFree", unsafe { (self.free_in_pool)(self.pool, pointer) })
+    }
+
+    /// Finds the pool of an address.
+    pub(super) fn find_pool(&self, pointer: *const c_void) -> Result<(), Refused> {
+        let mut pool = ptr::null_mut();
+        // SAFETY: the library looks the address up; the result goes to a live local.
+        let status = unsafe { (self.by_pointer)(pointer, &raw mut pool) };
+        let call = "umfPoolByPtr";
+        if status == 0 && pool != self.pool { Err(Refused { call, status: -1 }) } else { told(call, status) }
     }
 
     /// Bytes that the pool has from its provider, as the provider counts them.
@@ -204,6 +244,16 @@ impl CUmf {
             let handle = handle.as_ptr().cast_mut().cast();
             told("umfOpenIPCHandle", (self.open)(self.handler, handle, &raw mut pointer))?;
             told("umfCloseIPCHandle", (self.close)(pointer))
+        }
+    }
+}
+
+impl Drop for CUmf {
+    fn drop(&mut self) {
+        // SAFETY: both were made by `make`, and nobody uses them, or what came from them, any more.
+        unsafe {
+            (self.destroy_pool)(self.pool);
+            (self.destroy_provider)(self.provider);
         }
     }
 }

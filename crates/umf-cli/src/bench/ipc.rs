@@ -9,7 +9,7 @@ use umf::host::HostImport;
 use umf::{Access, Address, Block, Exporter, Handle, Importer, Pool};
 
 use super::Bench;
-use super::c_umf::Refused;
+use super::c_umf::{Memory, Refused, Settings};
 use super::measure::{self, Measured, told};
 use super::producer::Producer;
 use crate::failure::Failure;
@@ -123,7 +123,9 @@ fn cached_opens(bench: &mut Bench, producer: &mut Producer) -> Result<(), Failur
     let (one, other) = isolated.split_at(SET);
     let same = bytes(producer.pooled(SET, SIZE / 64)?);
     let foreign = match (&bench.peer, &bench.peer_path) {
-        (Some(_), Some(path)) => producer.foreign(path.clone(), 2 * SET, SIZE)?,
+        (Some(_), Some(path)) => {
+            producer.foreign(path.clone(), Settings::pooling(Memory::Shared), 2 * SET, SIZE)?
+        }
         _ => Vec::new(),
     };
     let (foreign_one, foreign_other) = foreign.split_at(foreign.len() / 2);

@@ -2,6 +2,7 @@
 
 mod access;
 mod c_umf;
+mod capi;
 mod cuda;
 mod ipc;
 mod leases;
@@ -11,6 +12,7 @@ mod measure;
 mod pool;
 mod producer;
 mod row;
+mod turns;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,7 +20,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use crate::failure::Failure;
-use c_umf::{CUmf, Memory};
+use c_umf::{CUmf, Memory, Settings};
 use row::Rows;
 
 /// Measures umf and its peers in one run, and shows NAME, OURS, PEER and RATIO (ours to the peer's).
@@ -38,6 +40,10 @@ pub(crate) struct BenchCommand {
     /// The C library to measure beside: its libumf.so.1
     #[arg(long, value_name = "PATH")]
     peer_umf: Option<PathBuf>,
+
+    /// This project's libumf.so.1 (capi); by default the one beside this program, or in ../lib
+    #[arg(long, value_name = "PATH")]
+    ours: Option<PathBuf>,
 
     /// Measure for a short time only: for trying out, not for comparing
     #[arg(long)]
@@ -75,6 +81,8 @@ enum Area {
     Link,
     /// Memory of an NVIDIA device: allocation, handles, copies
     Cuda,
+    /// The C interface: this project's libumf.so.1 and the original's
+    Capi,
 }
 
 /// What every measurement needs.
@@ -85,8 +93,17 @@ struct Bench {
     rows: Rows,
     peer: Option<CUmf>,
     peer_path: Option<PathBuf>,
+    /// This project's C library, where it is named.
+    ours_path: Option<PathBuf>,
     /// Where to draw.
     plot: Option<PathBuf>,
+}
+
+impl Bench {
+    /// How long one of several is measured that have turns.
+    fn turn(&self) -> Duration {
+        self.time / turns::ROUNDS as u32
+    }
 }
 
 impl BenchCommand {
@@ -102,16 +119,20 @@ impl BenchCommand {
             return link::serve(launcher);
         }
         let Some(area) = self.area else { return Ok(()) };
-        let memory = match area {
-            Area::Ipc | Area::Link | Area::Cuda => Memory::Shared,
-            Area::Pool => Memory::Private,
+        let pool_over = match area {
+            Area::Ipc | Area::Link | Area::Cuda => Some(Memory::Shared),
+            Area::Pool => Some(Memory::Private),
+            // Makes pools of its own.
+            Area::Capi => None,
         };
-        let open = |path: &PathBuf| CUmf::open(path, memory);
-        let peer = self.peer_umf.as_ref().map(open).transpose()?;
+        let peer = match (&self.peer_umf, pool_over) {
+            (Some(path), Some(memory)) => Some(CUmf::open("--peer-umf", path, Settings::pooling(memory))?),
+            _ => None,
+        };
         let time = Duration::from_millis(if self.quick { 5 } else { 300 });
         let rows = Rows::new(self.json, self.rows.clone());
-        let (peer_path, plot) = (self.peer_umf.clone(), self.plot.clone());
-        let mut bench = Bench { time, quick: self.quick, rows, peer, peer_path, plot };
+        let (peer_path, ours_path, plot) = (self.peer_umf.clone(), self.ours.clone(), self.plot.clone());
+        let mut bench = Bench { time, quick: self.quick, rows, peer, peer_path, ours_path, plot };
         if let (Area::Pool, Some([row, allocator])) = (area, self.alone.as_deref()) {
             return pool::alone(&bench, row, allocator);
         }
@@ -121,6 +142,7 @@ impl BenchCommand {
             Area::Pool => pool::measure(&mut bench)?,
             Area::Link => link::measure(&mut bench)?,
             Area::Cuda => cuda::measure(&mut bench)?,
+            Area::Capi => capi::measure(&mut bench)?,
         }
         bench.rows.finish()
     }

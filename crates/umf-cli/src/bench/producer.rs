@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use umf::{Block, Handle, Pool};
 
-use super::c_umf::{CUmf, Memory, Refused};
+use super::c_umf::{CUmf, Refused, Settings};
 use super::measure::told;
 use crate::failure::Failure;
 use crate::worker::{self, Launcher, Worker};
@@ -25,7 +25,7 @@ enum Order {
     /// Blocks of a pool over CUDA memory of a kind.
     Cuda { memory: String, count: usize, size: usize },
     /// Allocations of the C library, from regions of its own each.
-    Foreign { library: PathBuf, count: usize, size: usize },
+    Foreign { library: PathBuf, settings: Settings, count: usize, size: usize },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -80,10 +80,11 @@ impl Producer {
     pub(super) fn foreign(
         &mut self,
         library: PathBuf,
+        settings: Settings,
         count: usize,
         size: usize,
     ) -> Result<Vec<Vec<u8>>, Failure> {
-        match self.ask(&Order::Foreign { library, count, size })? {
+        match self.ask(&Order::Foreign { library, settings, count, size })? {
             Answer::Foreign(handles) => Ok(handles),
             other => Err(unexpected(&other)),
         }
@@ -142,14 +143,13 @@ pub(super) fn serve(launcher: u32) -> Result<(), Failure> {
                 // Until the process ends.
                 export(Box::leak(Box::new(pool)), count, size, &mut blocks).map(Answer::Handles)
             }),
-            Order::Foreign { library, count, size } => {
-                CUmf::open(&library, Memory::Shared).and_then(|library| {
+            Order::Foreign { library, settings, count, size } => CUmf::open("producer:", &library, settings)
+                .and_then(|library| {
                     let handles: Result<_, Refused> =
                         (0..count).map(|_| library.handle(library.allocate(size)?)).collect();
                     libraries.push(library);
                     handles.map(Answer::Foreign).map_err(told)
-                })
-            }
+                }),
         };
         let answer: Result<Answer, Failure> = answer;
         launcher.answer(&answer.unwrap_or_else(|failure| Answer::Failed(failure.to_string())))?;

@@ -110,6 +110,20 @@ pub fn span(address: Address) -> Option<(RegionNumber, u32)> {
     }
 }
 
+/// Who has the innermost live region that holds `address`: of [`find`], what the most common look-ups need, in half the time.
+#[inline]
+#[must_use]
+pub fn owner(address: Address) -> Option<OwnerId> {
+    if let Some(slot) = MAP.get_own(address)
+        && let Some(number) = slot.alone()
+        && let Some(record) = REGIONS.get(number)
+        && let Some(owner) = record.owner_around(address)
+    {
+        return Some(owner);
+    }
+    owner_of(address)
+}
+
 /// The pool of the live block at `address`, without keeping it alive: for `free(address)`. It costs four dependent loads, and
 /// no shared write.
 ///

@@ -64,6 +64,13 @@ impl Slot {
         Entry::unpack(self.0.load(Ordering::Acquire))
     }
 
+    /// The number of the only region of the granule; `None` where there is none, or a list.
+    #[inline(always)]
+    pub(super) fn alone(&self) -> Option<u32> {
+        let number = (self.0.load(Ordering::Acquire) >> 32) as u32;
+        (number != 0 && number != CROWD).then_some(number)
+    }
+
     /// The span of a granule with one region (or none: 0), if it is below `limit`, a power of two; `None` for a list of regions.
     #[inline(always)]
     pub(super) fn span_below(&self, limit: u32) -> Option<u32> {

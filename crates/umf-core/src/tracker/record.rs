@@ -52,6 +52,20 @@ impl RegionRecord {
         OwnerId::from_number(self.owner.load(Ordering::Acquire))
     }
 
+    /// Who has it, if it holds the address; `None` also while it is being changed.
+    #[inline(always)]
+    pub(super) fn owner_around(&self, address: Address) -> Option<OwnerId> {
+        let (owner, base, size) = sequence::read(&self.sequence, || {
+            (
+                self.owner.load(Ordering::Relaxed),
+                self.base.load(Ordering::Relaxed),
+                self.size.load(Ordering::Relaxed),
+            )
+        })?;
+        let is_inside = address.to_bits().wrapping_sub(base) < size;
+        if is_inside { OwnerId::from_number(owner) } else { None }
+    }
+
     /// A consistent copy, or `None` if the record is free or being changed.
     #[inline]
     pub(super) fn read(&self, number: u32, span: u32) -> Option<Found> {

@@ -227,3 +227,130 @@ fn owners_are_guarded_and_reused() {
     }
     assert_eq!(Arc::strong_count(&provider), before);
 }
+
+/// Splits and merges as asked, and says that the parts and the whole lie where the tracker cannot take them in: as if there were no
+/// memory for their records.
+struct Awry(Numbers, AtomicU64);
+
+// SAFETY: as that of `Numbers`.
+unsafe impl Provider for Awry {
+    fn kind(&self) -> ProviderKind {
+        self.0.kind()
+    }
+    fn name(&self) -> &str {
+        "awry"
+    }
+    fn memory_kind(&self) -> MemoryKind {
+        MemoryKind::Device
+    }
+    fn visibility(&self) -> Visibility {
+        Visibility::Private
+    }
+    fn page_size(&self) -> usize {
+        256
+    }
+    fn allocate(&self, layout: Layout) -> Result<Region> {
+        self.0.allocate(layout)
+    }
+    unsafe fn free(&self, _region: Region) -> Result<()> {
+        Ok(())
+    }
+    fn split_merge(&self) -> Option<&dyn SplitMerge> {
+        Some(self)
+    }
+}
+
+impl Awry {
+    /// Reaches past the end of its address space.
+    fn lost(&self) -> Region {
+        Region::new(self.0.at((1 << Address::BITS) - 256), 1 << 20)
+    }
+}
+
+impl SplitMerge for Awry {
+    unsafe fn split(&self, region: Region, _first: usize) -> Result<(Region, Region)> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        Ok((region, self.lost()))
+    }
+    unsafe fn merge(&self, _low: Region, _high: Region) -> Result<Region> {
+        self.1.fetch_sub(1, Ordering::Relaxed);
+        Ok(self.lost())
+    }
+}
+
+#[test]
+fn a_split_or_merge_that_cannot_be_tracked_is_undone() {
+    let numbers = Numbers { space: AddressSpace::new(109).unwrap(), next: AtomicU64::new(0x10_0000) };
+    let provider = Arc::new(Awry(numbers, AtomicU64::new(0)));
+    let upstream = Upstream::new(provider.clone()).unwrap();
+    let [low, high] = [0, 1].map(|_| upstream.allocate(layout(512, 256)).unwrap().0);
+    // SAFETY: nobody uses the regions, here and below.
+    assert!(matches!(unsafe { upstream.split(low, 256) }, Err(Error::SizeOverflow { .. })));
+    // SAFETY: as above.
+    assert!(matches!(unsafe { upstream.merge(low, high) }, Err(Error::SizeOverflow { .. })));
+    assert_eq!(provider.1.load(Ordering::Relaxed), 0, "what the provider did is undone");
+    for region in [low, high] {
+        assert_eq!(find(region.base()).unwrap().region, region);
+        // SAFETY: as above.
+        unsafe { upstream.free(region) }.unwrap();
+    }
+}
+
+/// Of the process's own space, as nobody maps it: what [`owner`] finds without a list, and what with one.
+#[test]
+fn an_owner_is_that_of_the_region_around_the_address() {
+    let provider = Numbers::new(107);
+    let (one, other) =
+        (Upstream::new(provider.clone()).unwrap().id(), Upstream::new(provider.clone()).unwrap().id());
+    let at = |value: usize| Address::new(0x70_0000_0000_0000 + value).unwrap();
+    let region = Region::new(at(0x1_8000), 0x2_0000);
+    let number = insert(region, one).unwrap();
+    for (value, expected) in [
+        (0x1_0000, None),
+        (0x1_7fff, None),
+        (0x1_8000, Some(one)),
+        (0x2_0000, Some(one)),
+        (0x3_7fff, Some(one)),
+        (0x3_8000, None),
+        (0x100_0000, None),
+    ] {
+        assert_eq!(owner(at(value)), expected, "{value:#x}");
+        assert_eq!(find(at(value)).map(|found| found.owner), expected, "{value:#x}");
+    }
+    let inner = Region::new(at(0x2_4000), 0x1000);
+    let second = insert(inner, other).unwrap();
+    assert_eq!(
+        [0x2_3fff, 0x2_4000, 0x2_5000].map(|value| owner(at(value))),
+        [Some(one), Some(other), Some(one)]
+    );
+    remove(second, inner);
+    remove(number, region);
+    assert_eq!(owner(at(0x2_4000)), None);
+}
+
+#[test]
+fn readers_never_see_the_owner_of_another_region() {
+    let provider = Numbers::new(108);
+    let (low, high) = (Upstream::new(provider.clone()).unwrap(), Upstream::new(provider.clone()).unwrap());
+    let at = |value: usize| Address::new(0x71_0000_0000_0000 + value).unwrap();
+    let stop = core::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for (value, whose) in [(0x100, &low), (0x9_0000, &high)] {
+                    assert!(owner(at(value)).is_none_or(|found| found == whose.id()));
+                }
+                // Between the two there is never one.
+                assert_eq!(owner(at(0x8_0000)), None);
+            }
+        });
+        // One record, again and again: each time somebody else's.
+        for _ in 0..20_000 {
+            for (value, whose) in [(0, &low), (0x9_0000, &high)] {
+                let region = Region::new(at(value), 0x1_0000);
+                remove(insert(region, whose.id()).unwrap(), region);
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}

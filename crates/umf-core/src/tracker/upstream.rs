@@ -205,7 +205,14 @@ impl Upstream {
         match unsafe { ability.split(region, first) } {
             Ok((low, high)) => {
                 step(Step::UpstreamSplit);
-                replace(&[(number, region)], &[low, high], self.id)?;
+                if let Err(error) = replace(&[(number, region)], &[low, high], self.id) {
+                    // Nobody can have the parts without a record of them: the whole again.
+                    // SAFETY: both come from the split, and nobody else has seen them.
+                    if unsafe { ability.merge(low, high) }.is_ok() {
+                        revive(number);
+                    }
+                    return Err(error);
+                }
                 Ok((low, high))
             }
             Err(error) => {
@@ -243,7 +250,14 @@ impl Upstream {
         match unsafe { ability.merge(low, high) } {
             Ok(merged) => {
                 step(Step::UpstreamMerged);
-                replace(&[(numbers.0, low), (numbers.1, high)], &[merged], self.id)?;
+                if let Err(error) = replace(&[(numbers.0, low), (numbers.1, high)], &[merged], self.id) {
+                    // SAFETY: it comes from the merge, and nobody else has seen it.
+                    if unsafe { ability.split(merged, low.size()) }.is_ok() {
+                        revive(numbers.0);
+                        revive(numbers.1);
+                    }
+                    return Err(error);
+                }
                 Ok(merged)
             }
             Err(error) => {

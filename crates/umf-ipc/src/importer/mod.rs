@@ -13,13 +13,14 @@ pub use builder::{ImporterBuilder, ImporterSettings};
 pub use mapping::Mapping;
 pub use umf_core::Access;
 
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 use umf_core::fork::{self, ForkAware};
 use umf_core::lock::Lock;
-use umf_core::{Import, ProviderKind};
+use umf_core::{Address, Import, ProviderKind};
 
 use crate::Result;
 use crate::cache::{Cache, CacheStatistics, Memo};
@@ -114,6 +115,23 @@ impl Importer {
             Ok(bytes) => self.inner.open_bytes(bytes, access),
             Err(_) => Err(crate::DecodeError::Length { length: bytes.len() }.into()),
         }
+    }
+
+    /// Opens a handle that the calling thread opened before for the same access, from the bytes as they came. `place` says where the
+    /// mapping is to be, by the block's address and length; it is written there, and not moved. `false` where there is none, or no
+    /// place: [`Importer::open_bytes`] finds out. For those who keep mappings in tables of their own, on common paths.
+    #[inline(always)]
+    #[must_use]
+    pub fn open_again<'i, 'p>(
+        &'i self,
+        bytes: &[u8; crate::HANDLE_SIZE],
+        access: Access,
+        place: impl FnOnce(Address, usize) -> Option<&'p mut MaybeUninit<Mapping<'i>>>,
+    ) -> bool
+    where
+        'i: 'p,
+    {
+        self.inner.open_known_in(bytes, access, place)
     }
 
     /// Lets the importer open one more kind of memory. Replaces what opened that kind before; mappings that are

@@ -1,5 +1,6 @@
 //! Opening a handle: bytes, memo, or else decoding, producer, ledger, fd, mapping.
 
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -47,9 +48,29 @@ impl Inner {
     /// Opens what this thread opened before.
     #[inline]
     fn open_known(&self, bytes: &[u8; SIZE], access: Access) -> Option<Mapping<'_>> {
+        let mut mapping = MaybeUninit::uninit();
+        let is_open = self.open_known_in(bytes, access, |_, _| Some(&mut mapping));
+        // SAFETY: it was written if there is one.
+        is_open.then(|| unsafe { mapping.assume_init() })
+    }
+
+    /// The same, into the place that `place` yields for the address and length of the block: the mapping is written there at once, and
+    /// not moved. Says whether there is one.
+    #[inline(always)]
+    pub(super) fn open_known_in<'i, 'p>(
+        &'i self,
+        bytes: &[u8; SIZE],
+        access: Access,
+        place: impl FnOnce(Address, usize) -> Option<&'p mut MaybeUninit<Mapping<'i>>>,
+    ) -> bool
+    where
+        'i: 'p,
+    {
         if let Some(memo) = self.memo[access as usize].current()
             && let Some(note) = memo.by_bytes(hash(bytes), bytes)
             && let Some(lease) = note.lease
+            && let base = Address::from_bits(note.base)
+            && let Some(into) = place(base, note.length as usize)
             // SAFETY: the note was made in this thread's table for the pins of this importer; the ranges that rows are
             // shown in stay mapped and belong to one thread; and while an entry has the note's stamp and is pinned, it
             // keeps the ledger mapped.
@@ -63,7 +84,7 @@ impl Inner {
             let place = Place {
                 pin: Pin::new(memo.thread(), note.pin),
                 lease,
-                base: Address::from_bits(note.base),
+                base,
                 length: note.length as usize,
                 generation: note.generation,
                 word: note.word,
@@ -73,11 +94,11 @@ impl Inner {
             };
             // SAFETY: the note was stored by `remember` for an entry with this stamp; the pin keeps that entry, which
             // keeps region and ledger mapped.
-            let mapping = unsafe { Mapping::new(self, place) };
+            into.write(unsafe { Mapping::new(self, place) });
             memo.count_hit();
-            return Some(mapping);
+            return true;
         }
-        None
+        false
     }
 
     #[cold]

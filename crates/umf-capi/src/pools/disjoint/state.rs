@@ -38,6 +38,10 @@ unsafe impl Send for Disjoint {}
 // SAFETY: as above.
 unsafe impl Sync for Disjoint {}
 
+/// What a thread may keep in blocks below 64 KiB: as much as the original keeps in its buckets of these sizes by itself, which has
+/// up to four slabs of each.
+const SMALL_CACHE: usize = 32 << 20;
+
 /// The slab pool, and what goes with it.
 pub(crate) struct Made {
     pub(super) slab: Arc<SlabPool>,
@@ -124,6 +128,7 @@ impl Disjoint {
             .max_poolable_size(largest)
             .capacity(u32::try_from(params.capacity).unwrap_or(u32::MAX))
             .min_block_size(smallest)
+            .small_cache_size(SMALL_CACHE)
             .trace(u32::try_from(params.trace).unwrap_or(0));
         let slab = SlabPool::new(Arc::clone(&self.core), settings)?;
         let sizes = if largest == 0 { Vec::new() } else { sizes(smallest, largest) };

@@ -5,7 +5,7 @@ use std::fmt::Display;
 const PAGE: usize = 4096;
 
 /// Somebody who allocates.
-pub(super) trait Allocator: Sync {
+pub(in crate::bench) trait Allocator: Sync {
     /// A block.
     type Block: Copy + Send + Sync;
 

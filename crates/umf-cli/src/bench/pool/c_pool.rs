@@ -29,7 +29,7 @@ impl Allocator for CUmf {
 }
 
 /// The same, by somebody who has forgotten from which pool a block is.
-pub(super) struct WithoutPool<'a>(pub &'a CUmf);
+pub(in crate::bench) struct WithoutPool<'a>(pub &'a CUmf);
 
 impl Allocator for WithoutPool<'_> {
     type Block = usize;

@@ -19,4 +19,7 @@ mod subjects;
 mod tcmalloc;
 mod xfree;
 
-pub(super) use rows::{alone, measure};
+pub(super) use c_pool::WithoutPool;
+pub(super) use orders::{Order, run};
+pub(super) use rows::{alone, measure, plan};
+pub(super) use script::{MIDDLE, SMALL};

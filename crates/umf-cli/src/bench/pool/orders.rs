@@ -15,7 +15,7 @@ pub(super) const BATCHES: usize = 8;
 
 /// The order in which blocks are allocated and freed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
+pub(in crate::bench) enum Order {
     /// Each is freed before the next is allocated.
     Pair,
     /// 64 are allocated, and freed in reverse.
@@ -32,7 +32,7 @@ pub(super) enum Order {
 
 /// What an allocator is to do in one run.
 #[derive(Clone, Copy)]
-pub(super) struct Plan {
+pub(in crate::bench) struct Plan {
     pub order: Order,
     pub sizes: Sizes,
     pub threads: usize,
@@ -43,7 +43,7 @@ pub(super) struct Plan {
 }
 
 /// Nanoseconds per allocation and free: one value for each batch of each thread.
-pub(super) fn run<A: Allocator>(allocator: &A, plan: &Plan) -> Result<Vec<f64>, Failure> {
+pub(in crate::bench) fn run<A: Allocator>(allocator: &A, plan: &Plan) -> Result<Vec<f64>, Failure> {
     match plan.order {
         Order::CrossFree => xfree::run(allocator, plan),
         Order::Larson => larson::run(allocator, plan),

@@ -12,11 +12,10 @@ use super::subjects::{Peers, UMF, with};
 use crate::bench::Bench;
 use crate::bench::c_umf::{self, CUmf};
 use crate::bench::measure::{Measured, told};
+use crate::bench::turns::in_turns;
 use crate::failure::Failure;
 use crate::{output, timing};
 
-/// How often each allocator has its turn in a row.
-const ROUNDS: usize = 5;
 /// The shortest batch: what is allocated and then freed in reverse is that many.
 const LEAST: usize = 64;
 
@@ -62,20 +61,23 @@ pub(in crate::bench) fn measure(bench: &mut Bench) -> Result<(), Failure> {
     apart(bench, &subjects, METADATA, "%")
 }
 
+/// What is to be done in one row.
+pub(in crate::bench) fn plan(quick: bool, order: Order, sizes: Sizes, threads: usize, touched: bool) -> Plan {
+    let (shorter, fewer) = if quick { (QUICK, FEWER) } else { (1, 1) };
+    let sizes = sizes.with_fewer(fewer);
+    // To write to all pages of large blocks takes as much longer, and as few of them fit between two threads.
+    let slower = match order {
+        _ if sizes.name != LARGE.name => 1,
+        _ if touched => 16,
+        Order::CrossFree => 4,
+        _ => 1,
+    };
+    Plan { order, sizes, threads, touched, batch: (sizes.batch / slower / shorter).max(LEAST) }
+}
+
 /// The rows that are nanoseconds per allocation and free.
 fn plans(quick: bool) -> Vec<(String, Plan)> {
-    let (shorter, fewer) = if quick { (QUICK, FEWER) } else { (1, 1) };
-    let plan = |order, sizes: Sizes, threads, touched: bool| {
-        let sizes = sizes.with_fewer(fewer);
-        // To write to all pages of large blocks takes as much longer, and as few of them fit between two threads.
-        let slower = match order {
-            _ if sizes.name != LARGE.name => 1,
-            _ if touched => 16,
-            Order::CrossFree => 4,
-            _ => 1,
-        };
-        Plan { order, sizes, threads, touched, batch: (sizes.batch / slower / shorter).max(LEAST) }
-    };
+    let plan = |order, sizes, threads, touched| plan(quick, order, sizes, threads, touched);
     let mut plans = Vec::new();
     for sizes in [SMALL, LARGE] {
         for (name, order) in ORDERS {
@@ -109,22 +111,6 @@ fn plans(quick: bool) -> Vec<(String, Plan)> {
     plans
 }
 
-/// Each subject's values, taken in turns. The first one changes, so that nobody always comes after the same one.
-fn in_turns(
-    bench: &Bench,
-    subjects: &[&dyn Subject],
-    measure: impl Fn(&dyn Subject) -> Result<Vec<f64>, Failure>,
-) -> Result<Vec<Vec<f64>>, Failure> {
-    let mut values = vec![Vec::new(); subjects.len()];
-    for round in 0..if bench.quick { 1 } else { ROUNDS } {
-        for turn in 0..subjects.len() {
-            let number = (round + turn) % subjects.len();
-            values[number].extend(measure(subjects[number])?);
-        }
-    }
-    Ok(values)
-}
-
 /// Adds a row for each peer that takes part.
 fn compare(
     bench: &mut Bench,
@@ -141,7 +127,7 @@ fn compare(
     let ours = Named::new(UMF, &slab);
     let mut subjects: Vec<&dyn Subject> = vec![&ours];
     subjects.extend(peers.iter().map(|peer| &**peer).filter(|peer| peer.takes_part(plan)));
-    let values = in_turns(bench, &subjects, |subject| subject.run(plan))?;
+    let values = in_turns(bench.quick, &subjects, |subject| subject.run(plan))?;
     add_all(bench, name, "ns", &subjects, values)
 }
 
@@ -178,7 +164,7 @@ fn find_pool(bench: &mut Bench, c: Option<&CUmf>) -> Result<(), Failure> {
     }
     let batch = SMALL.batch / if bench.quick { QUICK } else { 1 };
     let plan = Plan { order: Order::Random, sizes: SMALL, threads: 1, touched: false, batch };
-    let values = in_turns(bench, &subjects, |subject| subject.run(&plan))?;
+    let values = in_turns(bench.quick, &subjects, |subject| subject.run(&plan))?;
     // Round by round, since the machine is not as fast in one as in another.
     let more = |without: &[f64], with: &[f64]| {
         let rounds = without.chunks(BATCHES).zip(with.chunks(BATCHES));
@@ -211,7 +197,7 @@ fn scaling(
     let plan = |threads| Plan { order: Order::Random, sizes, threads, touched: false, batch: LEAST };
     let mut subjects: Vec<&dyn Subject> = vec![&ours];
     subjects.extend(peers.iter().map(|peer| &**peer).filter(|peer| peer.takes_part(&plan(8))));
-    let values = in_turns(bench, &subjects, |subject| {
+    let values = in_turns(bench.quick, &subjects, |subject| {
         Ok(vec![subject.throughput(&plan(8), count)? / subject.throughput(&plan(2), count)?])
     })?;
     add_all(bench, name, "x", &subjects, values)

@@ -2,7 +2,7 @@
 
 /// A range of sizes, and how many blocks of it live at a time.
 #[derive(Clone, Copy)]
-pub(super) struct Sizes {
+pub(in crate::bench) struct Sizes {
     pub name: &'static str,
     least: usize,
     most: usize,
@@ -21,8 +21,17 @@ enum Spread {
 }
 
 /// 8 B to 4 KiB.
-pub(super) const SMALL: Sizes =
+pub(in crate::bench) const SMALL: Sizes =
     Sizes { name: "small", least: 8, most: 4 << 10, spread: Spread::Even, live: 1000, batch: 1 << 14 };
+/// 1 KiB to 64 KiB.
+pub(in crate::bench) const MIDDLE: Sizes = Sizes {
+    name: "1k_64k",
+    least: 1 << 10,
+    most: 64 << 10,
+    spread: Spread::Even,
+    live: 1000,
+    batch: 1 << 13,
+};
 /// 64 KiB to 4 MiB.
 pub(super) const LARGE: Sizes =
     Sizes { name: "large", least: 64 << 10, most: 4 << 20, spread: Spread::Even, live: 200, batch: 1 << 12 };
