@@ -5,13 +5,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-/// The program, built if it is not there or not new: tests of one package are not given the programs of another.
+/// The program that `TESTS_UMF` names, as `tests/run` does; otherwise it is built if it is not there or not new: tests of one package are not
+/// given the programs of another.
 ///
 /// # Panics
 /// If it does not build.
 #[must_use]
 pub fn umf() -> Command {
     static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
+        let built = std::env::var_os("TESTS_UMF").map(PathBuf::from);
+        if let Some(built) = built.filter(|program| program.is_file()) {
+            return built;
+        }
         // A test lies in <target>/<profile>/deps.
         let test = std::env::current_exe().unwrap();
         let profile = test.ancestors().nth(2).unwrap();

@@ -35,6 +35,8 @@ build_all() {
     [ -n "$features" ] || continue
     selection=()
     for package in $packages; do selection+=(--package "$package"); done
+    # (Of the workspace's crates, as tests/run has built them.)
+    if [ "$how" = workspace ]; then selection=(--workspace); fi
     # shellcheck disable=SC2086 # several
     build_programs "$name" "${selection[@]}" --features "${features// /,}" $(test_targets "$name") >"$work/built.$name"
   done <"$work/needed"

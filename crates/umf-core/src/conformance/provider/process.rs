@@ -60,7 +60,7 @@ pub fn cycles_leak_nothing(make: Make<'_>) {
     let page = provider.page_size();
     // Of huge pages rarely more than one: the kernel clears each.
     let huge = page >= 1 << 20;
-    let size = |number: usize| page * if huge && number % 10 != 0 { 1 } else { 1 + number % 3 };
+    let size = |number: usize| page * if huge && !number.is_multiple_of(10) { 1 } else { 1 + number % 3 };
     (0..20).for_each(|number| cycle(size(number)));
     let before = (descriptors(), mappings());
     (0..1000).for_each(|number| cycle(size(number)));

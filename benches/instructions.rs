@@ -1,6 +1,6 @@
-//! What the common paths cost, in instructions: they do not depend on the machine's mood, and a figure above the ceiling
+//! What the common paths of the slab pool cost, in instructions: they do not depend on the machine's mood, and a figure above the ceiling
 //! that is recorded here fails. Runs under valgrind's callgrind, in a release build:
-//! `cargo test --release --package umf-pool-slab --test instructions -- --nocapture`.
+//! `cargo test --release --package umf-benches --test instructions -- --nocapture`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
