@@ -17,8 +17,8 @@ use umf_core::tracker::GRANULE;
 use crate::span::{Divisor, Span};
 use crate::thread_cache::Bin;
 
-/// How many granules a thread remembers: those of 32 MiB, if they lie side by side.
-pub(crate) const NEARS: usize = 512;
+/// How many granules a thread remembers: those of 128 MiB, if they lie side by side.
+pub(crate) const NEARS: usize = 2048;
 
 /// A granule in which blocks of a span begin whose owner is the thread.
 #[repr(C, align(64))]
