@@ -1,4 +1,4 @@
-//! A C program with this library and without, in turn: `name, ours, peer, ratio`.
+//! A C program with this library and without, in turn: `name, ours, peer, ratio`, which is ours to the peer's.
 //!
 //! `cargo bench -p umf-proxy --profile capi` takes the library as `install` builds it.
 
@@ -49,7 +49,7 @@ fn main() {
             ours = ours.min(time(&program, [row, operations, threads], Some(&library)));
             libc = libc.min(time(&program, [row, operations, threads], None));
         }
-        println!("{:<16} {ours:>9.2} {libc:>9.2} {:>7.2}", format!("proxy.{row}.{threads}t"), libc / ours);
+        println!("{:<16} {ours:>9.2} {libc:>9.2} {:>7.2}", format!("proxy.{row}.{threads}t"), ours / libc);
     }
 }
 

@@ -30,6 +30,10 @@ pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
     ("providers/file", "its mappings die with the process; its file stays, which is what files are for"),
     ("providers/fixed", "purges memory of its own process, and does nothing else"),
     ("crates/umf-capi", "a face, too: the protection of its own pages is all that it changes itself"),
+    (
+        "crates/umf-proxy",
+        "mappings of its own process; its file, named or not, is made and marked by the host provider",
+    ),
     ("crates/umf", "the face: what it changes, it changes through the crates below it"),
 ];
 
@@ -136,6 +140,7 @@ pub(crate) const PASSED_ON: &[(&str, &str)] = &[
     ("crates/umf-ipc", "SharedMapping::new"),
     ("crates/umf-ipc", "SharedMapping::keep_from_children"),
     ("crates/umf-ipc", "Front::new"),
+    ("providers/host", "sys::from_number"),
     ("providers/host", "sys::memfd"),
     ("providers/host", "sys::set_attribute"),
     ("providers/host", "sys::set_size"),
