@@ -2,13 +2,14 @@
 
 use std::process::Command;
 
-use crate::library::{MODES, compile, run};
+use crate::library::{compile, modes, run};
 
 #[test]
 fn the_functions_do_what_they_promise() {
+    let test = "the_functions_do_what_they_promise";
     let folder = tempfile::tempdir().unwrap();
-    let Some(program) = compile("the_functions_do_what_they_promise", "calls", folder.path()) else { return };
-    for mode in MODES {
+    let Some(program) = compile(test, "calls", folder.path()) else { return };
+    for mode in modes(test) {
         let said = run(&mut Command::new(&program), Some(mode));
         assert_eq!(said.status, 0, "{mode}: {}\n{}", said.output, said.errors);
         assert!(
@@ -26,12 +27,11 @@ fn the_functions_do_what_they_promise() {
 
 #[test]
 fn threads_free_each_others_blocks_and_fork() {
+    let test = "threads_free_each_others_blocks_and_fork";
     let folder = tempfile::tempdir().unwrap();
-    let Some(program) = compile("threads_free_each_others_blocks_and_fork", "stress", folder.path()) else {
-        return;
-    };
+    let Some(program) = compile(test, "stress", folder.path()) else { return };
     let settings =
-        MODES.into_iter().chain(["size.threshold=64", "page.disposition=shared-fd;size.threshold=300"]);
+        modes(test).into_iter().chain(["size.threshold=64", "page.disposition=shared-fd;size.threshold=300"]);
     for settings in settings {
         let said = run(Command::new(&program).args(["1500", "4"]), Some(settings));
         assert_eq!(said.errors, "", "{settings}");

@@ -5,8 +5,28 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// All memory dispositions.
-pub const MODES: [&str; 3] = ["", "page.disposition=shared-fd", "page.disposition=shared-shm"];
+/// All memory dispositions that can be had here.
+pub fn modes(test: &str) -> Vec<&'static str> {
+    let mut modes = vec!["", "page.disposition=shared-fd"];
+    if has_room(test) {
+        modes.push("page.disposition=shared-shm");
+    }
+    modes
+}
+
+/// Whether there is room for heaps in `/dev/shm`; one line that says so if there is not. (Touching what does not fit is a signal.)
+pub fn has_room(test: &str) -> bool {
+    let mut room = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
+    // SAFETY: a C string, and `room` is valid for the write.
+    let result = unsafe { libc::statvfs(c"/dev/shm".as_ptr(), room.as_mut_ptr()) };
+    // SAFETY: zeros are numbers, and what the call writes is, too.
+    let room = unsafe { room.assume_init() };
+    let has_room = result == 0 && room.f_bavail.saturating_mul(room.f_frsize) >= 1 << 30;
+    if !has_room {
+        println!("umf-skip: {test}: there is less than 1 GiB in /dev/shm");
+    }
+    has_room
+}
 
 /// Cargo builds it beside the tests.
 pub fn library() -> &'static Path {

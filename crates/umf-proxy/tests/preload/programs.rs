@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::library::{MODES, Said, is_there, library, run};
+use crate::library::{Said, is_there, library, modes, run};
 
 /// Runs a script of the shell in a folder that is made anew for it.
 fn script(text: &str, settings: Option<&str>) -> Said {
@@ -40,7 +40,8 @@ fn a_shell_and_its_tools_say_the_same() {
         tar cf - numbers | tar tf -
         bash -c 'exec bash -c "exec echo after exec"'
     "#;
-    same("a_shell_and_its_tools_say_the_same", &["sort", "awk", "gzip", "tar"], text, &MODES);
+    let test = "a_shell_and_its_tools_say_the_same";
+    same(test, &["sort", "awk", "gzip", "tar"], text, &modes(test));
 }
 
 #[test]
@@ -72,7 +73,8 @@ if __name__ == "__main__":
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 END
     "#;
-    same("python_with_threads_and_processes_says_the_same", &["python3"], text, &MODES);
+    let test = "python_with_threads_and_processes_says_the_same";
+    same(test, &["python3"], text, &modes(test));
 }
 
 #[test]
@@ -81,7 +83,8 @@ fn perl_git_and_sqlite_say_the_same() {
         perl -e 'my %h; $h{$_ % 997} .= chr(65 + $_ % 26) for 1..60000; print join(q(,), map { length $h{$_} } 1..20), qq(\n);
             print scalar(reverse(sort(qw(c a b)))), qq(\n); if (my $p = fork) { waitpid $p, 0; print $? >> 8, qq(\n) } else { exit 7 }'
     ";
-    same("perl_git_and_sqlite_say_the_same", &["perl"], text, &MODES);
+    let test = "perl_git_and_sqlite_say_the_same";
+    same(test, &["perl"], text, &modes(test));
     let text = r"
         set -e
         export GIT_AUTHOR_DATE='2001-01-01T00:00:00Z' GIT_COMMITTER_DATE='2001-01-01T00:00:00Z' GIT_CONFIG_NOSYSTEM=1
@@ -89,13 +92,13 @@ fn perl_git_and_sqlite_say_the_same() {
         for n in 1 2 3 4; do seq $n $((n * 3000)) > f$n; git add .; git commit -qm $n; done
         git repack -qad --threads=2; git log --stat --oneline; git clone -q . ../two; cd ../two; git fsck --full; git diff HEAD~2 | tail -2
     ";
-    same("perl_git_and_sqlite_say_the_same", &["git"], text, &["", "page.disposition=shared-fd"]);
+    same(test, &["git"], text, &["", "page.disposition=shared-fd"]);
     let text = r#"
         sqlite3 base "create table t(a integer primary key, b text); with recursive n(i) as (select 1 union all select i + 1 from n where i < 20000)
             insert into t select i, hex(i * i) from n; create index x on t(b); select count(*), max(b), sum(length(b)) from t where b > '3';
             select substr(b, 1, 2) s, count(*) from t group by s order by 2 desc, 1 limit 5; pragma integrity_check;"
     "#;
-    same("perl_git_and_sqlite_say_the_same", &["sqlite3"], text, &["", "size.threshold=100"]);
+    same(test, &["sqlite3"], text, &["", "size.threshold=100"]);
 }
 
 #[test]
