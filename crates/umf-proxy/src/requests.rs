@@ -15,6 +15,8 @@ use crate::{ALIGN, calls, deferred, moved};
 
 /// Blocks from here on that grow by little get a quarter more than is asked for: they will grow again.
 const GROWS: usize = 4 << 10;
+/// From here on they get half as much again: pages that are not touched are not there.
+const GROWS_MORE: usize = 64 << 10;
 /// Blocks up to here stay where they are, however little is wanted of them.
 const TINY: usize = 128;
 
@@ -160,7 +162,7 @@ pub(crate) unsafe fn reallocate(block: NonNull<u8>, size: usize) -> *mut c_void 
     if size <= has && (size >= has / 2 || has <= TINY) {
         return block.as_ptr().cast();
     }
-    let more = has.saturating_add(has / 4);
+    let more = has.saturating_add(if has >= GROWS_MORE { has / 2 } else { has / 4 });
     let roomy = (has >= GROWS && size > has && size < more).then(|| allocate(more, ALIGN)).flatten();
     let at_once = || calls::allocate_at_once(size, ALIGN).map(|block| (block, false));
     let Some((new, _)) = roomy.or_else(at_once).or_else(|| allocate(size, ALIGN)) else {
