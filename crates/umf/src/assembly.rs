@@ -204,7 +204,6 @@ fn slab_settings(settings: &Settings, name: &str, set: &umf_config::Pool) -> Res
         .thread_cache_size(bytes(set.thread_cache_size))
         .thread_cache_blocks(set.thread_cache_blocks)
         .small_cache_size(bytes(set.small_cache_size))
-        .shared_cache_size(bytes(set.shared_cache_size))
         .shared_cache_blocks(set.shared_cache_blocks)
         .trace(set.trace)
         .history(set.history)
@@ -220,6 +219,10 @@ fn slab_settings(settings: &Settings, name: &str, set: &umf_config::Pool) -> Res
             _ => Poison::Off,
         })
         .quarantine(set.quarantine.get());
+    // The default grows with the pool; what was set does not.
+    if set.shared_cache_size != umf_config::Pool::default().shared_cache_size {
+        slab = slab.shared_cache_size(bytes(set.shared_cache_size));
+    }
     if set.leaks == umf_config::Leaks::Sites {
         leaks::name_stacks();
     }

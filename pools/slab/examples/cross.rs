@@ -1,12 +1,14 @@
-//! Nanoseconds per block that one thread allocates and another one frees, and of threads that come and go.
+//! Nanoseconds per block that one thread allocates and another one frees, and of threads that come and go: on the wall, and
+//! of the threads' processor time without the time in which they wait for each other.
 //!
-//! `cargo run --release -p umf-pool-slab --example cross -- [xfree|larson] [small|large] [THREADS] [TIMES]`
+//! `cargo run --release -p umf-pool-slab --example cross -- [xfree|larson] [small|large] [THREADS] [TIMES] [LENGTH]`: what
+//! new threads do each time is `LENGTH` portions of blocks, or for larson so many blocks.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use umf_core::conformance::pool::Numbers;
+use umf_core::conformance::pool::Pages;
 use umf_core::{Address, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
 
@@ -17,6 +19,8 @@ const PORTIONS: usize = 8;
 const LIVE: usize = 200;
 const LARSON: usize = 16 << 10;
 const XFREE: usize = 4 << 10;
+
+const THREAD: libc::clockid_t = libc::CLOCK_THREAD_CPUTIME_ID;
 
 struct Random(u64);
 
@@ -38,6 +42,24 @@ fn allocate(pool: &dyn Pool, random: &mut Random, (least, most): (usize, usize))
 fn free(pool: &dyn Pool, address: Address) {
     // SAFETY: each block is freed once, and nobody uses its memory.
     unsafe { umf_core::pool::free(pool, address) }.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Processor time that all threads took for what is measured.
+static WORKED: AtomicU64 = AtomicU64::new(0);
+
+/// Nanoseconds of processor time, by the clock.
+fn processor_time(clock: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes to the variable above.
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+fn working<T>(clock: libc::clockid_t, work: impl FnOnce() -> T) -> T {
+    let start = processor_time(clock);
+    let result = work();
+    WORKED.fetch_add(processor_time(clock) - start, Ordering::Relaxed);
+    result
 }
 
 /// Portions on the way, and how many were filled and emptied.
@@ -65,47 +87,49 @@ impl Belt {
         self.portions[number % PORTIONS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn fill(&self, pool: &dyn Pool, sizes: (usize, usize)) {
+    fn fill(&self, pool: &dyn Pool, sizes: (usize, usize), length: usize) {
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
-        for number in 0..XFREE {
+        for number in 0..length {
             Self::wait(|| number < self.emptied.load(Ordering::Acquire) + PORTIONS);
             let mut portion = self.portion(number);
-            (0..PORTION).for_each(|_| portion.push(allocate(pool, &mut random, sizes)));
+            working(THREAD, || (0..PORTION).for_each(|_| portion.push(allocate(pool, &mut random, sizes))));
             drop(portion);
             self.filled.store(number + 1, Ordering::Release);
         }
     }
 
-    fn empty(&self, pool: &dyn Pool) {
-        for number in 0..XFREE {
+    fn empty(&self, pool: &dyn Pool, length: usize) {
+        for number in 0..length {
             Self::wait(|| number < self.filled.load(Ordering::Acquire));
-            self.portion(number).drain(..).for_each(|address| free(pool, address));
+            let mut portion = self.portion(number);
+            working(THREAD, || portion.drain(..).for_each(|address| free(pool, address)));
+            drop(portion);
             self.emptied.store(number + 1, Ordering::Release);
         }
     }
 }
 
 /// On the wall, per block.
-fn xfree(pool: &dyn Pool, sizes: (usize, usize), pairs: usize) -> f64 {
+fn xfree(pool: &dyn Pool, sizes: (usize, usize), pairs: usize, length: usize) -> f64 {
     let belts: Vec<Belt> = (0..pairs).map(|_| Belt::new()).collect();
     let start = Instant::now();
     std::thread::scope(|scope| {
         for belt in &belts {
-            scope.spawn(|| belt.fill(pool, sizes));
-            scope.spawn(|| belt.empty(pool));
+            scope.spawn(|| belt.fill(pool, sizes, length));
+            scope.spawn(|| belt.empty(pool, length));
         }
     });
-    start.elapsed().as_nanos() as f64 / (XFREE * PORTION * pairs) as f64
+    start.elapsed().as_nanos() as f64 / (length * PORTION * pairs) as f64
 }
 
 /// On the wall, per block and thread.
-fn larson(pool: &dyn Pool, sizes: (usize, usize), sets: &mut [Vec<Address>]) -> f64 {
+fn larson(pool: &dyn Pool, sizes: (usize, usize), sets: &mut [Vec<Address>], length: usize) -> f64 {
     let (start, count) = (Instant::now(), sets.len());
     std::thread::scope(|scope| {
         for (thread, set) in sets.iter_mut().enumerate() {
             scope.spawn(move || {
                 let mut random = Random(thread as u64 + 1);
-                for _ in 0..LARSON {
+                for _ in 0..length {
                     let place = random.below(set.len());
                     free(pool, set[place]);
                     set[place] = allocate(pool, &mut random, sizes);
@@ -113,7 +137,7 @@ fn larson(pool: &dyn Pool, sizes: (usize, usize), sets: &mut [Vec<Address>]) -> 
             });
         }
     });
-    start.elapsed().as_nanos() as f64 / (LARSON * count) as f64
+    start.elapsed().as_nanos() as f64 / (length * count) as f64
 }
 
 fn main() {
@@ -125,18 +149,32 @@ fn main() {
     let sizes = if size == "small" { (8, 4 << 10) } else { (64 << 10, 4 << 20) };
     let live = if size == "small" { 5 * LIVE } else { LIVE };
     let (threads, times) = (number(2, 1), number(3, 10));
+    let length = number(4, if order == "larson" { LARSON } else { XFREE });
     let settings = SlabSettings::new().max_poolable_size(8 << 20);
     let pool: Arc<SlabPool> =
-        SlabPool::new(Numbers::new(4096), settings).unwrap_or_else(|error| panic!("{error}"));
+        SlabPool::new(Pages::private(), settings).unwrap_or_else(|error| panic!("{error}"));
     let pool: &dyn Pool = &*pool;
     let mut random = Random(1);
     let mut set = || (0..live).map(|_| allocate(pool, &mut random, sizes)).collect::<Vec<_>>();
     let mut sets: Vec<_> = if order == "larson" { (0..threads).map(|_| set()).collect() } else { Vec::new() };
     let run = |sets: &mut [Vec<Address>]| match order.as_str() {
-        "larson" => larson(pool, sizes, sets),
-        _ => xfree(pool, sizes, threads),
+        // With the threads' ends.
+        "larson" => working(libc::CLOCK_PROCESS_CPUTIME_ID, || larson(pool, sizes, sets, length)),
+        _ => xfree(pool, sizes, threads, length),
     };
-    let mut values: Vec<f64> = (0..times).map(|_| run(&mut sets)).collect();
-    values.sort_by(f64::total_cmp);
-    println!("{order} {size} {threads}: {:.1} ns, least {:.1}", values[values.len() / 2], values[0]);
+    let blocks = threads * length * if order == "larson" { 1 } else { PORTION };
+    let mut values: Vec<(f64, f64)> = (0..times)
+        .map(|_| (run(&mut sets), WORKED.swap(0, Ordering::Relaxed) as f64 / blocks as f64))
+        .collect();
+    let mut told = |what: &str, of: fn(&(f64, f64)) -> f64| {
+        values.sort_by(|one, other| of(one).total_cmp(&of(other)));
+        println!(
+            "{order} {size} {threads} {what}: {:.1} ns, least {:.1}",
+            of(&values[times / 2]),
+            of(&values[0])
+        );
+    };
+    told("wall", |value| value.0);
+    told("work", |value| value.1);
+    println!("reserved {} MiB", pool.statistics().reserved_bytes >> 20);
 }

@@ -21,7 +21,7 @@ use crate::thread_cache::ThreadCache;
 /// How many classes above its own may serve a request.
 const ABOVE: usize = 2;
 /// So many threads may each keep as much as they are allowed to before the pool merges blocks rather than grow.
-const KEEPERS: usize = 4;
+const KEEPERS: usize = 8;
 
 /// How often a few kept blocks are merged before all are.
 const TRIES: u32 = 8;
@@ -61,12 +61,19 @@ impl SlabPool {
         }
         if let Some(index) = thread::current() {
             span.home.store(life_of(index.get()), Ordering::Relaxed);
-            if self.caches.get(index.get()).is_some_and(|cache| cache.measure(class).trusts()) {
-                span.owner.store(life_of(index.get()), Ordering::Relaxed);
-            }
         }
         // SAFETY: the span is in use, and has one block.
         Ok(unsafe { span.entry(0) })
+    }
+
+    /// The calling thread has freed a large block, whose life was nobody's, and keeps it: whether the life is its own from here on is
+    /// a matter of trust. (No free is under way that would have to be waited for.)
+    #[inline]
+    pub(crate) fn take_home(index: u32, cache: &ThreadCache, span: &Span) {
+        span.home.store(life_of(index), Ordering::Relaxed);
+        if cache.trust().lends() {
+            span.owner.store(life_of(index), Ordering::Relaxed);
+        }
     }
 
     /// The span of a free large block.
@@ -98,34 +105,44 @@ impl SlabPool {
         }
     }
 
-    /// Before blocks leave their thread: its frees alone met them so far.
+    /// Before large blocks leave their thread: its frees alone met them so far.
     pub(crate) fn forget_owner(&self, entries: &[Entry]) {
-        for entry in entries {
-            if let Some((_, span)) = self.span_of(entry) {
-                self.caches.disown(span);
-            }
+        for &entry in entries {
+            // SAFETY: they are large blocks of this pool, as all callers say.
+            self.caches.disown(unsafe { Span::of_own_state(entry) });
         }
     }
 
     /// A block of the class from the thread's bins; or, if it is a large class and much is kept, of one of those above. Inside.
     #[inline]
-    pub(crate) fn pop_near(&self, cache: &ThreadCache, class: usize) -> Option<(usize, Entry)> {
+    pub(crate) fn pop_near(&self, cache: &ThreadCache, class: usize) -> Option<Entry> {
         if !self.is_large(class) {
-            return cache.bin(class).pop().map(|entry| (class, entry));
+            return cache.bin(class).pop();
         }
-        let much = cache.large_bytes() > self.settings.thread_cache_size / 4;
-        let end = if much { (class + ABOVE + 1).min(self.classes.count()) } else { class + 1 };
-        for class in class..end {
-            if let Some(entry) = cache.bin(class).pop() {
+        match cache.bin(class).pop() {
+            Some(entry) => {
                 cache.set_large_bytes(cache.large_bytes() - self.classes.size(class));
-                return Some((class, entry));
+                Some(entry)
             }
+            None => self.pop_above(cache, class),
         }
-        None
+    }
+
+    /// If it is a large class and much is kept, a block of one of the classes above. Inside.
+    #[inline(never)]
+    pub(crate) fn pop_above(&self, cache: &ThreadCache, class: usize) -> Option<Entry> {
+        if !self.is_large(class) || cache.large_bytes() <= self.settings.thread_cache_size / 4 {
+            return None;
+        }
+        let end = (class + ABOVE + 1).min(self.classes.count());
+        let bin = (class + 1..end).map(|class| cache.bin(class)).find(|bin| bin.len() != 0)?;
+        let entry = bin.pop()?;
+        cache.set_large_bytes(cache.large_bytes() - bin.weight());
+        Some(entry)
     }
 
     /// From the thread's bins, then from stock. Inside.
-    pub(crate) fn take_large(&self, index: u32, cache: &ThreadCache, class: usize) -> Option<(usize, Entry)> {
+    pub(crate) fn take_large(&self, index: u32, cache: &ThreadCache, class: usize) -> Option<Entry> {
         if let Some(found) = self.pop_near(cache, class) {
             return Some(found);
         }
@@ -137,17 +154,16 @@ impl SlabPool {
             let (bin, size) = (cache.bin(class), self.classes.size(class));
             let room = self.settings.thread_cache_size.saturating_sub(cache.large_bytes()) / size;
             let want = self.exchange(class).min(room + 1);
-            let owner = Some((index, cache.measure(class).trusts()));
             // SAFETY: `take_stock` writes as many as it returns.
             let took = unsafe {
                 bin.fill(cache.measure(class), want, |out, want| {
-                    self.take_stock(class, &mut self.centrals[class].lock(), owner, out, want)
+                    self.take_stock(class, &mut self.centrals[class].lock(), Some(index), out, want)
                 })
             };
             cache.set_large_bytes(cache.large_bytes() + took * size);
             if let Some(entry) = bin.pop() {
                 cache.set_large_bytes(cache.large_bytes() - size);
-                return Some((class, entry));
+                return Some(entry);
             }
         }
         None
@@ -176,10 +192,7 @@ impl SlabPool {
                     if let Some((_, span)) = self.span_of(&entry)
                         && span.owner.load(Ordering::Relaxed) == SHARED_LIFE
                     {
-                        span.home.store(life_of(index), Ordering::Relaxed);
-                        if cache.measure(class).trusts() {
-                            span.owner.store(life_of(index), Ordering::Relaxed);
-                        }
+                        Self::take_home(index, cache, span);
                     }
                     // SAFETY: it is not full.
                     return unsafe { bin.push(entry) };
@@ -227,8 +240,7 @@ impl SlabPool {
         self.stock_bytes.fetch_sub((n * self.classes.size(class)) as u64, Ordering::Relaxed);
     }
 
-    /// Moves up to `want` blocks of a large class from stock to `out`, for the bins of a thread whose number is given, with whether it
-    /// alone frees them as far as can be foreseen.
+    /// Moves up to `want` blocks of a large class from stock to `out`, for the bins of a thread whose number is given.
     ///
     /// # Safety
     /// `out` has room for `want` entries.
@@ -236,7 +248,7 @@ impl SlabPool {
         &self,
         class: usize,
         central: &mut Central,
-        owner: Option<(u32, bool)>,
+        index: Option<u32>,
         out: *mut Entry,
         want: usize,
     ) -> usize {
@@ -246,25 +258,24 @@ impl SlabPool {
         for place in 0..took {
             // SAFETY: that many were written.
             let entry = unsafe { out.add(place).read() };
-            if let Some((index, alone)) = owner {
+            if let Some(index) = index {
                 // SAFETY: what lies in stock are large blocks of this pool.
-                let span = unsafe { Span::of_own_state(entry) };
-                span.home.store(life_of(index), Ordering::Relaxed);
-                if alone {
-                    // The block is free: no free of it is under way that would have to be waited for.
-                    span.owner.store(life_of(index), Ordering::Relaxed);
-                }
+                unsafe { Span::of_own_state(entry) }.home.store(life_of(index), Ordering::Relaxed);
             }
         }
         took
     }
 
+    /// The most bytes that are kept for all threads: in stock, and in the depot.
+    pub(crate) fn most_shared(&self) -> u64 {
+        let least = self.settings.shared_cache_size as u64;
+        if self.settings.shared_cache_grows { least.max(self.reserve.bytes() / 4) } else { least }
+    }
+
     /// Puts as many blocks of a large class as there is room for into stock, and yields how many.
     pub(crate) fn give_stock(&self, class: usize, entries: &[Entry]) -> usize {
         let size = self.classes.size(class) as u64;
-        let room = (self.settings.shared_cache_size as u64)
-            .saturating_sub(self.stock_bytes.load(Ordering::Relaxed))
-            / size;
+        let room = self.most_shared().saturating_sub(self.stock_bytes.load(Ordering::Relaxed)) / size;
         let fit = entries.len().min(usize::try_from(room).unwrap_or(usize::MAX));
         let most = self.settings.shared_cache_blocks as usize;
         if fit == 0 || most == 0 {

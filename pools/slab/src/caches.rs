@@ -37,7 +37,7 @@ impl Caches {
     pub(crate) fn disown(&self, span: &Span) {
         let owner = span.owner.load(Ordering::Relaxed);
         if let Some(cache) = owner.checked_sub(1).and_then(|index| self.get(index)) {
-            cache.forget(span.base(), span.bytes());
+            cache.forget(span);
         }
         span.owner.store(SHARED_LIFE, Ordering::Release);
     }

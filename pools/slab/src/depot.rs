@@ -4,7 +4,8 @@
 //! classes. A full parcel goes to the depot, as a whole, under a lock that is held for the time of a few stores; and whoever
 //! finds his bin empty takes one, as a whole, and puts what is in it into his bins. No slab and no list of units is
 //! looked at on the way. What a thread frees is so with those who need it after a few blocks, however many
-//! classes there are; and a thread that frees only keeps nothing but the parcel that it is filling.
+//! classes there are; and a thread that frees only keeps nothing but the parcel that it is filling. The large blocks that a
+//! thread keeps when it ends go the same way.
 //!
 //! What is in a parcel is free, counted as such by the one who freed it, and its life is nobody's: such a block is freed by atomic
 //! exchange (see `reach`), so that nobody has to be kept out when it changes hands.
@@ -20,8 +21,11 @@ use crate::state::Entry;
 
 /// The most blocks in a parcel.
 const ROOM: usize = 64;
-/// The most parcels that wait.
-const MOST: u32 = 16;
+/// The most parcels that wait: so many, and one more for so many bytes that the pool has.
+const LEAST: u64 = 16;
+const PER_PARCEL: u64 = 8 << 20;
+/// No more than so many.
+const MOST: u64 = 1024;
 
 /// Where a parcel's blocks lie: a run of the pool's arena.
 #[repr(C, align(64))]
@@ -181,11 +185,13 @@ impl Depot {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Lets a parcel wait, unless as many do, or more than so many bytes would; yields an empty one for it, if there is one.
-    pub(crate) fn put(&self, parcel: Parcel, most: u64) -> Result<Option<Parcel>, Parcel> {
+    /// Lets a parcel wait, unless more than so many bytes would, or as many parcels do as may in a pool of `reserved` bytes; yields an
+    /// empty one for it, if there is one.
+    pub(crate) fn put(&self, parcel: Parcel, most: u64, reserved: u64) -> Result<Option<Parcel>, Parcel> {
         let bytes = parcel.bytes();
+        let parcels = (LEAST + reserved / PER_PARCEL).min(MOST);
         let mut stacks = self.stacks.lock();
-        if self.count() >= MOST || self.bytes() + bytes > most {
+        if u64::from(self.count()) >= parcels || self.bytes() + bytes > most {
             return Err(parcel);
         }
         self.count.store(self.count() + 1, Ordering::Relaxed);

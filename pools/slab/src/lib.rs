@@ -30,7 +30,7 @@
 //! | `classes` | from a layout to a size class |
 //! | `thread_cache`, `caches`, `refill` | what a thread keeps, and its exchange with the rest |
 //! | `near` | what a thread remembers of what is its own |
-//! | `reach` | what a thread does without locks or atomic exchanges, and how others come in |
+//! | `reach`, `trust` | what a thread does without locks or atomic exchanges, and how others come in; which large blocks that is for |
 //! | `central`, `slab` | what threads share of a class, and its slabs |
 //! | `depot`, `post` | blocks on their way from threads that free to threads that allocate |
 //! | `blocks` | large blocks: cut, kept, merged |
@@ -85,6 +85,7 @@ mod state;
 mod statistics;
 mod thread_cache;
 mod tidier;
+mod trust;
 mod watch;
 
 pub use pool::SlabPool;

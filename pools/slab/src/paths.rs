@@ -12,6 +12,16 @@ use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED, WATCHED}
 use crate::reach::{Inside, SHARED_LIFE, life_of};
 use crate::span::{Place, Span};
 use crate::state::{EXPORTED, Entry, LIVE};
+use crate::thread_cache::ThreadCache;
+
+/// A block whose life is nobody's, as far as it was found on the most common path, by a thread that is inside its cache still.
+pub(crate) struct Found<'a> {
+    inside: Inside<'a>,
+    span: &'a Span,
+    number: u32,
+    /// Of the thread.
+    life: u64,
+}
 
 impl SlabPool {
     /// The most common path: what lies in the thread's bin, found without a call. So nothing has to be saved.
@@ -26,11 +36,15 @@ impl SlabPool {
                 let class = self.classes.of_others(layout)?;
                 let inside = self.enter_at_once(thread::known_life())?;
                 let (cache, bin) = (inside.cache(), inside.cache().bin(class));
-                let entry = bin.pop()?;
-                if bin.weight() != 0 {
-                    cache.set_large_bytes(cache.large_bytes() - bin.weight());
+                match bin.pop() {
+                    Some(entry) => {
+                        if bin.weight() != 0 {
+                            cache.set_large_bytes(cache.large_bytes() - bin.weight());
+                        }
+                        entry
+                    }
+                    None => self.pop_above(cache, class)?,
                 }
-                entry
             }
         };
         // SAFETY: entries of this pool's caches name states in its own metadata, and a popped one is ours.
@@ -52,45 +66,59 @@ impl SlabPool {
         cache.enter_if(false, || unsafe { *self.gate.load(Ordering::Acquire) } != 0)
     }
 
-    /// The same for a free, of a block that this thread took; `None` if it is not so, or there is no room.
+    /// The same for a free, of a block that this thread took. If it is not so, what was found of it; or nothing.
     #[inline(always)]
-    pub(crate) fn put_at_once(&self, address: Address) -> Option<()> {
+    pub(crate) fn put_at_once(&self, address: Address) -> Result<(), Option<Found<'_>>> {
         let life = thread::known_life();
-        let inside = self.enter_at_once(life)?;
+        let inside = self.enter_at_once(life).ok_or(None)?;
         let cache = inside.cache();
         let granule = Near::granule_of(address);
         let near = cache.near(granule);
         let (state, bin) = if near.is(granule) {
-            near.find(address)?
+            near.find(address).ok_or(None)?
         } else {
-            let number = tracker::span_below(address, SPANS as u32)?;
+            let number = tracker::span_below(address, SPANS as u32).ok_or(None)?;
             // SAFETY: the first chunk of spans has that many.
             let span = unsafe { self.first_spans.add(number as usize).as_ref() };
             // Read inside: if the span is this thread's, it is still the one that the tracker named.
-            if u64::from(span.owner.load(Ordering::Acquire)) != life {
-                return None;
+            let owner = span.owner.load(Ordering::Acquire);
+            if u64::from(owner) != life {
+                return Err((owner == SHARED_LIFE).then_some(Found { inside, span, number, life }));
             }
             // SAFETY: what belongs to this thread stays as it is while the thread is inside (see `reach`); and it is an
             // offset of a bin.
-            unsafe { (span.state_of(address)?, cache.bin_at(span.bin())) }
+            unsafe { (span.state_of(address).ok_or(None)?, cache.bin_at(span.bin())) }
         };
         // SAFETY: a state of this pool, which nobody else writes meanwhile.
         let (life, old) = unsafe { (state.as_ref(), *state.as_ref().as_ptr()) };
         if old != LIVE {
-            return None;
+            return Err(None);
         }
         let top = bin.top();
         if bin.takes_no_small(top) {
             let bytes = cache.large_bytes() + bin.weight();
             if bin.is_full() || bytes > self.most_kept.load(Ordering::Relaxed) {
-                return None;
+                return Err(None);
             }
             cache.set_large_bytes(bytes);
         }
         life.store(0, Ordering::Release);
         // SAFETY: it is not full.
         unsafe { bin.push_at(top, Entry::new(address.to_bits(), state)) };
-        Some(())
+        Ok(())
+    }
+
+    /// What remains of [`SlabPool::put_at_once`] where the life of the block is nobody's; `None` if it does not go into this thread's
+    /// cache, and nothing has changed.
+    #[inline(never)]
+    pub(crate) fn put_found(
+        &self,
+        Found { inside, span, number, life }: Found<'_>,
+        address: Address,
+    ) -> Option<()> {
+        // (A thread without a number has life 0, and never gets here: it is that of what is nobody's.)
+        let index = (life as u32).wrapping_sub(1);
+        self.free_located(index, inside.cache(), span.locate_start(number, address)?, address)
     }
 
     #[inline(never)]
@@ -106,7 +134,7 @@ impl SlabPool {
         if class < self.cacheable(layout.align())
             && let Some((_, cache)) = self.cache()
             && let Some(_inside) = cache.enter(gates & FENCED != 0)
-            && let Some((_, entry)) = self.pop_near(cache, class)
+            && let Some(entry) = self.pop_near(cache, class)
         {
             // SAFETY: entries of this pool's caches name states in its own metadata, and a popped one is ours.
             return Ok(Address::from_bits(unsafe { entry.hand_out() }));
@@ -182,7 +210,18 @@ impl SlabPool {
     fn free_cached(&self, address: Address, gates: u8) -> Option<()> {
         let (index, cache) = self.cache()?;
         let _inside = cache.enter(gates & FENCED != 0)?;
-        let place = self.locate_start(address)?;
+        self.free_located(index, cache, self.locate_start(address)?, address)
+    }
+
+    /// The same of a block that was found. Inside.
+    #[inline(always)]
+    fn free_located(
+        &self,
+        index: u32,
+        cache: &ThreadCache,
+        place: Place<'_>,
+        address: Address,
+    ) -> Option<()> {
         let span = place.span;
         if Self::is_for_others(span, index) {
             let entry = Entry::new(address.to_bits(), NonNull::from(place.state));
@@ -203,7 +242,9 @@ impl SlabPool {
             cache.remember(address, span);
         } else if owner == SHARED_LIFE && !span.is_direct() {
             Self::take_shared_life(&place)?;
-            if span.home.load(Ordering::Relaxed) == 0 {
+            if bin.weight() != 0 {
+                Self::take_home(index, cache, span);
+            } else if span.home.load(Ordering::Relaxed) == 0 {
                 // Who had it ended.
                 span.home.store(life_of(index), Ordering::Relaxed);
             }

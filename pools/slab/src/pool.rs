@@ -311,14 +311,21 @@ unsafe impl Pool for SlabPool {
 
     #[inline]
     unsafe fn free_at_once(&self, address: Address) -> bool {
-        self.put_at_once(address).or_else(|| self.free_shared(address)).is_some()
+        match self.put_at_once(address) {
+            Ok(()) => true,
+            Err(Some(found)) => self.put_found(found, address).is_some(),
+            Err(None) => self.free_shared(address).is_some(),
+        }
     }
 
     #[inline]
     unsafe fn free(&self, address: Address) -> Result<()> {
         match self.put_at_once(address) {
-            Some(()) => Ok(()),
-            None => self.free_else(address),
+            Ok(()) => Ok(()),
+            Err(found) => {
+                drop(found);
+                self.free_else(address)
+            }
         }
     }
 

@@ -98,7 +98,7 @@ impl SlabPool {
     /// Sends a parcel to the depot, or its blocks to the shared store if too much waits there; yields an empty one, if there is one.
     fn send(&self, parcel: Parcel) -> Option<Parcel> {
         let bytes = parcel.bytes();
-        match self.depot.put(parcel, self.settings.shared_cache_size as u64) {
+        match self.depot.put(parcel, self.most_shared(), self.reserve.bytes()) {
             Ok(empty) => {
                 self.mind_policy(usize::try_from(bytes).unwrap_or(usize::MAX));
                 empty
@@ -108,6 +108,39 @@ impl SlabPool {
                 Some(parcel)
             }
         }
+    }
+
+    /// The calling thread ends: the large blocks that it keeps, and what it has packed, go where others find them.
+    pub(crate) fn hand_over(&self, cache: &ThreadCache) {
+        let mut parcel = {
+            let _inside = self.inside(cache);
+            cache.outbox().take()
+        };
+        let most = self.most_kept.load(Ordering::Relaxed) / PART;
+        for class in cache.used().filter(|&class| self.is_large(class)) {
+            let size = self.classes.size(class);
+            loop {
+                let portion = self.leaving(cache, class);
+                if portion.entries().is_empty() {
+                    break;
+                }
+                for &entry in portion.entries() {
+                    if let Some(full) = parcel.take_if(|parcel| !parcel.fits(size, true, most)) {
+                        parcel = self.send(full);
+                    }
+                    let empty = || self.depot.take_empty().or_else(|| self.make_parcel());
+                    parcel = parcel.or_else(empty);
+                    match &mut parcel {
+                        Some(parcel) if parcel.fits(size, true, most) => {
+                            parcel.push(class, entry, size, true)
+                        }
+                        _ => self.give(class, &[entry]),
+                    }
+                }
+            }
+        }
+        let last = parcel.and_then(|parcel| if parcel.is_empty() { Some(parcel) } else { self.send(parcel) });
+        last.into_iter().for_each(|parcel| self.depot.put_empty(parcel));
     }
 
     /// Puts the blocks of a parcel from the depot, or of the thread's own one, into its bins; `false` if there is none. The caller is
@@ -132,7 +165,7 @@ impl SlabPool {
     /// Puts a block of a parcel into the thread's bin; yields its size and whether it is a large one, or nothing if there is no room.
     /// Inside.
     fn receive(&self, index: u32, cache: &ThreadCache, class: usize, entry: Entry) -> Option<(usize, bool)> {
-        let (bin, measure, size) = (cache.bin(class), cache.measure(class), self.classes.size(class));
+        let (bin, size) = (cache.bin(class), self.classes.size(class));
         let is_large = self.is_large(class);
         if is_large {
             let bytes = cache.large_bytes() + size;
@@ -143,11 +176,8 @@ impl SlabPool {
             // SAFETY: the entry is that of a large block, whose state is its span's own.
             let span = unsafe { Span::of_own_state(entry) };
             span.home.store(life_of(index), Ordering::Relaxed);
-            if measure.trusts() {
-                span.owner.store(life_of(index), Ordering::Relaxed);
-            }
         } else if bin.is_full() {
-            if !measure.is_equipped() {
+            if !cache.measure(class).is_equipped() {
                 return None;
             }
             self.widen(cache, class);

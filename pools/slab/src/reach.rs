@@ -1,8 +1,8 @@
 //! Who may touch what without a lock or an atomic exchange, and how others come in.
 //!
-//! Two things belong to one thread until somebody else wants them: its cache, and the *life* of the blocks in a slab (or
-//! of a large block) that it took for itself: as long as only that thread frees them, taking a life is a load and a
-//! store. (An atomic exchange costs twenty cycles, which is as much as all the rest of a free.)
+//! Two things belong to one thread until somebody else wants them: its cache, and the *life* of the blocks in a slab that it
+//! took for itself, or of a large block that it took and freed before: as long as only that thread frees them, taking a life is a
+//! load and a store. (An atomic exchange costs twenty cycles, which is as much as all the rest of a free.)
 //!
 //! The thread says that it is *inside* by a plain store, [`ThreadCache::enter`], looks whether it may, and says by
 //! another store that it has left. Somebody else first writes that the thread may not any more (for each thread, and for all on
@@ -140,8 +140,12 @@ impl SlabPool {
             return self.caches.disown(span);
         }
         let forget = || {
-            cache.forget(span.base(), span.bytes());
-            cache.measure(span.class()).revoked.fetch_add(1, Ordering::Relaxed);
+            cache.forget(span);
+            if self.is_large(span.class()) {
+                cache.trust().revoke();
+            } else {
+                cache.measure(span.class()).revoked.fetch_add(1, Ordering::Relaxed);
+            }
         };
         let set_owner = |owner| span.owner.store(owner, Ordering::Release);
         protocol::share(cache, set_owner, (|| self.close_gate(), forget, || self.open_gate()));

@@ -114,7 +114,7 @@ impl SlabPool {
                     self.take_small(index, cache, class)
                 }
             };
-            if let Some((_, entry)) = found {
+            if let Some(entry) = found {
                 return Ok(entry);
             }
             if parcels > 0 {
@@ -135,8 +135,8 @@ impl SlabPool {
     }
 
     /// From the bin of a small class, which is filled where it has nothing. Inside.
-    fn take_small(&self, index: u32, cache: &ThreadCache, class: usize) -> Option<(usize, Entry)> {
-        let entry = cache.bin(class).pop().or_else(|| {
+    fn take_small(&self, index: u32, cache: &ThreadCache, class: usize) -> Option<Entry> {
+        cache.bin(class).pop().or_else(|| {
             let (bin, measure) = (cache.bin(class), cache.measure(class));
             if measure.limit() < REFILL {
                 self.widen(cache, class);
@@ -151,8 +151,7 @@ impl SlabPool {
             };
             self.remember_own(index, cache, bin.newest(took));
             bin.pop()
-        });
-        entry.map(|entry| (class, entry))
+        })
     }
 
     /// The thread remembers the slabs of these blocks that are its own. Inside.
@@ -355,7 +354,7 @@ impl SlabPool {
     }
 
     /// A portion of what the calling thread's bin holds, taken out.
-    fn leaving(&self, cache: &ThreadCache, class: usize) -> Portion {
+    pub(crate) fn leaving(&self, cache: &ThreadCache, class: usize) -> Portion {
         let _inside = self.inside(cache);
         let portion = cache.bin(class).take_oldest(usize::MAX);
         if self.is_large(class) {
@@ -371,6 +370,7 @@ impl SlabPool {
         if let Some(cache) = self.caches.get(index.get()) {
             // First, so that no slab finds its way home behind the back of `flush`.
             cache.away.store(true, Ordering::Relaxed);
+            self.hand_over(cache);
             self.flush(index.get(), cache);
         }
     }

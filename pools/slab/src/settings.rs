@@ -67,6 +67,8 @@ pub struct SlabSettings {
     pub(crate) thread_cache_blocks: u32,
     pub(crate) small_cache_size: usize,
     pub(crate) shared_cache_size: usize,
+    /// That becomes more with what the pool has.
+    pub(crate) shared_cache_grows: bool,
     pub(crate) shared_cache_blocks: u32,
     pub(crate) max_cached: u64,
     pub(crate) release_after: Duration,
@@ -110,6 +112,7 @@ impl SlabSettings {
             thread_cache_blocks: 128,
             small_cache_size: 2 << 20,
             shared_cache_size: 256 << 20,
+            shared_cache_grows: true,
             shared_cache_blocks: 64,
             max_cached: 0,
             release_after: Duration::ZERO,
@@ -195,10 +198,11 @@ impl SlabSettings {
     }
 
     /// The most that is kept for all threads in blocks of 64 KiB and above that no thread keeps, before they are merged with what
-    /// is free around them. Default: 256 MiB.
+    /// is free around them. Default: 256 MiB, or a quarter of what the pool has from its provider where that is more.
     #[must_use]
     pub const fn shared_cache_size(mut self, bytes: usize) -> Self {
         self.shared_cache_size = bytes;
+        self.shared_cache_grows = false;
         self
     }
 
@@ -296,6 +300,7 @@ impl SlabSettings {
             self.thread_cache_size = self.thread_cache_size.min(part);
             self.small_cache_size = self.small_cache_size.min(part);
             self.shared_cache_size = self.shared_cache_size.min(part);
+            self.shared_cache_grows = false;
         }
         // Nothing to see to needs nobody.
         self.background &= self.max_cached != 0 || !self.release_after.is_zero();

@@ -18,8 +18,9 @@ use umf_core::metadata::Zeroed;
 use crate::classes::MAX_CLASSES;
 use crate::depot::Outbox;
 use crate::near::{NEARS, Near};
-use crate::span::Span;
+use crate::span::{Kind, Span};
 use crate::state::Entry;
+use crate::trust::Trust;
 
 /// The free blocks of one class in one thread: a stack.
 #[repr(C, align(64))]
@@ -39,14 +40,14 @@ pub(crate) struct Bin {
     moves: AtomicU32,
 }
 
-/// What is seldom looked at: how large a bin is, and how far its thread may count on freeing by itself what it takes.
+/// What is seldom looked at: how large a bin is, and how far its thread may count on freeing by itself the small blocks that it takes.
 #[repr(C)]
 pub(crate) struct Measure {
     /// Entries for which the bin has room.
     capacity: Cell<u32>,
     /// How many it takes: less than it has room for as long as that saves no exchanges.
     limit: Cell<u32>,
-    /// How often it turned out wrong. Written by others.
+    /// How often that turned out wrong. Written by others.
     pub(crate) revoked: AtomicU32,
     seen: Cell<u32>,
     streak: Cell<u32>,
@@ -78,6 +79,7 @@ pub(crate) struct ThreadCache {
     /// Slabs, with some blocks free, from which this thread takes: heads of lists that the lock of the class guards.
     homes: [AtomicU32; MAX_CLASSES],
     measures: [Measure; MAX_CLASSES],
+    trust: Trust,
     outbox: Outbox,
 }
 
@@ -109,11 +111,13 @@ impl ThreadCache {
         }
     }
 
-    /// Forgets a span from `base` that blocks cover for so many bytes. By the thread, or while it is kept out.
-    pub(crate) fn forget(&self, base: Address, bytes: u64) {
-        let last = base.to_bits() + bytes.saturating_sub(1);
-        let granules = Near::granule_of(base)..=Near::granule_of(Address::from_bits(last));
-        // (Of a large block, only the one in which it begins was ever met.)
+    /// Forgets a span, if it is one that is remembered. By the thread, or while it is kept out.
+    pub(crate) fn forget(&self, span: &Span) {
+        if span.kind() != Kind::Slab {
+            return;
+        }
+        let last = span.base().to_bits() + span.bytes().saturating_sub(1);
+        let granules = Near::granule_of(span.base())..=Near::granule_of(Address::from_bits(last));
         granules.take(NEARS).for_each(|granule| self.near(granule).forget(granule));
     }
 
@@ -141,6 +145,12 @@ impl ThreadCache {
     /// The head of the list of slabs of a class from which this thread takes.
     pub(crate) fn home(&self, class: usize) -> &AtomicU32 {
         &self.homes[class % MAX_CLASSES]
+    }
+
+    /// Whether the thread frees the large blocks that it takes.
+    #[inline(always)]
+    pub(crate) fn trust(&self) -> &Trust {
+        &self.trust
     }
 
     /// What it freed that others are to have. Inside.
@@ -410,7 +420,7 @@ impl Measure {
         self.capacity.get()
     }
 
-    /// Whether the next slab or large block is expected to have its blocks freed by this thread. Each time that turns out
+    /// Whether the next slab is expected to have its blocks freed by this thread. Each time that turns out
     /// wrong, the thread goes without for longer.
     pub(crate) fn trusts(&self) -> bool {
         const LONGEST: u32 = 10;

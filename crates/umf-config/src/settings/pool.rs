@@ -118,7 +118,8 @@ pub struct Pool {
     pub thread_cache_blocks: u32,
     /// Bytes that one thread keeps in smaller blocks. Default: 2 MiB.
     pub small_cache_size: ByteSize,
-    /// Bytes of free blocks of 64 KiB and above that are kept for all threads. Default: 256 MiB.
+    /// Bytes of free blocks of 64 KiB and above that are kept for all threads. Default: 256 MiB, or a quarter of what the pool has
+    /// from its provider where that is more; another size is kept to.
     pub shared_cache_size: ByteSize,
     /// Blocks of one size class that are kept like that. Default: 64.
     pub shared_cache_blocks: u32,

@@ -173,7 +173,7 @@ fn no_more_waits_than_may() {
             on_another_thread(|| {
                 for address in blocks {
                     free(&pool, address).unwrap();
-                    assert!(pool.depot.bytes() <= shared as u64 && pool.depot.count() <= MOST);
+                    assert!(pool.depot.bytes() <= shared as u64 && u64::from(pool.depot.count()) <= MOST);
                 }
             });
             assert_eq!(pool.statistics().live_blocks, 0);
