@@ -21,9 +21,9 @@ const CEILINGS: [(&str, (usize, usize), u64); 8] = [
     ("fifo", (8, 4 << 10), 141),
     ("random", (8, 4 << 10), 126),
     ("pair", (64 << 10, 4 << 20), 142),
-    ("lifo", (64 << 10, 4 << 20), 177),
-    ("fifo", (64 << 10, 4 << 20), 228),
-    ("random", (64 << 10, 4 << 20), 236),
+    ("lifo", (64 << 10, 4 << 20), 168),
+    ("fifo", (64 << 10, 4 << 20), 214),
+    ("random", (64 << 10, 4 << 20), 216),
 ];
 
 /// Says to a run of this very test what it is to do: the number of a workload, and how many rounds.

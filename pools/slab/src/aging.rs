@@ -11,9 +11,10 @@ use umf_core::metadata::Zeroed;
 
 use crate::SlabPool;
 use crate::classes::MAX_CLASSES;
+use crate::portion::Portion;
 use crate::span::Kind;
 use crate::state::Entry;
-use crate::thread_cache::{Portion, ThreadCache};
+use crate::thread_cache::ThreadCache;
 
 /// How often each bin of a thread was taken from at the last look.
 pub(crate) struct Seen([AtomicU64; MAX_CLASSES]);

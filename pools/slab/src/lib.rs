@@ -28,7 +28,7 @@
 //! | `pool`, `paths` | [`SlabPool`]; the paths of allocating and freeing |
 //! | `settings` | [`SlabSettings`] |
 //! | `classes` | from a layout to a size class |
-//! | `thread_cache`, `caches`, `refill` | what a thread keeps, and its exchange with the rest |
+//! | `thread_cache`, `portion`, `caches`, `refill` | what a thread keeps, and its exchange with the rest |
 //! | `near` | what a thread remembers of what is its own |
 //! | `reach`, `trust` | what a thread does without locks or atomic exchanges, and how others come in; which large blocks that is for |
 //! | `central`, `slab` | what threads share of a class, and its slabs |
@@ -72,6 +72,7 @@ mod near;
 mod paths;
 mod policy;
 mod pool;
+mod portion;
 mod post;
 mod reach;
 mod refill;

@@ -10,9 +10,10 @@ use crate::SlabPool;
 use crate::central::{Slabs, Taker};
 use crate::large::UNIT;
 use crate::near::Near;
+use crate::portion::Portion;
 use crate::reach::life_of;
 use crate::state::Entry;
-use crate::thread_cache::{Portion, ThreadCache};
+use crate::thread_cache::ThreadCache;
 
 /// What a bin has room for: this many blocks, or the fewer that this many bytes hold, but not below the least.
 const SMALL: (usize, usize, usize) = (128, 256 << 10, 32);

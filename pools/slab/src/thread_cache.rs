@@ -5,7 +5,6 @@
 //! `reach`). So nothing in it is locked. Others read its counters at any time.
 
 use core::cell::Cell;
-use core::mem::MaybeUninit;
 use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::{
@@ -18,6 +17,7 @@ use umf_core::metadata::Zeroed;
 use crate::classes::MAX_CLASSES;
 use crate::depot::Outbox;
 use crate::near::{NEARS, Near};
+use crate::portion::Portion;
 use crate::span::{Kind, Span};
 use crate::state::Entry;
 use crate::trust::Trust;
@@ -341,12 +341,12 @@ impl Bin {
     /// Takes the oldest blocks out, up to `n`.
     pub(crate) fn take_oldest(&self, n: usize) -> Portion {
         let (base, len) = (self.base.load(Ordering::Relaxed), self.len());
-        let n = n.min(len).min(PORTION);
-        let mut portion = Portion { entries: [const { MaybeUninit::uninit() }; PORTION], len: n };
+        // SAFETY: the entries below `len` are written, and no more are asked for.
+        let portion = unsafe { Portion::copied(base, n.min(len)) };
+        let n = portion.entries().len();
         if n > 0 {
-            // SAFETY: the entries below `len` are written, `n` is no more than `len` and the portion's room.
+            // SAFETY: as above.
             unsafe {
-                ptr::copy_nonoverlapping(base, portion.entries.as_mut_ptr().cast(), n);
                 ptr::copy(base.add(n), base, len - n);
                 self.change(base.add(len - n), n as i64);
             }
@@ -440,21 +440,5 @@ impl Measure {
                 false
             }
         }
-    }
-}
-
-const PORTION: usize = 64;
-
-/// Blocks on their way out of a bin. (They leave it before anything else is done with them: giving them back may end in
-/// a provider that allocates from this very pool.)
-pub(crate) struct Portion {
-    entries: [MaybeUninit<Entry>; PORTION],
-    len: usize,
-}
-
-impl Portion {
-    pub(crate) fn entries(&self) -> &[Entry] {
-        // SAFETY: the first `len` were written.
-        unsafe { core::slice::from_raw_parts(self.entries.as_ptr().cast(), self.len) }
     }
 }

@@ -26,6 +26,12 @@ impl Trust {
         self.revoked.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// How often that was.
+    #[cfg(test)]
+    pub(crate) fn revoked(&self) -> u32 {
+        self.revoked.load(Ordering::Relaxed)
+    }
+
     /// The thread frees a large block that it took: whether its life is to be the thread's own.
     #[inline]
     pub(crate) fn lends(&self) -> bool {

@@ -214,6 +214,60 @@ fn nothing_is_stranded_in_a_parcel() {
     });
 }
 
+/// Of large blocks that one thread takes and another one frees, no life has to be taken from the first; of those that a thread has
+/// freed before, and only then passes on, few.
+#[test]
+fn lives_of_blocks_that_are_passed_on_are_nobodys() {
+    let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
+    let (own, _) = {
+        free(&pool, allocate(&pool, 24)).unwrap();
+        pool.cache().unwrap()
+    };
+    let revoked = || pool.caches.get(own).unwrap().trust().revoked();
+    let take = || (0..100).map(|number| allocate(&pool, SIZES[4 + number % 2])).collect::<Vec<_>>();
+    for _ in 0..20 {
+        let blocks = take();
+        on_another_thread(|| blocks.iter().for_each(|&address| free(&pool, address).unwrap()));
+    }
+    assert_eq!(revoked(), 0);
+    for _ in 0..20 {
+        take().into_iter().for_each(|address| free(&pool, address).unwrap());
+        let blocks = take();
+        on_another_thread(|| blocks.iter().for_each(|&address| free(&pool, address).unwrap()));
+    }
+    // Those of the first round, which nobody could know.
+    assert!((1..=100).contains(&revoked()), "{}", revoked());
+    assert_eq!(pool.statistics().live_blocks, 0);
+}
+
+/// What a thread keeps of large blocks when it ends is there for the next one; and as much as the pool has a quarter of may wait.
+#[test]
+fn large_blocks_of_a_thread_that_ended_are_used_by_the_next() {
+    const MANY: usize = 400;
+    let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
+    let live: Vec<Address> = (0..1100).map(|_| allocate(&pool, 1 << 20)).collect();
+    let reserved = pool.statistics().reserved_bytes;
+    assert_eq!(pool.most_shared(), reserved / 4);
+    let taken = || (0..MANY).map(|number| allocate(&pool, (1 + number % 2) << 18)).collect::<Vec<_>>();
+    let first = on_another_thread(|| {
+        let blocks = taken();
+        blocks.iter().for_each(|&address| free(&pool, address).unwrap());
+        blocks
+    });
+    assert!(pool.depot.count() > 0 && pool.depot.bytes() > 64 << 20);
+    let reserved = pool.statistics().reserved_bytes;
+    on_another_thread(|| {
+        let blocks = taken();
+        let known = blocks.iter().filter(|address| first.contains(*address)).count();
+        assert!(known > MANY * 9 / 10, "{known} of {MANY}");
+        assert_eq!(pool.statistics().reserved_bytes, reserved);
+        blocks.iter().for_each(|&address| free(&pool, address).unwrap());
+    });
+    live.into_iter().for_each(|address| free(&pool, address).unwrap());
+    pool.trim(0).unwrap();
+    assert_eq!((pool.statistics().reserved_bytes, pool.depot.count()), (0, 0));
+}
+
 /// What nobody takes from the depot is given back by age.
 #[test]
 fn what_nobody_takes_comes_of_age() {
