@@ -248,7 +248,7 @@ impl SlabPool {
     /// As [`Pool::free`].
     #[inline]
     pub unsafe fn free_own_at_once(&self, address: Address) -> bool {
-        self.put_at_once(address).is_some()
+        self.put_at_once(address).is_ok()
     }
 
     pub(crate) const fn tables(&self) -> Tables<'_> {

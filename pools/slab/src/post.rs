@@ -125,7 +125,8 @@ impl SlabPool {
                     break;
                 }
                 for &entry in portion.entries() {
-                    if let Some(full) = parcel.take_if(|parcel| !parcel.fits(size, true, most)) {
+                    let is_full = |parcel: &mut Parcel| !parcel.is_empty() && !parcel.fits(size, true, most);
+                    if let Some(full) = parcel.take_if(is_full) {
                         parcel = self.send(full);
                     }
                     let empty = || self.depot.take_empty().or_else(|| self.make_parcel());

@@ -268,6 +268,22 @@ fn large_blocks_of_a_thread_that_ended_are_used_by_the_next() {
     assert_eq!((pool.statistics().reserved_bytes, pool.depot.count()), (0, 0));
 }
 
+/// Blocks that are too large for a parcel go elsewhere when their thread ends, and no empty parcel waits.
+#[test]
+fn parcels_that_wait_are_not_empty() {
+    let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().thread_cache_size(2 << 20)).unwrap();
+    on_another_thread(|| {
+        let blocks: Vec<Address> = [70_000, 1 << 20, 100_000].map(|size| allocate(&pool, size)).to_vec();
+        blocks.iter().for_each(|&address| free(&pool, address).unwrap());
+    });
+    let mut waiting = 0;
+    while let Some(parcel) = pool.depot.take() {
+        assert!(!parcel.is_empty());
+        waiting += 1;
+    }
+    assert_eq!(waiting, 1, "the two smaller ones");
+}
+
 /// What nobody takes from the depot is given back by age.
 #[test]
 fn what_nobody_takes_comes_of_age() {
