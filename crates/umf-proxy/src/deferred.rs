@@ -3,18 +3,26 @@
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// The first of them. Each has the next one's address in its first word.
-static FIRST: AtomicPtr<usize> = AtomicPtr::new(ptr::null_mut());
+use crate::early::EARLY;
 
-/// # Safety
-/// A block of the pool, which nobody uses any more. (It can be written to: it is the host's, of 16 bytes at least.)
-pub(crate) unsafe fn defer(block: NonNull<u8>) {
-    let block = block.cast::<usize>();
+/// One of them. (Not in the block itself: that is live until then, and may be named twice; and a child's may be what it was before the fork.)
+struct Deferred {
+    block: NonNull<u8>,
+    next: *mut Self,
+}
+
+/// The latest of them.
+static FIRST: AtomicPtr<Deferred> = AtomicPtr::new(ptr::null_mut());
+
+/// The block is handed out by [`each`]. Where there is no memory to remember it, it stays as it is.
+pub(crate) fn defer(block: NonNull<u8>) {
+    let Some(place) = EARLY.allocate(size_of::<Deferred>(), align_of::<Deferred>()) else { return };
+    let place = place.cast::<Deferred>();
     let mut first = FIRST.load(Ordering::Relaxed);
     loop {
-        // SAFETY: passed on to the caller.
-        unsafe { block.write(first.expose_provenance()) };
-        match FIRST.compare_exchange_weak(first, block.as_ptr(), Ordering::Release, Ordering::Relaxed) {
+        // SAFETY: memory of this size and alignment that nobody else has yet.
+        unsafe { place.write(Deferred { block, next: first }) };
+        match FIRST.compare_exchange_weak(first, place.as_ptr(), Ordering::Release, Ordering::Relaxed) {
             Ok(_) => return,
             Err(other) => first = other,
         }
@@ -32,10 +40,13 @@ pub(crate) fn each(free: impl FnMut(NonNull<u8>)) {
 #[cold]
 fn take(mut free: impl FnMut(NonNull<u8>)) {
     let mut next = FIRST.swap(ptr::null_mut(), Ordering::Acquire);
-    while let Some(block) = NonNull::new(next) {
-        // SAFETY: `defer` wrote it, and the block is this call's since the swap.
-        next = ptr::with_exposed_provenance_mut(unsafe { block.read() });
-        free(block.cast());
+    while let Some(place) = NonNull::new(next) {
+        // SAFETY: `defer` wrote it, and it is this call's since the swap.
+        let deferred = unsafe { place.read() };
+        // SAFETY: as above; it is not used any more.
+        unsafe { EARLY.free(place.cast()) };
+        next = deferred.next;
+        free(deferred.block);
     }
 }
 
@@ -48,8 +59,7 @@ mod tests {
         let mut blocks = [[0_usize; 2]; 3];
         let places: Vec<_> = blocks.iter_mut().map(|block| NonNull::from(block).cast::<u8>()).collect();
         for &place in &places {
-            // SAFETY: memory of this test, of that size.
-            unsafe { defer(place) };
+            defer(place);
         }
         let mut seen = Vec::new();
         each(|block| seen.push(block));

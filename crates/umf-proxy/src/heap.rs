@@ -141,8 +141,9 @@ pub(crate) fn retire_shared() {
 fn retire(old: &'static SlabPool) {
     let place = ptr::from_ref(old).cast_mut();
     RETIRED.store(place, Ordering::Release);
-    AT_ONCE.store(ptr::null_mut(), Ordering::Release);
     let none = ptr::null_mut();
+    // (Who is late leaves the next one as it is.)
+    let _ = AT_ONCE.compare_exchange(place, none, Ordering::AcqRel, Ordering::Relaxed);
     if SERVING.compare_exchange(place, none, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         IS_SHARED.store(false, Ordering::Relaxed);
         STATE.store(UNMADE, Ordering::Release);

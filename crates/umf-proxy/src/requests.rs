@@ -95,8 +95,7 @@ pub(crate) unsafe fn free_else(block: NonNull<u8>) {
             unsafe { heap::free(address) }
         }
         None if heap::find(address).is_some() => {
-            // SAFETY: a block of the pool, and the rest is passed on to the caller.
-            unsafe { deferred::defer(block) };
+            deferred::defer(block);
             Ok(())
         }
         None => Err(Error::ForeignAddress { address, owner: "this library" }),

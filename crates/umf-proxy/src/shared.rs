@@ -170,6 +170,16 @@ unsafe impl Provider for Shared {
             && let Some(fd) = export.fd
         {
             let mut state = STATE.lock();
+            if state.regions.try_reserve(1).is_err() {
+                drop(state);
+                // SAFETY: nobody else has seen it.
+                unsafe { self.inner.free(region)? };
+                return Err(Error::OutOfMemory {
+                    size: layout.size(),
+                    owner: "the list of regions",
+                    native: 0,
+                });
+            }
             let known = state.file.clone().filter(|file| Arc::ptr_eq(&file.fd, &fd));
             let file = known.unwrap_or_else(|| File::new(fd));
             state.file = Some(file.clone());

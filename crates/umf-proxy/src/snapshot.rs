@@ -33,7 +33,8 @@ impl Snapshot {
         let _errno = Errno::keep();
         self.0.clear();
         for placed in regions {
-            match copy(placed) {
+            let has_room = self.0.try_reserve(1).is_ok();
+            match has_room.then(|| copy(placed)).flatten() {
                 Some(copy) => self.0.push(copy),
                 None => {
                     tell(format_args!("no memory to fork: the child shares {} bytes", placed.region.size()))

@@ -275,7 +275,8 @@ impl SlabPool {
     /// Puts as many blocks of a large class as there is room for into stock, and yields how many.
     pub(crate) fn give_stock(&self, class: usize, entries: &[Entry]) -> usize {
         let size = self.classes.size(class) as u64;
-        let room = self.most_shared().saturating_sub(self.stock_bytes.load(Ordering::Relaxed)) / size;
+        let kept = self.stock_bytes.load(Ordering::Relaxed) + self.depot.bytes();
+        let room = self.most_shared().saturating_sub(kept) / size;
         let fit = entries.len().min(usize::try_from(room).unwrap_or(usize::MAX));
         let most = self.settings.shared_cache_blocks as usize;
         if fit == 0 || most == 0 {

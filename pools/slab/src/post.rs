@@ -98,7 +98,8 @@ impl SlabPool {
     /// Sends a parcel to the depot, or its blocks to the shared store if too much waits there; yields an empty one, if there is one.
     fn send(&self, parcel: Parcel) -> Option<Parcel> {
         let bytes = parcel.bytes();
-        match self.depot.put(parcel, self.most_shared(), self.reserve.bytes()) {
+        let most = self.most_shared().saturating_sub(self.stock_bytes.load(Ordering::Relaxed));
+        match self.depot.put(parcel, most, self.reserve.bytes()) {
             Ok(empty) => {
                 self.mind_policy(usize::try_from(bytes).unwrap_or(usize::MAX));
                 empty

@@ -212,7 +212,8 @@ fn take(elsewhere: &mut Vec<(usize, Open)>, address: usize) -> Option<Open> {
         tables().find_map(|table| places(address).find_map(|place| table.take_if(place, address, |_| true)))
     };
     let known = elsewhere.iter().rposition(|&(known, _)| known == address);
-    known.map(|place| elsewhere.swap_remove(place).1).or_else(in_tables)
+    // (What is no address of a block says of a place that nothing is in it.)
+    known.map(|place| elsewhere.swap_remove(place).1).or_else(|| (address > TAKEN).then(in_tables).flatten())
 }
 
 /// The opening around an address, as [`around`] says.

@@ -90,13 +90,25 @@ fn number(place: usize, use_number: u32) -> Number {
 
 /// A number for the subject: the one that it has already, or a new one.
 fn enter(subject: Subject) -> Number {
+    let known = |places: &[Place]| {
+        let place = places.iter().position(|place| place.subject == subject)?;
+        Some(number(place, places[place].use_number))
+    };
+    let subjects: Vec<Subject> = {
+        let places = PLACES.lock();
+        if let Some(number) = known(&places) {
+            return number;
+        }
+        let all = if places.len() >= MANY { places.as_slice() } else { &[] };
+        all.iter().map(|place| place.subject).collect()
+    };
+    // Without the lock: what is opened has a lock of its own, and a fork takes both in an order that is its own.
+    let gone = subjects.iter().position(|subject| !subject.is_there());
     let mut places = PLACES.lock();
-    if let Some(place) = places.iter().position(|place| place.subject == subject) {
-        return number(place, places[place].use_number);
+    if let Some(number) = known(&places) {
+        return number;
     }
-    if places.len() >= MANY
-        && let Some(free) = places.iter().position(|place| !place.subject.is_there())
-    {
+    if let Some(free) = gone.filter(|&gone| places[gone].subject == subjects[gone]) {
         let use_number = places[free].use_number.wrapping_add(1);
         places[free] = Place { subject, use_number };
         return number(free, use_number);

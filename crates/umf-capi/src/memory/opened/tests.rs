@@ -141,3 +141,16 @@ fn a_pool_that_goes_closes_its_own_while_others_go_on() {
     });
     assert_eq!(exported.free(LONG), 0);
 }
+
+/// Not even in a table that has had much in it.
+#[test]
+fn nothing_is_open_at_an_address_of_nothing() {
+    let of = nobody();
+    let mut exported = Exported::new(2000);
+    let opened: Vec<usize> = exported.all.iter().map(|(_, handle)| open(handle, of)).collect();
+    opened.into_iter().for_each(|address| close(address).unwrap());
+    for address in [FREE, TAKEN] {
+        assert!(close(address).is_err());
+    }
+    assert_eq!(exported.free(LONG), 0);
+}
