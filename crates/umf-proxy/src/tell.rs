@@ -25,9 +25,9 @@ pub(crate) fn tell(what: fmt::Arguments<'_>) {
     let _ = line.write_str("umf_proxy: ");
     let _ = line.write_fmt(what);
     line.bytes[line.len] = b'\n';
-    // With a closed stderr there is nobody to tell.
+    // With a closed stderr there is nobody to tell. (By the bare system call: no thread is cancelled in `malloc`.)
     // SAFETY: the buffer has that many bytes.
-    let _ = unsafe { libc::write(2, line.bytes.as_ptr().cast(), line.len + 1) };
+    let _ = unsafe { libc::syscall(libc::SYS_write, 2, line.bytes.as_ptr(), line.len + 1) };
 }
 
 /// Bytes as text: what is not printable ASCII becomes a question mark.

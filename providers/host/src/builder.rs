@@ -118,7 +118,7 @@ impl HostBuilder {
     }
 
     /// Have the descriptors of memory files at the first free numbers from `number` on, out of the way of a program that expects the low
-    /// ones for itself; where there is none (`RLIMIT_NOFILE`) they are where they come. Default: 0, where they come.
+    /// ones for itself; where there is none (`RLIMIT_NOFILE`) they are behind the standard streams. Default: 0, where they come.
     pub fn descriptors_from(mut self, number: i32) -> Self {
         self.first_descriptor = number;
         self

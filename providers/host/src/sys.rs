@@ -114,12 +114,14 @@ pub(crate) fn memfd(name: &CStr, huge_page: Option<usize>) -> Result<OwnedFd> {
     rustix::fs::memfd_create(name, flags)
 }
 
-/// The same file under the first free number from `first` on; as it is, where there is none.
+/// The same file under the first free number from `first` on; where there is none, under one that is not of the standard streams, if any is
+/// free.
 pub(crate) fn from_number(file: OwnedFd, first: i32) -> OwnedFd {
     if first <= 0 {
         return file;
     }
-    rustix::io::fcntl_dupfd_cloexec(&file, first).unwrap_or(file)
+    let behind_streams = || rustix::io::fcntl_dupfd_cloexec(&file, first.min(3));
+    rustix::io::fcntl_dupfd_cloexec(&file, first).or_else(|_| behind_streams()).unwrap_or(file)
 }
 
 /// Sets the size of a file. The caller has compared it to [`file_size_limit`].

@@ -71,3 +71,11 @@ fn the_file_may_be_closed_or_replaced() {
         assert!(std::fs::read(&kept).unwrap() == vec![b'k'; 3 << 20]);
     }
 }
+
+/// Where there is no room far behind, the file is not in the place of a stream that the program was started without.
+#[test]
+fn the_file_is_no_standard_stream() {
+    let text = r"ulimit -n 64; exec bash -c '(readlink /proc/$$/fd/1 || echo none) >&2' >&-";
+    let said = shell(text, "page.disposition=shared-fd");
+    assert_eq!((said.status, said.errors.as_str()), (0, "none\n"));
+}
