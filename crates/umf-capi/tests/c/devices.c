@@ -2,38 +2,19 @@
  * forked | absent. Lines that begin with "better" differ from the original by design. */
 
 #define _GNU_SOURCE
+#include "two_processes.h"
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <umf.h>
 #include <umf/experimental/ctl.h>
 #include <umf/experimental/memory_properties.h>
-#include <umf/ipc.h>
-#include <umf/pools/pool_disjoint.h>
-#include <umf/pools/pool_proxy.h>
 #include <umf/providers/provider_os_memory.h>
-#include <unistd.h>
 
 #define P(x) printf("%s = %ld\n", #x, (long)(x))
 #define BETTER(x) printf("better: %s = %ld\n", #x, (long)(x))
 
-static const char *who = "parent";
 /* Whether the library is this project's: only that refuses handles that are none. */
 static int umf_is_ours;
-
-#define CHECK(x)                                                                                                       \
-    do {                                                                                                               \
-        int result = (x);                                                                                              \
-        if (result) {                                                                                                  \
-            printf("%s: %s: %d\n", who, #x, result);                                                                   \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
 
 #ifdef DRIVER_CUDA
 #include "driver_cuda.h"
@@ -50,18 +31,7 @@ static umf_memory_provider_handle_t provider_of(umf_usm_memory_type_t type) {
 }
 
 static umf_memory_pool_handle_t pool_of(umf_usm_memory_type_t type, const char *kind) {
-    umf_memory_pool_handle_t pool;
-    umf_memory_provider_handle_t provider = provider_of(type);
-    umf_pool_create_flags_t flags = UMF_POOL_CREATE_FLAG_OWN_PROVIDER;
-    if (strcmp(kind, "proxy") == 0) {
-        CHECK(umfPoolCreate(umfProxyPoolOps(), provider, NULL, flags, &pool));
-        return pool;
-    }
-    umf_disjoint_pool_params_handle_t params;
-    CHECK(umfDisjointPoolParamsCreate(&params));
-    CHECK(umfPoolCreate(umfDisjointPoolOps(), provider, params, flags, &pool));
-    CHECK(umfDisjointPoolParamsDestroy(params));
-    return pool;
+    return pool_over(provider_of(type), kind);
 }
 
 /* The original remembers no lack of memory, and of Level Zero it has no text. */
@@ -240,89 +210,22 @@ static void pool_answers(umf_usm_memory_type_t type, const char *kind) {
     BETTER(driver_count("allocations"));
 }
 
-static void all(int ok) {
-    if (!ok) {
-        printf("%s: a pipe broke\n", who);
-        exit(1);
-    }
+/* Drivers do not come through forks: each side starts its own, and the child was forked before the parent did. */
+static umf_memory_pool_handle_t make(const char *memory, const char *kind) {
+    (void)memory;
+    driver_start();
+    return pool_of(UMF_MEMORY_TYPE_DEVICE, kind);
 }
 
-/* Drivers do not come through forks: the child starts its own, and was forked before the parent did. */
-static int child(const char *kind, int in, int out) {
-    who = "child";
-    driver_start();
-    umf_memory_pool_handle_t pool = pool_of(UMF_MEMORY_TYPE_DEVICE, kind);
-    umf_ipc_handler_handle_t handler;
-    CHECK(umfPoolGetIPCHandler(pool, &handler));
-    size_t size;
-    all(read(in, &size, sizeof size) == sizeof size);
-    umf_ipc_handle_t handle = malloc(size);
-    all(read(in, handle, size) == (ssize_t)size);
-    char *first = NULL, *second = NULL, text[16] = "";
+static void refused(umf_memory_pool_handle_t pool, umf_ipc_handler_handle_t handler, umf_ipc_handle_t handle) {
     if (driver_faults(REFUSED_OPENING)) {
+        char *first = NULL;
         P(umfOpenIPCHandle(handler, handle, (void **)&first));
         umf_memory_provider_handle_t provider;
         CHECK(umfPoolGetMemoryProvider(pool, &provider));
         last_error_of(provider, "");
         driver_faults("");
     }
-    CHECK(umfOpenIPCHandle(handler, handle, (void **)&first));
-    CHECK(umfOpenIPCHandle(handler, handle, (void **)&second));
-    driver_get(text, first, 9);
-    printf("child reads: %s\nopened twice at one address: %d\n", text, first == second);
-    fflush(stdout);
-    driver_put(first, "answer", 7);
-    CHECK(umfCloseIPCHandle(first));
-    CHECK(umfCloseIPCHandle(second));
-    printf("better: closed once too often: %d\n", umfCloseIPCHandle(second));
-    fflush(stdout);
-    all(write(out, "x", 1) == 1);
-    char freed;
-    all(read(in, &freed, 1) == 1);
-    int result = umfOpenIPCHandle(handler, handle, (void **)&first);
-    printf("better: opened after it was freed: %d\n", result);
-    if (result == 0) {
-        CHECK(umfCloseIPCHandle(first));
-    }
-    free(handle);
-    CHECK(umfPoolDestroy(pool));
-    return 0;
-}
-
-static int ipc(const char *kind) {
-    int to[2], from[2];
-    all(pipe(to) == 0 && pipe(from) == 0);
-    pid_t pid = fork();
-    if (pid == 0) {
-        return child(kind, to[0], from[1]);
-    }
-    close(to[0]);
-    close(from[1]);
-    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
-    driver_start();
-    umf_memory_pool_handle_t pool = pool_of(UMF_MEMORY_TYPE_DEVICE, kind);
-    size_t size, given;
-    CHECK(umfPoolGetIPCHandleSize(pool, &size));
-    char *block = umfPoolMalloc(pool, 1000), text[16] = "";
-    driver_put(block + 100, "question", 9);
-    umf_ipc_handle_t handle;
-    CHECK(umfGetIPCHandle(block + 100, &handle, &given));
-    printf("the size is as said: %d\n", size == given);
-    fflush(stdout);
-    all(write(to[1], &size, sizeof size) == sizeof size && write(to[1], handle, size) == (ssize_t)size);
-    char done;
-    all(read(from[0], &done, 1) == 1);
-    driver_get(text, block + 100, 7);
-    printf("parent reads: %s\n", text);
-    CHECK(umfPutIPCHandle(handle));
-    CHECK(umfFree(block));
-    fflush(stdout);
-    all(write(to[1], "x", 1) == 1);
-    int status;
-    all(waitpid(pid, &status, 0) == pid);
-    printf("status %d\n", status);
-    CHECK(umfPoolDestroy(pool));
-    return 0;
 }
 
 /* Two threads: blocks of one pool, freed by the other; providers that come and go; the last error is each thread's own. */
@@ -407,7 +310,8 @@ int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "answers";
     umf_is_ours = getenv("UMF_IS_OURS") != NULL;
     if (strcmp(mode, "ipc") == 0) {
-        return ipc(argc > 2 ? argv[2] : "disjoint");
+        const sides_t sides = {.make = make, .put = driver_put, .get = driver_get, .before = refused};
+        return two_processes(&sides, "", argc > 2 ? argv[2] : "disjoint");
     }
     if (strcmp(mode, "absent") == 0) {
         absent();
