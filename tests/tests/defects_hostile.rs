@@ -11,6 +11,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use umf_core::conformance::Ends;
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, Census, actor};
 
@@ -71,15 +72,6 @@ impl Words {
             let word = u32::from_le_bytes(word.try_into().unwrap());
             self.word(offset + 4 * place).store(word, Ordering::SeqCst);
         }
-    }
-}
-
-/// Says that it is over, however it ends.
-struct Ends<'e>(&'e AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -255,7 +255,6 @@ mod tests {
                     assert!(end <= region.size);
                 }
             }
-            stop.store(true, core::sync::atomic::Ordering::Relaxed);
         });
     }
 }

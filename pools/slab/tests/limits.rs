@@ -58,7 +58,6 @@ fn what_is_free_in_one_pool_goes_before_a_shared_limit_refuses_another() {
                         one.statistics().reserved_bytes + two.statistics().reserved_bytes
                     );
                     blocks.into_iter().for_each(|address| free(others, address));
-                    stop.store(true, Ordering::SeqCst);
                 });
             }
         }
@@ -119,7 +118,6 @@ fn pools_come_and_go_while_others_take_what_is_free() {
                 limit.reclaim(u64::MAX);
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert!(served.load(Ordering::Relaxed) > 0);
     assert_eq!(limit.used(), 0);
