@@ -13,6 +13,7 @@ mod crowd;
 mod owner;
 mod page_map;
 mod record;
+mod reserved;
 mod sequence;
 mod upstream;
 
@@ -193,6 +194,8 @@ fn insert(region: Region, owner: OwnerId) -> Result<RegionNumber> {
 }
 
 fn insert_locked(region: Region, owner: OwnerId) -> Result<RegionNumber> {
+    #[cfg(test)]
+    tests::lack_memory()?;
     // All memory that can be lacking is got before anything is published.
     for granule in granules(region.base(), region.size())? {
         MAP.get_or_grow(granule)?;
@@ -236,29 +239,6 @@ fn remove_locked(number: u32, region: Region) {
         record.retract();
         REGIONS.release(number);
     }
-}
-
-/// Puts `new` regions in the place of `old` ones that cover the same addresses. At each moment every
-/// address in them is found, in an old or a new region.
-fn replace(old: &[(RegionNumber, Region)], new: &[Region], owner: OwnerId) -> Result<()> {
-    change(|| {
-        let mut inserted = [None; 2];
-        for (region, slot) in new.iter().zip(&mut inserted) {
-            match insert_locked(*region, owner) {
-                Ok(number) => *slot = Some((number, *region)),
-                Err(error) => {
-                    for (number, region) in inserted.into_iter().flatten() {
-                        remove_locked(number.0, region);
-                    }
-                    return Err(error);
-                }
-            }
-        }
-        for (number, region) in old {
-            remove_locked(number.0, *region);
-        }
-        Ok(())
-    })
 }
 
 /// Sets what [`find`] and [`span`] yield as `span` for the granules of `size` bytes from `base`, which

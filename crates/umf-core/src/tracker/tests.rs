@@ -1,5 +1,6 @@
 use super::*;
 use crate::{AddressSpace, Layout, MemoryKind, Provider, ProviderKind, SplitMerge, Visibility};
+use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -7,11 +8,17 @@ use std::sync::Arc;
 struct Numbers {
     space: AddressSpace,
     next: AtomicU64,
+    /// How often it was asked to split or merge.
+    asked: AtomicU64,
 }
 
 impl Numbers {
     fn new(space: u8) -> Arc<Self> {
-        Arc::new(Self { space: AddressSpace::new(space).unwrap(), next: AtomicU64::new(0x10_0000) })
+        Arc::new(Self {
+            space: AddressSpace::new(space).unwrap(),
+            next: AtomicU64::new(0x10_0000),
+            asked: AtomicU64::new(0),
+        })
     }
 
     fn at(&self, value: u64) -> Address {
@@ -53,10 +60,12 @@ unsafe impl Provider for Numbers {
 
 impl SplitMerge for Numbers {
     unsafe fn split(&self, region: Region, first: usize) -> Result<(Region, Region)> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
         let high = region.base().checked_add(first as u64).unwrap();
         Ok((Region::new(region.base(), first), Region::new(high, region.size() - first)))
     }
     unsafe fn merge(&self, low: Region, high: Region) -> Result<Region> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
         Ok(Region::new(low.base(), low.size() + high.size()))
     }
 }
@@ -228,8 +237,58 @@ fn owners_are_guarded_and_reused() {
     assert_eq!(Arc::strong_count(&provider), before);
 }
 
-/// Splits and merges as asked, and says that the parts and the whole lie where the tracker cannot take them in: as if there were no
-/// memory for their records.
+thread_local! {
+    /// After how many more regions this thread has no memory for the record of one.
+    static RECORDS_LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// What stands for the lack of memory for a record.
+pub(super) fn lack_memory() -> Result<()> {
+    match RECORDS_LEFT.get() {
+        None => Ok(()),
+        Some(0) => Err(Error::OutOfMemory { size: 1, owner: "test", native: 0 }),
+        Some(left) => {
+            RECORDS_LEFT.set(Some(left - 1));
+            Ok(())
+        }
+    }
+}
+
+/// The provider is not asked for what cannot be tracked then: it gives each part and whole a new number, and would know the
+/// regions by that.
+#[test]
+fn without_memory_for_records_nothing_is_split_or_merged() {
+    let provider = Numbers::new(110);
+    let upstream = Upstream::new(provider.clone()).unwrap();
+    let whole = upstream.allocate(layout(1024, 256)).unwrap().0;
+    for left in [0, 1] {
+        RECORDS_LEFT.set(Some(left));
+        // SAFETY: nobody uses the regions, here and below.
+        let split = unsafe { upstream.split(whole, 256) };
+        RECORDS_LEFT.set(None);
+        assert!(matches!(split, Err(Error::OutOfMemory { .. })));
+        assert_eq!(provider.asked.load(Ordering::Relaxed), 0);
+        assert_eq!(find(whole.base()).unwrap().region, whole);
+        let export = mark_exported(find(whole.base()).unwrap().number, whole);
+        assert!(export.is_ok(), "the region is as it was: {export:?}");
+    }
+    // SAFETY: as above.
+    let (low, high) = unsafe { upstream.split(whole, 256) }.unwrap();
+    RECORDS_LEFT.set(Some(0));
+    // SAFETY: as above.
+    let merged = unsafe { upstream.merge(low, high) };
+    RECORDS_LEFT.set(None);
+    assert!(matches!(merged, Err(Error::OutOfMemory { .. })));
+    assert_eq!(provider.asked.load(Ordering::Relaxed), 1);
+    for region in [low, high] {
+        assert_eq!(find(region.base()).unwrap().region, region);
+        // SAFETY: as above.
+        unsafe { upstream.free(region) }.unwrap();
+        assert_eq!(find(region.base()), None);
+    }
+}
+
+/// Says that the parts and the whole lie elsewhere than it was asked.
 struct Awry(Numbers, AtomicU64);
 
 // SAFETY: as that of `Numbers`.
@@ -249,8 +308,10 @@ unsafe impl Provider for Awry {
     fn page_size(&self) -> usize {
         256
     }
+    /// One behind the other.
     fn allocate(&self, layout: Layout) -> Result<Region> {
-        self.0.allocate(layout)
+        let base = self.0.next.fetch_add(layout.size() as u64, Ordering::Relaxed);
+        Ok(Region::new(self.0.at(base), layout.size()))
     }
     unsafe fn free(&self, _region: Region) -> Result<()> {
         Ok(())
@@ -279,16 +340,21 @@ impl SplitMerge for Awry {
 }
 
 #[test]
-fn a_split_or_merge_that_cannot_be_tracked_is_undone() {
-    let numbers = Numbers { space: AddressSpace::new(109).unwrap(), next: AtomicU64::new(0x10_0000) };
-    let provider = Arc::new(Awry(numbers, AtomicU64::new(0)));
+fn a_split_or_merge_that_is_made_elsewhere_is_undone() {
+    let numbers = Numbers {
+        space: AddressSpace::new(109).unwrap(),
+        next: AtomicU64::new(0x10_0000),
+        asked: AtomicU64::new(0),
+    };
+    let provider = Arc::new(Awry(numbers, AtomicU64::new(10)));
     let upstream = Upstream::new(provider.clone()).unwrap();
     let [low, high] = [0, 1].map(|_| upstream.allocate(layout(512, 256)).unwrap().0);
     // SAFETY: nobody uses the regions, here and below.
-    assert!(matches!(unsafe { upstream.split(low, 256) }, Err(Error::SizeOverflow { .. })));
+    assert!(matches!(unsafe { upstream.split(low, 256) }, Err(Error::ForeignAddress { .. })));
     // SAFETY: as above.
-    assert!(matches!(unsafe { upstream.merge(low, high) }, Err(Error::SizeOverflow { .. })));
-    assert_eq!(provider.1.load(Ordering::Relaxed), 0, "what the provider did is undone");
+    assert!(matches!(unsafe { upstream.merge(low, high) }, Err(Error::ForeignAddress { .. })));
+    // (It counts splits up and merges down.)
+    assert_eq!(provider.1.load(Ordering::Relaxed), 10, "what the provider did is undone");
     for region in [low, high] {
         assert_eq!(find(region.base()).unwrap().region, region);
         // SAFETY: as above.

@@ -4,7 +4,8 @@ use core::ptr::NonNull;
 use std::sync::Arc;
 
 use super::record::REGIONS;
-use super::{OwnerId, ProviderRef, RegionNumber, end, find, insert, mark_exported, remove, replace};
+use super::reserved::Reserved;
+use super::{OwnerId, ProviderRef, RegionNumber, end, find, insert, mark_exported, remove};
 #[cfg(doc)]
 use crate::Provider;
 use crate::held::{Fate, Joined, Policy};
@@ -187,13 +188,20 @@ impl Upstream {
     /// it is freed.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] if the provider cannot, or what it says.
+    /// [`Error::NotSupported`] if the provider cannot, [`Error::InvalidArgument`] if a part would be empty, [`Error::OutOfMemory`] for
+    /// the tracker's own memory, or what the provider says. The region is as it was then, its exports retired.
     ///
     /// # Safety
     /// The caller owns the region.
     pub unsafe fn split(&self, region: Region, first: usize) -> Result<(Region, Region)> {
         let ability = self.split_merge()?;
         let number = self.number_of(&region)?;
+        let outside = Error::InvalidArgument { what: "split", why: "must leave something on both sides" };
+        let rest = region.size().checked_sub(first).filter(|&rest| rest > 0 && first > 0).ok_or(outside)?;
+        let middle = region.base().checked_add(first as u64).ok_or(outside)?;
+        let parts = [(region.base(), first), (middle, rest)];
+        let reserved =
+            Reserved::new(parts.map(|(base, size)| Region::with_id(base, size, region.id())), self.id)?;
         let mut leases = Joined::default();
         self.retire(number, region, &mut leases)?;
         // What was remembered of the whole before reaches over both parts and stays.
@@ -202,18 +210,17 @@ impl Upstream {
             return Err(error);
         }
         // SAFETY: passed on to the caller.
-        match unsafe { ability.split(region, first) } {
+        let split = unsafe { ability.split(region, first) };
+        step(Step::UpstreamSplit);
+        match split {
+            Ok((low, high)) if reserved.fill([(number, region)], [low, high], self.id) => Ok((low, high)),
             Ok((low, high)) => {
-                step(Step::UpstreamSplit);
-                if let Err(error) = replace(&[(number, region)], &[low, high], self.id) {
-                    // Nobody can have the parts without a record of them: the whole again.
-                    // SAFETY: both come from the split, and nobody else has seen them.
-                    if unsafe { ability.merge(low, high) }.is_ok() {
-                        revive(number);
-                    }
-                    return Err(error);
+                // A provider that does something else than it was asked. The whole again, if it can.
+                // SAFETY: both come from the split, and nobody else has seen them.
+                if unsafe { ability.merge(low, high) }.is_ok() {
+                    revive(number);
                 }
-                Ok((low, high))
+                Err(elsewhere(&low))
             }
             Err(error) => {
                 revive(number);
@@ -233,6 +240,15 @@ impl Upstream {
     pub unsafe fn merge(&self, low: Region, high: Region) -> Result<Region> {
         let ability = self.split_merge()?;
         let numbers = (self.number_of(&low)?, self.number_of(&high)?);
+        let apart = Error::InvalidArgument {
+            what: "merge",
+            why: "the second region must begin where the first ends",
+        };
+        if low.base().checked_add(low.size() as u64) != Some(high.base()) {
+            return Err(apart);
+        }
+        let size = low.size().checked_add(high.size()).ok_or(apart)?;
+        let reserved = Reserved::new([Region::with_id(low.base(), size, low.id())], self.id)?;
         for (index, (number, region)) in [(numbers.0, low), (numbers.1, high)].into_iter().enumerate() {
             let mut leases = Joined::default();
             let retired = self.retire(number, region, &mut leases).and_then(|()| {
@@ -246,23 +262,24 @@ impl Upstream {
                 return Err(error);
             }
         }
+        let revive_both = || {
+            revive(numbers.0);
+            revive(numbers.1);
+        };
         // SAFETY: passed on to the caller.
-        match unsafe { ability.merge(low, high) } {
-            Ok(merged) => {
-                step(Step::UpstreamMerged);
-                if let Err(error) = replace(&[(numbers.0, low), (numbers.1, high)], &[merged], self.id) {
-                    // SAFETY: it comes from the merge, and nobody else has seen it.
-                    if unsafe { ability.split(merged, low.size()) }.is_ok() {
-                        revive(numbers.0);
-                        revive(numbers.1);
-                    }
-                    return Err(error);
+        let merged = unsafe { ability.merge(low, high) };
+        step(Step::UpstreamMerged);
+        match merged {
+            Ok(whole) if reserved.fill([(numbers.0, low), (numbers.1, high)], [whole], self.id) => Ok(whole),
+            Ok(whole) => {
+                // SAFETY: it comes from the merge, and nobody else has seen it.
+                if unsafe { ability.split(whole, low.size()) }.is_ok() {
+                    revive_both();
                 }
-                Ok(merged)
+                Err(elsewhere(&whole))
             }
             Err(error) => {
-                revive(numbers.0);
-                revive(numbers.1);
+                revive_both();
                 Err(error)
             }
         }
@@ -273,6 +290,11 @@ impl Upstream {
             Error::NotSupported { what: "splitting and merging regions", owner: "this provider", native: 0 };
         self.provider.split_merge().ok_or(unsupported)
     }
+}
+
+/// A region is not where its provider was asked to make it.
+fn elsewhere(region: &Region) -> Error {
+    Error::ForeignAddress { address: region.base(), owner: "the memory that was split or merged" }
 }
 
 fn revive(number: RegionNumber) {
