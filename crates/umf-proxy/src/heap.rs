@@ -6,7 +6,7 @@
 
 use core::ffi::{CStr, c_char};
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use umf_core::{Address, BlockSpan, Error, Layout, Pool, Provider, Result};
@@ -34,6 +34,8 @@ static AT_ONCE: AtomicPtr<SlabPool> = AtomicPtr::new(ptr::null_mut());
 static RETIRED: AtomicPtr<SlabPool> = AtomicPtr::new(ptr::null_mut());
 /// The pool that serves is over shared memory.
 static IS_SHARED: AtomicBool = AtomicBool::new(false);
+/// What shared memory is, in the words of [`umf_proxy_heap`].
+static KIND: AtomicU32 = AtomicU32::new(umf_proxy_heap::PRIVATE);
 /// Requests for fewer bytes go to the next allocator, where there is one.
 static THRESHOLD: AtomicUsize = AtomicUsize::new(0);
 
@@ -69,6 +71,16 @@ pub(crate) fn next() -> Option<Next> {
 /// The pool that serves, which is made if need be; `None` as long as it is not there. The calling thread is busy.
 pub(crate) fn serving() -> Option<&'static SlabPool> {
     pool(&SERVING).or_else(make)
+}
+
+/// What the memory of the pool that serves is, in the words of [`umf_proxy_heap`].
+pub(crate) extern "C" fn kind() -> u32 {
+    if IS_SHARED.load(Ordering::Relaxed) { KIND.load(Ordering::Relaxed) } else { umf_proxy_heap::PRIVATE }
+}
+
+/// The live block around `address`.
+pub(crate) fn block_around(address: Address) -> Option<BlockSpan> {
+    [&SERVING, &RETIRED].into_iter().find_map(|place| pool(place)?.block_at(address).ok())
 }
 
 /// The live block at `address`, and its pool, which may have retired.
@@ -204,6 +216,11 @@ fn over_shared(settings: Settings) -> Option<&'static SlabPool> {
     }
     match Shared::make(settings.disposition) {
         Ok(provider) => {
+            let kind = match settings.disposition {
+                Disposition::SharedShm => umf_proxy_heap::SHARED_SHM,
+                _ => umf_proxy_heap::SHARED_FD,
+            };
+            KIND.store(kind, Ordering::Relaxed);
             IS_SHARED.store(true, Ordering::Relaxed);
             shared::take_part_in_forks();
             over(provider).or_else(|| {

@@ -17,6 +17,7 @@
 //! | `deferred` | what a busy thread frees |
 //! | `moved` | large blocks that grow |
 //! | `next` | the allocator that the program would have had |
+//! | `interface` | what `libumf.so.1` is told of the heap, where both are in a process |
 //! | `fork`, `shared`, `snapshot` | forks, and what they mean for shared memory |
 //! | `settings`, `tell`, `errno` | `UMF_PROXY`, lines on standard error, `errno` |
 
@@ -29,6 +30,7 @@ mod early;
 mod errno;
 mod fork;
 mod heap;
+mod interface;
 mod moved;
 mod next;
 mod requests;

@@ -8,6 +8,7 @@ use umf_ipc::HANDLE_SIZE;
 use super::{opened, owners, provider_handle};
 use crate::boundary::{Code, Failure, Handle, Out, Outcome, SUCCESS, call};
 use crate::pool::Pool;
+use crate::pools::preloaded;
 
 /// What `umf_ipc_handle_t` points to: the bytes of a handle, and where in its block the pointer was that it is for.
 #[repr(C, align(8))]
@@ -48,8 +49,11 @@ extern "C" fn umfGetIPCHandle(
 }
 
 fn export(address: Address) -> Outcome<IpcHandle> {
-    let (pool, found) = owners::find(address)
-        .ok_or_else(|| Failure::argument("the memory is of no pool that keeps track of it"))?;
+    let Some((pool, found)) = owners::find(address) else {
+        let unknown = Failure::argument("the memory is of no pool that keeps track of it");
+        let (handle, offset) = preloaded::export(address).ok_or(unknown)??;
+        return Ok(IpcHandle { handle, offset: offset.to_le_bytes() });
+    };
     // SAFETY: of this memory C has pointers, and Rust no references.
     let exported = unsafe { umf::exporter()?.handle(address) };
     if exported.is_err() {

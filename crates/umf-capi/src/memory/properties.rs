@@ -11,6 +11,7 @@ use umf_core::{Address, Region, tracker};
 use super::{opened, owners};
 use crate::boundary::{Code, Failure, Handle, Out, Outcome, call};
 use crate::pool::Pool;
+use crate::pools::preloaded;
 
 /// `umf_memory_properties_handle_t`.
 type Number = *mut c_void;
@@ -37,6 +38,11 @@ enum Subject {
         base: usize,
         size: usize,
     },
+    /// A block of the heap of `libumf_proxy.so`.
+    Heap {
+        base: usize,
+        size: usize,
+    },
 }
 
 struct Place {
@@ -53,8 +59,9 @@ impl Subject {
         if let Some((_, found)) = owners::find(address) {
             return Some(Self::Region(found.region));
         }
-        let (_, base, size) = opened::around(usize::try_from(address.value()).ok()?)?;
-        Some(Self::Opened { base, size })
+        let opened = opened::around(usize::try_from(address.value()).ok()?);
+        let opened = opened.map(|(_, base, size)| Self::Opened { base, size });
+        opened.or_else(|| preloaded::block_at(address).map(|(base, size)| Self::Heap { base, size }))
     }
 
     fn is_there(self) -> bool {
@@ -63,6 +70,10 @@ impl Subject {
             Self::Region(region) => self_is_live(region),
             Self::Opened { base, size } => {
                 opened::around(base).is_some_and(|(_, found, len)| (found, len) == (base, size))
+            }
+            Self::Heap { base, size } => {
+                let address = Address::new(base);
+                address.and_then(preloaded::block_at).is_some_and(|found| found == (base, size))
             }
         }
     }
@@ -75,6 +86,7 @@ impl Subject {
                 (found.region == region).then(|| Handle::from_ptr(pool).get().ok()).flatten()
             }
             Self::Opened { .. } => None,
+            Self::Heap { base, .. } => preloaded::find(Address::new(base)?)?.known(),
         }
     }
 }
@@ -170,7 +182,7 @@ extern "C" fn umfGetMemoryProperty(handle: Number, property: i32, value: *mut c_
         let subject = subject(handle)?;
         let (base, size, id) = match subject {
             Subject::Region(region) => (region.base().value() as usize, region.size(), region.id().get()),
-            Subject::Opened { base, size } => (base, size, 0),
+            Subject::Opened { base, size } | Subject::Heap { base, size } => (base, size, 0),
         };
         let pool = subject.pool();
         let of_pool = |what: fn(&Pool) -> Outcome<usize>| pool.ok_or(UNKNOWN).and_then(what);

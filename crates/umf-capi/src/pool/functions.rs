@@ -10,7 +10,7 @@ use super::handle::Pool;
 use super::ops::PoolTable;
 use crate::boundary::{Code, Failure, Handle, Out, Outcome, SUCCESS, call, call_with};
 use crate::memory::owners;
-use crate::pools::disjoint;
+use crate::pools::{disjoint, preloaded};
 use crate::provider::Provider;
 
 #[unsafe(no_mangle)]
@@ -167,9 +167,11 @@ fn free(pool: &Pool, block: *mut c_void) -> Outcome<()> {
 }
 
 fn by_pointer(memory: *const c_void) -> Outcome<Handle<Pool>> {
-    let found = owners::find(Address::from_ptr(memory.cast::<u8>()));
-    let (pool, _) = found.ok_or(Failure::argument("the memory is of no pool that keeps track of it"))?;
-    Ok(Handle::from_ptr(pool))
+    let address = Address::from_ptr(memory.cast::<u8>());
+    let found = owners::find(address).map(|(pool, _)| Handle::from_ptr(pool));
+    found
+        .or_else(|| preloaded::find(address))
+        .ok_or(Failure::argument("the memory is of no pool that keeps track of it"))
 }
 
 #[unsafe(no_mangle)]

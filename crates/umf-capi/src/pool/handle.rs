@@ -15,7 +15,7 @@ use crate::boundary::{
 };
 use crate::ctl::{self, registry};
 use crate::memory::{close_all, owners};
-use crate::pools::disjoint;
+use crate::pools::{disjoint, preloaded};
 use crate::provider::{Provider, Tracking};
 
 /// `UMF_POOL_CREATE_FLAG_OWN_PROVIDER`.
@@ -52,7 +52,7 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    pub(super) fn create(
+    pub(crate) fn create(
         table: *const PoolTable,
         provider: Handle<Provider>,
         params: *const c_void,
@@ -144,8 +144,11 @@ impl Pool {
         }
     }
 
-    pub(super) fn destroy(handle: Handle<Self>) -> Outcome<()> {
+    pub(crate) fn destroy(handle: Handle<Self>) -> Outcome<()> {
         handle.get()?.check_is_pool()?;
+        if preloaded::is_pool(handle.to_ptr()) {
+            return Err(Failure::argument("the pool of libumf_proxy.so lives as long as the process"));
+        }
         registry::leave(registry::Kind::Pool, handle.to_ptr().addr());
         let owned = {
             let pool = handle.get()?;

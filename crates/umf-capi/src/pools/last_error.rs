@@ -10,12 +10,13 @@ use crate::boundary::{Code, Failure, SUCCESS};
 pub(crate) enum Kind {
     Disjoint,
     Jemalloc,
+    Preloaded,
     Proxy,
     Scalable,
 }
 
 thread_local! {
-    static LAST: Cell<[Code; 4]> = const { Cell::new([SUCCESS; 4]) };
+    static LAST: Cell<[Code; 5]> = const { Cell::new([SUCCESS; 5]) };
 }
 
 /// The code of the last failure of the kind.

@@ -8,7 +8,7 @@ use object::read::{Object as _, ObjectSymbol as _};
 use crate::installed::installed;
 use crate::programs::{With, compile};
 
-const FUNCTIONS: [&str; 14] = [
+const NAMES: [&str; 15] = [
     "aligned_alloc",
     "calloc",
     "free",
@@ -22,6 +22,8 @@ const FUNCTIONS: [&str; 14] = [
     "pvalloc",
     "realloc",
     "reallocarray",
+    // Of which libumf.so.1 learns of the heap.
+    "umf_proxy_heap_1",
     "valloc",
 ];
 
@@ -35,7 +37,7 @@ fn it_exports_what_it_replaces() {
         .filter(|symbol| symbol.is_definition())
         .map(|symbol| symbol.name().unwrap())
         .collect();
-    assert_eq!(names, BTreeSet::from(FUNCTIONS));
+    assert_eq!(names, BTreeSet::from(NAMES));
 }
 
 /// Two copies of umf in one process, one of which is the other's allocator.
@@ -61,4 +63,41 @@ fn a_program_with_the_library_runs_with_it() {
         assert_eq!(said(true), said(false), "{name}");
         std::fs::remove_file(program).unwrap();
     }
+}
+
+/// What `malloc` gives is memory of a pool, and other processes open it where it is shared.
+#[test]
+fn its_memory_is_known_to_the_library() {
+    let Some(installed) = installed("its_memory_is_known_to_the_library") else { return };
+    let program = compile(installed, "heap", &With::default());
+    let known = "one pool: 1\nnot on the stack: 3\numf_proxy: 1 1\nallocated by the pool: 1\n\
+                 freed twice: 3, gone: 3 3\ndestroyed: 3\n";
+    let opened = "the other one reads: question\nhere is: answer\nafter it was freed: refused: 3\n";
+    let shared = format!("{known}{}status 0\nopened by the process itself\n", opened.repeat(3));
+    for (settings, arguments, said) in [
+        ("page.disposition=private", &["private"][..], &format!("{known}private: 3 3\n")),
+        ("page.disposition=shared-fd", &["shared", "proxy"], &shared),
+        ("page.disposition=shared-fd", &["shared", "os"], &shared),
+        ("page.disposition=shared-shm", &["shared", "proxy"], &shared),
+    ] {
+        let output = Command::new("timeout")
+            .args(["-k", "5", "60"])
+            .arg(&program)
+            .args(arguments)
+            .env_remove("UMF_LOG")
+            .env("UMF_PROXY", settings)
+            .env("LD_LIBRARY_PATH", installed.prefix.join("lib"))
+            .env("LD_PRELOAD", installed.prefix.join("lib/libumf_proxy.so"))
+            .output()
+            .unwrap();
+        let lines = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success(),
+            "{settings}: {:?}\n{lines}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert_eq!(lines, **said, "{settings}");
+    }
+    std::fs::remove_file(program).unwrap();
 }

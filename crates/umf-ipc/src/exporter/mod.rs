@@ -110,6 +110,12 @@ impl Exporter {
         Ok(unsafe { self.get(address) }?.keep())
     }
 
+    /// The settings in force.
+    #[must_use]
+    pub fn settings(&self) -> &ExporterSettings {
+        &self.inner.settings
+    }
+
     /// The nonce that handles of this exporter carry, once something was exported.
     #[must_use]
     pub fn nonce(&self) -> Option<Nonce> {

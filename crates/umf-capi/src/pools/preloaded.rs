@@ -1,0 +1,273 @@
+//! The heap of `libumf_proxy.so`, where that is preloaded: its memory belongs to a pool that this library makes for it.
+//!
+//! The two libraries are two copies of umf. The heap stays that one's business: it finds its blocks and exports them. Here are a pool
+//! handle and a provider handle that stand for it, made when somebody first asks for one of its blocks, and never destroyed.
+
+use core::ffi::{c_char, c_void};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::Arc;
+
+use umf::plugin::ops::{State, Table1_2};
+use umf_core::{Address, Error, Visibility};
+use umf_ipc::{Exchange, ExporterSettings, LimitPolicy, Mode, Ptracer};
+use umf_provider_host::{HostImport, HostProvider};
+use umf_proxy_heap::{Block, Exports, HANDLE, Heap, LIMIT, NOT_FOUND, NOT_SHARED, OK, PRIVATE, SHARED_SHM};
+
+use super::last_error::{self, Kind};
+use crate::boundary::{
+    Code, Failure, Handle, INVALID_ALIGNMENT, OUT_OF_HOST_MEMORY, OUT_OF_RESOURCES, Out, Outcome, UNKNOWN,
+    call, call_with,
+};
+use crate::pool::{Functions, Pool, PoolTable};
+use crate::provider::{Counted, Flavour, Protection, Provider, Start, start, table};
+
+/// The table of the heap's functions: not looked for yet, not there, or where it is.
+static HEAP: AtomicUsize = AtomicUsize::new(UNKNOWN_YET);
+const UNKNOWN_YET: usize = 0;
+const NONE: usize = 1;
+
+/// The pool that stands for the heap; null until somebody asks.
+static POOL: AtomicPtr<Pool> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The heap, if the process has one of that library.
+fn heap() -> Option<&'static Heap> {
+    let known = match HEAP.load(Ordering::Acquire) {
+        // What is preloaded was there before this library.
+        UNKNOWN_YET => {
+            // SAFETY: a C string; what is looked for are all libraries that the program was started with.
+            let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, umf_proxy_heap::NAME.as_ptr()) };
+            let found = if found.is_null() { NONE } else { found.expose_provenance() };
+            HEAP.store(found, Ordering::Release);
+            found
+        }
+        known => known,
+    };
+    // SAFETY: what has that name, with its version, is such a table, in a library that is never unloaded.
+    (known != NONE).then(|| unsafe { &*core::ptr::with_exposed_provenance::<Heap>(known) })
+}
+
+/// Where the live block of the heap around an address begins, and its size.
+pub(crate) fn block_at(address: Address) -> Option<(usize, usize)> {
+    block(heap()?, address).map(|block| (block.base, block.size))
+}
+
+/// The live block of the heap around an address.
+fn block(heap: &Heap, address: Address) -> Option<Block> {
+    let mut block = Block { base: 0, size: 0 };
+    let address = address.as_ptr()?;
+    // SAFETY: a function of the table, with a place for its result.
+    (unsafe { (heap.find)(address.cast(), &raw mut block) } == OK).then_some(block)
+}
+
+/// The pool that stands for the heap, if the address lies in a block of that.
+pub(crate) fn find(address: Address) -> Option<Handle<Pool>> {
+    block(heap()?, address)?;
+    pool().inspect_err(|failure| tracing::error!("the heap of libumf_proxy.so has no pool: {failure}")).ok()
+}
+
+/// Whether a pool is the one that stands for the heap, and so never goes.
+pub(crate) fn is_pool(pool: *const Pool) -> bool {
+    core::ptr::eq(POOL.load(Ordering::Acquire), pool)
+}
+
+fn pool() -> Outcome<Handle<Pool>> {
+    let known = POOL.load(Ordering::Acquire);
+    if !known.is_null() {
+        return Ok(Handle::from_ptr(known));
+    }
+    crate::base::ensure();
+    let provider =
+        Handle::from_ptr(Box::into_raw(Provider::create((&raw const PROVIDER).cast(), core::ptr::null())?));
+    let made = Pool::create(&raw const TABLE, provider, core::ptr::null(), 0).inspect_err(|_| {
+        provider.take().map(Provider::destroy);
+    })?;
+    match POOL.compare_exchange(core::ptr::null_mut(), made.to_ptr(), Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Ok(made),
+        Err(first) => {
+            Pool::destroy(made)?;
+            provider.take().map(Provider::destroy);
+            Ok(Handle::from_ptr(first))
+        }
+    }
+}
+
+/// Exports the block around an address, if it is one of the heap: the bytes of its handle, and how far into the block the address
+/// lies.
+pub(crate) fn export(address: Address) -> Option<Outcome<([u8; HANDLE], u64)>> {
+    let heap = heap()?;
+    block(heap, address)?;
+    Some(export_from(heap, address))
+}
+
+fn export_from(heap: &Heap, address: Address) -> Outcome<([u8; HANDLE], u64)> {
+    let settings = exports(umf::exporter()?.settings());
+    let (mut handle, mut block) = ([0; HANDLE], Block { base: 0, size: 0 });
+    let place = address.as_ptr().ok_or(GONE)?;
+    // SAFETY: a function of the table, with places for its results.
+    match unsafe { (heap.export)(place.cast(), &raw const settings, &raw mut handle, &raw mut block) } {
+        OK => {}
+        NOT_FOUND => return Err(GONE),
+        NOT_SHARED => {
+            return Err(Failure::argument(
+                "memory of malloc is private; set UMF_PROXY to page.disposition=shared-fd or shared-shm",
+            ));
+        }
+        LIMIT => {
+            return Err(Failure::new(OUT_OF_RESOURCES, "there are too many exports of memory of malloc"));
+        }
+        _ => return Err(Failure::new(UNKNOWN, "libumf_proxy.so could not export memory of malloc")),
+    }
+    let offset = place.addr().checked_sub(block.base).filter(|&offset| offset < block.size).ok_or(GONE)?;
+    Ok((handle, offset as u64))
+}
+
+const GONE: Failure = Failure::argument("the memory was freed meanwhile");
+
+/// The process's settings, as the heap is told of them.
+fn exports(settings: &ExporterSettings) -> Exports {
+    let mut exchange = [0; 4];
+    if let Exchange::Order(modes) = &settings.exchange {
+        for (place, mode) in exchange.iter_mut().zip(modes) {
+            *place = match mode {
+                Mode::Procfs => 2,
+                Mode::Socket => 3,
+                _ => 1,
+            };
+        }
+    }
+    Exports {
+        exchange,
+        limit_is_hard: u32::from(settings.limit == LimitPolicy::Hard),
+        ptracer: match settings.ptracer {
+            Ptracer::None => 0,
+            Ptracer::Any => -1,
+            Ptracer::Process(process) => i64::from(process),
+        },
+        max_created_handles: settings.max_created_handles,
+    }
+}
+
+static PROVIDER: Table1_2 = table(initialize_provider);
+
+/// What it allocates itself is other memory, of the same kind.
+extern "C" fn initialize_provider(_: *const c_void, state: *mut State) -> Code {
+    start("initialize", state, || {
+        let kind = (heap().ok_or(NO_HEAP)?.kind)();
+        let visibility = if kind == PRIVATE { Visibility::Private } else { Visibility::Shared };
+        let host = HostProvider::builder().name("umf_proxy").visibility(visibility);
+        // As of any memory with a name.
+        let import = (kind == SHARED_SHM)
+            .then(|| Arc::new(HostImport::new().allow_unsealed(true)) as Arc<dyn umf_core::Import>);
+        let counted = Counted::new(host.build()?, Flavour::Os, Protection::DEFAULT);
+        Ok(Start { counted, name: c"OS".to_owned(), import, own: None })
+    })
+}
+
+const NO_HEAP: Failure = Failure::unsupported("there is no heap of libumf_proxy.so in this process");
+
+static TABLE: PoolTable = PoolTable::of(&Functions {
+    initialize,
+    finalize,
+    malloc,
+    calloc,
+    realloc,
+    aligned_malloc,
+    malloc_usable_size,
+    free,
+    get_last_allocation_error,
+    get_name,
+    ctl: None,
+    trim: Some(trim),
+});
+
+extern "C" fn initialize(_: Handle<Provider>, _: *const c_void, state: *mut State) -> Code {
+    call("initialize", || {
+        let heap = heap().ok_or(NO_HEAP)?;
+        Out::from_ptr(state).set(core::ptr::from_ref(heap).cast_mut().cast())
+    })
+}
+
+extern "C" fn finalize(_: State) -> Code {
+    call("finalize", || Ok(()))
+}
+
+fn allocate(allocate: impl FnOnce(&Heap) -> *mut c_void) -> *mut c_void {
+    call_with("malloc", core::ptr::null_mut(), || {
+        let block = allocate(heap().ok_or(NO_HEAP)?);
+        if block.is_null() {
+            let none = Failure::new(OUT_OF_HOST_MEMORY, "there is no more memory for malloc");
+            return Ok(last_error::failed(Kind::Preloaded, &none));
+        }
+        Ok(block)
+    })
+}
+
+extern "C" fn malloc(_: State, size: usize) -> *mut c_void {
+    allocate(|heap| (heap.malloc)(size))
+}
+
+extern "C" fn aligned_malloc(_: State, size: usize, align: usize) -> *mut c_void {
+    if !align.max(1).is_power_of_two() {
+        let wrong = Failure::new(INVALID_ALIGNMENT, "an alignment is a power of two");
+        return last_error::failed(Kind::Preloaded, &wrong);
+    }
+    allocate(|heap| (heap.memalign)(align.max(1), size))
+}
+
+extern "C" fn calloc(_: State, count: usize, size: usize) -> *mut c_void {
+    allocate(|heap| (heap.calloc)(count, size))
+}
+
+/// What is no live block of the heap is an error, and not what `free` makes of it.
+fn own(pointer: *const c_void) -> Outcome<(&'static Heap, Block)> {
+    let heap = heap().ok_or(NO_HEAP)?;
+    let address = Address::from_ptr(pointer.cast::<u8>());
+    let foreign = || Failure::from(Error::ForeignAddress { address, owner: "malloc" });
+    let block = block(heap, address).filter(|block| block.base == pointer.addr()).ok_or_else(foreign)?;
+    Ok((heap, block))
+}
+
+extern "C" fn realloc(_: State, block: *mut c_void, size: usize) -> *mut c_void {
+    call_with("realloc", core::ptr::null_mut(), || {
+        if block.is_null() {
+            return Ok(allocate(|heap| (heap.malloc)(size)));
+        }
+        let (heap, _) = own(block)?;
+        // SAFETY: a function of the table; the block is C's to give.
+        let moved = unsafe { (heap.realloc)(block, size) };
+        Ok(if moved.is_null() && size != 0 { allocate(|_| moved) } else { moved })
+    })
+}
+
+extern "C" fn malloc_usable_size(_: State, block: *const c_void, size: *mut usize) -> Code {
+    call("malloc_usable_size", || {
+        let bytes = if block.is_null() { 0 } else { own(block)?.1.size };
+        Out::from_ptr(size).set(bytes)
+    })
+}
+
+extern "C" fn free(_: State, block: *mut c_void) -> Code {
+    call("free", || {
+        if !block.is_null() {
+            let (heap, _) = own(block)?;
+            // SAFETY: a function of the table; the block is C's to give.
+            unsafe { (heap.free)(block) };
+        }
+        Ok(())
+    })
+}
+
+extern "C" fn trim(_: State, keep: usize) -> Code {
+    call("trim_memory", || {
+        (heap().ok_or(NO_HEAP)?.trim)(keep);
+        Ok(())
+    })
+}
+
+extern "C" fn get_last_allocation_error(_: State) -> Code {
+    last_error::last(Kind::Preloaded)
+}
+
+extern "C" fn get_name(_: State, name: *mut *const c_char) -> Code {
+    call("get_name", || Out::from_ptr(name).set(c"umf_proxy".as_ptr()))
+}
