@@ -14,12 +14,45 @@ use crate::pools::preloaded;
 #[repr(C, align(8))]
 pub(crate) struct IpcHandle {
     handle: [u8; HANDLE_SIZE],
-    offset: [u8; 8],
+    /// 48 bits of offset, and 16 that [`check`] them.
+    place: [u8; 8],
 }
 
+const OFFSET_BITS: u32 = 48;
+
+/// What stands above an offset: it depends on each of its bits, and on the handle's own checksum.
+const fn check(offset: u64, handle: &[u8; HANDLE_SIZE]) -> u64 {
+    let of_handle = u32::from_le_bytes([handle[252], handle[253], handle[254], handle[255]]);
+    (offset.wrapping_mul(SPREAD).wrapping_add((of_handle as u64) << 32)) >> OFFSET_BITS
+}
+
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+// An offset that differs in one bit has another check: the difference of the products is neither near 0 nor near 2^64.
+const _: () = {
+    let mut bit = 0;
+    while bit < OFFSET_BITS {
+        let difference = SPREAD << bit;
+        assert!(difference >= 1 << OFFSET_BITS && difference.wrapping_neg() >= 1 << OFFSET_BITS);
+        bit += 1;
+    }
+};
+
 impl IpcHandle {
-    const fn offset(&self) -> u64 {
-        u64::from_le_bytes(self.offset)
+    fn new(handle: [u8; HANDLE_SIZE], offset: u64) -> Outcome<Self> {
+        if offset >> OFFSET_BITS != 0 {
+            return Err(Failure::unsupported("a handle cannot say an offset of 256 TiB and more"));
+        }
+        let place = offset | check(offset, &handle) << OFFSET_BITS;
+        Ok(Self { handle, place: place.to_le_bytes() })
+    }
+
+    /// Where in the block the pointer was; `None` if the bytes are not as they were.
+    #[inline(always)]
+    const fn offset(&self) -> Option<u64> {
+        let place = u64::from_le_bytes(self.place);
+        let offset = place & ((1 << OFFSET_BITS) - 1);
+        if check(offset, &self.handle) == place >> OFFSET_BITS { Some(offset) } else { None }
     }
 }
 
@@ -52,7 +85,7 @@ fn export(address: Address) -> Outcome<IpcHandle> {
     let Some((pool, found)) = owners::find(address) else {
         let unknown = Failure::argument("the memory is of no pool that keeps track of it");
         let (handle, offset) = preloaded::export(address).ok_or(unknown)??;
-        return Ok(IpcHandle { handle, offset: offset.to_le_bytes() });
+        return IpcHandle::new(handle, offset);
     };
     // SAFETY: of this memory C has pointers, and Rust no references.
     let exported = unsafe { umf::exporter()?.handle(address) };
@@ -70,7 +103,7 @@ fn export(address: Address) -> Outcome<IpcHandle> {
     let offset =
         block.and_then(|block| address.offset_from(block)).filter(|&offset| offset < exported.length());
     let offset = offset.ok_or(Failure::argument("the memory was freed meanwhile"))?;
-    Ok(IpcHandle { handle: *exported.as_bytes(), offset: offset.to_le_bytes() })
+    IpcHandle::new(*exported.as_bytes(), offset)
 }
 
 /// The handle stays valid wherever its bytes are, until the memory is freed.
@@ -101,8 +134,9 @@ extern "C" fn umfOpenIPCHandle(
         && let Some(handle) = handle.known()
         && !memory.to_ptr().is_null()
         && let Some(importer) = pool.known_importer()
+        && let Some(offset) = handle.offset()
     {
-        let (offset, of) = (handle.offset(), pool.opens());
+        let of = pool.opens();
         // SAFETY: the pool closes all when it goes; its provider, and so the importer, is there longer.
         if let Some(address) = unsafe { opened::open_again(importer, &handle.handle, offset, of) } {
             memory.set_if_wanted(core::ptr::with_exposed_provenance_mut(address));
@@ -121,10 +155,9 @@ extern "C" fn open_else(handler: Handle<Pool>, handle: Handle<IpcHandle>, memory
         let provider = pool.provider()?;
         let mapping = provider_handle::open_bytes(pool.importer()?, &handle.handle)
             .inspect_err(|_| provider.has_failed())?;
-        if handle.offset() >= mapping.len() as u64 {
-            return Err(Failure::argument("the handle is corrupt: it points outside of its block"));
-        }
-        let address = mapping.address().value().checked_add(handle.offset());
+        let corrupt = Failure::argument("the handle is corrupt: where it points is not what was written");
+        let offset = handle.offset().filter(|&offset| offset < mapping.len() as u64).ok_or(corrupt)?;
+        let address = mapping.address().value().checked_add(offset);
         let address = address.and_then(|address| usize::try_from(address).ok());
         let outside = Failure::argument("the memory lies in no address space of this process");
         let address = address.ok_or(outside)?;

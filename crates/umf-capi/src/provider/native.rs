@@ -243,6 +243,10 @@ extern "C" fn free(state: State, memory: *mut c_void, size: usize) -> Code {
         if memory.is_null() {
             return Ok(());
         }
+        // Of a device no size is needed, as in the original; elsewhere 0 is as wrong as any other.
+        if size == 0 && !native.counted.flavour().is_of_device() {
+            return Err(Failure::argument("the size must be what was allocated there"));
+        }
         native.regions.free(memory, size).map_err(explain)
     })
 }

@@ -48,7 +48,7 @@ impl Regions {
         Err(Error::InvalidArgument { what: "size", why: "must be what was allocated there" })
     }
 
-    /// The caller says that nobody uses the memory any more, as UMF's header asks of it.
+    /// The caller says that nobody uses the memory any more, as UMF's header asks of it. A size of 0 is whatever was allocated.
     pub(super) fn free(&self, memory: *mut c_void, size: usize) -> Result<()> {
         let region = self.exact(memory, size)?;
         // SAFETY: a live region of this upstream, that C gives up.

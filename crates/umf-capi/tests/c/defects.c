@@ -119,6 +119,41 @@ static void handles(void) {
     umfPoolDestroy(b);
 }
 
+/* Of live memory, with a pointer into the middle of it: each bit counts, also where the handle was opened before. */
+static void changed_bits(void) {
+    umf_memory_pool_handle_t pool = disjoint(os(1), NULL);
+    umf_ipc_handler_handle_t handler;
+    umfPoolGetIPCHandler(pool, &handler);
+    char *block = umfPoolMalloc(pool, 5000), *opened;
+    strcpy(block + 1234, "here");
+    umf_ipc_handle_t handle;
+    size_t size;
+    umfGetIPCHandle(block + 1234, &handle, &size);
+    int wrong = 0, failed = 0;
+    for (size_t bit = 0; bit < size * 8; bit++) {
+        failed |= umfOpenIPCHandle(handler, handle, (void **)&opened) || strcmp(opened, "here") || umfCloseIPCHandle(opened);
+        ((unsigned char *)handle)[bit / 8] ^= 1 << bit % 8;
+        wrong += umfOpenIPCHandle(handler, handle, (void **)&opened) == 0;
+        ((unsigned char *)handle)[bit / 8] ^= 1 << bit % 8;
+    }
+    report("W11 a handle of live memory with a changed bit opens", wrong || failed);
+    umfPutIPCHandle(handle);
+    umfFree(block);
+    umfPoolDestroy(pool);
+}
+
+static void sizes(void) {
+    umf_memory_provider_handle_t provider = os(0);
+    size_t wrong[] = {0, 1, 4096, 61440, 65537, 1 << 20};
+    void *memory;
+    int freed = umfMemoryProviderAlloc(provider, 65536, 0, &memory);
+    for (int n = 0; n < 6; n++) {
+        freed |= umfMemoryProviderFree(provider, memory, wrong[n]) != UMF_RESULT_ERROR_INVALID_ARGUMENT;
+    }
+    report("memory is freed with another size than it has", freed || umfMemoryProviderFree(provider, memory, 65536));
+    umfMemoryProviderDestroy(provider);
+}
+
 static void idle_mappings(void) {
     umf_memory_pool_handle_t pool = disjoint(os(1), NULL);
     umf_ipc_handler_handle_t handler;
@@ -490,6 +525,8 @@ static void to_do(void) {
 
 int main(void) {
     handles();
+    changed_bits();
+    sizes();
     idle_mappings();
     shared_memory();
     report("W17 aligned shared memory is another in other processes", aligned_mismatch(os(1)));
