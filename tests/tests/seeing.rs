@@ -452,6 +452,29 @@ fn gc_removes_what_killed_processes_left_and_nothing_else() {
     has(&gc(&[]), "ledgers and sockets have nothing that could stay");
 }
 
+/// A process that made named memory and called `exec` lives on, and does not know of it.
+#[test]
+fn gc_removes_what_its_maker_forgot() {
+    const TEST: &str = "gc_removes_what_its_maker_forgot";
+    let (forgotten, open) = (Name::new("forgotten"), Name::new("open"));
+    let mark = umf::host::NamedMark::current().unwrap();
+    let made = [&forgotten, &open].map(|name| {
+        let file = std::fs::File::create(name.path()).unwrap();
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::fsetxattr(&file, umf::host::NamedMark::ATTRIBUTE, mark.text().as_bytes(), flags)
+            .map(|()| file)
+    });
+    let [Ok(first), Ok(second)] = made else {
+        return machine::skip(TEST, "this kernel keeps no extended attributes in /dev/shm (Linux 6.6)");
+    };
+    drop(first);
+    let outcome = command::run(&["gc"]);
+    assert_eq!((outcome.code, outcome.err.as_str()), (Some(0), ""));
+    has(&outcome.out, &format!("pid {}, which is another program now (exec): removed", std::process::id()));
+    assert!(!forgotten.path().exists() && open.path().exists());
+    drop(second);
+}
+
 /// A name that leads somewhere else, and an attribute that anybody could have set: nothing of that is believed.
 #[test]
 fn gc_is_not_led_astray() {

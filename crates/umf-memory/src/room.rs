@@ -22,6 +22,19 @@ impl Room {
         Self { groups: group::groups().unwrap_or_default().into_boxed_slice() }
     }
 
+    /// Refuses `size` bytes that are more than all memory and swap of this machine, however they are used. So the kernel does with
+    /// private memory by itself, and not with files of memory, of which it counts what is touched. Where it is told to refuse
+    /// nothing (`vm.overcommit_memory` is 1), nothing is.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn check_machine(size: usize) -> Result<()> {
+        if size as u64 <= sys::whole_memory() || sys::promises_everything() {
+            return Ok(());
+        }
+        Err(Error::OutOfMemory { size, owner: "this machine, all of it and its swap", native: 0 })
+    }
+
     /// Refuses `size` bytes of `owner`'s memory if they cannot be had.
     ///
     /// # Errors
@@ -56,5 +69,7 @@ mod tests {
         assert_eq!(room.check(1, "somebody"), Ok(()));
         let refused = room.check(1 << 60, "somebody");
         assert_eq!(refused, Err(Error::OutOfMemory { size: 1 << 60, owner: "somebody", native: 0 }));
+        assert_eq!(Room::check_machine(1 << 20), Ok(()));
+        assert_eq!(Room::check_machine(1 << 60).is_err(), !sys::promises_everything());
     }
 }

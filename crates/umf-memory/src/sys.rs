@@ -67,6 +67,17 @@ pub(crate) fn free_memory() -> (u64, u64) {
     (info.freeram.saturating_mul(unit), info.freeswap.saturating_mul(unit))
 }
 
+/// Bytes of memory and swap that there are, in use or not.
+pub(crate) fn whole_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_add(info.totalswap).saturating_mul(u64::from(info.mem_unit))
+}
+
+/// Whether the kernel lets processes have addresses for any amount of memory.
+pub(crate) fn promises_everything() -> bool {
+    read_into(c"/proc/sys/vm/overcommit_memory", &mut [0; 8]).is_ok_and(|mode| mode.starts_with(b"1"))
+}
+
 /// The beginning of a file of the kernel's, as far as there is room for it.
 pub(crate) fn read_into<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b [u8]> {
     let file = retry_on_intr(|| rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))?;

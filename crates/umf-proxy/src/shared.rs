@@ -5,8 +5,9 @@
 
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicI32, Ordering};
-use std::os::fd::{AsRawFd, OwnedFd};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use allocator_api2::vec::Vec;
@@ -70,8 +71,9 @@ struct State {
 static STATE: Lock<State> =
     Lock::new(State { file: None, regions: Vec::new_in(Mapped), snapshot: Snapshot::new() });
 
-/// The process that has a name in `/dev/shm`; 0 if none has.
+/// The name in `/dev/shm`, of the process that made it; 0 if none has.
 static NAMED_BY: AtomicI32 = AtomicI32::new(0);
+static NAME: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 
 /// The provider.
 pub(crate) struct Shared {
@@ -87,7 +89,8 @@ impl Shared {
         let builder =
             HostProvider::builder().visibility(Visibility::Shared).descriptors_from(Self::FIRST_DESCRIPTOR);
         let inner = match disposition {
-            Disposition::SharedShm => named(builder)?,
+            // Its pages are made at once: where there is no room for them, a touch would be a signal.
+            Disposition::SharedShm => named(&builder.reserve(true))?,
             _ => builder.build()?,
         };
         Ok(Box::leak(Box::new(Self { inner })))
@@ -99,39 +102,92 @@ impl Shared {
     }
 }
 
-/// With the original's name, which the process before may have left when it became this one (`exec`), or when it was killed.
-fn named(builder: HostBuilder) -> Result<Arc<HostProvider>> {
+/// With the original's name, which the process before may have left when it became this one (`exec`), or when it was killed. One of
+/// another pid namespace may have it, and go on with it: then there is a number behind the name.
+fn named(builder: &HostBuilder) -> Result<Arc<HostProvider>> {
+    const NAMES: u64 = 100;
     let pid = std::process::id().cast_signed();
-    let name = format!("/umf_proxy_lib_shm_pid_{pid}");
-    let built = builder.clone().named(name.clone()).build().or_else(|error| match error {
-        Error::Native { native: libc::EEXIST, .. } => {
-            unlink(pid);
-            builder.named(name).build()
+    let mut number = 0;
+    loop {
+        let text = name(pid, number);
+        let mut built = builder.clone().named(text.clone()).build();
+        if is_taken(&built) && remove_unused(&text) {
+            built = builder.clone().named(text.clone()).build();
         }
-        error => Err(error),
-    });
-    if built.is_ok() {
-        NAMED_BY.store(pid, Ordering::Relaxed);
+        if is_taken(&built) && number + 1 < NAMES {
+            number += 1;
+            continue;
+        }
+        if built.is_ok()
+            && let Some((device, inode)) = open(&text).and_then(|file| identity(file.as_raw_fd()))
+        {
+            for (place, value) in NAME.iter().zip([number, device, inode]) {
+                place.store(value, Ordering::Relaxed);
+            }
+            NAMED_BY.store(pid, Ordering::Relaxed);
+        }
+        return built;
     }
-    built
 }
 
-fn unlink(pid: i32) {
-    if let Ok(name) = std::ffi::CString::new(format!("/umf_proxy_lib_shm_pid_{pid}")) {
+fn name(pid: i32, number: u64) -> String {
+    match number {
+        0 => format!("/umf_proxy_lib_shm_pid_{pid}"),
+        number => format!("/umf_proxy_lib_shm_pid_{pid}_{number}"),
+    }
+}
+
+fn is_taken(built: &Result<Arc<HostProvider>>) -> bool {
+    matches!(built, Err(Error::Native { native: libc::EEXIST, .. }))
+}
+
+fn open(name: &str) -> Option<OwnedFd> {
+    let name = CString::new(name).ok()?;
+    // SAFETY: a C string. (Where it is leased, this does not wait.)
+    let file = unsafe { libc::shm_open(name.as_ptr(), libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC, 0) };
+    // SAFETY: a new descriptor, of nobody else.
+    (file >= 0).then(|| unsafe { OwnedFd::from_raw_fd(file) })
+}
+
+/// Takes a name away if nobody has its file open or mapped, wherever on this machine: then the kernel grants a lease on it.
+fn remove_unused(name: &str) -> bool {
+    /// `fcntl(2)`; the crate `libc` does not have it.
+    const F_SETSIG: i32 = 10;
+    let Some(file) = open(name) else { return false };
+    let file = file.as_raw_fd();
+    // Whoever opens it meanwhile waits, and has a signal sent here: one that is ignored.
+    // SAFETY: a descriptor of this function's, and numbers.
+    let leased = unsafe {
+        libc::fcntl(file, F_SETSIG, libc::SIGURG) == 0
+            && libc::fcntl(file, libc::F_SETLEASE, libc::F_WRLCK) == 0
+    };
+    if leased {
+        unlink(name);
+    }
+    leased
+}
+
+fn unlink(name: &str) {
+    if let Ok(name) = CString::new(name) {
         // SAFETY: a C string.
         unsafe { libc::shm_unlink(name.as_ptr()) };
     }
 }
 
-/// The name goes with the process that made it.
+/// The name goes with the process that made it, if it still is that of its file.
 #[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static AT_END: extern "C" fn() = {
     extern "C" fn at_end() {
         let pid = NAMED_BY.load(Ordering::Relaxed);
-        if pid != 0 && pid == std::process::id().cast_signed() {
-            unlink(pid);
+        if pid == 0 || pid != std::process::id().cast_signed() {
+            return;
+        }
+        let [number, device, inode] = NAME.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let name = name(pid, number);
+        if open(&name).and_then(|file| identity(file.as_raw_fd())) == Some((device, inode)) {
+            unlink(&name);
         }
     }
     at_end

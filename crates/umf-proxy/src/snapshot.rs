@@ -21,47 +21,58 @@ struct Copy {
 }
 
 /// Copies of regions. There are none but while a fork is going on.
-pub(crate) struct Snapshot(Vec<Copy, Mapped>);
+pub(crate) struct Snapshot {
+    copies: Vec<Copy, Mapped>,
+    /// Bytes of which there is none, for want of memory.
+    lacking: usize,
+}
 
 impl Snapshot {
     pub(crate) const fn new() -> Self {
-        Self(Vec::new_in(Mapped))
+        Self { copies: Vec::new_in(Mapped), lacking: 0 }
     }
 
     /// Copies the regions.
     pub(crate) fn take(&mut self, regions: &[Placed]) {
         let _errno = Errno::keep();
-        self.0.clear();
+        self.copies.clear();
+        self.lacking = 0;
         for placed in regions {
-            let has_room = self.0.try_reserve(1).is_ok();
+            let has_room = self.copies.try_reserve(1).is_ok();
             match has_room.then(|| copy(placed)).flatten() {
-                Some(copy) => self.0.push(copy),
-                None => {
-                    tell(format_args!("no memory to fork: the child shares {} bytes", placed.region.size()))
-                }
+                Some(copy) => self.copies.push(copy),
+                None => self.lacking += placed.region.size(),
             }
         }
     }
 
-    /// In the child: the copies take the place of the regions.
+    /// In the child: the copies take the place of the regions. Without them it would go on in its parent's heap, and ends instead.
     pub(crate) fn put_in_place(&mut self) {
         let _errno = Errno::keep();
-        for copy in self.0.drain(..) {
+        for copy in self.copies.drain(..) {
             let from = ptr::with_exposed_provenance_mut(copy.place);
             let to = ptr::with_exposed_provenance_mut::<core::ffi::c_void>(copy.base);
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
             // SAFETY: the copy is this snapshot's; and what it takes the place of has the same contents, and is in no other use.
             let moved = unsafe { libc::mremap(from, copy.size, copy.size, flags, to) };
             if moved == libc::MAP_FAILED {
-                tell(format_args!("this child shares {} bytes with its parent", copy.size));
+                self.lacking += copy.size;
             }
+        }
+        if self.lacking > 0 {
+            tell(format_args!(
+                "no memory to fork: a copy of {} bytes is lacking, and this child ends",
+                self.lacking
+            ));
+            // SAFETY: ends the process, and runs nothing of it.
+            unsafe { libc::_exit(libc::EXIT_FAILURE) };
         }
     }
 
     /// In the parent: they are not needed.
     pub(crate) fn forget(&mut self) {
         let _errno = Errno::keep();
-        for copy in self.0.drain(..) {
+        for copy in self.copies.drain(..) {
             // SAFETY: a mapping of this snapshot.
             unsafe { libc::munmap(ptr::with_exposed_provenance_mut(copy.place), copy.size) };
         }

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use umf_core::lock::Lock;
 use umf_core::step::{Step, step};
 use umf_core::{Address, Error, Layout, NativeExport, Region, Result, fork};
-use umf_memory::{Mapping, map_error};
+use umf_memory::{Mapping, Room, map_error};
 
 use crate::arena::{self, Arena};
 use crate::named::{self, Name};
@@ -134,6 +134,10 @@ impl Shared {
     pub(crate) fn allocate(&self, pages: &Pages, layout: Layout) -> Result<Region> {
         self.check_not_inherited()?;
         let (size, align) = pages.place(layout)?;
+        // Before there are records of it, which take memory by its size.
+        if !pages.are_made_at_once() {
+            Room::check_machine(size)?;
+        }
         let mut failed = Error::OutOfMemory { size, owner: "host", native: 0 };
         for choice in pages.choices() {
             let allocated = match self.form {

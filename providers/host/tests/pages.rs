@@ -88,6 +88,21 @@ fn what_cannot_be_had_at_once_is_refused() {
     }
 }
 
+/// Of files of memory the kernel promises any amount. What this machine does not have is refused all the same, as private memory is.
+#[test]
+fn what_no_machine_has_is_refused() {
+    if std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "1") {
+        println!("umf-skip: what_no_machine_has_is_refused: vm.overcommit_memory is 1");
+        return;
+    }
+    for (what, builder) in both().into_iter().chain([("isolated", shared().isolate(true))]) {
+        let provider = builder.build().unwrap();
+        let refused = provider.allocate(layout(1 << 44)).unwrap_err();
+        assert!(matches!(refused, Error::OutOfMemory { .. }), "{what}: {refused}");
+        free(&provider, provider.allocate(layout(1 << 20)).unwrap());
+    }
+}
+
 #[test]
 fn transparent_huge_pages() {
     for (what, builder) in both() {

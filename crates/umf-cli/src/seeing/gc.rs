@@ -20,7 +20,7 @@ const FOLDER: &str = "/dev/shm";
 ///
 /// That can be nothing but named shared memory, in /dev/shm, of providers that were given a name: everything else has
 /// none, and goes with the last process that has it. Removed is only what a provider of umf marked as its own, what
-/// nobody has open or mapped any more (the kernel grants a lease on it), and whose maker has ended.
+/// nobody has open or mapped any more (the kernel grants a lease on it): its maker has ended, or become another program.
 #[derive(Args)]
 pub(crate) struct GcCommand {
     /// Show what would be removed, and remove nothing
@@ -146,12 +146,17 @@ fn verdict(path: &Path) -> Verdict {
     };
     let Some(mark) = umf::host::NamedMark::parse(&mark) else { return Verdict::NotOurs };
     let maker = format!("pid {}", mark.pid());
-    if mark.may_be_alive() {
-        return Verdict::Stays(format!("{maker}, which made it, runs (or may, in another pid namespace)"));
-    }
+    let may_be_alive = mark.may_be_alive();
     let bytes = object.size();
     match object.lease() {
+        // A maker that has neither the file nor a mapping of it will never take its name away.
+        Ok(Some(lease)) if may_be_alive => {
+            Verdict::Left { maker: format!("{maker}, which is another program now (exec)"), bytes, lease }
+        }
         Ok(Some(lease)) => Verdict::Left { maker: format!("{maker}, which has ended"), bytes, lease },
+        _ if may_be_alive => {
+            Verdict::Stays(format!("{maker}, which made it, runs (or may, in another pid namespace)"))
+        }
         Ok(None) => Verdict::Stays(format!("{maker} has ended, but another process has it open or mapped")),
         Err(errno) => Verdict::Stays(format!(
             "{maker} has ended, but the kernel does not tell whether another process has it open ({})",

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::library::{compile, modes, run};
+use crate::library::{compile, is_there, modes, run};
 
 #[test]
 fn the_functions_do_what_they_promise() {
@@ -37,4 +37,42 @@ fn threads_free_each_others_blocks_and_fork() {
         assert_eq!(said.errors, "", "{settings}");
         assert_eq!((said.status, said.output.as_str()), (0, "0 wrong, 0 children failed\n"), "{settings}");
     }
+}
+
+#[test]
+fn what_no_machine_has_is_null() {
+    let test = "what_no_machine_has_is_null";
+    if std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "1") {
+        println!("umf-skip: {test}: vm.overcommit_memory is 1");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile(test, "lack", folder.path()) else { return };
+    for mode in modes(test) {
+        let said = run(Command::new(&program).arg("huge"), Some(mode));
+        assert_eq!(said.output, "4 refused, small: 1\n", "{mode}: {said:?}");
+    }
+}
+
+/// Where `/dev/shm` is small, what does not fit is refused. (To touch it would be a signal.)
+#[test]
+fn a_full_dev_shm_is_lack_of_memory() {
+    let test = "a_full_dev_shm_is_lack_of_memory";
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile(test, "lack", folder.path()) else { return };
+    let mounted = |then: &str| {
+        let text = format!("mount -t tmpfs -o size=24m none /dev/shm && {then}");
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", &text]).arg("sh").arg(&program);
+        command.arg(crate::library::library());
+        command
+    };
+    if !is_there(test, "unshare") || run(&mut mounted("true"), None).status != 0 {
+        println!("umf-skip: {test}: nothing can be mounted in a namespace of its own");
+        return;
+    }
+    let text = "UMF_PROXY=page.disposition=shared-shm LD_PRELOAD=$2 \"$1\" full";
+    let said = run(&mut mounted(text), None);
+    let line = "some: 1, full: 1, wrong: 0\n";
+    assert_eq!((said.status, said.output, said.errors), (0, line.repeat(2), String::new()));
 }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::library::{has_room, is_there, run};
+use crate::library::{has_room, is_there, library, run};
 
 fn shell(text: &str, settings: &str) -> crate::library::Said {
     run(Command::new("bash").args(["-c", text]), Some(settings))
@@ -78,4 +78,59 @@ fn the_file_is_no_standard_stream() {
     let text = r"ulimit -n 64; exec bash -c '(readlink /proc/$$/fd/1 || echo none) >&2' >&-";
     let said = shell(text, "page.disposition=shared-fd");
     assert_eq!((said.status, said.errors.as_str()), (0, "none\n"));
+}
+
+/// What another process has open is not taken from it: it may be one of another pid namespace.
+#[test]
+fn a_name_in_use_stays_with_who_uses_it() {
+    if !has_room("a_name_in_use_stays_with_who_uses_it") {
+        return;
+    }
+    let preload = format!(
+        "exec env LD_PRELOAD={} UMF_PROXY=page.disposition=shared-shm bash -c 'cd /dev/shm; ls -s umf_proxy_lib_shm_pid_$$*; echo $$'",
+        library().display()
+    );
+    for (open, names) in [("exec 5<\"$name\"", &["", "_1"][..]), (":", &[""])] {
+        let text = format!("name=/dev/shm/umf_proxy_lib_shm_pid_$$; : > \"$name\"; {open}; {preload}");
+        let said = run(Command::new("bash").args(["-c", &text]), None);
+        let (list, pid) = said.output.trim_end().rsplit_once('\n').unwrap();
+        let path = format!("/dev/shm/umf_proxy_lib_shm_pid_{pid}");
+        let found: Vec<_> = list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
+        assert_eq!(
+            found.iter().map(|line| line[1].replace(&path[9..], "")).collect::<Vec<_>>(),
+            names,
+            "{said:?}"
+        );
+        // The one that was there is as it was: empty.
+        assert_eq!(found[0][0] == "0", names.len() == 2, "{said:?}");
+        assert_ne!(found[names.len() - 1][0], "0", "{said:?}");
+        assert_eq!(std::path::Path::new(&path).exists(), names.len() == 2);
+        assert!(!std::path::Path::new(&format!("{path}_1")).exists());
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// A child of which no copy of the heap could be made would go on in its parent's.
+#[test]
+fn a_child_without_a_copy_ends() {
+    let test = "a_child_without_a_copy_ends";
+    if !is_there(test, "python3") {
+        return;
+    }
+    let text = "import os, resource\n\
+                kept = [bytearray(b'k' * (4 << 20)) for _ in range(8)]\n\
+                size = int(open('/proc/self/statm').read().split()[0]) * 4096\n\
+                before = resource.getrlimit(resource.RLIMIT_AS)\n\
+                resource.setrlimit(resource.RLIMIT_AS, (size + (4 << 20), before[1]))\n\
+                pid = os.fork()\n\
+                if pid == 0: os._exit(7)\n\
+                resource.setrlimit(resource.RLIMIT_AS, before)\n\
+                print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n\
+                pid = os.fork()\n\
+                if pid == 0: os._exit(7)\n\
+                print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n";
+    let said = run(Command::new("python3").args(["-c", text]), Some("page.disposition=shared-fd"));
+    assert_eq!((said.status, said.output.as_str()), (0, "1\n7\n"), "{said:?}");
+    assert!(said.errors.starts_with("umf_proxy: no memory to fork: a copy of "), "{said:?}");
+    assert_eq!(said.errors.lines().count(), 1);
 }
