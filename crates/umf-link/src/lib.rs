@@ -8,6 +8,7 @@
 //! endpoint   who listens, who connects          address  where, as plain bytes
 //! segment    the memory that both have          layout   what lies where in it
 //! protocol   the lock-free parts                wait     spin, sleep, look after the peer
+//! spin       for how long it pays to be awake
 //! sender     send, start_send, hand_over        offer    what a slot says of a long message
 //! receiver   recv, start_recv, recv_view        engines  what can carry it, and its cost
 //! remote     register, put, get                 key      what a peer needs for that, as plain bytes
@@ -41,6 +42,7 @@ mod segment;
 mod sender;
 mod settings;
 mod shared;
+mod spin;
 mod statistics;
 mod sys;
 mod tag;

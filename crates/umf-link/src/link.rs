@@ -26,11 +26,13 @@ use crate::{Carried, Engine, LinkStatistics, Result, TagMatch};
 pub struct Link {
     sender: Sender,
     receiver: Receiver,
+    /// Of waits for both halves at once.
+    pulse: Pulse,
 }
 
 impl Link {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { sender: Sender::new(Arc::clone(&shared)), receiver: Receiver::new(shared) }
+        Self { sender: Sender::new(Arc::clone(&shared)), receiver: Receiver::new(shared), pulse: Pulse::default() }
     }
 
     /// Both halves, each of which may be used by another thread.
@@ -217,14 +219,15 @@ impl Link {
     /// As [`Sender::send`] and [`Receiver::recv`]; what was not done by then stays begun.
     pub fn finish(&mut self, sends: &mut [SendRequest<'_>], receives: &mut [RecvRequest<'_>]) -> Result<()> {
         let shared = Arc::clone(&self.sender.shared);
-        let (mut pulse, mut limit) = (Pulse::default(), Limit::new(self.receiver.timeout));
-        wait(&shared, &mut pulse, &mut limit, "finishing requests", |_| {
+        let Self { sender, receiver, pulse } = self;
+        let mut limit = Limit::new(receiver.timeout);
+        wait(&shared, pulse, &mut limit, "finishing requests", |_| {
             let mut is_done = true;
             for request in &mut *sends {
-                is_done &= self.sender.test_send(request)?;
+                is_done &= sender.test_send(request)?;
             }
             for request in &mut *receives {
-                is_done &= self.receiver.test_recv(request)?.is_some();
+                is_done &= receiver.test_recv(request)?.is_some();
             }
             Ok(is_done.then_some(()))
         })

@@ -5,6 +5,7 @@ use core::str::FromStr;
 use core::time::Duration;
 
 use crate::layout::MAX_INLINE;
+use crate::sys;
 
 /// A way for the bytes of a message to get from one process to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,7 +65,8 @@ pub struct LinkSettings {
     pub eager_max: usize,
     /// From how many bytes on both sides copy at once, where they can. Default: 64 KiB.
     pub both_min: usize,
-    /// How long to spin before sleeping. Default: 50 us; 0 on a machine of one processor.
+    /// The most that a wait spins before it sleeps. How long each does is learned, from 50 us on: what is slept for and comes within
+    /// this time is waited for awake the next time. Default: 1 ms; 0 on a machine of one processor: sleep at once.
     pub spin: Duration,
     /// How long calls may wait, unless the link is told otherwise. `None`, the default, is until the peer is gone.
     pub timeout: Option<Duration>,
@@ -80,12 +82,12 @@ pub struct LinkSettings {
 
 impl Default for LinkSettings {
     fn default() -> Self {
-        let is_alone = std::thread::available_parallelism().is_ok_and(|count| count.get() == 1);
         Self {
             engine: None,
             eager_max: 4 << 10,
             both_min: 64 << 10,
-            spin: if is_alone { Duration::ZERO } else { Duration::from_micros(50) },
+            // Of the machine, and not of this process: ranks of jobs are bound to a processor each, and have the most to gain.
+            spin: if sys::processors() == 1 { Duration::ZERO } else { Duration::from_millis(1) },
             timeout: None,
             handshake: Duration::from_secs(2),
             max_unexpected: 64 << 20,
@@ -102,5 +104,25 @@ impl LinkSettings {
             Some(Engine::Inline) => MAX_INLINE,
             _ => self.eager_max.min(MAX_INLINE),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_bound_to_a_processor_spins_too() {
+        let default = LinkSettings::default().spin;
+        assert_eq!(default.is_zero(), sys::processors() == 1);
+        let bound = std::thread::spawn(|| {
+            let usable = rustix::thread::sched_getaffinity(None).unwrap();
+            let mut one = rustix::thread::CpuSet::new();
+            one.set((0..rustix::thread::CpuSet::MAX_CPU).find(|processor| usable.is_set(*processor)).unwrap());
+            rustix::thread::sched_setaffinity(None, &one).unwrap();
+            assert!(sys::has_one_processor());
+            LinkSettings::default().spin
+        });
+        assert_eq!(bound.join().unwrap(), default);
     }
 }

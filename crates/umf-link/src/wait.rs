@@ -7,27 +7,31 @@ use umf_core::step::{Step, step};
 
 use crate::protocol::{self, BY_FUTEX};
 use crate::shared::Shared;
+use crate::spin::{Awake, Spin};
 use crate::{Error, Result, sys};
 
 /// Polls that cost nothing but themselves: an answer that is on its way is here before a processor could rest.
 pub(crate) const EAGER: u32 = 2000;
 /// Polls between two looks at the clock.
-const BATCH: u32 = 64;
+pub(crate) const BATCH: u32 = 64;
 /// The longest that anybody sleeps without looking after the peer.
 pub(crate) const SLICE: Duration = Duration::from_millis(25);
 /// How old the news of a peer may be.
 const FRESH: u64 = 20;
 
-/// When a half last asked whether the peer is there.
+/// What a half keeps in mind from wait to wait: when it last asked whether the peer is there, and for how long it pays to spin.
 #[derive(Debug, Default)]
-pub(crate) struct Pulse(u64);
+pub(crate) struct Pulse {
+    asked: u64,
+    spin: Spin,
+}
 
 impl Pulse {
     /// Whether the link can be used: asks the kernel, if that is some time ago.
     #[inline]
     pub(crate) fn check(&mut self, shared: &Shared) -> Result<()> {
         shared.known()?;
-        if sys::coarse_milliseconds().wrapping_sub(self.0) > FRESH {
+        if sys::coarse_milliseconds().wrapping_sub(self.asked) > FRESH {
             return self.look(shared);
         }
         Ok(())
@@ -35,7 +39,7 @@ impl Pulse {
 
     #[cold]
     fn look(&mut self, shared: &Shared) -> Result<()> {
-        self.0 = sys::coarse_milliseconds();
+        self.asked = sys::coarse_milliseconds();
         shared.look()
     }
 }
@@ -114,7 +118,8 @@ fn wait_long<T>(
     what: &'static str,
     mut poll: impl FnMut(bool) -> Result<Option<T>>,
 ) -> Result<T> {
-    let spin_end = Instant::now().checked_add(shared.settings.spin);
+    let most = shared.settings.spin;
+    let awake = Awake::new(Instant::now(), pulse.spin.length(most));
     loop {
         for _ in 0..BATCH {
             if let Some(found) = poll(false)? {
@@ -125,10 +130,11 @@ fn wait_long<T>(
         let now = Instant::now();
         let over = limit.is_over(now);
         if let Some(end) = health(shared, pulse, limit, over, what) {
+            pulse.spin.in_vain();
             // What it did last may have come.
             return poll(true)?.ok_or(end);
         }
-        if spin_end.is_some_and(|end| now >= end) {
+        if awake.is_over(now) {
             break;
         }
     }
@@ -143,10 +149,12 @@ fn wait_long<T>(
         let left = limit.left(Instant::now()).unwrap_or(SLICE);
         sys::sleep(bell, seen, left.min(SLICE));
         if let Some(found) = poll(true)? {
+            pulse.spin.slept(awake.waited(), most);
             return Ok(found);
         }
         let over = limit.is_over(Instant::now());
         if let Some(end) = health(shared, pulse, limit, over, what) {
+            pulse.spin.in_vain();
             return poll(true)?.ok_or(end);
         }
     }

@@ -14,6 +14,7 @@ pub(crate) use part::share;
 use std::time::Duration;
 
 use crate::fabric::Links;
+use crate::spin::Spin;
 use crate::wait::Limit;
 use crate::{Error, Link, LinkSettings, Result, TagMatch};
 use tag::{GIVEN_UP, Kind, Tag};
@@ -23,7 +24,9 @@ use tag::{GIVEN_UP, Kind, Tag};
 pub(crate) struct Group {
     me: usize,
     size: usize,
-    spin: Duration,
+    /// What it has learned of waiting, and the most that it spins.
+    spin: Spin,
+    most: Duration,
     /// As [`crate::LinkSettings::enforce`].
     enforce: bool,
     links: Vec<Option<Link>>,
@@ -36,9 +39,10 @@ pub(crate) struct Group {
 
 impl Group {
     pub(crate) fn new(me: usize, size: usize, settings: &LinkSettings) -> Self {
-        let (spin, enforce) = (settings.spin, settings.enforce);
+        let (most, enforce) = (settings.spin, settings.enforce);
         let links = (0..size).map(|_| None).collect();
-        Self { me, size, spin, enforce, links, number: 0, broken: None, scratch: Vec::new() }
+        let spin = Spin::default();
+        Self { me, size, spin, most, enforce, links, number: 0, broken: None, scratch: Vec::new() }
     }
 
     /// Adds a link, unless there is one, or collectives are over.
@@ -118,8 +122,8 @@ impl Group {
     }
 
     /// The links of the others, and what waiting for them needs.
-    fn links(&mut self) -> (&mut Links, Duration) {
-        (&mut self.links, self.spin)
+    fn links(&mut self) -> (&mut Links, (&mut Spin, Duration)) {
+        (&mut self.links, (&mut self.spin, self.most))
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {

@@ -26,9 +26,9 @@ impl Fabric {
         let mut begun = None;
         loop {
             self.take_in();
-            let Self { me, points, told, next, door, spin, .. } = self;
+            let Self { me, points, told, next, door, spin, most, .. } = self;
             let (size, news) = (points.len(), Some(door.news()));
-            let found = wait_many(points, news, *spin, &mut limit, "receiving", |links, asleep| {
+            let found = wait_many(points, news, (spin, *most), &mut limit, "receiving", |links, asleep| {
                 let (mut left, only) = (None, begun);
                 for rank in (*next..size).chain(0..*next).filter(|rank| only.is_none_or(|only| only == *rank))
                 {

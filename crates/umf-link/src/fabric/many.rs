@@ -3,18 +3,19 @@
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use crate::wait::{EAGER, Limit, SLICE};
+use crate::spin::{Awake, Spin};
+use crate::wait::{BATCH, EAGER, Limit, SLICE};
 use crate::{Error, Link, Result, sys};
 
 /// Links by rank.
 pub(crate) type Links = [Option<Link>];
 
 /// Polls until there is something, or the limit is reached; `poll` says if a link has ended. Sleeps in `poll(2)`, on the links
-/// and on `news`. `spin`: how long to be awake before.
+/// and on `news`. `spin`: what whoever waits has learned, and the most that it spins.
 pub(crate) fn wait_many<T>(
     links: &mut Links,
     news: Option<BorrowedFd<'_>>,
-    spin: Duration,
+    (spin, most): (&mut Spin, Duration),
     limit: &mut Limit,
     what: &'static str,
     mut poll: impl FnMut(&mut Links, bool) -> Result<Option<T>>,
@@ -24,9 +25,9 @@ pub(crate) fn wait_many<T>(
             return Ok(found);
         }
     }
-    let spin_end = Instant::now().checked_add(spin);
+    let awake = Awake::new(Instant::now(), spin.length(most));
     loop {
-        for _ in 0..64 {
+        for _ in 0..BATCH {
             if let Some(found) = poll(links, false)? {
                 return Ok(found);
             }
@@ -34,9 +35,10 @@ pub(crate) fn wait_many<T>(
         }
         let now = Instant::now();
         if limit.is_over(now) {
+            spin.in_vain();
             return poll(links, true)?.ok_or_else(|| limit.error(what));
         }
-        if spin_end.is_some_and(|end| now >= end) {
+        if awake.is_over(now) {
             break;
         }
     }
@@ -50,9 +52,11 @@ pub(crate) fn wait_many<T>(
         }
         sleep(links, news, limit.left(Instant::now()).unwrap_or(SLICE).min(SLICE))?;
         if let Some(found) = poll(links, true)? {
+            spin.slept(awake.waited(), most);
             return Ok(found);
         }
         if limit.is_over(Instant::now()) {
+            spin.in_vain();
             return Err(limit.error(what));
         }
     }

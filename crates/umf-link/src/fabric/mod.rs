@@ -13,6 +13,7 @@ use std::time::Duration;
 use crate::collective::Group;
 use crate::parts::{Destination, Source};
 use crate::receiver::Received;
+use crate::spin::Spin;
 use crate::wait::Limit;
 use crate::{Error, Link, LinkBuilder, Reduction, Result, TagMatch};
 use door::{Door, Met};
@@ -57,7 +58,9 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(2
 pub struct Fabric {
     me: usize,
     size: usize,
-    spin: Duration,
+    /// What receiving from any has learned of waiting, and the most that it spins.
+    spin: Spin,
+    most: Duration,
     timeout: Option<Duration>,
     points: Vec<Option<Link>>,
     /// Ranks whose end was told to whoever receives from any.
@@ -82,12 +85,13 @@ impl LinkBuilder {
             return Err(Error::BadRank { rank, size });
         }
         let settings = self.set();
-        let (spin, timeout) = (settings.spin, settings.timeout);
+        let (most, timeout) = (settings.spin, settings.timeout);
         let door = Door::open(self, job, rank, size)?;
         Ok(Fabric {
             me: rank,
             size,
-            spin,
+            spin: Spin::default(),
+            most,
             timeout,
             points: (0..size).map(|_| None).collect(),
             told: vec![false; size],

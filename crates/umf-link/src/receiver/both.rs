@@ -15,7 +15,7 @@ use crate::protocol::{self, Claim, End};
 use crate::sender::FAILED;
 use crate::shared::Shared;
 use crate::sys::{self, Direction, Iov};
-use crate::wait::{Limit, Pulse, wait};
+use crate::wait::{Limit, wait};
 use crate::{Engine, Result};
 
 /// Where this side copies from.
@@ -94,12 +94,10 @@ impl Incoming {
         };
         let done = shared.word(sender.progress(offer.index));
         let (expected, failed) = (offer::progress(epoch, others), offer::progress(epoch, FAILED));
-        // A pulse of its own: that of the caller is just waiting, too.
-        let mut pulse = Pulse::default();
         let waited = if others == 0 {
             Ok(true)
         } else {
-            wait(shared, &mut pulse, &mut limit, "the peer's part of a message", |_| {
+            wait(shared, &mut self.pulse, &mut limit, "the peer's part of a message", |_| {
                 let now = done.load(Ordering::Acquire);
                 let is_over = now == failed || is_withdrawn(shared, offer);
                 Ok(if now == expected { Some(true) } else { is_over.then_some(false) })
@@ -134,7 +132,7 @@ impl Incoming {
         // If that fails, nobody is there who would copy.
         let _ = wait(
             shared,
-            &mut Pulse::default(),
+            &mut self.pulse,
             &mut Limit::new(None),
             "the peer's part of a message",
             |_| Ok(ends.contains(&done.load(Ordering::Acquire)).then_some(())),

@@ -17,7 +17,7 @@ use crate::parts::{Destination, List};
 use crate::protocol::{self, Header, Outcome};
 use crate::queue::{Body, Queue};
 use crate::shared::Shared;
-use crate::wait::Limit;
+use crate::wait::{Limit, Pulse};
 use crate::{Engine, Error, LinkStatistics, Result, TagMatch};
 
 /// Of a message that was taken back too late.
@@ -63,6 +63,8 @@ pub(crate) struct Incoming {
     /// Which message goes through the bounce buffers, and the id of the last one whose receive was given up.
     pub bouncing: Option<u64>,
     pub given_up: Arc<AtomicU64>,
+    /// Of waits for the sender's part of a message: that of the caller is just waiting, too.
+    pub pulse: Pulse,
     /// Where the kernel copies what is to be combined.
     pub stage: Vec<u8>,
     pub statistics: LinkStatistics,
@@ -79,6 +81,7 @@ impl Incoming {
             epoch: 0,
             bouncing: None,
             given_up: Arc::default(),
+            pulse: Pulse::default(),
             stage: Vec::new(),
             statistics: LinkStatistics::default(),
         }

@@ -32,6 +32,18 @@ pub(crate) fn coarse_milliseconds() -> u64 {
     now.tv_sec.cast_unsigned().wrapping_mul(1000).wrapping_add(now.tv_nsec.cast_unsigned() / 1_000_000)
 }
 
+/// Processors of this machine that run, at least one.
+pub(crate) fn processors() -> usize {
+    // SAFETY: it touches no memory of the caller.
+    let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    usize::try_from(count).unwrap_or(1).max(1)
+}
+
+/// Whether the calling thread may use one processor only.
+pub(crate) fn has_one_processor() -> bool {
+    rustix::thread::sched_getaffinity(None).is_ok_and(|usable| usable.count() == 1)
+}
+
 /// Waits until an fd is ready, or `most` is over; `None` is for ever.
 pub(crate) fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags, most: Option<Duration>) -> Result<bool> {
     let most = most.and_then(|most| Timespec::try_from(most).ok());
