@@ -32,7 +32,11 @@ pub struct Link {
 
 impl Link {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { sender: Sender::new(Arc::clone(&shared)), receiver: Receiver::new(shared), pulse: Pulse::default() }
+        Self {
+            sender: Sender::new(Arc::clone(&shared)),
+            receiver: Receiver::new(shared),
+            pulse: Pulse::default(),
+        }
     }
 
     /// Both halves, each of which may be used by another thread.

@@ -118,7 +118,9 @@ mod tests {
         let bound = std::thread::spawn(|| {
             let usable = rustix::thread::sched_getaffinity(None).unwrap();
             let mut one = rustix::thread::CpuSet::new();
-            one.set((0..rustix::thread::CpuSet::MAX_CPU).find(|processor| usable.is_set(*processor)).unwrap());
+            one.set(
+                (0..rustix::thread::CpuSet::MAX_CPU).find(|processor| usable.is_set(*processor)).unwrap(),
+            );
             rustix::thread::sched_setaffinity(None, &one).unwrap();
             assert!(sys::has_one_processor());
             LinkSettings::default().spin

@@ -130,13 +130,9 @@ impl Incoming {
         let done = shared.word(sender.progress(offer.index));
         let ends = [offer::progress(epoch, claimed), offer::progress(epoch, FAILED)];
         // If that fails, nobody is there who would copy.
-        let _ = wait(
-            shared,
-            &mut self.pulse,
-            &mut Limit::new(None),
-            "the peer's part of a message",
-            |_| Ok(ends.contains(&done.load(Ordering::Acquire)).then_some(())),
-        );
+        let _ = wait(shared, &mut self.pulse, &mut Limit::new(None), "the peer's part of a message", |_| {
+            Ok(ends.contains(&done.load(Ordering::Acquire)).then_some(()))
+        });
     }
 }
 
