@@ -119,7 +119,7 @@ fn wait_long<T>(
     mut poll: impl FnMut(bool) -> Result<Option<T>>,
 ) -> Result<T> {
     let most = shared.settings.spin;
-    let awake = Awake::new(Instant::now(), pulse.spin.length(most));
+    let mut awake = Awake::new(Instant::now(), pulse.spin.length(most));
     loop {
         for _ in 0..BATCH {
             if let Some(found) = poll(false)? {
@@ -134,9 +134,10 @@ fn wait_long<T>(
             // What it did last may have come.
             return poll(true)?.ok_or(end);
         }
-        if awake.is_over(now) {
+        if awake.is_over(now, &mut pulse.spin) {
             break;
         }
+        std::thread::yield_now();
     }
     let (waiting, bell) = (shared.word(shared.me.waiting()), shared.segment.bell(shared.me));
     loop {

@@ -25,7 +25,7 @@ pub(crate) fn wait_many<T>(
             return Ok(found);
         }
     }
-    let awake = Awake::new(Instant::now(), spin.length(most));
+    let mut awake = Awake::new(Instant::now(), spin.length(most));
     loop {
         for _ in 0..BATCH {
             if let Some(found) = poll(links, false)? {
@@ -38,9 +38,10 @@ pub(crate) fn wait_many<T>(
             spin.in_vain();
             return poll(links, true)?.ok_or_else(|| limit.error(what));
         }
-        if awake.is_over(now) {
+        if awake.is_over(now, spin) {
             break;
         }
+        std::thread::yield_now();
     }
     loop {
         for link in links.iter().flatten() {

@@ -39,11 +39,6 @@ pub(crate) fn processors() -> usize {
     usize::try_from(count).unwrap_or(1).max(1)
 }
 
-/// Whether the calling thread may use one processor only.
-pub(crate) fn has_one_processor() -> bool {
-    rustix::thread::sched_getaffinity(None).is_ok_and(|usable| usable.count() == 1)
-}
-
 /// Waits until an fd is ready, or `most` is over; `None` is for ever.
 pub(crate) fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags, most: Option<Duration>) -> Result<bool> {
     let most = most.and_then(|most| Timespec::try_from(most).ok());
