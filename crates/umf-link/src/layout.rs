@@ -4,7 +4,7 @@
 //! what it receives. Side 0 is who connected.
 
 /// "UMFLINK" and the version of this layout.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLINK\x02");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLINK\x03");
 
 /// Two cache lines: processors fetch them in pairs.
 pub(crate) const LINE: usize = 128;
@@ -40,6 +40,9 @@ pub(crate) const CALLS: u64 = 4;
 pub(crate) const CALL_SPANS: usize = 128;
 pub(crate) const CALL_BYTES: usize = 16 << 10;
 
+/// The most ranges that are told of a message, by who sends it or who receives it.
+pub(crate) const MOST_RANGES: usize = 1024;
+
 /// The page about the whole: magic, size, nonce; then a line for each side.
 const SIDE_LINES: usize = 1024;
 const FIRST_AREA: usize = 4096;
@@ -57,7 +60,9 @@ const RANGE_SIZE: usize = 64 + umf_ipc::HANDLE_SIZE;
 const CALL: usize = RANGE + RANGE_SIZE * RANGES;
 /// Of a request: a line of words, one for the answer, pieces, bytes.
 const CALL_SIZE: usize = 2 * LINE + 16 * CALL_SPANS + CALL_BYTES;
-const AREA: usize = (CALL + CALL_SIZE * CALLS as usize).next_multiple_of(4096);
+/// Where this side receives into: address (or place in told memory) and length of each range.
+const INTO: usize = (CALL + CALL_SIZE * CALLS as usize).next_multiple_of(4096);
+const AREA: usize = (INTO + 16 * MOST_RANGES).next_multiple_of(4096);
 
 /// Bytes of a segment.
 pub(crate) const SIZE: usize = FIRST_AREA + 2 * AREA;
@@ -206,6 +211,11 @@ impl Side {
         self.call(number) + 2 * LINE + 16 * CALL_SPANS
     }
 
+    /// Where a range of the list is told that this side receives into, 16 bytes each: of the one message that both copy just now.
+    pub(crate) const fn into_range(self, index: usize) -> usize {
+        self.area() + INTO + 16 * (index % MOST_RANGES)
+    }
+
     /// A chunk of its bounce area.
     pub(crate) const fn chunk(self, number: u64) -> usize {
         self.area() + BOUNCE + (number % CHUNKS) as usize * CHUNK
@@ -260,6 +270,7 @@ mod tests {
                 ranges.push((side.handle(index), umf_ipc::HANDLE_SIZE));
             }
             ranges.extend((0..CHUNKS).map(|chunk| (side.chunk(chunk), CHUNK)));
+            ranges.extend((0..MOST_RANGES).map(|index| (side.into_range(index), 16)));
         }
         ranges.sort_unstable();
         assert!(ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
@@ -275,6 +286,7 @@ mod tests {
             assert!(side.claims(index) + 8 <= SIZE && side.handle(index) + umf_ipc::HANDLE_SIZE <= SIZE);
             assert!(side.argument(index, index) + 8 <= SIZE && side.call_word(number, index) + 8 <= SIZE);
             assert!(side.range_handle(index) + umf_ipc::HANDLE_SIZE <= SIZE);
+            assert!(side.into_range(index) + 16 <= SIZE);
             assert!(
                 side.call_bytes(number) + CALL_BYTES <= SIZE && side.call_span(number, index) + 16 <= SIZE
             );

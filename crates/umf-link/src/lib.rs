@@ -34,6 +34,7 @@ mod offer;
 mod parts;
 mod protocol;
 mod queue;
+mod ranges;
 mod receiver;
 mod reduce;
 mod refusal;

@@ -2,7 +2,7 @@
 
 use crate::Engine;
 use crate::board::Told;
-use crate::layout::DESCRIPTORS;
+use crate::layout::{DESCRIPTORS, MOST_RANGES};
 use crate::sys::Iov;
 
 /// Kinds of messages in a ring.
@@ -26,9 +26,6 @@ pub(crate) const fn progress(epoch: u16, count: u64) -> u64 {
 
 /// Words of an offer in one piece.
 pub(crate) const ONE_RANGE: usize = 5;
-
-/// The most ranges that are told.
-pub(crate) const MOST_RANGES: usize = 1024;
 
 const HAS_RANGES: u64 = 1;
 const ATTENDED: u64 = 2;
@@ -140,7 +137,7 @@ pub(crate) fn encode(offer: &Offer, into: &mut Vec<u64>) {
 }
 
 /// The most bytes of a message: 2^47 are more than a process has.
-const MOST: u64 = 1 << 47;
+pub(crate) const MOST: u64 = 1 << 47;
 
 /// `None` of what no sender writes.
 pub(crate) fn decode(words: &[u64]) -> Option<Offer> {

@@ -317,7 +317,7 @@ impl<'l> Cursor<'l> {
 
     /// The next bytes that lie in one piece, at most so many.
     #[inline]
-    fn piece(&mut self, most: usize) -> Option<Part> {
+    pub(crate) fn piece(&mut self, most: usize) -> Option<Part> {
         loop {
             let (first, others) = self.parts.split_first()?;
             let left = first.length - self.offset;

@@ -20,6 +20,8 @@ pub enum Engine {
     /// Memory of an exportable pool, mapped by the receiver, which copies it once.
     Mapped,
     /// As [`Engine::Mapped`] or [`Engine::Cma`], by both sides at once: the receiver from the front, the sender from the back.
+    /// For receives that wait; into memory that is not a pool's, in calls without a timeout. (Collectives and reductions have one
+    /// side copy where both cannot, even if this is set.)
     Both,
 }
 

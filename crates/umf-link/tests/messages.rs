@@ -8,6 +8,8 @@ mod fabric;
 mod one_sided;
 #[path = "messages/reducing.rs"]
 mod reducing;
+#[path = "messages/table.rs"]
+mod table;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -30,7 +30,8 @@ pub(super) struct Coming<'d> {
 impl<'d> Coming<'d> {
     pub(super) fn new(from: usize, tag: Tag, into: Destination<'d>) -> Self {
         let length = into.len();
-        let receiving = Receiving::new(tag.any_kind(), into, None);
+        let mut receiving = Receiving::new(tag.any_kind(), into, None);
+        receiving.is_group = true;
         Self { from, tag, length, receiving, is_here: false }
     }
 

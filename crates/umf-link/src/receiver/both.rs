@@ -9,23 +9,46 @@ use umf_ipc::Mapping;
 use super::incoming::Incoming;
 use super::pull::{Pulled, is_withdrawn};
 use crate::board::Told;
+use crate::gaps;
+use crate::layout::MOST_RANGES;
+use crate::memory::Memory;
 use crate::offer::{self, Offer, PUSH};
-use crate::parts::{List, Part};
+use crate::parts::{Cursor, List, Part};
 use crate::protocol::{self, Claim, End};
+use crate::ranges::part_of;
 use crate::sender::FAILED;
 use crate::shared::Shared;
-use crate::sys::{self, Direction, Iov};
+use crate::sys::Iov;
 use crate::wait::{Limit, wait};
 use crate::{Engine, Result};
 
 /// Where this side copies from.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum From<'m> {
-    /// A mapping of the sender's memory, and where the message begins in it.
-    Mapped(&'m Mapping<'static>, *const u8),
+    /// A mapping of the sender's memory, and where the message is in it.
+    Mapped(&'m Mapping<'static>, &'m [Part]),
     /// The sender.
-    Address(u64),
+    Address(&'m [Iov]),
 }
+
+impl From<'_> {
+    const fn pieces(self) -> usize {
+        match self {
+            Self::Mapped(_, parts) => parts.len(),
+            Self::Address(ranges) => ranges.len(),
+        }
+    }
+}
+
+/// What the sender is shown of the memory that is received into.
+struct Shown {
+    told: Option<Told>,
+    /// Places in told memory, or addresses: as long as the message.
+    ranges: Vec<Iov>,
+}
+
+/// Lists with pieces of this size take as long as one piece does.
+const LARGE_PIECE: usize = 16 << 10;
 
 /// How much is claimed at a time: enough that claiming costs nothing, and so little that both end at about the same time.
 fn chunk_size(length: usize) -> usize {
@@ -33,8 +56,61 @@ fn chunk_size(length: usize) -> usize {
 }
 
 impl Incoming {
-    /// Fetches a message that is in one piece, if `into` is in one that the sender can get at, too; otherwise `None`. Also if it
-    /// turns out that it cannot: then nothing was received yet.
+    /// Why both sides cannot copy this message; whoever wants to knows before anything was tried.
+    pub(super) fn obstacle(
+        shared: &Shared,
+        offer: &Offer,
+        into: &List<'_>,
+        blocking: Option<Limit>,
+    ) -> Option<&'static str> {
+        if shared.settings.enforce {
+            // It would be shown where to write, and could write beside it.
+            return Some(
+                "link.enforce (UMF_LINK_ENFORCE) is set, so that the peer is not shown where to write",
+            );
+        }
+        let Some(limit) = blocking else {
+            return Some(
+                "a receive that was begun and is not waited for (start_recv, finish, exchange) has its memory written by nobody \
+                 else: receive it by a call that waits",
+            );
+        };
+        if into.parts().len() > MOST_RANGES {
+            return Some("the list that is received into has more than 1024 entries");
+        }
+        if open_to_writers(into).is_some() {
+            return None;
+        }
+        // Private memory is shown only as long as this call lasts, which is until the sender is done.
+        if !limit.is_none() {
+            return Some(
+                "memory that is no pool's (Memory), or that is exported for reading only, is written by the peer only during \
+                 calls without a timeout",
+            );
+        }
+        (!offer.by_address).then_some("the peer's settings keep its memory from being read")
+    }
+
+    fn show(&mut self, shared: &Shared, length: usize, into: &List<'_>) -> Option<Shown> {
+        let mut ranges = into.cursor().ranges(length);
+        let told = match open_to_writers(into) {
+            Some(memory) => {
+                let base = memory.base().expose_provenance() as u64;
+                ranges.iter_mut().for_each(|range| range.address -= base);
+                Some(self.board.tell(&shared.segment, shared.me, memory)?)
+            }
+            None => None,
+        };
+        Some(Shown { told, ranges })
+    }
+
+    /// Whether both sides would be faster than one, as far as the pieces are concerned.
+    pub(super) fn is_for_both(offer: &Offer, into: &List<'_>, from: From<'_>) -> bool {
+        let pieces = from.pieces().max(into.parts().len());
+        pieces == 1 || offer.length / pieces >= LARGE_PIECE
+    }
+
+    /// Fetches a message. The inner error is why that cannot be: then nothing was received yet. There is no [`Incoming::obstacle`].
     pub(super) fn by_both(
         &mut self,
         shared: &Shared,
@@ -42,30 +118,27 @@ impl Incoming {
         into: &List<'_>,
         from: From<'_>,
         mut limit: Limit,
-    ) -> Result<Option<Pulled>> {
-        let ([to], None) = (into.parts(), into.reduction()) else { return Ok(None) };
-        // The sender would be shown where to write, and could write beside it.
-        if shared.settings.enforce {
-            return Ok(None);
-        }
-        let (told, place) = match into.memory() {
-            Some(memory) => {
-                let told = self.board.tell(&shared.segment, shared.me, memory);
-                (told, (to.base.addr() - memory.base().addr()) as u64)
-            }
-            // Private memory is shown only as long as this call lasts, which is until the sender is done.
-            None if limit.is_none() && offer.by_address => (None, to.iov().address),
-            None => return Ok(None),
+    ) -> Result<Result<Pulled, &'static str>> {
+        let Some(Shown { told, ranges }) = self.show(shared, offer.length, into) else {
+            return Ok(Err("too many blocks of pools are told to the peer just now"));
         };
-        if into.memory().is_some() && told.is_none() {
-            return Ok(None);
-        }
         let (sender, epoch) = (shared.other(), self.next_epoch());
         let chunk = chunk_size(offer.length);
         let chunks = offer.length.div_ceil(chunk) as u64;
         let claims = shared.word(sender.claims(offer.index));
         claims.store(protocol::claims(epoch, 0, 0), Ordering::Relaxed);
-        for (number, value) in [told.map_or(0, Told::to_word), place, chunk as u64].into_iter().enumerate() {
+        let (place, count) = match ranges[..] {
+            [one] => (one.address, 0),
+            _ => (0, ranges.len() as u64),
+        };
+        // A sender that still looks at the list of a message before this one finds nothing left of that to claim.
+        for (index, range) in ranges.iter().enumerate().take(count as usize) {
+            let at = shared.me.into_range(index);
+            shared.word(at).store(range.address, Ordering::Relaxed);
+            shared.word(at + 8).store(range.length, Ordering::Relaxed);
+        }
+        let arguments = [told.map_or(0, Told::to_word), place, chunk as u64, count];
+        for (number, value) in arguments.into_iter().enumerate() {
             shared.word(sender.argument(offer.index, number)).store(value, Ordering::Relaxed);
         }
         let request = shared.word(sender.request(offer.index));
@@ -78,10 +151,9 @@ impl Incoming {
                 Claim::Chunk(number) => {
                     let start = number as usize * chunk;
                     let length = chunk.min(offer.length - start);
-                    let to = Part { base: to.base.wrapping_add(start), length };
                     // Told that it is touched for each: nobody else does anything then.
                     let time = into.touch(Access::ReadWrite);
-                    if let Err(error) = time.and_then(|_time| copy(shared, from, start, to)) {
+                    if let Err(error) = time.and_then(|_time| copy(shared, from, into, start, length)) {
                         self.close(shared, offer, epoch, limit);
                         return Err(error);
                     }
@@ -104,10 +176,15 @@ impl Incoming {
             })
         };
         match waited {
-            Ok(true) => Ok(Some(self.end(shared, id, offer, Engine::Both))),
+            Ok(true) => Ok(Ok(self.end(shared, id, offer, Engine::Both))),
             Ok(false) => {
                 self.close(shared, offer, epoch, limit);
-                Ok(None)
+                if is_withdrawn(shared, offer) {
+                    self.queue.remove(id);
+                    self.statistics.withdrawn += 1;
+                    return Ok(Ok(Pulled::Late));
+                }
+                Ok(Err("the peer cannot write to this memory"))
             }
             Err(error) => {
                 self.close(shared, offer, epoch, limit);
@@ -136,18 +213,31 @@ impl Incoming {
     }
 }
 
-fn copy(shared: &Shared, from: From<'_>, start: usize, to: Part) -> Result<()> {
+/// The memory of a pool that all of a list lies in, if others may write it.
+fn open_to_writers<'l>(into: &'l List<'_>) -> Option<&'l Memory<'l>> {
+    into.memory().filter(|memory| !memory.handle().is_read_only())
+}
+
+fn copy(shared: &Shared, from: From<'_>, into: &List<'_>, start: usize, length: usize) -> Result<()> {
+    let mut to = into.cursor_at(start);
     match from {
-        From::Mapped(mapping, base) => {
+        From::Mapped(mapping, parts) => {
             let _time = mapping.cpu_access(Access::ReadOnly).map_err(|error| shared.not_opened(error))?;
-            // SAFETY: the mapping has all of the message, and the caller's memory, too.
-            unsafe { core::ptr::copy(base.wrapping_add(start), to.base, to.length) };
+            let mut from = Cursor::at(parts, start);
+            let mut left = length;
+            while left > 0
+                && let Some(piece) = from.piece(left)
+            {
+                // SAFETY: a part of the mapping, and the caller's memory, which both have all of the message.
+                unsafe { to.copy_in(piece.base, piece.length) };
+                left -= piece.length;
+            }
             Ok(())
         }
-        From::Address(address) => {
-            let remote = [Iov { address: address + start as u64, length: to.length as u64 }];
+        From::Address(ranges) => {
+            let (local, remote) = (to.ranges(length), part_of(ranges, start as u64, length as u64));
             // SAFETY: the caller's memory; the pid is that of the peer, which was there a moment ago.
-            unsafe { sys::across(shared.pid, Direction::Read, &[to.iov()], &remote) }
+            unsafe { gaps::read(shared.pid, &local, &remote) }
                 .map_err(|errno| shared.refused(errno, "process_vm_readv"))
         }
     }

@@ -31,12 +31,14 @@ pub(crate) struct Receiving<'d> {
     /// Whether its caller waits for it, and for how long: then the sender may copy into its memory, too.
     pub blocking: Option<Limit>,
     pub bouncing: Option<Bouncing>,
+    /// Of a collective: there `engine = both` is no more than a wish.
+    pub is_group: bool,
 }
 
 impl<'d> Receiving<'d> {
     #[inline]
     pub(crate) const fn new(wanted: TagMatch, into: Destination<'d>, blocking: Option<Limit>) -> Self {
-        Self { wanted, into, blocking, bouncing: None }
+        Self { wanted, into, blocking, bouncing: None, is_group: false }
     }
 }
 
@@ -285,7 +287,7 @@ impl Incoming {
             self.statistics.add_received(Engine::Inline, length);
             return Ok(Some(Pulled::Received(Received { tag, length, engine: Engine::Inline })));
         }
-        match self.pull(shared, id, &receiving.into.0, receiving.blocking)? {
+        match self.pull(shared, id, receiving)? {
             Pulled::Bounce => {
                 if !self.may_bounce() {
                     return Ok(None);

@@ -7,7 +7,7 @@ use umf_ipc::Mapping;
 
 use super::Received;
 use super::both::From;
-use super::incoming::Incoming;
+use super::incoming::{Incoming, Receiving};
 use crate::board::Told;
 use crate::gaps;
 use crate::offer::{Offer, Ranges};
@@ -31,6 +31,27 @@ pub(crate) enum Pulled {
     Bounce,
 }
 
+/// Whether both sides are to copy.
+#[derive(Clone, Copy, Debug)]
+enum Together {
+    /// Only this one.
+    No,
+    /// Where they can; how long to wait for the sender's part.
+    May(Limit),
+    /// The settings say so.
+    Must(Limit),
+}
+
+impl Together {
+    const fn is_wanted(self) -> bool {
+        !matches!(self, Self::No)
+    }
+}
+
+fn cannot(engine: Engine, why: &str) -> Error {
+    Error::EngineImpossible { engine, why: why.to_owned() }
+}
+
 /// Of an engine that did not do: whether another one may, which is the inner error.
 fn other_engines(pulled: Result<Pulled>) -> Result<Result<Pulled>> {
     match pulled {
@@ -46,14 +67,9 @@ fn other_engines(pulled: Result<Pulled>) -> Result<Result<Pulled>> {
 }
 
 impl Incoming {
-    /// Fetches a message of the queue, which fits `into`.
-    pub(super) fn pull(
-        &mut self,
-        shared: &Shared,
-        id: u64,
-        into: &List<'_>,
-        blocking: Option<Limit>,
-    ) -> Result<Pulled> {
+    /// Fetches a message of the queue, which fits the receive's memory.
+    pub(super) fn pull(&mut self, shared: &Shared, id: u64, receiving: &Receiving<'_>) -> Result<Pulled> {
+        let (into, blocking) = (&receiving.into.0, receiving.blocking);
         let Some(Body::Offered(offer)) = self.queue.get(id).map(|entry| &entry.body) else {
             return Ok(Pulled::Withdrawn);
         };
@@ -66,21 +82,27 @@ impl Incoming {
         let forced = match (shared.settings.engine, offer.engine) {
             _ if offer.lent => Some(Engine::Mapped),
             (Some(mine), Some(theirs)) if mine != theirs => {
-                let why = format!("the peer is set to {theirs}");
-                return Err(Error::EngineImpossible { engine: mine, why });
+                return Err(cannot(mine, &format!("the peer is set to {theirs}")));
             }
             (mine, theirs) => mine.or(theirs),
         };
-        let wants_both = match forced {
-            None => offer.length >= shared.settings.both_min,
-            forced => forced == Some(Engine::Both),
+        let obstacle = Self::obstacle(shared, &offer, into, blocking);
+        let together = match (forced, blocking, obstacle) {
+            // One side combines, whatever is set; and collectives have both copy where they can.
+            _ if into.reduction().is_some() => Together::No,
+            (Some(Engine::Both), _, Some(why)) if !receiving.is_group => {
+                return Err(cannot(Engine::Both, why));
+            }
+            (_, None, _) | (_, _, Some(_)) => Together::No,
+            (Some(Engine::Both), Some(limit), None) => Together::Must(limit),
+            (None, Some(limit), None) if offer.length >= shared.settings.both_min => Together::May(limit),
+            _ => Together::No,
         };
-        let limit = blocking.filter(|_| wants_both && into.reduction().is_none());
         let may_map = matches!(forced, None | Some(Engine::Mapped | Engine::Both));
         let may_read = matches!(forced, None | Some(Engine::Cma | Engine::Both));
         let mut refusal = None;
         if may_map && offer.told.is_some() {
-            match other_engines(self.by_mapping(shared, id, &offer, into, limit))? {
+            match other_engines(self.by_mapping(shared, id, &offer, into, together))? {
                 Ok(done) => return Ok(done),
                 Err(error) => {
                     self.statistics.refused_mapped += 1;
@@ -92,9 +114,9 @@ impl Incoming {
         // Who does not wait for its message does not fill bounce buffers either, until it comes by again.
         let reads = may_read
             && offer.by_address
-            && (forced.is_some() || is_faster || !offer.attended || limit.is_some());
+            && (forced.is_some() || is_faster || !offer.attended || together.is_wanted());
         if reads && shared.cma.load(Ordering::Relaxed) && offer.ranges != Ranges::Untold {
-            match other_engines(self.by_address(shared, id, &offer, into, limit))? {
+            match other_engines(self.by_address(shared, id, &offer, into, together))? {
                 Ok(done) => return Ok(done),
                 Err(error) => {
                     self.statistics.refused_cma += 1;
@@ -117,7 +139,7 @@ impl Incoming {
         offset: u64,
     ) -> Result<(Mapping<'static>, usize)> {
         let told = told.zip(shared.importer);
-        let impossible = |why: &str| Error::EngineImpossible { engine: Engine::Mapped, why: why.to_owned() };
+        let impossible = |why: &str| cannot(Engine::Mapped, why);
         let (told, importer) = told.ok_or_else(|| impossible("this process's endpoint has no importer"))?;
         let handle = self.known.handle(&shared.segment, shared.other(), told);
         let handle = handle.ok_or_else(|| impossible("the peer names a handle that it does not tell"))?;
@@ -131,27 +153,46 @@ impl Incoming {
         Ok((mapping, offset))
     }
 
+    /// By both sides, if they are to and can; `None` if this one is to do it.
+    fn together(
+        &mut self,
+        shared: &Shared,
+        (id, offer): (u64, &Offer),
+        into: &List<'_>,
+        from: From<'_>,
+        together: Together,
+    ) -> Result<Option<Pulled>> {
+        let limit = match together {
+            Together::Must(limit) => limit,
+            Together::May(limit) if Self::is_for_both(offer, into, from) => limit,
+            _ => return Ok(None),
+        };
+        match self.by_both(shared, (id, offer), into, from, limit)? {
+            Ok(pulled) => Ok(Some(pulled)),
+            Err(why) if matches!(together, Together::Must(_)) => Err(cannot(Engine::Both, why)),
+            Err(_) => Ok(None),
+        }
+    }
+
     fn by_mapping(
         &mut self,
         shared: &Shared,
         id: u64,
         offer: &Offer,
         into: &List<'_>,
-        limit: Option<Limit>,
+        together: Together,
     ) -> Result<Pulled> {
         let (mapping, offset) = self.open(shared, offer.told, offer.offset)?;
         let from = ranges_in(&mapping, offset, offer)
             .ok_or(shared.misbehaved("what it offers reaches past the end of its memory"))?;
-        if let ([one], Some(limit)) = (&from[..], limit)
-            && let Some(pulled) =
-                self.by_both(shared, (id, offer), into, From::Mapped(&mapping, one.base), limit)?
-        {
+        let both = From::Mapped(&mapping, &from);
+        if let Some(pulled) = self.together(shared, (id, offer), into, both, together)? {
             return Ok(pulled);
         }
         if into.reduction().is_some() && !from.iter().all(|part| into.is_whole(part.length)) {
             // A number that is in two places: other engines put it together.
-            let why = "the list that is sent has numbers that lie in two of its entries".to_owned();
-            return Err(Error::EngineImpossible { engine: Engine::Mapped, why });
+            let why = "the list that is sent has numbers that lie in two of its entries";
+            return Err(cannot(Engine::Mapped, why));
         }
         let time = mapping.cpu_access(Access::ReadOnly).map_err(|error| shared.not_opened(error))?;
         let mine = into.touch(Access::ReadWrite)?;
@@ -171,12 +212,10 @@ impl Incoming {
         id: u64,
         offer: &Offer,
         into: &List<'_>,
-        limit: Option<Limit>,
+        together: Together,
     ) -> Result<Pulled> {
-        if let (Ranges::One(one), Some(limit)) = (&offer.ranges, limit)
-            && let Some(pulled) =
-                self.by_both(shared, (id, offer), into, From::Address(one.address), limit)?
-        {
+        let both = From::Address(offer.ranges.as_slice());
+        if let Some(pulled) = self.together(shared, (id, offer), into, both, together)? {
             return Ok(pulled);
         }
         if into.reduction().is_some() {
@@ -225,6 +264,7 @@ fn ranges_in(mapping: &Mapping<'static>, offset: usize, offer: &Offer) -> Option
 #[cold]
 fn impossible(shared: &Shared, engine: Engine, offer: &Offer, refusal: Option<Error>) -> Error {
     let why = match refusal {
+        Some(Error::EngineImpossible { why, .. }) => why,
         Some(error) => error.to_string(),
         None if engine == Engine::Inline => "the message is longer than a ring takes".to_owned(),
         None if engine == Engine::Mapped => {

@@ -6,9 +6,9 @@ use umf_core::Access;
 use umf_core::step::{Step, step};
 
 use crate::board::{Board, Told};
-use crate::layout::{self, DESCRIPTORS, FIRST, FIRST_PAYLOAD, NEXT, NEXT_PAYLOAD, SLOTS};
+use crate::layout::{self, DESCRIPTORS, FIRST, FIRST_PAYLOAD, MOST_RANGES, NEXT, NEXT_PAYLOAD, SLOTS};
 use crate::memory::Memory;
-use crate::offer::{self, INLINE, LEND, MOST_RANGES, OFFER, ONE_RANGE, Offer, Ranges};
+use crate::offer::{self, INLINE, LEND, OFFER, ONE_RANGE, Offer, Ranges};
 use crate::parts::{Cursor, List, Part, Source};
 use crate::protocol::{self, Header, Outcome};
 use crate::shared::Shared;

@@ -8,10 +8,11 @@ use umf_ipc::Mapping;
 
 use super::outgoing::Place;
 use crate::board::{self, Told};
-use crate::layout::{CHUNK, CHUNKS};
+use crate::layout::{CHUNK, CHUNKS, MOST_RANGES};
 use crate::offer::{self, BOUNCE, PUSH};
 use crate::parts::{Cursor, List};
 use crate::protocol::{self, Claim, End, MOST_CHUNKS};
+use crate::ranges::part_of;
 use crate::shared::Shared;
 use crate::sys::{self, Direction, Iov};
 use crate::{LinkStatistics, Result};
@@ -38,8 +39,10 @@ struct Push {
 
 #[derive(Debug)]
 enum To {
-    Mapped(Mapping<'static>, usize),
-    Address(u64),
+    /// Ranges of a mapping of the receiver's memory.
+    Mapped(Mapping<'static>, Vec<Iov>),
+    /// Of the receiver.
+    Address(Vec<Iov>),
 }
 
 impl Attempt {
@@ -109,23 +112,21 @@ impl Attempt {
     }
 
     fn push(&mut self, shared: &Shared, place: Place, list: &List<'_>, statistics: &mut LinkStatistics) {
-        let [from] = *list.parts() else { return };
         let push = match self.push.take() {
             Some(push) => push,
-            None => target(shared, place, from.length, statistics),
+            None => target(shared, place, list.len(), statistics),
         };
         let claims = shared.word(shared.me.claims(place.index));
-        let chunks = from.length.div_ceil(push.chunk) as u64;
+        let chunks = list.len().div_ceil(push.chunk) as u64;
         let before = self.count;
         if let Some(to) = &push.to {
             while let Claim::Chunk(chunk) = protocol::claim(claims, self.epoch, chunks, End::Back, self.count)
             {
                 let start = chunk as usize * push.chunk;
-                let length = push.chunk.min(from.length - start);
-                let source = from.base.wrapping_add(start);
+                let length = push.chunk.min(list.len() - start);
                 // Told that it is touched for each: nobody else does anything then.
                 let time = list.touch(Access::ReadOnly);
-                if time.is_err() || !copy(shared, source, to, start, length) {
+                if time.is_err() || !copy(shared, list, to, start, length) {
                     // What is claimed cannot be given back: the receiver begins again, alone.
                     self.say(shared, place, FAILED);
                     shared.cma.store(false, Ordering::Relaxed);
@@ -148,48 +149,64 @@ impl Attempt {
 /// What the receiver says of its memory, checked.
 fn target(shared: &Shared, place: Place, length: usize, statistics: &mut LinkStatistics) -> Push {
     let argument = |number| shared.word(shared.me.argument(place.index, number)).load(Ordering::Relaxed);
-    let (told, offset, chunk) = (Told::from_word(argument(0)), argument(1), argument(2));
-    let chunk = usize::try_from(chunk).unwrap_or(0);
+    let told = Told::from_word(argument(0));
+    let chunk = usize::try_from(argument(2)).unwrap_or(0);
     let is_possible = chunk >= 4096 && (length.div_ceil(chunk.max(1)) as u64) <= MOST_CHUNKS;
-    let to = match told {
-        _ if !is_possible => None,
-        Some(told) => {
-            let to = open(shared, told, offset, length);
+    let ranges = ranges(shared, argument(1), argument(3), length as u64).filter(|_| is_possible);
+    let to = match (told, ranges) {
+        (_, None) => None,
+        (Some(told), Some(ranges)) => {
+            let to = open(shared, told, ranges);
             statistics.refused_mapped += u64::from(to.is_none());
             to
         }
-        None => {
-            let fits = offset.checked_add(length as u64).is_some();
-            (fits && shared.cma.load(Ordering::Relaxed)).then_some(To::Address(offset))
-        }
+        (None, Some(ranges)) => shared.cma.load(Ordering::Relaxed).then_some(To::Address(ranges)),
     };
     Push { chunk: chunk.max(4096), to }
 }
 
-fn open(shared: &Shared, told: Told, offset: u64, length: usize) -> Option<To> {
+/// Where the receiver says that the message goes: at `place`, or in so many ranges. None if these are not as long as it, or where
+/// nothing can be.
+fn ranges(shared: &Shared, place: u64, count: u64, length: u64) -> Option<Vec<Iov>> {
+    let count = usize::try_from(count).ok().filter(|count| *count <= MOST_RANGES)?;
+    let list = if count == 0 {
+        vec![Iov { address: place, length }]
+    } else {
+        let word = |at| shared.word(at).load(Ordering::Relaxed);
+        let range = |index| shared.other().into_range(index);
+        (0..count).map(|index| Iov { address: word(range(index)), length: word(range(index) + 8) }).collect()
+    };
+    let is_there = |range: &Iov| range.address.checked_add(range.length).is_some();
+    let add = |sum: u64, range: &Iov| sum.checked_add(range.length).filter(|_| is_there(range));
+    (list.iter().try_fold(0, add) == Some(length)).then_some(list)
+}
+
+fn open(shared: &Shared, told: Told, ranges: Vec<Iov>) -> Option<To> {
     let handle = board::read(&shared.segment, shared.other(), told)?;
     let mapping = shared.importer?.open_bytes(handle.as_bytes(), Access::ReadWrite).ok()?;
-    let offset = usize::try_from(offset).ok()?;
-    let fits = offset.checked_add(length).is_some_and(|end| end <= mapping.len());
-    (fits && mapping.is_host_accessible()).then_some(To::Mapped(mapping, offset))
+    let fits = ranges.iter().all(|range| range.address + range.length <= mapping.len() as u64);
+    (fits && mapping.is_host_accessible()).then_some(To::Mapped(mapping, ranges))
 }
 
 /// Copies into the receiver's memory.
-fn copy(shared: &Shared, from: *mut u8, to: &To, start: usize, length: usize) -> bool {
+fn copy(shared: &Shared, list: &List<'_>, to: &To, start: usize, length: usize) -> bool {
+    let mut from = Cursor::at(list.parts(), start);
     match to {
-        To::Mapped(mapping, offset) => {
+        To::Mapped(mapping, ranges) => {
             let (Some(base), Ok(time)) = (mapping.address().as_ptr(), mapping.cpu_access(Access::ReadWrite))
             else {
                 return false;
             };
-            // SAFETY: `open` has looked whether all of the message fits; the mapping can be written, and lives. `from` is the
-            // caller's memory.
-            unsafe { core::ptr::copy(from, base.wrapping_add(offset + start), length) };
+            for range in part_of(ranges, start as u64, length as u64) {
+                let to = base.wrapping_add(range.address as usize);
+                // SAFETY: `open` has looked whether all of the message fits; the mapping can be written, and lives. `from` is the
+                // caller's memory.
+                unsafe { from.copy_out(to, range.length as usize) };
+            }
             time.end().is_ok()
         }
-        To::Address(address) => {
-            let local = [Iov { address: from.expose_provenance() as u64, length: length as u64 }];
-            let remote = [Iov { address: address + start as u64, length: length as u64 }];
+        To::Address(ranges) => {
+            let (local, remote) = (from.ranges(length), part_of(ranges, start as u64, length as u64));
             // SAFETY: `from` is the caller's memory; the pid is that of the peer, which was there a moment ago.
             unsafe { sys::across(shared.pid, Direction::Write, &local, &remote) }.is_ok()
         }
