@@ -172,8 +172,9 @@ pub(crate) fn pid_behind(pidfd: BorrowedFd<'_>) -> Option<u32> {
     pid.trim().parse().ok().filter(|&pid| pid != 0)
 }
 
-/// Field 22 of `/proc/<pid>/stat` (`proc_pid_stat(5)`), in clock ticks.
-pub(crate) fn start_time(pid: u32) -> Option<u64> {
+/// When a process was started: field 22 of `/proc/<pid>/stat` (`proc_pid_stat(5)`), in clock ticks.
+#[must_use]
+pub fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The command name is in parentheses and may contain anything; fields are counted behind it.
     let (_, fields) = stat.rsplit_once(')')?;

@@ -47,7 +47,7 @@ pub mod fd_socket {
 /// System calls that the other crates of umf make as well. No part of the interface.
 #[doc(hidden)]
 pub mod system {
-    pub use crate::identity::boot_id_bytes;
+    pub use crate::identity::{boot_id_bytes, start_time};
     pub use crate::sys::{
         TMPFS_MAGIC, close_inherited, effective_uid, file_size_limit, has_ended, memfd, random, reserve,
     };

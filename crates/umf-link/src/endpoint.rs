@@ -19,7 +19,7 @@ use crate::engines::Engines;
 use crate::layout::Side;
 use crate::segment::Segment;
 use crate::shared::{Fds, Shared};
-use crate::wire::{self, Kind, Packet};
+use crate::wire::{self, Here, Kind, Packet};
 use crate::{Error, Link, LinkAddress, LinkSettings, Result, sys};
 
 /// Makes endpoints and links: with which settings, and who opens memory of peers.
@@ -135,15 +135,25 @@ impl LinkBuilder {
         Endpoint::listen(self.clone(), socket)
     }
 
-    /// The process of this user that listens at an address, if one does.
-    pub(crate) fn who(&self, address: &LinkAddress) -> Result<Option<i32>> {
-        let deadline = Deadline::after(self.settings.handshake);
+    /// The process of this user that listens at an address, if one does; what is given is said to it.
+    pub(crate) fn who(
+        &self,
+        address: &LinkAddress,
+        patience: Duration,
+        here: Option<Here>,
+    ) -> Result<Option<i32>> {
         let socket = sys::new_socket().map_err(Error::system("socket"))?;
-        match sys::connect(&socket, address.socket().as_bytes(), deadline) {
-            Ok(()) => Ok(trusted(&socket).ok()),
-            Err(Errno::CONNREFUSED) => Ok(None),
-            Err(errno) => Err(Error::system("connect")(errno)),
+        match sys::connect(&socket, address.socket().as_bytes(), Deadline::after(patience)) {
+            Ok(()) => {}
+            Err(Errno::CONNREFUSED) => return Ok(None),
+            Err(errno) => return Err(Error::system("connect")(errno)),
         }
+        let Ok(pid) = trusted(&socket) else { return Ok(None) };
+        if let Some(here) = here {
+            // If it went just now, it need not know.
+            let _ = sys::send(socket.as_fd(), &here.encode(), None);
+        }
+        Ok(Some(pid))
     }
 
     pub(crate) const fn set(&self) -> &LinkSettings {
@@ -207,6 +217,14 @@ impl LinkAddress {
     }
 }
 
+/// Who connected.
+#[derive(Debug)]
+pub(crate) enum Arrival {
+    Link(Box<Link>),
+    /// A process that is a rank of a job.
+    Here(i32, Here),
+}
+
 /// Where other processes of this user connect. Nothing is left of it when it is dropped, or its process is killed.
 ///
 /// Links that were made stay when the endpoint is dropped. All methods may be called from several threads at once.
@@ -252,6 +270,11 @@ impl Endpoint {
         self.address
     }
 
+    /// As [`Endpoint::accept`]; also yields ranks of a job that say that they are there.
+    pub(crate) fn arrival(&self) -> Result<Arrival> {
+        self.arrive(None)
+    }
+
     /// Waits for somebody to connect. `None` waits as long as it takes.
     ///
     /// Processes of other users are turned away, and who connects and says nothing has [`LinkSettings::handshake`] to do so.
@@ -259,6 +282,22 @@ impl Endpoint {
     /// # Errors
     /// [`Error::TimedOut`]; [`Error::Forked`]; [`Error::System`]: no fds left.
     pub fn accept(&self, timeout: Option<Duration>) -> Result<Link> {
+        // Further off than clocks reach: for ever.
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            match self.arrive(left) {
+                Ok(Arrival::Link(link)) => return Ok(*link),
+                Ok(Arrival::Here(pid, _)) => {
+                    tracing::warn!(pid, "a process connected, and was no peer: it is a rank of a job");
+                }
+                Err(Error::TimedOut { .. }) => return Err(timed_out("a connection", timeout)),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn arrive(&self, timeout: Option<Duration>) -> Result<Arrival> {
         if self.process != fork::generation() {
             return Err(Error::Forked);
         }
@@ -272,8 +311,8 @@ impl Endpoint {
             match rustix::net::accept_with(self.listener.socket(), SocketFlags::CLOEXEC) {
                 Ok(socket) => {
                     step(Step::LinkAccepted);
-                    if let Some(link) = self.meet(socket, left)? {
-                        return Ok(link);
+                    if let Some(arrival) = self.meet(socket, left)? {
+                        return Ok(arrival);
                     }
                 }
                 Err(Errno::AGAIN) => {
@@ -290,7 +329,7 @@ impl Endpoint {
     }
 
     /// `None` if who connected is nobody to have a link with.
-    fn meet(&self, socket: OwnedFd, left: Option<Duration>) -> Result<Option<Link>> {
+    fn meet(&self, socket: OwnedFd, left: Option<Duration>) -> Result<Option<Arrival>> {
         let pid = match trusted(&socket) {
             Ok(pid) => pid,
             Err(error) => {
@@ -311,6 +350,9 @@ impl Endpoint {
             Err(errno @ (Errno::MFILE | Errno::NFILE)) => return Err(Error::system("recvmsg")(errno)),
             Err(errno) => return nobody(&errno),
         };
+        if let (Some(here), true) = (Here::decode(&bytes[..length]), fds.is_empty()) {
+            return Ok(Some(Arrival::Here(pid, here)));
+        }
         let (Some(hello), Some(fd), true) =
             (Packet::decode(&bytes[..length], Kind::Hello), fds.pop(), fds.is_empty())
         else {
@@ -328,6 +370,7 @@ impl Endpoint {
             return nobody(&errno);
         }
         step(Step::LinkWelcomed);
-        self.builder.link(segment, Side::Acceptor, socket, pid, hello.base).map(Some)
+        let link = self.builder.link(segment, Side::Acceptor, socket, pid, hello.base)?;
+        Ok(Some(Arrival::Link(Box::new(link))))
     }
 }

@@ -142,6 +142,18 @@ pub enum Error {
         /// Of how many.
         size: usize,
     },
+    /// A rank did not come, and nobody knows whether it will.
+    #[error(
+        "rank {rank} of job {job:?} did not come within {milliseconds} ms; nothing was lost: start it, or try again, or wait longer"
+    )]
+    RankAbsent {
+        /// The job's name.
+        job: String,
+        /// Which.
+        rank: usize,
+        /// How long it was waited for.
+        milliseconds: u64,
+    },
     /// Somebody is this rank already.
     #[error(
         "process {pid} is rank {rank} of job {job:?} already: give each its own number, or each job its own name"

@@ -17,7 +17,7 @@ pub(crate) const BATCH: u32 = 64;
 /// The longest that anybody sleeps without looking after the peer.
 pub(crate) const SLICE: Duration = Duration::from_millis(25);
 /// How old the news of a peer may be.
-const FRESH: u64 = 20;
+pub(crate) const FRESH: u64 = 20;
 
 /// What a half keeps in mind from wait to wait: when it last asked whether the peer is there, and for how long it pays to spin.
 #[derive(Debug, Default)]
@@ -80,9 +80,12 @@ impl Limit {
     }
 
     pub(crate) fn error(&self, what: &'static str) -> Error {
-        let milliseconds =
-            self.timeout.map_or(0, |timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
-        Error::TimedOut { what, milliseconds }
+        Error::TimedOut { what, milliseconds: self.milliseconds() }
+    }
+
+    /// All of it; 0 if it is for ever.
+    pub(crate) fn milliseconds(&self) -> u64 {
+        self.timeout.map_or(0, |timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX))
     }
 }
 

@@ -13,6 +13,8 @@ pub(crate) enum Kind {
     Hello = 1,
     /// Who accepts.
     Welcome = 2,
+    /// A rank that has joined a job: [`Here`].
+    Here = 3,
 }
 
 /// What one process says to the other.
@@ -47,6 +49,34 @@ impl Packet {
     }
 }
 
+/// Digits that tell processes apart which say that they are the same rank of a job.
+pub(crate) const DIGITS: usize = 16;
+
+/// What a rank that joins says to those that are there. No answer comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Here {
+    pub rank: u32,
+    /// Of the job, as it has it.
+    pub size: u32,
+    /// Where it listens.
+    pub digits: [u8; DIGITS],
+}
+
+impl Here {
+    pub(crate) fn encode(self) -> [u8; SIZE] {
+        let base = u64::from(self.rank) | u64::from(self.size) << 32;
+        Packet { base, nonce: u128::from_le_bytes(self.digits) }.encode(Kind::Here)
+    }
+
+    /// `None` of anything else.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let Packet { base, nonce } = Packet::decode(bytes, Kind::Here)?;
+        let digits = nonce.to_le_bytes();
+        let is_it = digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+        is_it.then_some(Self { rank: base as u32, size: (base >> 32) as u32, digits })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,12 +88,19 @@ mod tests {
         let bytes = packet.encode(Kind::Hello);
         assert_eq!(Packet::decode(&bytes, Kind::Hello), Some(packet));
         assert_eq!(Packet::decode(&bytes, Kind::Welcome), None);
+        let here = Here { rank: 3, size: 4096, digits: *b"0123456789abcdef" };
+        assert_eq!(Here::decode(&here.encode()), Some(here));
+        assert_eq!(Here::decode(&bytes), None);
+        assert_eq!(Here::decode(&Here { digits: *b"0123456789abcdeF", ..here }.encode()), None);
     }
 
     proptest! {
         #[test]
         fn whatever_the_bytes(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
             let _ = Packet::decode(&bytes, Kind::Hello);
+            if let Some(here) = Here::decode(&bytes) {
+                prop_assert_eq!(&here.encode()[..], &bytes[..]);
+            }
         }
     }
 }

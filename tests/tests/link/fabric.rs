@@ -140,12 +140,13 @@ fn a_rank_that_died_is_replaced() {
     late.ok("fabric-send f 0 1 6");
     one.ok("fabric-forget f 1");
     assert_eq!(one.ok("fabric-recv-any f"), "1 6");
-    // A rank that ends before it has met anybody is waited for as long as was said.
+    // A rank that never comes is waited for as long as was said.
     late.kill();
     one.ok("fabric-forget f 1");
     one.ok("fabric-timeout f 100");
-    one.fails("fabric-send f 1 1 7", "TimedOut");
-    one.fails("fabric-barrier f", "TimedOut");
+    let absent = one.fails("fabric-send f 1 1 7", "RankAbsent");
+    assert!(absent.contains("rank 1") && absent.contains(&name) && absent.contains("100 ms"), "{absent}");
+    one.fails("fabric-barrier f", "RankAbsent");
     one.finish();
 }
 
@@ -197,4 +198,51 @@ fn a_forked_child_has_no_part_in_a_fabric() {
     one.kill();
     other.fails("fabric-recv-any f", "PeerGone");
     other.finish();
+}
+
+/// A rank that is killed before anybody has a link with it is known to all: to who waits for it then, and to who does so later.
+#[test]
+fn the_end_of_a_rank_that_met_nobody_is_told() {
+    let rounds: u64 = if machine::is_long() { 200 } else { 6 };
+    let waits = ["fabric-send f 2 1 7", "fabric-recv-any f", "fabric-barrier f"];
+    let mut slowest = Duration::ZERO;
+    for round in 0..rounds {
+        // It comes first, in the middle or last, and is stopped at times.
+        let mut actors = [actor!(), actor!(), actor!()];
+        let name = job("unmet");
+        let turn = usize::try_from(round % 3).unwrap();
+        for rank in (0..3).map(|place| (place + turn) % 3) {
+            actors[rank].ok(&format!("fabric-join {name} {rank} 3 -> f"));
+        }
+        let [mut one, mut other, mut victim] = actors;
+        let (waits_before, pid) = (round % 2 == 0, victim.pid().to_string());
+        let wait = waits[turn];
+        if round % 4 > 1 {
+            victim.stop();
+        }
+        if waits_before {
+            one.send(wait);
+            // It waits by now, or does so later.
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        // With a stopped rank it is in the midst of being linked.
+        let start = Instant::now();
+        victim.kill_unreaped();
+        if !waits_before {
+            one.send(wait);
+        }
+        let failure = one.answer(BOUND).unwrap_err();
+        slowest = slowest.max(start.elapsed());
+        assert_eq!(failure.variant, "PeerGone", "{round} {wait}: {failure}");
+        assert!(failure.to_string().contains(&pid), "{round} {wait}: {failure}");
+        // The other one has not waited for anything yet.
+        let failure = other.fails(waits[(turn + 1) % 3], "PeerGone");
+        assert!(failure.contains(&pid), "{round}: {failure}");
+        drop(victim);
+        one.ok("fabric-send f 1 1 77");
+        assert_eq!(other.ok("fabric-recv-any f"), "0 77");
+        one.finish();
+        other.finish();
+    }
+    println!("{rounds} rounds, the slowest news took {slowest:?}");
 }

@@ -1,10 +1,11 @@
 //! Receiving from whoever sends.
 
+use super::intro::Channel;
 use super::{Fabric, wait_many};
 use crate::parts::Destination;
 use crate::receiver::{Received, Receiving};
-use crate::wait::Limit;
-use crate::{Error, Result, TagMatch};
+use crate::wait::{FRESH, Limit};
+use crate::{Error, Result, TagMatch, sys};
 
 impl Fabric {
     /// Receives a message from any rank, and says from which: of several that have one, each gets its turn. Ranks that this one
@@ -12,7 +13,7 @@ impl Fabric {
     ///
     /// # Errors
     /// As [`crate::Receiver::recv`]. The end of a rank ([`Error::PeerGone`], [`Error::Closed`]) is told once, after all that it
-    /// sent was received; then the others are waited for, until all are gone.
+    /// sent was received, and also if it was not linked with; then the others are waited for, until all are gone.
     pub fn recv_any<'d>(
         &mut self,
         wanted: impl Into<TagMatch>,
@@ -23,7 +24,7 @@ impl Fabric {
         }
         let mut limit = Limit::new(self.timeout);
         let mut receiving = Receiving::new(wanted.into(), into.into(), Some(limit));
-        let mut begun = None;
+        let (mut begun, mut looked) = (None, sys::coarse_milliseconds());
         loop {
             self.take_in();
             let Self { me, points, told, next, door, spin, most, .. } = self;
@@ -45,6 +46,20 @@ impl Fabric {
                         Err(error) => {
                             told[rank] = error.is_final();
                             return Err(error);
+                        }
+                    }
+                }
+                if only.is_none() && sys::coarse_milliseconds().wrapping_sub(looked) > FRESH {
+                    looked = sys::coarse_milliseconds();
+                    let unmet = || (0..size).filter(|rank| links[*rank].is_none());
+                    if door.knows_any(unmet()) {
+                        let sight = door.sight()?;
+                        for rank in unmet() {
+                            let Some(error) = door.end(&sight, rank, Channel::Points) else { continue };
+                            if !core::mem::replace(&mut told[rank], true) {
+                                return Err(error);
+                            }
+                            left = Some(error);
                         }
                     }
                 }

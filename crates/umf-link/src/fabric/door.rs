@@ -14,7 +14,14 @@ use umf_core::{background, fork};
 
 use super::intro::{Channel, Intro, Reply};
 use super::name::Job;
+use super::roster::{Member, Roster, Sight};
+use crate::endpoint::Arrival;
+use crate::wait::Limit;
+use crate::wire::{DIGITS, Here};
 use crate::{Endpoint, Error, Link, LinkAddress, LinkBuilder, Result, sys};
+
+/// How long to wait for a place among those that somebody has not let in yet, when nothing is asked of it.
+const KNOCK: Duration = Duration::from_millis(1);
 
 /// How a rank is linked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +43,7 @@ struct State {
     /// How many links there have been.
     links: Vec<[u32; 2]>,
     met: Vec<Met>,
+    roster: Roster,
     /// Whether the thread is to end.
     is_closed: bool,
 }
@@ -65,18 +73,15 @@ pub(super) struct Door {
 
 impl Door {
     pub(super) fn open(builder: &LinkBuilder, job: Job, me: usize, size: usize) -> Result<Self> {
-        let endpoint = builder.listen(&job.socket(me)?)?;
-        let own = endpoint.address();
-        for address in job.find(me)?.into_iter().filter(|address| address.socket() != own.socket()) {
-            if let Some(pid) = builder.who(&address)? {
-                return Err(Error::RankTaken { job: job.as_str().to_owned(), rank: me, pid });
-            }
-        }
+        let digits = Job::digits()?;
+        let endpoint = builder.listen(&job.socket(me, digits))?;
+        let roster = announce(builder, &job, (me, size), digits)?;
         let news = sys::new_event().map_err(Error::system("eventfd"))?;
         let state = State {
             ways: vec![Default::default(); size],
             links: vec![[0; 2]; size],
             met: Vec::new(),
+            roster,
             is_closed: false,
         };
         let (builder, state) = (builder.clone(), Mutex::new(state));
@@ -134,8 +139,56 @@ impl Door {
         self.inner.state().ways[rank][channel as usize] = Way::None;
     }
 
+    /// Nobody is told of the end of who was this rank any more: the process `pid`, or one that is gone.
+    pub(super) fn strike(&self, rank: usize, pid: Option<u32>) {
+        let inner = &**self.inner;
+        let Some(member) = inner.state().roster.member(rank).cloned() else { return };
+        if pid == Some(member.pid.unsigned_abs()) || inner.is_gone(&member) {
+            inner.state().roster.strike(rank, &member);
+        }
+    }
+
+    /// Of a rank that did not come.
+    pub(super) fn absent(&self, rank: usize, limit: &Limit) -> Error {
+        Error::RankAbsent {
+            job: self.inner.job.as_str().to_owned(),
+            rank,
+            milliseconds: limit.milliseconds(),
+        }
+    }
+
+    /// Who is known to have joined, and who listens.
+    pub(super) fn sight(&self) -> Result<Sight> {
+        let known = self.inner.state().roster.clone();
+        Ok(Sight::new(known, self.inner.job.listening()?))
+    }
+
+    /// How who was this rank has gone, if that is so, nobody took its place, and no link of it is on its way.
+    pub(super) fn end(&self, sight: &Sight, rank: usize, channel: Channel) -> Option<Error> {
+        let inner = &**self.inner;
+        let member = sight.missed(rank).filter(|member| inner.is_gone(member))?;
+        // Looked at last: from here on it begins none.
+        let is_coming = matches!(inner.state().ways[rank][channel as usize], Way::Made(_));
+        (!is_coming).then(|| member.end())
+    }
+
+    /// Whether it is known who any of these ranks was.
+    pub(super) fn knows_any(&self, mut ranks: impl Iterator<Item = usize>) -> bool {
+        let state = self.inner.state();
+        ranks.any(|rank| state.roster.member(rank).is_some())
+    }
+
     /// Tries once to link a rank, for at most `patience`; `None` if that is not there yet, or comes by itself: [`Door::take`].
-    pub(super) fn call(&self, rank: usize, channel: Channel, patience: Duration) -> Result<Option<Link>> {
+    ///
+    /// # Errors
+    /// That of [`Door::end`], too.
+    pub(super) fn call(
+        &self,
+        sight: &Sight,
+        rank: usize,
+        channel: Channel,
+        patience: Duration,
+    ) -> Result<Option<Link>> {
         let inner = &**self.inner;
         let links = {
             let mut state = inner.state();
@@ -148,7 +201,7 @@ impl Door {
             links
         };
         let intro = Intro { rank: inner.me, size: inner.size, channel, links };
-        let called = inner.connect(rank, intro, patience);
+        let called = inner.connect(sight, rank, intro, patience);
         let mut state = inner.state();
         let way = &mut state.ways[rank][channel as usize];
         match &called {
@@ -160,8 +213,38 @@ impl Door {
             _ if *way == Way::Connecting => *way = Way::None,
             _ => {}
         }
-        called
+        drop(state);
+        match called {
+            Ok(None) => self.end(sight, rank, channel).map_or(Ok(None), Err),
+            called => called,
+        }
     }
+}
+
+/// Tells all ranks that listen that this one is there; who they are.
+fn announce(
+    builder: &LinkBuilder,
+    job: &Job,
+    (me, size): (usize, usize),
+    digits: [u8; DIGITS],
+) -> Result<Roster> {
+    let own = job.socket(me, digits);
+    let mut others = job.listening()?;
+    others.retain(|(_, address)| address.socket() != own);
+    for (_, address) in others.iter().filter(|(rank, _)| *rank == me) {
+        if let Some(pid) = builder.who(address, builder.set().handshake, None)? {
+            return Err(Error::RankTaken { job: job.as_str().to_owned(), rank: me, pid });
+        }
+    }
+    let mut roster = Roster::new(size);
+    let here = Here { rank: me as u32, size: size as u32, digits };
+    for (rank, address) in others.into_iter().filter(|(rank, _)| *rank != me) {
+        // Who has no place for that is met, or waited for, as one that never came.
+        if let Ok(Some(pid)) = builder.who(&address, KNOCK, Some(here)) {
+            roster.enter(rank, Member::new(address, pid));
+        }
+    }
+    Ok(roster)
 }
 
 impl Inner {
@@ -170,9 +253,14 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn connect(&self, rank: usize, intro: Intro, patience: Duration) -> Result<Option<Link>> {
-        for address in self.job.find(rank)? {
-            if let Some(link) = self.connect_to(&address, rank, intro, patience)? {
+    /// Whether nobody listens there any more.
+    fn is_gone(&self, member: &Member) -> bool {
+        matches!(self.builder.who(&member.address, KNOCK, None), Ok(None))
+    }
+
+    fn connect(&self, sight: &Sight, rank: usize, intro: Intro, patience: Duration) -> Result<Option<Link>> {
+        for address in sight.of(rank) {
+            if let Some(link) = self.connect_to(address, rank, intro, patience)? {
                 return Ok(Some(link));
             }
         }
@@ -212,18 +300,30 @@ impl Inner {
 
     fn serve(&self) {
         loop {
-            let accepted = self.endpoint.accept(None);
+            let accepted = self.endpoint.arrival();
             if self.state().is_closed {
                 return;
             }
             match accepted {
-                Ok(link) => self.welcome(link),
+                Ok(Arrival::Link(link)) => self.welcome(*link),
+                Ok(Arrival::Here(pid, here)) => self.note(pid, here),
                 Err(error) => {
                     tracing::warn!(%error, "a rank could not be let in");
                     // No fds, no memory: that may pass.
                     std::thread::sleep(Duration::from_millis(20));
                 }
             }
+        }
+    }
+
+    /// Keeps in mind who has joined.
+    fn note(&self, pid: i32, Here { rank, size, digits }: Here) {
+        let (rank, size) = (rank as usize, size as usize);
+        if size == self.size && rank < size && rank != self.me {
+            let member = Member::new(self.job.address(rank, digits), pid);
+            self.state().roster.enter(rank, member);
+        } else {
+            tracing::warn!(pid, rank, size, "a process joined the job as a rank that there is not");
         }
     }
 

@@ -5,6 +5,7 @@ mod door;
 mod intro;
 mod many;
 mod name;
+mod roster;
 
 pub(crate) use many::{Links, wait_many};
 
@@ -22,6 +23,8 @@ use name::{Job, MOST_RANKS};
 
 /// How long one try to meet a rank may take, and how often it is tried at most.
 const TRY: Duration = Duration::from_secs(1);
+/// The same, of the first try where several ranks are missing: one that is stopped does not hide for long that another one has ended.
+const FIRST_TRY: Duration = Duration::from_millis(30);
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
 /// The ranks of a job: processes of one user on one machine, each with a number. Messages from each to each, and collectives
@@ -124,8 +127,8 @@ impl Fabric {
         self.size
     }
 
-    /// How long calls may wait from now on; `None` is until a rank that they wait for is gone. A rank that never comes is waited
-    /// for as long as this says.
+    /// How long calls may wait from now on; `None` is until a rank that they wait for is gone. A rank that never comes
+    /// ([`Error::RankAbsent`]) is waited for as long as this says.
     pub fn set_timeout(&mut self, timeout: Option<Duration>) {
         self.timeout = timeout;
         self.points.iter_mut().flatten().for_each(|link| link.set_timeout(timeout));
@@ -134,8 +137,8 @@ impl Fabric {
     /// The link with another rank, which is made if there is none yet.
     ///
     /// # Errors
-    /// [`Error::BadRank`]; [`Error::TimedOut`] if it does not come; [`Error::OtherSize`]; [`Error::Forked`]; [`Error::System`]: no
-    /// fds, no shared memory left.
+    /// [`Error::BadRank`]; [`Error::PeerGone`] or [`Error::Closed`] if it was there, and is not any more; [`Error::RankAbsent`] if it
+    /// does not come; [`Error::OtherSize`]; [`Error::Forked`]; [`Error::System`]: no fds, no shared memory left.
     pub fn link(&mut self, rank: usize) -> Result<&mut Link> {
         self.check(rank)?;
         let mut limit = Limit::new(self.timeout);
@@ -145,14 +148,15 @@ impl Fabric {
             if self.points[rank].is_some() {
                 break;
             }
-            match self.door.call(rank, Channel::Points, limit.at_most(TRY))? {
+            let sight = self.door.sight()?;
+            match self.door.call(&sight, rank, Channel::Points, limit.at_most(TRY))? {
                 Some(link) => self.enter(rank, link),
-                None => self.pause(&mut pause, &mut limit)?,
+                None => self.pause(rank, &mut pause, &mut limit)?,
             }
         }
         match &mut self.points[rank] {
             Some(link) => Ok(link),
-            None => Err(limit.error("meeting a rank")),
+            None => Err(self.door.absent(rank, &limit)),
         }
     }
 
@@ -168,8 +172,9 @@ impl Fabric {
     /// [`Error::BadRank`], [`Error::Forked`].
     pub fn forget(&mut self, rank: usize) -> Result<()> {
         self.check(rank)?;
-        self.points[rank] = None;
+        let link = self.points[rank].take();
         self.told[rank] = false;
+        self.door.strike(rank, link.map(|link| link.peer_pid()));
         match self.spare.iter().position(|(other, ..)| *other == rank) {
             Some(place) => {
                 let (_, _, link) = self.spare.swap_remove(place);
@@ -228,9 +233,9 @@ impl Fabric {
     }
 
     /// Waits a moment for a rank that is not there yet, longer each time.
-    fn pause(&self, pause: &mut Duration, limit: &mut Limit) -> Result<()> {
+    fn pause(&self, rank: usize, pause: &mut Duration, limit: &mut Limit) -> Result<()> {
         if limit.at_most(*pause).is_zero() {
-            return Err(limit.error("meeting a rank"));
+            return Err(self.door.absent(rank, limit));
         }
         crate::sys::sleep_on(&[self.door.news()], limit.at_most(*pause));
         *pause = (*pause * 2).min(PAUSES[1]);
@@ -242,20 +247,25 @@ impl Fabric {
         if !self.door.is_here() {
             return Err(Error::Forked);
         }
-        let mut pause = PAUSES[0];
+        let (mut pause, mut patience) = (PAUSES[0], FIRST_TRY);
         loop {
             self.take_in();
+            let sight = self.door.sight()?;
+            if let Some(end) =
+                self.group.missing().find_map(|rank| self.door.end(&sight, rank, Channel::Group))
+            {
+                return Err(end);
+            }
             for rank in self.group.missing() {
-                if let Some(link) = self.door.call(rank, Channel::Group, limit.at_most(TRY))? {
+                if let Some(link) = self.door.call(&sight, rank, Channel::Group, limit.at_most(patience))? {
                     self.group.enter(rank, link);
                 }
             }
-            if self.group.missing().next().is_none() {
-                return Ok(());
-            }
+            let Some(missing) = self.group.missing().next() else { return Ok(()) };
             // Who has met everybody may have gone on, and have learnt of an end that nobody else sees.
             self.group.look()?;
-            self.pause(&mut pause, limit)?;
+            self.pause(missing, &mut pause, limit)?;
+            patience = (patience * 2).min(TRY);
         }
     }
 

@@ -290,9 +290,10 @@ fn what_is_wrong_with_a_job() {
     for rank in [0, 2] {
         assert!(matches!(first.send(rank, 0, &[1]), Err(Error::BadRank { .. })));
     }
-    assert!(matches!(first.send(1, 0, &[1]), Err(Error::TimedOut { .. })), "nobody is there");
-    assert!(matches!(first.barrier(), Err(Error::TimedOut { .. })));
-    assert!(matches!(first.barrier(), Err(Error::TimedOut { .. })), "collectives are over");
+    let absent = first.send(1, 0, &[1]).unwrap_err();
+    assert!(matches!(absent, Error::RankAbsent { rank: 1, .. }), "nobody is there: {absent}");
+    assert!(matches!(first.barrier(), Err(Error::RankAbsent { rank: 1, .. })));
+    assert!(matches!(first.barrier(), Err(Error::RankAbsent { .. })), "collectives are over");
     let mut other = Fabric::join(&name, 1, 3).unwrap();
     other.set_timeout(SECOND);
     first.set_timeout(SECOND);
@@ -316,4 +317,63 @@ fn what_is_wrong_with_a_job() {
         scope.spawn(|| third.send(0, 8, &[4]).unwrap());
         assert_eq!(first.recv(1, 8, &mut byte).unwrap().length, 1);
     });
+}
+
+/// A rank that was there and went, before anybody had a link with it: all that wait for it are told, and a process in its place is met.
+#[test]
+fn a_rank_that_went_before_it_met_anybody() {
+    let name = format!("unmet-{}", std::process::id());
+    let join = |rank| {
+        let mut fabric = Fabric::join(&name, rank, 3).unwrap();
+        fabric.set_timeout(SECOND);
+        fabric
+    };
+    // One that was there before it and one that came after it.
+    let mut first = join(0);
+    let went = join(1);
+    let mut last = join(2);
+    drop(went);
+    let own = i32::try_from(std::process::id()).unwrap();
+    let mut byte = [0];
+    for fabric in [&mut first, &mut last] {
+        let closed = Error::Closed { pid: own };
+        assert_eq!(fabric.send(1, 0, &[1]).unwrap_err(), closed);
+        assert_eq!(fabric.recv(1, 0, &mut byte).unwrap_err(), closed);
+        assert_eq!(fabric.recv_any(0, &mut byte).unwrap_err(), closed);
+        fabric.set_timeout(Some(Duration::from_millis(50)));
+        assert!(matches!(fabric.recv_any(0, &mut byte), Err(Error::TimedOut { .. })), "it is told once");
+        fabric.set_timeout(SECOND);
+    }
+    // Who forgets it waits for another one.
+    first.forget(1).unwrap();
+    first.set_timeout(Some(Duration::from_millis(50)));
+    assert!(matches!(first.send(1, 0, &[1]), Err(Error::RankAbsent { rank: 1, milliseconds: 50, .. })));
+    first.set_timeout(SECOND);
+    let mut next = join(1);
+    next.send(0, 7, &[2]).unwrap();
+    next.send(2, 7, &[3]).unwrap();
+    for (fabric, value) in [(&mut first, 2), (&mut last, 3)] {
+        assert_eq!(fabric.recv_any(7, &mut byte).unwrap().0, 1);
+        assert_eq!(byte[0], value);
+    }
+}
+
+/// What a rank sent before it went is received first, also where its link is not taken in yet.
+#[test]
+fn what_came_before_the_end_is_received_first() {
+    for round in 0..20 {
+        let name = format!("late-{round}-{}", std::process::id());
+        let mut stays = Fabric::join(&name, 0, 2).unwrap();
+        stays.set_timeout(SECOND);
+        let mut goes = Fabric::join(&name, 1, 2).unwrap();
+        goes.set_timeout(SECOND);
+        goes.send(0, 1, &[round]).unwrap();
+        drop(goes);
+        // Long enough that it looks after those whom it has not met.
+        std::thread::sleep(Duration::from_millis(u64::from(round) * 3));
+        let mut byte = [0];
+        assert_eq!(stays.recv_any(1, &mut byte).unwrap().0, 1);
+        assert_eq!(byte[0], round);
+        assert!(matches!(stays.recv_any(1, &mut byte), Err(Error::Closed { .. })));
+    }
 }

@@ -1,0 +1,103 @@
+//! [`Roster`]: which processes have joined as which ranks, as far as this one knows. So the end of one is known even to ranks that it
+//! never had a link with.
+//!
+//! Who joins tells all that listen already, which keep its name, and keeps theirs: names that are not used twice, so that one at which
+//! nobody listens any more is that of a rank that is gone. No fd is kept for this.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::event::PollFlags;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use umf_ipc::system::start_time;
+
+use crate::{Error, LinkAddress, sys};
+
+/// A process that has joined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Member {
+    pub address: LinkAddress,
+    pub pid: i32,
+    /// When it was started, which tells it from others with its pid.
+    started: Option<u64>,
+}
+
+/// What a process takes at most from closing its sockets to its end.
+const LAST_BREATH: Duration = Duration::from_millis(20);
+
+impl Member {
+    pub(super) fn new(address: LinkAddress, pid: i32) -> Self {
+        Self { address, pid, started: u32::try_from(pid).ok().and_then(start_time) }
+    }
+
+    /// How it went, if nobody listens at its address.
+    pub(super) fn end(&self) -> Error {
+        if self.lives() { Error::Closed { pid: self.pid } } else { Error::PeerGone { pid: self.pid } }
+    }
+
+    fn lives(&self) -> bool {
+        let Some(pidfd) = Pid::from_raw(self.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
+        else {
+            return false;
+        };
+        let is_it =
+            self.started.is_some() && u32::try_from(self.pid).ok().and_then(start_time) == self.started;
+        is_it && !sys::is_ready(pidfd.as_fd(), PollFlags::IN, Some(LAST_BREATH)).unwrap_or(true)
+    }
+}
+
+/// The latest process of each rank.
+#[derive(Clone, Debug)]
+pub(super) struct Roster {
+    members: Vec<Option<Member>>,
+}
+
+impl Roster {
+    pub(super) fn new(size: usize) -> Self {
+        Self { members: vec![None; size] }
+    }
+
+    pub(super) fn enter(&mut self, rank: usize, member: Member) {
+        if let Some(place) = self.members.get_mut(rank) {
+            *place = Some(member);
+        }
+    }
+
+    /// Forgets who was this rank, if it is this one.
+    pub(super) fn strike(&mut self, rank: usize, member: &Member) {
+        if let Some(place) = self.members.get_mut(rank)
+            && place.as_ref() == Some(member)
+        {
+            *place = None;
+        }
+    }
+
+    pub(super) fn member(&self, rank: usize) -> Option<&Member> {
+        self.members.get(rank)?.as_ref()
+    }
+}
+
+/// Who was known before a look at who listens, and who does.
+#[derive(Debug)]
+pub(super) struct Sight {
+    known: Roster,
+    listening: Vec<(usize, LinkAddress)>,
+}
+
+impl Sight {
+    /// `known` is from before `listening` was read: who is known listened by then.
+    pub(super) const fn new(known: Roster, listening: Vec<(usize, LinkAddress)>) -> Self {
+        Self { known, listening }
+    }
+
+    /// Where processes listen that say that they are this rank.
+    pub(super) fn of(&self, rank: usize) -> impl Iterator<Item = &LinkAddress> {
+        self.listening.iter().filter(move |(other, _)| *other == rank).map(|(_, address)| address)
+    }
+
+    /// Who was this rank, and does not seem to listen any more. (The kernel's table may leave out who does, as others come and go.)
+    pub(super) fn missed(&self, rank: usize) -> Option<&Member> {
+        let member = self.known.member(rank)?;
+        (!self.of(rank).any(|address| address.socket() == member.address.socket())).then_some(member)
+    }
+}
