@@ -256,13 +256,13 @@ fn each(registry: &Registry, step: impl Fn(&dyn ForkAware)) {
 }
 
 extern "C" fn prepare() {
-    let registry = REGISTRY.lock();
-    each(&registry, |object| object.prepare());
+    REGISTRY.lock_for_fork();
+    // SAFETY: called on the line above; let go of when the fork is over.
+    each(unsafe { REGISTRY.get_locked() }, |object| object.prepare());
     crate::shortage::lock_for_fork();
     crate::held::lock_for_fork();
     crate::tracker::lock_for_fork();
     crate::thread::lock_for_fork();
-    core::mem::forget(registry);
     step(Step::ForkPrepared);
 }
 
@@ -294,7 +294,7 @@ unsafe fn release(step: impl Fn(&dyn ForkAware), held: impl FnOnce()) {
     held();
     // SAFETY: `prepare` took the lock of whom pools ask.
     unsafe { crate::shortage::unlock_after_fork() };
-    // SAFETY: `prepare` holds the registry's lock, and forgot its guard: nobody else reaches it.
+    // SAFETY: `prepare` took the registry's lock.
     let registry = unsafe { REGISTRY.get_locked() };
     each(registry, step);
     // SAFETY: `prepare` took it.

@@ -6,7 +6,9 @@
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::AtomicU32;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::sys;
 
 mod protocol;
 
@@ -14,6 +16,8 @@ mod protocol;
 #[derive(Debug, Default)]
 pub struct Lock<T> {
     state: AtomicU32,
+    /// It was taken for the time of a fork. Written by whoever has it.
+    for_fork: AtomicBool,
     value: UnsafeCell<T>,
 }
 
@@ -25,7 +29,8 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 impl<T> Lock<T> {
     /// A free lock around `value`.
     pub const fn new(value: T) -> Self {
-        Self { state: AtomicU32::new(protocol::FREE), value: UnsafeCell::new(value) }
+        let (state, for_fork) = (AtomicU32::new(protocol::FREE), AtomicBool::new(false));
+        Self { state, for_fork, value: UnsafeCell::new(value) }
     }
 
     /// Waits for the lock.
@@ -40,27 +45,49 @@ impl<T> Lock<T> {
         protocol::try_take(&self.state).then(|| LockGuard { lock: self, not_send: PhantomData })
     }
 
-    /// Takes the lock and keeps it without a guard, for [`Lock::unlock_after_fork`].
-    pub fn lock_for_fork(&self) {
-        core::mem::forget(self.lock());
+    /// Takes the lock and keeps it without a guard, for [`Lock::unlock_after_fork`]; says whether it did.
+    ///
+    /// A handler of signals may fork that came while this very thread had the lock. Where there are no other threads it is left
+    /// to what was interrupted, which goes on in parent and child and lets go of it there. (Where there are others, this waits for
+    /// ever then: nobody knows whose it is.)
+    pub fn lock_for_fork(&self) -> bool {
+        if !protocol::try_take(&self.state) {
+            if sys::is_only_thread() {
+                return false;
+            }
+            protocol::take(&self.state);
+        }
+        self.for_fork.store(true, Ordering::Relaxed);
+        true
     }
 
-    /// Lets go of a lock that [`Lock::lock_for_fork`] took, in the parent or in the child.
+    /// Lets go of a lock that [`Lock::lock_for_fork`] took, in the parent or in the child. One that it did not take stays as it is.
     ///
     /// # Safety
-    /// The calling thread (or the thread of which it is the forked copy) holds the lock by
-    /// `lock_for_fork`.
+    /// `lock_for_fork` returned in the calling thread, or in the one of which it is the forked copy.
     pub unsafe fn unlock_after_fork(&self) {
-        self.unlock();
+        if self.for_fork.swap(false, Ordering::Relaxed) {
+            self.unlock();
+        }
     }
 
-    /// The value of a lock that [`Lock::lock_for_fork`] took.
+    /// The value of a lock for which [`Lock::lock_for_fork`] was called. (What was interrupted may be changing it.)
     ///
     /// # Safety
     /// As [`Lock::unlock_after_fork`], and the reference is not kept past it.
     pub unsafe fn get_locked(&self) -> &T {
-        // SAFETY: the caller holds the lock.
+        // SAFETY: this thread holds the lock.
         unsafe { &*self.value.get() }
+    }
+
+    /// As [`Lock::get_locked`], to change it.
+    ///
+    /// # Safety
+    /// As [`Lock::get_locked`]; `lock_for_fork` took the lock, and there is no other such reference.
+    #[allow(clippy::mut_from_ref, reason = "the lock is what makes it exclusive")]
+    pub unsafe fn get_locked_mut(&self) -> &mut T {
+        // SAFETY: this thread holds the lock, and the caller vouches for the rest.
+        unsafe { &mut *self.value.get() }
     }
 
     fn unlock(&self) {
@@ -128,6 +155,12 @@ mod tests {
         assert!(lock.try_lock().is_none());
         // SAFETY: taken on the line above.
         unsafe { lock.unlock_after_fork() };
+        let held = lock.try_lock().unwrap();
+        // As where it was not taken: what was interrupted has it still.
+        // SAFETY: nothing happens.
+        unsafe { lock.unlock_after_fork() };
+        assert!(lock.try_lock().is_none());
+        drop(held);
         assert!(lock.try_lock().is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! System calls of this crate: memory for metadata, and nothing else.
+//! System calls of this crate: memory for metadata, futexes, and what forks ask.
 
 use core::ptr::NonNull;
 
@@ -135,4 +135,9 @@ pub(crate) fn stop_this_process() {
 #[cfg(feature = "fail-points")]
 pub(crate) fn sleep(time: core::time::Duration) {
     std::thread::sleep(time);
+}
+
+/// Whether this process has one thread, as far as the kernel tells. (Each is a folder in `/proc/self/task`.)
+pub(crate) fn is_only_thread() -> bool {
+    rustix::fs::stat(c"/proc/self/task").is_ok_and(|found| found.st_nlink == 3)
 }

@@ -5,7 +5,7 @@
 
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use umf_core::{Error, Export, Layout, MemoryKind, Provider, ProviderKind, Region
 use umf_provider_host::{HostBuilder, HostProvider};
 
 use crate::settings::Disposition;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{self, Snapshot};
 use crate::tell::tell;
 
 /// A region, and where it lies in which file.
@@ -269,27 +269,41 @@ unsafe impl Provider for Shared {
 
 struct Regions;
 
+/// The regions were copied for the fork that is going on.
+static IS_COPIED: AtomicBool = AtomicBool::new(false);
+
 impl ForkAware for Regions {
     fn prepare(&self) {
-        let mut state = STATE.lock();
-        let State { regions, snapshot, .. } = &mut *state;
-        snapshot.take(regions);
-        core::mem::forget(state);
+        let is_taken = STATE.lock_for_fork();
+        IS_COPIED.store(is_taken, Ordering::Relaxed);
+        if is_taken {
+            // SAFETY: taken above.
+            let State { regions, snapshot, .. } = unsafe { STATE.get_locked_mut() };
+            snapshot.take(regions);
+        }
     }
 
     fn parent(&self) {
-        // SAFETY: `prepare` took it in this thread.
+        if IS_COPIED.load(Ordering::Relaxed) {
+            // SAFETY: `prepare` took it in this thread.
+            unsafe { STATE.get_locked_mut() }.snapshot.forget();
+        }
+        // SAFETY: as above.
         unsafe { STATE.unlock_after_fork() };
-        STATE.lock().snapshot.forget();
     }
 
     fn child(&self) {
+        if !IS_COPIED.load(Ordering::Relaxed) {
+            // A handler of signals that came while the list of regions was being changed.
+            snapshot::end_child(format_args!("the fork came amid an allocation"));
+        }
         // SAFETY: `prepare` took it in the thread of which this is the copy.
-        unsafe { STATE.unlock_after_fork() };
-        let mut state = STATE.lock();
+        let state = unsafe { STATE.get_locked_mut() };
         state.snapshot.put_in_place();
         state.regions.clear();
         state.file = None;
+        // SAFETY: as above.
+        unsafe { STATE.unlock_after_fork() };
     }
 }
 

@@ -60,12 +60,7 @@ impl Snapshot {
             }
         }
         if self.lacking > 0 {
-            tell(format_args!(
-                "no memory to fork: a copy of {} bytes is lacking, and this child ends",
-                self.lacking
-            ));
-            // SAFETY: ends the process, and runs nothing of it.
-            unsafe { libc::_exit(libc::EXIT_FAILURE) };
+            end_child(format_args!("there is no memory for a copy of {} bytes", self.lacking));
         }
     }
 
@@ -77,6 +72,13 @@ impl Snapshot {
             unsafe { libc::munmap(ptr::with_exposed_provenance_mut(copy.place), copy.size) };
         }
     }
+}
+
+/// Ends the child, which would go on in its parent's heap.
+pub(crate) fn end_child(why: core::fmt::Arguments<'_>) {
+    tell(format_args!("a forked child ends, because {why}"));
+    // SAFETY: ends the process, and runs nothing of it.
+    unsafe { libc::_exit(libc::EXIT_FAILURE) };
 }
 
 /// A private copy of a region: of what there is in its part of the file.

@@ -76,7 +76,10 @@ impl ForkAware for SlabPool {
             cache.lost.store(true, Ordering::Relaxed);
             cache.away.store(true, Ordering::Relaxed);
             for class in cache.used().filter(|&class| !self.is_large(class)) {
-                self.centrals[class].lock().leave_home(self.slabs(class), index);
+                // (Taken by what was interrupted, if a handler of signals forked: then they stay that thread's, and lost.)
+                if let Some(mut central) = self.centrals[class].try_lock() {
+                    central.leave_home(self.slabs(class), index);
+                }
             }
         }
     }

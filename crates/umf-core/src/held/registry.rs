@@ -398,5 +398,8 @@ pub(crate) unsafe fn unlock_after_fork() {
 pub(crate) unsafe fn unlock_in_child() {
     // SAFETY: passed on to the caller.
     unsafe { unlock_after_fork() };
-    REGISTRY.lock().clear();
+    // (Taken by what was interrupted, if a handler of signals forked: then what is held is merely never let go.)
+    if let Some(mut registry) = REGISTRY.try_lock() {
+        registry.clear();
+    }
 }

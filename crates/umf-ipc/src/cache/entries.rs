@@ -421,7 +421,9 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
     /// Takes every lock, before a fork.
     pub(crate) fn lock_for_fork(&self) {
         self.making.lock_for_fork();
-        self.shards.iter().for_each(Lock::lock_for_fork);
+        for shard in &self.shards {
+            shard.lock_for_fork();
+        }
         self.pins.lock_for_fork();
     }
 

@@ -39,6 +39,24 @@ fn threads_free_each_others_blocks_and_fork() {
     }
 }
 
+/// What came amid `malloc` may fork, in a process of one thread: nobody waits for what was interrupted.
+#[test]
+fn a_handler_of_signals_forks() {
+    let test = "a_handler_of_signals_forks";
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile(test, "handler", folder.path()) else { return };
+    let said = run(&mut Command::new(&program), Some(""));
+    assert_eq!(
+        (said.status, said.output.as_str(), said.errors.as_str()),
+        (0, "400 forks, 0 failed, 0 wrong\n", "")
+    );
+    // Shared memory cannot be copied while it is being allocated: then the child ends, and the parent goes on.
+    let said = run(Command::new(&program).arg("few"), Some("page.disposition=shared-fd"));
+    assert!(said.status == 0 && said.output.ends_with(" 0 wrong\n"), "{said:?}");
+    let failed = said.errors.lines().filter(|line| line.contains("amid an allocation")).count();
+    assert!(said.output.contains(&format!(" {failed} failed,")), "{said:?}");
+}
+
 #[test]
 fn what_no_machine_has_is_null() {
     let test = "what_no_machine_has_is_null";

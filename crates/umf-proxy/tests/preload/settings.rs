@@ -131,6 +131,9 @@ fn a_child_without_a_copy_ends() {
                 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n";
     let said = run(Command::new("python3").args(["-c", text]), Some("page.disposition=shared-fd"));
     assert_eq!((said.status, said.output.as_str()), (0, "1\n7\n"), "{said:?}");
-    assert!(said.errors.starts_with("umf_proxy: no memory to fork: a copy of "), "{said:?}");
+    assert!(
+        said.errors.starts_with("umf_proxy: a forked child ends, because there is no memory for a copy of "),
+        "{said:?}"
+    );
     assert_eq!(said.errors.lines().count(), 1);
 }
