@@ -156,6 +156,13 @@ impl LinkBuilder {
         Ok(Some(pid))
     }
 
+    /// As it is for this many processes that all talk to each other.
+    pub(crate) fn among(&self, size: usize) -> Self {
+        let mut among = self.clone();
+        among.settings.is_crowded = size > sys::processors();
+        among
+    }
+
     pub(crate) const fn set(&self) -> &LinkSettings {
         &self.settings
     }

@@ -112,6 +112,11 @@ impl Side {
         self.line() + 16
     }
 
+    /// The number plus one of the processor that it last spun on; 0 if it has not.
+    pub(crate) const fn processor(self) -> usize {
+        self.line() + 24
+    }
+
     /// The slot that number `number` of its ring is in.
     pub(crate) const fn slot(self, number: u64) -> usize {
         self.area() + RING + (number % SLOTS) as usize * SLOT
@@ -242,6 +247,7 @@ mod tests {
             ranges.push((side.waiting(), 8));
             ranges.push((side.bell(), 8));
             ranges.push((side.closed(), 8));
+            ranges.push((side.processor(), 8));
             ranges.extend((0..SLOTS).map(|slot| (side.slot(slot), SLOT)));
             ranges.push((side.consumed(), 8));
             ranges.push((side.given_back(), 8));

@@ -45,6 +45,11 @@ impl Link {
         (self.sender, self.receiver)
     }
 
+    /// As [`Shared::gives_way`].
+    pub(crate) fn gives_way(&self) -> bool {
+        self.sender.shared.gives_way()
+    }
+
     /// The halves, to be used in turn.
     pub const fn halves(&mut self) -> (&mut Sender, &mut Receiver) {
         (&mut self.sender, &mut self.receiver)

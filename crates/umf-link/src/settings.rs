@@ -80,6 +80,8 @@ pub struct LinkSettings {
     /// and only handles of memory that has a file of its own. What is sent then goes through bounce buffers, and `put` and `get` of
     /// the peer are done by this process (`docs/link.md`). Default: `false`.
     pub enforce: bool,
+    /// Whether the link is one of a job with more ranks than processors.
+    pub(crate) is_crowded: bool,
 }
 
 impl Default for LinkSettings {
@@ -94,6 +96,7 @@ impl Default for LinkSettings {
             handshake: Duration::from_secs(2),
             max_unexpected: 64 << 20,
             enforce: false,
+            is_crowded: false,
         }
     }
 }

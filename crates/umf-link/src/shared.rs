@@ -195,6 +195,16 @@ impl Shared {
         step(Step::LinkWoken);
     }
 
+    /// Says where this side runs; whether who spins is to give its processor away, because the peer may need it.
+    pub(crate) fn gives_way(&self) -> bool {
+        let here = sys::processor() as u64 + 1;
+        let mine = self.word(self.me.processor());
+        if mine.load(Ordering::Relaxed) != here {
+            mine.store(here, Ordering::Relaxed);
+        }
+        self.settings.is_crowded || self.word(self.other().processor()).load(Ordering::Relaxed) == here
+    }
+
     /// Whether the link can be used: by what is known.
     #[inline(always)]
     pub(crate) fn known(&self) -> Result<()> {

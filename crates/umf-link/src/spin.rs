@@ -4,31 +4,34 @@
 //! doing so. To be awake costs a processor. So it is learned, as hypervisors do (`Documentation/virt/kvm/halt-polling.rst` of Linux):
 //! what was slept for, and came soon, is waited for awake the next time; after what did not come soon, little is spun.
 //!
-//! Who spins gives its processor away again and again: there may be more that spin than there are processors, and among them who is
-//! waited for has none. If somebody takes it and does not give it back soon, to sleep is the best: who is woken goes first.
+//! Who spins on the processor that the peer last ran on, or in a job with more ranks than processors, gives it away again and again: who
+//! is waited for may have none. If somebody takes it and does not give it back soon, to sleep is the best: who is woken goes first.
+//! Otherwise nothing is given away, since whoever else runs there is no part of this.
 
 use std::time::{Duration, Instant};
 
 /// Spun by whoever has learned nothing: less than a wake-up costs.
 const BASE: Duration = Duration::from_micros(50);
 
-/// Who has no processor for so long while it spins has to share it with somebody who works.
+/// Who gave its processor away, and has it back only after so long, shares it with somebody who works.
 const TAKEN: Duration = Duration::from_micros(50);
 
-/// So many times that whoever found its processor taken sleeps at once.
+/// So many waits sleep at once when spinning has shown to be in vain.
 const TIMES: u8 = 32;
 
 /// What one waiter has learned. It knows no clock and no setting: it is told.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spin {
     length: Duration,
+    /// Whether something came while it spun for longer than [`BASE`] as it does now.
+    paid: bool,
     /// How many waits are to sleep at once.
     sleeps: u8,
 }
 
 impl Default for Spin {
     fn default() -> Self {
-        Self { length: BASE, sleeps: 0 }
+        Self { length: BASE, paid: false, sleeps: 0 }
     }
 }
 
@@ -44,15 +47,27 @@ impl Spin {
             // How long it would have taken awake is not known.
             self.sleeps -= 1;
         } else if waited > most {
-            self.length = BASE;
+            if self.length > BASE && !self.paid {
+                self.sleeps = TIMES;
+                self.in_vain();
+            }
+            // Not all at once: others may be short still.
+            self.length = (self.length / 2).max(BASE);
         } else if self.length < most {
             self.length = self.length.saturating_mul(2).min(most);
+            self.paid = false;
         }
+    }
+
+    /// What was waited for came while this spun.
+    pub(crate) fn spun(&mut self) {
+        self.paid = true;
     }
 
     /// What was waited for did not come.
     pub(crate) fn in_vain(&mut self) {
         self.length = BASE;
+        self.paid = false;
     }
 
     /// Somebody else needs the processor.
@@ -67,12 +82,13 @@ pub(crate) struct Awake {
     start: Instant,
     /// `None`: longer than clocks reach.
     end: Option<Instant>,
-    looked: Instant,
+    /// When it gave the processor away.
+    gave: Option<Instant>,
 }
 
 impl Awake {
     pub(crate) fn new(start: Instant, length: Duration) -> Self {
-        Self { start, end: start.checked_add(length), looked: start }
+        Self { start, end: start.checked_add(length), gave: None }
     }
 
     /// How long it has lasted, asleep and awake.
@@ -80,14 +96,25 @@ impl Awake {
         self.start.elapsed()
     }
 
-    /// Whether it is to sleep now.
-    pub(crate) fn is_over(&mut self, now: Instant, spin: &mut Spin) -> bool {
-        let taken = now.saturating_duration_since(self.looked) > TAKEN;
-        self.looked = now;
-        if taken {
+    /// Whether it is to sleep now. If not, it gives the processor away, should `gives_way` say so.
+    pub(crate) fn is_over(
+        &mut self,
+        now: Instant,
+        gives_way: impl FnOnce() -> bool,
+        spin: &mut Spin,
+    ) -> bool {
+        if self.gave.take().is_some_and(|gave| now.saturating_duration_since(gave) > TAKEN) {
             spin.shared();
+            return true;
         }
-        taken || self.end.is_some_and(|end| now >= end)
+        if self.end.is_some_and(|end| now >= end) {
+            return true;
+        }
+        if gives_way() {
+            self.gave = Some(now);
+            std::thread::yield_now();
+        }
+        false
     }
 }
 
@@ -118,7 +145,11 @@ mod tests {
         for _ in 0..5 {
             spin.slept(MOST, MOST);
         }
-        assert_eq!(spin.length(MOST), MOST);
+        spin.spun();
+        for length in [1000, 500, 250, 125].map(us) {
+            assert_eq!(spin.length(MOST), length);
+            spin.slept(us(1001), MOST);
+        }
         spin.slept(us(1001), MOST);
         assert_eq!(spin.length(MOST), BASE);
         spin.slept(us(3), MOST);
@@ -139,10 +170,10 @@ mod tests {
             spin.in_vain();
         }
         let now = Instant::now();
-        assert!(Awake::new(now, Duration::ZERO).is_over(now, &mut spin));
-        assert!(!Awake::new(now, us(40)).is_over(now + us(39), &mut spin));
-        assert!(Awake::new(now, us(40)).is_over(now + us(40), &mut spin));
-        assert!(!Awake::new(now, Duration::MAX).is_over(now + us(40), &mut spin));
+        let mut is_over = |length, after| Awake::new(now, length).is_over(now + after, || false, &mut spin);
+        assert!(is_over(Duration::ZERO, us(0)));
+        assert!(!is_over(us(400), us(399)) && is_over(us(400), us(400)));
+        assert!(!is_over(Duration::MAX, us(1 << 40)));
     }
 
     #[test]
@@ -150,13 +181,33 @@ mod tests {
         let (mut spin, now) = (Spin::default(), Instant::now());
         spin.slept(us(10), MOST);
         let mut awake = Awake::new(now, MOST);
-        assert!(!awake.is_over(now + us(30), &mut spin) && !awake.is_over(now + us(80), &mut spin));
-        assert!(awake.is_over(now + us(131), &mut spin));
+        // Kept, and then given away for 50 us and for 51.
+        for (after, gives_way) in [(400, false), (500, true), (550, true)] {
+            assert!(!awake.is_over(now + us(after), || gives_way, &mut spin));
+        }
+        assert!(awake.is_over(now + us(601), || true, &mut spin));
         for _ in 0..TIMES {
             assert_eq!(spin.length(MOST), Duration::ZERO);
             spin.slept(us(2000), MOST);
         }
         // It goes on with what it knew.
         assert_eq!(spin.length(MOST), 2 * BASE);
+    }
+
+    #[test]
+    fn what_never_pays_is_not_tried_again_soon() {
+        for (pays, expected) in [(true, BASE), (false, Duration::ZERO)] {
+            let mut spin = Spin::default();
+            spin.slept(us(120), MOST);
+            if pays {
+                spin.spun();
+            }
+            spin.slept(us(5000), MOST);
+            assert_eq!(spin.length(MOST), expected);
+        }
+        // Who never tried has nothing to regret.
+        let mut spin = Spin::default();
+        spin.slept(us(5000), MOST);
+        assert_eq!(spin.length(MOST), BASE);
     }
 }

@@ -126,6 +126,7 @@ fn wait_long<T>(
     loop {
         for _ in 0..BATCH {
             if let Some(found) = poll(false)? {
+                pulse.spin.spun();
                 return Ok(found);
             }
             core::hint::spin_loop();
@@ -137,10 +138,9 @@ fn wait_long<T>(
             // What it did last may have come.
             return poll(true)?.ok_or(end);
         }
-        if awake.is_over(now, &mut pulse.spin) {
+        if awake.is_over(now, || shared.gives_way(), &mut pulse.spin) {
             break;
         }
-        std::thread::yield_now();
     }
     let (waiting, bell) = (shared.word(shared.me.waiting()), shared.segment.bell(shared.me));
     loop {

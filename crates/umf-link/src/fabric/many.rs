@@ -29,6 +29,7 @@ pub(crate) fn wait_many<T>(
     loop {
         for _ in 0..BATCH {
             if let Some(found) = poll(links, false)? {
+                spin.spun();
                 return Ok(found);
             }
             core::hint::spin_loop();
@@ -38,10 +39,11 @@ pub(crate) fn wait_many<T>(
             spin.in_vain();
             return poll(links, true)?.ok_or_else(|| limit.error(what));
         }
-        if awake.is_over(now, spin) {
+        // All are told where this one runs.
+        let gives_way = || links.iter().flatten().fold(false, |any, link| link.gives_way() | any);
+        if awake.is_over(now, gives_way, spin) {
             break;
         }
-        std::thread::yield_now();
     }
     loop {
         for link in links.iter().flatten() {

@@ -87,9 +87,10 @@ impl LinkBuilder {
         if rank >= size || size > MOST_RANKS {
             return Err(Error::BadRank { rank, size });
         }
-        let settings = self.set();
+        let builder = self.among(size);
+        let settings = builder.set();
         let (most, timeout) = (settings.spin, settings.timeout);
-        let door = Door::open(self, job, rank, size)?;
+        let door = Door::open(&builder, job, rank, size)?;
         Ok(Fabric {
             me: rank,
             size,

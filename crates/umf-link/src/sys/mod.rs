@@ -9,8 +9,8 @@ pub(crate) use copies::{Direction, Iov, across};
 pub(crate) use memory::{Mapping, is_sealed_memory, memfd};
 pub(crate) use sockets::{connect, drain, listen, new_socket, poke, receive, send};
 pub(crate) use waits::{
-    coarse_milliseconds, either_is_ready, event_fd, is_ready, new_event, processors, reset_event, set_event,
-    sleep, sleep_on, wake,
+    coarse_milliseconds, either_is_ready, event_fd, is_ready, new_event, processor, processors, reset_event,
+    set_event, sleep, sleep_on, wake,
 };
 
 pub(crate) use umf_ipc::system::{close_inherited, effective_uid};

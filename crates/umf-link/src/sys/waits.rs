@@ -32,6 +32,11 @@ pub(crate) fn coarse_milliseconds() -> u64 {
     now.tv_sec.cast_unsigned().wrapping_mul(1000).wrapping_add(now.tv_nsec.cast_unsigned() / 1_000_000)
 }
 
+/// The number of the processor that the calling thread runs on just now. A few nanoseconds.
+pub(crate) fn processor() -> usize {
+    rustix::thread::sched_getcpu()
+}
+
 /// Processors of this machine that run, at least one.
 pub(crate) fn processors() -> usize {
     // SAFETY: it touches no memory of the caller.
