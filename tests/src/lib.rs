@@ -9,6 +9,7 @@
 //! - [`board`]: what processes under load tell each other, past umf
 //! - [`forge`]: handles that no producer made
 //! - [`machine`]: what this machine lets a test do
+//! - [`mpi`]: programs of MPI, where there is one
 //! - [`Name`]: a name that a test gives to shared memory
 //! - [`Recording`]: an import that keeps count
 //! - [`walk`]: what tests of every kind of memory do with it
@@ -23,6 +24,7 @@ pub mod cuda;
 pub mod domain;
 pub mod forge;
 pub mod machine;
+pub mod mpi;
 mod name;
 mod recording;
 mod sequence;

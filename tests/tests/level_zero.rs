@@ -4,11 +4,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use tempfile::NamedTempFile;
 use umf::Handle;
-use umf_tests::{Actor, Census, machine, spawn, walk};
+use umf_tests::{Actor, Census, machine, mpi, spawn, walk};
 
 /// The driver, which cargo built beside this test.
 fn driver() -> PathBuf {
@@ -233,48 +233,21 @@ fn handles_of_others_are_refused_for_what_they_are() {
     strange.check("m", 1);
 }
 
-/// Whether MPI can start two processes here; a line says why not.
-fn lacks_mpi(test: &str) -> bool {
-    let runs = |program: &str, arguments: &[&str]| mpi(Command::new(program).args(arguments)).map(|_| ());
-    let lacking = runs("mpicc", &["--version"]).and_then(|()| runs("mpirun", &["-n", "2", "true"]));
-    if let Err(why) = &lacking {
-        machine::skip(test, &format!("no MPI (Debian: libopenmpi-dev): {why}"));
-    }
-    lacking.is_err()
-}
-
-/// Runs a program of MPI to its end; what it said.
-fn mpi(command: &mut Command) -> Result<String, String> {
-    // Open MPI wants to be told that this is a machine for tests.
-    for (name, value) in [
-        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-        ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
-        ("OMPI_MCA_hwloc_base_binding_policy", "none"),
-    ] {
-        command.env(name, value);
-    }
-    let output = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
-    let said =
-        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-    if output.status.success() { Ok(said) } else { Err(format!("{}: {}", output.status, said.trim())) }
-}
-
 #[test]
 fn ranks_of_an_mpi_job_send_each_other_handles() {
-    if lacks_mpi("ranks_of_an_mpi_job_send_each_other_handles") {
-        return;
+    if let Some(why) = mpi::lacking() {
+        return machine::skip("ranks_of_an_mpi_job_send_each_other_handles", &why);
     }
     let folder = tempfile::tempdir().unwrap();
     let shim = folder.path().join("libshim.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/mpi/shim.c");
-    mpi(Command::new("mpicc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&shim).arg(source)).unwrap();
+    mpi::run(Command::new("mpicc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&shim).arg(source)).unwrap();
     for way in WAYS {
         let machine = Machine::new(way);
         let mut job = Command::new("mpirun");
         job.args(["-n", "4", env!("CARGO_BIN_EXE_umf-actor"), "mpi"]).arg(&shim).arg("level-zero");
         job.env("UMF_TOML", machine.settings.path()).env("ZE_SOFT_IPC", machine.style);
-        let said = mpi(&mut job).unwrap_or_else(|why| panic!("{way:?}: {why}"));
+        let said = mpi::run(&mut job).unwrap_or_else(|why| panic!("{way:?}: {why}"));
         for rank in 0..4 {
             assert!(said.contains(&format!("rank {rank} is done")), "{way:?}: {said}");
         }

@@ -44,6 +44,13 @@ pub mod fd_socket {
     pub use crate::transfer::socket::server::{Ending, FdSource, Server};
 }
 
+/// What fuzz targets drive: the decoders of what comes over the sockets of producers.
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzz {
+    pub use crate::transfer::socket::wire::fuzz as packets;
+}
+
 /// System calls that the other crates of umf make as well. No part of the interface.
 #[doc(hidden)]
 pub mod system {

@@ -25,6 +25,9 @@ mod endpoint;
 mod engines;
 mod error;
 mod fabric;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzz;
 mod gaps;
 mod key;
 mod layout;

@@ -135,6 +135,16 @@ impl Reply {
     }
 }
 
+#[cfg(fuzzing)]
+pub(super) fn fuzz(bytes: &[u8]) {
+    if let Some(intro) = Intro::decode(bytes) {
+        assert_eq!(intro.encode(), bytes);
+    }
+    if let Some(reply) = Reply::decode(bytes) {
+        assert_eq!(Reply::decode(&reply.encode()), Some(reply));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -356,3 +356,10 @@ impl Fabric {
         self.together(|group, limit| group.allreduce(&memory, &reduction, limit))
     }
 }
+
+/// What ranks decode when they meet.
+#[cfg(fuzzing)]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    intro::fuzz(bytes);
+    name::fuzz(bytes);
+}

@@ -87,6 +87,13 @@ fn listening<'t>(table: &'t [u8], prefix: &'t [u8]) -> impl Iterator<Item = (usi
     })
 }
 
+#[cfg(fuzzing)]
+pub(super) fn fuzz(table: &[u8]) {
+    for (rank, name) in listening(table, b"umf-link-0-job:") {
+        assert!(rank < MOST_RANKS && LinkAddress::new([1; 16], 0, name).socket() == name);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

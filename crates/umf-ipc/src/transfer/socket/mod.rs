@@ -6,6 +6,6 @@
 
 pub(crate) mod client;
 pub(crate) mod server;
-mod wire;
+pub(crate) mod wire;
 
 pub use wire::Request;

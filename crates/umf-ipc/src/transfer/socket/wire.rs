@@ -128,6 +128,18 @@ pub(super) fn name(nonce: Nonce) -> Vec<u8> {
     format!("umf-{nonce}").into_bytes()
 }
 
+/// What decodes encodes to the same.
+#[cfg(fuzzing)]
+pub fn fuzz(bytes: &[u8]) {
+    let nonce = Nonce::from_bytes([b'n'; 16]);
+    if let Some(request) = Request::decode(bytes, nonce) {
+        assert_eq!(Request::decode(&request.encode(nonce), nonce), Some(request));
+    }
+    if let Some(reply) = Reply::decode(bytes) {
+        assert_eq!(Reply::decode(&reply.encode()), Some(reply));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

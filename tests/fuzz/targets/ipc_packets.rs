@@ -1,0 +1,7 @@
+//! What comes over the sockets of producers: decoding never panics, and what decodes encodes to the same.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| umf_ipc::fuzz::packets(data));
