@@ -46,6 +46,18 @@ fn what_is_recorded_reads_back() {
     }
 }
 
+/// Found by the fuzz target: folders of which nothing is read were counted, and were not in what is kept of them.
+#[test]
+fn folders_without_the_files_that_count_are_nothing() {
+    let more = "sys/devices/system/node/node3/hugepages/hugepages-524288kB/surplus_hugepages:7\n\
+                sys/devices/virtual/memory_tiering/memory_tier99/uevent:\n";
+    let source = Source::recording(Recording::new(&format!("{HBM}{more}")));
+    let topology = Topology::read(&source).unwrap();
+    assert_eq!(topology, Topology::read(&Source::recording(Recording::new(HBM))).unwrap());
+    let kept = Recording::of(&source).unwrap();
+    assert_eq!(Topology::read(&Source::recording(kept)).unwrap(), topology);
+}
+
 #[test]
 fn nodes_have_what_the_files_say() {
     let topology = machine(HBM);

@@ -17,7 +17,6 @@ fn parse<T: FromStr + Display + Debug + PartialEq>(text: &str) {
 fuzz_target!(|text: &str| {
     parse::<umf_config::ByteSize>(text);
     parse::<umf_domain::Number>(text);
-    parse::<umf_ipc::BootId>(text);
     parse::<umf_ipc::Exchange>(text);
     parse::<umf_link::Engine>(text);
     parse::<umf_topology::IdList>(text);

@@ -55,8 +55,11 @@ impl Reader<'_> {
                 .checked_mul(1024)
                 .filter(|size| size.is_power_of_two())
                 .ok_or_else(|| self.malformed(&pool, &kilobytes.to_string(), "a size of a page"))?;
-            let pages = |name: &str| Ok(self.number(&format!("{pool}/{name}"))?.unwrap_or(0));
-            pools.push(HugePool { page_size, pages: pages("nr_hugepages")?, free: pages("free_hugepages")? });
+            let pages = |name: &str| self.number(&format!("{pool}/{name}"));
+            // Of which nothing is said there is none: a recording has no folders but those of files.
+            if let Some(count) = pages("nr_hugepages")? {
+                pools.push(HugePool { page_size, pages: count, free: pages("free_hugepages")?.unwrap_or(0) });
+            }
         }
         Ok(pools)
     }

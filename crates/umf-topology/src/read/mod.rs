@@ -125,8 +125,8 @@ impl Reader<'_> {
     fn tiers(&self) -> Result<Vec<Tier>> {
         let mut tiers = Vec::new();
         for (id, folder) in self.numbered(TIERS, "memory_tier", "")? {
-            let nodes = self.node_list(&format!("{folder}/nodelist"))?.unwrap_or_default();
-            if let Ok(id) = u32::try_from(id) {
+            let nodes = self.node_list(&format!("{folder}/nodelist"))?;
+            if let (Ok(id), Some(nodes)) = (u32::try_from(id), nodes) {
                 tiers.push(Tier { id, nodes });
             }
         }
