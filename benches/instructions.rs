@@ -27,7 +27,7 @@ const CEILINGS: [(&str, (usize, usize), u64); 8] = [
 ];
 
 /// Says to a run of this very test what it is to do: the number of a workload, and how many rounds.
-const TASK: &str = "UMF_SLAB_INSTRUCTIONS";
+const TASK: &str = "TESTS_SLAB_INSTRUCTIONS";
 const SCRIPT: usize = 4096;
 /// Rounds before what is counted, and rounds that are.
 const WARM: u64 = 60;

@@ -73,6 +73,7 @@ impl SlabPool {
         span.home.store(life_of(index), Ordering::Relaxed);
         if cache.trust().lends() {
             span.owner.store(life_of(index), Ordering::Relaxed);
+            cache.remember(span.base(), span);
         }
     }
 
@@ -88,6 +89,7 @@ impl SlabPool {
             let Some((number, span)) = self.span_of(entry) else { continue };
             // SAFETY: the caller alone has the block.
             let range = Range { region: span.region(), first: unsafe { span.cold() }.unit };
+            debug_assert_eq!(span.owner.load(Ordering::Relaxed), SHARED_LIFE, "its owner remembers the span");
             if self.is_watched() {
                 self.check_span(span);
             }
@@ -105,7 +107,7 @@ impl SlabPool {
         }
     }
 
-    /// Before large blocks leave their thread: its frees alone met them so far.
+    /// Before large blocks leave their thread: its frees alone met them so far. Inside, or with the thread kept out.
     pub(crate) fn forget_owner(&self, entries: &[Entry]) {
         for &entry in entries {
             // SAFETY: they are large blocks of this pool, as all callers say.
@@ -178,7 +180,8 @@ impl SlabPool {
             if self.merging.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) == Ok(1) {
                 self.most_kept.store(self.settings.thread_cache_size, Ordering::Relaxed);
             }
-            self.forget_owner(&[entry]);
+            // SAFETY: it is a large block of this pool, and the caller's alone.
+            self.share_life(unsafe { Span::of_own_state(entry) });
             self.count_free(class);
             return self.give_units(&[entry], true);
         }
@@ -213,7 +216,8 @@ impl SlabPool {
             };
             if surplus.entries().is_empty() && cache.large_bytes() == 0 {
                 // The block alone is more than a thread may keep.
-                self.forget_owner(&[entry]);
+                // SAFETY: as above.
+                self.share_life(unsafe { Span::of_own_state(entry) });
                 self.count_free(class);
                 return self.give(class, &[entry]);
             }

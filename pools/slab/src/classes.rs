@@ -3,6 +3,9 @@
 use umf_core::Layout;
 use umf_core::tracker::GRANULE;
 
+use crate::large::UNIT;
+use crate::thread_cache::BinPlace;
+
 /// The most classes that a pool can have.
 pub(crate) const MAX_CLASSES: usize = 256;
 /// Blocks below this size come from slabs, others straight from the large allocator: it is the size from which on no two
@@ -17,12 +20,13 @@ const BLOCKS_PER_SLAB: usize = 8;
 /// one doubling evenly.
 #[derive(Clone, Debug)]
 pub(crate) struct Classes {
-    min_block: usize,
     shift: u32,
     count: usize,
     slab_count: usize,
-    /// The class of sizes up to 8 times the index plus one; [`Classes::NONE`] where that is none of slabs.
-    table: [u8; TABLE],
+    /// 8 times the smallest block.
+    linear: usize,
+    /// Where the bin is of the class of sizes up to 8 times the index plus one; that of [`Classes::NONE`] where that is none of slabs.
+    table: [BinPlace; TABLE],
 }
 
 const TABLE: usize = 512;
@@ -32,7 +36,8 @@ impl Classes {
     /// The classes from `min_block` (a power of two) up to at least `max_poolable`.
     pub(crate) const fn new(min_block: usize, max_poolable: usize) -> Self {
         let shift = min_block.ilog2();
-        let mut classes = Self { min_block, shift, count: 0, slab_count: 0, table: [0; TABLE] };
+        let table = [BinPlace::of(Self::NONE); TABLE];
+        let mut classes = Self { shift, count: 0, slab_count: 0, linear: 8 << shift, table };
         if max_poolable > 0 {
             classes.count = classes.of(max_poolable) + 1;
             while classes.slab_count < classes.count && classes.size(classes.slab_count) < SLAB_LIMIT {
@@ -42,7 +47,9 @@ impl Classes {
         let mut place = 0;
         while place < TABLE {
             let class = classes.of((place + 1) << STEP_BITS);
-            classes.table[place] = if class < classes.slab_count { class } else { Self::NONE } as u8;
+            if class < classes.slab_count {
+                classes.table[place] = BinPlace::of(class);
+            }
             place += 1;
         }
         classes
@@ -64,34 +71,38 @@ impl Classes {
     }
 
     /// The smallest class that holds `size` bytes (not 0); may lie past [`Classes::count`].
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn of(&self, size: usize) -> usize {
-        let last = (size - 1) >> self.shift;
-        if last < 8 {
-            return last;
-        }
-        let log = last.ilog2();
-        (((log - 2) << 3) as usize) + ((last >> (log - 3)) & 7)
+        self.of_last(size - 1)
     }
 
-    /// Whether every block is aligned as the layout needs it.
+    /// The same of sizes of which `last` is the last byte's number. (Below `linear` the steps are those of the first doubling, so the
+    /// bit of that is set first.)
     #[inline(always)]
-    pub(crate) const fn align(&self, layout: Layout) -> bool {
-        layout.align() <= self.min_block
+    const fn of_last(&self, last: usize) -> usize {
+        let step = (last | self.linear).ilog2() - STEP_BITS;
+        ((step - self.shift) as usize * 8) + (last >> step)
     }
 
-    /// The class of a small size, below [`MAX_CLASSES`]; if it is not one of slabs, one of which there are no blocks. `None` if
-    /// the size is not small.
+    /// The number of the last byte of a block of the layout, with its size rounded up to the alignment: there is a class of each power of
+    /// two, and above it classes of multiples of its eighth, so the class of that many bytes is aligned too.
     #[inline(always)]
-    pub(crate) fn of_small(&self, layout: Layout) -> Option<usize> {
-        self.table.get((layout.size() - 1) >> STEP_BITS).map(|&class| usize::from(class))
+    const fn last(layout: Layout) -> usize {
+        (layout.size() - 1) | (layout.align() - 1)
     }
 
-    /// The class of a size that is not small, if there is one.
+    /// Where the bin is of the class of a small layout; if it is not one of slabs, of a class of which there are no blocks. `None` if
+    /// the layout is not small.
+    #[inline(always)]
+    pub(crate) fn of_small(&self, layout: Layout) -> Option<BinPlace> {
+        self.table.get(Self::last(layout) >> STEP_BITS).copied()
+    }
+
+    /// The class of a layout that is not small, if there is one whose blocks are aligned.
     #[inline(always)]
     pub(crate) const fn of_others(&self, layout: Layout) -> Option<usize> {
-        let class = self.of(layout.size());
-        if class < self.count { Some(class) } else { None }
+        let class = self.of_last(Self::last(layout));
+        if layout.align() <= UNIT && class < self.count { Some(class) } else { None }
     }
 
     /// Bytes of a block of this class.
@@ -104,20 +115,10 @@ impl Classes {
         }
     }
 
-    /// The smallest class whose blocks hold the layout, its size being a multiple of the alignment.
+    /// The smallest class whose blocks hold the layout, and whose size is a multiple of the alignment.
     #[inline]
     pub(crate) const fn of_layout(&self, layout: Layout) -> usize {
-        let align = layout.align();
-        if align >> self.shift <= 1 {
-            return self.of(layout.size());
-        }
-        // Not past isize::MAX, by the rule of `Layout`.
-        let mut class = self.of((layout.size() + (align - 1)) & !(align - 1));
-        // Each doubling has a class that is a power of two, so this ends within eight steps.
-        while class < self.count && self.size(class) & (align - 1) != 0 {
-            class += 1;
-        }
-        class
+        self.of_last(Self::last(layout))
     }
 
     /// Bytes of a slab of this class: a multiple of [`GRANULE`].
@@ -140,17 +141,14 @@ mod tests {
             for class in 1..classes.count() {
                 assert!(classes.size(class) > classes.size(class - 1));
                 assert_eq!(classes.of(classes.size(class)), class);
-                let at_once = |size| {
+                for size in [classes.size(class), classes.size(class - 1) + 1] {
                     let layout = Layout::new(size, 1).unwrap();
                     match classes.of_small(layout) {
-                        Some(Classes::NONE) => {
-                            Some(classes.of(size)).filter(|&class| class >= classes.slab_count())
-                        }
-                        small => small.or_else(|| classes.of_others(layout)),
+                        Some(place) if class < classes.slab_count() => assert_eq!(place, BinPlace::of(class)),
+                        Some(place) => assert_eq!(place, BinPlace::of(Classes::NONE)),
+                        None => assert_eq!(classes.of_others(layout), Some(class)),
                     }
-                };
-                assert_eq!(at_once(classes.size(class)), Some(class));
-                assert_eq!(at_once(classes.size(class - 1) + 1), Some(class));
+                }
                 assert_eq!(classes.of(classes.size(class - 1) + 1), class);
                 if classes.size(class) > 8 * min {
                     let least = classes.size(class - 1) + 1;
@@ -178,11 +176,35 @@ mod tests {
     }
 
     #[test]
+    fn a_layout_has_the_smallest_class_that_is_large_enough_and_aligned() {
+        for min in [8, 64, 1024, 1 << 16] {
+            let classes = Classes::new(min, 2 << 20);
+            for bits in 0..=12 {
+                for size in (1..9000).chain((9000..200_000).step_by(97)) {
+                    let layout = Layout::new(size, 1 << bits).unwrap();
+                    let serves = |class: usize| {
+                        classes.size(class) >= size && classes.size(class).is_multiple_of(1 << bits)
+                    };
+                    let least = (0..classes.count()).find(|&class| serves(class));
+                    assert_eq!(Some(classes.of_layout(layout)), least, "{size} at {bits} of {min}");
+                    if classes.of_small(layout).is_none() {
+                        assert_eq!(classes.of_others(layout), least);
+                    }
+                }
+            }
+        }
+        let classes = Classes::new(8, 2 << 20);
+        // Large blocks lie at multiples of a page, not of more.
+        assert_eq!(classes.of_others(Layout::new(100_000, 8192).unwrap()), None);
+        assert_eq!(classes.of_others(Layout::new(4 << 20, 8).unwrap()), None);
+    }
+
+    #[test]
     fn large_classes_are_whole_units() {
         for min in [8, 64, 4096, 1 << 16] {
             let classes = Classes::new(min, 16 << 20);
             for class in classes.slab_count()..classes.count() {
-                assert_eq!(classes.size(class) % crate::large::UNIT, 0);
+                assert_eq!(classes.size(class) % UNIT, 0);
             }
         }
     }

@@ -55,6 +55,7 @@ impl SlabPool {
         let leases = if exported { before_free(Freed::Block { address }) } else { None };
         // Before others can take it back: then the span may be another one's.
         let (class, size) = (Self::class_of(place), place.span.block() as usize);
+        self.forget_held(place.span, class);
         place.state.store(HELD, Ordering::Release);
         if !self.upstream.hold_until(address, size, completion, leases) {
             place.state.store(0, Ordering::Release);

@@ -43,6 +43,7 @@ impl SlabPool {
         // Before others can take it back: then the span may be another one's.
         let (class, size) = (Self::class_of(place), place.span.block() as usize);
         if let Some(leases) = before_free(Freed::Block { address }) {
+            self.forget_held(place.span, class);
             // Before it is: from then on others may take it back.
             place.state.store(HELD, Ordering::Release);
             if !self.upstream.hold(address, size, leases) {
@@ -54,6 +55,14 @@ impl SlabPool {
             return Ok(());
         }
         self.put(place, address)
+    }
+
+    /// A large block whose life the calling thread took will be held, or wait: others take it back, so it is not the thread's own any
+    /// more.
+    pub(crate) fn forget_held(&self, span: &Span, class: Option<usize>) {
+        if class.is_some_and(|class| self.is_large(class)) {
+            self.share_life(span);
+        }
     }
 
     /// Counts the free of a block that is held.

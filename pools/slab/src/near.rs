@@ -15,21 +15,22 @@ use umf_core::Address;
 use umf_core::tracker::GRANULE;
 
 use crate::span::{Divisor, Span};
-use crate::thread_cache::Bin;
+use crate::thread_cache::BinPlace;
 
-/// How many granules a thread remembers: those of 128 MiB, if they lie side by side.
-pub(crate) const NEARS: usize = 2048;
+/// How many granules a thread remembers: those of 512 MiB, if they lie side by side.
+pub(crate) const NEARS: usize = 8192;
 
-/// A granule in which blocks of a span begin whose owner is the thread.
-#[repr(C, align(64))]
+/// A span whose owner is the thread, at the place of a granule in which blocks of it begin. Granules share places: whether an
+/// address is a block of this span, its number in it tells as well. Two of them fill a line.
+#[repr(C, align(32))]
 pub(crate) struct Near {
-    /// The number of the granule; 0 if there is none, and the rest is then 0 too, or what it was.
-    granule: Cell<u64>,
     base: Cell<u64>,
-    divisor: Cell<Divisor>,
-    count: Cell<u64>,
+    inverse: Cell<u64>,
     states: Cell<*mut AtomicU8>,
-    bin: Cell<*const Bin>,
+    /// 0 if nothing is remembered.
+    count: Cell<u32>,
+    bin: Cell<BinPlace>,
+    shift: Cell<u8>,
 }
 
 impl Near {
@@ -39,42 +40,46 @@ impl Near {
         address.to_bits() / GRANULE as u64
     }
 
+    /// Bytes from the beginning of all that is remembered to what is of the granule that holds `address`.
     #[inline(always)]
-    pub(crate) fn is(&self, granule: u64) -> bool {
-        self.granule.get() == granule
+    pub(crate) const fn offset_of(address: Address) -> usize {
+        // (Without the number of the granule between, which would be two instructions more.)
+        const SHIFT: u32 = GRANULE.ilog2() - size_of::<Near>().ilog2();
+        (address.to_bits() >> SHIFT) as usize & ((NEARS - 1) * size_of::<Near>())
     }
 
-    /// The state of the block that begins at `address`, if one does, and the bin of its class.
+    /// The state of the block that begins at `address`, if one does, and where the bin of its class is.
     #[inline(always)]
-    pub(crate) fn find(&self, address: Address) -> Option<(NonNull<AtomicU8>, &Bin)> {
-        let index = self.divisor.get().number(address.to_bits().wrapping_sub(self.base.get()));
-        if index >= self.count.get() {
+    pub(crate) fn find(&self, address: Address) -> Option<(NonNull<AtomicU8>, BinPlace)> {
+        let divisor = Divisor { inverse: self.inverse.get(), shift: self.shift.get() };
+        let index = divisor.number(address.to_bits().wrapping_sub(self.base.get()));
+        if index >= u64::from(self.count.get()) {
             return None;
         }
-        // SAFETY: the words are those of one span in use, which has that many blocks; the bin is one of the same cache.
-        unsafe { Some((NonNull::new_unchecked(self.states.get().add(index as usize)), &*self.bin.get())) }
+        // SAFETY: the words are those of one span in use, which has that many blocks.
+        let state = unsafe { NonNull::new_unchecked(self.states.get().add(index as usize)) };
+        Some((state, self.bin.get()))
     }
 
     /// Remembers the span.
     ///
     /// # Safety
-    /// It is the thread's and in use, and has blocks in the granule; `bin` is that of its class.
+    /// It is the thread's and in use.
     #[inline(always)]
-    pub(crate) unsafe fn set(&self, granule: u64, span: &Span, bin: &Bin) {
+    pub(crate) unsafe fn set(&self, span: &Span) {
         // SAFETY: passed on to the caller.
-        let (base, divisor, count, states) = unsafe { span.parts() };
-        self.granule.set(granule);
+        let ((base, divisor, count, states), bin) = unsafe { (span.parts(), span.bin()) };
         self.base.set(base);
-        self.divisor.set(divisor);
-        self.count.set(count);
+        self.inverse.set(divisor.inverse);
+        self.shift.set(divisor.shift);
+        self.count.set(u32::try_from(count).unwrap_or(0));
         self.states.set(states);
-        self.bin.set(ptr::from_ref(bin));
+        self.bin.set(bin);
     }
 
-    /// Forgets the granule, if it is this one.
-    pub(crate) fn forget(&self, granule: u64) {
-        if self.is(granule) {
-            self.granule.set(0);
+    /// Forgets the span, if it is this one. By the thread, or while it is kept out.
+    pub(crate) fn forget(&self, span: &Span) {
+        if ptr::eq(self.states.get(), span.states()) {
             self.count.set(0);
         }
     }

@@ -7,12 +7,11 @@ use umf_core::{Address, Error, Layout, Result, thread, tracker};
 
 use crate::SlabPool;
 use crate::caches::Caches;
-use crate::near::Near;
 use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED, WATCHED};
 use crate::reach::{Inside, SHARED_LIFE, life_of};
 use crate::span::{Place, Span};
 use crate::state::{EXPORTED, Entry, LIVE};
-use crate::thread_cache::ThreadCache;
+use crate::thread_cache::{BinPlace, ThreadCache};
 
 /// A block whose life is nobody's, as far as it was found on the most common path, by a thread that is inside its cache still.
 pub(crate) struct Found<'a> {
@@ -27,26 +26,30 @@ impl SlabPool {
     /// The most common path: what lies in the thread's bin, found without a call. So nothing has to be saved.
     #[inline(always)]
     pub(crate) fn take_at_once(&self, layout: Layout) -> Option<Address> {
-        if !self.classes.align(layout) {
-            return None;
-        }
         let entry = match self.classes.of_small(layout) {
-            Some(class) => self.enter_at_once(thread::known_life())?.cache().bin(class).pop()?,
+            Some(place) => self.enter_at_once(thread::known_life())?.cache().bin_at(place).pop()?,
             None => {
                 let class = self.classes.of_others(layout)?;
                 let inside = self.enter_at_once(thread::known_life())?;
-                let (cache, bin) = (inside.cache(), inside.cache().bin(class));
+                let (cache, bin) = (inside.cache(), inside.cache().bin_at(BinPlace::of(class)));
                 match bin.pop() {
                     Some(entry) => {
-                        if bin.weight() != 0 {
-                            cache.set_large_bytes(cache.large_bytes() - bin.weight());
-                        }
+                        // (Of a small class it is 0.)
+                        cache.set_large_bytes(cache.large_bytes() - bin.weight());
                         entry
                     }
-                    None => self.pop_above(cache, class)?,
+                    None => return self.take_above(inside, class),
                 }
             }
         };
+        // SAFETY: entries of this pool's caches name states in its own metadata, and a popped one is ours.
+        Some(Address::from_bits(unsafe { entry.hand_out() }))
+    }
+
+    /// What remains of [`SlabPool::take_at_once`] where the bin of a class that is not small has nothing. (By a jump: nothing is saved.)
+    #[inline(never)]
+    fn take_above(&self, inside: Inside<'_>, class: usize) -> Option<Address> {
+        let entry = self.pop_above(inside.cache(), class)?;
         // SAFETY: entries of this pool's caches name states in its own metadata, and a popped one is ours.
         Some(Address::from_bits(unsafe { entry.hand_out() }))
     }
@@ -72,10 +75,8 @@ impl SlabPool {
         let life = thread::known_life();
         let inside = self.enter_at_once(life).ok_or(None)?;
         let cache = inside.cache();
-        let granule = Near::granule_of(address);
-        let near = cache.near(granule);
-        let (state, bin) = if near.is(granule) {
-            near.find(address).ok_or(None)?
+        let (state, place) = if let Some(found) = cache.near(address).find(address) {
+            found
         } else {
             let number = tracker::span_below(address, SPANS as u32).ok_or(None)?;
             // SAFETY: the first chunk of spans has that many.
@@ -85,19 +86,19 @@ impl SlabPool {
             if u64::from(owner) != life {
                 return Err((owner == SHARED_LIFE).then_some(Found { inside, span, number, life }));
             }
-            // SAFETY: what belongs to this thread stays as it is while the thread is inside (see `reach`); and it is an
-            // offset of a bin.
-            unsafe { (span.state_of(address).ok_or(None)?, cache.bin_at(span.bin())) }
+            // SAFETY: what belongs to this thread stays as it is while the thread is inside (see `reach`).
+            unsafe { (span.state_of(address).ok_or(None)?, span.bin()) }
         };
         // SAFETY: a state of this pool, which nobody else writes meanwhile.
         let (life, old) = unsafe { (state.as_ref(), *state.as_ref().as_ptr()) };
         if old != LIVE {
             return Err(None);
         }
+        let bin = cache.bin_at(place);
         let top = bin.top();
         if bin.takes_no_small(top) {
             let bytes = cache.large_bytes() + bin.weight();
-            if bin.is_full() || bytes > self.most_kept.load(Ordering::Relaxed) {
+            if bin.is_full_at(top) || bytes > self.most_kept.load(Ordering::Relaxed) {
                 return Err(None);
             }
             cache.set_large_bytes(bytes);

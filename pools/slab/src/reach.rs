@@ -129,6 +129,9 @@ impl SlabPool {
     /// From here on lives in the span are taken by atomic exchange. The calling thread is not inside.
     #[cold]
     pub(crate) fn share_life(&self, span: &Span) {
+        if span.owner.load(Ordering::Acquire) == SHARED_LIFE {
+            return;
+        }
         let _outsider = self.outsiders.lock();
         let owner = span.owner.load(Ordering::Relaxed);
         if owner == SHARED_LIFE {

@@ -14,7 +14,7 @@ mod record;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 use umf_core::metadata::Zeroed;
 use umf_core::tracker::RegionNumber;
@@ -24,7 +24,7 @@ use crate::arena::Run;
 use crate::central::ListName;
 use crate::reach::SHARED_LIFE;
 use crate::state::Entry;
-use crate::thread_cache::bin_offset;
+use crate::thread_cache::BinPlace;
 
 pub(crate) use divisor::Divisor;
 use record::Record;
@@ -73,8 +73,8 @@ pub(crate) struct Span {
     /// The thread in whose bins its blocks are at home, as `owner` says it: the one that took the slab or the large block last. 0 for
     /// nobody. (A hint: who reads it late puts a block where it is found a little later.)
     pub(crate) home: AtomicU32,
-    /// Where the bin of the class is in a thread's cache: see [`crate::thread_cache::bin_offset`].
-    bin: AtomicU32,
+    /// Where the bin of the class is in a thread's cache: a [`BinPlace`].
+    bin: AtomicU16,
     /// Size of a block. Region: its bytes.
     block: AtomicU64,
     cold: UnsafeCell<Cold>,
@@ -210,7 +210,7 @@ impl Span {
             self.owner.store(SHARED_LIFE, Ordering::Relaxed);
             self.home.store(0, Ordering::Relaxed);
             self.region.store(region, Ordering::Relaxed);
-            self.bin.store(bin_offset(class), Ordering::Relaxed);
+            self.bin.store(BinPlace::of(class).offset(), Ordering::Relaxed);
             self.kind_class.store((kind << KIND_SHIFT) | class as u32, Ordering::Relaxed);
         });
     }
@@ -283,9 +283,9 @@ impl Span {
     /// # Safety
     /// The record does not change meanwhile.
     #[inline(always)]
-    pub(crate) unsafe fn bin(&self) -> u32 {
-        // SAFETY: nobody writes it meanwhile, says the caller.
-        unsafe { *self.bin.as_ptr() }
+    pub(crate) unsafe fn bin(&self) -> BinPlace {
+        // SAFETY: nobody writes it meanwhile, says the caller; `publish` wrote a place, or it is 0 still.
+        unsafe { BinPlace::again(*self.bin.as_ptr()) }
     }
 
     /// The state of the block that begins at `address`.
@@ -369,6 +369,11 @@ impl Span {
 
     pub(crate) fn block(&self) -> u64 {
         self.block.load(Ordering::Relaxed)
+    }
+
+    /// Where its states lie: nowhere that another span in use has any.
+    pub(crate) fn states(&self) -> *const AtomicU8 {
+        self.states.load(Ordering::Relaxed)
     }
 
     /// The state of block `index`.

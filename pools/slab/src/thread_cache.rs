@@ -13,6 +13,7 @@ use core::sync::atomic::{
 
 use umf_core::Address;
 use umf_core::metadata::Zeroed;
+use umf_core::tracker::GRANULE;
 
 use crate::classes::MAX_CLASSES;
 use crate::depot::Outbox;
@@ -90,45 +91,63 @@ unsafe impl Send for ThreadCache {}
 // SAFETY: zeros are valid: bins without entries.
 unsafe impl Zeroed for ThreadCache {}
 
-/// Bytes from a cache's beginning to the bin of a class below [`MAX_CLASSES`].
-pub(crate) const fn bin_offset(class: usize) -> u32 {
-    (core::mem::offset_of!(ThreadCache, bins) + class % MAX_CLASSES * size_of::<Bin>()) as u32
+/// Where the bin of a class is in a thread's cache: bytes from its beginning. Kept instead of the class where that has to be found fast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BinPlace(u16);
+
+impl BinPlace {
+    /// That of a class below [`MAX_CLASSES`].
+    pub(crate) const fn of(class: usize) -> Self {
+        const { assert!(core::mem::offset_of!(ThreadCache, bins) == 0) };
+        const { assert!(MAX_CLASSES * size_of::<Bin>() <= 1 << 16) };
+        Self((class % MAX_CLASSES * size_of::<Bin>()) as u16)
+    }
+
+    /// One whose bytes were written down.
+    ///
+    /// # Safety
+    /// [`BinPlace::offset`] said so many, or they are 0.
+    #[inline(always)]
+    pub(crate) const unsafe fn again(offset: u16) -> Self {
+        Self(offset)
+    }
+
+    /// As bytes.
+    #[inline(always)]
+    pub(crate) const fn offset(self) -> u16 {
+        self.0
+    }
 }
 
 impl ThreadCache {
-    /// What is remembered of a granule, or of another one.
+    /// What is remembered of the granule that holds an address, or of another one.
     #[inline(always)]
-    pub(crate) fn near(&self, granule: u64) -> &Near {
-        &self.nears[granule as usize % NEARS]
+    pub(crate) fn near(&self, address: Address) -> &Near {
+        // SAFETY: it is the offset of one of them.
+        unsafe { &*self.nears.as_ptr().byte_add(Near::offset_of(address)) }
     }
 
-    /// Remembers a span of the thread's own for the block at an address, unless it is a large one: those lie too far from each other. Inside.
+    /// Remembers a span of the thread's own for the block at an address. Inside.
     pub(crate) fn remember(&self, address: Address, span: &Span) {
-        let (granule, bin) = (Near::granule_of(address), self.bin(span.class()));
-        if bin.weight() == 0 {
-            // SAFETY: the span is the thread's, so it stays as it is until it is forgotten.
-            unsafe { self.near(granule).set(granule, span, bin) };
-        }
+        // SAFETY: the span is the thread's, so it stays as it is until it is forgotten.
+        unsafe { self.near(address).set(span) };
     }
 
     /// Forgets a span, if it is one that is remembered. By the thread, or while it is kept out.
     pub(crate) fn forget(&self, span: &Span) {
-        if span.kind() != Kind::Slab {
-            return;
-        }
-        let last = span.base().to_bits() + span.bytes().saturating_sub(1);
+        // (A large block is remembered where it begins.)
+        let bytes = if span.kind() == Kind::Slab { span.bytes() } else { 0 };
+        let last = span.base().to_bits() + bytes.saturating_sub(1);
         let granules = Near::granule_of(span.base())..=Near::granule_of(Address::from_bits(last));
-        granules.take(NEARS).for_each(|granule| self.near(granule).forget(granule));
+        let begins = granules.take(NEARS).map(|granule| Address::from_bits(granule * GRANULE as u64));
+        begins.for_each(|begin| self.near(begin).forget(span));
     }
 
-    /// The bin at an offset.
-    ///
-    /// # Safety
-    /// It is one of [`bin_offset`].
+    /// The bin at a place.
     #[inline(always)]
-    pub(crate) unsafe fn bin_at(&self, offset: u32) -> &Bin {
-        // SAFETY: a bin is there.
-        unsafe { &*ptr::from_ref(self).byte_add(offset as usize).cast() }
+    pub(crate) fn bin_at(&self, place: BinPlace) -> &Bin {
+        // SAFETY: a bin is there: that is how places are made.
+        unsafe { &*ptr::from_ref(self).byte_add(usize::from(place.offset())).cast() }
     }
 
     /// The bin of a class below [`MAX_CLASSES`].
@@ -243,7 +262,13 @@ impl Bin {
 
     #[inline(always)]
     pub(crate) fn is_full(&self) -> bool {
-        self.top() >= self.end.get()
+        self.is_full_at(self.top())
+    }
+
+    /// The same with its top there.
+    #[inline(always)]
+    pub(crate) fn is_full_at(&self, top: *mut Entry) -> bool {
+        top >= self.end.get()
     }
 
     /// Whether it is full, with its top there, or of a large class.

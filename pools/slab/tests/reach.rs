@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
+use umf_core::conformance::Borrower;
 use umf_core::conformance::pool::{Numbers, Pages};
-use umf_core::{Address, Error, Layout, Pool};
+use umf_core::{Address, Completion, Error, Layout, Pool, Progress};
 use umf_pool_slab::{SlabPool, SlabSettings};
 
 const SIZES: [usize; 4] = [64, 5_000, 70_000, 1 << 20];
@@ -64,6 +65,49 @@ fn of_an_owner_and_a_stranger_one_frees() {
         assert_eq!((pool.statistics().live_blocks, pool.statistics().live_bytes), (0, 0));
         pool.trim(0).unwrap();
         assert_eq!(pool.statistics().reserved_bytes, 0);
+    }
+}
+
+/// Large blocks of which a thread knows that they are its own, and that are held when they are freed: whoever takes them back gives them
+/// to all, and what they are made into is not found by what the thread knew.
+#[test]
+fn what_is_held_is_not_its_threads_own() {
+    struct Ready(AtomicBool);
+    impl Completion for Ready {
+        fn progress(&self) -> Progress {
+            if self.0.load(Ordering::Relaxed) { Progress::Ready } else { Progress::Pending }
+        }
+    }
+    let free_exported = |pool: &SlabPool, address: Address, size: usize| {
+        let borrower = Borrower::new();
+        pool.mark_exported(address).unwrap();
+        borrower.open(address, size);
+        free(pool, address).unwrap();
+        borrower.close_all();
+        umf_core::held::poll();
+    };
+    let free_after = |pool: &SlabPool, address: Address, _: usize| {
+        let ready = Arc::new(Ready(AtomicBool::new(false)));
+        // SAFETY: nobody uses the memory of these tests' blocks.
+        unsafe { pool.free_after(address, ready.clone()) }.unwrap();
+        ready.0.store(true, Ordering::Relaxed);
+        umf_core::held::poll();
+    };
+    let free_later: [&dyn Fn(&SlabPool, Address, usize); 3] =
+        [&free_exported, &free_after, &|pool, address, _| free(pool, address).unwrap()];
+    for (waits, free_later) in [0, 0, 8 << 20].into_iter().zip(free_later) {
+        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().quarantine(waits)).unwrap();
+        let mut sizes = [64 << 10, 512 << 10, 1 << 20, 2 << 20];
+        for turn in 0..8 {
+            let blocks = sizes.map(|size| (allocate(&pool, size), size));
+            blocks.iter().for_each(|&(address, _)| free(&pool, address).unwrap());
+            let blocks = sizes.map(|size| (allocate(&pool, size), size));
+            blocks.iter().for_each(|&(address, size)| free_later(&pool, address, size));
+            assert_eq!(pool.statistics().live_blocks, 0, "turn {turn}");
+            pool.trim(0).unwrap();
+            assert_eq!(pool.statistics().reserved_bytes, 0, "turn {turn}");
+            sizes.rotate_left(1);
+        }
     }
 }
 

@@ -7,8 +7,8 @@
 /// that are no multiple of the size, or lie outside, yield one past all blocks. (Warren, Hacker's Delight, 10-17.) So one comparison tells all.
 #[derive(Clone, Copy)]
 pub(crate) struct Divisor {
-    pub(super) inverse: u64,
-    pub(super) shift: u8,
+    pub(crate) inverse: u64,
+    pub(crate) shift: u8,
 }
 
 impl Divisor {

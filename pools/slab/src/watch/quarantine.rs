@@ -85,6 +85,7 @@ impl SlabPool {
         let Some(class) = class.map(Some).or(waits.then_some(None)) else { return self.free_direct(place) };
         let poisoned = self.poison(address, size);
         if waits {
+            self.forget_held(place.span, class);
             // Before it is there: from then on others may take it out.
             place.state.store(QUARANTINED | poisoned, Ordering::Release);
             if self.watch.quarantine.waiting.lock().push(address, size) {
