@@ -1,7 +1,7 @@
 //! The paths of allocating and freeing, from the most common one on.
 
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU8, Ordering};
 
 use umf_core::{Address, Error, Layout, Result, thread, tracker};
 
@@ -11,7 +11,7 @@ use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED, WATCHED}
 use crate::reach::{Inside, SHARED_LIFE, life_of};
 use crate::span::{Place, Span};
 use crate::state::{EXPORTED, Entry, LIVE};
-use crate::thread_cache::{BinPlace, ThreadCache};
+use crate::thread_cache::{Bin, BinPlace, ThreadCache};
 
 /// A block whose life is nobody's, as far as it was found on the most common path, by a thread that is inside its cache still.
 pub(crate) struct Found<'a> {
@@ -75,38 +75,55 @@ impl SlabPool {
         let life = thread::known_life();
         let inside = self.enter_at_once(life).ok_or(None)?;
         let cache = inside.cache();
-        let (state, place) = if let Some(found) = cache.near(address).find(address) {
-            found
-        } else {
-            let number = tracker::span_below(address, SPANS as u32).ok_or(None)?;
-            // SAFETY: the first chunk of spans has that many.
-            let span = unsafe { self.first_spans.add(number as usize).as_ref() };
-            // Read inside: if the span is this thread's, it is still the one that the tracker named.
-            let owner = span.owner.load(Ordering::Acquire);
-            if u64::from(owner) != life {
-                return Err((owner == SHARED_LIFE).then_some(Found { inside, span, number, life }));
-            }
-            // SAFETY: what belongs to this thread stays as it is while the thread is inside (see `reach`).
-            unsafe { (span.state_of(address).ok_or(None)?, span.bin()) }
-        };
+        if let Some((state, place)) = cache.near(address).find(address) {
+            // SAFETY: what is remembered is this thread's.
+            return unsafe { self.put_own(cache, cache.bin_at(place), state, address) }.ok_or(None);
+        }
+        let number = tracker::span_below(address, SPANS as u32).ok_or(None)?;
+        // SAFETY: the first chunk of spans has that many.
+        let span = unsafe { self.first_spans.add(number as usize).as_ref() };
+        // Read inside: if the span is this thread's, it is still the one that the tracker named.
+        let owner = span.owner.load(Ordering::Acquire);
+        if u64::from(owner) != life {
+            return Err((owner == SHARED_LIFE).then_some(Found { inside, span, number, life }));
+        }
+        // SAFETY: what belongs to this thread stays as it is while the thread is inside (see `reach`).
+        unsafe {
+            let state = span.state_of(address).ok_or(None)?;
+            self.put_own(cache, cache.bin_at(span.bin()), state, address).ok_or(None)
+        }
+    }
+
+    /// Frees a block into its bin, if it is live and there is room; `None` if not, and nothing has changed. Inside. (Where it is called
+    /// it is compiled twice: the bin is known before the state is.)
+    ///
+    /// # Safety
+    /// The state is that of the block that begins at `address`, of which nobody else takes the life meanwhile.
+    #[inline(always)]
+    unsafe fn put_own(
+        &self,
+        cache: &ThreadCache,
+        bin: &Bin,
+        state: NonNull<AtomicU8>,
+        address: Address,
+    ) -> Option<()> {
+        let top = bin.top();
         // SAFETY: a state of this pool, which nobody else writes meanwhile.
         let (life, old) = unsafe { (state.as_ref(), *state.as_ref().as_ptr()) };
         if old != LIVE {
-            return Err(None);
+            return None;
         }
-        let bin = cache.bin_at(place);
-        let top = bin.top();
         if bin.takes_no_small(top) {
             let bytes = cache.large_bytes() + bin.weight();
             if bin.is_full_at(top) || bytes > self.most_kept.load(Ordering::Relaxed) {
-                return Err(None);
+                return None;
             }
             cache.set_large_bytes(bytes);
         }
         life.store(0, Ordering::Release);
         // SAFETY: it is not full.
         unsafe { bin.push_at(top, Entry::new(address.to_bits(), state)) };
-        Ok(())
+        Some(())
     }
 
     /// What remains of [`SlabPool::put_at_once`] where the life of the block is nobody's; `None` if it does not go into this thread's
