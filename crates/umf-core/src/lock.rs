@@ -52,10 +52,12 @@ impl<T> Lock<T> {
     /// ever then: nobody knows whose it is.)
     pub fn lock_for_fork(&self) -> bool {
         if !protocol::try_take(&self.state) {
-            if sys::is_only_thread() {
+            if !sys::is_only_thread() {
+                protocol::take(&self.state);
+            } else if !protocol::try_take(&self.state) {
+                // (Tried once more: who had it may have been a thread that let go of it and ended meanwhile.)
                 return false;
             }
-            protocol::take(&self.state);
         }
         self.for_fork.store(true, Ordering::Relaxed);
         true

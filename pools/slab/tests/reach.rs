@@ -93,7 +93,8 @@ fn what_is_held_is_not_its_threads_own() {
         ready.0.store(true, Ordering::Relaxed);
         umf_core::held::poll();
     };
-    let free_later: [&dyn Fn(&SlabPool, Address, usize); 3] =
+    type FreeLater<'a> = &'a dyn Fn(&SlabPool, Address, usize);
+    let free_later: [FreeLater<'_>; 3] =
         [&free_exported, &free_after, &|pool, address, _| free(pool, address).unwrap()];
     for (waits, free_later) in [0, 0, 8 << 20].into_iter().zip(free_later) {
         let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().quarantine(waits)).unwrap();
