@@ -12,6 +12,10 @@ const MOST: u64 = 4096;
 /// # Safety
 /// As [`sys::across`].
 pub(crate) unsafe fn read(pid: i32, local: &[Iov], remote: &[Iov]) -> sys::Result<()> {
+    if remote.len() < 2 {
+        // SAFETY: by this function's contract.
+        return unsafe { sys::across(pid, Direction::Read, local, remote) };
+    }
     let mut waste = [0_u8; MOST as usize];
     let waste = Iov { address: waste.as_mut_ptr().expose_provenance() as u64, length: MOST };
     match covered(local, remote, waste) {

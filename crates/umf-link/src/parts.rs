@@ -31,9 +31,19 @@ impl Part {
 
 /// One part, or several.
 #[derive(Clone, Debug)]
-enum Parts {
+pub(crate) enum Parts {
     One(Part),
     Many(Vec<Part>),
+}
+
+impl Parts {
+    #[inline]
+    pub(crate) fn as_slice(&self) -> &[Part] {
+        match self {
+            Self::One(one) => core::slice::from_ref(one),
+            Self::Many(many) => many,
+        }
+    }
 }
 
 /// Parts in the order in which they make up a message, adjacent ones merged.
@@ -114,10 +124,7 @@ impl<'d> List<'d> {
 
     #[inline]
     pub(crate) fn parts(&self) -> &[Part] {
-        match &self.parts {
-            Parts::One(one) => core::slice::from_ref(one),
-            Parts::Many(many) => many,
-        }
+        self.parts.as_slice()
     }
 
     #[inline]

@@ -68,7 +68,7 @@ pub struct LinkSettings {
     /// From how many bytes on both sides copy at once, where they can. Default: 64 KiB.
     pub both_min: usize,
     /// The most that a wait spins before it sleeps. How long each does is learned, from 50 us on: what is slept for and comes within
-    /// this time is waited for awake the next time. Default: 1 ms; 0 on a machine of one processor: sleep at once.
+    /// this time is waited for awake the next time. Default: 2 ms; 0 on a machine of one processor: sleep at once.
     pub spin: Duration,
     /// How long calls may wait, unless the link is told otherwise. `None`, the default, is until the peer is gone.
     pub timeout: Option<Duration>,
@@ -91,7 +91,7 @@ impl Default for LinkSettings {
             eager_max: 4 << 10,
             both_min: 64 << 10,
             // Of the machine, and not of this process: ranks of jobs are bound to a processor each, and have the most to gain.
-            spin: if sys::processors() == 1 { Duration::ZERO } else { Duration::from_millis(1) },
+            spin: if sys::processors() == 1 { Duration::ZERO } else { Duration::from_millis(2) },
             timeout: None,
             handshake: Duration::from_secs(2),
             max_unexpected: 64 << 20,

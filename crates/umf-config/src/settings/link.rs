@@ -36,7 +36,7 @@ pub struct Link {
     pub eager_max: ByteSize,
     /// From how many bytes on both sides copy at once. Default: 64 KiB.
     pub both_min: ByteSize,
-    /// The most that a wait spins before it sleeps, in microseconds; 0 sleeps at once. Default: 1000.
+    /// The most that a wait spins before it sleeps, in microseconds; 0 sleeps at once. Default: 2000.
     pub spin_us: u64,
     /// How long calls may wait, in milliseconds; 0 is until the peer is gone. Default: 0.
     pub timeout_ms: u64,
@@ -64,7 +64,7 @@ impl Default for Link {
             engine: LinkEngine::Auto,
             eager_max: ByteSize::new(4 << 10),
             both_min: ByteSize::new(64 << 10),
-            spin_us: 1000,
+            spin_us: 2000,
             timeout_ms: 0,
             max_unexpected: ByteSize::new(64 << 20),
             enforce: false,

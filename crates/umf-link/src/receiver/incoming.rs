@@ -203,13 +203,17 @@ impl Incoming {
         if !fits && held.saturating_add(length as u64) > limit {
             return Err(Error::UnexpectedLimit { held, limit });
         }
-        let mut bytes: Vec<u8> = Vec::with_capacity(length);
-        let mut words: Vec<u64> = Vec::new();
+        let mut bytes: Vec<u8> = Vec::with_capacity(if kind == INLINE { length } else { 0 });
+        // Of most messages the words are few.
+        let (mut few, mut many) = ([0_u64; ONE_RANGE], Vec::<u64>::new());
+        let is_few = length <= size_of_val(&few);
         let mut to = if kind == INLINE {
             bytes.as_mut_ptr()
+        } else if is_few {
+            few.as_mut_ptr().cast()
         } else {
-            words.reserve(length / 8 + 1);
-            words.as_mut_ptr().cast()
+            many.reserve(length / 8 + 1);
+            many.as_mut_ptr().cast()
         };
         self.read(shared, length, |from, count| {
             // SAFETY: there is room for `length` bytes, and that is what `read` yields together.
@@ -223,10 +227,15 @@ impl Incoming {
                 Body::Kept(bytes.into_boxed_slice())
             }
             OFFER | LEND if length.is_multiple_of(8) => {
-                // SAFETY: written above.
-                unsafe { words.set_len(length / 8) };
+                let words = if is_few {
+                    &few[..length / 8]
+                } else {
+                    // SAFETY: written above.
+                    unsafe { many.set_len(length / 8) };
+                    &many[..]
+                };
                 let offer =
-                    offer::decode(&words).ok_or(shared.misbehaved("it offers what there cannot be"))?;
+                    offer::decode(words).ok_or(shared.misbehaved("it offers what there cannot be"))?;
                 Body::Offered(Offer { lent: kind == LEND, ..offer })
             }
             _ => return Err(shared.misbehaved("a message in its ring is of no kind that there is")),

@@ -11,10 +11,11 @@ use super::incoming::{Incoming, Receiving};
 use crate::board::Told;
 use crate::gaps;
 use crate::offer::{Offer, Ranges};
-use crate::parts::{Cursor, List, Part};
+use crate::parts::{Cursor, List, Part, Parts};
 use crate::protocol::{self, Outcome};
 use crate::queue::Body;
 use crate::shared::Shared;
+use crate::sys::Iov;
 use crate::wait::Limit;
 use crate::{Engine, Error, Result};
 
@@ -185,7 +186,8 @@ impl Incoming {
         let (mapping, offset) = self.open(shared, offer.told, offer.offset)?;
         let from = ranges_in(&mapping, offset, offer)
             .ok_or(shared.misbehaved("what it offers reaches past the end of its memory"))?;
-        let both = From::Mapped(&mapping, &from);
+        let from = from.as_slice();
+        let both = From::Mapped(&mapping, from);
         if let Some(pulled) = self.together(shared, (id, offer), into, both, together)? {
             return Ok(pulled);
         }
@@ -197,7 +199,7 @@ impl Incoming {
         let time = mapping.cpu_access(Access::ReadOnly).map_err(|error| shared.not_opened(error))?;
         let mine = into.touch(Access::ReadWrite)?;
         let mut to = into.cursor();
-        for part in &from {
+        for part in from {
             // SAFETY: ranges of the mapping, and the caller's memory, of at least the message's length.
             unsafe { to.copy_in(part.base, part.length) };
         }
@@ -243,7 +245,7 @@ pub(super) fn is_withdrawn(shared: &Shared, offer: &Offer) -> bool {
 }
 
 /// Where the message is in a mapping; `None` if it is not all in there.
-fn ranges_in(mapping: &Mapping<'static>, offset: usize, offer: &Offer) -> Option<Vec<Part>> {
+fn ranges_in(mapping: &Mapping<'static>, offset: usize, offer: &Offer) -> Option<Parts> {
     let base = mapping.address().as_ptr()?;
     let part = |offset: usize, length: usize| {
         let fits = offset.checked_add(length).is_some_and(|end| end <= mapping.len());
@@ -255,9 +257,10 @@ fn ranges_in(mapping: &Mapping<'static>, offset: usize, offer: &Offer) -> Option
             let of = |address: u64| {
                 usize::try_from((offset as u64).wrapping_add(address.wrapping_sub(first))).ok()
             };
-            many.iter().map(|range| part(of(range.address)?, usize::try_from(range.length).ok()?)).collect()
+            let part = |range: &Iov| part(of(range.address)?, usize::try_from(range.length).ok()?);
+            many.iter().map(part).collect::<Option<_>>().map(Parts::Many)
         }
-        _ => Some(vec![part(offset, offer.length)?]),
+        _ => part(offset, offer.length).map(Parts::One),
     }
 }
 

@@ -23,15 +23,20 @@ pub(crate) enum Direction {
 /// The most entries that the kernel takes in one list (`IOV_MAX`).
 const MOST: usize = 1024;
 
+/// An entry without its first bytes.
+fn iovec(entry: &Iov, skipped: u64) -> libc::iovec {
+    libc::iovec {
+        iov_base: core::ptr::with_exposed_provenance_mut((entry.address + skipped) as usize),
+        iov_len: (entry.length - skipped) as usize,
+    }
+}
+
 /// The next entries of `list` from byte `offset` of entry `index` on.
 fn window(list: &[Iov], index: usize, offset: u64, into: &mut Vec<libc::iovec>) {
     into.clear();
     for (number, entry) in list[index..].iter().take(MOST).enumerate() {
         let skipped = if number == 0 { offset } else { 0 };
-        into.push(libc::iovec {
-            iov_base: core::ptr::with_exposed_provenance_mut((entry.address + skipped) as usize),
-            iov_len: (entry.length - skipped) as usize,
-        });
+        into.push(iovec(entry, skipped));
     }
 }
 
@@ -61,40 +66,49 @@ fn advance(list: &[Iov], index: &mut usize, offset: &mut u64, mut count: u64) {
 /// process that is meant.
 pub(crate) unsafe fn across(pid: i32, direction: Direction, local: &[Iov], remote: &[Iov]) -> Result<()> {
     let (mut mine, mut theirs) = ((0, 0), (0, 0));
+    if let ([one], [other]) = (local, remote) {
+        // The same without lists.
+        while mine.1 < one.length.min(other.length) {
+            // SAFETY: by this function's contract.
+            mine.1 += unsafe { once(pid, direction, &[iovec(one, mine.1)], &[iovec(other, mine.1)]) }?;
+        }
+        return Ok(());
+    }
     let (mut local_window, mut remote_window) = (Vec::new(), Vec::new());
     while mine.0 < local.len() && theirs.0 < remote.len() {
         window(local, mine.0, mine.1, &mut local_window);
         window(remote, theirs.0, theirs.1, &mut remote_window);
-        let call = match direction {
-            Direction::Read => libc::process_vm_readv,
-            Direction::Write => libc::process_vm_writev,
-        };
-        // SAFETY: by this function's contract for the local memory; the kernel checks the other one. Both arrays are valid,
-        // and have at most IOV_MAX entries.
-        let count = unsafe {
-            call(
-                pid,
-                local_window.as_ptr(),
-                local_window.len() as libc::c_ulong,
-                remote_window.as_ptr(),
-                remote_window.len() as libc::c_ulong,
-                0,
-            )
-        };
-        if count < 0 {
-            match Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO) {
-                Errno::INTR => continue,
-                errno => return Err(errno),
-            }
-        }
-        if count == 0 {
-            return Err(Errno::FAULT);
-        }
-        let count = count.unsigned_abs() as u64;
+        // SAFETY: by this function's contract.
+        let count = unsafe { once(pid, direction, &local_window, &remote_window) }?;
         advance(local, &mut mine.0, &mut mine.1, count);
         advance(remote, &mut theirs.0, &mut theirs.1, count);
     }
     Ok(())
+}
+
+/// One call, and again if a signal came before anything was copied; how much was, which is not nothing.
+///
+/// # Safety
+/// As [`across`].
+unsafe fn once(pid: i32, direction: Direction, local: &[libc::iovec], remote: &[libc::iovec]) -> Result<u64> {
+    let call = match direction {
+        Direction::Read => libc::process_vm_readv,
+        Direction::Write => libc::process_vm_writev,
+    };
+    let (mine, theirs) = (local.len() as libc::c_ulong, remote.len() as libc::c_ulong);
+    loop {
+        // SAFETY: by this function's contract for the local memory; the kernel checks the other one. Both arrays are valid,
+        // and have at most IOV_MAX entries.
+        let count = unsafe { call(pid, local.as_ptr(), mine, remote.as_ptr(), theirs, 0) };
+        match count {
+            0 => return Err(Errno::FAULT),
+            1.. => return Ok(count.unsigned_abs() as u64),
+            _ => match Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO) {
+                Errno::INTR => {}
+                errno => return Err(errno),
+            },
+        }
+    }
 }
 
 #[cfg(test)]

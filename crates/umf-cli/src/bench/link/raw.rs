@@ -6,6 +6,7 @@ use umf::VolatileSlice;
 use umf::ipc::VolatileMemory;
 
 use super::super::measure::told;
+use super::peer::Buffer;
 use crate::failure::Failure;
 use crate::sys::remote;
 
@@ -21,8 +22,16 @@ pub(super) fn fill(memory: &VolatileSlice<'_>, value: u8) {
     }
 }
 
-/// Bytes of another process, by the kernel.
-pub(super) fn read(pid: u32, address: u64, into: &mut [u8]) -> Result<(), Failure> {
+/// Bytes out of a mapping into memory of a pool.
+pub(super) fn copy(from: &VolatileSlice<'_>, into: &mut Buffer<'_>) -> Result<(), Failure> {
+    let Buffer::Pool(memory) = into else { return Err(told("it is no memory of a pool")) };
+    from.copy_to_volatile_slice(memory.slice());
+    Ok(())
+}
+
+/// Bytes of another process, by the kernel, into this one's own.
+pub(super) fn read(pid: u32, address: u64, into: &mut Buffer<'_>) -> Result<(), Failure> {
+    let Buffer::Plain(into) = into else { return Err(told("it is not the process's own memory")) };
     match remote::read(pid.cast_signed(), address, into) {
         Ok(count) if count == into.len() => Ok(()),
         Ok(count) => Err(told(format!("process_vm_readv read {count} bytes"))),

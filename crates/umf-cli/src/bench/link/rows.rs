@@ -7,7 +7,7 @@ use umf::link::{Link, TagMatch};
 
 use super::super::Bench;
 use super::super::measure::{Measured, told};
-use super::peer::{Answer, Order, PATIENCE, settings, with_buffers};
+use super::peer::{Answer, Buffer, Order, PATIENCE, settings, with_buffers};
 use super::{allreduce, plot, raw, strided};
 use crate::failure::Failure;
 use crate::sys::processors;
@@ -295,21 +295,27 @@ impl Pair {
         })
     }
 
+    /// As the rows of an engine have it: from memory of the same kind, written in the same way.
     fn copies(&mut self, size: usize, count: u64, by_kernel: bool) -> Result<f64, Failure> {
         let Self { worker, pool, link, .. } = self;
-        let block = pool.allocate(size).map_err(told)?;
-        let memory = block.memory().map_err(told)?;
-        let order = if by_kernel {
-            Order::Read { pid: std::process::id(), address: block.address().value(), size, count }
-        } else {
-            Order::CopyOut { handle: Box::new(block.handle().map_err(told)?), size, count }
-        };
-        say(worker, &order)?;
-        for number in 0..count {
-            raw::fill(&memory, number as u8);
-            link.send(0, &[0; 8]).map_err(told)?;
-            link.recv(TagMatch::ANY, &mut [0; 8]).map_err(told)?;
-        }
-        answer(worker)
+        with_buffers(pool, !by_kernel, size, |[mut from, _]| {
+            let order = match &from {
+                Buffer::Pool(memory) => {
+                    let handle = Box::new(*memory.handle());
+                    Order::CopyOut { handle, size, count }
+                }
+                Buffer::Plain(bytes) => {
+                    let address = bytes.as_ptr().expose_provenance() as u64;
+                    Order::Read { pid: std::process::id(), address, size, count }
+                }
+            };
+            say(worker, &order)?;
+            for number in 0..count + 1 {
+                from.write(number as u8);
+                link.send(0, &[0; 8]).map_err(told)?;
+                link.recv(TagMatch::ANY, &mut [0; 8]).map_err(told)?;
+            }
+            answer(worker)
+        })
     }
 }
