@@ -111,24 +111,3 @@ impl LinkSettings {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_is_bound_to_a_processor_spins_too() {
-        let default = LinkSettings::default().spin;
-        assert_eq!(default.is_zero(), sys::processors() == 1);
-        let bound = std::thread::spawn(|| {
-            let usable = rustix::thread::sched_getaffinity(None).unwrap();
-            let mut one = rustix::thread::CpuSet::new();
-            one.set(
-                (0..rustix::thread::CpuSet::MAX_CPU).find(|processor| usable.is_set(*processor)).unwrap(),
-            );
-            rustix::thread::sched_setaffinity(None, &one).unwrap();
-            LinkSettings::default().spin
-        });
-        assert_eq!(bound.join().unwrap(), default);
-    }
-}

@@ -121,6 +121,7 @@ impl Awake {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{LinkBuilder, LinkSettings, sys};
 
     const MOST: Duration = Duration::from_micros(1000);
 
@@ -209,5 +210,47 @@ mod tests {
         let mut spin = Spin::default();
         spin.slept(us(5000), MOST);
         assert_eq!(spin.length(MOST), BASE);
+    }
+
+    /// In a thread that is bound to one processor.
+    fn bound<R: Send>(run: impl FnOnce() -> R + Send) -> R {
+        use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+        let run = || {
+            let usable = sched_getaffinity(None).unwrap();
+            let mut one = CpuSet::new();
+            one.set((0..CpuSet::MAX_CPU).find(|processor| usable.is_set(*processor)).unwrap());
+            sched_setaffinity(None, &one).unwrap();
+            run()
+        };
+        std::thread::scope(|scope| scope.spawn(run).join()).unwrap()
+    }
+
+    #[test]
+    fn who_is_bound_to_a_processor_spins_too() {
+        let default = LinkSettings::default().spin;
+        assert_eq!(default.is_zero(), sys::processors() == 1);
+        assert_eq!(bound(|| LinkSettings::default().spin), default);
+    }
+
+    #[test]
+    fn the_processor_is_given_away_where_the_peer_runs() {
+        let pair = |builder: &LinkBuilder| {
+            let endpoint = builder.bind().unwrap();
+            let connect = || builder.connect(&endpoint.address(), None).unwrap();
+            std::thread::scope(|scope| {
+                let peer = scope.spawn(connect);
+                [endpoint.accept(None).unwrap(), peer.join().unwrap()]
+            })
+        };
+        bound(|| {
+            let [one, other] = pair(&LinkBuilder::new());
+            // The other one has not said where it is.
+            assert!(!one.gives_way());
+            assert!(other.gives_way() && one.gives_way());
+            let [rank, _] = pair(&LinkBuilder::new().among(sys::processors()));
+            assert!(!rank.gives_way());
+            let [rank, _] = pair(&LinkBuilder::new().among(sys::processors() + 1));
+            assert!(rank.gives_way());
+        });
     }
 }

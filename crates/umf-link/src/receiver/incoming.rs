@@ -236,6 +236,8 @@ impl Incoming {
                 };
                 let offer =
                     offer::decode(words).ok_or(shared.misbehaved("it offers what there cannot be"))?;
+                // It is looked at soon, and its sender has it.
+                shared.segment.fetch_ahead(shared.other().outcome(offer.index));
                 Body::Offered(Offer { lent: kind == LEND, ..offer })
             }
             _ => return Err(shared.misbehaved("a message in its ring is of no kind that there is")),
@@ -311,11 +313,16 @@ impl Incoming {
 
     /// Ends a message that was copied: it is received, unless its sender took it back meanwhile.
     pub(super) fn end(&mut self, shared: &Shared, id: u64, offer: &Offer, engine: Engine) -> Pulled {
-        let tag = self.queue.remove(id).map_or(0, |entry| entry.tag);
+        // First of all: the sender waits for it.
         let word = shared.word(shared.other().outcome(offer.index));
-        if offer.lent {
+        let is_taken = if offer.lent {
             give_back(shared, offer.index);
-        } else if protocol::settle(word, offer.number, Outcome::Taken) != Some(Outcome::Taken) {
+            true
+        } else {
+            protocol::settle(word, offer.number, Outcome::Taken) == Some(Outcome::Taken)
+        };
+        let tag = self.queue.remove(id).map_or(0, |entry| entry.tag);
+        if !is_taken {
             self.statistics.withdrawn += 1;
             return Pulled::Late;
         }
