@@ -381,3 +381,15 @@ impl Endpoint {
         Ok(Some(Arrival::Link(Box::new(link))))
     }
 }
+
+#[cfg(test)]
+impl LinkBuilder {
+    /// Both ends of a link.
+    pub(crate) fn pair(&self) -> [Link; 2] {
+        let endpoint = self.bind().unwrap();
+        std::thread::scope(|scope| {
+            let peer = scope.spawn(|| self.connect(&endpoint.address(), None).unwrap());
+            [endpoint.accept(None).unwrap(), peer.join().unwrap()]
+        })
+    }
+}

@@ -234,22 +234,14 @@ mod tests {
 
     #[test]
     fn the_processor_is_given_away_where_the_peer_runs() {
-        let pair = |builder: &LinkBuilder| {
-            let endpoint = builder.bind().unwrap();
-            let connect = || builder.connect(&endpoint.address(), None).unwrap();
-            std::thread::scope(|scope| {
-                let peer = scope.spawn(connect);
-                [endpoint.accept(None).unwrap(), peer.join().unwrap()]
-            })
-        };
         bound(|| {
-            let [one, other] = pair(&LinkBuilder::new());
+            let [one, other] = LinkBuilder::new().pair();
             // The other one has not said where it is.
             assert!(!one.gives_way());
             assert!(other.gives_way() && one.gives_way());
-            let [rank, _] = pair(&LinkBuilder::new().among(sys::processors()));
+            let [rank, _] = LinkBuilder::new().among(sys::processors()).pair();
             assert!(!rank.gives_way());
-            let [rank, _] = pair(&LinkBuilder::new().among(sys::processors() + 1));
+            let [rank, _] = LinkBuilder::new().among(sys::processors() + 1).pair();
             assert!(rank.gives_way());
         });
     }

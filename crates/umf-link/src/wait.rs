@@ -179,3 +179,46 @@ fn health(
         Ok(()) => is_over.then(|| limit.error(what)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{LinkBuilder, LinkSettings};
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// However slow the machine is: nothing takes an hour.
+    #[test]
+    fn waits_are_learned_from() {
+        let settings = LinkSettings { spin: HOUR, ..LinkSettings::default() };
+        let [mut link, _peer] = LinkBuilder::new().settings(settings).pair();
+        let shared = Arc::clone(&link.halves().0.shared);
+        let (mut pulse, first) = (Pulse::default(), Spin::default().length(HOUR));
+        // As long as it says, then two looks: before it sleeps, and after.
+        let mut looks = 0;
+        let mut come_while_it_sleeps = |asleep| {
+            looks += u32::from(asleep);
+            Ok((looks == 2).then_some(()))
+        };
+        wait(&shared, &mut pulse, &mut Limit::new(None), "a test", &mut come_while_it_sleeps).unwrap();
+        assert_eq!(pulse.spin.length(HOUR), 2 * first);
+
+        let mut polls = 0;
+        let come_while_it_spins = |_| {
+            polls += 1;
+            Ok((polls > EAGER).then_some(()))
+        };
+        wait(&shared, &mut pulse, &mut Limit::new(None), "a test", come_while_it_spins).unwrap();
+        // It has paid, so that one long wait is no reason to sleep at once.
+        let mut after = pulse.spin;
+        after.slept(2 * HOUR, HOUR);
+        assert_eq!(after.length(HOUR), first);
+
+        let mut limit = Limit::new(Some(Duration::from_millis(1)));
+        let over = wait(&shared, &mut pulse, &mut limit, "a test", |_| Ok(None::<()>));
+        assert!(matches!(over, Err(Error::TimedOut { .. })));
+        assert_eq!(pulse.spin.length(HOUR), first);
+    }
+}

@@ -78,3 +78,29 @@ fn sleep(links: &Links, news: Option<BorrowedFd<'_>>, most: Duration) -> Result<
     sys::sleep_on(&fds, most);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LinkBuilder;
+
+    #[test]
+    fn waits_are_learned_from() {
+        const HOUR: Duration = Duration::from_secs(3600);
+        let [link, _peer] = LinkBuilder::new().pair();
+        let (mut links, mut spin) = ([Some(link), None], Spin::default());
+        let first = spin.length(HOUR);
+        let (mut looks, mut limit) = (0, Limit::new(None));
+        wait_many(&mut links, None, (&mut spin, HOUR), &mut limit, "a test", |_, asleep| {
+            looks += u32::from(asleep);
+            Ok((looks == 2).then_some(()))
+        })
+        .unwrap();
+        assert_eq!(spin.length(HOUR), 2 * first);
+        let mut limit = Limit::new(Some(Duration::from_millis(1)));
+        let over =
+            wait_many(&mut links, None, (&mut spin, HOUR), &mut limit, "a test", |_, _| Ok(None::<()>));
+        assert!(matches!(over, Err(Error::TimedOut { .. })));
+        assert_eq!(spin.length(HOUR), first);
+    }
+}
