@@ -1,7 +1,7 @@
 //! [`Early`]: memory for what comes before the pool, and for what the pool's own slow paths bring about.
 //!
 //! A few pages in the life of a process. Chunks are mappings that stay; each is twice as large as the one before. A block has its size in
-//! front of it, and small ones are used again. All of it reads as zero when it is handed out. No lock is waited for: a thread that
+//! front of it, and is used again, but for huge ones. All of it reads as zero when it is handed out. No lock is waited for: a thread that
 //! finds it taken (by itself, or by one that a forked child does not have) goes without used blocks.
 
 use core::alloc::{GlobalAlloc, Layout};
@@ -14,8 +14,8 @@ const FIRST: usize = 256 << 10;
 const CHUNKS: usize = 30;
 /// In front of each block, and what it is aligned to at least.
 const HEADER: usize = 16;
-/// Blocks of 32, 64, and so on up to 4096 bytes are used again.
-const CLASSES: usize = 8;
+/// Blocks of 32, 64, and so on up to 1 MiB are used again.
+const CLASSES: usize = 16;
 const SMALLEST: usize = 32;
 
 struct Chunk {
@@ -222,6 +222,19 @@ mod tests {
         assert_eq!(again, block);
         // SAFETY: the block has 70 bytes.
         assert!(unsafe { core::slice::from_raw_parts(again.as_ptr(), 70) }.iter().all(|&byte| byte == 0));
+        for size in [5000, 100_000, 1 << 20] {
+            let large = OWN.allocate(size, 8).unwrap();
+            // SAFETY: it is of so many bytes, and not used below.
+            unsafe {
+                large.write_bytes(1, size);
+                OWN.free(large);
+            }
+            assert_eq!(OWN.allocate(size - 100, 8), Some(large), "used again");
+            // SAFETY: as above.
+            assert!(
+                unsafe { core::slice::from_raw_parts(large.as_ptr(), size) }.iter().all(|&byte| byte == 0)
+            );
+        }
         assert_eq!(OWN.size_of(&raw const ends as usize), None);
         assert!(OWN.allocate(usize::MAX - 40, 8).is_none() && OWN.allocate(1 << 50, 8).is_none());
     }

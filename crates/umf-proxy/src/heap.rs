@@ -175,7 +175,13 @@ fn make() -> Option<&'static SlabPool> {
     }
     STATE.compare_exchange(UNMADE, MAKING, Ordering::AcqRel, Ordering::Acquire).ok()?;
     let settings = if IS_SET.swap(true, Ordering::Relaxed) { Settings::DEFAULT } else { read_settings() };
-    let made = over_shared(settings).or_else(|| over(&PRIVATE));
+    let made = has_addresses().then(|| over_shared(settings).or_else(|| over(&PRIVATE))).flatten();
+    if made.is_none() && Next::find().is_some() {
+        tell(format_args!(
+            "there are not enough addresses for a pool (ulimit -v): memory is that of the next allocator"
+        ));
+        THRESHOLD.store(usize::MAX, Ordering::Relaxed);
+    }
     if let Some(made) = made {
         fork::take_part();
         SERVING.store(ptr::from_ref(made).cast_mut(), Ordering::Release);
@@ -186,6 +192,26 @@ fn make() -> Option<&'static SlabPool> {
     // What could not be made is not tried again: what is asked for is early memory then, or there is none.
     STATE.store(MADE, Ordering::Release);
     made
+}
+
+/// Whether a pool's tables and some memory have room in this process. To begin with them and fail would cost what is left.
+fn has_addresses() -> bool {
+    /// The tables are 30 MB, most of which are never touched.
+    const POOL: usize = 36 << 20;
+    let mut limit = core::mem::MaybeUninit::<libc::rlimit>::uninit();
+    // SAFETY: `limit` is valid for the write, and was written if that is what the call says.
+    let is_bounded = unsafe {
+        libc::getrlimit(libc::RLIMIT_AS, limit.as_mut_ptr()) == 0
+            && limit.assume_init().rlim_cur != libc::RLIM_INFINITY
+    };
+    if !is_bounded {
+        return true;
+    }
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
+    let probe = unsafe { libc::mmap(ptr::null_mut(), POOL, libc::PROT_NONE, flags, -1, 0) };
+    // SAFETY: mapped above.
+    probe != libc::MAP_FAILED && unsafe { libc::munmap(probe, POOL) } == 0
 }
 
 fn read_settings() -> Settings {

@@ -72,6 +72,20 @@ fn the_file_may_be_closed_or_replaced() {
     }
 }
 
+/// Where a process may have few addresses, memory is the next allocator's, or the pool's.
+#[test]
+fn few_addresses_are_enough() {
+    let mut told = Vec::new();
+    for megabytes in (24..72).step_by(4) {
+        let text = format!("(ulimit -v {}; exec ls /etc/hostname)", megabytes << 10);
+        let said = shell(&text, "");
+        assert_eq!((said.status, said.output.as_str()), (0, "/etc/hostname\n"), "{megabytes} MB: {said:?}");
+        told.push(!said.errors.is_empty());
+    }
+    assert!(told.is_sorted_by(|few, many| few >= many), "{told:?}");
+    assert!(told[0] && !told[told.len() - 1], "{told:?}");
+}
+
 /// Where there is no room far behind, the file is not in the place of a stream that the program was started without.
 #[test]
 fn the_file_is_no_standard_stream() {
