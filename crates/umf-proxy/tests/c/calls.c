@@ -176,7 +176,10 @@ static void foreign(void) {
 }
 
 static char *volatile from_handlers;
-static int handled;
+static int handled, apart;
+
+/* More than the pool keeps: a mapping of its own, which is a whole number of pages. */
+enum { LARGE = 9000001 };
 
 static void in_handler(void) {
     for (size_t size = 1; size < 1 << 20; size *= 3) {
@@ -186,10 +189,15 @@ static void in_handler(void) {
         from_handlers = block;
     }
     handled++;
+    /* Memory from apart has as many bytes as were asked for: so the pool was locked. */
+    char *large = take(LARGE);
+    apart += malloc_usable_size(large) == LARGE;
+    give(large);
 }
 
-/* Before the library's own, so that its handlers run while the pool is locked. */
-__attribute__((constructor(101))) static void begin(void) { pthread_atfork(in_handler, in_handler, in_handler); }
+/* Before any library begins. What is registered first is prepared last, and let go of first: while the pool is locked. */
+static void begin(void) { pthread_atfork(in_handler, in_handler, in_handler); }
+__attribute__((section(".preinit_array"), used)) static void (*first)(void) = begin;
 
 static void forks(void) {
     char *shared = take(10000000), *small = take(100);
@@ -239,6 +247,9 @@ static void forks(void) {
     }
     check("a child and its parent do not see each other's writes", is_apart);
     check("handlers of forks allocate", handled >= 20);
+    char *large = take(LARGE);
+    check("while the pool is locked", apart == handled && malloc_usable_size(large) > LARGE);
+    give(large);
     give(shared);
     give(small);
 }
