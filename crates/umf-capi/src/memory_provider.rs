@@ -25,9 +25,9 @@ pub(crate) fn create(table: *const u32, params: *const c_void, place: Out<Handle
 
 #[unsafe(no_mangle)]
 extern "C" fn umfMemoryProviderDestroy(provider: Handle<Provider>) -> Code {
-    call("umfMemoryProviderDestroy", || match provider.take() {
+    call("umfMemoryProviderDestroy", || match provider.take()? {
         None => Ok(()),
-        Some(provider) => match Provider::destroy(provider) {
+        Some(provider) => match Provider::destroy(&provider) {
             SUCCESS => Ok(()),
             code => Err(Failure::foreign(code)),
         },

@@ -1,11 +1,14 @@
 //! Pointers that C gave. See [`super`] for what C promises of them.
 
+use core::alloc::Layout;
 use core::ffi::{CStr, c_char};
+use core::ops::Deref;
 use core::ptr::NonNull;
 
-use super::{Failure, Outcome};
+use super::{Failure, Outcome, graves};
 
 const NULL: Failure = Failure::argument("a pointer is NULL that must not be");
+const DESTROYED: Failure = Failure::argument("the handle was destroyed before");
 
 /// Where a result goes.
 #[repr(transparent)]
@@ -153,22 +156,52 @@ impl<T> Handle<T> {
 
     #[inline]
     pub(crate) fn get<'a>(self) -> Outcome<&'a T> {
+        self.check()?;
         match self.known() {
             Some(object) => Ok(object),
             None => Err(NULL),
         }
     }
 
+    /// Refuses what was destroyed, as far as that is known.
+    #[inline]
+    fn check(self) -> Outcome<()> {
+        if graves::has(self.0.addr()) { Err(DESTROYED) } else { Ok(()) }
+    }
+
     /// The object, to change it: for settings, which C must not use from two threads at once.
     pub(crate) fn get_mut<'a>(self) -> Outcome<&'a mut T> {
+        self.check()?;
         // SAFETY: as above; and nobody else uses it meanwhile.
         unsafe { self.0.as_mut() }.ok_or(NULL)
     }
 
     /// Takes the object back; `None` for NULL.
-    pub(crate) fn take(self) -> Option<Box<T>> {
-        // SAFETY: C promises that this is one of `new`'s, and that it is destroyed once.
-        (!self.0.is_null()).then(|| unsafe { Box::from_raw(self.0) })
+    pub(crate) fn take(self) -> Outcome<Option<Taken<T>>> {
+        self.check()?;
+        Ok(NonNull::new(self.0).map(Taken))
+    }
+}
+
+/// An object whose handle is destroyed when this is dropped.
+pub(crate) struct Taken<T>(NonNull<T>);
+
+impl<T> Deref for Taken<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: C promises that the handle is one of `Handle::new`'s, and that it is destroyed once.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<T> Drop for Taken<T> {
+    fn drop(&mut self) {
+        // SAFETY: as above: the content of a box that nobody uses any more, and its memory.
+        unsafe {
+            self.0.drop_in_place();
+            graves::bury(self.0.cast(), Layout::new::<T>());
+        }
     }
 }
 
@@ -182,7 +215,9 @@ mod tests {
         assert!(Text(core::ptr::null()).get().is_err());
         assert!(List::<u8>(core::ptr::null()).get(1).is_err());
         assert!(List::<u8>(core::ptr::null()).get(0).is_ok_and(|list| list.is_empty()));
-        assert!(Handle::<u8>::NULL.get().is_err() && Handle::<u8>::NULL.take().is_none());
+        assert!(
+            Handle::<u8>::NULL.get().is_err() && Handle::<u8>::NULL.take().is_ok_and(|none| none.is_none())
+        );
     }
 
     #[test]
@@ -194,6 +229,9 @@ mod tests {
         assert_eq!(List(list.as_ptr()).get(3).unwrap(), list);
         let handle = Handle::new(5);
         *handle.get_mut().unwrap() += 1;
-        assert_eq!(*handle.take().unwrap(), 6);
+        let taken = handle.take().unwrap().unwrap();
+        assert_eq!(*taken, 6);
+        drop(taken);
+        assert!(handle.get().is_err() && handle.get_mut().is_err() && handle.take().is_err());
     }
 }

@@ -110,7 +110,7 @@ fn export(address: Address) -> Outcome<IpcHandle> {
 #[unsafe(no_mangle)]
 extern "C" fn umfPutIPCHandle(handle: Handle<IpcHandle>) -> Code {
     call("umfPutIPCHandle", || {
-        drop(handle.take());
+        drop(handle.take()?);
         Ok(())
     })
 }

@@ -26,7 +26,7 @@ extern "C" fn umfMempolicyCreate(bind: u32, policy: Out<Handle<Policy>>) -> Code
 #[unsafe(no_mangle)]
 extern "C" fn umfMempolicyDestroy(policy: Handle<Policy>) -> Code {
     call("umfMempolicyDestroy", || {
-        drop(policy.take());
+        drop(policy.take()?);
         Ok(())
     })
 }

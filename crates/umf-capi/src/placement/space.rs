@@ -108,7 +108,7 @@ extern "C" fn umfMemspaceClone(space: Handle<Space>, copy: Out<Handle<Space>>) -
 extern "C" fn umfMemspaceDestroy(space: Handle<Space>) -> Code {
     call("umfMemspaceDestroy", || {
         space.get()?;
-        drop(space.take());
+        drop(space.take()?);
         Ok(())
     })
 }

@@ -155,7 +155,8 @@ impl Pool {
             (pool.flags & OWN_PROVIDER != 0).then_some(pool.provider)
         };
         let code = Self::dismantle(handle);
-        let provider_code = owned.and_then(Handle::take).map_or(SUCCESS, Provider::destroy);
+        let provider = owned.map_or(Ok(None), Handle::take)?;
+        let provider_code = provider.map_or(SUCCESS, |provider| Provider::destroy(&provider));
         match (code, provider_code) {
             (SUCCESS, SUCCESS) => Ok(()),
             (SUCCESS, code) | (code, _) => Err(Failure::foreign(code)),
@@ -180,6 +181,8 @@ impl Pool {
             SUCCESS
         };
         pool.mark = 0;
+        // What the common paths look at, should C go on with the handle.
+        pool.slab = core::ptr::null();
         if let Some(tracking) = pool.tracking.take() {
             tracking.finalize();
         }

@@ -70,6 +70,12 @@ pub(crate) fn is_pool(pool: *const Pool) -> bool {
     core::ptr::eq(POOL.load(Ordering::Acquire), pool)
 }
 
+fn end(provider: Handle<Provider>) {
+    if let Ok(Some(provider)) = provider.take() {
+        Provider::destroy(&provider);
+    }
+}
+
 fn pool() -> Outcome<Handle<Pool>> {
     let known = POOL.load(Ordering::Acquire);
     if !known.is_null() {
@@ -79,13 +85,13 @@ fn pool() -> Outcome<Handle<Pool>> {
     let provider =
         Handle::from_ptr(Box::into_raw(Provider::create((&raw const PROVIDER).cast(), core::ptr::null())?));
     let made = Pool::create(&raw const TABLE, provider, core::ptr::null(), 0).inspect_err(|_| {
-        provider.take().map(Provider::destroy);
+        end(provider);
     })?;
     match POOL.compare_exchange(core::ptr::null_mut(), made.to_ptr(), Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(made),
         Err(first) => {
             Pool::destroy(made)?;
-            provider.take().map(Provider::destroy);
+            end(provider);
             Ok(Handle::from_ptr(first))
         }
     }

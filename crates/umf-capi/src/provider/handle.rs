@@ -10,7 +10,7 @@ use umf_core::tracker::OwnerId;
 use umf_ipc::Importer;
 
 use super::{Foreign, Native, Own, Tracking};
-use crate::boundary::{Failure, INVALID_CTL_PATH, NOT_SUPPORTED, Out, Outcome, SUCCESS};
+use crate::boundary::{Failure, INVALID_CTL_PATH, NOT_SUPPORTED, Out, Outcome, SUCCESS, Taken};
 use crate::ctl::{self, registry};
 use crate::memory::provider_handle;
 
@@ -107,8 +107,8 @@ impl Provider {
     }
 
     /// Ends it, whether its finalising succeeds or not.
-    pub(crate) fn destroy(provider: Box<Self>) -> Code {
-        let this = core::ptr::from_ref(&*provider);
+    pub(crate) fn destroy(provider: &Taken<Self>) -> Code {
+        let this = core::ptr::from_ref(&**provider);
         registry::leave(registry::Kind::Provider, this.addr());
         if LAST_FAILED.get() == this {
             LAST_FAILED.set(core::ptr::null());

@@ -183,7 +183,7 @@ extern "C" fn umfCUDAMemoryProviderParamsCreate(params: Out<Handle<Params>>) -> 
 #[unsafe(no_mangle)]
 extern "C" fn umfCUDAMemoryProviderParamsDestroy(params: Handle<Params>) -> Code {
     call("umfCUDAMemoryProviderParamsDestroy", || {
-        drop(params.take());
+        drop(params.take()?);
         Ok(())
     })
 }

@@ -63,7 +63,7 @@ extern "C" fn umfDevDaxMemoryProviderParamsCreate(
 #[unsafe(no_mangle)]
 extern "C" fn umfDevDaxMemoryProviderParamsDestroy(params: Handle<Params>) -> Code {
     call("umfDevDaxMemoryProviderParamsDestroy", || {
-        drop(params.take());
+        drop(params.take()?);
         Ok(())
     })
 }

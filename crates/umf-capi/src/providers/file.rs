@@ -70,7 +70,7 @@ extern "C" fn umfFileMemoryProviderParamsCreate(path: Text, params: Out<Handle<P
 #[unsafe(no_mangle)]
 extern "C" fn umfFileMemoryProviderParamsDestroy(params: Handle<Params>) -> Code {
     call("umfFileMemoryProviderParamsDestroy", || {
-        drop(params.take());
+        drop(params.take()?);
         Ok(())
     })
 }

@@ -72,7 +72,7 @@ extern "C" fn umfFixedMemoryProviderParamsSetMemory(
 #[unsafe(no_mangle)]
 extern "C" fn umfFixedMemoryProviderParamsDestroy(params: Handle<Params>) -> Code {
     call("umfFixedMemoryProviderParamsDestroy", || {
-        drop(params.take());
+        drop(params.take()?);
         Ok(())
     })
 }

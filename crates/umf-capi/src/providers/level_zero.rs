@@ -209,7 +209,7 @@ extern "C" fn umfLevelZeroMemoryProviderParamsCreate(params: Out<Handle<Params>>
 #[unsafe(no_mangle)]
 extern "C" fn umfLevelZeroMemoryProviderParamsDestroy(params: Handle<Params>) -> Code {
     call("umfLevelZeroMemoryProviderParamsDestroy", || {
-        drop(params.take());
+        drop(params.take()?);
         Ok(())
     })
 }

@@ -166,7 +166,7 @@ extern "C" fn umfOsMemoryProviderParamsCreate(params: Out<Handle<Params>>) -> Co
 #[unsafe(no_mangle)]
 extern "C" fn umfOsMemoryProviderParamsDestroy(params: Handle<Params>) -> Code {
     call("umfOsMemoryProviderParamsDestroy", || {
-        drop(params.take());
+        drop(params.take()?);
         Ok(())
     })
 }

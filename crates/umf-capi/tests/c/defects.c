@@ -142,6 +142,43 @@ static void changed_bits(void) {
     umfPoolDestroy(pool);
 }
 
+/* What was destroyed a moment ago is an error, and neither used nor the end of the program. */
+static void destroyed(void) {
+    const int wrong = UMF_RESULT_ERROR_INVALID_ARGUMENT;
+    umf_os_memory_provider_params_handle_t params;
+    umf_memory_provider_handle_t provider = os(1), none;
+    umf_memory_pool_handle_t pool = disjoint(os(1), NULL);
+    umf_disjoint_pool_params_handle_t pool_params;
+    umf_ipc_handler_handle_t handler;
+    umf_ipc_handle_t handle;
+    size_t size;
+    void *memory;
+    const char *name;
+    umfOsMemoryProviderParamsCreate(&params);
+    umfDisjointPoolParamsCreate(&pool_params);
+    char *block = umfPoolMalloc(pool, 100);
+    umfPoolGetIPCHandler(pool, &handler);
+    umfGetIPCHandle(block, &handle, &size);
+    umf_memspace_handle_t space;
+    umfMemspaceNew(&space);
+    int failed = umfPutIPCHandle(handle) || umfFree(block) || umfPoolDestroy(pool) || umfMemoryProviderDestroy(provider) ||
+                 umfOsMemoryProviderParamsDestroy(params) || umfDisjointPoolParamsDestroy(pool_params) ||
+                 umfMemspaceDestroy(space);
+    report("(destroying failed)", failed);
+    report("settings are used after they were destroyed",
+           umfOsMemoryProviderParamsSetVisibility(params, UMF_MEM_MAP_SHARED) != wrong ||
+               umfMemoryProviderCreate(umfOsMemoryProviderOps(), params, &none) == 0 ||
+               umfDisjointPoolParamsSetCapacity(pool_params, 1) != wrong || umfOsMemoryProviderParamsDestroy(params) != wrong ||
+               umfDisjointPoolParamsDestroy(pool_params) != wrong || umfMemspaceDestroy(space) != wrong);
+    report("a provider is used after it was destroyed",
+           umfMemoryProviderAlloc(provider, 4096, 0, &memory) != wrong || umfMemoryProviderGetName(provider, &name) != wrong ||
+               umfPoolCreate(umfDisjointPoolOps(), provider, NULL, 0, &pool) != wrong ||
+               umfMemoryProviderDestroy(provider) != wrong);
+    report("a pool is used after it was destroyed", umfPoolMalloc(pool, 100) != NULL || umfPoolFree(pool, block) != wrong ||
+                                                        umfPoolGetName(pool, &name) != wrong || umfPoolDestroy(pool) != wrong);
+    report("a handle is used after it was destroyed", umfPutIPCHandle(handle) != wrong);
+}
+
 static void sizes(void) {
     umf_memory_provider_handle_t provider = os(0);
     size_t wrong[] = {0, 1, 4096, 61440, 65537, 1 << 20};
@@ -527,6 +564,7 @@ int main(void) {
     handles();
     changed_bits();
     sizes();
+    destroyed();
     idle_mappings();
     shared_memory();
     report("W17 aligned shared memory is another in other processes", aligned_mismatch(os(1)));

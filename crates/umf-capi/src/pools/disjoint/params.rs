@@ -43,7 +43,7 @@ extern "C" fn umfDisjointPoolParamsCreate(params: Out<Handle<Params>>) -> Code {
 #[unsafe(no_mangle)]
 extern "C" fn umfDisjointPoolParamsDestroy(params: Handle<Params>) -> Code {
     call("umfDisjointPoolParamsDestroy", || {
-        drop(params.take());
+        drop(params.take()?);
         Ok(())
     })
 }
@@ -129,7 +129,7 @@ extern "C" fn umfDisjointPoolSharedLimitsCreate(most: usize, limits: Out<Handle<
 #[unsafe(no_mangle)]
 extern "C" fn umfDisjointPoolSharedLimitsDestroy(limits: Handle<Arc<Limits>>) -> Code {
     call("umfDisjointPoolSharedLimitsDestroy", || {
-        drop(limits.take());
+        drop(limits.take()?);
         Ok(())
     })
 }

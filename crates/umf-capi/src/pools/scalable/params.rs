@@ -28,7 +28,7 @@ extern "C" fn umfScalablePoolParamsDestroy(params: Handle<Params>) -> Code {
     call("umfScalablePoolParamsDestroy", || {
         // As the original has it, of this pool's settings alone.
         params.get()?;
-        drop(params.take());
+        drop(params.take()?);
         Ok(())
     })
 }
