@@ -230,10 +230,9 @@ mod tests {
                 OWN.free(large);
             }
             assert_eq!(OWN.allocate(size - 100, 8), Some(large), "used again");
-            // SAFETY: as above.
-            assert!(
-                unsafe { core::slice::from_raw_parts(large.as_ptr(), size) }.iter().all(|&byte| byte == 0)
-            );
+            // SAFETY: the block has so many bytes.
+            let bytes = unsafe { core::slice::from_raw_parts(large.as_ptr(), size) };
+            assert!(bytes.iter().all(|&byte| byte == 0));
         }
         assert_eq!(OWN.size_of(&raw const ends as usize), None);
         assert!(OWN.allocate(usize::MAX - 40, 8).is_none() && OWN.allocate(1 << 50, 8).is_none());
