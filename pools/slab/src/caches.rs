@@ -22,9 +22,11 @@ impl Caches {
         Self(Chunks::new())
     }
 
-    /// The first elements: nobody's, and those of threads with small numbers.
-    pub(crate) fn first(&self) -> Result<NonNull<ThreadCache>> {
-        self.0.get_or_grow(0).map(NonNull::from)
+    /// Where the first elements are: nobody's, and those of threads with small numbers.
+    pub(crate) fn first(&self) -> Result<[NonNull<ThreadCache>; Self::FIRST as usize]> {
+        let first = NonNull::from(self.0.get_or_grow(0)?);
+        // SAFETY: the first chunk has that many.
+        Ok(core::array::from_fn(|element| unsafe { first.add(element) }))
     }
 
     /// The cache of thread number `index`, if there is one.

@@ -6,7 +6,6 @@ use core::sync::atomic::{AtomicU8, Ordering};
 use umf_core::{Address, Error, Layout, Result, thread, tracker};
 
 use crate::SlabPool;
-use crate::caches::Caches;
 use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED, WATCHED};
 use crate::reach::{Inside, SHARED_LIFE, life_of};
 use crate::span::{Place, Span};
@@ -57,16 +56,12 @@ impl SlabPool {
     /// Enters the calling thread's cache, if it is one of the first, and there is no gate to pass.
     #[inline(always)]
     fn enter_at_once(&self, life: u64) -> Option<Inside<'_>> {
-        if life >= Caches::FIRST {
-            return None;
-        }
-        // SAFETY: there are that many.
-        let cache = unsafe { self.first_caches.add(life as usize).as_ref() };
+        // SAFETY: the elements of the first chunk are there as long as the pool.
+        let cache = unsafe { self.first_caches.get(life as usize)?.as_ref() };
         if life != 0 {
             cache.debug_outside();
         }
-        // SAFETY: a static, or a word of this pool, which this process does not write.
-        cache.enter_if(false, || unsafe { *self.gate.load(Ordering::Acquire) } != 0)
+        cache.enter_if(false, || self.is_gate_open())
     }
 
     /// The same for a free, of a block that this thread took. If it is not so, what was found of it; or nothing.

@@ -2,7 +2,7 @@
 
 use core::fmt;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use std::sync::Arc;
 
@@ -55,8 +55,10 @@ pub(crate) const SPANS: usize = 1 << 14;
 /// So many spans may there be.
 const MOST_SPANS: u32 = (1 << 24) - 1;
 
-static OPEN: u32 = 1;
-static CLOSED: u32 = 0;
+/// What the gate may be: closed, open, or open as long as this process is the one that made the pool.
+const CLOSED: u32 = 0;
+const OPEN: u32 = 1;
+const OPEN_HERE: u32 = 2;
 
 // SAFETY: the pointers that are not `Send` or `Sync` by themselves are into the pool's own metadata, which does not move.
 unsafe impl Send for SlabPool {}
@@ -102,10 +104,10 @@ pub struct SlabPool {
     pub(crate) direct_allocations: AtomicU64,
     /// Whether any block was ever exported.
     pub(crate) any_exported: AtomicBool,
-    /// The first of the caches: see [`Caches::first`].
-    pub(crate) first_caches: NonNull<ThreadCache>,
-    /// What the most common paths look at: not 0 if there is nothing to look at but the thread's own bins. Static, or in `wiped`.
-    pub(crate) gate: AtomicPtr<u32>,
+    /// What the most common paths look at: [`OPEN`] if there is nothing to look at but the thread's own bins.
+    gate: AtomicU32,
+    /// Where the first of the caches are: see [`Caches::first`].
+    pub(crate) first_caches: [NonNull<ThreadCache>; Caches::FIRST as usize],
     /// Over shared memory, which a forked child must not use, a word that is 0 there.
     wiped: Option<Wiped>,
     /// The first spans.
@@ -166,7 +168,7 @@ impl SlabPool {
         let first_caches = caches.first()?;
         let pool = Self {
             first_caches,
-            gate: AtomicPtr::new((&raw const CLOSED).cast_mut()),
+            gate: AtomicU32::new(CLOSED),
             wiped,
             first_spans,
             upstream,
@@ -201,16 +203,31 @@ impl SlabPool {
     /// Lets threads take the most common paths, if nothing is set that they do not heed.
     pub(crate) fn open_gate(&self) {
         let gate = match (self.gates.load(Ordering::Relaxed), &self.wiped) {
-            (SHARED, Some(wiped)) => wiped.word().as_ptr().cast_const(),
-            (0, _) => &raw const OPEN,
-            _ => &raw const CLOSED,
+            (SHARED, Some(_)) => OPEN_HERE,
+            (0, _) => OPEN,
+            _ => CLOSED,
         };
-        self.gate.store(gate.cast_mut(), Ordering::Release);
+        self.gate.store(gate, Ordering::Release);
     }
 
     /// Keeps threads from taking the most common paths. Those who are inside may be on one still.
     pub(crate) fn close_gate(&self) {
-        self.gate.store((&raw const CLOSED).cast_mut(), Ordering::Relaxed);
+        self.gate.store(CLOSED, Ordering::Relaxed);
+    }
+
+    /// Whether threads may take the most common paths.
+    #[inline(always)]
+    pub(crate) fn is_gate_open(&self) -> bool {
+        /// Says to the compiler which way is the less common one.
+        #[cold]
+        const fn seldom() {}
+        let gate = self.gate.load(Ordering::Acquire);
+        if gate == OPEN {
+            return true;
+        }
+        seldom();
+        gate == OPEN_HERE
+            && self.wiped.as_ref().is_some_and(|wiped| wiped.word().load(Ordering::Relaxed) != 0)
     }
 
     /// Makes the pool known to the tracker, to forks and to ending threads.
