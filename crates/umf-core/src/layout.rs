@@ -24,19 +24,30 @@ impl Layout {
     /// # Errors
     /// [`Error::ZeroSize`], [`Error::BadAlignment`] if `align` is not a power of two,
     /// [`Error::SizeOverflow`] if `size` rounded up to `align` exceeds [`Layout::MAX_SIZE`].
+    #[inline]
     pub const fn new(size: usize, align: usize) -> Result<Self, Error> {
-        let Some(nonzero) = NonZeroUsize::new(size) else {
-            return Err(Error::ZeroSize);
-        };
-        if !align.is_power_of_two() {
-            return Err(Error::BadAlignment { align });
+        // One comparison tells whether the size is neither 0 nor too much.
+        if align.is_power_of_two() && size.wrapping_sub(1) < Self::MAX_SIZE - (align - 1) {
+            // SAFETY: 0 is no power of two, and 0 less 1 is more than any size.
+            return unsafe {
+                Ok(Self {
+                    size: NonZeroUsize::new_unchecked(size),
+                    align: NonZeroUsize::new_unchecked(align),
+                })
+            };
         }
-        if size > Self::MAX_SIZE - (align - 1) {
-            return Err(Error::SizeOverflow { size, align });
-        }
-        match NonZeroUsize::new(align) {
-            Some(align) => Ok(Self { size: nonzero, align }),
-            None => Err(Error::BadAlignment { align }),
+        Err(Self::why_not(size, align))
+    }
+
+    /// Why there is no such layout.
+    #[cold]
+    const fn why_not(size: usize, align: usize) -> Error {
+        if size == 0 {
+            Error::ZeroSize
+        } else if align.is_power_of_two() {
+            Error::SizeOverflow { size, align }
+        } else {
+            Error::BadAlignment { align }
         }
     }
 
@@ -107,6 +118,13 @@ mod tests {
         assert!(matches!(Layout::new(Layout::MAX_SIZE, 4096), Err(Error::SizeOverflow { .. })));
         assert!(matches!(Layout::array(usize::MAX, 2, 1), Err(Error::SizeOverflow { .. })));
         assert_eq!(Layout::new(Layout::MAX_SIZE, 1).unwrap().size(), Layout::MAX_SIZE);
+        for align in (0..usize::BITS).map(|bit| 1_usize << bit) {
+            let most = Layout::MAX_SIZE - (align - 1);
+            assert_eq!(Layout::new(most, align).is_ok(), most > 0);
+            assert!(matches!(Layout::new(most + 1, align), Err(Error::SizeOverflow { .. })));
+            assert!(matches!(Layout::new(0, align), Err(Error::ZeroSize)));
+            assert!(matches!(Layout::new(1, align - 1), Ok(_)) == (align - 1).is_power_of_two());
+        }
     }
 
     #[test]

@@ -39,6 +39,7 @@
 
 mod allocator;
 mod assembly;
+mod behind;
 mod block;
 mod cpu_access;
 mod error;

@@ -13,6 +13,7 @@ use umf_core::tracker::ProviderRef;
 use umf_core::{Layout, Visibility};
 use umf_provider_host::HostProvider;
 
+use crate::behind::Behind;
 use crate::{Block, Leaks, Poison, Result, assembly, leaks, settings};
 
 /// Hands out blocks of memory.
@@ -24,7 +25,7 @@ use crate::{Block, Leaks, Poison, Result, assembly, leaks, settings};
 /// host-accessible.
 #[derive(Clone)]
 pub struct Pool {
-    pool: Arc<dyn umf_core::Pool>,
+    pool: Behind,
 }
 
 impl Pool {
@@ -43,7 +44,7 @@ impl Pool {
         } else {
             HostProvider::builder().name("shared").visibility(Visibility::Shared).build()?.into()
         };
-        Ok(Self { pool: assembly::pool(settings, "shared", set, provider)? })
+        Ok(Self::from_pool(assembly::pool(settings, "shared", set, provider)?))
     }
 
     /// A pool over private host memory: fast, and not for export.
@@ -53,7 +54,7 @@ impl Pool {
     pub fn private() -> Result<Self> {
         let provider: ProviderRef = HostProvider::builder().name("private").build()?.into();
         let settings = settings()?;
-        Ok(Self { pool: assembly::pool(settings, "private", settings.pool.get("private"), provider)? })
+        Ok(Self::from_pool(assembly::pool(settings, "private", settings.pool.get("private"), provider)?))
     }
 
     /// A pool over shared host memory in which every block is a memory file of its own: exporting one exposes
@@ -67,7 +68,7 @@ impl Pool {
             HostProvider::builder().name("isolated").visibility(Visibility::Shared).isolate(true).build()?;
         let pool = umf_pool_proxy::ProxyPool::new(provider)?;
         assembly::holding(&*pool, settings()?.pool.get("isolated"))?;
-        Ok(Self { pool })
+        Ok(Self::from_pool(pool))
     }
 
     /// The pool `[pool.<name>]` of the settings, over the provider that it names.
@@ -78,7 +79,7 @@ impl Pool {
         let settings = settings()?;
         let set = settings.pool.get(name);
         let provider = assembly::provider(settings, &set.provider)?;
-        Ok(Self { pool: assembly::pool(settings, name, set, provider.into())? })
+        Ok(Self::from_pool(assembly::pool(settings, name, set, provider.into())?))
     }
 
     /// A pool over the provider `[provider.<provider>]` of the settings, or over one of a kind of device memory by its kind's name
@@ -89,13 +90,13 @@ impl Pool {
     pub fn over(provider: &str) -> Result<Self> {
         let settings = settings()?;
         let made = assembly::provider(settings, provider)?;
-        Ok(Self { pool: assembly::pool(settings, provider, settings.pool.get(provider), made.into())? })
+        Ok(Self::from_pool(assembly::pool(settings, provider, settings.pool.get(provider), made.into())?))
     }
 
     /// A pool of one's own making.
     #[must_use]
     pub fn from_pool(pool: Arc<dyn umf_core::Pool>) -> Self {
-        Self { pool }
+        Self { pool: pool.into() }
     }
 
     /// A builder for a slab pool over any provider.
@@ -337,6 +338,6 @@ impl PoolBuilder {
             Some(provider) => provider,
             None => HostProvider::builder().name("shared").visibility(Visibility::Shared).build()?.into(),
         };
-        Ok(Pool { pool: umf_pool_slab::SlabPool::new(provider, self.slab)? })
+        Ok(Pool::from_pool(umf_pool_slab::SlabPool::new(provider, self.slab)?))
     }
 }
