@@ -16,14 +16,14 @@ use umf_pool_slab::{SlabPool, SlabSettings};
 /// Name of the workload, sizes, and the most instructions that an allocation and a free may take together. The loop
 /// around them is in that, with 25 to 60.
 const CEILINGS: [(&str, (usize, usize), u64); 8] = [
-    ("pair", (8, 4 << 10), 92),
-    ("lifo", (8, 4 << 10), 115),
-    ("fifo", (8, 4 << 10), 141),
-    ("random", (8, 4 << 10), 126),
-    ("pair", (64 << 10, 4 << 20), 142),
-    ("lifo", (64 << 10, 4 << 20), 168),
-    ("fifo", (64 << 10, 4 << 20), 214),
-    ("random", (64 << 10, 4 << 20), 216),
+    ("pair", (8, 4 << 10), 83),
+    ("lifo", (8, 4 << 10), 107),
+    ("fifo", (8, 4 << 10), 128),
+    ("random", (8, 4 << 10), 118),
+    ("pair", (64 << 10, 4 << 20), 106),
+    ("lifo", (64 << 10, 4 << 20), 133),
+    ("fifo", (64 << 10, 4 << 20), 172),
+    ("random", (64 << 10, 4 << 20), 182),
 ];
 
 /// Says to a run of this very test what it is to do: the number of a workload, and how many rounds.

@@ -7,7 +7,7 @@
 //! request above [`SlabSettings::max_poolable_size`] is a region of its own.
 //!
 //! In front of all that every thread keeps free blocks per class, so that the common path takes no lock. Allocating
-//! pops, stores one state byte and counts. Freeing finds the block through what the thread remembers of its own slabs, or through
+//! pops, stores one state byte and counts. Freeing finds the block through what the thread remembers of its own slabs and large blocks, or through
 //! the tracker's map, and one multiplication; takes the state byte (which tells a second free, and an exported block) and
 //! pushes, whichever thread allocated it. What does not happen every time (limits, traces, forks of shared memory) stands behind one
 //! gate, which the most common paths look at once. As long as only the thread that took a slab from the shared store frees its blocks, that needs no

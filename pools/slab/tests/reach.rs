@@ -72,6 +72,7 @@ fn of_an_owner_and_a_stranger_one_frees() {
 /// to all, and what they are made into is not found by what the thread knew.
 #[test]
 fn what_is_held_is_not_its_threads_own() {
+    type Free<'a> = &'a dyn Fn(&SlabPool, Address, usize);
     struct Ready(AtomicBool);
     impl Completion for Ready {
         fn progress(&self) -> Progress {
@@ -93,8 +94,7 @@ fn what_is_held_is_not_its_threads_own() {
         ready.0.store(true, Ordering::Relaxed);
         umf_core::held::poll();
     };
-    type FreeLater<'a> = &'a dyn Fn(&SlabPool, Address, usize);
-    let free_later: [FreeLater<'_>; 3] =
+    let free_later: [Free<'_>; 3] =
         [&free_exported, &free_after, &|pool, address, _| free(pool, address).unwrap()];
     for (waits, free_later) in [0, 0, 8 << 20].into_iter().zip(free_later) {
         let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().quarantine(waits)).unwrap();
