@@ -123,7 +123,7 @@ mod tests {
             assert_eq!(Layout::new(most, align).is_ok(), most > 0);
             assert!(matches!(Layout::new(most + 1, align), Err(Error::SizeOverflow { .. })));
             assert!(matches!(Layout::new(0, align), Err(Error::ZeroSize)));
-            assert!(matches!(Layout::new(1, align - 1), Ok(_)) == (align - 1).is_power_of_two());
+            assert_eq!(Layout::new(1, align - 1).is_ok(), (align - 1).is_power_of_two());
         }
     }
 
