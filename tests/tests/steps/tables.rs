@@ -189,7 +189,12 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
         "Incoming::combine_by_address",
         "reads memory of the peer; what is made known of it has steps",
     ),
-    ("crates/umf-link", "LinkBuilder::who", ASKED),
+    (
+        "crates/umf-link",
+        "LinkBuilder::who",
+        "a socket that asks, or says a name: whose it is has gone as soon as nobody listens there",
+    ),
+    ("crates/umf-link", "Member::lives", ASKED),
     ("crates/umf-link", "Door::open", "an eventfd of this process; its endpoint has steps"),
     (
         "crates/umf-link",

@@ -21,7 +21,8 @@ fn bytes(text: &str, key: &str) -> Option<u64> {
     text.lines()
         .find_map(|line| {
             let (name, value) = line.split_once(':')?;
-            (name.split_whitespace().last()? == key).then_some(value)
+            // Just before the colon: as the lines are found that are kept of the file.
+            (name.rsplit(char::is_whitespace).next()? == key).then_some(value)
         })
         .and_then(|value| {
             let mut words = value.split_whitespace();
@@ -47,6 +48,7 @@ mod tests {
             "MemTotal: 5 MB",
             "MemTotal: -5 kB",
             "SwapMemTotal: 5 kB",
+            "MemTotal : 5 kB",
         ] {
             assert_eq!(bytes(wrong, "MemTotal"), None, "{wrong}");
         }
