@@ -127,7 +127,7 @@ pub fn hostile_peer(data: &[u8]) {
     // The process that it is asked to read is none.
     let engines = Engines::probe(&segment, me, (0, 0), &settings, false);
     let mut link = Link::new(Arc::new(Shared::new(segment, me, fds, 0, (settings, None), engines)));
-    let shared = Arc::clone(&link.halves().0.shared);
+    let shared = Arc::clone(&link.shared);
     let [from, into] = &*ROOMS;
     let (mut sends, mut receives) = (Vec::new(), Vec::new());
     let mut ranges: Vec<Registration<'static>> = Vec::new();

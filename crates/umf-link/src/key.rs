@@ -15,9 +15,9 @@ const CHECKSUM: usize = KEY_SIZE - 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RemoteAccess {
-    /// Read it: [`crate::Sender::get`].
+    /// Read it: [`crate::Link::get`].
     Get = 1,
-    /// Write it: [`crate::Sender::put`].
+    /// Write it: [`crate::Link::put`].
     Put = 2,
     /// Both.
     GetPut = 3,

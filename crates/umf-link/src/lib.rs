@@ -2,7 +2,7 @@
 //!
 //! A [`Link`] joins two processes. Short messages go through rings in shared memory; long ones are fetched by their receiver from
 //! where they are, by the [`Engine`] that was measured to be fastest; memory of a pool can be handed over without any copy
-//! ([`Sender::hand_over`]). A peer that ends, however it does, becomes an error in a bounded time.
+//! ([`Link::hand_over`]). A peer that ends, however it does, becomes an error in a bounded time.
 //!
 //! ```text
 //! endpoint   who listens, who connects          address  where, as plain bytes
@@ -62,10 +62,10 @@ pub use key::{KEY_SIZE, KeyError, RemoteAccess, RemoteKey};
 pub use link::Link;
 pub use memory::Memory;
 pub use parts::{Destination, Portion, Source};
-pub use receiver::{Probed, Received, Receiver, RecvRequest, View};
+pub use receiver::{Probed, Received, Receiver, Receives, RecvRequest, View};
 pub use reduce::{Element, Number, Operation, Reduction};
 pub use remote::{Places, Registration, Span};
-pub use sender::{Lent, SendRequest, Sender};
+pub use sender::{Lent, SendRequest, Sender, Sends};
 pub use settings::{Engine, LinkSettings};
 pub use statistics::{Carried, LinkStatistics};
 pub use tag::TagMatch;

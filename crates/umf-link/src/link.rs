@@ -1,4 +1,4 @@
-//! [`Link`]: both halves.
+//! [`Link`]: what sends and receives, or one of both.
 
 use core::sync::atomic::Ordering;
 use std::os::fd::BorrowedFd;
@@ -8,12 +8,11 @@ use std::time::Duration;
 use crate::engines::Engines;
 use crate::key::{RemoteAccess, RemoteKey};
 use crate::parts::{Destination, Source};
-use crate::receiver::{Probed, Received, Receiver, RecvRequest, View};
-use crate::remote::{Places, Registration};
-use crate::sender::{Lent, SendRequest, Sender};
+use crate::receiver::{Received, Receiver, Receives, RecvRequest};
+use crate::sender::{SendRequest, Sender, Sends};
 use crate::shared::Shared;
 use crate::wait::{Limit, Pulse, wait};
-use crate::{Carried, Engine, LinkStatistics, Result, TagMatch};
+use crate::{Carried, LinkStatistics, Result, TagMatch};
 
 /// A channel between two processes of one machine: messages with tags, both ways.
 ///
@@ -22,162 +21,51 @@ use crate::{Carried, Engine, LinkStatistics, Result, TagMatch};
 /// [`crate::Error::PeerGone`].
 ///
 /// A forked child does not have its parent's links ([`crate::Error::Forked`]).
+///
+/// What can be done with one half alone stands once: its methods are those of the half ([`Sender`], [`Receiver`]) too.
 #[derive(Debug)]
-pub struct Link {
-    sender: Sender,
-    receiver: Receiver,
+pub struct Link<S = Sends, R = Receives> {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) sends: S,
+    pub(crate) receives: R,
     /// Of waits for both halves at once.
     pulse: Pulse,
 }
 
+/// What a link has to send with or to receive with, or nothing.
+pub trait Half {
+    /// What it has done.
+    fn statistics(&self) -> LinkStatistics;
+}
+
+impl Half for () {
+    fn statistics(&self) -> LinkStatistics {
+        LinkStatistics::default()
+    }
+}
+
 impl Link {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self {
-            sender: Sender::new(Arc::clone(&shared)),
-            receiver: Receiver::new(shared),
-            pulse: Pulse::default(),
-        }
+        let timeout = shared.settings.timeout;
+        Self { shared, timeout, sends: Sends::new(), receives: Receives::new(), pulse: Pulse::default() }
     }
 
     /// Both halves, each of which may be used by another thread.
     #[must_use]
     pub fn split(self) -> (Sender, Receiver) {
-        (self.sender, self.receiver)
-    }
-
-    /// As [`Shared::gives_way`].
-    pub(crate) fn gives_way(&self) -> bool {
-        self.sender.shared.gives_way()
-    }
-
-    /// The halves, to be used in turn.
-    pub const fn halves(&mut self) -> (&mut Sender, &mut Receiver) {
-        (&mut self.sender, &mut self.receiver)
-    }
-
-    /// As [`Sender::send`].
-    ///
-    /// # Errors
-    /// As there.
-    #[inline]
-    pub fn send<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<()> {
-        self.sender.send(tag, source)
-    }
-
-    /// As [`Receiver::recv`].
-    ///
-    /// # Errors
-    /// As there.
-    #[inline]
-    pub fn recv<'d>(
-        &mut self,
-        wanted: impl Into<TagMatch>,
-        into: impl Into<Destination<'d>>,
-    ) -> Result<Received> {
-        self.receiver.recv(wanted, into)
-    }
-
-    /// As [`Sender::hand_over`].
-    ///
-    /// # Errors
-    /// As there.
-    #[inline]
-    pub fn hand_over<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<Lent<'d>> {
-        self.sender.hand_over(tag, source)
-    }
-
-    /// As [`Receiver::recv_view`].
-    ///
-    /// # Errors
-    /// As there.
-    #[inline]
-    pub fn recv_view(&mut self, wanted: impl Into<TagMatch>) -> Result<View> {
-        self.receiver.recv_view(wanted)
-    }
-
-    /// As [`Receiver::probe`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn probe(&mut self, wanted: impl Into<TagMatch>) -> Result<Option<Probed>> {
-        self.receiver.probe(wanted)
-    }
-
-    /// As [`Sender::start_send`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn start_send<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<SendRequest<'d>> {
-        self.sender.start_send(tag, source)
-    }
-
-    /// As [`Receiver::start_recv`].
-    pub fn start_recv<'d>(
-        &mut self,
-        wanted: impl Into<TagMatch>,
-        into: impl Into<Destination<'d>>,
-    ) -> RecvRequest<'d> {
-        self.receiver.start_recv(wanted, into)
-    }
-
-    /// As [`Sender::get`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn get<'d>(
-        &mut self,
-        key: &RemoteKey,
-        from: impl Into<Places<'d>>,
-        into: impl Into<Destination<'d>>,
-    ) -> Result<Engine> {
-        self.sender.get(key, from, into)
-    }
-
-    /// As [`Sender::put`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn put<'d>(
-        &mut self,
-        key: &RemoteKey,
-        to: impl Into<Places<'d>>,
-        source: impl Into<Source<'d>>,
-    ) -> Result<Engine> {
-        self.sender.put(key, to, source)
-    }
-
-    /// As [`Sender::register`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn register<'d>(
-        &self,
-        range: impl Into<Destination<'d>>,
-        access: RemoteAccess,
-    ) -> Result<Registration<'d>> {
-        // SAFETY: by this function's contract.
-        unsafe { self.sender.register(range, access) }
-    }
-
-    /// As [`Sender::register_source`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn register_source<'d>(&self, range: impl Into<Source<'d>>) -> Result<Registration<'d>> {
-        // SAFETY: by this function's contract.
-        unsafe { self.sender.register_source(range) }
+        let Self { shared, timeout, sends, receives, pulse } = self;
+        let other = Arc::clone(&shared);
+        (
+            Link { shared, timeout, sends, receives: (), pulse },
+            Link { shared: other, timeout, sends: (), receives, pulse: Pulse::default() },
+        )
     }
 
     /// Registers a range while `run` runs: the peer may reach it by the key until then, and not afterwards.
     ///
     /// # Errors
-    /// As [`Sender::register`]; [`crate::Error::TimedOut`] if the peer does not leave the range.
+    /// As [`Link::register`]; [`crate::Error::TimedOut`] if the peer does not leave the range.
     ///
     /// # Examples
     /// ```
@@ -205,9 +93,9 @@ impl Link {
         run: impl FnOnce(&mut Self, &RemoteKey) -> R,
     ) -> Result<R> {
         // SAFETY: it lives in this function, which ends it however it is left; the range is borrowed until then.
-        let mut registration = unsafe { self.sender.register(range, access) }?;
+        let mut registration = unsafe { self.register(range, access) }?;
         let done = run(self, &registration.key());
-        registration.end(self.sender.timeout)?;
+        registration.end(self.timeout)?;
         Ok(done)
     }
 
@@ -217,29 +105,31 @@ impl Link {
     /// # Errors
     /// As [`Link::look`].
     pub fn progress(&mut self) -> Result<()> {
-        self.sender.shared.known()?;
-        self.sender.shared.serve()?;
-        self.receiver.check()
+        self.shared.known()?;
+        self.shared.serve()?;
+        self.is_there()
     }
 
     /// Waits for all of these at once: none keeps another from making progress, here or in the peer.
     ///
     /// # Errors
-    /// As [`Sender::send`] and [`Receiver::recv`]; what was not done by then stays begun.
+    /// As [`Link::send`] and [`Link::recv`]; what was not done by then stays begun.
     pub fn finish(&mut self, sends: &mut [SendRequest<'_>], receives: &mut [RecvRequest<'_>]) -> Result<()> {
-        let shared = Arc::clone(&self.sender.shared);
-        let Self { sender, receiver, pulse } = self;
-        let mut limit = Limit::new(receiver.timeout);
-        wait(&shared, pulse, &mut limit, "finishing requests", |_| {
+        let shared = Arc::clone(&self.shared);
+        let mut pulse = core::mem::take(&mut self.pulse);
+        let mut limit = Limit::new(self.timeout);
+        let finished = wait(&shared, &mut pulse, &mut limit, "finishing requests", |_| {
             let mut is_done = true;
             for request in &mut *sends {
-                is_done &= sender.test_send(request)?;
+                is_done &= self.test_send(request)?;
             }
             for request in &mut *receives {
-                is_done &= receiver.test_recv(request)?.is_some();
+                is_done &= self.test_recv(request)?.is_some();
             }
             Ok(is_done.then_some(()))
-        })
+        });
+        self.pulse = pulse;
+        finished
     }
 
     /// Sends one message and receives another, at the same time: as when both sides do this.
@@ -257,27 +147,39 @@ impl Link {
         let mut receives = [self.start_recv(wanted, into)];
         self.finish(&mut sends, &mut receives)?;
         let [request] = receives;
-        self.receiver.wait_recv(request)
+        self.wait_recv(request)
     }
+}
 
+/// With a link, and with either half.
+impl<S: Half, R: Half> Link<S, R> {
     /// How long calls may wait from now on; `None` is until the peer is gone.
     pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
-        self.sender.set_timeout(timeout);
-        self.receiver.set_timeout(timeout);
+        self.timeout = timeout;
+    }
+
+    /// How long calls may wait; `None` is until the peer is gone.
+    #[must_use]
+    pub const fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    /// As [`Shared::gives_way`].
+    pub(crate) fn gives_way(&self) -> bool {
+        self.shared.gives_way()
     }
 
     /// What can carry messages to this process, and what each engine costs.
     #[must_use]
     pub fn engines(&self) -> &Engines {
-        &self.sender.shared.engines
+        &self.shared.engines
     }
 
-    /// What this side has done.
+    /// What this side has done: of a half, what that has.
     #[must_use]
     pub fn statistics(&self) -> LinkStatistics {
-        let mut both = self.sender.statistics().and(self.receiver.statistics());
-        let [messages, bytes] =
-            [0, 1].map(|number| self.sender.shared.served[number].load(Ordering::Relaxed));
+        let mut both = self.sends.statistics().and(&self.receives.statistics());
+        let [messages, bytes] = [0, 1].map(|number| self.shared.served[number].load(Ordering::Relaxed));
         both.served = Carried { messages, bytes };
         both
     }
@@ -285,7 +187,7 @@ impl Link {
     /// The peer's process id in this pid namespace; 0 if that does not see it.
     #[must_use]
     pub fn peer_pid(&self) -> u32 {
-        self.sender.shared.pid.unsigned_abs()
+        self.shared.pid.unsigned_abs()
     }
 
     /// Whether the peer is there: asks the kernel, and does not wait.
@@ -293,7 +195,7 @@ impl Link {
     /// # Errors
     /// [`crate::Error::PeerGone`], [`crate::Error::Closed`], [`crate::Error::Forked`].
     pub fn look(&self) -> Result<()> {
-        self.sender.shared.look()
+        self.shared.look()
     }
 
     /// An fd to poll: readable when the peer has done something since [`Link::arm`], or is gone. It stays the link's.
@@ -301,7 +203,7 @@ impl Link {
     /// # Errors
     /// [`crate::Error::System`]: no fds left. [`crate::Error::PeerGone`], [`crate::Error::Closed`], [`crate::Error::Forked`].
     pub fn event_fd(&self) -> Result<BorrowedFd<'_>> {
-        self.sender.shared.event_fd()
+        self.shared.event_fd()
     }
 
     /// Has the event fd become readable at the next thing that the peer does. What is waited for has to be tried once more after
@@ -310,8 +212,8 @@ impl Link {
     /// # Errors
     /// As [`Link::look`].
     pub fn arm(&self) -> Result<()> {
-        self.sender.shared.known()?;
-        self.sender.shared.arm();
+        self.shared.known()?;
+        self.shared.arm();
         Ok(())
     }
 }

@@ -40,8 +40,7 @@ pub struct LinkStatistics {
     pub put: Carried,
     /// From it.
     pub got: Carried,
-    /// Requests of the peer that this side has carried out for it: pieces of its transfers. Counted for both halves together, so that
-    /// [`crate::Link::statistics`] alone has it.
+    /// Requests of the peer that this side has carried out for it: pieces of its transfers. Counted for both halves together.
     pub served: Carried,
     /// Messages that came before they were asked for.
     pub unexpected: Carried,

@@ -38,8 +38,8 @@ use std::time::Duration;
 pub use umf_link::{
     ADDRESS_SIZE, AddressError, Carried, Cost, Destination, Element, Endpoint, Engine, Engines, Error,
     Fabric, KEY_SIZE, KeyError, Lent, Link, LinkAddress, LinkBuilder, LinkSettings, LinkStatistics, Memory,
-    Number, Operation, Places, Portion, Probed, Received, Receiver, RecvRequest, Reduction, Registration,
-    RemoteAccess, RemoteKey, SendRequest, Sender, Source, Span, TagMatch, View,
+    Number, Operation, Places, Portion, Probed, Received, Receiver, Receives, RecvRequest, Reduction,
+    Registration, RemoteAccess, RemoteKey, SendRequest, Sender, Sends, Source, Span, TagMatch, View,
 };
 
 use umf_config::LinkEngine;

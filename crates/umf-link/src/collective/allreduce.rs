@@ -114,7 +114,7 @@ impl Group {
             let (links, spin) = self.links();
             let form = wait_many(links, None, spin, limit, "a collective", |links, asleep| {
                 let Some(link) = &mut links[rank] else { return Err(Error::GivenUp { rank }) };
-                link.halves().1.form(tag.any_kind(), asleep)
+                link.form(tag.any_kind(), asleep)
             })?;
             let (is, theirs) = match &form {
                 Form::View(view) => (view.tag(), Some(view.len() as u64)),

@@ -55,7 +55,7 @@ impl<'d> Coming<'d> {
         if self.is_here {
             return Ok(true);
         }
-        match link.halves().1.attempt(&mut self.receiving, asleep) {
+        match link.attempt(&mut self.receiving, asleep) {
             Ok(Some(received)) => {
                 self.check(received)?;
                 self.is_here = true;
@@ -90,7 +90,7 @@ impl Group {
             let mut is_done = true;
             for (to, request) in &mut *going {
                 if let Some(link) = &mut links[*to] {
-                    is_done &= link.halves().0.test_send(request)?;
+                    is_done &= link.test_send(request)?;
                 }
             }
             for one in &mut *coming {

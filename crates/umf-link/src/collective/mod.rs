@@ -105,7 +105,7 @@ impl Group {
             let Some(link) = link else { continue };
             let mut bytes = [0; 8];
             let mut request = link.start_recv(TagMatch::masked(GIVEN_UP, u64::MAX), &mut bytes);
-            let received = link.halves().1.test_recv(&mut request);
+            let received = link.test_recv(&mut request);
             drop(request);
             if matches!(received, Ok(Some(_))) {
                 let pid = u64::from_le_bytes(bytes) as i32;

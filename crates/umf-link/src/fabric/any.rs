@@ -12,7 +12,7 @@ impl Fabric {
     /// is not linked with yet are let in meanwhile.
     ///
     /// # Errors
-    /// As [`crate::Receiver::recv`]. The end of a rank ([`Error::PeerGone`], [`Error::Closed`]) is told once, after all that it
+    /// As [`crate::Link::recv`]. The end of a rank ([`Error::PeerGone`], [`Error::Closed`]) is told once, after all that it
     /// sent was received, and also if it was not linked with; then the others are waited for, until all are gone.
     pub fn recv_any<'d>(
         &mut self,
@@ -34,7 +34,7 @@ impl Fabric {
                 for rank in (*next..size).chain(0..*next).filter(|rank| only.is_none_or(|only| only == *rank))
                 {
                     let Some(link) = &mut links[rank] else { continue };
-                    match link.halves().1.attempt(&mut receiving, asleep) {
+                    match link.attempt(&mut receiving, asleep) {
                         Ok(Some(received)) => return Ok(Some(Some((rank, received)))),
                         Ok(None) if receiving.bouncing.is_some() => {
                             // On its way, through this link.

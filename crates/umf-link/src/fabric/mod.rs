@@ -186,7 +186,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Sends a message to a rank: [`crate::Sender::send`].
+    /// Sends a message to a rank: [`crate::Link::send`].
     ///
     /// # Errors
     /// As there, and as [`Fabric::link`].
@@ -194,7 +194,7 @@ impl Fabric {
         self.link(to)?.send(tag, source)
     }
 
-    /// Receives a message from a rank: [`crate::Receiver::recv`].
+    /// Receives a message from a rank: [`crate::Link::recv`].
     ///
     /// # Errors
     /// As there, and as [`Fabric::link`].

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::incoming::{Found, Incoming};
 use super::view::give_back;
-use super::{Receiver, View};
+use super::{Receives, View};
 use crate::queue::Body;
 use crate::shared::Shared;
-use crate::{Result, TagMatch};
+use crate::{Link, Result, TagMatch};
 
 #[derive(Debug)]
 pub(crate) enum Form {
@@ -21,21 +21,21 @@ pub(crate) enum Form {
     Other { tag: u64 },
 }
 
-impl Receiver {
+impl<S> Link<S, Receives> {
     /// Takes the first message that fits, if it is there.
     pub(crate) fn form(&mut self, wanted: TagMatch, asleep: bool) -> Result<Option<Form>> {
-        let mut found = self.incoming.poll(&self.shared, wanted, None, asleep)?;
+        let mut found = self.receives.incoming.poll(&self.shared, wanted, None, asleep)?;
         if found.is_none()
-            && let Err(end) = self.pulse.check(&self.shared)
+            && let Err(end) = self.receives.pulse.check(&self.shared)
         {
             // What it did last may have come.
-            found = self.incoming.poll(&self.shared, wanted, None, true)?;
+            found = self.receives.incoming.poll(&self.shared, wanted, None, true)?;
             if found.is_none() {
                 return Err(end);
             }
         }
         match found {
-            Some(Found::Queued(id)) => self.incoming.form(&self.shared, id),
+            Some(Found::Queued(id)) => self.receives.incoming.form(&self.shared, id),
             _ => Ok(None),
         }
     }

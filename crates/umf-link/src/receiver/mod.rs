@@ -1,4 +1,4 @@
-//! The receiving half of a link.
+//! What a link does that receives.
 
 mod both;
 mod bounce;
@@ -14,12 +14,11 @@ pub use request::RecvRequest;
 pub use view::View;
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use crate::link::Half;
 use crate::parts::Destination;
-use crate::shared::Shared;
 use crate::wait::{Limit, Pulse, wait};
-use crate::{Engine, Error, LinkStatistics, Result, TagMatch};
+use crate::{Engine, Error, Link, LinkStatistics, Result, TagMatch};
 pub(crate) use incoming::Receiving;
 use incoming::{Found, Incoming};
 
@@ -47,23 +46,32 @@ pub struct Probed {
     pub is_viewable: bool,
 }
 
-/// The receiving half of a [`crate::Link`].
-///
-/// A receive takes the first message that came, of those whose tag fits. Those that do not fit are kept for later.
+/// What a [`Link`] receives with.
 #[derive(Debug)]
-pub struct Receiver {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) timeout: Option<Duration>,
+pub struct Receives {
     pulse: Pulse,
     incoming: Incoming,
 }
 
-impl Receiver {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let timeout = shared.settings.timeout;
-        Self { shared, timeout, pulse: Pulse::default(), incoming: Incoming::new() }
-    }
+/// The receiving half of a [`Link`], by [`Link::split`].
+///
+/// A receive takes the first message that came, of those whose tag fits. Those that do not fit are kept for later.
+pub type Receiver = Link<(), Receives>;
 
+impl Receives {
+    pub(crate) fn new() -> Self {
+        Self { pulse: Pulse::default(), incoming: Incoming::new() }
+    }
+}
+
+impl Half for Receives {
+    fn statistics(&self) -> LinkStatistics {
+        self.incoming.statistics
+    }
+}
+
+/// Receiving: with a link, or with the half of it that receives.
+impl<S> Link<S, Receives> {
     /// Receives a message. What came before the peer's end is received still.
     ///
     /// # Errors
@@ -81,14 +89,14 @@ impl Receiver {
         }
         let mut limit = Limit::new(self.timeout);
         let mut receiving = Receiving::new(wanted.into(), into.into(), Some(limit));
-        let Self { shared, pulse, incoming, .. } = self;
+        let Self { shared, receives: Receives { pulse, incoming }, .. } = self;
         wait(shared, pulse, &mut limit, "receiving", |asleep| {
             incoming.receive(shared, &mut receiving, asleep)
         })
     }
 
-    /// Begins to receive a message, and does not wait. The message is looked for when [`Receiver::test_recv`],
-    /// [`Receiver::wait_recv`] or [`crate::Link::finish`] is called with the request: of several, in the order of those calls.
+    /// Begins to receive a message, and does not wait. The message is looked for when [`Link::test_recv`],
+    /// [`Link::wait_recv`] or [`crate::Link::finish`] is called with the request: of several, in the order of those calls.
     pub fn start_recv<'d>(
         &self,
         wanted: impl Into<TagMatch>,
@@ -97,7 +105,7 @@ impl Receiver {
         RecvRequest::new(Arc::clone(&self.shared), Receiving::new(wanted.into(), into.into(), None))
     }
 
-    /// Makes progress with a receive that any of several links may do: as [`Receiver::test_recv`]. Once it is bouncing it is this
+    /// Makes progress with a receive that any of several links may do: as [`Link::test_recv`]. Once it is bouncing it is this
     /// link's.
     pub(crate) fn attempt(
         &mut self,
@@ -105,12 +113,12 @@ impl Receiver {
         asleep: bool,
     ) -> Result<Option<Received>> {
         self.shared.serve()?;
-        let received = self.incoming.receive(&self.shared, receiving, asleep)?;
+        let received = self.receives.incoming.receive(&self.shared, receiving, asleep)?;
         if received.is_none()
-            && let Err(end) = self.pulse.check(&self.shared)
+            && let Err(end) = self.receives.pulse.check(&self.shared)
         {
             // What it did last may have come.
-            return self.incoming.receive(&self.shared, receiving, true)?.map(Some).ok_or(end);
+            return self.receives.incoming.receive(&self.shared, receiving, true)?.map(Some).ok_or(end);
         }
         Ok(received)
     }
@@ -118,9 +126,9 @@ impl Receiver {
     /// What was received, if it was. Never waits.
     ///
     /// # Errors
-    /// As [`Receiver::recv`].
+    /// As [`Link::recv`].
     pub fn test_recv(&mut self, request: &mut RecvRequest<'_>) -> Result<Option<Received>> {
-        self.own(request)?;
+        self.own_recv(request)?;
         if let Some(received) = request.received {
             return Ok(Some(received));
         }
@@ -131,19 +139,19 @@ impl Receiver {
     /// Waits for a message that was begun.
     ///
     /// # Errors
-    /// As [`Receiver::recv`].
+    /// As [`Link::recv`].
     pub fn wait_recv(&mut self, mut request: RecvRequest<'_>) -> Result<Received> {
-        self.own(&request)?;
+        self.own_recv(&request)?;
         if let Some(received) = request.received {
             return Ok(received);
         }
         let mut limit = Limit::new(self.timeout);
-        let Self { shared, pulse, incoming, .. } = self;
+        let Self { shared, receives: Receives { pulse, incoming }, .. } = self;
         let receiving = &mut request.receiving;
         wait(shared, pulse, &mut limit, "receiving", |asleep| incoming.receive(shared, receiving, asleep))
     }
 
-    fn own(&self, request: &RecvRequest<'_>) -> Result<()> {
+    fn own_recv(&self, request: &RecvRequest<'_>) -> Result<()> {
         if !self.shared.segment.is_here() {
             return Err(Error::Forked);
         }
@@ -152,10 +160,10 @@ impl Receiver {
 
     /// Waits for a message that is memory of a pool, and opens it here, without a copy. Dropping the view gives the memory back.
     ///
-    /// What was sent by [`crate::Sender::hand_over`], and what was sent from [`crate::Memory`] and did not go in the ring.
+    /// What was sent by [`crate::Link::hand_over`], and what was sent from [`crate::Memory`] and did not go in the ring.
     ///
     /// # Errors
-    /// As [`Receiver::recv`]; [`Error::OtherForm`] if the first message that fits is none such, and [`Error::Open`]: the message
+    /// As [`Link::recv`]; [`Error::OtherForm`] if the first message that fits is none such, and [`Error::Open`]: the message
     /// stays.
     pub fn recv_view(&mut self, wanted: impl Into<TagMatch>) -> Result<View> {
         if !self.shared.segment.is_here() {
@@ -163,7 +171,7 @@ impl Receiver {
         }
         let wanted = wanted.into();
         let mut limit = Limit::new(self.timeout);
-        let Self { shared, pulse, incoming, .. } = self;
+        let Self { shared, receives: Receives { pulse, incoming }, .. } = self;
         wait(shared, pulse, &mut limit, "receiving", |asleep| {
             if let Some(view) = incoming.view_next(shared, wanted) {
                 return Ok(Some(view));
@@ -178,39 +186,22 @@ impl Receiver {
     /// What the next receive would take, if it is there. Never waits.
     ///
     /// # Errors
-    /// As [`Receiver::recv`].
+    /// As [`Link::recv`].
     pub fn probe(&mut self, wanted: impl Into<TagMatch>) -> Result<Option<Probed>> {
         if !self.shared.segment.is_here() {
             return Err(Error::Forked);
         }
         let wanted = wanted.into();
         self.shared.serve()?;
-        if let Some(Found::Queued(id)) = self.incoming.poll(&self.shared, wanted, None, true)? {
-            return Ok(self.incoming.probed(id));
+        if let Some(Found::Queued(id)) = self.receives.incoming.poll(&self.shared, wanted, None, true)? {
+            return Ok(self.receives.incoming.probed(id));
         }
-        self.pulse.check(&self.shared)?;
+        self.receives.pulse.check(&self.shared)?;
         Ok(None)
     }
 
     /// Whether the peer is there, if that was not asked just now.
-    pub(crate) fn check(&mut self) -> Result<()> {
-        self.pulse.check(&self.shared)
-    }
-
-    /// How long calls may wait from now on; `None` is until the peer is gone.
-    pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
-        self.timeout = timeout;
-    }
-
-    /// How long calls may wait; `None` is until the peer is gone.
-    #[must_use]
-    pub const fn timeout(&self) -> Option<Duration> {
-        self.timeout
-    }
-
-    /// What this half has done.
-    #[must_use]
-    pub const fn statistics(&self) -> &LinkStatistics {
-        &self.incoming.statistics
+    pub(crate) fn is_there(&mut self) -> Result<()> {
+        self.receives.pulse.check(&self.shared)
     }
 }

@@ -6,7 +6,7 @@ use super::Received;
 use super::incoming::Receiving;
 use crate::shared::Shared;
 
-/// A receive that [`crate::Receiver::start_recv`] has begun. Its memory is written during calls that are given it, and at no other
+/// A receive that [`crate::Link::start_recv`] has begun. Its memory is written during calls that are given it, and at no other
 /// time. Dropping it leaves the message where it is.
 #[derive(Debug)]
 pub struct RecvRequest<'d> {

@@ -9,7 +9,7 @@ use crate::Result;
 use crate::shared::Shared;
 use crate::wait::{Limit, Pulse, wait};
 
-/// Memory that was handed over ([`crate::Sender::hand_over`]). It borrows the memory, so that it is not freed before the peer has
+/// Memory that was handed over ([`crate::Link::hand_over`]). It borrows the memory, so that it is not freed before the peer has
 /// opened it; dropping it leaves the memory with the peer.
 #[derive(Debug)]
 pub struct Lent<'d> {

@@ -1,4 +1,4 @@
-//! The sending half of a link.
+//! What a link does that sends.
 
 mod lent;
 mod outgoing;
@@ -10,34 +10,42 @@ pub(crate) use push::FAILED;
 pub use request::SendRequest;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::key::{RemoteAccess, RemoteKey};
+use crate::link::Half;
 use crate::parts::{Destination, List, Source};
 use crate::remote::{Asking, Places, Registration, Remote, Way};
-use crate::shared::Shared;
 use crate::wait::{Limit, Pulse, wait};
-use crate::{Engine, Error, LinkStatistics, Result};
+use crate::{Engine, Error, Link, LinkStatistics, Result};
 use outgoing::{Outgoing, Sending};
 
-/// The sending half of a [`crate::Link`].
-///
-/// Messages of one link arrive in the order in which they were sent, as far as their tags do not let receives pick.
+/// What a [`Link`] sends with.
 #[derive(Debug)]
-pub struct Sender {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) timeout: Option<Duration>,
+pub struct Sends {
     pulse: Pulse,
     outgoing: Outgoing,
     remote: Remote,
 }
 
-impl Sender {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let timeout = shared.settings.timeout;
-        Self { shared, timeout, pulse: Pulse::default(), outgoing: Outgoing::new(), remote: Remote::new() }
-    }
+/// The sending half of a [`Link`], by [`Link::split`].
+///
+/// Messages of one link arrive in the order in which they were sent, as far as their tags do not let receives pick.
+pub type Sender = Link<Sends, ()>;
 
+impl Sends {
+    pub(crate) fn new() -> Self {
+        Self { pulse: Pulse::default(), outgoing: Outgoing::new(), remote: Remote::new() }
+    }
+}
+
+impl Half for Sends {
+    fn statistics(&self) -> LinkStatistics {
+        self.outgoing.statistics
+    }
+}
+
+/// Sending, and reaching memory of the peer: with a link, or with the half of it that sends.
+impl<R> Link<Sends, R> {
     /// Sends a message. What is short ([`crate::LinkSettings::eager_max`]) is on its way when this returns; what is longer was
     /// received, since it is fetched from where it is.
     ///
@@ -47,9 +55,9 @@ impl Sender {
     #[inline]
     pub fn send<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<()> {
         let source = source.into();
-        self.check()?;
+        self.may_send()?;
         if source.len() <= self.shared.settings.inline_max()
-            && self.outgoing.send_inline(&self.shared, tag, &source.0)?
+            && self.sends.outgoing.send_inline(&self.shared, tag, &source.0)?
         {
             return Ok(());
         }
@@ -59,7 +67,7 @@ impl Sender {
     fn send_and_wait(&mut self, tag: u64, source: Source<'_>) -> Result<()> {
         let mut sending = Sending::new(tag, source, true);
         let mut limit = Limit::new(self.timeout);
-        let Self { shared, pulse, outgoing, .. } = self;
+        let Self { shared, sends: Sends { pulse, outgoing, .. }, .. } = self;
         let sent = wait(shared, pulse, &mut limit, "sending", |_| outgoing.poll(shared, &mut sending));
         match sent {
             Err(error) if outgoing.withdraw(shared, &mut sending) => Err(error),
@@ -69,18 +77,18 @@ impl Sender {
 
     /// Whether the link can be used.
     #[inline]
-    fn check(&mut self) -> Result<()> {
-        self.pulse.check(&self.shared)?;
+    fn may_send(&mut self) -> Result<()> {
+        self.sends.pulse.check(&self.shared)?;
         if self.shared.has_closed() { self.shared.look() } else { Ok(()) }
     }
 
-    /// Begins to send a message, and does not wait. It makes progress when [`Sender::test_send`], [`Sender::wait_send`] or
+    /// Begins to send a message, and does not wait. It makes progress when [`Link::test_send`], [`Link::wait_send`] or
     /// [`crate::Link::finish`] is called with the request; dropping the request withdraws the message if it was not received.
     ///
     /// # Errors
-    /// As [`Sender::send`].
+    /// As [`Link::send`].
     pub fn start_send<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<SendRequest<'d>> {
-        self.check()?;
+        self.may_send()?;
         let mut request = SendRequest::new(Arc::clone(&self.shared), Sending::new(tag, source.into(), false));
         self.test_send(&mut request)?;
         Ok(request)
@@ -89,14 +97,14 @@ impl Sender {
     /// Whether a message that was begun was sent. Never waits.
     ///
     /// # Errors
-    /// As [`Sender::send`].
+    /// As [`Link::send`].
     pub fn test_send(&mut self, request: &mut SendRequest<'_>) -> Result<bool> {
         if !request.is_done() {
-            self.own(request)?;
+            self.own_send(request)?;
             self.shared.serve()?;
-            let done = self.outgoing.poll(&self.shared, &mut request.sending)?;
+            let done = self.sends.outgoing.poll(&self.shared, &mut request.sending)?;
             if done.is_none() {
-                self.check()?;
+                self.may_send()?;
             }
         }
         Ok(request.is_done())
@@ -105,31 +113,31 @@ impl Sender {
     /// Waits for a message that was begun.
     ///
     /// # Errors
-    /// As [`Sender::send`]; after [`Error::TimedOut`] the message was withdrawn.
+    /// As [`Link::send`]; after [`Error::TimedOut`] the message was withdrawn.
     pub fn wait_send(&mut self, mut request: SendRequest<'_>) -> Result<()> {
-        self.own(&request)?;
+        self.own_send(&request)?;
         let mut limit = Limit::new(self.timeout);
-        let Self { shared, pulse, outgoing, .. } = self;
+        let Self { shared, sends: Sends { pulse, outgoing, .. }, .. } = self;
         let sending = &mut request.sending;
         wait(shared, pulse, &mut limit, "sending", |_| outgoing.poll(shared, sending))
     }
 
-    fn own(&self, request: &SendRequest<'_>) -> Result<()> {
+    fn own_send(&self, request: &SendRequest<'_>) -> Result<()> {
         self.shared.known()?;
         if request.is_of(&self.shared) { Ok(()) } else { Err(Error::OtherLink) }
     }
 
-    /// Hands memory over without copying it: the receiver gets a view of it ([`crate::Receiver::recv_view`]) and gives it back
+    /// Hands memory over without copying it: the receiver gets a view of it ([`crate::Link::recv_view`]) and gives it back
     /// by dropping that. Costs one short message, whatever the size. Does not wait for the receiver; what the result is for is to
     /// know when the memory is free again.
     ///
     /// Both may write the memory meanwhile, and see what the other writes.
     ///
     /// # Errors
-    /// As [`Sender::send`]; [`Error::EngineImpossible`] if `source` is no [`crate::Memory`] or a part of one.
+    /// As [`Link::send`]; [`Error::EngineImpossible`] if `source` is no [`crate::Memory`] or a part of one.
     pub fn hand_over<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<Lent<'d>> {
         let source = source.into();
-        self.check()?;
+        self.may_send()?;
         let (Some(memory), &[part]) = (source.0.memory(), source.0.parts()) else {
             let why =
                 "only memory of a pool, in one piece, can be handed over (Memory, Memory::part)".to_owned();
@@ -141,7 +149,7 @@ impl Sender {
                 .to_owned();
             return Err(Error::EngineImpossible { engine: Engine::Mapped, why });
         }
-        let Self { shared, pulse, outgoing, .. } = self;
+        let Self { shared, sends: Sends { pulse, outgoing, .. }, .. } = self;
         let place = match outgoing.lend(shared, tag, memory, part)? {
             Some(place) => place,
             None => {
@@ -176,7 +184,7 @@ impl Sender {
         unsafe { Registration::new(&self.shared, range.into().0, access) }
     }
 
-    /// As [`Sender::register`], of memory that the peer may read.
+    /// As [`Link::register`], of memory that the peer may read.
     ///
     /// # Errors
     /// As there.
@@ -205,7 +213,7 @@ impl Sender {
         self.transfer(Way::Get, key, from.into(), &into.into().0)
     }
 
-    /// Copies into a range that the peer has registered; as [`Sender::get`]. The bytes are there when it returns.
+    /// Copies into a range that the peer has registered; as [`Link::get`]. The bytes are there when it returns.
     ///
     /// # Errors
     /// As there.
@@ -225,27 +233,10 @@ impl Sender {
         places: Places<'_>,
         local: &List<'_>,
     ) -> Result<Engine> {
-        self.check()?;
-        let Self { shared, timeout, pulse, outgoing, remote } = self;
+        self.may_send()?;
+        let Self { shared, timeout, sends: Sends { pulse, outgoing, remote }, .. } = self;
         let limit = Limit::new(*timeout);
         let asking = Asking { shared, pulse, limit, statistics: &mut outgoing.statistics };
         remote.transfer(asking, way, key, places, local)
-    }
-
-    /// How long calls may wait from now on; `None` is until the peer is gone.
-    pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
-        self.timeout = timeout;
-    }
-
-    /// How long calls may wait; `None` is until the peer is gone.
-    #[must_use]
-    pub const fn timeout(&self) -> Option<Duration> {
-        self.timeout
-    }
-
-    /// What this half has done.
-    #[must_use]
-    pub const fn statistics(&self) -> &LinkStatistics {
-        &self.outgoing.statistics
     }
 }

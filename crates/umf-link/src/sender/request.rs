@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::outgoing::Sending;
 use crate::shared::Shared;
 
-/// A message that [`crate::Sender::start_send`] has begun. Dropping it withdraws the message, unless that was received.
+/// A message that [`crate::Link::start_send`] has begun. Dropping it withdraws the message, unless that was received.
 #[derive(Debug)]
 #[must_use = "a message that was begun is withdrawn when its request is dropped"]
 pub struct SendRequest<'d> {

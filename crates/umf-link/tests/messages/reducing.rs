@@ -119,11 +119,11 @@ fn a_message_that_goes_away_in_the_midst_spoils_what_it_is_combined_with() {
         let mut sending = one.start_send(1, &theirs[..]).unwrap();
         let mut receiving = other.start_recv(1, target);
         // It asks, buffers are filled, and emptied.
-        assert_eq!(other.halves().1.test_recv(&mut receiving).unwrap(), None);
-        assert!(!one.halves().0.test_send(&mut sending).unwrap());
-        assert_eq!(other.halves().1.test_recv(&mut receiving).unwrap(), None);
+        assert_eq!(other.test_recv(&mut receiving).unwrap(), None);
+        assert!(!one.test_send(&mut sending).unwrap());
+        assert_eq!(other.test_recv(&mut receiving).unwrap(), None);
         drop(sending);
-        let after = other.halves().1.test_recv(&mut receiving);
+        let after = other.test_recv(&mut receiving);
         if is_combined {
             assert!(matches!(after, Err(Error::Spoilt { .. })), "{after:?}");
         } else {

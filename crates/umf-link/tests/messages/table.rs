@@ -150,7 +150,7 @@ fn outcome<'d>(
             Err(error) => told.send(Some(error)).unwrap(),
             Ok(mut sending) => {
                 told.send(None).unwrap();
-                while !is_over.load(Ordering::Relaxed) && !one.halves().0.test_send(&mut sending).unwrap() {
+                while !is_over.load(Ordering::Relaxed) && !one.test_send(&mut sending).unwrap() {
                     std::thread::yield_now();
                 }
             }
@@ -161,7 +161,7 @@ fn outcome<'d>(
         let received = if is_begun {
             let mut receiving = other.start_recv(7, into);
             loop {
-                match other.halves().1.test_recv(&mut receiving) {
+                match other.test_recv(&mut receiving) {
                     Ok(None) => std::thread::yield_now(),
                     Ok(Some(received)) => break Ok(received),
                     Err(error) => break Err(('r', error)),

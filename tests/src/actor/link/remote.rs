@@ -109,7 +109,7 @@ fn board(all: &mut Links, name: &str, mine: &str, theirs: &str, count: &str) -> 
         }
     }
     link.exchange(mine, &[1], theirs.parse::<u64>()?, &mut [0])?;
-    range.end(link.halves().0.timeout())?;
+    range.end(link.timeout())?;
     let words: Vec<String> = Engine::ALL
         .into_iter()
         .filter(|engine| used[*engine as usize] > 0)
