@@ -89,6 +89,8 @@ fn all_messages_arrive() {
                 let answer = actor.answer(Duration::from_secs(4000)).unwrap();
                 assert_eq!(answer, format!("sent={0} received={0} refused=0", count / 2), "{engine}");
             }
+            // What it has mapped of the other one depends on who was faster.
+            one.ok("evict");
             match &rest {
                 None => rest = Some(Census::of(&one)),
                 Some(rest) => rest.comes_back(&one),

@@ -17,6 +17,14 @@ fn join(actors: &mut [Actor], job: &str) {
     }
 }
 
+/// What comes from any rank; the end of this process may be told before, once.
+fn received(actor: &mut Actor, gone: &str) -> String {
+    actor.ask("fabric-recv-any f").unwrap_or_else(|failure| {
+        assert!(failure.variant == "PeerGone" && failure.to_string().contains(gone), "{failure}");
+        actor.ok("fabric-recv-any f")
+    })
+}
+
 #[test]
 fn ranks_work_together_and_nothing_is_left() {
     let mut actors = [actor!(), actor!(), actor!()];
@@ -105,7 +113,7 @@ fn the_end_of_a_rank_ends_the_collective_on_all() {
         let [first, second] = &mut survivors;
         let ranks = [0, 1].map(|place: usize| (place + 3 - turn) % 3);
         first.ok(&format!("fabric-send f {} 4 77", ranks[1]));
-        assert_eq!(second.ok("fabric-recv-any f"), format!("{} 77", ranks[0]));
+        assert_eq!(received(second, &pids[2].to_string()), format!("{} 77", ranks[0]));
         for survivor in &mut survivors {
             survivor.ok("fabric-drop f");
             survivor.ok("evict");
@@ -237,9 +245,39 @@ fn the_end_of_a_rank_that_met_nobody_is_told() {
         assert!(failure.contains(&pid), "{round}: {failure}");
         drop(victim);
         one.ok("fabric-send f 1 1 77");
-        assert_eq!(other.ok("fabric-recv-any f"), "0 77");
+        assert_eq!(received(&mut other, &pid), "0 77");
         one.finish();
         other.finish();
     }
     println!("{rounds} rounds, the slowest news took {slowest:?}");
+}
+
+/// More ranks than processors, by far: all meet each other, and one that is killed then is the end for all.
+#[test]
+fn many_ranks_on_few_processors() {
+    let size = if machine::is_long() { 64 } else { 12 };
+    let mut actors: Vec<Actor> = (0..size).map(|_| actor!()).collect();
+    join(&mut actors, &job("many"));
+    for command in ["fabric-barrier f", "fabric-rounds f 1", "fabric-barrier f"] {
+        for actor in &mut actors {
+            actor.send(command);
+        }
+        for actor in &mut actors {
+            actor.answer(BOUND).unwrap();
+        }
+    }
+    let mut victim = actors.swap_remove(size / 2);
+    let pid = victim.pid().to_string();
+    for actor in &mut actors {
+        actor.send("fabric-barrier f");
+    }
+    let start = Instant::now();
+    victim.kill_unreaped();
+    for actor in &mut actors {
+        let failure = actor.answer(BOUND).unwrap_err();
+        assert!(failure.variant == "PeerGone" && failure.to_string().contains(&pid), "{failure}");
+    }
+    println!("{size} ranks: all were told within {:?}", start.elapsed());
+    drop(victim);
+    actors.into_iter().for_each(Actor::finish);
 }

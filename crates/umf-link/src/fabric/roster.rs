@@ -95,9 +95,41 @@ impl Sight {
         self.listening.iter().filter(move |(other, _)| *other == rank).map(|(_, address)| address)
     }
 
-    /// Who was this rank, and does not seem to listen any more. (The kernel's table may leave out who does, as others come and go.)
+    /// Who was this rank, where nobody seems to listen any more who is. (The kernel's table may leave out who does, as others come and go.)
     pub(super) fn missed(&self, rank: usize) -> Option<&Member> {
         let member = self.known.member(rank)?;
-        (!self.of(rank).any(|address| address.socket() == member.address.socket())).then_some(member)
+        // Whoever took its place may not have said so yet.
+        self.of(rank).next().is_none().then_some(member)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_listens_is_not_missed_nor_is_who_was_replaced() {
+        let address = |name: &str| LinkAddress::new([1; 16], 0, name);
+        let own = i32::try_from(std::process::id()).unwrap();
+        let member = Member::new(address("umf-link-1"), own);
+        let mut known = Roster::new(3);
+        known.enter(1, member.clone());
+        known.enter(7, member.clone());
+        let sight = |listening: &[(usize, &str)]| {
+            let listening = listening.iter().map(|(rank, name)| (*rank, address(name))).collect();
+            Sight::new(known.clone(), listening)
+        };
+        assert_eq!(sight(&[]).missed(1), Some(&member));
+        assert_eq!(sight(&[]).missed(2), None, "nobody knew it");
+        assert_eq!(sight(&[(2, "umf-link-2")]).missed(1), Some(&member));
+        assert_eq!(sight(&[(1, "umf-link-1")]).missed(1), None);
+        assert_eq!(sight(&[(1, "umf-link-new")]).missed(1), None, "another one is there");
+        assert_eq!(member.end(), Error::Closed { pid: own }, "this process lives");
+        let other = Member { started: Some(1), ..member.clone() };
+        assert_eq!(other.end(), Error::PeerGone { pid: own }, "another process with its pid");
+        known.strike(1, &other);
+        assert_eq!(known.member(1), Some(&member));
+        known.strike(1, &member);
+        assert_eq!(known.member(1), None);
     }
 }
