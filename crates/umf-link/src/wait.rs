@@ -194,7 +194,7 @@ mod tests {
     fn waits_are_learned_from() {
         let settings = LinkSettings { spin: HOUR, ..LinkSettings::default() };
         let [mut link, _peer] = LinkBuilder::new().settings(settings).pair();
-        let shared = Arc::clone(&link.halves().0.shared);
+        let shared = Arc::clone(&link.shared);
         let (mut pulse, first) = (Pulse::default(), Spin::default().length(HOUR));
         // As long as it says, then two looks: before it sleeps, and after.
         let mut looks = 0;
