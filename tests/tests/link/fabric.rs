@@ -281,3 +281,41 @@ fn many_ranks_on_few_processors() {
     drop(victim);
     actors.into_iter().for_each(Actor::finish);
 }
+
+/// A rank that has no fds for some time, or is stopped, is waited for as long as was said; afterwards all is as ever.
+#[test]
+fn a_rank_that_cannot_answer_for_some_time() {
+    let mut actors = [actor!(), actor!()];
+    let name = job("silent");
+    join(&mut actors, &name);
+    let [mut one, mut other] = actors;
+    one.ok("take-fds 0");
+    let why = one.fails("fabric-send f 1 1 5", "System");
+    assert!(why.contains("RLIMIT_NOFILE"), "{why}");
+    other.ok("fabric-timeout f 200");
+    let absent = other.fails("fabric-send f 0 1 6", "RankAbsent");
+    assert!(absent.contains("rank 0") && absent.contains("200 ms"), "{absent}");
+    other.ok("fabric-timeout f 60000");
+    other.send("fabric-send f 0 1 7");
+    one.ok("give-fds-back");
+    assert_eq!(one.ok("fabric-recv-any f"), "1 7");
+    other.answer(BOUND).unwrap();
+    // The same of one that is stopped, in a new job.
+    for actor in [&mut one, &mut other] {
+        actor.ok("fabric-drop f");
+    }
+    let mut actors = [one, other];
+    join(&mut actors, &name);
+    let [mut one, mut other] = actors;
+    one.stop();
+    other.ok("fabric-timeout f 200");
+    other.fails("fabric-send f 0 1 8", "RankAbsent");
+    other.fails("fabric-recv-any f", "TimedOut");
+    other.ok("fabric-timeout f 60000");
+    other.send("fabric-send f 0 1 9");
+    one.signal(libc::SIGCONT);
+    assert_eq!(one.ok("fabric-recv-any f"), "1 9");
+    other.answer(BOUND).unwrap();
+    one.finish();
+    other.finish();
+}
