@@ -3,6 +3,7 @@
 //! Nodes are separated by dots; `{}` stands for the next variable argument. What lies below a provider or a pool is asked of its
 //! table of functions, ours as foreign ones.
 
+mod answers;
 mod asked;
 mod config;
 mod logger;
@@ -12,6 +13,7 @@ mod providers;
 pub(crate) mod registry;
 mod variadic;
 
+pub(crate) use answers::{Answers, control};
 pub(crate) use asked::{Asked, Query, Value, no_such_path};
 pub(crate) use config::apply as apply_config;
 pub(crate) use variadic::{forward_none, forward_raw};

@@ -16,7 +16,7 @@ use super::regions::{Regions, address};
 use super::said::explain;
 use super::{Counted, Flavour};
 use crate::boundary::{Code, Failure, Out, Outcome, PROVIDER_SPECIFIC, call};
-use crate::ctl::{self, Asked, Value};
+use crate::ctl::{self, Answers, Asked, Value};
 use crate::memory::{close_all, provider_handle};
 
 /// What the state of such a provider is.
@@ -80,7 +80,7 @@ pub(crate) const fn table(initialize: Initialize) -> Table1_2 {
                 ext_put_ipc_handle: Some(put_ipc_handle),
                 ext_open_ipc_handle: Some(open_ipc_handle),
                 ext_close_ipc_handle: Some(close_ipc_handle),
-                ext_ctl: Some(control),
+                ext_ctl: Some(ctl::control::<Native>),
             },
             ext_get_allocation_properties: None,
             ext_get_allocation_properties_size: None,
@@ -193,6 +193,13 @@ impl Native {
             return Err(Failure::argument("only memory of type UMF_MEMORY_TYPE_DEVICE has IPC handles"));
         }
         Err(Failure::argument("private memory has no IPC handles; set the visibility to UMF_MEM_MAP_SHARED"))
+    }
+}
+
+impl Answers for Native {
+    fn behind<'a>(state: State) -> Outcome<&'a Self> {
+        // SAFETY: whoever has a table with this type's `control` gives it what `initialize` gave.
+        unsafe { Self::of(state) }
     }
 
     fn answer(&self, asked: &Asked<'_>) -> Outcome<()> {
@@ -357,21 +364,6 @@ extern "C" fn close_ipc_handle(state: State, memory: *mut c_void, _size: usize) 
     with("close_ipc_handle", state, |native| {
         native.check_ipc()?;
         provider_handle::close(memory)
-    })
-}
-
-extern "C" fn control(
-    state: State,
-    source: i32,
-    name: *const c_char,
-    argument: *mut c_void,
-    size: usize,
-    query: i32,
-    more: *mut c_void,
-) -> Code {
-    with("ext_ctl", state, |native| {
-        let asked = Asked::new(source, name, argument, size, query, more)?;
-        native.answer(&asked)
     })
 }
 

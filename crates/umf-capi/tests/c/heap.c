@@ -1,5 +1,5 @@
 /* What malloc gives, with libumf_proxy.so preloaded: known to libumf.so.1, and opened by another process.
- * heap private|shared: the memory that UMF_PROXY asks for. heap open proxy|os: the other process, and whose pool it opens with. */
+ * heap private|shared|forked: the memory that UMF_PROXY asks for. heap open proxy|os: the other process, and whose pool it opens with. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,8 +125,53 @@ static void shared(char *program, const char *whose) {
     free(block);
 }
 
+/* A child has a copy of the heap, and opens what its parent exports as any other process does. */
+static int forked_child(umf_ipc_handler_handle_t handler, umf_ipc_handle_t handle, char *block, int in, int out) {
+    char *memory, done;
+    size_t size;
+    umf_ipc_handle_t none;
+    strcpy(block, "child");
+    int opened = umfOpenIPCHandle(handler, handle, (void **)&memory);
+    int is_parents = opened == 0 && strcmp(memory, "parent") == 0;
+    if (opened == 0) {
+        strcpy(memory, "answer");
+        umfCloseIPCHandle(memory);
+    }
+    free(block);
+    int exported = umfGetIPCHandle(malloc(5000), &none, &size);
+    CHECK(write(out, "x", 1) != 1 || read(in, &done, 1) != 1);
+    int freed = umfOpenIPCHandle(handler, handle, (void **)&memory);
+    printf("child: %d %d %d %d\n", opened, is_parents, exported, freed);
+    fflush(stdout);
+    return 0;
+}
+
+static void forked(void) {
+    for (int round = 0; round < 3; round++) {
+        int down[2], up[2], status;
+        char *block = strcpy(malloc(1000 + round * 50000), "parent"), done;
+        umf_ipc_handler_handle_t handler;
+        umf_ipc_handle_t handle;
+        size_t size;
+        CHECK(umfPoolGetIPCHandler(pool_of(block), &handler));
+        CHECK(umfGetIPCHandle(block, &handle, &size));
+        CHECK(pipe(down) || pipe(up));
+        fflush(stdout);
+        pid_t pid = fork();
+        if (pid == 0) {
+            _exit(forked_child(handler, handle, block, down[0], up[1]));
+        }
+        CHECK(read(up[0], &done, 1) != 1);
+        printf("here is: %s\n", block);
+        fflush(stdout);
+        free(block);
+        CHECK(write(down[1], "x", 1) != 1 || waitpid(pid, &status, 0) != pid || status != 0);
+        CHECK(umfPutIPCHandle(handle));
+    }
+}
+
 static void private(void) {
-    char *block = malloc(1000);
+    char *block = calloc(1, 1000);
     size_t size;
     umf_ipc_handle_t handle;
     printf("private: %d %d\n", umfPoolGetIPCHandleSize(pool_of(block), &size), umfGetIPCHandle(block, &handle, &size));
@@ -137,7 +182,7 @@ int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], "open") == 0) {
         return open_all(argv[2]);
     }
-    char *block = malloc(1000), *other = malloc(1 << 20), local;
+    char *block = calloc(1, 1000), *other = malloc(1 << 20), local = 0;
     umf_memory_pool_handle_t pool = pool_of(block), none;
     umf_memory_provider_handle_t provider;
     const char *name;
@@ -162,6 +207,8 @@ int main(int argc, char **argv) {
     printf("destroyed: %d\n", umfPoolDestroy(pool));
     if (strcmp(argv[1], "private") == 0) {
         private();
+    } else if (strcmp(argv[1], "forked") == 0) {
+        forked();
     } else {
         shared(argv[0], argc > 2 ? argv[2] : "proxy");
     }

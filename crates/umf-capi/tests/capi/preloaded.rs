@@ -74,11 +74,14 @@ fn its_memory_is_known_to_the_library() {
                  freed twice: 3, gone: 3 3\ndestroyed: 3\n";
     let opened = "the other one reads: question\nhere is: answer\nafter it was freed: refused: 3\n";
     let shared = format!("{known}{}status 0\nopened by the process itself\n", opened.repeat(3));
+    let forked = format!("{known}{}", "here is: answer\nchild: 0 1 3 3\n".repeat(3));
     for (settings, arguments, said) in [
         ("page.disposition=private", &["private"][..], &format!("{known}private: 3 3\n")),
         ("page.disposition=shared-fd", &["shared", "proxy"], &shared),
         ("page.disposition=shared-fd", &["shared", "os"], &shared),
         ("page.disposition=shared-shm", &["shared", "proxy"], &shared),
+        ("page.disposition=shared-fd", &["forked"], &forked),
+        ("page.disposition=shared-shm", &["forked"], &forked),
     ] {
         let output = Command::new("timeout")
             .args(["-k", "5", "60"])

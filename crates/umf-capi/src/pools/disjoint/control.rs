@@ -1,6 +1,5 @@
 //! What the control tree has below a disjoint pool.
 
-use core::ffi::{c_char, c_void};
 use core::sync::atomic::Ordering;
 
 use umf::plugin::ops::State;
@@ -9,32 +8,23 @@ use umf_core::Pool as _;
 use super::counts::Count;
 use super::params::checked_bucket;
 use super::state::{Disjoint, Made, of};
-use crate::boundary::{Code, Failure, Outcome, call};
-use crate::ctl::{Asked, Query, Value, no_such_path};
+use crate::boundary::{Failure, Outcome};
+use crate::ctl::{Answers, Asked, Query, Value, no_such_path};
 
-pub(super) extern "C" fn control(
-    state: State,
-    source: i32,
-    name: *const c_char,
-    argument: *mut c_void,
-    size: usize,
-    query: i32,
-    more: *mut c_void,
-) -> Code {
-    call("ext_ctl", || {
-        let disjoint = of(state)?;
-        answer(disjoint, &Asked::new(source, name, argument, size, query, more)?)
-    })
-}
+impl Answers for Disjoint {
+    fn behind<'a>(state: State) -> Outcome<&'a Self> {
+        of(state)
+    }
 
-fn answer(disjoint: &Disjoint, asked: &Asked<'_>) -> Outcome<()> {
-    let (branch, rest) = asked.path().split_once('.').unwrap_or((asked.path(), ""));
-    match branch {
-        "post_initialize" if asked.runs() => disjoint.made().map(|_| ()),
-        "params" => setting(disjoint, asked, rest),
-        "stats" => statistic(disjoint.made()?, &asked.below(rest)),
-        "buckets" => bucket(disjoint.made()?, &asked.below(rest)),
-        _ => Err(no_such_path()),
+    fn answer(&self, asked: &Asked<'_>) -> Outcome<()> {
+        let (branch, rest) = asked.path().split_once('.').unwrap_or((asked.path(), ""));
+        match branch {
+            "post_initialize" if asked.runs() => self.made().map(|_| ()),
+            "params" => setting(self, asked, rest),
+            "stats" => statistic(self.made()?, &asked.below(rest)),
+            "buckets" => bucket(self.made()?, &asked.below(rest)),
+            _ => Err(no_such_path()),
+        }
     }
 }
 

@@ -7,8 +7,8 @@ use umf::plugin::ops::State;
 use umf_core::{Error, Layout, Pool as _};
 
 use super::params::Params;
+use super::state;
 use super::state::{Disjoint, is_nothing, layout, of};
-use super::{control, state};
 use crate::boundary::{Code, Failure, Handle, Out, Outcome, call, call_with};
 use crate::pool::{Functions, PoolTable};
 use crate::pools::last_error::{self, Kind};
@@ -25,7 +25,7 @@ pub(crate) const FUNCTIONS: Functions = Functions {
     free,
     get_last_allocation_error,
     get_name,
-    ctl: Some(control::control),
+    ctl: Some(crate::ctl::control::<Disjoint>),
     trim: Some(trim),
 };
 

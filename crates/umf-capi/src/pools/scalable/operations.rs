@@ -12,7 +12,7 @@ use crate::boundary::{
     Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, OUT_OF_HOST_MEMORY, OUT_OF_RESOURCES, Out, Outcome,
     SUCCESS, call, call_with,
 };
-use crate::ctl::{Asked, Query, no_such_path};
+use crate::ctl::{Answers, Asked, Query, control, no_such_path};
 use crate::pool::{Functions, PoolTable};
 use crate::pools::last_error::{self, Kind};
 use crate::pools::whose::Whose;
@@ -47,7 +47,7 @@ static TABLE: PoolTable = PoolTable::of(&Functions {
     free,
     get_last_allocation_error,
     get_name,
-    ctl: Some(control),
+    ctl: Some(control::<Scalable>),
     trim: None,
 });
 
@@ -266,34 +266,28 @@ extern "C" fn get_name(state: State, name: *mut *const c_char) -> Code {
     })
 }
 
-extern "C" fn control(
-    state: State,
-    source: i32,
-    name: *const c_char,
-    argument: *mut c_void,
-    size: usize,
-    query: i32,
-    more: *mut c_void,
-) -> Code {
-    call("ext_ctl", || {
-        let scalable = of(state)?;
-        let asked = Asked::new(source, name, argument, size, query, more)?;
+impl Answers for Scalable {
+    fn behind<'a>(state: State) -> Outcome<&'a Self> {
+        of(state)
+    }
+
+    fn answer(&self, asked: &Asked<'_>) -> Outcome<()> {
         if asked.path() == "post_initialize" && asked.runs() {
-            return scalable.pool().map(|_| ());
+            return self.pool().map(|_| ());
         }
         if !matches!(asked.path(), "params.granularity" | "params.keep_all_memory") {
             return Err(no_such_path());
         }
-        if asked.query() == Query::Write && scalable.pool.get().is_some() {
+        if asked.query() == Query::Write && self.pool.get().is_some() {
             return Err(Failure::unsupported(
                 "a pool's settings cannot be changed once it is made; set a default",
             ));
         }
-        let params = &mut *scalable.params.lock();
+        let params = &mut *self.params.lock();
         if asked.path() == "params.granularity" {
             asked.access_size(&mut params.0)
         } else {
             asked.access_bool(&mut params.1)
         }
-    })
+    }
 }
