@@ -1,8 +1,8 @@
 //! [`Ranges`]: which parts of a file are free.
 //!
 //! Best fit, lowest offset first, with neighbours joined when they become free. Nothing is written into the
-//! file, and giving back never needs memory: there are at most as many free ranges as taken ones plus one,
-//! and taking makes sure of a node for each.
+//! file, and giving back never needs memory: there are at most as many free ranges as taken ones plus one for each part
+//! that is carved, and taking makes sure of a node for each.
 
 use intrusive_collections::{Bound, KeyAdapter, RBTree, RBTreeLink, UnsafeRef, intrusive_adapter};
 use umf_core::Result;
@@ -38,12 +38,13 @@ impl<'a> KeyAdapter<'a> for BySize {
 /// one is taken that fits whatever the alignment.
 const CANDIDATES: usize = 8;
 
-/// The free ranges of a file.
+/// The free ranges of a file, or of several parts that do not touch each other.
 pub struct Ranges {
     by_offset: RBTree<ByOffset>,
     by_size: RBTree<BySize>,
     nodes: Nodes<Free>,
     taken: u32,
+    parts: u32,
 }
 
 // SAFETY: the trees' nodes lie in `nodes`, which moves along, and nobody else points to them.
@@ -61,15 +62,42 @@ impl Ranges {
     /// # Errors
     /// Those of [`Nodes::ensure`].
     pub fn new(size: u64) -> Result<Self> {
-        let mut ranges = Self {
+        let mut ranges = Self::empty();
+        ranges.add_part(0, size)?;
+        Ok(ranges)
+    }
+
+    /// Nothing to carve yet.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self {
             by_offset: RBTree::new(ByOffset::NEW),
             by_size: RBTree::new(BySize::NEW),
             nodes: Nodes::new(),
             taken: 0,
-        };
-        ranges.nodes.ensure(1)?;
-        ranges.insert(0, size);
-        Ok(ranges)
+            parts: 0,
+        }
+    }
+
+    /// Adds a part, all free. It must not touch another: what is free in both would be joined.
+    ///
+    /// # Errors
+    /// Those of [`Nodes::ensure`].
+    pub fn add_part(&mut self, offset: u64, size: u64) -> Result<()> {
+        self.parts += 1;
+        self.prepare(0).inspect_err(|_| self.parts -= 1)?;
+        self.insert(offset, size);
+        Ok(())
+    }
+
+    /// Removes a part; `false`, and nothing is changed, if not all of it is free.
+    pub fn remove_part(&mut self, offset: u64, size: u64) -> bool {
+        let is_free = self.by_offset.find(&offset).get().is_some_and(|free| free.size == size);
+        if is_free {
+            self.remove(offset);
+            self.parts -= 1;
+        }
+        is_free
     }
 
     /// Takes `size` bytes at a multiple of `align` (a power of two); `None` if no free range is long enough.
@@ -120,9 +148,9 @@ impl Ranges {
         self.insert(start, end - start);
     }
 
-    /// Room for the nodes that `more` further taken ranges can leave behind.
+    /// Room for the nodes that `more` further taken ranges can leave behind, beside those of the parts.
     fn prepare(&mut self, more: u32) -> Result<()> {
-        let wanted = self.taken.saturating_add(more).saturating_add(1);
+        let wanted = self.taken.saturating_add(more).saturating_add(self.parts);
         let free = self.nodes.used();
         self.nodes.ensure(wanted.saturating_sub(free))
     }
@@ -259,6 +287,26 @@ mod tests {
                 prop_assert_eq!(ranges.free(), (free, runs), "neighbours are joined, nothing is lost");
             }
         }
+    }
+
+    #[test]
+    fn parts_come_and_go() {
+        let mut ranges = Ranges::empty();
+        assert_eq!(ranges.take(1, 1).unwrap(), None);
+        ranges.add_part(100, 10).unwrap();
+        ranges.add_part(200, 20).unwrap();
+        assert_eq!(ranges.take(11, 1).unwrap(), Some(200));
+        assert_eq!(ranges.take(10, 1).unwrap(), Some(100));
+        assert!(!ranges.remove_part(100, 10) && !ranges.remove_part(200, 20));
+        ranges.split_taken().unwrap();
+        let capacity = ranges.nodes.capacity();
+        ranges.give(104, 6);
+        ranges.give(200, 11);
+        assert!(!ranges.remove_part(100, 10) && ranges.remove_part(200, 20));
+        ranges.give(100, 4);
+        assert_eq!(ranges.nodes.capacity(), capacity, "giving back took memory");
+        assert!(ranges.remove_part(100, 10) && !ranges.remove_part(100, 10));
+        assert_eq!((ranges.free(), ranges.parts, ranges.taken), ((0, 0), 0, 0));
     }
 
     #[test]
