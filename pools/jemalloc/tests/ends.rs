@@ -1,0 +1,144 @@
+//! Threads and pools that end, in any order; and how many there can be.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::mpsc;
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
+
+use umf_core::conformance::pool::{Numbers, Pages, Random};
+use umf_core::{Address, Error, Layout, Pool};
+use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
+
+/// Arenas and caches are the process's: these tests use up either.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn allocate(pool: &JemallocPool, size: usize) -> Address {
+    pool.allocate(Layout::new(size, 1).unwrap()).unwrap()
+}
+
+fn free(pool: &JemallocPool, address: Address) {
+    // SAFETY: the test's own block, which nobody uses.
+    unsafe { pool.free(address) }.unwrap();
+}
+
+/// Threads that used pools outlive them, and use others; what they kept went with the pools.
+#[test]
+fn threads_outlive_pools() {
+    let _alone = alone();
+    let provider = Pages::private();
+    let (send, receive): (Vec<_>, Vec<_>) = (0..3).map(|_| mpsc::channel::<Arc<JemallocPool>>()).unzip();
+    let done = Arc::new(Barrier::new(4));
+    let threads: Vec<_> = receive
+        .into_iter()
+        .map(|pools| {
+            let done = done.clone();
+            std::thread::spawn(move || {
+                for pool in pools {
+                    let mut random = Random(1);
+                    let blocks: Vec<_> =
+                        (0..200).map(|_| allocate(&pool, random.below(40_000) + 1)).collect();
+                    blocks.into_iter().for_each(|block| free(&pool, block));
+                    drop(pool);
+                    done.wait();
+                }
+            })
+        })
+        .collect();
+    for _ in 0..50 {
+        let pool = JemallocPool::new(provider.clone()).unwrap();
+        for send in &send {
+            send.send(pool.clone()).unwrap();
+        }
+        done.wait();
+        assert_eq!((Arc::strong_count(&pool), pool.statistics().live_blocks), (1, 0));
+        drop(pool);
+        assert_eq!(provider.live_regions(), 0);
+    }
+    drop(send);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// Threads end while pools that they used are made and dropped by others.
+#[test]
+fn threads_and_pools_end_together() {
+    let _alone = alone();
+    let provider = Pages::private();
+    for round in 0..60 {
+        let pools: Vec<_> = (0..4).map(|_| JemallocPool::new(provider.clone()).unwrap()).collect();
+        let threads: Vec<_> = (0..4)
+            .map(|thread| {
+                let pools = pools.clone();
+                std::thread::spawn(move || {
+                    let mut random = Random(thread + round);
+                    for _ in 0..200 {
+                        let pool = &pools[random.below(4)];
+                        let block = allocate(pool, random.below(20_000) + 1);
+                        free(pool, block);
+                    }
+                })
+            })
+            .collect();
+        drop(pools);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!((provider.live_regions(), Arc::strong_count(&provider)), (0, 1));
+    }
+}
+
+/// A destroyed pool's arenas are another's; when there are no more, that is an error, and nothing else.
+#[test]
+fn arenas_run_out_and_are_used_again() {
+    let _alone = alone();
+    let provider = Numbers::new(4096);
+    let of =
+        |arenas| JemallocPool::with_settings(provider.clone(), JemallocSettings::default().arenas(arenas));
+    for _ in 0..20 {
+        let pool = of(500).unwrap();
+        assert_eq!(pool.arena_count(), 500);
+        let block = allocate(&pool, 100);
+        drop(pool);
+        assert_eq!((provider.live_regions(), umf_core::tracker::find(block)), (0, None));
+    }
+    assert!(matches!(of(5000), Err(Error::TooMany { what: "arenas of jemalloc", .. })));
+    let many: Vec<_> = core::iter::from_fn(|| of(500).ok()).collect();
+    assert!(many.len() >= 7, "{}", many.len());
+    assert!(matches!(of(500), Err(Error::TooMany { .. })));
+    // Who does not say how many gets what is left.
+    let rest: Vec<_> = core::iter::from_fn(|| of(1).ok()).collect();
+    assert!(of(0).is_err());
+    drop(many);
+    let pool = of(0).unwrap();
+    free(&pool, allocate(&pool, 100));
+    assert!(pool.arena_count() >= 1);
+    drop(rest);
+}
+
+/// Past jemalloc's caches, threads work without.
+#[test]
+fn caches_run_out() {
+    let _alone = alone();
+    let provider = Numbers::new(4096);
+    let of = || JemallocPool::with_settings(provider.clone(), JemallocSettings::default().arenas(1)).unwrap();
+    let pools: Vec<_> = (0..1100).map(|_| of()).collect();
+    let barrier = Barrier::new(4);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                // 4,400 caches, of which jemalloc has 4,093.
+                for pool in &pools {
+                    free(pool, allocate(pool, 100));
+                }
+                barrier.wait();
+                for pool in &pools {
+                    let blocks = [1, 100, 5000, 50_000].map(|size| allocate(pool, size));
+                    blocks.into_iter().for_each(|block| free(pool, block));
+                }
+            });
+        }
+    });
+    assert!(pools.iter().all(|pool| pool.statistics().live_blocks == 0));
+    drop(pools);
+    assert_eq!(provider.live_regions(), 0);
+}

@@ -1,0 +1,62 @@
+//! Forks while jemalloc is in its hooks: its locks come before the pool's, in whatever order both are made.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use umf_core::conformance::pool::Pages;
+use umf_core::{Layout, Pool};
+use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
+
+#[test]
+fn forks_come_through_amid_hooks() {
+    let pool = JemallocPool::with_settings(Pages::private(), JemallocSettings::default().arenas(2)).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let large = Layout::new(200_000, 1).unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    let blocks: Vec<_> = (0..20).map(|_| pool.allocate(large).unwrap()).collect();
+                    for block in blocks {
+                        // SAFETY: the test's own.
+                        unsafe { pool.free(block) }.unwrap();
+                    }
+                    pool.trim(0).unwrap();
+                }
+            });
+        }
+        let mut bad = None;
+        for round in 0..150 {
+            // SAFETY: the child uses the pool, which comes through a fork, and ends without unwinding.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                // SAFETY: sets a timer, so that a child that hangs ends.
+                unsafe { libc::alarm(20) };
+                let mut code = 0;
+                for size in [16, 1000, 100_000, 3_000_000] {
+                    match Layout::new(size, 1).and_then(|layout| pool.allocate(layout)) {
+                        // SAFETY: the child's own block, of host memory.
+                        Ok(block) => unsafe {
+                            block.as_ptr().unwrap().write_bytes(1, size);
+                            code |= i32::from(pool.free(block).is_err());
+                        },
+                        Err(_) => code |= 2,
+                    }
+                }
+                code |= if pool.trim(0).is_err() { 4 } else { 0 };
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(code) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child made above.
+            let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+            if (waited, status) != (pid, 0) {
+                bad = Some((round, status));
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(bad, None, "fork number and wait status");
+    });
+}

@@ -1,0 +1,143 @@
+//! What jemalloc gives back: pages that nobody uses any more, and none that somebody does.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use umf_core::conformance::Borrower;
+use umf_core::conformance::pool::{Pages, Random};
+use umf_core::{
+    Address, Layout, MemoryKind, Pool, Provider, ProviderKind, Purge, Region, Result, Visibility,
+};
+use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
+
+/// Pages whose content goes when it is told to.
+struct Purging {
+    pages: Arc<Pages>,
+    purged: AtomicU64,
+}
+
+// SAFETY: passed on to the pages.
+unsafe impl Provider for Purging {
+    fn kind(&self) -> ProviderKind {
+        self.pages.kind()
+    }
+    fn name(&self) -> &str {
+        "purging"
+    }
+    fn memory_kind(&self) -> MemoryKind {
+        self.pages.memory_kind()
+    }
+    fn visibility(&self) -> Visibility {
+        Visibility::Private
+    }
+    fn page_size(&self) -> usize {
+        // As of memory in large pages.
+        16 << 10
+    }
+    fn allocate(&self, layout: Layout) -> Result<Region> {
+        self.pages.allocate(layout.pad_to(16 << 10)?.align_to(16 << 10)?)
+    }
+    unsafe fn free(&self, region: Region) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.pages.free(region) }
+    }
+    fn purge(&self) -> Option<&dyn Purge> {
+        Some(self)
+    }
+}
+
+impl Purge for Purging {
+    unsafe fn purge_lazy(&self, base: Address, size: usize) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.purge_forced(base, size) }
+    }
+
+    unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
+        assert!(base.is_aligned_to(16 << 10) && size.is_multiple_of(16 << 10) && size > 0);
+        assert!(self.pages.contains(base, size), "no part of a region");
+        // SAFETY: nobody needs the content; here it is wrong afterwards, not zero.
+        unsafe { base.as_ptr().unwrap().write_bytes(0xee, size) };
+        self.purged.fetch_add(size as u64, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Filled(Address, usize, u8);
+
+impl Filled {
+    fn new(pool: &JemallocPool, size: usize, value: u8) -> Self {
+        let address = pool.allocate(Layout::new(size, 1).unwrap()).unwrap();
+        let size = pool.block_at(address).unwrap().size;
+        // SAFETY: the block is this test's, of that size.
+        unsafe { address.as_ptr().unwrap().write_bytes(value, size) };
+        Self(address, size, value)
+    }
+
+    fn free(self, pool: &JemallocPool) {
+        // SAFETY: the block is this test's, and was written in full.
+        let bytes = unsafe { core::slice::from_raw_parts(self.0.as_ptr().unwrap(), self.1) };
+        assert!(bytes.iter().all(|&byte| byte == self.2), "{} lost its content", self.0);
+        // SAFETY: as above; nobody uses it any more.
+        unsafe { pool.free(self.0) }.unwrap();
+    }
+}
+
+#[test]
+fn live_blocks_keep_their_content_while_free_pages_go() {
+    let provider = Arc::new(Purging { pages: Pages::private(), purged: AtomicU64::new(0) });
+    let pool = JemallocPool::with_settings(provider.clone(), JemallocSettings::default().arenas(2)).unwrap();
+    std::thread::scope(|scope| {
+        for seed in 0..3_u8 {
+            let pool = &pool;
+            scope.spawn(move || {
+                let mut random = Random(u64::from(seed));
+                let mut live = Vec::new();
+                for round in 0..4_000_u32 {
+                    let size = 1 << random.below(18);
+                    live.push(Filled::new(pool, size + random.below(size), seed * 64 + (round % 60) as u8));
+                    if live.len() > 60 {
+                        live.swap_remove(random.below(60)).free(pool);
+                    }
+                    if round % 200 == 0 {
+                        pool.trim(0).unwrap();
+                    }
+                }
+                live.into_iter().for_each(|block| block.free(pool));
+            });
+        }
+    });
+    assert!(provider.purged.load(Ordering::Relaxed) > 0, "nothing was ever given back by its pages");
+    drop(pool);
+    assert_eq!(provider.pages.live_regions(), 0);
+}
+
+/// What another process has open keeps its content when the pool goes, and goes when it is closed.
+#[test]
+fn leased_blocks_keep_their_content_without_their_pool() {
+    let provider = Arc::new(Purging { pages: Pages::private(), purged: AtomicU64::new(0) });
+    let borrower = Borrower::new();
+    for is_freed in [true, false] {
+        let pool = JemallocPool::new(provider.clone()).unwrap();
+        let blocks = [1000, 50_000, 2 << 20].map(|size| Filled::new(&pool, size, 7));
+        for Filled(address, size, _) in blocks {
+            pool.mark_exported(address).unwrap();
+            borrower.open(address, size);
+            if is_freed {
+                // SAFETY: the test's own.
+                unsafe { pool.free(address) }.unwrap();
+            }
+        }
+        drop(pool);
+        for Filled(address, size, value) in blocks {
+            // SAFETY: held, so that it is still mapped.
+            let bytes = unsafe { core::slice::from_raw_parts(address.as_ptr().unwrap(), size) };
+            assert!(bytes.iter().all(|&byte| byte == value), "{address} lost its content");
+        }
+        borrower.close_all();
+        umf_core::held::poll();
+        assert_eq!(provider.pages.live_regions(), 0);
+    }
+}
