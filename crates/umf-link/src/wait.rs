@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn waits_are_learned_from() {
         let settings = LinkSettings { spin: HOUR, ..LinkSettings::default() };
-        let [mut link, _peer] = LinkBuilder::new().settings(settings).pair();
+        let [link, _peer] = LinkBuilder::new().settings(settings).pair();
         let shared = Arc::clone(&link.shared);
         let (mut pulse, first) = (Pulse::default(), Spin::default().length(HOUR));
         // As long as it says, then two looks: before it sleeps, and after.

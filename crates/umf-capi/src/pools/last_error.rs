@@ -9,6 +9,7 @@ use crate::boundary::{Code, Failure, SUCCESS};
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     Disjoint,
+    #[cfg(feature = "jemalloc")]
     Jemalloc,
     Preloaded,
     Proxy,

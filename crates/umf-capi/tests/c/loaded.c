@@ -9,14 +9,18 @@
 #include <umf/pools/pool_disjoint.h>
 #include <umf/providers/provider_os_memory.h>
 
-static umf_memory_pool_handle_t at_exit_pool;
+/* (Not all packages of the original have its header.) */
+const umf_memory_pool_ops_t *umfJemallocPoolOps(void);
 
-static umf_memory_pool_handle_t make(void) {
+/* Disjoint, and jemalloc, whose thread-local storage and handlers are of another library. */
+static umf_memory_pool_handle_t at_exit_pools[2];
+
+static umf_memory_pool_handle_t make(const umf_memory_pool_ops_t *ops) {
     umf_os_memory_provider_params_handle_t params;
     umf_memory_provider_handle_t provider;
     umf_memory_pool_handle_t pool;
     if (umfOsMemoryProviderParamsCreate(&params) || umfMemoryProviderCreate(umfOsMemoryProviderOps(), params, &provider) ||
-        umfPoolCreate(umfDisjointPoolOps(), provider, NULL, UMF_POOL_CREATE_FLAG_OWN_PROVIDER, &pool)) {
+        umfPoolCreate(ops, provider, NULL, UMF_POOL_CREATE_FLAG_OWN_PROVIDER, &pool)) {
         return NULL;
     }
     umfOsMemoryProviderParamsDestroy(params);
@@ -32,14 +36,19 @@ static int use(umf_memory_pool_handle_t pool) {
     return umfFree(block);
 }
 
+static int use_both(void) {
+    return at_exit_pools[0] && at_exit_pools[1] ? use(at_exit_pools[0]) + use(at_exit_pools[1]) : -1;
+}
+
 static void finish(void) {
-    printf("used at exit: %d\n", use(at_exit_pool));
+    printf("used at exit: %d\n", use_both());
     fflush(stdout);
 }
 
 __attribute__((constructor)) static void begin(void) {
-    at_exit_pool = make();
-    printf("used in a constructor: %d\n", at_exit_pool ? use(at_exit_pool) : -1);
+    at_exit_pools[0] = make(umfDisjointPoolOps());
+    at_exit_pools[1] = make(umfJemallocPoolOps());
+    printf("used in a constructor: %d\n", use_both());
     atexit(finish);
 }
 
@@ -54,7 +63,7 @@ static void *load(void *path) {
     umf_result_t (*init)(void) = (umf_result_t(*)(void))dlsym(library, "umfInit");
     umf_result_t (*end)(void) = (umf_result_t(*)(void))dlsym(library, "umfTearDown");
     long wrong = !version || version() != UMF_VERSION_CURRENT || init() || end() || dlsym(library, "rust_eh_personality");
-    return (void *)(wrong + dlclose(library));
+    return (void *)(wrong + use_both() + dlclose(library));
 }
 
 int main(void) {

@@ -337,6 +337,13 @@ static void jemalloc(void) {
     puts(name);
     P(umfCtlGet("umf.pool.by_handle.{}.params.capacity", &name, sizeof name, pool));
     P(umfPoolDestroy(pool));
+    /* More arenas than jemalloc has are an error, and nothing else. */
+    P(umfJemallocPoolParamsCreate(&params));
+    P(umfJemallocPoolParamsSetNumArenas(params, 100000));
+    pool = NULL;
+    BETTER(umfPoolCreate(ops, host(UMF_MEM_MAP_PRIVATE), params, UMF_POOL_CREATE_FLAG_OWN_PROVIDER, &pool));
+    P(pool != NULL);
+    P(umfJemallocPoolParamsDestroy(params));
     /* As many as are wanted. (The original has arenas for few.) */
     enum { MANY = 300 };
     umf_memory_pool_handle_t many[MANY];

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use object::elf;
-use object::read::elf::{Dyn as _, ElfFile64, FileHeader as _, SectionHeader as _, Sym as _};
+use object::read::elf::{
+    Dyn as _, ElfFile64, FileHeader as _, ProgramHeader as _, SectionHeader as _, Sym as _,
+};
 
 use crate::installed::{compiler, installed};
 
@@ -66,6 +68,21 @@ fn it_exports_the_146_functions_and_nothing_else() {
     let of = |version: &str| names.values().filter(|found| *found == version).count();
     assert_eq!((of("UMF_1.0"), of("UMF_1.1"), of("UMF_1.2")), (132, 13, 1));
     assert_eq!(soname.as_deref(), Some("libumf.so.1"));
+}
+
+/// A library that is opened once a program runs shares, with all others, the room that the C library keeps for their thread-local
+/// storage: in glibc about 1600 bytes.
+#[test]
+fn it_can_be_opened_once_a_program_runs() {
+    let Some(installed) = installed("it_can_be_opened_once_a_program_runs") else { return };
+    let bytes = std::fs::read(installed.library()).unwrap();
+    let file = ElfFile64::<object::Endianness>::parse(&*bytes).unwrap();
+    let endian = file.endian();
+    let storage = file.elf_program_headers().iter().filter(|header| header.p_type(endian) == elf::PT_TLS);
+    let storage: u64 = storage.map(|header| header.p_memsz(endian)).sum();
+    assert!(storage > 0 && storage <= 800, "{storage} bytes of thread-local storage");
+    // SAFETY: the library as others open it, whose initialisers only register handlers; it stays loaded.
+    unsafe { libloading::Library::new(installed.library()) }.unwrap();
 }
 
 #[test]

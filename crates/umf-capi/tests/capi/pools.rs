@@ -56,6 +56,10 @@ fn the_jemalloc_pool_is_there() {
     check(&lines);
     has(&lines, "jemalloc");
     has(&lines, "mine");
+    has(
+        &lines,
+        "better: umfPoolCreate(ops, host(UMF_MEM_MAP_PRIVATE), params, UMF_POOL_CREATE_FLAG_OWN_PROVIDER, &pool) = 8",
+    );
 }
 
 /// No library at all, and one that is something else.

@@ -8,5 +8,4 @@ mod params;
 mod state;
 
 pub(crate) use operations::FUNCTIONS;
-pub(super) use params::Params;
-pub(crate) use state::{Disjoint, layout, of};
+pub(crate) use state::{layout, of};

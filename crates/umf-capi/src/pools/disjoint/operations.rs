@@ -41,7 +41,7 @@ extern "C" fn initialize(provider: Handle<Provider>, params: *const c_void, stat
         let (provider, state) = (provider.get()?, Out::from_ptr(state).check()?);
         let params = Handle::<Params>::from_ptr(params.cast::<Params>().cast_mut());
         let params = if params.is_null() { Params::default() } else { params.get()?.clone() };
-        state.set(Box::into_raw(Box::new(Disjoint::new(provider, params, Kind::Disjoint, 0)?)).cast())
+        state.set(Box::into_raw(Box::new(Disjoint::new(provider, params)?)).cast())
     })
 }
 
@@ -63,15 +63,13 @@ fn allocation(
 ) -> *mut c_void {
     call_with(what, null_mut(), || {
         let disjoint = of(state)?;
-        Ok(allocate(disjoint).unwrap_or_else(|failure| last_error::failed(disjoint.kind, &failure)))
+        Ok(allocate(disjoint).unwrap_or_else(|failure| last_error::failed(Kind::Disjoint, &failure)))
     })
 }
 
-/// Allocates a block; nothing is asked for with 0 bytes, and nothing has failed. (Unless the pool is of a kind that gives a block
-/// for that, too.)
+/// Allocates a block; nothing is asked for with 0 bytes, and nothing has failed.
 fn plain(disjoint: &Disjoint, wanted: Result<Layout, Error>) -> Outcome<*mut c_void> {
     match wanted {
-        Err(error) if is_nothing(&error) && disjoint.least > 0 => disjoint.allocate(layout(disjoint.least)?),
         Err(error) if is_nothing(&error) => Ok(null_mut()),
         wanted => disjoint.allocate(wanted?),
     }
@@ -82,9 +80,7 @@ extern "C" fn malloc(state: State, size: usize) -> *mut c_void {
 }
 
 extern "C" fn aligned_malloc(state: State, size: usize, align: usize) -> *mut c_void {
-    allocation("aligned_malloc", state, |disjoint| {
-        plain(disjoint, Layout::new(size.max(disjoint.least), align.max(1)))
-    })
+    allocation("aligned_malloc", state, |disjoint| plain(disjoint, Layout::new(size, align.max(1))))
 }
 
 extern "C" fn calloc(state: State, count: usize, size: usize) -> *mut c_void {
@@ -144,8 +140,8 @@ extern "C" fn free(state: State, block: *mut c_void) -> Code {
     })
 }
 
-extern "C" fn get_last_allocation_error(state: State) -> Code {
-    last_error::last(of(state).map_or(Kind::Disjoint, |disjoint| disjoint.kind))
+extern "C" fn get_last_allocation_error(_: State) -> Code {
+    last_error::last(Kind::Disjoint)
 }
 
 extern "C" fn get_name(state: State, name: *mut *const c_char) -> Code {

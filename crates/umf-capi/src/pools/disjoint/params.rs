@@ -10,15 +10,15 @@ use crate::provider::short_name;
 
 /// The settings of a pool to be.
 #[derive(Clone)]
-pub(in crate::pools) struct Params {
-    pub(in crate::pools) slab_min_size: usize,
-    pub(in crate::pools) max_poolable_size: usize,
-    pub(in crate::pools) capacity: usize,
+pub(super) struct Params {
+    pub(super) slab_min_size: usize,
+    pub(super) max_poolable_size: usize,
+    pub(super) capacity: usize,
     /// `None`: the provider's cache line.
-    pub(in crate::pools) min_bucket_size: Option<usize>,
-    pub(in crate::pools) trace: i32,
-    pub(in crate::pools) limits: Option<Arc<Limits>>,
-    pub(in crate::pools) name: CString,
+    pub(super) min_bucket_size: Option<usize>,
+    pub(super) trace: i32,
+    pub(super) limits: Option<Arc<Limits>>,
+    pub(super) name: CString,
 }
 
 impl Default for Params {

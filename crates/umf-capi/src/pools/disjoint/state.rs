@@ -15,17 +15,12 @@ use super::params::Params;
 use crate::boundary::{Failure, Outcome};
 use crate::memory::owners;
 use crate::pool::Pool;
-use crate::pools::last_error::Kind;
 use crate::provider::{Provider, Tracking};
 
 /// The state. The slab pool is made when its settings are certain: after the defaults of the control tree were written.
 pub(crate) struct Disjoint {
     params: Lock<Params>,
     name: CString,
-    /// Whose last error it is that an allocation fails with.
-    pub(super) kind: Kind,
-    /// What 0 bytes are asked for as: nothing if that is 0.
-    pub(super) least: usize,
     core: Arc<dyn umf_core::Provider>,
     cache_line: usize,
     /// The handle whose memory is tracked as this pool's.
@@ -64,13 +59,7 @@ pub(crate) fn layout(size: usize) -> Result<Layout> {
 }
 
 impl Disjoint {
-    /// One that is known to C as this kind of pool.
-    pub(in crate::pools) fn new(
-        provider: &Provider,
-        params: Params,
-        kind: Kind,
-        least: usize,
-    ) -> Outcome<Self> {
+    pub(super) fn new(provider: &Provider, params: Params) -> Outcome<Self> {
         let tracking = Tracking::of(provider);
         let (base, handle) = match tracking {
             Some(tracking) => (tracking.base()?, tracking.pool()),
@@ -78,8 +67,6 @@ impl Disjoint {
         };
         Ok(Self {
             name: params.name.clone(),
-            kind,
-            least,
             params: Lock::new(params),
             core: base.core(),
             cache_line: base.cache_line(),
