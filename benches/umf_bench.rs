@@ -50,6 +50,8 @@ fn run(area: &str, arguments: Vec<OsString>, for_comparing: bool) -> ExitCode {
         // What builds snmalloc is not everywhere; without it the run says that it is missing.
         let builds_snmalloc = is_there("cmake") && is_there("c++");
         cargo.args(["--features", if builds_snmalloc { "peers,snmalloc" } else { "peers" }]);
+        // Peers as anybody builds them: what .cargo/config.toml says is for the jemalloc in libumf.so.1.
+        cargo.env("force_tls", "1");
     }
     cargo.args(["--", "bench", area]).args(arguments);
     if !for_comparing {

@@ -184,6 +184,10 @@ fn capi_rows() {
             names.push(format!("capi.{row}.{threads}t"));
         }
         names.push(format!("capi.1k_64k.random.{threads}t.capacity_64"));
+        names.push(format!("capi.jemalloc.small.random.{threads}t"));
+    }
+    for row in ["small.pair", "1k_64k.random", "small.xfree"] {
+        names.push(format!("capi.jemalloc.{row}.1t"));
     }
     for name in &names {
         assert!(rows.iter().any(|row| row["name"] == *name && row["peer"] == "umf (C)"), "{name}");

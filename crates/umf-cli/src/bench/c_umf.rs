@@ -28,9 +28,17 @@ pub(super) enum Memory {
     Shared = 2,
 }
 
+/// The library's pools that are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Kind {
+    Disjoint,
+    Jemalloc,
+}
+
 /// How a pool is made; what is `None` is left to the library.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Settings {
+    pub kind: Kind,
     pub memory: Memory,
     /// Bytes of the largest block that is pooled.
     pub largest_pooled: Option<usize>,
@@ -41,12 +49,12 @@ pub(super) struct Settings {
 impl Settings {
     /// The library's own.
     pub(super) const fn default_over(memory: Memory) -> Settings {
-        Settings { memory, largest_pooled: None, capacity: None }
+        Settings { kind: Kind::Disjoint, memory, largest_pooled: None, capacity: None }
     }
 
     /// All that the workloads of `umf bench pool` free is pooled.
     pub(super) const fn pooling(memory: Memory) -> Settings {
-        Settings { memory, largest_pooled: Some(4 << 20), capacity: Some(CAPACITY) }
+        Settings { kind: Kind::Disjoint, memory, largest_pooled: Some(4 << 20), capacity: Some(CAPACITY) }
     }
 }
 
@@ -61,7 +69,7 @@ pub(super) struct Refused {
 /// `umfCtlGet`: a variable by name, with what stands for `{}` in the name behind its size.
 type Read = unsafe extern "C" fn(*const c_char, *mut c_void, usize, ...) -> Status;
 
-/// The library with a disjoint pool.
+/// The library with a pool.
 pub(super) struct CUmf {
     pool: Opaque,
     handler: Opaque,
@@ -87,7 +95,7 @@ unsafe impl Send for CUmf {}
 unsafe impl Sync for CUmf {}
 
 impl CUmf {
-    /// Opens the library, which `option` named, and makes a disjoint pool.
+    /// Opens the library, which `option` named, and makes a pool.
     ///
     /// # Errors
     /// It cannot be loaded, or does not do that.
@@ -132,10 +140,11 @@ impl CUmf {
             let ops = function::<Ops>(&library, "umfOsMemoryProviderOps")?();
             let create = function::<CreateProvider>(&library, "umfMemoryProviderCreate")?;
             check("provider", create(ops, settings, &raw mut provider))?;
-            check(
-                "pool settings",
-                function::<Create>(&library, "umfDisjointPoolParamsCreate")?(&raw mut settings),
-            )?;
+            let (create_settings, ops) = match wanted.kind {
+                Kind::Disjoint => ("umfDisjointPoolParamsCreate", "umfDisjointPoolOps"),
+                Kind::Jemalloc => ("umfJemallocPoolParamsCreate", "umfJemallocPoolOps"),
+            };
+            check("pool settings", function::<Create>(&library, create_settings)?(&raw mut settings))?;
             if let Some(size) = wanted.largest_pooled {
                 let set = function::<SetSize>(&library, "umfDisjointPoolParamsSetMaxPoolableSize")?;
                 check("largest pooled", set(settings, size))?;
@@ -144,7 +153,7 @@ impl CUmf {
                 let set = function::<SetSize>(&library, "umfDisjointPoolParamsSetCapacity")?;
                 check("capacity", set(settings, slabs))?;
             }
-            let ops = function::<Ops>(&library, "umfDisjointPoolOps")?();
+            let ops = function::<Ops>(&library, ops)?();
             let create = function::<CreatePool>(&library, "umfPoolCreate")?;
             check("pool", create(ops, provider, settings, 0, &raw mut pool))?;
             check("handler", function::<Handler>(&library, "umfPoolGetIPCHandler")?(pool, &raw mut handler))?;

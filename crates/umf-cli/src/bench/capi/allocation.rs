@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::libraries::{Libraries, Side};
 use super::row;
 use crate::bench::Bench;
-use crate::bench::c_umf::{CAPACITY, CUmf, Memory, Refused, Settings};
+use crate::bench::c_umf::{CAPACITY, CUmf, Kind, Memory, Refused, Settings};
 use crate::bench::measure::told;
 use crate::bench::pool::{self, MIDDLE, Order, SMALL, WithoutPool};
 use crate::failure::Failure;
@@ -40,6 +40,7 @@ pub(super) fn measure(bench: &mut Bench, libraries: &Libraries) -> Result<(), Fa
         let plan = pool::plan(quick, order, sizes, threads, false);
         row(bench, libraries, name, settings, |side| pool::run(&side.library, &plan))?;
     }
+    jemalloc(bench, libraries)?;
     let plan = pool::plan(quick, Order::Random, SMALL, 1, false);
     let free_any = |side: &Side| pool::run(&WithoutPool(&side.library), &plan);
     row(bench, libraries, "capi.free_any", DEFAULT, free_any)?;
@@ -48,6 +49,22 @@ pub(super) fn measure(bench: &mut Bench, libraries: &Libraries) -> Result<(), Fa
     row(bench, libraries, "capi.pool_by_ptr", DEFAULT, |side| {
         over_blocks(&side.library, SIZE, time, PASSES, |pointer| side.library.find_pool(pointer))
     })
+}
+
+/// The rows of jemalloc pools, which either library may have been built without: then it is left out.
+fn jemalloc(bench: &mut Bench, libraries: &Libraries) -> Result<(), Failure> {
+    let settings = Settings { kind: Kind::Jemalloc, ..DEFAULT };
+    for (name, order, sizes, threads) in [
+        ("capi.jemalloc.small.pair.1t", Order::Pair, SMALL, 1),
+        ("capi.jemalloc.small.random.1t", Order::Random, SMALL, 1),
+        ("capi.jemalloc.small.random.2t", Order::Random, SMALL, 2),
+        ("capi.jemalloc.1k_64k.random.1t", Order::Random, MIDDLE, 1),
+        ("capi.jemalloc.small.xfree.1t", Order::CrossFree, SMALL, 1),
+    ] {
+        let plan = pool::plan(bench.quick, order, sizes, threads, false);
+        row(bench, libraries, name, settings, |side| pool::run(&side.library, &plan))?;
+    }
+    Ok(())
 }
 
 /// Nanoseconds of what is done with each of a few blocks of a pool, again and again.

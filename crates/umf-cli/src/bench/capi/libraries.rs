@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::bench::c_umf::{CUmf, Memory, Settings};
+use crate::bench::c_umf::{CUmf, Kind, Memory, Settings};
 use crate::bench::measure::told;
 use crate::failure::Failure;
 use crate::output;
@@ -61,8 +61,16 @@ impl Libraries {
         Ok(Libraries { named, _loaded: loaded })
     }
 
-    /// A new pool of each.
+    /// A new pool of each; of jemalloc, of each that has it, ours first.
     pub(super) fn pools(&self, settings: Settings) -> Result<Vec<Side>, Failure> {
+        if settings.kind == Kind::Jemalloc {
+            return Ok(self
+                .named
+                .iter()
+                .enumerate()
+                .filter_map(|named| open(named, settings).ok())
+                .collect());
+        }
         open_all(&self.named, settings)
     }
 
@@ -72,11 +80,12 @@ impl Libraries {
     }
 }
 
+fn open((number, named): (usize, &Named), settings: Settings) -> Result<Side, Failure> {
+    Ok(Side { number, library: CUmf::open(named.option, &named.path, settings)? })
+}
+
 fn open_all(named: &[Named], settings: Settings) -> Result<Vec<Side>, Failure> {
-    let open = |(number, named): (usize, &Named)| {
-        Ok(Side { number, library: CUmf::open(named.option, &named.path, settings)? })
-    };
-    named.iter().enumerate().map(open).collect()
+    named.iter().enumerate().map(|named| open(named, settings)).collect()
 }
 
 /// What tells files apart.

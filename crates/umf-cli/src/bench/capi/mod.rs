@@ -9,6 +9,7 @@ use super::c_umf::{self, Settings};
 use super::measure::{Measured, told};
 use super::turns::in_turns;
 use crate::failure::Failure;
+use crate::output;
 use libraries::{Libraries, Side};
 
 /// Adds the rows `capi.*`.
@@ -31,6 +32,10 @@ fn row(
     }
     bench.rows.begin(name);
     let sides = libraries.pools(settings)?;
+    if sides.first().is_none_or(|side| side.number != 0) {
+        output::tell(&format!("no row {name}: --ours was built without jemalloc"));
+        return Ok(());
+    }
     let subjects: Vec<&Side> = sides.iter().collect();
     let values = in_turns(bench.quick, &subjects, values)?;
     let mut measured = values.into_iter().map(Measured::of);
