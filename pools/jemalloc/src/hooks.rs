@@ -133,13 +133,21 @@ unsafe extern "C" fn alloc(
     // SAFETY: what jemalloc gives.
     let (owner, zero, commit) = unsafe { (owner(table), zero.as_mut(), commit.as_mut()) };
     let (Some((pool, arena)), Some(zero), Some(commit)) = (owner, zero, commit) else { return null_mut() };
-    // At an address of its choice: there is none. Cleared: that would be by writing. Memory that need not be usable yet is what
-    // jemalloc asks for to have some ahead; it would keep that until the arena's end.
-    if !new_address.is_null() || *zero || !*commit {
+    // At an address of its choice: there is none. Memory that need not be usable yet is what jemalloc asks for to have some ahead; it
+    // would keep that until the arena's end.
+    if !new_address.is_null() || !*commit {
         return null_mut();
     }
     match pool.take_extent(arena, size, align) {
-        Some(address) => address,
+        Some(address) => {
+            // (Nobody but an environment that has jemalloc clear all blocks; over memory that must not be touched there is no pool
+            // then.)
+            if *zero {
+                // SAFETY: pages of the pool's regions, of host memory at its own addresses, which nobody else has.
+                unsafe { address.write_bytes(0, size) };
+            }
+            address
+        }
         None => {
             WANTED.set(Some(Wanted { size, align }));
             null_mut()
