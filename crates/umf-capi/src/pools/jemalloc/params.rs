@@ -26,7 +26,7 @@ extern "C" fn umfJemallocPoolParamsCreate(params: Out<Handle<Params>>) -> Code {
 #[unsafe(no_mangle)]
 extern "C" fn umfJemallocPoolParamsDestroy(params: Handle<Params>) -> Code {
     call("umfJemallocPoolParamsDestroy", || {
-        drop(params.take());
+        drop(params.take()?);
         Ok(())
     })
 }
