@@ -52,9 +52,9 @@ pub(crate) fn folder(source: &Path) -> Vec<Function> {
     functions
 }
 
-/// Files that only `#[cfg(test)]` or a feature for tests reads.
+/// Files that only `#[cfg(test)]`, `#[cfg(fuzzing)]` or a feature for tests reads.
 fn is_for_tests(file: &str) -> bool {
-    ["tests.rs", "model.rs"].iter().any(|name| file.ends_with(name))
+    ["tests.rs", "model.rs", "fuzz.rs"].iter().any(|name| file.ends_with(name))
         || ["/tests/", "/model/"].iter().any(|folder| file.contains(folder))
         || file.starts_with("conformance")
         || file.starts_with("step/")
@@ -167,6 +167,9 @@ impl<'a> Visit<'a> for Reader {
     }
 
     fn visit_item_impl(&mut self, item: &'a syn::ItemImpl) {
+        if is_test(&item.attrs) {
+            return;
+        }
         let owner = match &*item.self_ty {
             syn::Type::Path(path) => path.path.segments.last().map(|last| last.ident.to_string()),
             _ => None,

@@ -34,6 +34,7 @@ pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
         "crates/umf-proxy",
         "mappings of its own process; its file, named or not, is made and marked by the host provider",
     ),
+    ("crates/umf-proxy-heap", "declarations of functions"),
     ("crates/umf", "the face: what it changes, it changes through the crates below it"),
 ];
 
@@ -62,8 +63,10 @@ pub(crate) const QUESTIONS: &[&str] = &[
     "readlink",
     "recv",
     "retry_on_intr",
+    "sched_getcpu",
     "set_socket_timeout",
     "sigfillset",
+    "stat",
     "statx",
     "sysconf",
     "sysinfo",
@@ -116,6 +119,7 @@ pub(crate) const PASSED_ON: &[(&str, &str)] = &[
     ("crates/umf-domain", "sys::memfd"),
     ("crates/umf-domain", "sys::socket"),
     ("crates/umf-link", "sys::across"),
+    ("crates/umf-link", "sys::once"),
     ("crates/umf-link", "Mapping::new"),
     ("crates/umf-link", "sys::memfd"),
     ("crates/umf-link", "Segment::create"),
