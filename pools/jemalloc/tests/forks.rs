@@ -10,24 +10,32 @@ use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
 
 #[test]
 fn forks_come_through_amid_hooks() {
-    let pool = JemallocPool::with_settings(Pages::private(), JemallocSettings::default().arenas(2)).unwrap();
+    let pool = JemallocPool::with_settings(Pages::private(), JemallocSettings::default().arenas(1)).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                let large = Layout::new(200_000, 1).unwrap();
-                while !stop.load(Ordering::Relaxed) {
-                    let blocks: Vec<_> = (0..20).map(|_| pool.allocate(large).unwrap()).collect();
+                // Of sizes that threads do not keep: jemalloc splits and joins its extents all the time, which is where it has
+                // locks while it calls.
+                for round in 0_usize.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let sizes = (0..10).map(|block| 40_000 + (round * 7919 + block * 104_729) % 300_000);
+                    let layouts = sizes.map(|size| Layout::new(size, 1).unwrap());
+                    let blocks: Vec<_> = layouts.map(|layout| pool.allocate(layout).unwrap()).collect();
                     for block in blocks {
                         // SAFETY: the test's own.
                         unsafe { pool.free(block) }.unwrap();
                     }
-                    pool.trim(0).unwrap();
+                    if round % 64 == 0 {
+                        pool.trim(0).unwrap();
+                    }
                 }
             });
         }
         let mut bad = None;
-        for round in 0..150 {
+        for round in 0..400 {
             // SAFETY: the child uses the pool, which comes through a fork, and ends without unwinding.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
