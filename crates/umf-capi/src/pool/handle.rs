@@ -15,7 +15,7 @@ use crate::boundary::{
 };
 use crate::ctl::{self, registry};
 use crate::memory::{close_all, owners};
-use crate::pools::{disjoint, preloaded};
+use crate::pools::{disjoint, kept, preloaded};
 use crate::provider::{Provider, Tracking};
 
 /// `UMF_POOL_CREATE_FLAG_OWN_PROVIDER`.
@@ -128,7 +128,7 @@ impl Pool {
     /// Finds the slab pool of a disjoint pool.
     fn take_short_cut(&mut self) {
         if self.operations.allocates_as(&disjoint::FUNCTIONS)
-            && let Ok(disjoint) = disjoint::of(self.state)
+            && let Ok(disjoint) = kept::behind::<disjoint::Disjoint>(self.state)
             && disjoint.is_plain()
             && let Ok(slab) = disjoint.slab()
         {

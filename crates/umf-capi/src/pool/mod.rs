@@ -6,4 +6,4 @@ mod live;
 mod ops;
 
 pub(crate) use handle::Pool;
-pub(crate) use ops::{Functions, PoolTable};
+pub(crate) use ops::{Functions, Initialize, PoolTable};

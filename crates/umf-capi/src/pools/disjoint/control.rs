@@ -7,13 +7,14 @@ use umf_core::Pool as _;
 
 use super::counts::Count;
 use super::params::checked_bucket;
-use super::state::{Disjoint, Made, of};
+use super::state::{Disjoint, Made};
 use crate::boundary::{Failure, Outcome};
 use crate::ctl::{Answers, Asked, Query, Value, no_such_path};
+use crate::pools::kept::behind;
 
 impl Answers for Disjoint {
     fn behind<'a>(state: State) -> Outcome<&'a Self> {
-        of(state)
+        behind(state)
     }
 
     fn answer(&self, asked: &Asked<'_>) -> Outcome<()> {

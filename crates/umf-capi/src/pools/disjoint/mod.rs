@@ -8,4 +8,4 @@ mod params;
 mod state;
 
 pub(crate) use operations::FUNCTIONS;
-pub(crate) use state::{layout, of};
+pub(crate) use state::{Disjoint, layout};

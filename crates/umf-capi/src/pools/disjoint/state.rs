@@ -1,13 +1,12 @@
 //! [`Disjoint`]: the state of a disjoint pool.
 
-use core::ffi::{c_char, c_void};
+use core::ffi::c_void;
 use core::sync::atomic::Ordering;
 use std::ffi::CString;
 use std::sync::{Arc, OnceLock};
 
-use umf::plugin::ops::State;
 use umf_core::lock::Lock;
-use umf_core::{Address, Error, Layout, Pool as _, Result};
+use umf_core::{Address, Layout, Pool as _, Result};
 use umf_pool_slab::{SlabPool, SlabSettings};
 
 use super::counts::{Counts, sizes};
@@ -20,8 +19,8 @@ use crate::provider::{Provider, Tracking};
 /// The state. The slab pool is made when its settings are certain: after the defaults of the control tree were written.
 pub(crate) struct Disjoint {
     params: Lock<Params>,
-    name: CString,
-    core: Arc<dyn umf_core::Provider>,
+    pub(super) name: CString,
+    pub(super) core: Arc<dyn umf_core::Provider>,
     cache_line: usize,
     /// The handle whose memory is tracked as this pool's.
     handle: Option<*mut Pool>,
@@ -46,12 +45,6 @@ pub(crate) struct Made {
     pub(super) counts: Option<Counts>,
 }
 
-/// The state that `initialize` gave.
-pub(crate) fn of<'a>(state: State) -> Outcome<&'a Disjoint> {
-    // SAFETY: whoever has the table of this pool gives its functions what `initialize` gave.
-    unsafe { state.cast::<Disjoint>().as_ref() }.ok_or(Failure::argument("the state of a pool is NULL"))
-}
-
 /// What `size` bytes are asked for as. Blocks are aligned to the smallest bucket, a cache line as a rule.
 #[inline]
 pub(crate) fn layout(size: usize) -> Result<Layout> {
@@ -73,11 +66,6 @@ impl Disjoint {
             handle,
             made: OnceLock::new(),
         })
-    }
-
-    /// Its name, which lives as long as the pool.
-    pub(crate) fn name(&self) -> *const c_char {
-        self.name.as_ptr()
     }
 
     /// Whether nothing is to be done beside allocating and freeing.
@@ -163,25 +151,6 @@ impl Disjoint {
         }
         Ok(())
     }
-
-    /// The block that begins at an address of C, and bytes in it.
-    pub(super) fn block(&self, block: *const c_void) -> Outcome<(Address, usize)> {
-        let address = Address::from_ptr(block.cast::<u8>());
-        let found = self.slab()?.block_at(address)?;
-        let inside =
-            address.offset_from(found.address).and_then(|offset| usize::try_from(offset).ok()).unwrap_or(0);
-        Ok((found.address, found.size - inside))
-    }
-
-    /// Whether the CPU may read and write the memory.
-    pub(super) fn check_host(&self) -> Outcome<()> {
-        if self.core.memory_kind().is_host_accessible() {
-            return Ok(());
-        }
-        Err(Failure::unsupported(
-            "only memory that the processor is known to reach can be cleared or copied here",
-        ))
-    }
 }
 
 impl Made {
@@ -200,9 +169,4 @@ impl Drop for Disjoint {
             limits.enforce();
         }
     }
-}
-
-/// Zero is an error of [`Layout`], and nothing to C.
-pub(super) fn is_nothing(error: &Error) -> bool {
-    matches!(error, Error::ZeroSize)
 }
