@@ -175,11 +175,15 @@ fn make() -> Option<&'static SlabPool> {
     }
     STATE.compare_exchange(UNMADE, MAKING, Ordering::AcqRel, Ordering::Acquire).ok()?;
     let settings = if IS_SET.swap(true, Ordering::Relaxed) { Settings::DEFAULT } else { read_settings() };
-    let made = has_addresses().then(|| over_shared(settings).or_else(|| over(&PRIVATE))).flatten();
+    let has_addresses = has_addresses();
+    let made = has_addresses.then(|| over_shared(settings).or_else(|| over(&PRIVATE))).flatten();
     if made.is_none() && Next::find().is_some() {
-        tell(format_args!(
-            "there are not enough addresses for a pool (ulimit -v): memory is that of the next allocator"
-        ));
+        let why = if has_addresses {
+            "no pool can be made"
+        } else {
+            "addresses for a pool (ulimit -v) are too few"
+        };
+        tell(format_args!("{why}: memory is that of the next allocator"));
         THRESHOLD.store(usize::MAX, Ordering::Relaxed);
     }
     if let Some(made) = made {

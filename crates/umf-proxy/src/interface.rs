@@ -120,7 +120,8 @@ fn settings_of(given: &Exports) -> ExporterSettings {
     settings.exchange = if modes.is_empty() { Exchange::Auto } else { Exchange::Order(modes) };
     settings.ptracer = match given.ptracer {
         0 => Ptracer::None,
-        process => u32::try_from(process).map_or(Ptracer::Any, Ptracer::Process),
+        -1 => Ptracer::Any,
+        process => u32::try_from(process).map_or(Ptracer::None, Ptracer::Process),
     };
     settings.max_created_handles = given.max_created_handles;
     settings.limit = if given.limit_is_hard == 0 { LimitPolicy::Soft } else { LimitPolicy::Hard };

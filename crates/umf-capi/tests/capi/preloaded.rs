@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
+use object::elf;
+use object::read::elf::{Dyn as _, ElfFile64, FileHeader as _};
 use object::read::{Object as _, ObjectSymbol as _};
 
 use crate::installed::installed;
@@ -38,6 +40,20 @@ fn it_exports_what_it_replaces() {
         .map(|symbol| symbol.name().unwrap())
         .collect();
     assert_eq!(names, BTreeSet::from(NAMES));
+}
+
+/// It has given blocks away, and libumf.so.1 knows where its heap is.
+#[test]
+fn it_is_never_unloaded() {
+    let Some(installed) = installed("it_is_never_unloaded") else { return };
+    let bytes = std::fs::read(installed.prefix.join("lib/libumf_proxy.so")).unwrap();
+    let file = ElfFile64::<object::Endianness>::parse(&*bytes).unwrap();
+    let (endian, bytes) = (file.endian(), &*bytes);
+    let sections = file.elf_header().sections(endian, bytes).unwrap();
+    let (entries, _) = sections.dynamic(endian, bytes).unwrap().unwrap();
+    let flags = entries.iter().find(|entry| entry.d_tag(endian) == elf::DT_FLAGS_1);
+    let never = elf::DF_1_NODELETE.0;
+    assert_eq!(flags.map(|flags| flags.d_val(endian) & never), Some(never));
 }
 
 /// Two copies of umf in one process, one of which is the other's allocator.
