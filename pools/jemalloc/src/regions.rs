@@ -8,7 +8,6 @@ use std::sync::Arc;
 use umf_core::held::Fate;
 use umf_core::lock::LockGuard;
 use umf_core::metadata::Zeroed;
-use umf_core::step::{Step, step};
 use umf_core::tracker::{self, GRANULE, RegionNumber};
 use umf_core::{Address, AddressSpace, Error, Layout, Region, Result, Upstream};
 
@@ -304,7 +303,6 @@ impl JemallocPool {
             self.regions.release(number);
             return undo_shadow(error);
         }
-        step(Step::PoolRegionEntered);
         Ok(())
     }
 
@@ -440,7 +438,6 @@ impl JemallocPool {
 
     /// Gives a region back that is out of the room.
     fn give_back(&self, number: u32, record: &Record) -> Result<usize> {
-        step(Step::PoolRegionTakenOut);
         // SAFETY: it was entered, and the caller took it out.
         let (region, shadow) = unsafe { record.regions() };
         if let Err(error) = self.return_region(region) {

@@ -10,6 +10,10 @@ pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
         "needs devices that the machines of the campaign lack; what it changes is descriptors and mappings, which die with the process",
     ),
     (
+        "pools/jemalloc",
+        "its regions are the provider's, which has steps; beside them it has addresses with nothing in them, of this process alone",
+    ),
+    (
         "crates/level-zero-soft",
         "a driver for tests, in place of a device's own, which the campaign does not watch either",
     ),
