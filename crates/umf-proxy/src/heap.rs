@@ -200,8 +200,8 @@ fn make() -> Option<&'static SlabPool> {
 
 /// Whether a pool's tables and some memory have room in this process. To begin with them and fail would cost what is left.
 fn has_addresses() -> bool {
-    /// The tables are 30 MB, most of which are never touched.
-    const POOL: usize = 36 << 20;
+    /// The tables are 30 MB, most of which are never touched. The rest is for what a small program needs then.
+    const POOL: usize = 44 << 20;
     let mut limit = core::mem::MaybeUninit::<libc::rlimit>::uninit();
     // SAFETY: `limit` is valid for the write, and was written if that is what the call says.
     let is_bounded = unsafe {

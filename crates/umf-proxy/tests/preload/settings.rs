@@ -76,7 +76,7 @@ fn the_file_may_be_closed_or_replaced() {
 #[test]
 fn few_addresses_are_enough() {
     let mut told = Vec::new();
-    for megabytes in (24..72).step_by(4) {
+    for megabytes in (24..76).step_by(2) {
         let text = format!("(ulimit -v {}; exec ls /etc/hostname)", megabytes << 10);
         let said = shell(&text, "");
         assert_eq!((said.status, said.output.as_str()), (0, "/etc/hostname\n"), "{megabytes} MB: {said:?}");
