@@ -132,20 +132,50 @@ impl Ranges {
 
     /// Gives back a range that was taken.
     pub fn give(&mut self, offset: u64, size: u64) {
+        self.put(offset, size);
+        self.taken -= 1;
+    }
+
+    /// How many ranges are taken.
+    #[must_use]
+    pub const fn taken(&self) -> u32 {
+        self.taken
+    }
+
+    /// For ranges that are in no part: makes sure that [`Ranges::put`] has the memory for `count` in all.
+    ///
+    /// # Errors
+    /// Those of [`Nodes::ensure`].
+    pub fn reserve(&mut self, count: u32) -> Result<()> {
+        self.nodes.ensure(count.saturating_sub(self.nodes.used()))
+    }
+
+    /// Adds a range, joined with its neighbours; returns how many it had.
+    pub fn put(&mut self, offset: u64, size: u64) -> u32 {
         let (mut start, mut end) = (offset, offset + size);
+        let mut neighbours = 0;
         let below = self.by_offset.upper_bound(Bound::Excluded(&offset));
         if let Some((free_offset, free_size)) = below.get().map(|free| (free.offset, free.size))
             && free_offset + free_size == start
         {
             self.remove(free_offset);
             start = free_offset;
+            neighbours += 1;
         }
         if let Some(free_size) = self.by_offset.find(&end).get().map(|free| free.size) {
             self.remove(end);
             end += free_size;
+            neighbours += 1;
         }
-        self.taken -= 1;
         self.insert(start, end - start);
+        neighbours
+    }
+
+    /// Takes out the longest range, as an offset and a size: for ranges that [`Ranges::put`] added.
+    pub fn pop(&mut self) -> Option<(u64, u64)> {
+        let longest = self.by_size.back().get().map(|free| (free.offset, free.size))?;
+        self.remove(longest.0);
+        Some(longest)
     }
 
     /// Room for the nodes that `more` further taken ranges can leave behind, beside those of the parts.
@@ -307,6 +337,19 @@ mod tests {
         assert_eq!(ranges.nodes.capacity(), capacity, "giving back took memory");
         assert!(ranges.remove_part(100, 10) && !ranges.remove_part(100, 10));
         assert_eq!((ranges.free(), ranges.parts, ranges.taken), ((0, 0), 0, 0));
+    }
+
+    #[test]
+    fn ranges_of_no_part_come_and_go() {
+        let mut ranges = Ranges::empty();
+        ranges.reserve(3).unwrap();
+        let capacity = ranges.nodes.capacity();
+        assert_eq!([ranges.put(10, 5), ranges.put(30, 10), ranges.put(20, 5)], [0, 0, 0]);
+        assert_eq!([ranges.put(15, 5), ranges.put(50, 1)], [2, 0]);
+        assert_eq!(ranges.nodes.capacity(), capacity, "adding took memory");
+        assert_eq!(ranges.pop(), Some((10, 15)));
+        assert_eq!([ranges.pop(), ranges.pop(), ranges.pop()], [Some((30, 10)), Some((50, 1)), None]);
+        assert_eq!(ranges.taken(), 0);
     }
 
     #[test]
