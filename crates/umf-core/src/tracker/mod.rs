@@ -77,19 +77,24 @@ fn look(slot: &Slot, address: Address) -> Option<Found> {
     found.filter(|found| found.region.contains(address))
 }
 
-/// Looks when nothing is being changed.
+/// Looks when nothing is being changed. Does not wait for a fork, which has the lock but changes nothing: the caller may have locks
+/// that the fork waits for.
 #[cold]
 fn find_settled(slot: &Slot, address: Address) -> Option<Found> {
     const TRIES: usize = 100;
-    for _ in 0..TRIES {
-        match sequence::settled(&CHANGES, || look(slot, address)) {
-            Settled::Found(found) => return Some(found),
-            Settled::Nothing => return None,
-            Settled::Unknown => core::hint::spin_loop(),
+    loop {
+        for _ in 0..TRIES {
+            match sequence::settled(&CHANGES, || look(slot, address)) {
+                Settled::Found(found) => return Some(found),
+                Settled::Nothing => return None,
+                Settled::Unknown => core::hint::spin_loop(),
+            }
         }
+        if let Some(_writers) = WRITERS.try_lock() {
+            return look(slot, address);
+        }
+        std::thread::yield_now();
     }
-    let _writers = WRITERS.lock();
-    look(slot, address)
 }
 
 /// Runs `change` as the only writer, with [`CHANGES`] odd.
