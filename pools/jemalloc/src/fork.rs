@@ -1,12 +1,102 @@
 //! How a pool comes through a fork.
 //!
-//! jemalloc takes its locks before this is called (see `je`), so nobody is in one of its hooks.
+//! A fork takes the locks of umf first, then jemalloc's, then those of the pools' rooms. So a thread may call jemalloc under a lock
+//! of umf, as all do in a program whose own allocator jemalloc is; and jemalloc's hooks, which are called under its locks, may take a
+//! room's. Nobody calls anything under a room's lock, and hooks take no other.
 
-use core::ptr::NonNull;
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 use umf_core::fork::ForkAware;
+use umf_core::lock::Lock;
 
-use crate::JemallocPool;
+use crate::{JemallocPool, je};
+
+/// What is registered later is locked earlier. jemalloc registers when it begins: in a constructor without a priority, if not before.
+#[used]
+#[unsafe(link_section = ".init_array.00101")]
+static AT_LOAD: extern "C" fn() = {
+    extern "C" fn at_load() {
+        // SAFETY: the handlers are functions of this crate that stay loaded with it; they only take and let go of locks. Without
+        // memory for them forks are as if this had not been called.
+        let _ = unsafe { libc::pthread_atfork(Some(lock_rooms), Some(unlock_rooms), Some(unlock_rooms)) };
+        je::begin();
+        umf_core::fork::generation();
+    }
+    at_load
+};
+
+/// The pool's place in the list of all.
+#[derive(Debug)]
+pub(crate) struct Link(AtomicPtr<JemallocPool>);
+
+impl Link {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicPtr::new(null_mut()))
+    }
+}
+
+/// The first of all pools. Changes under [`CHANGING`], by one store, so that it can be walked whenever it was interrupted.
+static POOLS: AtomicPtr<JemallocPool> = AtomicPtr::new(null_mut());
+static CHANGING: Lock<()> = Lock::new(());
+
+/// A fork takes the locks of this pool's rooms from here on.
+///
+/// # Safety
+/// The pool stays where it is until it [`leave`]s.
+pub(crate) unsafe fn enter(pool: &JemallocPool) {
+    let _changing = CHANGING.lock();
+    pool.at_fork.0.store(POOLS.load(Ordering::Relaxed), Ordering::Relaxed);
+    POOLS.store(core::ptr::from_ref(pool).cast_mut(), Ordering::Release);
+}
+
+pub(crate) fn leave(pool: &JemallocPool) {
+    let _changing = CHANGING.lock();
+    let mut place = &POOLS;
+    // SAFETY: a pool that is in the list stays until it leaves, which takes the lock.
+    while let Some(next) = unsafe { place.load(Ordering::Acquire).as_ref() } {
+        if core::ptr::eq(next, pool) {
+            place.store(pool.at_fork.0.load(Ordering::Relaxed), Ordering::Release);
+            return;
+        }
+        place = &next.at_fork.0;
+    }
+}
+
+/// # Safety
+/// Nobody leaves meanwhile.
+unsafe fn each(look: impl Fn(&JemallocPool)) {
+    let mut place = &POOLS;
+    // SAFETY: a pool that is in the list stays until it leaves.
+    while let Some(pool) = unsafe { place.load(Ordering::Acquire).as_ref() } {
+        look(pool);
+        place = &pool.at_fork.0;
+    }
+}
+
+extern "C" fn lock_rooms() {
+    CHANGING.lock_for_fork();
+    let lock = |pool: &JemallocPool| {
+        for arena in pool.all_arenas() {
+            arena.room.lock_for_fork();
+        }
+    };
+    // SAFETY: nobody else changes the list: this thread has its lock, or interrupted itself and is the only one.
+    unsafe { each(lock) };
+}
+
+extern "C" fn unlock_rooms() {
+    let unlock = |pool: &JemallocPool| {
+        for arena in pool.all_arenas() {
+            // SAFETY: `lock_rooms` took it in this thread, or in the one of which this is the copy.
+            unsafe { arena.room.unlock_after_fork() };
+        }
+    };
+    // SAFETY: as in `lock_rooms`.
+    unsafe { each(unlock) };
+    // SAFETY: as above.
+    unsafe { CHANGING.unlock_after_fork() };
+}
 
 /// The pool as what [`umf_core::fork::register`] takes.
 pub(crate) fn erased(pool: &JemallocPool) -> NonNull<dyn ForkAware> {
@@ -17,9 +107,6 @@ pub(crate) fn erased(pool: &JemallocPool) -> NonNull<dyn ForkAware> {
 
 impl ForkAware for JemallocPool {
     fn prepare(&self) {
-        for arena in self.arenas() {
-            arena.room.lock_for_fork();
-        }
         self.regions.lock_for_fork();
         self.blocks.table().lock_for_fork();
     }
@@ -29,13 +116,11 @@ impl ForkAware for JemallocPool {
         unsafe { self.blocks.table().unlock_after_fork() };
         // SAFETY: as above.
         unsafe { self.regions.unlock_after_fork() };
-        // SAFETY: as above.
-        self.arenas().iter().for_each(|arena| unsafe { arena.room.unlock_after_fork() });
     }
 
     fn child(&self) {
         self.parent();
-        // Their blocks, and regions on their way, are lost to the child.
+        // Their blocks, and regions and ranges on their way, are lost to the child.
         self.caches.lose_others();
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! jemalloc calls with locks of its own held, and a thread that is in a hook cannot allocate from it. So hooks never ask the
 //! provider for memory: they give what is free in the pool's regions, or note what is lacking ([`Wanted`]), and the pool gets that
-//! once jemalloc has returned. Nor do they give regions back. They take one lock, under which nothing is called.
+//! once jemalloc has returned. Nor do they give regions back or purge pages: that is noted, too. They take one lock, the room's, under
+//! which nothing is called; a fork takes it after jemalloc's ([`crate::fork`]).
 
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_uint, c_void};
@@ -14,7 +15,7 @@ use umf_core::{Address, Result};
 
 use crate::JemallocPool;
 use crate::je::{self, HookTable, PAGE};
-use crate::room::Room;
+use crate::room::{Room, number_of};
 
 /// What jemalloc asked for in vain.
 #[derive(Clone, Copy, Debug)]
@@ -73,8 +74,9 @@ impl Arena {
             // All extents are usable memory as they are, and stay that.
             commit: None,
             decommit: None,
-            purge_lazy: Some(purge_lazy),
-            purge_forced: Some(purge_forced),
+            // Providers may do anything when they purge. What jemalloc gives back is purged when it has returned.
+            purge_lazy: None,
+            purge_forced: None,
             split: Some(split),
             merge: Some(merge),
         };
@@ -138,10 +140,9 @@ unsafe extern "C" fn alloc(
     if !new_address.is_null() || !*commit {
         return null_mut();
     }
-    match pool.take_extent(arena, size, align) {
+    match pool.take_extent(arena, size, align, *zero) {
         Some(address) => {
-            // (Nobody but an environment that has jemalloc clear all blocks; over memory that must not be touched there is no pool
-            // then.)
+            // (Nobody but an environment that has jemalloc clear all blocks.)
             if *zero {
                 // SAFETY: pages of the pool's regions, of host memory at its own addresses, which nobody else has.
                 unsafe { address.write_bytes(0, size) };
@@ -185,45 +186,6 @@ unsafe extern "C" fn destroy(
     }
 }
 
-/// # Safety
-/// As for [`owner`]; nobody needs the content of the pages.
-unsafe fn purge(
-    table: *mut HookTable,
-    address: *mut c_void,
-    offset: usize,
-    size: usize,
-    is_forced: bool,
-) -> bool {
-    // SAFETY: what jemalloc gives.
-    let Some((pool, _)) = (unsafe { owner(table) }) else { return true };
-    let Some(begin) = visible(address).checked_add(offset as u64) else { return true };
-    !pool.purge(begin, size, is_forced)
-}
-
-unsafe extern "C" fn purge_lazy(
-    table: *mut HookTable,
-    address: *mut c_void,
-    _size: usize,
-    offset: usize,
-    length: usize,
-    _arena: c_uint,
-) -> bool {
-    // SAFETY: what jemalloc gives.
-    unsafe { purge(table, address, offset, length, false) }
-}
-
-unsafe extern "C" fn purge_forced(
-    table: *mut HookTable,
-    address: *mut c_void,
-    _size: usize,
-    offset: usize,
-    length: usize,
-    _arena: c_uint,
-) -> bool {
-    // SAFETY: what jemalloc gives.
-    unsafe { purge(table, address, offset, length, true) }
-}
-
 unsafe extern "C" fn split(
     table: *mut HookTable,
     _address: *mut c_void,
@@ -235,7 +197,7 @@ unsafe extern "C" fn split(
 ) -> bool {
     // SAFETY: what jemalloc gives.
     let Some((_, arena)) = (unsafe { owner(table) }) else { return true };
-    arena.room.lock().ranges.split_taken().is_err()
+    arena.room.lock().split().is_err()
 }
 
 unsafe extern "C" fn merge(
@@ -254,22 +216,25 @@ unsafe extern "C" fn merge(
     if low.is_none() || low != high {
         return true;
     }
-    arena.room.lock().ranges.merge_taken();
+    arena.room.lock().merge();
     false
 }
 
 impl JemallocPool {
-    /// Pages for jemalloc, by the address that it is to know; null if there are not so many.
-    fn take_extent(&self, arena: &Arena, size: usize, align: usize) -> Option<*mut c_void> {
+    /// Pages for jemalloc, by the address that it is to know; null if there are not so many, or they are `to_touch` and must not be.
+    fn take_extent(&self, arena: &Arena, size: usize, align: usize, to_touch: bool) -> Option<*mut c_void> {
         if self.is_held_at_bound() {
             return None;
         }
         let mut room = arena.room.lock();
         let place = room.take(size as u64, align.max(PAGE) as u64)?;
-        let record = self.regions.get(crate::room::number_of(place))?;
+        let record = self.regions.get(number_of(place))?;
+        if to_touch && (record.is_shadowed() || !self.is_touchable) {
+            room.give(place, size as u64);
+            return None;
+        }
         record.used.fetch_add(size as u64, Ordering::Relaxed);
-        let begin = record.visible.load(Ordering::Relaxed);
-        let address = begin + crate::room::offset_of(place, begin);
+        let address = record.visible_at(place);
         drop(room);
         Some(core::ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?))
     }
@@ -278,17 +243,57 @@ impl JemallocPool {
     fn give_extent(&self, arena: &Arena, begin: Address, size: usize, is_kept: bool) -> bool {
         let Some(number) = self.region_at(begin) else { return false };
         let Some(record) = self.regions.get(number) else { return false };
-        let used = record.used.load(Ordering::Relaxed);
-        // (If all of the region is free now, it goes as a whole.)
-        if !is_kept && used > size as u64 {
-            self.purge(begin, size, true);
-        }
         let mut room = arena.room.lock();
         let place = crate::room::place(number, record.visible.load(Ordering::Relaxed), begin.to_bits());
-        room.give(place, size as u64);
-        if record.used.fetch_sub(size as u64, Ordering::Relaxed) == size as u64 {
-            self.has_idle.store(true, Ordering::Relaxed);
+        let is_idle = record.used.fetch_sub(size as u64, Ordering::Relaxed) == size as u64;
+        // (If all of the region is free now, it goes as a whole.)
+        if is_kept || is_idle {
+            room.give(place, size as u64);
+        } else {
+            room.give_dirty(place, size as u64);
+            self.has_work.store(true, Ordering::Relaxed);
+        }
+        if is_idle {
+            self.note_idle();
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use umf_core::conformance::pool::{Numbers, Pages};
+    use umf_core::{Layout, Pool, ProviderRef};
+
+    /// What jemalloc may ask for, whatever [`je::fills_blocks`] could find out.
+    #[test]
+    fn what_must_not_be_touched_is_not_cleared() {
+        let providers: [(ProviderRef, bool); 3] = [
+            (Numbers::new(4096).into(), false),
+            (Pages::untouchable().into(), false),
+            (Pages::private().into(), true),
+        ];
+        for (provider, is_memory) in providers {
+            let pool =
+                JemallocPool::with_settings(provider, crate::JemallocSettings::default().arenas(1)).unwrap();
+            // So that there is a region with room for more.
+            let block = pool.allocate(Layout::new(100, 1).unwrap()).unwrap();
+            let arena = &pool.arenas()[0];
+            let free = arena.room.lock().free;
+            assert!(free >= 4096);
+            let (mut zero, mut commit) = (true, true);
+            let table = core::ptr::from_ref(arena).cast_mut().cast();
+            // SAFETY: the table of an arena that there is.
+            let got = unsafe { alloc(table, null_mut(), 4096, 4096, &raw mut zero, &raw mut commit, 0) };
+            assert_eq!(!got.is_null(), is_memory);
+            if is_memory {
+                // SAFETY: as above, and what it gave.
+                assert!(!unsafe { dalloc(table, got, 4096, true, 0) });
+            }
+            assert_eq!(arena.room.lock().free, free);
+            // SAFETY: the test's own.
+            unsafe { pool.free(block) }.unwrap();
+        }
     }
 }

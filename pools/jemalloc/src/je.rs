@@ -12,17 +12,6 @@ use umf_core::{Error, Result};
 
 pub(crate) use je::extent_hooks_t as HookTable;
 
-/// jemalloc's registration for forks comes after umf's, so that a fork takes jemalloc's locks first: its hooks are called with some
-/// of them held, and take ours. (jemalloc registers in a constructor without a priority; those with one come before.)
-#[used]
-#[unsafe(link_section = ".init_array.00101")]
-static BEFORE_JEMALLOC: extern "C" fn() = {
-    extern "C" fn before_jemalloc() {
-        umf_core::fork::generation();
-    }
-    before_jemalloc
-};
-
 /// Taken by a thread for its first call of jemalloc: that takes a lock which jemalloc's own handlers of forks leave out (where it has
 /// its thread-local storage by a pthread key).
 static FIRST: Lock<()> = Lock::new(());
@@ -37,8 +26,7 @@ pub(crate) fn ready() {
     #[cold]
     fn be_ready() {
         let _first = FIRST.lock();
-        // (Whatever it says.)
-        let _ = read::<usize>(c"arenas.page");
+        begin();
         IS_READY.set(true);
     }
     if !IS_READY.get() {
@@ -68,6 +56,12 @@ pub(crate) fn guard_first_calls() {
         // memory for them forks are as if this had not been called.
         let _ = unsafe { libc::pthread_atfork(Some(prepare), Some(after), Some(after)) };
     }
+}
+
+/// Has jemalloc begin, and take part in forks, if it has not.
+pub(crate) fn begin() {
+    // (Whatever it says.)
+    let _ = read::<usize>(c"arenas.page");
 }
 
 /// jemalloc's page: extents are multiples of it.

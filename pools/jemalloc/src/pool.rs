@@ -62,6 +62,11 @@ pub struct JemallocPool {
     arena_count: AtomicUsize,
     /// jemalloc has given back all of some region.
     pub(crate) has_idle: AtomicBool,
+    /// That, or something to purge.
+    pub(crate) has_work: AtomicBool,
+    /// The CPU may touch the memory.
+    pub(crate) is_touchable: bool,
+    pub(crate) at_fork: crate::fork::Link,
     pub(crate) regions: Table<Record>,
     /// Some region turned out to lie within another one.
     pub(crate) has_margins: AtomicBool,
@@ -96,7 +101,8 @@ impl JemallocPool {
     pub fn with_settings(provider: impl Into<ProviderRef>, settings: JemallocSettings) -> Result<Arc<Self>> {
         je::guard_first_calls();
         let upstream = Upstream::new(provider)?;
-        if !upstream.provider().memory_kind().is_host_accessible() && je::fills_blocks() {
+        let is_touchable = upstream.provider().memory_kind().is_host_accessible();
+        if !is_touchable && je::fills_blocks() {
             return Err(FILLS);
         }
         upstream.set_out_of_memory(settings.out_of_memory.clone());
@@ -116,6 +122,9 @@ impl JemallocPool {
             arenas: (0..wanted).map(Arena::new).collect(),
             arena_count: AtomicUsize::new(0),
             has_idle: AtomicBool::new(false),
+            has_work: AtomicBool::new(false),
+            is_touchable,
+            at_fork: crate::fork::Link::new(),
             regions: Table::new(REGIONS - 1),
             has_margins: AtomicBool::new(false),
             reserved: Reserved::new(settings.memory_limit, settings.shared_limit.clone()),
@@ -125,6 +134,8 @@ impl JemallocPool {
             settings,
         });
         pool.set_held(pool.settings.on_free, pool.settings.max_held);
+        // SAFETY: an `Arc`'s content does not move, and `drop` leaves.
+        unsafe { crate::fork::enter(&pool) };
         // SAFETY: an `Arc`'s content does not move.
         unsafe { pool.make_arenas() }?;
         let this = Arc::as_ptr(&pool) as *const dyn Pool;
@@ -159,6 +170,11 @@ impl JemallocPool {
     #[inline]
     pub(crate) fn arenas(&self) -> &[Arena] {
         self.arenas.get(..self.arena_count.load(Ordering::Relaxed)).unwrap_or_default()
+    }
+
+    /// Those that could not be made, too.
+    pub(crate) fn all_arenas(&self) -> &[Arena] {
+        &self.arenas
     }
 
     /// How many arenas the pool's threads are spread over.
@@ -265,7 +281,7 @@ impl JemallocPool {
             && self.blocks.enter(number, granule, visible, request.class).is_some()
         {
             own.count_allocation(size);
-            self.release_if_idle();
+            self.do_work();
             return Ok(visible);
         }
         self.hand_out_real(visible, request, own)
@@ -281,15 +297,15 @@ impl JemallocPool {
                 && self.blocks.enter(number, granule, real, request.class).is_some()
             {
                 own.count_allocation(size);
-                self.release_if_idle();
+                self.do_work();
                 return Ok(real);
             }
             // Beyond what memory and its shadow have in common.
             Error::BadAlignment { align: request.align }
         } else {
-            // jemalloc takes what is asked for while it is in a hook from an arena of its own.
+            // jemalloc takes what is asked for while it is in a hook from an arena of its own. (Nothing of ours asks.)
             Error::NotSupported {
-                what: "allocating from jemalloc while it purges memory",
+                what: "allocating from jemalloc in a hook of its own",
                 owner: OWNER,
                 native: 0,
             }
@@ -313,20 +329,25 @@ impl JemallocPool {
         if let Some(visible) = visible {
             self.free_visible(visible, self.classes.size(block.class), flags);
         }
-        self.release_if_idle();
+        self.do_work();
     }
 
     #[inline]
-    fn release_if_idle(&self) {
-        if self.has_idle.load(Ordering::Relaxed) {
-            self.release_what_is_idle();
+    fn do_work(&self) {
+        if self.has_work.load(Ordering::Relaxed) {
+            self.do_noted_work();
         }
     }
 
     #[cold]
-    fn release_what_is_idle(&self) {
-        // A provider that does not take it back leaves it with us.
-        let _ = self.release_idle(0);
+    fn do_noted_work(&self) {
+        // Not a plain store: what is noted from here on stays noted.
+        self.has_work.swap(false, Ordering::AcqRel);
+        self.purge_dirty();
+        if self.has_idle.load(Ordering::Acquire) {
+            // A provider that does not take it back leaves it with us.
+            let _ = self.release_idle(0);
+        }
     }
 
     /// Frees a block, which is handed out again when `completion` is ready.
@@ -356,7 +377,7 @@ impl JemallocPool {
         let had_cache = unsafe { self.caches.forget(index) };
         // (Whoever has nothing to do with the pool does nothing with it.)
         if had_cache {
-            self.release_if_idle();
+            self.do_work();
         }
     }
 }
@@ -470,6 +491,7 @@ impl Drop for JemallocPool {
             }
         }
         self.give_all_back();
+        crate::fork::leave(self);
         // What could not be given back no longer counts against the shared limit.
         self.reserved.remove(usize::try_from(self.reserved.bytes()).unwrap_or(0));
     }

@@ -15,7 +15,7 @@ use crate::JemallocPool;
 use crate::hooks::{Arena, Wanted, sweeping};
 use crate::je::{self, PAGE};
 use crate::pool::{FILLS, OWNER};
-use crate::room::{LARGEST as LARGEST_REGION, Room, place};
+use crate::room::{LARGEST as LARGEST_REGION, Room, number_of, offset_of, place};
 use crate::shadow::{ALIKE, REMAINDER, Shadow, VISIBLE};
 
 /// A pool begins with regions of this size, and grows by a part of what it has, up to the largest.
@@ -59,6 +59,17 @@ impl Record {
     fn place(&self, number: u32) -> (u64, u64) {
         let visible = self.visible.load(Ordering::Relaxed);
         (place(number, visible, visible), self.size.load(Ordering::Relaxed))
+    }
+
+    /// How jemalloc knows a place in the region.
+    pub(crate) fn visible_at(&self, place: u64) -> u64 {
+        let begin = self.visible.load(Ordering::Relaxed);
+        begin + offset_of(place, begin)
+    }
+
+    /// Whether jemalloc knows the memory by other addresses, which nobody can touch.
+    pub(crate) fn is_shadowed(&self) -> bool {
+        self.visible.load(Ordering::Relaxed) != self.real.load(Ordering::Relaxed)
     }
 
     /// # Safety
@@ -109,10 +120,13 @@ impl JemallocPool {
         Some(Address::from_bits(record.visible.load(Ordering::Relaxed) + offset))
     }
 
-    /// Gives pages back to the system, as far as they are whole pages of the provider; `false` if it cannot.
-    pub(crate) fn purge(&self, visible: Address, size: usize, is_forced: bool) -> bool {
+    /// Gives pages back to the system, as far as they are whole pages of the provider, and as it can.
+    ///
+    /// # Safety
+    /// Nobody needs their content.
+    unsafe fn purge(&self, visible: Address, size: usize) {
         let Some(ability) = self.upstream.provider().purge().filter(|_| !self.upstream.is_frozen()) else {
-            return false;
+            return;
         };
         let page = self.upstream.provider().page_size().max(PAGE);
         let whole = || {
@@ -121,20 +135,40 @@ impl JemallocPool {
             let before = usize::try_from(first.offset_from(begin)?).ok()?;
             Some((first, size.checked_sub(before)? / page * page))
         };
-        match whole() {
-            Some((first, pages)) if pages > 0 => {
-                // SAFETY: jemalloc, and with it everybody, has done with the content.
-                let purged = unsafe {
-                    if is_forced {
-                        ability.purge_forced(first, pages)
-                    } else {
-                        ability.purge_lazy(first, pages)
-                    }
-                };
-                purged.is_ok()
-            }
-            _ => true,
+        if let Some((first, pages)) = whole().filter(|&(_, pages)| pages > 0) {
+            // SAFETY: passed on to the caller. (What is not purged stays as it is.)
+            let _ = unsafe { ability.purge_forced(first, pages) };
         }
+    }
+
+    /// Purges what jemalloc gave back of regions of which it still has something.
+    ///
+    /// In a child that is forked meanwhile, what another thread has out of the room is lost.
+    pub(crate) fn purge_dirty(&self) {
+        for arena in self.arenas() {
+            loop {
+                // (Not as the loop's condition: that would keep the lock.)
+                let dirty = arena.room.lock().take_dirty();
+                let Some((place, size)) = dirty else { break };
+                let Some(record) = self.regions.get(number_of(place)) else { break };
+                if record.used.load(Ordering::Relaxed) != 0 {
+                    // SAFETY: jemalloc, and with it everybody, has done with the content, and nobody gets this before it is given.
+                    unsafe { self.purge(Address::from_bits(record.visible_at(place)), size as usize) };
+                }
+                let mut room = arena.room.lock();
+                room.give(place, size);
+                // Whoever looked meanwhile found that a part of it was missing.
+                if record.used.load(Ordering::Relaxed) == 0 {
+                    self.note_idle();
+                }
+            }
+        }
+    }
+
+    /// jemalloc has nothing of some region.
+    pub(crate) fn note_idle(&self) {
+        self.has_idle.store(true, Ordering::Release);
+        self.has_work.store(true, Ordering::Release);
     }
 
     /// Sees to it that jemalloc finds what it lacked: by what it has itself and does not use, or by a region more.
@@ -406,7 +440,9 @@ impl JemallocPool {
     /// # Errors
     /// What the provider says; regions that it does not take stay in the pool.
     pub(crate) fn release_idle(&self, keep: u64) -> Result<usize> {
-        self.has_idle.store(false, Ordering::Relaxed);
+        self.purge_dirty();
+        // Not a plain store: what is noted from here on stays noted.
+        self.has_idle.swap(false, Ordering::AcqRel);
         let (mut went, mut result) = (0_usize, Ok(()));
         for number in 1..self.regions.end() {
             let Some(record) = self.regions.get(number) else { continue };
@@ -416,16 +452,7 @@ impl JemallocPool {
             if keep > 0 && self.free_bytes() <= keep {
                 break;
             }
-            let is_out = {
-                let (place, size) = record.place(number);
-                let Some(mut room) = self.room_of(record) else { continue };
-                // (It may be another region's record by now, which is as good.)
-                let is_out = record.is_entered() && room.remove(place, size);
-                if is_out {
-                    record.is_entered.store(0, Ordering::Release);
-                }
-                is_out
-            };
+            let is_out = self.take_out(number, record);
             if is_out {
                 match self.give_back(number, record) {
                     Ok(size) => went += size,
@@ -434,6 +461,26 @@ impl JemallocPool {
             }
         }
         result.map(|()| went)
+    }
+
+    /// Takes a region out of its room; `false` if jemalloc has something of it, or somebody else took it out.
+    fn take_out(&self, number: u32, record: &Record) -> bool {
+        let index = record.arena.load(Ordering::Relaxed);
+        let Some(arena) = self.arenas().get(index as usize) else { return false };
+        let mut room = arena.room.lock();
+        // It may be another region's record by now. Under the lock of its arena it stays what it is.
+        if !record.is_entered()
+            || record.arena.load(Ordering::Relaxed) != index
+            || record.used.load(Ordering::Relaxed) != 0
+        {
+            return false;
+        }
+        let (place, size) = record.place(number);
+        let is_out = room.remove(place, size);
+        if is_out {
+            record.is_entered.store(0, Ordering::Release);
+        }
+        is_out
     }
 
     /// Gives a region back that is out of the room.

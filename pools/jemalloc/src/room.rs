@@ -34,14 +34,17 @@ pub(crate) const fn offset_of(place: u64, begin: u64) -> u64 {
 
 /// What is free.
 pub(crate) struct Room {
-    pub(crate) ranges: Ranges,
-    /// Bytes in it.
+    /// Those of `dirty` are taken.
+    ranges: Ranges,
+    /// What is to be purged before it is free, unless it is needed.
+    dirty: Ranges,
+    /// Bytes in both.
     pub(crate) free: u64,
 }
 
 impl Room {
     pub(crate) fn new() -> Self {
-        Self { ranges: Ranges::empty(), free: 0 }
+        Self { ranges: Ranges::empty(), dirty: Ranges::empty(), free: 0 }
     }
 
     pub(crate) fn add(&mut self, place: u64, size: u64) -> Result<()> {
@@ -58,20 +61,89 @@ impl Room {
     }
 
     pub(crate) fn take(&mut self, size: u64, align: u64) -> Option<u64> {
-        let place = self.ranges.take(size, align).ok()??;
+        self.reserve().ok()?;
+        let place = match self.ranges.take(size, align).ok()? {
+            Some(place) => place,
+            None if self.free >= size => {
+                while let Some((place, size)) = self.dirty.pop() {
+                    self.ranges.give(place, size);
+                }
+                self.ranges.take(size, align).ok()??
+            }
+            None => return None,
+        };
         self.free -= size;
         Some(place)
+    }
+
+    /// Notes that a range that jemalloc has is now two.
+    pub(crate) fn split(&mut self) -> Result<()> {
+        self.reserve()?;
+        self.ranges.split_taken()
+    }
+
+    /// Notes that two adjacent ranges that jemalloc has are now one.
+    pub(crate) fn merge(&mut self) {
+        self.ranges.merge_taken();
+    }
+
+    /// Memory for all ranges that can become dirty, when there is one more.
+    fn reserve(&mut self) -> Result<()> {
+        self.dirty.reserve(self.ranges.taken().saturating_add(1))
     }
 
     pub(crate) fn give(&mut self, place: u64, size: u64) {
         self.ranges.give(place, size);
         self.free += size;
     }
+
+    /// As [`Room::give`]: to be purged. Needs no memory.
+    pub(crate) fn give_dirty(&mut self, place: u64, size: u64) {
+        for _ in 0..self.dirty.put(place, size) {
+            // They come back as one.
+            self.ranges.merge_taken();
+        }
+        self.free += size;
+    }
+
+    /// A range to purge, for the caller to [`Room::give`].
+    pub(crate) fn take_dirty(&mut self) -> Option<(u64, u64)> {
+        let (place, size) = self.dirty.pop()?;
+        self.free -= size;
+        Some((place, size))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_to_be_purged_is_used_if_it_is_needed() {
+        let mut room = Room::new();
+        room.add(place(1, 0, 0), 16 << 12).unwrap();
+        let places: Vec<_> = (0..16).map(|_| room.take(1 << 12, 1 << 12).unwrap()).collect();
+        assert_eq!(room.take(1 << 12, 1 << 12), None);
+        for &place in &places[4..8] {
+            room.give_dirty(place, 1 << 12);
+        }
+        assert_eq!((room.ranges.taken(), room.free), (13, 4 << 12));
+        // Joined, and out of everybody's reach until it is given.
+        assert_eq!(room.take_dirty(), Some((places[4], 4 << 12)));
+        assert_eq!((room.take_dirty(), room.free, room.take(1 << 12, 1 << 12)), (None, 0, None));
+        room.give(places[4], 4 << 12);
+        room.give_dirty(places[8], 1 << 12);
+        assert_eq!(room.take(5 << 12, 1 << 12), Some(places[4]));
+        room.give_dirty(places[4], 5 << 12);
+        for &place in places[..4].iter().chain(&places[9..]) {
+            room.give(place, 1 << 12);
+        }
+        assert!(!room.remove(places[0], 16 << 12), "a part of it is dirty");
+        let (dirty, size) = room.take_dirty().unwrap();
+        room.give(dirty, size);
+        assert!(room.remove(places[0], 16 << 12));
+        assert_eq!((room.ranges.taken(), room.free), (0, 0));
+    }
 
     #[test]
     fn places_and_addresses_are_aligned_alike() {

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
 use umf_core::conformance::Borrower;
 use umf_core::conformance::pool::{Pages, Random};
@@ -16,6 +16,14 @@ use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
 struct Purging {
     pages: Arc<Pages>,
     purged: AtomicU64,
+    /// Whom purging asks for memory.
+    asks: OnceLock<Weak<JemallocPool>>,
+}
+
+impl Purging {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { pages: Pages::private(), purged: AtomicU64::new(0), asks: OnceLock::new() })
+    }
 }
 
 // SAFETY: passed on to the pages.
@@ -60,6 +68,11 @@ impl Purge for Purging {
         // SAFETY: nobody needs the content; here it is wrong afterwards, not zero.
         unsafe { base.as_ptr().unwrap().write_bytes(0xee, size) };
         self.purged.fetch_add(size as u64, Ordering::Relaxed);
+        if let Some(pool) = self.asks.get().and_then(Weak::upgrade) {
+            for size in [100, 50_000] {
+                Filled::new(&pool, size, 3).free(&pool);
+            }
+        }
         Ok(())
     }
 }
@@ -87,7 +100,7 @@ impl Filled {
 
 #[test]
 fn live_blocks_keep_their_content_while_free_pages_go() {
-    let provider = Arc::new(Purging { pages: Pages::private(), purged: AtomicU64::new(0) });
+    let provider = Purging::new();
     let pool = JemallocPool::with_settings(provider.clone(), JemallocSettings::default().arenas(2)).unwrap();
     std::thread::scope(|scope| {
         for seed in 0..3_u8 {
@@ -117,7 +130,7 @@ fn live_blocks_keep_their_content_while_free_pages_go() {
 /// What another process has open keeps its content when the pool goes, and goes when it is closed.
 #[test]
 fn leased_blocks_keep_their_content_without_their_pool() {
-    let provider = Arc::new(Purging { pages: Pages::private(), purged: AtomicU64::new(0) });
+    let provider = Purging::new();
     let borrower = Borrower::new();
     for is_freed in [true, false] {
         let pool = JemallocPool::new(provider.clone()).unwrap();
@@ -140,4 +153,20 @@ fn leased_blocks_keep_their_content_without_their_pool() {
         umf_core::held::poll();
         assert_eq!(provider.pages.live_regions(), 0);
     }
+}
+
+/// A provider may use the pool itself while it purges: jemalloc has returned by then.
+#[test]
+fn purging_may_allocate_from_the_pool() {
+    let provider = Purging::new();
+    let pool = JemallocPool::with_settings(provider.clone(), JemallocSettings::default().arenas(1)).unwrap();
+    provider.asks.set(Arc::downgrade(&pool)).unwrap();
+    let blocks: Vec<_> = (0..40).map(|value| Filled::new(&pool, 100_000, value)).collect();
+    let (even, odd): (Vec<_>, Vec<_>) = blocks.into_iter().partition(|block| block.2 % 2 == 0);
+    even.into_iter().for_each(|block| block.free(&pool));
+    pool.trim(0).unwrap();
+    assert!(provider.purged.load(Ordering::Relaxed) > 0);
+    odd.into_iter().for_each(|block| block.free(&pool));
+    pool.trim(0).unwrap();
+    assert_eq!((pool.statistics().live_blocks, provider.pages.live_regions()), (0, 0));
 }

@@ -1,0 +1,111 @@
+//! A program whose own allocator is jemalloc: all locks of umf may be held by who allocates, and the pools' hooks run under
+//! jemalloc's.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use core::alloc::{GlobalAlloc, Layout as Sized};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use tikv_jemalloc_sys as je;
+use umf_core::conformance::pool::Pages;
+use umf_core::fork::{self, ForkAware};
+use umf_core::lock::Lock;
+use umf_core::{Layout, Pool};
+use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
+
+struct Jemalloc;
+
+// SAFETY: blocks are jemalloc's, of the size and alignment that it was asked for.
+unsafe impl GlobalAlloc for Jemalloc {
+    unsafe fn alloc(&self, layout: Sized) -> *mut u8 {
+        // SAFETY: the size is not 0, as the caller says.
+        unsafe { je::mallocx(layout.size(), je::MALLOCX_ALIGN(layout.align())).cast() }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Sized) {
+        // SAFETY: `alloc` gave it, as the caller says.
+        unsafe { je::sdallocx(block.cast(), layout.size(), je::MALLOCX_ALIGN(layout.align())) };
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Jemalloc = Jemalloc;
+
+/// A lock of the program that takes part in forks, as umf's own do under which memory is allocated.
+struct Map(Lock<Vec<Vec<u8>>>);
+
+impl ForkAware for Map {
+    fn prepare(&self) {
+        self.0.lock_for_fork();
+    }
+    fn parent(&self) {
+        // SAFETY: `prepare` took it in this thread, or in the one of which this is the copy.
+        unsafe { self.0.unlock_after_fork() };
+    }
+    fn child(&self) {
+        self.parent();
+    }
+}
+
+static MAP: Map = Map(Lock::new(Vec::new()));
+
+#[test]
+fn forks_come_through_whoever_allocates_under_whatever_lock() {
+    let pool = JemallocPool::with_settings(Pages::private(), JemallocSettings::default().arenas(1)).unwrap();
+    let map: &'static dyn ForkAware = &MAP;
+    // SAFETY: a `static`.
+    unsafe { fork::register(NonNull::from(map)) }.unwrap();
+    // SAFETY: a test that hangs ends by this.
+    unsafe { libc::alarm(200) };
+    let stop = AtomicBool::new(false);
+    let is_bad = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let mut map = MAP.0.lock();
+                for number in 0..200 {
+                    map.push(vec![1; 1000 * (number + 1)]);
+                }
+                map.clear();
+                drop(map);
+                std::thread::sleep(core::time::Duration::from_micros(50));
+            }
+        });
+        scope.spawn(|| {
+            for round in 0_usize.. {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                let size = 40_000 + (round * 7919) % 300_000;
+                let block = pool.allocate(Layout::new(size, 1).unwrap()).unwrap();
+                // SAFETY: the test's own.
+                unsafe { pool.free(block) }.unwrap();
+                if round % 16 == 0 {
+                    pool.trim(0).unwrap();
+                }
+            }
+        });
+        let is_bad = (0..300).any(|_| {
+            // SAFETY: the child allocates, which comes through a fork here, and ends without unwinding.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                // SAFETY: sets a timer, so that a child that hangs ends.
+                unsafe { libc::alarm(60) };
+                MAP.0.lock().push(vec![1; 1000]);
+                let block = pool.allocate(Layout::new(100_000, 1).unwrap());
+                // SAFETY: the child's own block.
+                let is_freed = block.is_ok_and(|block| unsafe { pool.free(block) }.is_ok());
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(i32::from(!is_freed)) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child made above.
+            let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+            (waited, status) != (pid, 0)
+        });
+        stop.store(true, Ordering::Relaxed);
+        is_bad
+    });
+    fork::unregister(NonNull::from(map));
+    assert!(!is_bad, "a child hung or failed");
+}
