@@ -162,6 +162,17 @@ impl<'d> List<'d> {
         self.reduction.is_none_or(|reduction| length.is_multiple_of(reduction.element().size()))
     }
 
+    /// How many of its entries a message of this length reaches into.
+    #[inline]
+    pub(crate) fn pieces(&self, length: usize) -> usize {
+        let starts = self.parts().iter().scan(0, |end: &mut usize, part| {
+            let start = *end;
+            *end = start.saturating_add(part.length);
+            Some(start)
+        });
+        starts.take_while(|start| *start < length).count()
+    }
+
     /// From its beginning on, to receive into.
     #[inline]
     pub(crate) fn cursor(&self) -> Cursor<'_> {
@@ -402,6 +413,8 @@ mod tests {
         let gaps = Source::list([&bytes[..10], &bytes[20..30], &bytes[30..31], &bytes[5..6]]);
         assert_eq!(gaps.0.parts().iter().map(|part| part.length).collect::<Vec<_>>(), [10, 11, 1]);
         assert_eq!(gaps.len(), 22);
+        let pieces = [0, 1, 10, 11, 21, 22].map(|length| gaps.0.pieces(length));
+        assert_eq!(pieces, [0, 1, 1, 2, 2, 3]);
         assert_eq!(Source::list::<&[u8]>([]).len(), 0);
     }
 

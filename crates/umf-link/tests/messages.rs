@@ -386,6 +386,38 @@ fn lists_on_both_sides() {
     }
 }
 
+/// Where the list that is received into is longer than the message, what it does not reach does not count.
+#[test]
+fn both_copy_into_the_beginning_of_a_long_list() {
+    let (mut one, mut other) = pair_with([forced(Engine::Both), forced(Engine::Both)]);
+    let (count, stride, length) = (1100, 20 << 10, 20_000);
+    let into = memory(count * stride);
+    let bytes = content(1024 * length + 1, 8);
+    for entries in [2, 1024] {
+        let from = memory(entries * length);
+        from.slice().copy_from(&bytes[..entries * length]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| one.send(1, &from).unwrap());
+            let list = Destination::list((0..count).map(|at| into.part(at * stride, length).unwrap()));
+            assert_eq!(other.recv(1, list).unwrap().engine, Engine::Both);
+        });
+        for (number, expected) in bytes[..entries * length].chunks(length).enumerate() {
+            let mut piece = vec![0; length];
+            into.part(number * stride, length).unwrap().slice().copy_to(&mut piece[..]);
+            assert!(piece == expected, "{number} of {entries}");
+        }
+    }
+    // One more than can be told.
+    one.set_timeout(Some(Duration::from_millis(50)));
+    std::thread::scope(|scope| {
+        let sends = scope.spawn(|| one.send(1, &bytes).unwrap_err());
+        let list = Destination::list((0..count).map(|at| into.part(at * stride, length).unwrap()));
+        let refused = other.recv(1, list).unwrap_err();
+        assert!(matches!(&refused, Error::EngineImpossible { engine: Engine::Both, .. }), "{refused}");
+        sends.join().unwrap();
+    });
+}
+
 #[test]
 fn both_send_at_the_same_time() {
     for engine in [None, Some(Engine::Bounce)] {

@@ -14,7 +14,7 @@ use crate::layout::MOST_RANGES;
 use crate::memory::Memory;
 use crate::offer::{self, Offer, PUSH};
 use crate::parts::{Cursor, List, Part};
-use crate::protocol::{self, Claim, End};
+use crate::protocol::{self, Claim, End, MOST_CHUNKS};
 use crate::ranges::part_of;
 use crate::sender::FAILED;
 use crate::shared::Shared;
@@ -50,9 +50,11 @@ struct Shown {
 /// Lists with pieces of this size take as long as one piece does.
 const LARGE_PIECE: usize = 16 << 10;
 
-/// How much is claimed at a time: enough that claiming costs nothing, and so little that both end at about the same time.
+/// How much is claimed at a time: enough that claiming costs nothing, and so little that both end at about the same time. Of long
+/// messages more, so that the word of claims can count them.
 fn chunk_size(length: usize) -> usize {
-    (length / 32).clamp(16 << 10, 256 << 10).next_multiple_of(4096)
+    let least = length.div_ceil(MOST_CHUNKS as usize);
+    (length / 32).clamp(16 << 10, 256 << 10).max(least).next_multiple_of(4096)
 }
 
 impl Incoming {
@@ -75,8 +77,8 @@ impl Incoming {
                  else: receive it by a call that waits",
             );
         };
-        if into.parts().len() > MOST_RANGES {
-            return Some("the list that is received into has more than 1024 entries");
+        if into.pieces(offer.length) > MOST_RANGES {
+            return Some("the message is received into more than 1024 entries of a list");
         }
         if open_to_writers(into).is_some() {
             return None;
@@ -106,7 +108,7 @@ impl Incoming {
 
     /// Whether both sides would be faster than one, as far as the pieces are concerned.
     pub(super) fn is_for_both(offer: &Offer, into: &List<'_>, from: From<'_>) -> bool {
-        let pieces = from.pieces().max(into.parts().len());
+        let pieces = from.pieces().max(into.pieces(offer.length));
         pieces == 1 || offer.length / pieces >= LARGE_PIECE
     }
 
@@ -240,5 +242,21 @@ fn copy(shared: &Shared, from: From<'_>, into: &List<'_>, start: usize, length: 
             unsafe { gaps::read(shared.pid, &local, &remote) }
                 .map_err(|errno| shared.refused(errno, "process_vm_readv"))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_of_any_message_can_be_counted() {
+        for length in [1, 4096, 1 << 20, 1 << 30, (1 << 42) - 1, 1 << 42, (1 << 42) + 1, 1 << 47, usize::MAX]
+        {
+            let chunk = chunk_size(length);
+            assert!(chunk >= 16 << 10 && chunk.is_multiple_of(4096), "{length}");
+            assert!(length.div_ceil(chunk) as u64 <= MOST_CHUNKS, "{length}");
+        }
+        assert_eq!(chunk_size(1 << 41), 256 << 10, "no larger than need be");
     }
 }
