@@ -4,7 +4,7 @@ use super::intro::Channel;
 use super::{Fabric, wait_many};
 use crate::parts::Destination;
 use crate::receiver::{Received, Receiving};
-use crate::wait::{FRESH, Limit};
+use crate::wait::Limit;
 use crate::{Error, Result, TagMatch, sys};
 
 impl Fabric {
@@ -24,10 +24,13 @@ impl Fabric {
         }
         let mut limit = Limit::new(self.timeout);
         let mut receiving = Receiving::new(wanted.into(), into.into(), Some(limit));
-        let (mut begun, mut looked) = (None, sys::coarse_milliseconds());
+        let mut begun = None;
+        if (0..self.size).all(|rank| rank == self.me || self.told[rank]) {
+            self.lookout.hurry();
+        }
         loop {
             self.take_in();
-            let Self { me, points, told, next, door, spin, most, .. } = self;
+            let Self { me, points, told, next, lookout, door, spin, most, .. } = self;
             let (size, news) = (points.len(), Some(door.news()));
             let found = wait_many(points, news, (spin, *most), &mut limit, "receiving", |links, asleep| {
                 let (mut left, only) = (None, begun);
@@ -49,18 +52,18 @@ impl Fabric {
                         }
                     }
                 }
-                if only.is_none() && sys::coarse_milliseconds().wrapping_sub(looked) > FRESH {
-                    looked = sys::coarse_milliseconds();
+                let now = sys::coarse_milliseconds();
+                if only.is_none() && lookout.is_old(now) {
                     let unmet = || (0..size).filter(|rank| links[*rank].is_none());
-                    if door.knows_any(unmet()) {
-                        let sight = door.sight()?;
-                        for rank in unmet() {
-                            let Some(error) = door.end(&sight, rank, Channel::Points) else { continue };
-                            if !core::mem::replace(&mut told[rank], true) {
-                                return Err(error);
-                            }
-                            left = Some(error);
+                    let is_known = door.knows_any(unmet());
+                    let sight = if is_known { lookout.look(door, unmet(), now) } else { None };
+                    for rank in sight.iter().flat_map(|_| unmet()) {
+                        let end = sight.and_then(|sight| door.end(sight, rank, Channel::Points));
+                        let Some(error) = end else { continue };
+                        if !core::mem::replace(&mut told[rank], true) {
+                            return Err(error);
                         }
+                        left = Some(error);
                     }
                 }
                 let all_told = (0..size).all(|rank| rank == *me || told[rank]);

@@ -13,6 +13,7 @@ use std::time::Duration;
 use umf_core::{background, fork};
 
 use super::intro::{Channel, Intro, Reply};
+use super::lookout::Seen;
 use super::name::Job;
 use super::roster::{Member, Roster, Sight};
 use crate::endpoint::Arrival;
@@ -75,13 +76,13 @@ impl Door {
     pub(super) fn open(builder: &LinkBuilder, job: Job, me: usize, size: usize) -> Result<Self> {
         let digits = Job::digits()?;
         let endpoint = builder.listen(&job.socket(me, digits))?;
-        let roster = announce(builder, &job, (me, size), digits)?;
+        let others = others(builder, &job, me, digits)?;
         let news = sys::new_event().map_err(Error::system("eventfd"))?;
         let state = State {
             ways: vec![Default::default(); size],
             links: vec![[0; 2]; size],
             met: Vec::new(),
-            roster,
+            roster: Roster::new(size),
             is_closed: false,
         };
         let (builder, state) = (builder.clone(), Mutex::new(state));
@@ -102,7 +103,27 @@ impl Door {
             Error::system("starting the thread of a fabric")(errno)
         })?;
         let (inner, thread) = (ManuallyDrop::new(inner), ManuallyDrop::new(thread));
-        Ok(Self { inner, thread, process: fork::generation() })
+        let door = Self { inner, thread, process: fork::generation() };
+        // Last: who was told of this rank is told of its end, too.
+        door.announce(others, digits);
+        Ok(door)
+    }
+
+    /// Tells all ranks that listen that this one is there, and keeps in mind who they are.
+    fn announce(&self, others: Vec<(usize, LinkAddress)>, digits: [u8; DIGITS]) {
+        let inner = &**self.inner;
+        let here = Here { rank: inner.me as u32, size: inner.size as u32, digits };
+        for (rank, address) in others {
+            // Who has no place for that is met, or waited for, as one that never came.
+            if let Ok(Some(pid)) = inner.builder.who(&address, KNOCK, Some(here)) {
+                let member = Member::new(address, pid);
+                let mut state = inner.state();
+                // Who has said so meanwhile came later.
+                if state.roster.member(rank).is_none() {
+                    state.roster.enter(rank, member);
+                }
+            }
+        }
     }
 
     /// Whether it is this process's, and not its parent's.
@@ -163,6 +184,24 @@ impl Door {
         Ok(Sight::new(known, self.inner.job.listening()?))
     }
 
+    /// Whether this rank has joined since it was seen, or the name of who was it has become free. `socket` as of [`sys::is_free`].
+    pub(super) fn has_news_of(&self, rank: usize, seen: &mut Seen, socket: &mut Option<OwnedFd>) -> bool {
+        let entry = self.inner.state().roster.entry(rank).map(|(number, member)| (number, member.address));
+        let Some((number, address)) = entry else {
+            *seen = Seen::default();
+            return false;
+        };
+        let has_joined = seen.number != number;
+        if has_joined {
+            *seen = Seen { number, is_free: false };
+        }
+        if seen.is_free {
+            return false;
+        }
+        seen.is_free = sys::is_free(socket, address.socket().as_bytes()).unwrap_or(false);
+        has_joined || seen.is_free
+    }
+
     /// How who was this rank has gone, if that is so, nobody took its place, and no link of it is on its way.
     pub(super) fn end(&self, sight: &Sight, rank: usize, channel: Channel) -> Option<Error> {
         let inner = &**self.inner;
@@ -221,13 +260,16 @@ impl Door {
     }
 }
 
-/// Tells all ranks that listen that this one is there; who they are.
-fn announce(
+/// Where the other ranks listen.
+///
+/// # Errors
+/// [`Error::RankTaken`] if somebody is this one.
+fn others(
     builder: &LinkBuilder,
     job: &Job,
-    (me, size): (usize, usize),
+    me: usize,
     digits: [u8; DIGITS],
-) -> Result<Roster> {
+) -> Result<Vec<(usize, LinkAddress)>> {
     let own = job.socket(me, digits);
     let mut others = job.listening()?;
     others.retain(|(_, address)| address.socket() != own);
@@ -236,15 +278,8 @@ fn announce(
             return Err(Error::RankTaken { job: job.as_str().to_owned(), rank: me, pid });
         }
     }
-    let mut roster = Roster::new(size);
-    let here = Here { rank: me as u32, size: size as u32, digits };
-    for (rank, address) in others.into_iter().filter(|(rank, _)| *rank != me) {
-        // Who has no place for that is met, or waited for, as one that never came.
-        if let Ok(Some(pid)) = builder.who(&address, KNOCK, Some(here)) {
-            roster.enter(rank, Member::new(address, pid));
-        }
-    }
-    Ok(roster)
+    others.retain(|(rank, _)| *rank != me);
+    Ok(others)
 }
 
 impl Inner {
@@ -259,7 +294,9 @@ impl Inner {
     }
 
     fn connect(&self, sight: &Sight, rank: usize, intro: Intro, patience: Duration) -> Result<Option<Link>> {
-        for address in sight.of(rank) {
+        // The kernel's table may leave out who listens, as others come and go.
+        let left_out = sight.missed(rank).map(|member| &member.address);
+        for address in sight.of(rank).iter().chain(left_out) {
             if let Some(link) = self.connect_to(address, rank, intro, patience)? {
                 return Ok(Some(link));
             }

@@ -3,6 +3,7 @@
 mod any;
 mod door;
 mod intro;
+mod lookout;
 mod many;
 mod name;
 mod roster;
@@ -16,9 +17,10 @@ use crate::parts::{Destination, Source};
 use crate::receiver::Received;
 use crate::spin::Spin;
 use crate::wait::Limit;
-use crate::{Error, Link, LinkBuilder, Reduction, Result, TagMatch};
+use crate::{Error, Link, LinkBuilder, Reduction, Result, TagMatch, sys};
 use door::{Door, Met};
 use intro::Channel;
+use lookout::Lookout;
 use name::{Job, MOST_RANKS};
 
 /// How long one try to meet a rank may take, and how often it is tried at most.
@@ -70,6 +72,8 @@ pub struct Fabric {
     told: Vec<bool>,
     /// Who is looked at first by the next receive from any.
     next: usize,
+    /// What it sees of ranks that it is not linked with.
+    lookout: Lookout,
     group: Group,
     /// Links of processes that came in the place of others, which are not forgotten yet.
     spare: Vec<Met>,
@@ -100,6 +104,7 @@ impl LinkBuilder {
             points: (0..size).map(|_| None).collect(),
             told: vec![false; size],
             next: 0,
+            lookout: Lookout::new(size),
             group: Group::new(rank, size, settings),
             spare: Vec::new(),
             door,
@@ -143,16 +148,21 @@ impl Fabric {
     pub fn link(&mut self, rank: usize) -> Result<&mut Link> {
         self.check(rank)?;
         let mut limit = Limit::new(self.timeout);
-        let mut pause = PAUSES[0];
+        let (mut pause, mut lookout) = (PAUSES[0], Lookout::new(self.size));
         while self.points[rank].is_none() {
             self.take_in();
             if self.points[rank].is_some() {
                 break;
             }
-            let sight = self.door.sight()?;
-            match self.door.call(&sight, rank, Channel::Points, limit.at_most(TRY))? {
+            let now = sys::coarse_milliseconds();
+            lookout.look(&self.door, core::iter::once(rank), now);
+            let called = match lookout.sight(now)? {
+                Some(sight) => self.door.call(sight, rank, Channel::Points, limit.at_most(TRY))?,
+                None => None,
+            };
+            match called {
                 Some(link) => self.enter(rank, link),
-                None => self.pause(rank, &mut pause, &mut limit)?,
+                None => self.pause(rank, &lookout, &mut pause, &mut limit)?,
             }
         }
         match &mut self.points[rank] {
@@ -234,11 +244,11 @@ impl Fabric {
     }
 
     /// Waits a moment for a rank that is not there yet, longer each time.
-    fn pause(&self, rank: usize, pause: &mut Duration, limit: &mut Limit) -> Result<()> {
+    fn pause(&self, rank: usize, lookout: &Lookout, pause: &mut Duration, limit: &mut Limit) -> Result<()> {
         if limit.at_most(*pause).is_zero() {
-            return Err(self.door.absent(rank, limit));
+            return Err(lookout.failure().unwrap_or_else(|| self.door.absent(rank, limit)));
         }
-        crate::sys::sleep_on(&[self.door.news()], limit.at_most(*pause));
+        sys::sleep_on(&[self.door.news()], limit.at_most(*pause));
         *pause = (*pause * 2).min(PAUSES[1]);
         Ok(())
     }
@@ -249,23 +259,29 @@ impl Fabric {
             return Err(Error::Forked);
         }
         let (mut pause, mut patience) = (PAUSES[0], FIRST_TRY);
+        let mut lookout = Lookout::new(self.size);
         loop {
             self.take_in();
-            let sight = self.door.sight()?;
-            if let Some(end) =
-                self.group.missing().find_map(|rank| self.door.end(&sight, rank, Channel::Group))
-            {
-                return Err(end);
-            }
-            for rank in self.group.missing() {
-                if let Some(link) = self.door.call(&sight, rank, Channel::Group, limit.at_most(patience))? {
-                    self.group.enter(rank, link);
+            let now = sys::coarse_milliseconds();
+            lookout.look(&self.door, self.group.missing(), now);
+            if let Some(sight) = lookout.sight(now)? {
+                if let Some(end) =
+                    self.group.missing().find_map(|rank| self.door.end(sight, rank, Channel::Group))
+                {
+                    return Err(end);
+                }
+                for rank in self.group.missing() {
+                    if let Some(link) =
+                        self.door.call(sight, rank, Channel::Group, limit.at_most(patience))?
+                    {
+                        self.group.enter(rank, link);
+                    }
                 }
             }
             let Some(missing) = self.group.missing().next() else { return Ok(()) };
             // Who has met everybody may have gone on, and have learnt of an end that nobody else sees.
             self.group.look()?;
-            self.pause(missing, &mut pause, limit)?;
+            self.pause(missing, &lookout, &mut pause, limit)?;
             patience = (patience * 2).min(TRY);
         }
     }

@@ -4,6 +4,7 @@
 //! Who joins tells all that listen already, which keep its name, and keeps theirs: names that are not used twice, so that one at which
 //! nobody listens any more is that of a rank that is gone. No fd is kept for this.
 
+use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -49,31 +50,38 @@ impl Member {
 /// The latest process of each rank.
 #[derive(Clone, Debug)]
 pub(super) struct Roster {
-    members: Vec<Option<Member>>,
+    /// With the number of each entry.
+    members: Vec<Option<(u64, Member)>>,
+    /// How many have been entered.
+    entries: u64,
 }
 
 impl Roster {
     pub(super) fn new(size: usize) -> Self {
-        Self { members: vec![None; size] }
+        Self { members: vec![None; size], entries: 0 }
     }
 
     pub(super) fn enter(&mut self, rank: usize, member: Member) {
         if let Some(place) = self.members.get_mut(rank) {
-            *place = Some(member);
+            self.entries += 1;
+            *place = Some((self.entries, member));
         }
     }
 
     /// Forgets who was this rank, if it is this one.
     pub(super) fn strike(&mut self, rank: usize, member: &Member) {
-        if let Some(place) = self.members.get_mut(rank)
-            && place.as_ref() == Some(member)
-        {
-            *place = None;
+        if self.member(rank) == Some(member) {
+            self.members[rank] = None;
         }
     }
 
     pub(super) fn member(&self, rank: usize) -> Option<&Member> {
-        self.members.get(rank)?.as_ref()
+        self.entry(rank).map(|(_, member)| member)
+    }
+
+    /// With a number that no other entry has, from 1 on.
+    pub(super) fn entry(&self, rank: usize) -> Option<(u64, &Member)> {
+        self.members.get(rank)?.as_ref().map(|(number, member)| (*number, member))
     }
 }
 
@@ -81,25 +89,29 @@ impl Roster {
 #[derive(Debug)]
 pub(super) struct Sight {
     known: Roster,
-    listening: Vec<(usize, LinkAddress)>,
+    listening: HashMap<usize, Vec<LinkAddress>>,
 }
 
 impl Sight {
     /// `known` is from before `listening` was read: who is known listened by then.
-    pub(super) const fn new(known: Roster, listening: Vec<(usize, LinkAddress)>) -> Self {
-        Self { known, listening }
+    pub(super) fn new(known: Roster, listening: impl IntoIterator<Item = (usize, LinkAddress)>) -> Self {
+        let mut ranks: HashMap<usize, Vec<_>> = HashMap::new();
+        for (rank, address) in listening {
+            ranks.entry(rank).or_default().push(address);
+        }
+        Self { known, listening: ranks }
     }
 
     /// Where processes listen that say that they are this rank.
-    pub(super) fn of(&self, rank: usize) -> impl Iterator<Item = &LinkAddress> {
-        self.listening.iter().filter(move |(other, _)| *other == rank).map(|(_, address)| address)
+    pub(super) fn of(&self, rank: usize) -> &[LinkAddress] {
+        self.listening.get(&rank).map_or(&[], Vec::as_slice)
     }
 
     /// Who was this rank, where nobody seems to listen any more who is. (The kernel's table may leave out who does, as others come and go.)
     pub(super) fn missed(&self, rank: usize) -> Option<&Member> {
         let member = self.known.member(rank)?;
         // Whoever took its place may not have said so yet.
-        self.of(rank).next().is_none().then_some(member)
+        self.of(rank).is_empty().then_some(member)
     }
 }
 
@@ -116,19 +128,24 @@ mod tests {
         known.enter(1, member.clone());
         known.enter(7, member.clone());
         let sight = |listening: &[(usize, &str)]| {
-            let listening = listening.iter().map(|(rank, name)| (*rank, address(name))).collect();
-            Sight::new(known.clone(), listening)
+            Sight::new(known.clone(), listening.iter().map(|(rank, name)| (*rank, address(name))))
         };
         assert_eq!(sight(&[]).missed(1), Some(&member));
         assert_eq!(sight(&[]).missed(2), None, "nobody knew it");
         assert_eq!(sight(&[(2, "umf-link-2")]).missed(1), Some(&member));
         assert_eq!(sight(&[(1, "umf-link-1")]).missed(1), None);
         assert_eq!(sight(&[(1, "umf-link-new")]).missed(1), None, "another one is there");
+        let two = sight(&[(1, "umf-link-1"), (2, "umf-link-2"), (1, "umf-link-new")]);
+        assert_eq!(two.of(1), [address("umf-link-1"), address("umf-link-new")]);
+        assert!(two.of(0).is_empty());
         assert_eq!(member.end(), Error::Closed { pid: own }, "this process lives");
         let other = Member { started: Some(1), ..member.clone() };
         assert_eq!(other.end(), Error::PeerGone { pid: own }, "another process with its pid");
         known.strike(1, &other);
         assert_eq!(known.member(1), Some(&member));
+        let (before, _) = known.entry(1).unwrap();
+        known.enter(1, member.clone());
+        assert!(known.entry(1).unwrap().0 > before, "entered again");
         known.strike(1, &member);
         assert_eq!(known.member(1), None);
     }

@@ -26,6 +26,23 @@ pub(crate) fn listen(socket: &OwnedFd, name: &[u8]) -> Result<()> {
     rustix::net::listen(socket, 128)
 }
 
+/// Whether nobody has an abstract name. Who has it does not notice; if nobody does, it is taken for a moment. `socket`: kept from
+/// one question to the next.
+pub(crate) fn is_free(socket: &mut Option<OwnedFd>, name: &[u8]) -> Result<bool> {
+    let asking = match socket.take() {
+        Some(asking) => asking,
+        None => new_socket()?,
+    };
+    match rustix::net::bind(&asking, &SocketAddrUnix::new_abstract_name(name)?) {
+        Ok(()) => Ok(true),
+        Err(Errno::ADDRINUSE) => {
+            *socket = Some(asking);
+            Ok(false)
+        }
+        Err(errno) => Err(errno),
+    }
+}
+
 /// Connects to whoever listens at an abstract name.
 pub(crate) fn connect(socket: &OwnedFd, name: &[u8], deadline: Deadline) -> Result<()> {
     let address = SocketAddrUnix::new_abstract_name(name)?;
@@ -97,6 +114,28 @@ pub(crate) fn drain(socket: BorrowedFd<'_>) {
     for _ in 0..1024 {
         if !rustix::net::recv(socket, &mut byte, RecvFlags::DONTWAIT).is_ok_and(|(_, count)| count > 0) {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_free_once_nobody_has_it() {
+        let name = format!("umf-link-test-free-{}", std::process::id());
+        let mut asking = None;
+        let holder = new_socket().unwrap();
+        listen(&holder, name.as_bytes()).unwrap();
+        for _ in 0..3 {
+            assert!(!is_free(&mut asking, name.as_bytes()).unwrap());
+        }
+        // Whoever listens has nobody to let in.
+        assert!(!is_ready(holder.as_fd(), PollFlags::IN, Some(std::time::Duration::ZERO)).unwrap());
+        drop(holder);
+        for _ in 0..3 {
+            assert!(is_free(&mut asking, name.as_bytes()).unwrap());
         }
     }
 }
