@@ -27,7 +27,7 @@ impl All {
 impl Drop for All {
     fn drop(&mut self) {
         // First, so that all are there at once.
-        setrlimit(Resource::Nofile, self.before.clone()).unwrap();
+        setrlimit(Resource::Nofile, self.before).unwrap();
     }
 }
 
