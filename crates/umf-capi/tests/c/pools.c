@@ -320,7 +320,83 @@ static void scalable(void) {
     P(umfMemoryProviderDestroy(provider));
 }
 
+/* A provider of the program's own, of memory that nobody but the program knows to be the host's. */
+static umf_result_t own_start(const void *params, void **state) {
+    (void)params;
+    *state = NULL;
+    return UMF_RESULT_SUCCESS;
+}
+static umf_result_t own_end(void *state) {
+    (void)state;
+    return UMF_RESULT_SUCCESS;
+}
+static umf_result_t own_alloc(void *state, size_t size, size_t align, void **memory) {
+    (void)state;
+    align = align < 4096 ? 4096 : align;
+    *memory = aligned_alloc(align, (size + align - 1) / align * align);
+    return *memory ? UMF_RESULT_SUCCESS : UMF_RESULT_ERROR_OUT_OF_HOST_MEMORY;
+}
+static umf_result_t own_free(void *state, void *memory, size_t size) {
+    (void)state;
+    (void)size;
+    free(memory);
+    return UMF_RESULT_SUCCESS;
+}
+static void own_error(void *state, const char **message, int32_t *code) {
+    (void)state;
+    (void)message;
+    (void)code;
+}
+static umf_result_t own_recommended(void *state, size_t size, size_t *page) {
+    (void)state;
+    (void)size;
+    *page = 4096;
+    return UMF_RESULT_SUCCESS;
+}
+static umf_result_t own_least(void *state, const void *memory, size_t *page) {
+    return own_recommended(state, memory ? 1 : 0, page);
+}
+static umf_result_t own_line(void *state, size_t *size) {
+    (void)state;
+    *size = 64;
+    return UMF_RESULT_SUCCESS;
+}
+static umf_result_t own_name(void *state, const char **name) {
+    (void)state;
+    *name = "own";
+    return UMF_RESULT_SUCCESS;
+}
+
+static void own_memory(void) {
+    umf_memory_provider_ops_t table = {.version = UMF_PROVIDER_OPS_VERSION_CURRENT,
+                                       .initialize = own_start,
+                                       .finalize = own_end,
+                                       .alloc = own_alloc,
+                                       .free = own_free,
+                                       .get_last_native_error = own_error,
+                                       .get_recommended_page_size = own_recommended,
+                                       .get_min_page_size = own_least,
+                                       .get_name = own_name,
+                                       .get_cache_line_size = own_line};
+    umf_memory_provider_handle_t provider = NULL;
+    P(umfMemoryProviderCreate(&table, NULL, &provider));
+    umf_memory_pool_handle_t pool = pool_over(provider, 0);
+    char *block = umfPoolCalloc(pool, 10, 10);
+    long cleared = 0;
+    for (int i = 0; block && i < 100; i++) {
+        cleared += block[i] == 0;
+        block[i] = 'm';
+    }
+    P(cleared);
+    block = umfPoolRealloc(pool, block, 100000);
+    P(block && block[0] == 'm' && block[99] == 'm');
+    P(umfPoolFree(pool, block));
+    P(umfPoolDestroy(pool));
+    P(umfMemoryProviderDestroy(provider));
+}
+
 static void jemalloc(void) {
+    own_memory();
     jemalloc_params params = NULL;
     umf_memory_pool_handle_t pool = NULL;
     const char *name = NULL;

@@ -56,6 +56,8 @@ fn the_jemalloc_pool_is_there() {
     check(&lines);
     has(&lines, "jemalloc");
     has(&lines, "mine");
+    has(&lines, "cleared = 100");
+    has(&lines, "block && block[0] == 'm' && block[99] == 'm' = 1");
     has(
         &lines,
         "better: umfPoolCreate(ops, host(UMF_MEM_MAP_PRIVATE), params, UMF_POOL_CREATE_FLAG_OWN_PROVIDER, &pool) = 8",

@@ -21,7 +21,7 @@ use crate::provider::{Provider, Tracking, explain};
 struct Jemalloc {
     pool: Arc<JemallocPool>,
     name: CString,
-    /// Whether the CPU may read and write the memory.
+    /// Whether the CPU may read and write the memory, as far as is known.
     is_host: bool,
 }
 
@@ -39,11 +39,10 @@ extern "C" fn initialize(provider: Handle<Provider>, params: *const c_void, stat
         let defaults = Params::default();
         let params = if params.is_null() { &defaults } else { params.get()? };
         let tracking = Tracking::of(provider);
-        let core = match tracking {
-            Some(tracking) => tracking.base()?.core(),
-            None => provider.core(),
-        };
-        let is_host = core.memory_kind().is_host_accessible();
+        let base = tracking.map_or(Ok(provider), Tracking::base)?;
+        let core = base.core();
+        // (Of memory of the program's own provider whoever clears or copies it knows.)
+        let is_host = !base.is_out_of_reach();
         let settings = JemallocSettings::default()
             .name(params.name.to_string_lossy())
             .arenas(u32::try_from(params.arenas).unwrap_or(u32::MAX));
