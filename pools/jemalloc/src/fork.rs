@@ -17,10 +17,14 @@ use crate::{JemallocPool, je};
 #[unsafe(link_section = ".init_array.00101")]
 static AT_LOAD: extern "C" fn() = {
     extern "C" fn at_load() {
-        // SAFETY: the handlers are functions of this crate that stay loaded with it; they only take and let go of locks. Without
-        // memory for them forks are as if this had not been called.
-        let _ = unsafe { libc::pthread_atfork(Some(lock_rooms), Some(unlock_rooms), Some(unlock_rooms)) };
+        let take_part = |prepare: extern "C" fn(), after: extern "C" fn()| {
+            // SAFETY: the handlers are functions of this crate that stay loaded with it; they only take and let go of locks. Without
+            // memory for them forks are as if this had not been called.
+            let _ = unsafe { libc::pthread_atfork(Some(prepare), Some(after), Some(after)) };
+        };
+        take_part(lock_rooms, unlock_rooms);
         je::begin();
+        take_part(je::lock_first_calls, je::unlock_first_calls);
         umf_core::fork::generation();
     }
     at_load

@@ -4,7 +4,6 @@ use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::{AtomicBool, Ordering};
 
 use tikv_jemalloc_sys as je;
 use umf_core::lock::Lock;
@@ -39,23 +38,14 @@ pub(crate) fn thread_ends() {
     IS_READY.set(false);
 }
 
-/// Sees to it that nobody is in their first call at a fork. Handlers that are registered after jemalloc's take their locks before it
-/// does.
-pub(crate) fn guard_first_calls() {
-    static IS_GUARDED: AtomicBool = AtomicBool::new(false);
-    extern "C" fn prepare() {
-        FIRST.lock_for_fork();
-    }
-    extern "C" fn after() {
-        // SAFETY: `prepare` took it in this thread, or in the one of which this is the copy.
-        unsafe { FIRST.unlock_after_fork() };
-    }
-    ready();
-    if !IS_GUARDED.swap(true, Ordering::Relaxed) {
-        // SAFETY: the handlers are functions of this crate that stay loaded with it; they only take and let go of a lock. Without
-        // memory for them forks are as if this had not been called.
-        let _ = unsafe { libc::pthread_atfork(Some(prepare), Some(after), Some(after)) };
-    }
+/// At a fork nobody is in their first call: before jemalloc's own handler.
+pub(crate) extern "C" fn lock_first_calls() {
+    FIRST.lock_for_fork();
+}
+
+pub(crate) extern "C" fn unlock_first_calls() {
+    // SAFETY: `lock_first_calls` took it in this thread, or in the one of which this is the copy.
+    unsafe { FIRST.unlock_after_fork() };
 }
 
 /// Has jemalloc begin, and take part in forks, if it has not.

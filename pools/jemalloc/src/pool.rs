@@ -99,7 +99,7 @@ impl JemallocPool {
     /// [`Error::NotSupported`] over memory that the CPU must not touch, if the environment has jemalloc fill blocks
     /// (`_RJEM_MALLOC_CONF=junk:true`).
     pub fn with_settings(provider: impl Into<ProviderRef>, settings: JemallocSettings) -> Result<Arc<Self>> {
-        je::guard_first_calls();
+        je::ready();
         let upstream = Upstream::new(provider)?;
         let is_touchable = upstream.provider().memory_kind().is_host_accessible();
         if !is_touchable && je::fills_blocks() {

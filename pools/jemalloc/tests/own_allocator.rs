@@ -57,7 +57,7 @@ fn forks_come_through_whoever_allocates_under_whatever_lock() {
     // SAFETY: a `static`.
     unsafe { fork::register(NonNull::from(map)) }.unwrap();
     // SAFETY: a test that hangs ends by this.
-    unsafe { libc::alarm(200) };
+    unsafe { libc::alarm(120) };
     let stop = AtomicBool::new(false);
     let is_bad = std::thread::scope(|scope| {
         scope.spawn(|| {
