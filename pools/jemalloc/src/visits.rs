@@ -1,7 +1,7 @@
 //! Who is in a pool without owning it: threads that end, and other pools that ask it to give memory back.
 //!
-//! A thread that ends may not wait for a fork that waits for a pool. So pools are entered in a table, a visitor counts itself in before it looks whether the pool is still there, and a pool that goes is taken
-//! out before it looks whether visitors are.
+//! A thread that ends may not wait for a fork that waits for a pool. So pools are entered in a table, a visitor counts itself in
+//! before it looks whether the pool is still there, and a pool that goes is taken out before it looks whether visitors are.
 
 use core::cell::Cell;
 use core::ptr::{null, null_mut};
