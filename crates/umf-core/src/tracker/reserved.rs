@@ -4,8 +4,8 @@
 //! regions by their numbers. Until [`Reserved::fill`] they are found as parts of what is there, and cannot be freed or exported.
 
 use super::record::REGIONS;
-use super::{OwnerId, RegionNumber, change, insert_locked, remove_locked};
-use crate::{Error, Region, Result};
+use super::{OwnerId, RegionNumber, change, insert_ended, remove_locked};
+use crate::{Region, Result};
 
 /// Up to two records. Those that are not filled go when this is dropped.
 pub(super) struct Reserved<const N: usize>([Option<(RegionNumber, Region)>; N]);
@@ -18,13 +18,7 @@ impl<const N: usize> Reserved<N> {
     pub(super) fn new(regions: [Region; N], owner: OwnerId) -> Result<Self> {
         let mut reserved = Self([None; N]);
         for (place, region) in reserved.0.iter_mut().zip(regions) {
-            *place = Some(change(|| {
-                let number = insert_locked(region, owner)?;
-                if let Some(record) = REGIONS.get(number.0) {
-                    record.end(region.id());
-                }
-                Ok::<_, Error>((number, region))
-            })?);
+            *place = Some((insert_ended(region, owner)?, region));
         }
         Ok(reserved)
     }
