@@ -8,8 +8,9 @@
 //! - [`register`]ed objects have their locks taken before a fork and let go after it, in the parent
 //!   and in the child, so that a child never inherits a lock that a thread it does not have holds.
 
+use core::cell::UnsafeCell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use crate::lock::Lock;
 use crate::step::{Step, step};
@@ -139,14 +140,32 @@ struct Registered(NonNull<dyn ForkAware>);
 unsafe impl Send for Registered {}
 
 /// The latest entry is locked first.
-struct Registry {
+struct List {
     entries: [Option<Registered>; LIMIT],
     len: usize,
     /// How many of the entries, at the end, are locked before all others.
     first: usize,
 }
 
-static REGISTRY: Lock<Registry> = Lock::new(Registry { entries: [None; LIMIT], len: 0, first: 0 });
+/// Two lists, of which one counts. A change is made to the other one, which counts from then on: a handler of signals that came
+/// amid the change, and forks, finds a whole list.
+struct Lists {
+    lists: [UnsafeCell<List>; 2],
+    current: AtomicUsize,
+}
+
+// SAFETY: the list that counts is only read, and the other one is touched with the lock of `REGISTRY` alone.
+unsafe impl Sync for Lists {}
+
+static LISTS: Lists = {
+    const EMPTY: UnsafeCell<List> = UnsafeCell::new(List { entries: [None; LIMIT], len: 0, first: 0 });
+    Lists { lists: [EMPTY; 2], current: AtomicUsize::new(0) }
+};
+
+/// Who may change the lists.
+struct Registry;
+
+static REGISTRY: Lock<Registry> = Lock::new(Registry);
 
 /// When the locks of an object are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,34 +229,68 @@ pub(crate) fn once(object: &'static dyn ForkAware, is_registered: &AtomicBool, o
     Ok(())
 }
 
+impl Lists {
+    /// The list that counts.
+    ///
+    /// # Safety
+    /// The caller holds the lock of [`REGISTRY`], or interrupted who does and is what goes on next; the reference is gone by the
+    /// next change.
+    unsafe fn current(&self) -> &List {
+        // SAFETY: nobody changes the list that counts, and the caller vouches that it does so until the reference is gone.
+        unsafe { &*self.lists[self.current.load(Ordering::Acquire)].get() }
+    }
+}
+
 impl Registry {
+    fn list(&self) -> &List {
+        // SAFETY: the only `Registry` is behind the lock, and a change takes `&mut self`.
+        unsafe { LISTS.current() }
+    }
+
+    /// Copies all entries but those in `without`, with one in their place if `entry` is one, and has the copy count.
+    fn replace(&mut self, without: core::ops::Range<usize>, entry: Option<Registered>, first: usize) {
+        let other = 1 - LISTS.current.load(Ordering::Relaxed);
+        let list = self.list();
+        // SAFETY: it does not count; so only who has the lock, as the caller does, touches it.
+        let new = unsafe { &mut *LISTS.lists[other].get() };
+        let (before, after) = (&list.entries[..without.start], &list.entries[without.end..list.len]);
+        new.entries[..before.len()].copy_from_slice(before);
+        let mut len = before.len();
+        if entry.is_some() {
+            new.entries[len] = entry;
+            len += 1;
+        }
+        new.entries[len..len + after.len()].copy_from_slice(after);
+        (new.len, new.first) = (len + after.len(), first);
+        LISTS.current.store(other, Ordering::Release);
+    }
+
     fn add(&mut self, object: NonNull<dyn ForkAware>, order: Order) -> Result<()> {
-        let len = self.len;
+        let &List { len, first, .. } = self.list();
         if len == LIMIT {
             return Err(Error::TooMany { what: "pools and providers that take part in forks", limit: LIMIT });
         }
         let place = match order {
             Order::First => len,
-            Order::Nested => len - self.first,
+            Order::Nested => len - first,
             Order::Leaf => 0,
         };
-        self.entries.copy_within(place..len, place + 1);
-        self.entries[place] = Some(Registered(object));
-        self.len += 1;
-        self.first += usize::from(order == Order::First);
+        self.replace(place..place, Some(Registered(object)), first + usize::from(order == Order::First));
         Ok(())
     }
 
-    fn remove(&mut self, object: NonNull<dyn ForkAware>) {
-        let len = self.len;
+    fn place(&self, object: NonNull<dyn ForkAware>) -> Option<usize> {
+        let list = self.list();
         let same = |entry: &Option<Registered>| {
             entry.is_some_and(|entry| core::ptr::addr_eq(entry.0.as_ptr(), object.as_ptr()))
         };
-        if let Some(place) = self.entries[..len].iter().position(same) {
-            self.first -= usize::from(place >= len - self.first);
-            self.entries.copy_within(place + 1..len, place);
-            self.entries[len - 1] = None;
-            self.len -= 1;
+        list.entries[..list.len].iter().position(same)
+    }
+
+    fn remove(&mut self, object: NonNull<dyn ForkAware>) {
+        if let Some(place) = self.place(object) {
+            let &List { len, first, .. } = self.list();
+            self.replace(place..place + 1, None, first - usize::from(place >= len - first));
         }
     }
 }
@@ -248,8 +301,13 @@ pub fn unregister(object: NonNull<dyn ForkAware>) {
 }
 
 /// Runs `step` on each registered object, the latest first.
-fn each(registry: &Registry, step: impl Fn(&dyn ForkAware)) {
-    for entry in registry.entries[..registry.len].iter().rev().flatten() {
+///
+/// # Safety
+/// [`prepare`] began in this thread, or in the one of which it is the forked copy, and the fork is not over.
+unsafe fn each(step: impl Fn(&dyn ForkAware)) {
+    // SAFETY: the lock was asked for: where it was not taken, a handler of signals forks, and who has it goes on after that.
+    let list = unsafe { LISTS.current() };
+    for entry in list.entries[..list.len].iter().rev().flatten() {
         // SAFETY: registered objects stay valid until unregistered, which takes the registry's lock.
         step(unsafe { entry.0.as_ref() });
     }
@@ -257,8 +315,8 @@ fn each(registry: &Registry, step: impl Fn(&dyn ForkAware)) {
 
 extern "C" fn prepare() {
     REGISTRY.lock_for_fork();
-    // SAFETY: called on the line above; let go of when the fork is over.
-    each(unsafe { REGISTRY.get_locked() }, |object| object.prepare());
+    // SAFETY: this is `prepare`.
+    unsafe { each(|object| object.prepare()) };
     crate::shortage::lock_for_fork();
     crate::held::lock_for_fork();
     crate::tracker::lock_for_fork();
@@ -294,9 +352,8 @@ unsafe fn release(step: impl Fn(&dyn ForkAware), held: impl FnOnce()) {
     held();
     // SAFETY: `prepare` took the lock of whom pools ask.
     unsafe { crate::shortage::unlock_after_fork() };
-    // SAFETY: `prepare` took the registry's lock.
-    let registry = unsafe { REGISTRY.get_locked() };
-    each(registry, step);
+    // SAFETY: passed on to the caller.
+    unsafe { each(step) };
     // SAFETY: `prepare` took it.
     unsafe { REGISTRY.unlock_after_fork() };
 }
@@ -304,7 +361,6 @@ unsafe fn release(step: impl Fn(&dyn ForkAware), held: impl FnOnce()) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::sync::atomic::AtomicUsize;
 
     struct Counted {
         lock: Lock<()>,
@@ -387,13 +443,7 @@ mod tests {
             register(object(1)).unwrap();
             register_leaf(object(2)).unwrap();
         }
-        let place = |index| {
-            let wanted = object(index);
-            let registry = REGISTRY.lock();
-            registry.entries[..registry.len].iter().position(|entry| {
-                entry.is_some_and(|entry| core::ptr::addr_eq(entry.0.as_ptr(), wanted.as_ptr()))
-            })
-        };
+        let place = |index| REGISTRY.lock().place(object(index));
         // The latest entry is locked first.
         assert!(place(3) > place(1) && place(1) > place(0) && place(0) > place(2) && place(2).is_some());
         for index in [3, 0] {

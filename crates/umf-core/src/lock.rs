@@ -6,7 +6,7 @@
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::sys;
 
@@ -16,8 +16,8 @@ mod protocol;
 #[derive(Debug, Default)]
 pub struct Lock<T> {
     state: AtomicU32,
-    /// It was taken for the time of a fork. Written by whoever has it.
-    for_fork: AtomicBool,
+    /// How many forks, each begun amid the one before, it is taken for. Written by whoever has it.
+    forks: AtomicU32,
     value: UnsafeCell<T>,
 }
 
@@ -29,8 +29,8 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 impl<T> Lock<T> {
     /// A free lock around `value`.
     pub const fn new(value: T) -> Self {
-        let (state, for_fork) = (AtomicU32::new(protocol::FREE), AtomicBool::new(false));
-        Self { state, for_fork, value: UnsafeCell::new(value) }
+        let (state, forks) = (AtomicU32::new(protocol::FREE), AtomicU32::new(0));
+        Self { state, forks, value: UnsafeCell::new(value) }
     }
 
     /// Waits for the lock.
@@ -45,51 +45,57 @@ impl<T> Lock<T> {
         protocol::try_take(&self.state).then(|| LockGuard { lock: self, not_send: PhantomData })
     }
 
-    /// Takes the lock and keeps it without a guard, for [`Lock::unlock_after_fork`]; says whether it did.
+    /// Takes the lock and keeps it without a guard, for [`Lock::unlock_after_fork`]; says whether it is taken for a fork now.
     ///
     /// A handler of signals may fork that came while this very thread had the lock. Where there are no other threads it is left
     /// to what was interrupted, which goes on in parent and child and lets go of it there. (Where there are others, this waits for
-    /// ever then: nobody knows whose it is.)
+    /// ever then: nobody knows whose it is.) What was interrupted may be a fork that has the lock: then it is taken for both,
+    /// until both are over.
     pub fn lock_for_fork(&self) -> bool {
         if !protocol::try_take(&self.state) {
             if !sys::is_only_thread() {
                 protocol::take(&self.state);
-            } else if !protocol::try_take(&self.state) {
+            } else if self.forks.load(Ordering::Relaxed) == 0 && !protocol::try_take(&self.state) {
                 // (Tried once more: who had it may have been a thread that let go of it and ended meanwhile.)
                 return false;
             }
         }
-        self.for_fork.store(true, Ordering::Relaxed);
+        self.forks.store(self.forks.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         true
     }
 
-    /// Lets go of a lock that [`Lock::lock_for_fork`] took, in the parent or in the child. One that it did not take stays as it is.
+    /// Lets go of a lock that [`Lock::lock_for_fork`] took, in the parent or in the child. One that it did not take stays as it is,
+    /// and one that is taken for another fork too stays taken.
     ///
     /// # Safety
     /// `lock_for_fork` returned in the calling thread, or in the one of which it is the forked copy.
     pub unsafe fn unlock_after_fork(&self) {
-        if self.for_fork.swap(false, Ordering::Relaxed) {
+        let forks = self.forks.load(Ordering::Relaxed);
+        self.forks.store(forks.saturating_sub(1), Ordering::Relaxed);
+        if forks == 1 {
             self.unlock();
         }
     }
 
-    /// The value of a lock for which [`Lock::lock_for_fork`] was called. (What was interrupted may be changing it.)
+    /// The value of a lock that [`Lock::lock_for_fork`] took; `None` if it did not, since what was interrupted may be changing
+    /// the value.
     ///
     /// # Safety
-    /// As [`Lock::unlock_after_fork`], and the reference is not kept past it.
-    pub unsafe fn get_locked(&self) -> &T {
-        // SAFETY: this thread holds the lock.
-        unsafe { &*self.value.get() }
+    /// As [`Lock::unlock_after_fork`], and the reference is not kept past it. Of one lock either this is called or
+    /// [`Lock::get_locked_mut`].
+    pub unsafe fn get_locked(&self) -> Option<&T> {
+        // SAFETY: the lock is taken for this thread's forks, which only read.
+        (self.forks.load(Ordering::Relaxed) > 0).then(|| unsafe { &*self.value.get() })
     }
 
-    /// As [`Lock::get_locked`], to change it.
+    /// As [`Lock::get_locked`], to change it: `None` too if this fork was begun amid another that has the lock.
     ///
     /// # Safety
-    /// As [`Lock::get_locked`]; `lock_for_fork` took the lock, and there is no other such reference.
+    /// As [`Lock::get_locked`], and the thread has no other such reference from this fork.
     #[allow(clippy::mut_from_ref, reason = "the lock is what makes it exclusive")]
-    pub unsafe fn get_locked_mut(&self) -> &mut T {
-        // SAFETY: this thread holds the lock, and the caller vouches for the rest.
-        unsafe { &mut *self.value.get() }
+    pub unsafe fn get_locked_mut(&self) -> Option<&mut T> {
+        // SAFETY: the lock is taken for one fork, and the caller vouches that it is the calling thread's, and for the rest.
+        (self.forks.load(Ordering::Relaxed) == 1).then(|| unsafe { &mut *self.value.get() })
     }
 
     fn unlock(&self) {
@@ -164,5 +170,65 @@ mod tests {
         assert!(lock.try_lock().is_none());
         drop(held);
         assert!(lock.try_lock().is_some());
+    }
+
+    /// What is wrong, if anything, in a process of one thread.
+    fn wrong_of_one_thread(lock: &Lock<u64>) -> Option<&'static str> {
+        let held = lock.lock();
+        // A handler of signals came here, and forks.
+        if lock.lock_for_fork() {
+            return Some("what was interrupted has it");
+        }
+        // SAFETY: called above, here and below; no reference is kept.
+        if unsafe { lock.get_locked().is_some() || lock.get_locked_mut().is_some() } {
+            return Some("what was interrupted may be changing it");
+        }
+        // SAFETY: called above.
+        unsafe { lock.unlock_after_fork() };
+        if lock.try_lock().is_some() {
+            return Some("it is let go of, and was not taken");
+        }
+        drop(held);
+        // A fork, and one amid it.
+        for forks in 1..3 {
+            if !lock.lock_for_fork() {
+                return Some("it is a fork that has it");
+            }
+            // SAFETY: called above.
+            if unsafe { lock.get_locked().is_none() || lock.get_locked_mut().is_some() != (forks == 1) } {
+                return Some("who is the first may change it, and all may read");
+            }
+        }
+        // SAFETY: called above.
+        unsafe { lock.unlock_after_fork() };
+        // SAFETY: as above.
+        if lock.try_lock().is_some() || unsafe { lock.get_locked_mut() }.is_none() {
+            return Some("the first fork is not over");
+        }
+        // SAFETY: called above.
+        unsafe { lock.unlock_after_fork() };
+        lock.try_lock().is_none().then_some("both are over")
+    }
+
+    #[test]
+    fn forks_amid_forks_and_amid_who_has_it_leave_it_as_it_was() {
+        let lock = Lock::new(0);
+        // SAFETY: the child only takes this lock, and ends within a bounded time.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: sets an alarm for this child.
+            unsafe { libc::alarm(20) };
+            let wrong = wrong_of_one_thread(&lock);
+            if let Some(wrong) = wrong {
+                // SAFETY: the bytes are valid.
+                unsafe { libc::write(2, wrong.as_ptr().cast(), wrong.len()) };
+            }
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(wrong.is_some())) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0);
     }
 }

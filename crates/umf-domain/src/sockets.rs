@@ -129,7 +129,8 @@ impl ForkAware for Inner {
             // SAFETY: this is a forked child.
             unsafe { server.close_in_child() };
         }
-        let mut bound = self.bound.lock();
+        // (Taken by what was interrupted, if a handler of signals forked: then the sockets stay open.)
+        let Some(mut bound) = self.bound.try_lock() else { return };
         let Bound { arbiter, listener } = &mut *bound;
         for number in [arbiter, listener] {
             if *number >= 0 {

@@ -5,7 +5,7 @@
 
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -269,36 +269,31 @@ unsafe impl Provider for Shared {
 
 struct Regions;
 
-/// The regions were copied for the fork that is going on.
-static IS_COPIED: AtomicBool = AtomicBool::new(false);
-
 impl ForkAware for Regions {
     fn prepare(&self) {
-        let is_taken = STATE.lock_for_fork();
-        IS_COPIED.store(is_taken, Ordering::Relaxed);
-        if is_taken {
-            // SAFETY: taken above.
-            let State { regions, snapshot, .. } = unsafe { STATE.get_locked_mut() };
+        STATE.lock_for_fork();
+        // SAFETY: called above.
+        if let Some(State { regions, snapshot, .. }) = unsafe { STATE.get_locked_mut() } {
             snapshot.take(regions);
         }
     }
 
     fn parent(&self) {
-        if IS_COPIED.load(Ordering::Relaxed) {
-            // SAFETY: `prepare` took it in this thread.
-            unsafe { STATE.get_locked_mut() }.snapshot.forget();
+        // SAFETY: `prepare` was called in this thread.
+        if let Some(state) = unsafe { STATE.get_locked_mut() } {
+            state.snapshot.forget();
         }
         // SAFETY: as above.
         unsafe { STATE.unlock_after_fork() };
     }
 
     fn child(&self) {
-        if !IS_COPIED.load(Ordering::Relaxed) {
-            // A handler of signals that came while the list of regions was being changed.
-            snapshot::end_child(format_args!("the fork came amid an allocation"));
-        }
-        // SAFETY: `prepare` took it in the thread of which this is the copy.
-        let state = unsafe { STATE.get_locked_mut() };
+        // SAFETY: `prepare` was called in the thread of which this is the copy.
+        let Some(state) = (unsafe { STATE.get_locked_mut() }) else {
+            // Nothing was copied: a handler of signals forked that came while the list of regions, or the copies, were being
+            // changed.
+            snapshot::end_child(format_args!("the fork came amid an allocation, or amid another fork"));
+        };
         state.snapshot.put_in_place();
         state.regions.clear();
         state.file = None;

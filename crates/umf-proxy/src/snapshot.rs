@@ -75,7 +75,7 @@ impl Snapshot {
 }
 
 /// Ends the child, which would go on in its parent's heap.
-pub(crate) fn end_child(why: core::fmt::Arguments<'_>) {
+pub(crate) fn end_child(why: core::fmt::Arguments<'_>) -> ! {
     tell(format_args!("a forked child ends, because {why}"));
     // SAFETY: ends the process, and runs nothing of it.
     unsafe { libc::_exit(libc::EXIT_FAILURE) };

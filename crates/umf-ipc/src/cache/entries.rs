@@ -438,10 +438,11 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         }
         // SAFETY: as above.
         unsafe { self.making.unlock_after_fork() };
-        if in_child {
-            // Whoever was making something is not here, but may hold its turn: forget the turns, without
-            // freeing memory in the middle of a fork.
-            core::mem::forget(core::mem::take(&mut *self.making.lock()));
+        // Whoever was making something is not here, but may hold its turn: forget the turns, without freeing memory in the
+        // middle of a fork. (If a handler of signals forked that came while the lock was taken, there are only that thread's,
+        // which is here.)
+        if in_child && let Some(mut making) = self.making.try_lock() {
+            core::mem::forget(core::mem::take(&mut *making));
         }
     }
 }

@@ -12,7 +12,7 @@ pub use export::Export;
 pub use settings::{ExporterSettings, Ptracer};
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::Arc;
 
 use umf_core::fork::{self, ForkAware};
@@ -52,8 +52,8 @@ pub(crate) struct Inner {
     /// process; they are leaked, because nothing of them may be touched here.
     state: AtomicPtr<State>,
     making: Lock<()>,
-    /// Whether the fork that is going on has taken the state's locks.
-    prepared: AtomicBool,
+    /// How many forks that are going on, each begun amid the one before, were told to the state.
+    prepared: AtomicU32,
 }
 
 impl Exporter {
@@ -66,7 +66,7 @@ impl Exporter {
             settings,
             state: AtomicPtr::new(core::ptr::null_mut()),
             making: Lock::new(()),
-            prepared: AtomicBool::new(false),
+            prepared: AtomicU32::new(0),
         });
         let observing = observer::observe(Arc::clone(&inner) as _)?;
         // SAFETY: the object is in an Arc that `self` holds, and is unregistered in `drop`.
@@ -166,6 +166,12 @@ impl Inner {
         state.belongs_here().then_some(state)
     }
 
+    /// Whether the state was told of the fork that is over.
+    fn was_prepared(&self) -> bool {
+        let less = |forks: u32| forks.checked_sub(1);
+        self.prepared.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+    }
+
     /// The state; made if this is the first export of this process, which is that of `first`.
     #[cold]
     fn state(&self, first: Address) -> Result<&State> {
@@ -199,12 +205,12 @@ impl ForkAware for Inner {
         self.making.lock_for_fork();
         if let Some(state) = self.current() {
             state.lock_for_fork();
-            self.prepared.store(true, Ordering::Relaxed);
+            self.prepared.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     fn parent(&self) {
-        if self.prepared.swap(false, Ordering::Relaxed)
+        if self.was_prepared()
             && let Some(state) = self.current()
         {
             // SAFETY: `prepare` took the locks.
@@ -217,7 +223,7 @@ impl ForkAware for Inner {
     fn child(&self) {
         // Leaked from here on. Once only: the child may fork again before it exports anything.
         let state = self.state.swap(core::ptr::null_mut(), Ordering::AcqRel);
-        if self.prepared.swap(false, Ordering::Relaxed)
+        if self.was_prepared()
             && let Some(state) = NonNull::new(state)
         {
             // SAFETY: a published state is freed only when `self` is dropped; `prepare` took its locks.

@@ -383,8 +383,8 @@ impl State {
 
     pub(super) fn lock_for_fork(&self) {
         self.server.lock_for_fork();
-        // SAFETY: taken on the line above.
-        if let Some(server) = unsafe { self.server.get_locked() } {
+        // SAFETY: called on the line above.
+        if let Some(Some(server)) = unsafe { self.server.get_locked() } {
             server.lock_for_fork();
         }
         self.cache.lock_for_fork();
@@ -402,16 +402,20 @@ impl State {
         // SAFETY: as above.
         unsafe { self.cache.unlock_after_fork(false) };
         // SAFETY: as above.
-        unsafe { self.unlock_server() };
+        unsafe { self.unlock_server(false) };
     }
 
     /// # Safety
-    /// As [`State::unlock_after_fork`].
-    unsafe fn unlock_server(&self) {
-        // SAFETY: `lock_for_fork` took the lock; nothing is kept of the reference.
-        if let Some(server) = unsafe { self.server.get_locked() } {
-            // SAFETY: `lock_for_fork` took this one as well.
+    /// As [`State::unlock_after_fork`], and it is the child if `in_child` says so.
+    unsafe fn unlock_server(&self, in_child: bool) {
+        // SAFETY: passed on to the caller; nothing is kept of the reference.
+        if let Some(Some(server)) = unsafe { self.server.get_locked() } {
+            // SAFETY: `lock_for_fork` came by here as well: the server was the same then.
             unsafe { server.unlock_after_fork() };
+            if in_child {
+                // SAFETY: passed on to the caller.
+                unsafe { server.close_in_child() };
+            }
         }
         // SAFETY: as above.
         unsafe { self.server.unlock_after_fork() };
@@ -424,10 +428,7 @@ impl State {
     /// [`State::lock_for_fork`] ran in the thread of which this is the forked copy.
     pub(super) unsafe fn abandon_in_child(&self) {
         // SAFETY: passed on to the caller.
-        unsafe { self.unlock_server() };
-        if let Some(server) = self.server.lock().take() {
-            server.abandon();
-        }
+        unsafe { self.unlock_server(true) };
         // SAFETY: the state, which owns the fd, is leaked in this process: see `Inner`.
         unsafe { sys::close_inherited(self.exports.ledger.shared_fd().as_raw_fd()) };
         // SAFETY: as above, and the locks were taken.

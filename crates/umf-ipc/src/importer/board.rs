@@ -124,8 +124,9 @@ impl Board {
     pub(super) unsafe fn unlock_after_fork(&self, in_child: bool) {
         // SAFETY: passed on to the caller.
         unsafe { self.ledger.unlock_after_fork() };
-        if in_child {
-            self.take_down();
+        // (Where a handler of signals forked that came while the lock was taken, it is taken down when another one is made.)
+        if in_child && let Some(posted) = self.ledger.try_lock().and_then(|mut ledger| ledger.take()) {
+            posted.take_down();
         }
     }
 }

@@ -196,7 +196,9 @@ impl ForkAware for Inner {
         // SAFETY: as above.
         unsafe { self.ranges.unlock_after_fork() };
         // SAFETY: as above.
-        for producer in unsafe { self.producers.get_locked() }.values() {
+        let producers = unsafe { self.producers.get_locked() };
+        // (What was interrupted may be changing them, if a handler of signals forked: then what is theirs stays open.)
+        for producer in producers.into_iter().flat_map(HashMap::values) {
             // SAFETY: the first thing in this child.
             unsafe { producer.abandon_leases_in_child() };
         }

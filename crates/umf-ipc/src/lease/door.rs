@@ -378,8 +378,10 @@ impl Door {
         // SAFETY: nobody else closes it, as the door is leaked.
         unsafe { sys::close_inherited(self.fd.as_raw_fd()) };
         step(Step::DoorAbandoned);
-        // SAFETY: the lock was taken before the fork.
-        for watch in unsafe { self.watches.get_locked() }.known.values() {
+        // SAFETY: passed on to the caller.
+        let watches = unsafe { self.watches.get_locked() };
+        // (What was interrupted may be changing them, if a handler of signals forked: then these stay open.)
+        for watch in watches.iter().flat_map(|watches| watches.known.values()) {
             if let Watch::Pidfd(pidfd) = watch {
                 // SAFETY: as above.
                 unsafe { sys::close_inherited(pidfd.as_raw_fd()) };

@@ -122,18 +122,14 @@ impl Server {
         Some(Ending(Some(thread)))
     }
 
-    /// In a forked child: closes what belongs to the parent's thread, which is not here.
-    pub(crate) fn abandon(self) {
-        // SAFETY: this is a child, and the server is gone after this.
-        unsafe { self.close_in_child() };
-    }
-
-    /// In a forked child: closes all fds of the parent's thread, which is not here.
+    /// In a forked child: closes all fds of the parent's thread, which is not here. (They stay open where a handler of signals
+    /// forked that came while their list was being changed, or amid another fork.)
     ///
     /// # Safety
     /// This process is a forked child of the one that made the server.
     pub unsafe fn close_in_child(&self) {
-        for fd in self.fds.lock().drain(..) {
+        let Some(mut fds) = self.fds.try_lock() else { return };
+        for fd in fds.drain(..) {
             // SAFETY: the fds belong to the server thread's objects, which do not exist in this process, and to
             // `wake`, which is never closed again, by the share of it that is forgotten below.
             unsafe { sys::close_inherited(fd) };
