@@ -143,3 +143,34 @@ impl ForkAware for Inner {
         step(Step::DomainAbandoned);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn a_child_of_a_signal_handler_waits_for_nobody() {
+        let sockets = Sockets::new().unwrap();
+        // SAFETY: the child only takes umf's locks, and ends within a bounded time.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: sets an alarm for this child, which has one thread.
+            unsafe { libc::alarm(20) };
+            let held = sockets.0.bound.lock();
+            // As a handler of signals that came here, and forks: the child's side.
+            sockets.0.prepare();
+            sockets.0.child();
+            let is_held = sockets.0.bound.try_lock().is_none();
+            drop(held);
+            let is_free = sockets.0.bound.try_lock().is_some();
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(!is_held || !is_free)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0);
+    }
+}

@@ -257,3 +257,40 @@ struct Target {
     size: usize,
     is_region: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    /// In a process of one thread: whether a fork amid a fork leaves the state's locks to the first one.
+    fn locks_are_the_first_forks(exporter: &Exporter) -> bool {
+        let inner = &*exporter.inner;
+        let Ok(state) = inner.state(Address::from_bits(0x1000)) else { return false };
+        inner.prepare();
+        inner.prepare();
+        inner.parent();
+        let between = state.is_free();
+        inner.parent();
+        !between && state.is_free()
+    }
+
+    #[test]
+    fn a_fork_amid_a_fork_leaves_the_locks_to_the_first() {
+        let exporter = Exporter::new(ExporterSettings::default()).unwrap();
+        // SAFETY: the child uses umf and ends within a bounded time.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: sets an alarm for this child.
+            unsafe { libc::alarm(20) };
+            let went_well = locks_are_the_first_forks(&exporter);
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(!went_well)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0);
+    }
+}

@@ -421,6 +421,12 @@ impl State {
         unsafe { self.server.unlock_after_fork() };
     }
 
+    /// Whether nobody has the lock of the server.
+    #[cfg(test)]
+    pub(super) fn is_free(&self) -> bool {
+        self.server.try_lock().is_some()
+    }
+
     /// In a forked child: closes the fds that only the parent needs. Nothing else of the state is touched, now or
     /// later.
     ///
