@@ -157,9 +157,9 @@ struct Lists {
 // SAFETY: the list that counts is only read, and the other one is touched with the lock of `REGISTRY` alone.
 unsafe impl Sync for Lists {}
 
-static LISTS: Lists = {
-    const EMPTY: UnsafeCell<List> = UnsafeCell::new(List { entries: [None; LIMIT], len: 0, first: 0 });
-    Lists { lists: [EMPTY; 2], current: AtomicUsize::new(0) }
+static LISTS: Lists = Lists {
+    lists: [const { UnsafeCell::new(List { entries: [None; LIMIT], len: 0, first: 0 }) }; 2],
+    current: AtomicUsize::new(0),
 };
 
 /// Who may change the lists.
