@@ -57,6 +57,24 @@ fn a_handler_of_signals_forks() {
     assert!(said.output.contains(&format!(" {failed} failed,")), "{said:?}");
 }
 
+/// A fork amid a fork takes nothing from the one that it came amid: that one's child has its copy of shared memory.
+#[test]
+fn a_handler_of_signals_forks_amid_a_fork() {
+    let test = "a_handler_of_signals_forks_amid_a_fork";
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile(test, "amid_fork", folder.path()) else { return };
+    for settings in ["", "page.disposition=shared-fd"] {
+        let said = run(&mut Command::new(&program), Some(settings));
+        assert!(
+            said.status == 0 && said.output.ends_with(" 0 own failed, 0 wrong\n"),
+            "{settings}: {said:?}"
+        );
+        // (Nothing is copied for the child of the handler while copies are being made.)
+        let ended = said.errors.lines().filter(|line| line.contains("amid another fork")).count();
+        assert!(said.output.starts_with(&format!("{ended} failed,")), "{settings}: {said:?}");
+    }
+}
+
 #[test]
 fn what_no_machine_has_is_null() {
     let test = "what_no_machine_has_is_null";
