@@ -430,3 +430,30 @@ impl Drop for Door {
         drop(inner);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_join_and_go_are_news_once() {
+        let job = Job::new(&format!("news-{}", std::process::id())).unwrap();
+        let open = |rank| Door::open(&LinkBuilder::new(), job.clone(), rank, 2).unwrap();
+        let first = open(0);
+        let (mut seen, mut socket) = (Seen::default(), None);
+        let mut has_news = || first.has_news_of(1, &mut seen, &mut socket);
+        assert!(!has_news(), "nobody is known");
+        for _ in 0..2 {
+            let second = open(1);
+            while !has_news() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert!(!has_news() && !has_news(), "it is there still");
+            drop(second);
+            assert!(has_news(), "it went");
+            assert!(!has_news() && !has_news());
+        }
+        first.strike(1, None);
+        assert!(!has_news());
+    }
+}
