@@ -303,9 +303,10 @@ impl JemallocPool {
             // Beyond what memory and its shadow have in common.
             Error::BadAlignment { align: request.align }
         } else {
-            // jemalloc takes what is asked for while it is in a hook from an arena of its own. (Nothing of ours asks.)
+            // jemalloc takes what is asked for from an arena of its own where a thread is in a hook, which nobody asks in, or has lost its
+            // state.
             Error::NotSupported {
-                what: "allocating from jemalloc in a hook of its own",
+                what: "allocating from jemalloc in a destructor of a pthread key, as the thread ends,",
                 owner: OWNER,
                 native: 0,
             }
