@@ -210,6 +210,7 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
         "wakes the thread that ends; who connects is told by the end of its fd",
     ),
     ("crates/umf-link", "sys::set_event", OWN_STATE),
+    ("crates/umf-link", "sys::is_free", "a socket that asks whether a name is taken, and is closed at once"),
     ("crates/umf-link", "sys::reset_event", OWN_STATE),
     ("crates/umf-link", "engines::measure_cma", "reads memory of the peer into its own, for a trial"),
     (
