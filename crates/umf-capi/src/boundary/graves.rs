@@ -26,14 +26,19 @@ struct Grave {
 // SAFETY: memory that nobody uses.
 unsafe impl Send for Grave {}
 
-const fn place(address: usize) -> usize {
-    (address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) as usize >> (usize::BITS - PLACES.ilog2())
+/// Objects of so many bytes, IPC handles above all, have few of the places: they come and go, and their memory stays in the cache then.
+const LARGE: usize = 256;
+const PLACES_OF_LARGE: usize = 16;
+
+const fn place(address: usize, size: usize) -> usize {
+    let places = if size >= LARGE { PLACES_OF_LARGE } else { PLACES };
+    (address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) as usize >> (usize::BITS - places.ilog2())
 }
 
-/// Whether there was an object that is destroyed.
+/// Whether there was an object of so many bytes that is destroyed.
 #[inline]
-pub(super) fn has(address: usize) -> bool {
-    ADDRESSES[place(address)].load(Ordering::Relaxed) == address && address != 0
+pub(super) fn has(address: usize, size: usize) -> bool {
+    ADDRESSES[place(address, size)].load(Ordering::Relaxed) == address && address != 0
 }
 
 /// Keeps the memory of an object, in the place of another's.
@@ -45,10 +50,11 @@ pub(super) unsafe fn bury(memory: NonNull<u8>, layout: Layout) {
         return;
     }
     let address = memory.addr().get();
+    let place = place(address, layout.size());
     let older = {
         let mut graves = GRAVES.lock();
-        ADDRESSES[place(address)].store(address, Ordering::Relaxed);
-        graves[place(address)].replace(Grave { memory, layout })
+        ADDRESSES[place].store(address, Ordering::Relaxed);
+        graves[place].replace(Grave { memory, layout })
     };
     if let Some(older) = older {
         // SAFETY: the caller of `bury` for it said so, and it is nobody's since.
@@ -64,10 +70,10 @@ mod tests {
     fn the_latest_are_remembered_and_their_memory_is_nobodys() {
         let first = Box::into_raw(Box::new([1_u64; 4])).addr();
         let memory = NonNull::new(core::ptr::with_exposed_provenance_mut::<u8>(first)).unwrap();
-        assert!(!has(first) && !has(0));
+        assert!(!has(first, 32) && !has(0, 32));
         // SAFETY: of the box above.
         unsafe { bury(memory, Layout::new::<[u64; 4]>()) };
-        assert!(has(first));
+        assert!(has(first, 32));
         let others: Vec<_> = (0..100).map(|_| Box::new([2_u64; 4])).collect();
         assert!(others.iter().all(|other| core::ptr::from_ref(&**other).addr() != first));
         // Far more than there are places: what is in the way is given back.

@@ -166,7 +166,7 @@ impl<T> Handle<T> {
     /// Refuses what was destroyed, as far as that is known.
     #[inline]
     fn check(self) -> Outcome<()> {
-        if graves::has(self.0.addr()) { Err(DESTROYED) } else { Ok(()) }
+        if graves::has(self.0.addr(), size_of::<T>()) { Err(DESTROYED) } else { Ok(()) }
     }
 
     /// The object, to change it: for settings, which C must not use from two threads at once.
