@@ -12,44 +12,48 @@ pub mod field {
     pub const VERSION: Range<usize> = 4..6;
     /// Bits.
     pub const FLAGS: Range<usize> = 6..8;
-    /// Of the machine's boot.
-    pub const BOOT_ID: Range<usize> = 8..24;
+    /// Of the machine's boot, its first half.
+    pub const BOOT_ID: Range<usize> = 8..16;
     /// Of the producer.
-    pub const NONCE: Range<usize> = 24..40;
+    pub const NONCE: Range<usize> = 16..32;
     /// Of the producer.
-    pub const PID: Range<usize> = 40..44;
-    /// Number in the producer.
-    pub const LEDGER_FD: Range<usize> = 44..48;
+    pub const KEY: Range<usize> = 32..48;
+    /// Of the producer.
+    pub const PID: Range<usize> = 48..52;
     /// Inode.
-    pub const PID_NAMESPACE: Range<usize> = 48..56;
+    pub const PID_NAMESPACE: Range<usize> = 52..56;
     /// Of the producer.
     pub const PIDFS_INODE: Range<usize> = 56..64;
     /// Number in the producer.
-    pub const DATA_FD: Range<usize> = 72..76;
+    pub const LEDGER_FD: Range<usize> = 64..68;
     /// In the ledger.
-    pub const SLOT: Range<usize> = 76..80;
+    pub const SLOT: Range<usize> = 68..72;
     /// Of the slot.
-    pub const GENERATION: Range<usize> = 80..88;
+    pub const GENERATION: Range<usize> = 72..80;
+    /// Number in the producer.
+    pub const DATA_FD: Range<usize> = 80..84;
     /// Of the file.
-    pub const DATA_DEVICE: Range<usize> = 88..96;
+    pub const DATA_DEVICE: Range<usize> = 84..88;
     /// Of the file.
-    pub const DATA_INODE: Range<usize> = 96..104;
+    pub const DATA_INODE: Range<usize> = 88..96;
     /// Of the region in the file.
-    pub const DATA_OFFSET: Range<usize> = 104..112;
+    pub const DATA_OFFSET: Range<usize> = 96..104;
+    /// Id of the region.
+    pub const REGION_ID: Range<usize> = 104..112;
     /// Of the region.
-    pub const REGION_SIZE: Range<usize> = 120..128;
+    pub const REGION_SIZE: Range<usize> = 112..120;
     /// In the region.
-    pub const BLOCK_OFFSET: Range<usize> = 128..136;
+    pub const BLOCK_OFFSET: Range<usize> = 120..128;
     /// Of the block.
-    pub const BLOCK_LENGTH: Range<usize> = 136..144;
+    pub const BLOCK_LENGTH: Range<usize> = 128..136;
+    /// Of the block.
+    pub const REQUESTED: Range<usize> = 136..144;
     /// Of the provider.
     pub const PROVIDER_KIND: Range<usize> = 144..160;
     /// Of the native bytes.
-    pub const NATIVE_LENGTH: Range<usize> = 168..169;
+    pub const NATIVE_LENGTH: Range<usize> = 186..187;
     /// Native bytes.
-    pub const NATIVE: Range<usize> = 176..240;
-    /// Id of the region.
-    pub const REGION_ID: Range<usize> = 240..248;
+    pub const NATIVE: Range<usize> = 188..252;
     /// CRC-32 of all before it.
     pub const CHECKSUM: Range<usize> = 252..256;
 }

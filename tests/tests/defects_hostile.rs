@@ -15,18 +15,20 @@ use umf_core::conformance::Ends;
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, Census, actor};
 
-/// Parts of a door (`docs/leases.md`) begin at multiples of this; each is one of them here.
+/// Parts of a lease table (`docs/leases.md`) begin at multiples of this; header, owners and marks are one of them each here, and a
+/// row is two.
 const PART: usize = 65536;
 const ROWS: usize = 64;
-const ENTRIES: usize = PART;
+const OWNERS: usize = PART;
 const MARKS: usize = 2 * PART;
-const DOOR: usize = (3 + ROWS) * PART;
-const DOOR_SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+const LEASES: usize = (3 + 2 * ROWS) * PART;
+const LEASE_SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 const NONCE: [u8; 16] = *b"a hostile ledger";
 const HEADER: usize = 4096;
 const SLOTS: usize = 16;
-const LEDGER: usize = HEADER + 64 * SLOTS;
+const SLOT: usize = 128;
+const LEDGER: usize = HEADER + SLOT * SLOTS;
 const DATA: u64 = 1 << 20;
 const GENERATION: u64 = 7;
 
@@ -75,13 +77,13 @@ impl Words {
     }
 }
 
-/// A producer that this process is, with a ledger (`docs/ledger.md`) and a door that it goes on writing.
+/// A producer that this process is, with a ledger (`docs/ledger.md`) and a lease table that it goes on writing.
 struct Hostile {
     ledger: File,
     words: Words,
     data: File,
-    door: File,
-    door_words: Words,
+    leases: File,
+    lease_words: Words,
 }
 
 impl Hostile {
@@ -93,9 +95,9 @@ impl Hostile {
         // SAFETY: an fd of this process.
         assert_eq!(unsafe { libc::fcntl(ledger.as_raw_fd(), libc::F_ADD_SEALS, seals) }, 0);
         let data = memory_file(DATA, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW);
-        let door = memory_file(DOOR as u64, DOOR_SEALS);
-        let door_words = Words::of(&door, DOOR);
-        let hostile = Self { ledger, words, data, door, door_words };
+        let leases = memory_file(LEASES as u64, LEASE_SEALS);
+        let lease_words = Words::of(&leases, LEASES);
+        let hostile = Self { ledger, words, data, leases, lease_words };
         hostile.restore();
         hostile
     }
@@ -104,46 +106,50 @@ impl Hostile {
         self.words.put(offset, bytes);
     }
 
-    /// Names a door in the ledger.
-    fn name_door(&self, fd: RawFd, rows: usize) {
+    /// Names a lease table in the ledger.
+    fn name_leases(&self, fd: RawFd, rows: usize) {
         self.put(96, &fd.to_le_bytes());
         self.put(100, &u32::try_from(rows).unwrap().to_le_bytes());
     }
 
-    fn restore_door(&self) {
-        self.name_door(self.door.as_raw_fd(), ROWS);
-        let door = &self.door_words;
-        door.put(0, b"UMFDOOR1");
-        door.put(8, &1_u32.to_le_bytes());
-        door.put(12, &(ROWS as u32).to_le_bytes());
-        door.put(16, &NONCE);
-        door.put(32, &(SLOTS as u32).to_le_bytes());
+    fn restore_leases(&self) {
+        self.name_leases(self.leases.as_raw_fd(), ROWS);
+        let leases = &self.lease_words;
+        leases.put(0, b"UMFLEASE");
+        leases.put(8, &2_u32.to_le_bytes());
+        leases.put(12, &(ROWS as u32).to_le_bytes());
+        leases.put(16, &NONCE);
+        leases.put(32, &(SLOTS as u32).to_le_bytes());
     }
 
     /// A ledger as it should be: a region in slot 0, a block of it in slot 1.
     fn restore(&self) {
-        self.put(0, b"UMFLEDG1");
-        self.put(8, &1_u32.to_le_bytes());
+        self.put(0, b"UMFLEDGR");
+        self.put(8, &2_u32.to_le_bytes());
         self.put(12, &(HEADER as u32).to_le_bytes());
         self.put(16, &NONCE);
-        self.put(80, &64_u32.to_le_bytes());
+        self.put(80, &(SLOT as u32).to_le_bytes());
         self.put(84, &(SLOTS as u32).to_le_bytes());
         self.put(88, &2_u32.to_le_bytes());
-        self.restore_door();
+        self.restore_leases();
         let file = self.data.metadata().unwrap();
         for slot in 0..2 {
-            let at = HEADER + 64 * slot;
-            for (offset, value) in [
-                (8, file.dev()),
-                (16, file.ino()),
-                (24, u64::from(self.data.as_raw_fd().cast_unsigned())),
-                (32, GENERATION),
-                (40, 1),
-                (48, DATA),
-                (56, 0),
+            let at = HEADER + SLOT * slot;
+            let (offset, length) = if slot == 0 { (0, DATA) } else { (4096, 65536) };
+            for (place, value) in [
+                (24, GENERATION),
+                (32, u64::from(self.data.as_raw_fd().cast_unsigned()) << 32),
+                (40, offset),
+                (48, length),
+                (56, length),
+                (64, file.dev()),
+                (72, file.ino()),
+                (80, 0),
+                (88, 1),
+                (96, DATA),
                 (0, GENERATION),
             ] {
-                self.put(at + offset, &value.to_le_bytes());
+                self.put(at + place, &value.to_le_bytes());
             }
         }
     }
@@ -156,18 +162,19 @@ impl Hostile {
         let fd = |fd: RawFd| u64::from(fd.cast_unsigned());
         let file = self.data.metadata().unwrap();
         let honest = [
-            (field::VERSION, 1),
+            (field::VERSION, 2),
             (field::FLAGS, 16),
             (field::PID, u64::from(std::process::id())),
             (field::LEDGER_FD, fd(self.ledger.as_raw_fd())),
             (field::DATA_FD, fd(self.data.as_raw_fd())),
             (field::SLOT, 1),
             (field::GENERATION, GENERATION),
-            (field::DATA_DEVICE, file.dev()),
+            (field::DATA_DEVICE, device_number(file.dev())),
             (field::DATA_INODE, file.ino()),
             (field::REGION_SIZE, DATA),
             (field::BLOCK_OFFSET, 4096),
             (field::BLOCK_LENGTH, 65536),
+            (field::REQUESTED, 65536),
             (field::PROVIDER_KIND, u64::from_le_bytes(*b"host\0\0\0\0")),
             (field::REGION_ID, 1),
         ];
@@ -179,6 +186,12 @@ impl Hostile {
         forge::seal(&mut bytes);
         forge::hex(&bytes)
     }
+}
+
+/// As handles have it: 12 bits of the major number and 20 of the minor one.
+fn device_number(device: u64) -> u64 {
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    u64::from((minor & 0xff) | (major & 0xfff) << 8 | (minor & !0xff) << 12)
 }
 
 /// A cheap sequence of numbers that need not be random.
@@ -296,10 +309,12 @@ fn w11_memory_that_is_punched_while_it_is_read() {
         (4096, DATA - 1),
         (4096, 1),
     ] {
-        hostile.put(HEADER + 64 + 48, &u64::to_le_bytes(size));
-        hostile.put(HEADER + 64 + 56, &u64::to_le_bytes(offset));
+        for (place, value) in [(40, 0), (48, size), (56, size), (80, offset), (96, size)] {
+            hostile.put(HEADER + SLOT + place, &u64::to_le_bytes(value));
+        }
         let lies = [(field::REGION_SIZE, size), (field::DATA_OFFSET, offset), (field::BLOCK_OFFSET, 0)];
-        let handle = hostile.handle(&[&lies[..], &[(field::BLOCK_LENGTH, size)]].concat());
+        let handle =
+            hostile.handle(&[&lies[..], &[(field::BLOCK_LENGTH, size), (field::REQUESTED, size)]].concat());
         importer.fails(&format!("open {handle} -> m"), "Untrusted");
     }
     hostile.restore();
@@ -318,9 +333,9 @@ fn w11_memory_that_is_punched_while_it_is_read() {
     });
 }
 
-/// W11: a door that is none, or another's, or of another shape than its ledger says. Nobody counts anything there.
+/// W11: a lease table that is none, or another producer's, or of another shape than its ledger says. Nothing is counted there.
 #[test]
-fn w11_a_door_that_lies() {
+fn w11_lying_lease_table_is_refused() {
     let hostile = Hostile::new();
     let mut importer = actor!();
     let handle = hostile.handle(&[]);
@@ -330,53 +345,53 @@ fn w11_a_door_that_lies() {
         importer.ok("evict");
     };
     for rows in [0, 1, ROWS - 1, ROWS + 1, 4097, u32::MAX as usize] {
-        hostile.name_door(hostile.door.as_raw_fd(), rows);
+        hostile.name_leases(hostile.leases.as_raw_fd(), rows);
         refuses(&format!("{rows} rows"));
     }
     let others = [
-        ("no seals", memory_file(DOOR as u64, 0)),
-        ("may shrink", memory_file(DOOR as u64, libc::F_SEAL_GROW)),
-        ("smaller", memory_file((DOOR - PART) as u64, DOOR_SEALS)),
-        ("nothing in it", memory_file(DOOR as u64, DOOR_SEALS)),
+        ("no seals", memory_file(LEASES as u64, 0)),
+        ("may shrink", memory_file(LEASES as u64, libc::F_SEAL_GROW)),
+        ("smaller", memory_file((LEASES - PART) as u64, LEASE_SEALS)),
+        ("nothing in it", memory_file(LEASES as u64, LEASE_SEALS)),
         ("a device", File::open("/dev/zero").unwrap()),
         ("a folder", File::open("/").unwrap()),
     ];
     for (what, other) in &others {
         // All else is right, where it can be written.
-        if other.metadata().unwrap().len() > DOOR as u64 / 2 && *what != "nothing in it" {
+        if other.metadata().unwrap().len() > LEASES as u64 / 2 && *what != "nothing in it" {
             let mut header = vec![0; 64];
-            hostile.door.read_exact_at(&mut header, 0).unwrap();
+            hostile.leases.read_exact_at(&mut header, 0).unwrap();
             other.write_all_at(&header, 0).unwrap();
         }
-        hostile.name_door(other.as_raw_fd(), ROWS);
+        hostile.name_leases(other.as_raw_fd(), ROWS);
         refuses(what);
     }
     for (what, fd) in [("the ledger", &hostile.ledger), ("the data", &hostile.data)] {
-        hostile.name_door(fd.as_raw_fd(), ROWS);
+        hostile.name_leases(fd.as_raw_fd(), ROWS);
         refuses(what);
     }
-    hostile.name_door(-1, ROWS);
-    refuses("no door");
+    hostile.name_leases(-1, ROWS);
+    refuses("no lease table");
     for (what, offset) in [("magic", 0), ("version", 8), ("nonce", 16), ("nonce's end", 28)] {
         hostile.restore();
-        hostile.door_words.word(offset).fetch_xor(1 << 8, Ordering::SeqCst);
+        hostile.lease_words.word(offset).fetch_xor(1 << 8, Ordering::SeqCst);
         refuses(what);
     }
     hostile.restore();
     // An fd that nobody has, and one that cannot be mapped for writing.
-    hostile.name_door(10_000, ROWS);
+    hostile.name_leases(10_000, ROWS);
     assert!(importer.ask(&format!("open {handle} -> m")).is_err());
-    let sealed = memory_file(DOOR as u64, DOOR_SEALS | libc::F_SEAL_WRITE);
-    hostile.name_door(sealed.as_raw_fd(), ROWS);
+    let sealed = memory_file(LEASES as u64, LEASE_SEALS | libc::F_SEAL_WRITE);
+    hostile.name_leases(sealed.as_raw_fd(), ROWS);
     importer.fails(&format!("open {handle} -> m"), "System");
     importer.ok("evict");
     hostile.restore();
     importer.ok(&format!("open {handle} -> m"));
 }
 
-/// W11: a door whose every word changes while importers come, count and go.
+/// W11: a lease table whose every word changes while importers come, count and go.
 #[test]
-fn w11_a_door_that_changes_while_it_is_used() {
+fn w11_lease_table_that_changes_in_use_is_survived() {
     let hostile = Hostile::new();
     let mut importers = [actor!(), actor!()];
     let handle = hostile.handle(&[]);
@@ -390,10 +405,10 @@ fn w11_a_door_that_changes_while_it_is_used() {
             while !end.load(Ordering::Relaxed) {
                 let which = next(&mut state) as usize;
                 let offset = match next(&mut state) % 4 {
-                    0 => which % 16 * 4,
-                    1 => ENTRIES + which % ROWS * 64 + which / ROWS % 6 * 4,
+                    0 => which % 96 * 4,
+                    1 => OWNERS + which % ROWS * 64 + which / ROWS % 6 * 4,
                     2 => MARKS + which % (2 * SLOTS) * 4,
-                    _ => MARKS + PART + which % ROWS * PART + which / ROWS % (2 * SLOTS) * 4,
+                    _ => MARKS + 2 * PART + which % ROWS * 2 * PART + which / ROWS % (2 * SLOTS) * 4,
                 };
                 let value = match next(&mut state) % 5 {
                     0 => 0,
@@ -402,13 +417,13 @@ fn w11_a_door_that_changes_while_it_is_used() {
                     3 => pids[which % 2],
                     _ => next(&mut state) as u32,
                 };
-                hostile.door_words.word(offset).store(value, Ordering::SeqCst);
+                hostile.lease_words.word(offset).store(value, Ordering::SeqCst);
                 if next(&mut state).is_multiple_of(64) {
-                    hostile.restore_door();
+                    hostile.restore_leases();
                 }
                 if next(&mut state).is_multiple_of(512) {
-                    punch(&hostile.door, 0, DOOR);
-                    hostile.restore_door();
+                    punch(&hostile.leases, 0, LEASES);
+                    hostile.restore_leases();
                 }
                 rounds.fetch_add(1, Ordering::Relaxed);
             }
@@ -419,7 +434,7 @@ fn w11_a_door_that_changes_while_it_is_used() {
         answers.map(|answer| opened_of(&answer)).sum()
     });
     assert!(opened > 0 && rounds.load(Ordering::Relaxed) > 1000);
-    punch(&hostile.door, 0, DOOR);
+    punch(&hostile.leases, 0, LEASES);
     hostile.restore();
     for (importer, clean) in importers.iter_mut().zip(&clean) {
         importer.ok("evict");

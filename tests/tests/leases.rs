@@ -57,7 +57,7 @@ fn what_is_open_is_not_used_again_before_it_is_closed() {
     for kind in ["shared", "isolated", "proxy", "read-only", "small 1048576"] {
         let (mut producer, mut importer) = pair(kind);
         let open = if kind == "read-only" { "open-read" } else { "open" };
-        // Once for what stays: ledgers, doors, rows.
+        // Once for what stays: ledgers, lease tables, rows.
         for round in [0, 1] {
             let clean = (round > 0).then(|| (Census::of(&producer), Census::of(&importer)));
             let handle = block(&mut producer, "b", 1);
@@ -240,25 +240,24 @@ fn a_forked_importer_holds_what_it_opened_itself() {
     drains(&mut producer);
 }
 
-/// The kernel has no news of `exec`: what was open counts until the process ends.
+/// A process that calls `exec` has nothing open any more, and can open anew.
 #[test]
-fn an_importer_that_calls_exec_can_open_anew() {
+fn leases_end_at_exec() {
     let (mut producer, mut importer) = pair("shared");
     let first = block(&mut producer, "b", 1);
     let second = block(&mut producer, "c", 2);
     importer.ok(&format!("open {first} -> m"));
     importer.ok("exec");
+    importer.ok("ping");
     producer.ok("free p p.b");
-    stays_held(&mut producer);
+    assert_eq!(held(&mut producer), 0);
     importer.fails(&format!("open {first} -> m"), "Stale");
     importer.ok(&format!("open {second} -> m"));
     importer.check("m", 2);
     producer.ok("free p p.c");
-    assert_eq!(producer.number("held", "blocks"), 2);
+    assert_eq!(producer.number("held", "blocks"), 1);
     importer.check("m", 2);
     importer.ok("close m");
-    importer.ok("ping");
-    assert_eq!(producer.ok("drain 30"), SIZE.to_string());
     importer.finish();
     drains(&mut producer);
 }
@@ -443,7 +442,7 @@ fn an_importer_in_another_pid_namespace_is_seen_and_so_is_its_end() {
     drains(&mut producer);
 }
 
-/// A pid that is another's by now is not the importer's.
+/// A process that has the pid of a dead importer holds nothing for it.
 #[test]
 fn a_pid_that_means_another_process_holds_nothing() {
     const TEST: &str = "a_pid_that_means_another_process";

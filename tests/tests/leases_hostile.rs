@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use umf_tests::{Census, actor};
 
-/// Every word of the door changes while the producer allocates, exports and frees, and while others open and close: what
-/// is current holds what it should, nobody faults or hangs, and when they are gone everything is given back.
+/// Every word of the lease table changes while the producer allocates, exports and frees, and while importers open and close:
+/// current blocks hold what they should, no process faults or hangs, and when all importers are gone everything is given back.
 #[test]
-fn a_door_that_is_scribbled_over() {
+fn scribbled_lease_table_harms_no_current_block() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     producer.ok("alloc p 4096 -> p.control");
@@ -28,8 +28,8 @@ fn a_door_that_is_scribbled_over() {
     let mut hostile = actor!();
     let pids = [producer.pid(), consumers[0].pid(), consumers[1].pid(), comer.pid(), hostile.pid(), 1];
     let pids = pids.map(|pid| pid.to_string()).join(" ");
-    let (door, time, patience) = (producer.pid(), 1500, Duration::from_secs(20));
-    hostile.send(&format!("scribble-door {door} body {time} {pids}"));
+    let (pid, time, patience) = (producer.pid(), 1500, Duration::from_secs(20));
+    hostile.send(&format!("scribble-leases {pid} body {time} {pids}"));
     producer.send(&format!("race-produce p p.control {time}"));
     comer.send(&format!("try-storm {handle} {time}"));
     for consumer in &mut consumers {
@@ -47,8 +47,8 @@ fn a_door_that_is_scribbled_over() {
         assert_eq!(consumer.ok("is_current m"), "true");
     }
     producer.check("p.b", 1);
-    // And what says whose door it is.
-    hostile.send(&format!("scribble-door {door} all 200 {pids}"));
+    // And what says whose table it is.
+    hostile.send(&format!("scribble-leases {pid} all 200 {pids}"));
     comer.ok(&format!("try-storm {handle} 200"));
     hostile.answer(patience).unwrap();
     hostile.kill();
@@ -60,7 +60,7 @@ fn a_door_that_is_scribbled_over() {
     assert_eq!(producer.ok("held"), "blocks=0 regions=0 bytes=0");
     let now = Census::of(&producer);
     assert!(now.fd_count() <= clean.fd_count() + 16, "{now:?}");
-    // It works on, on the same door. (Who finds another's name in it counts nothing there.)
+    // The producer works on, with the same table. (An importer that finds another nonce in it counts nothing there.)
     let mut newcomer = actor!();
     let opened = newcomer.ask(&format!("open {handle} -> m"));
     assert!(opened.as_ref().map_or_else(|failure| failure.variant == "Misbehaved", |_| true), "{opened:?}");
@@ -80,7 +80,7 @@ fn a_lease_that_another_importer_clears() {
     let mut importer = actor!();
     importer.ok(&format!("open {handle} -> m"));
     let mut hostile = actor!();
-    hostile.ok(&format!("empty-door {}", producer.pid()));
+    hostile.ok(&format!("empty-leases {}", producer.pid()));
     producer.ok("free p p.b");
     assert_eq!(producer.ok("held"), "blocks=0 regions=0 bytes=0");
     assert_eq!(producer.ok(&format!("reused p 65536 {address} 300")), "yes");
@@ -101,30 +101,59 @@ fn a_lease_that_another_importer_clears() {
     assert_eq!(producer.ok("drain 5000"), "0");
 }
 
-/// Entries that name others, thousands of them: the producer does not run out of fds for them, nor hold anything for
-/// processes that never came.
+/// Counts in every row, of importers that never were: the producer holds nothing for them, and needs no descriptor.
 #[test]
-fn owners_that_are_made_up() {
+fn counts_in_rows_without_an_owner_hold_nothing() {
     let mut producer = actor!();
     producer.ok("pool p shared");
     producer.ok("rlimit nofile 256");
     let mut importer = actor!();
     let mut hostile = actor!();
-    for round in 0..20 {
+    for _ in 0..5 {
         producer.ok("alloc p 65536 -> p.b");
         let handle = producer.handle("handle p.b");
         importer.ok(&format!("open {handle} -> m"));
-        hostile.ok(&format!("claim-rows {} {round}", producer.pid()));
+        hostile.ok(&format!("claim-rows {} only", producer.pid()));
         producer.ok("free p p.b");
         importer.ok("close m");
+        assert_eq!(producer.ok("drain 5000"), "0");
         assert!(Census::of(&producer).fd_count() < 128);
     }
-    // It still has fds for what it needs.
     producer.ok("region 65536 -> r");
     let handle = producer.handle("handle r");
     importer.ok(&format!("open {handle} -> r"));
     importer.ok("close r");
+}
+
+/// A process that locks all rows keeps other importers out, which are told so, and holds memory until it ends.
+#[test]
+fn process_that_locks_all_rows_refuses_importers_until_it_ends() {
+    let mut producer = actor!();
+    producer.ok("pool p shared");
+    producer.ok("alloc p 65536 -> p.b");
+    let handle = producer.handle("handle p.b");
+    let mut early = actor!();
+    early.ok(&format!("open {handle} -> m"));
+    let mut hostile = actor!();
+    hostile.ok(&format!("claim-rows {} lock", producer.pid()));
+    let mut importers: Vec<_> = (0..8).map(|_| actor!()).collect();
+    let opened = importers
+        .iter_mut()
+        .map(|it| usize::from(it.ask(&format!("open {handle} -> m")).is_ok()))
+        .sum::<usize>();
+    // (One row is the early importer's, and those before the eighth are not locked.)
+    assert!(opened < 8, "{opened}");
+    importers[7].fails(&format!("open {handle} -> n"), "LimitReached");
+    producer.ok("free p p.b");
+    assert_ne!(producer.ok("drain 30"), "0");
+    early.ok("close m");
+    for importer in importers {
+        importer.finish();
+    }
+    assert_ne!(producer.ok("drain 30"), "0");
     hostile.kill();
-    importer.kill();
     assert_eq!(producer.ok("drain 5000"), "0");
+    producer.ok("alloc p 65536 -> p.c");
+    let handle = producer.handle("handle p.c");
+    early.ok(&format!("open {handle} -> m"));
 }

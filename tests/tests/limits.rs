@@ -42,7 +42,7 @@ fn an_importer_without_fds_says_so_and_recovers() {
                     importer.ok("close m");
                 }
                 Err(failure) => {
-                    // A pidfd or a connection, the ledger, the door, and the memory's own for as long as it is mapped.
+                    // A pidfd or a connection, the ledger, the lease table, and one more for as long as the memory or a row is mapped.
                     assert!(left < 5, "mode {mode}, {left} fds left: {failure}");
                     assert_eq!(failure.variant, "System", "mode {mode}, {left} fds left: {failure}");
                     assert!(failure.message.contains("RLIMIT_NOFILE"), "mode {mode}, {left}: {failure}");

@@ -9,7 +9,7 @@ use umf_tests::{Actor, Census, actor, machine, spawn};
 fn permissions(actor: &mut Actor, part: &str) -> Vec<String> {
     let maps = actor.ok(&format!("maps {part}"));
     // Not those of the producer itself.
-    let lines = maps.split(" | ").filter(|line| !line.contains("-ledger") && !line.contains("-door"));
+    let lines = maps.split(" | ").filter(|line| !line.contains("-ledger") && !line.contains("-leases"));
     lines.filter_map(|line| line.split(' ').nth(1).map(str::to_owned)).collect()
 }
 

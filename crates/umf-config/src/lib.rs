@@ -53,8 +53,8 @@ pub use report::Row;
 pub use schema::{KnownKey, known_keys, variable_name};
 pub use settings::{
     DeviceHandles, DeviceMemory, DmaBufExporter, Exchange, ExchangeMethod, FreePolicy, HugePages, Ipc, Leaks,
-    LimitPolicy, Link, LinkEngine, Log, LogLevel, LogOutput, NumaMode, NumaWeight, OnFree, Params, Poison,
-    Pool, Pools, Provider, Ptracer, Settings, Shards, SharedLimit, Visibility,
+    LeasePolicy, LimitPolicy, Link, LinkEngine, Log, LogLevel, LogOutput, NumaMode, NumaWeight, OnFree,
+    Params, Poison, Pool, Pools, Provider, Ptracer, Settings, Shards, SharedLimit, Visibility,
 };
 pub use value::Value;
 pub use warning::Warning;

@@ -27,7 +27,7 @@ fn an_unknown_key_names_file_likely_key_and_all_keys() {
             assert_eq!(key, "ipc.exchagne");
             assert_eq!(origin, Origin::File(sandbox.user()));
             assert_eq!(closest.as_deref(), Some("ipc.exchange"));
-            assert_eq!(valid.len(), 8);
+            assert_eq!(valid.len(), 9);
         }
         other => panic!("{other}"),
     }

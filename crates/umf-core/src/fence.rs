@@ -52,6 +52,23 @@ pub fn light() {
     compiler_fence(Ordering::SeqCst);
 }
 
+/// The side that runs often, where [`heavy`] is the other side: [`light`] if [`is_usable`], else [`full`].
+#[inline(always)]
+pub fn light_or_full() {
+    if ABILITY.load(Ordering::Relaxed) == USABLE {
+        light();
+    } else {
+        ask_and_fence();
+    }
+}
+
+/// The first call in a process asks the kernel. A full fence is right whatever the answer is.
+#[cold]
+fn ask_and_fence() {
+    let _ = is_usable();
+    full();
+}
+
 /// The other side: after this, every other thread of the process has passed a full fence, as has this one. (Only this
 /// one, if not [`is_usable`].)
 pub fn heavy() {

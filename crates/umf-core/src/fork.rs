@@ -215,6 +215,17 @@ pub fn register_static(object: &'static dyn ForkAware, is_registered: &AtomicBoo
     once(object, is_registered, Order::Nested)
 }
 
+/// As [`register_static`], but locked after all others, whenever it is registered: for locks under which no other lock is taken.
+///
+/// # Errors
+/// As [`register_static`].
+///
+/// # Safety
+/// A thread that holds one of the object's locks takes no lock of another object.
+pub unsafe fn register_static_leaf(object: &'static dyn ForkAware, is_registered: &AtomicBool) -> Result<()> {
+    once(object, is_registered, Order::Leaf)
+}
+
 /// As [`register_static`], in any order.
 pub(crate) fn once(object: &'static dyn ForkAware, is_registered: &AtomicBool, order: Order) -> Result<()> {
     if is_registered.load(Ordering::Acquire) {

@@ -58,7 +58,7 @@ impl Shared for AtomicU64 {
     #[inline]
     fn fence() {
         // The other side is `heavy`.
-        if fence::is_usable() { fence::light() } else { fence::full() }
+        fence::light_or_full();
     }
 
     fn pause() {

@@ -87,11 +87,11 @@ pub(crate) fn ask<T>(
         for index in ready.into_iter().rev() {
             let connection = waiting.swap_remove(index);
             match receive(&connection, Deadline::after(Duration::ZERO)) {
-                Ok(Answer::Fd(fd)) => match check(fd)? {
+                Ok(Answer::Fd { fd, .. }) => match check(fd)? {
                     Some(found) => return Ok(Asked::Found(found, connection)),
                     None => misbehaved = Some("it sent another file than it was asked for"),
                 },
-                Ok(Answer::Stale(_) | Answer::Known) => {}
+                Ok(Answer::Stale(_)) => {}
                 Ok(Answer::NotPermitted | Answer::Nameless) => misbehaved = Some("it refuses its own user"),
                 Ok(Answer::Misbehaved(what)) => misbehaved = Some(what),
                 Err(Errno::TIMEDOUT) => waiting.push(connection),

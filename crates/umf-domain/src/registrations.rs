@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use umf_ipc::fd_socket::FdSource;
+use umf_ipc::fd_socket::{FdSource, Outgoing};
 
 use crate::Number;
 use crate::object::Registered;
@@ -81,13 +81,9 @@ impl FdSource for Source {
         Arc::clone(&self.table)
     }
 
-    /// A domain has no leases; who asks for their file gets the one that everybody may have.
-    fn door(&self) -> Arc<OwnedFd> {
-        self.ledger()
-    }
-
-    fn announce(&self, _row: u32, _number: u32, _importer: Option<OwnedFd>) -> bool {
-        false
+    /// A domain has no leases.
+    fn lease_table(&self) -> Option<Outgoing> {
+        None
     }
 
     fn data(&self, slot: u32, generation: u64) -> Result<Arc<OwnedFd>, u64> {

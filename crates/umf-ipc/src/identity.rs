@@ -3,7 +3,7 @@
 use core::fmt;
 use core::str::FromStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use crate::sys;
 
@@ -64,13 +64,20 @@ impl BootId {
         [whole as u64, (whole >> 64) as u64]
     }
 
-    pub(crate) const fn as_bytes(&self) -> &[u8; 16] {
-        &self.0
+    /// What handles have of it.
+    pub(crate) fn half(self) -> BootHalf {
+        BootHalf(self.halves()[0])
     }
+}
 
+/// The first eight bytes of a [`BootId`], which suffice to tell machines and boots apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BootHalf(pub u64);
+
+impl BootHalf {
     /// Whether both are known and differ.
-    pub(crate) fn contradicts(self, other: Self) -> bool {
-        self != Self::UNKNOWN && other != Self::UNKNOWN && self != other
+    pub(crate) const fn contradicts(self, other: Self) -> bool {
+        self.0 != 0 && other.0 != 0 && self.0 != other.0
     }
 }
 
@@ -163,15 +170,6 @@ pub(crate) fn pidfs_inode(pidfd: &OwnedFd) -> Option<u64> {
     (sys::filesystem(pidfd).ok()? == PID_FS_MAGIC).then_some(identity.inode)
 }
 
-/// The number of the process behind a pidfd in the pid namespace of `/proc`, if it lives and is seen there
-/// (`/proc/self/fdinfo`, `pidfd_open(2)`).
-pub(crate) fn pid_behind(pidfd: BorrowedFd<'_>) -> Option<u32> {
-    let facts = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
-    let pid = facts.lines().find_map(|line| line.strip_prefix("Pid:"))?;
-    // 0 in a namespace that does not see it, -1 once it was reaped.
-    pid.trim().parse().ok().filter(|&pid| pid != 0)
-}
-
 /// When a process was started: field 22 of `/proc/<pid>/stat` (`proc_pid_stat(5)`), in clock ticks.
 #[must_use]
 pub fn start_time(pid: u32) -> Option<u64> {
@@ -184,7 +182,6 @@ pub fn start_time(pid: u32) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
 
     #[test]
     fn this_process_knows_itself() {
@@ -194,10 +191,6 @@ mod tests {
         assert!(identity.start_time > 0);
         assert_ne!(identity.boot_id, BootId::UNKNOWN);
         assert_eq!(start_time(0), None);
-        let own = sys::pidfd_open(identity.pid).unwrap();
-        assert_eq!(pid_behind(own.as_fd()), Some(identity.pid));
-        let other = std::fs::File::open("/proc/self/stat").unwrap();
-        assert_eq!(pid_behind(other.as_fd()), None);
     }
 
     #[test]
@@ -208,6 +201,8 @@ mod tests {
         for bad in ["", "0", "zz", &"0".repeat(31), &"g".repeat(32), &"0".repeat(34)] {
             assert!(bad.parse::<BootId>().is_err(), "{bad}");
         }
-        assert!(!id.contradicts(BootId::UNKNOWN) && id.contradicts(BootId([1; 16])));
+        let other = BootId([1; 16]).half();
+        assert!(!id.half().contradicts(BootId::UNKNOWN.half()) && id.half().contradicts(other));
+        assert!(!id.half().contradicts(id.half()));
     }
 }

@@ -15,7 +15,7 @@
 //! - [`transfer`]: how an fd travels: `pidfd`, `procfs`, `socket`
 //! - [`inspect`]: looks at the ledgers of running processes, and of killed ones
 //! - `ledger`: the shared pages that say which exports are current
-//! - `lease`: the shared pages that say who has what open
+//! - `lease`: the shared pages that say which exports are open
 //! - `cache`: what both sides' caches are made of
 //! - `protocol`: the lock-free parts of both, as loom models them
 //!
@@ -41,7 +41,7 @@ pub mod fd_socket {
     pub use crate::sys::{Peer, peer, peer_of, so_peerpidfd};
     pub use crate::transfer::socket::Request;
     pub use crate::transfer::socket::client::{Answer, Deadline, receive};
-    pub use crate::transfer::socket::server::{Ending, FdSource, Server};
+    pub use crate::transfer::socket::server::{Ending, FdSource, Outgoing, Server};
 }
 
 /// What fuzz targets drive: the decoders of what comes over the sockets of producers.

@@ -119,6 +119,7 @@ fn make(loader: Loader) -> Result<Process> {
     importer.max_opened_bytes = ipc.max_opened_bytes.get();
     importer.limit = limit;
     importer.open_timeout = ipc.open_timeout();
+    importer.leases = ipc.leases != umf_config::LeasePolicy::Off;
     if let umf_config::Shards::Count(shards) = ipc.importer_shards {
         importer.shards = shards as usize;
     }

@@ -1,8 +1,8 @@
-//! Leases: many of them, in other threads and in children, and doors that are scribbled over.
+//! Leases: many of them, in other threads and in children, and lease tables that are scribbled over.
 
 use std::collections::HashSet;
 use std::io::Read;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,9 +29,9 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
         ("open-from", [control, first, end, "->", name]) => open_from(actor, control, first, end, name),
         ("fork-importers", [count, handle]) => fork_importers(actor, count, handle),
         ("kill-importers", []) => kill_importers(actor),
-        ("scribble-door", [pid, part, milliseconds, pids @ ..]) => scribble(pid, part, milliseconds, pids),
-        ("claim-rows", [pid, seed]) => claim_rows(pid, seed),
-        ("empty-door", [pid]) => empty(pid),
+        ("scribble-leases", [pid, part, milliseconds, pids @ ..]) => scribble(pid, part, milliseconds, pids),
+        ("claim-rows", [pid, lock]) => claim_rows(actor, pid, lock),
+        ("empty-leases", [pid]) => empty(pid),
         _ => return None,
     })
 }
@@ -201,113 +201,119 @@ fn kill_importers(actor: &mut Actor) -> Answer {
     Ok(String::new())
 }
 
-/// The door of a process, as `/proc` shows it.
-fn door_of(pid: &str) -> Result<std::fs::File, Failure> {
+/// The lease table of a process, as `/proc` shows it.
+fn table_of(pid: &str) -> Result<std::fs::File, Failure> {
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
         let path = entry?.path();
-        if std::fs::read_link(&path).is_ok_and(|link| link.to_string_lossy().contains("memfd:umf-door")) {
+        if std::fs::read_link(&path).is_ok_and(|link| link.to_string_lossy().contains("memfd:umf-leases")) {
             return Ok(std::fs::File::options().read(true).write(true).open(path)?);
         }
     }
-    Err(Failure::unknown("door"))
+    Err(Failure::unknown("lease table"))
 }
 
-/// Where the parts of a door begin (`docs/leases.md`), how long a row is, and how many there are.
+/// Where the parts of a lease table begin (`docs/leases.md`), how long a row is, and how many there are.
 struct Parts {
-    entries: u64,
+    owners: u64,
     marks: u64,
     rows: u64,
-    stride: u64,
+    row_size: u64,
     count: u64,
 }
 
 impl Parts {
-    fn of(door: &std::fs::File) -> Result<Self, Failure> {
-        const PART: u64 = 65536;
+    const PART: u64 = 65536;
+
+    fn of(table: &std::fs::File) -> Result<Self, Failure> {
         let word = |offset| -> Result<u64, Failure> {
             let mut bytes = [0; 4];
-            door.read_exact_at(&mut bytes, offset)?;
+            table.read_exact_at(&mut bytes, offset)?;
             Ok(u64::from(u32::from_le_bytes(bytes)))
         };
         let (count, slots) = (word(12)?, word(32)?);
-        let marks = PART + (count * 64).next_multiple_of(PART);
-        let stride = (slots * 8).next_multiple_of(PART);
-        Ok(Self { entries: PART, marks, rows: marks + stride, stride, count })
+        let marks = Self::PART + (count * 64).next_multiple_of(Self::PART);
+        let words = (slots * 8).next_multiple_of(Self::PART);
+        Ok(Self { owners: Self::PART, marks, rows: marks + words, row_size: Self::PART + words, count })
+    }
+
+    /// Where the words of a row begin.
+    const fn words(&self, row: u64) -> u64 {
+        self.rows + row * self.row_size + Self::PART
     }
 }
 
-/// Writes all over a door for so long, or all over it but for the words that say whose it is (`body`): plausible words
+/// Writes all over a lease table for so long, or all over it but for the words that say whose it is (`body`): plausible words
 /// and wild ones. Answers with how many.
 fn scribble(pid: &str, part: &str, milliseconds: &str, pids: &[&str]) -> Answer {
     let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
     let pids: Vec<u64> = pids.iter().map(|pid| pid.parse()).collect::<Result<_, _>>()?;
-    let door = door_of(pid)?;
-    let parts = Parts::of(&door)?;
+    let table = table_of(pid)?;
+    let parts = Parts::of(&table)?;
     let mut state = u64::from(std::process::id());
     let mut words = 0;
     while Instant::now() < end {
         // What is used is in front: a few hundred rows and slots.
         let (row, slot) = (next(&mut state) % parts.count.min(200), next(&mut state) % 300);
         let offset = match next(&mut state) % 8 {
-            0 if part == "body" => 36,
+            // Height, search, events, dead, cleared.
+            0 if part == "body" => 64 + next(&mut state) % 5 * 64,
             0 => next(&mut state) % 5 * 8,
-            1..=3 => parts.entries + row * 64 + next(&mut state) % 3 * 8,
-            4 => parts.marks + slot * 8,
-            _ => parts.rows + row * parts.stride + slot * 8,
+            1..=2 => parts.owners + row * 64 + next(&mut state) % 3 * 8,
+            3..=4 => parts.marks + slot * 8,
+            _ => parts.words(row) + slot * 8,
         };
         let wild = next(&mut state);
-        let value = match wild % 8 {
+        let value = match wild % 6 {
             0 => 0,
             1 => u64::MAX,
             2 => wild % 5,
-            // A state: a phase, and a pid or a number.
-            3..=5 => {
-                let number = pids.get((wild >> 4) as usize % 8).copied().unwrap_or(wild >> 12);
-                (((wild >> 8) % 6) << 32) | number
-            }
-            6 => 1 << ((wild >> 3) % 64),
+            3 => pids.get((wild >> 4) as usize % 8).copied().unwrap_or(wild >> 12),
+            4 => 1 << ((wild >> 3) % 64),
             _ => wild << 20,
         };
-        door.write_all_at(&value.to_le_bytes(), offset)?;
+        table.write_all_at(&value.to_le_bytes(), offset)?;
         words += 1;
     }
     Ok(words.to_string())
 }
 
-/// Makes all rows of a door this process's, each with another start time, and says that everything is open in them.
-fn claim_rows(pid: &str, seed: &str) -> Answer {
-    let seed: u64 = seed.parse()?;
-    let door = door_of(pid)?;
-    let parts = Parts::of(&door)?;
-    // SAFETY: numbers only.
-    let own = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
-    let own: OwnedFd = match i32::try_from(own) {
-        // SAFETY: a new fd that nobody else owns.
-        Ok(own) if own >= 0 => unsafe { OwnedFd::from_raw_fd(own) },
-        _ => return Err(std::io::Error::last_os_error().into()),
-    };
-    let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::File::from(own).metadata()?);
-    let state = (2 << 32) | u64::from(std::process::id());
-    door.write_all_at(&4096_u32.to_le_bytes(), 36)?;
-    // The first is somebody else's.
+/// Says in all rows of a lease table that everything is open there, and raises its height to all of them; with `lock` it also
+/// holds the locks of all rows.
+fn claim_rows(actor: &mut Actor, pid: &str, lock: &str) -> Answer {
+    let table = table_of(pid)?;
+    let parts = Parts::of(&table)?;
+    table.write_all_at(&4096_u32.to_le_bytes(), 64)?;
+    table.write_all_at(&u64::MAX.to_le_bytes().repeat(64), parts.marks)?;
+    // The first is another importer's.
     for row in 8..parts.count.min(1000) {
-        for (word, value) in [state, seed * parts.count + row + 1, inode].into_iter().enumerate() {
-            door.write_all_at(&value.to_le_bytes(), parts.entries + row * 64 + word as u64 * 8)?;
-        }
-        door.write_all_at(&1_u64.to_le_bytes().repeat(64), parts.rows + row * parts.stride)?;
+        table.write_all_at(&7_u64.to_le_bytes(), parts.owners + row * 64)?;
+        table.write_all_at(&1_u64.to_le_bytes().repeat(64), parts.words(row))?;
     }
-    door.write_all_at(&u64::MAX.to_le_bytes().repeat(64), parts.marks)?;
+    if lock == "lock" {
+        let mut rows = libc::flock {
+            l_type: libc::F_WRLCK as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: parts.words(8).cast_signed() - Parts::PART.cast_signed(),
+            l_len: 0,
+            l_pid: 0,
+        };
+        // SAFETY: `rows` is valid during the call.
+        if unsafe { libc::fcntl(table.as_raw_fd(), libc::F_OFD_SETLK, &raw mut rows) } < 0 {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        actor.locked.push(table);
+    }
     Ok(String::new())
 }
 
-/// Makes zeros of all of a door but its header.
+/// Makes zeros of all of a lease table but its header.
 fn empty(pid: &str) -> Answer {
-    let door = door_of(pid)?;
-    let parts = Parts::of(&door)?;
-    let size = parts.rows + parts.count.min(64) * parts.stride - parts.entries;
+    let table = table_of(pid)?;
+    let parts = Parts::of(&table)?;
+    let size = parts.words(parts.count.min(64)) - parts.owners;
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // SAFETY: numbers only.
     let punched =
-        unsafe { libc::fallocate(door.as_raw_fd(), mode, parts.entries.cast_signed(), size.cast_signed()) };
+        unsafe { libc::fallocate(table.as_raw_fd(), mode, parts.owners.cast_signed(), size.cast_signed()) };
     if punched < 0 { Err(std::io::Error::last_os_error().into()) } else { Ok(String::new()) }
 }

@@ -9,7 +9,7 @@
 //! | [`load`] | work that goes on while processes are killed |
 //! | [`process`] | what a process can do to itself: fork, exec, limits, credentials, fds |
 //! | [`storm`] | many threads and many cycles in one command |
-//! | [`lease`] | leases: many, in other threads and in children, and doors that are scribbled over |
+//! | [`lease`] | leases: many, in other threads and in children, and lease tables that are scribbled over |
 //! | [`link`] | links, and what goes over them |
 //! | [`mpi`] | (no commands: what a rank of an MPI job does) |
 //! | [`cases`] | what single public cases need |

@@ -32,6 +32,8 @@ pub(crate) struct Actor {
     pub(crate) may_stop: bool,
     /// Children that hold something open.
     pub(crate) importers: Vec<i32>,
+    /// Lease tables of others whose rows it holds the locks of.
+    pub(crate) locked: Vec<std::fs::File>,
     /// Where freed regions were, and whose.
     pub(crate) freed: Option<(Arc<Upstream>, std::collections::HashSet<Address>)>,
 }
@@ -62,7 +64,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
         ("trim", [name]) => actor.pool(name).and_then(|pool| Ok(pool.trim(0)?.to_string())),
         ("alloc", [pool, size, "->", name]) => alloc(actor, pool, size, name),
         ("free", [pool, name]) => free(actor, pool, name),
-        ("address", [name]) => actor.block(name).map(|block| block.address.to_string()),
+        ("address", [name]) => actor.start(name).map(|address| address.to_string()),
         ("handle", [name]) => actor.start(name).and_then(|address| Ok(handle(address)?.to_string())),
         ("export", [block, "->", name]) => export(actor, block, name),
         ("keep", [name]) => match actor.exports.remove(*name) {

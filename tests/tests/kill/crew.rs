@@ -225,39 +225,34 @@ pub(crate) fn was_killed(how: &str) -> bool {
     matches!(how, "signal 9" | "code 137")
 }
 
-/// What a producer has of its importers, and keeps when they are gone: a mapping of each row that it ever looked at, of
-/// which there are no more than were in use at one time, more or less; and pidfds, which are looked through whenever there
-/// may be twice as many as there are importers.
+/// What a producer keeps of its importers when they are gone: a mapping of each row that it ever looked at, of which there are no
+/// more than were in use at one time, more or less.
 #[derive(Clone, Copy, Debug)]
 struct Watching {
-    pidfds: usize,
     row_mappings: usize,
-    /// Rows of the door that were ever used.
+    /// Rows of the lease table that ever counted.
     rows: usize,
 }
 
 impl Watching {
-    /// Importers and the children that they fork have a row for each thread, and one more. Who finds no free row looks for
-    /// those of the dead a few at a time.
+    /// Importers and the children that they fork have a few rows each. An importer that finds no free row looks for those of the
+    /// dead a few at a time.
     const ROWS: usize = 192;
-    /// As `lease/door.rs` says.
-    const PIDFDS: usize = 16;
 
     /// Separates them from what else a process has.
     fn take_out(census: &mut Census, pid: u32, role: Role) -> Self {
         if role == Role::Importer {
             // It keeps nothing.
-            return Self { pidfds: 0, row_mappings: 0, rows: 0 };
+            return Self { row_mappings: 0, rows: 0 };
         }
-        let pidfds = census.fds.remove("pidfd").unwrap_or(0);
-        let door = "/memfd:umf-door (deleted)";
-        let mappings = census.mappings.remove(door).unwrap_or(0);
-        let own = usize::from(census.fds.contains_key(door));
-        Self { pidfds, row_mappings: mappings.saturating_sub(own), rows: rows_used(pid, door) }
+        let table = "/memfd:umf-leases (deleted)";
+        let mappings = census.mappings.remove(table).unwrap_or(0);
+        let own = usize::from(census.fds.contains_key(table));
+        Self { row_mappings: mappings.saturating_sub(own), rows: height_of(pid, table) }
     }
 
     const fn is_too_much(&self) -> bool {
-        self.rows > Self::ROWS || self.row_mappings > self.rows || self.pidfds > Self::PIDFDS
+        self.rows > Self::ROWS || self.row_mappings > self.rows
     }
 
     /// What these mappings may show, in KiB, and what it takes for the ledger to grow.
@@ -266,19 +261,19 @@ impl Watching {
     }
 }
 
-/// The number that a process's door has for that (`docs/leases.md`).
-fn rows_used(pid: u32, door: &str) -> usize {
-    let mut rows = 0;
+/// The height of a process's lease table (`docs/leases.md`).
+fn height_of(pid: u32, table: &str) -> usize {
+    let mut height = 0;
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
-        let is_it = std::fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == door);
+        let is_it = std::fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == table);
         let mut bytes = [0; 4];
         if is_it
-            && std::fs::File::open(entry.path()).is_ok_and(|file| file.read_exact_at(&mut bytes, 36).is_ok())
+            && std::fs::File::open(entry.path()).is_ok_and(|file| file.read_exact_at(&mut bytes, 64).is_ok())
         {
-            rows = rows.max(u32::from_le_bytes(bytes) as usize);
+            height = height.max(u32::from_le_bytes(bytes) as usize);
         }
     }
-    rows
+    height
 }
 
 /// In KiB (`proc_pid_status(5)`).

@@ -7,10 +7,10 @@ use umf_tests::{Census, spawn};
 
 use super::turn;
 
-/// What this process has of the doors of producers: fds and mappings.
-fn doors() -> [usize; 2] {
+/// What this process has of the lease tables of producers: fds and mappings.
+fn lease_tables() -> [usize; 2] {
     let census = Census::of_pid(std::process::id());
-    [census.fds, census.mappings].map(|of| of.get("/memfd:umf-door (deleted)").copied().unwrap_or(0))
+    [census.fds, census.mappings].map(|of| of.get("/memfd:umf-leases (deleted)").copied().unwrap_or(0))
 }
 
 /// One finds no table of leases, and is overtaken by another one, which makes it: theirs is the same table then, and none is left
@@ -24,22 +24,26 @@ fn of_two_tables_of_leases_one_goes() {
         let block = format!("p.b{number}");
         producer.ok(&format!("alloc p 10000 -> {block}"));
         let handle = producer.handle(&format!("handle {block}"));
-        let before = doors();
-        let [missing, made] = [Step::TableMissing, Step::TableMade].map(reached);
-        arm(Step::TableMissing, 1, Action::Sleep(100));
+        let before = lease_tables();
+        let [missing, made] = [Step::LeaseTableMissing, Step::LeaseTableChecked].map(reached);
+        arm(Step::LeaseTableMissing, 1, Action::Sleep(100));
         let have_met = std::thread::scope(|scope| {
             let slow = scope.spawn(|| umf::open(&handle).unwrap());
-            while reached(Step::TableMissing) == missing {
+            while reached(Step::LeaseTableMissing) == missing {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let quick = umf::open(&handle).unwrap();
-            let was_first = reached(Step::TableMade) == made + 1;
+            let was_first = reached(Step::LeaseTableChecked) == made + 1;
             let slow = slow.join().unwrap();
             assert!(slow.is_current() && quick.is_current());
-            was_first && reached(Step::TableMade) == made + 2
+            was_first && reached(Step::LeaseTableChecked) == made + 2
         });
         umf::importer().unwrap().evict_idle();
-        assert_eq!(doors(), before, "fds and mappings of a producer of which nothing is open any more");
+        assert_eq!(
+            lease_tables(),
+            before,
+            "fds and mappings of a producer of which nothing is open any more"
+        );
         producer.ok(&format!("free p {block}"));
         assert_eq!(producer.ok("drain 5000"), "0", "bytes that are held for nobody");
         if have_met {

@@ -5,16 +5,11 @@ use std::sync::LazyLock;
 use umf::core::step::Step;
 use umf_tests::{Sequence, machine};
 
-/// The steps at which this campaign ends processes: those of domains and links are other ones', and who cannot put an importer into
-/// a pid namespace of its own does not get to what that does.
+/// The steps at which this campaign ends processes. Those of domains and links have campaigns of their own.
 pub(crate) fn steps() -> &'static [Step] {
     static STEPS: LazyLock<Vec<Step>> = LazyLock::new(|| {
         let of_others = |step: Step| is_of_domains(step) || is_of_links(step);
-        let mine = |step: &&Step| {
-            !of_others(**step)
-                && (machine::is_root() || !is_elsewhere(**step))
-                && (!is_over_dma_bufs() || !lacks_dma_buf(**step))
-        };
+        let mine = |step: &&Step| !of_others(**step) && (!is_over_dma_bufs() || !lacks_dma_buf(**step));
         Step::ALL.iter().filter(mine).copied().collect()
     });
     &STEPS
@@ -72,11 +67,6 @@ pub(crate) fn is_of_links(step: Step) -> bool {
     step.name().starts_with("Link")
 }
 
-/// Whether only an importer in another pid namespace, and its producer, get to a step.
-const fn is_elsewhere(step: Step) -> bool {
-    matches!(step, Step::RowAnnounced | Step::RowWatched)
-}
-
 /// A step that takes longer if somebody is to be ended at another one: what comes in between is what leads there.
 pub(crate) const fn slow_before(step: Step) -> Option<Step> {
     match step {
@@ -128,7 +118,7 @@ impl Setup {
             &["pidfd", "procfs", "socket", "auto"]
         };
         let mode = mode.unwrap_or_else(|| *sequence.of(modes));
-        let elsewhere = sequence.one_in(4) || wanted.is_some_and(is_elsewhere);
+        let elsewhere = sequence.one_in(4);
         Self {
             mode,
             elsewhere: elsewhere && can_be_elsewhere && mode == "socket",
@@ -147,10 +137,6 @@ impl Setup {
     fn allows(&self, step: Step) -> bool {
         let mode =
             mode_for(step).is_none_or(|mode| mode == self.mode || (mode == "pidfd" && self.mode == "auto"));
-        let place = match step {
-            Step::RowTakenOver | Step::RowOwnerFound | Step::RowTakenBack => !self.elsewhere,
-            step => self.elsewhere || !is_elsewhere(step),
-        };
         let memory = match step {
             Step::WindowFetched | Step::WindowMapped => matches!(self.kind, "shared" | "proxy"),
             Step::ImportFetched | Step::ImportMapped => {
@@ -159,22 +145,21 @@ impl Setup {
             Step::HeldPurged => self.on_free == "release" && self.kind != "read-only",
             _ => true,
         };
-        mode && place && memory
+        mode && memory
     }
 }
 
 /// The exchange mode that a step belongs to.
 fn mode_for(step: Step) -> Option<&'static str> {
     use Step::{
-        FetchedByPidfd, FetchedByProcfs, FoundInProcfs, RowAnnounced, RowWatched, ServerAbandoned,
-        ServerAccepted, ServerAnswered, ServerAnswering, ServerClosed, SocketAnswered, SocketAsked,
-        SocketConnected, SocketConnecting,
+        FetchedByPidfd, FetchedByProcfs, FoundInProcfs, ServerAbandoned, ServerAccepted, ServerAnswered,
+        ServerAnswering, ServerClosed, SocketAnswered, SocketAsked, SocketConnected, SocketConnecting,
     };
     match step {
         FetchedByPidfd => Some("pidfd"),
         FetchedByProcfs | FoundInProcfs => Some("procfs"),
-        RowAnnounced | RowWatched | ServerAbandoned | ServerAccepted | ServerAnswered | ServerAnswering
-        | ServerClosed | SocketAnswered | SocketAsked | SocketConnected | SocketConnecting => Some("socket"),
+        ServerAbandoned | ServerAccepted | ServerAnswered | ServerAnswering | ServerClosed
+        | SocketAnswered | SocketAsked | SocketConnected | SocketConnecting => Some("socket"),
         _ => None,
     }
 }
@@ -195,24 +180,22 @@ fn role_for(step: Step) -> Option<Role> {
         BoardAbandoned, BoardPosted, BoardTakenDown, CacheInserted, CacheUnlinked, CacheUnlinking,
         FetchedByPidfd, FetchedByProcfs, FileMapped, ForkChildBegun, ForkChildReady, ForkPrepared,
         ForkReturned, FoundInProcfs, ImportFetched, ImportMapped, ImportOpened, ImportReleased, LeaseClosing,
-        LeaseCounted, LeaseCountedAgain, LeaseCountedForAll, LeaseGivenBack, LeaseGivenBackForAll,
-        LeaseMarked, LeaseTooLate, LedgerOpened, LedgerUnmapped, ProducerFound, RowAdded, RowAnnounced,
-        RowClaimed, RowClaiming, RowClosed, RowClosing, RowEmptied, RowHidden, RowOwnerFound, RowPopulated,
-        RowShown, RowTakenOver, RowUsed, SocketAnswered, SocketAsked, SocketConnected, SocketConnecting,
-        TableAbandoned, TableMade, TableMapped, TableMissing, Unmapped, WindowFetched, WindowMapped,
+        LeaseCounted, LeaseCountedAgain, LeaseGivenBack, LeaseMarked, LeaseTableChecked, LeaseTableForgotten,
+        LeaseTableMissing, LeaseTableOpened, LeaseTooLate, LedgerOpened, LedgerUnmapped, ProducerFound,
+        RowCleared, RowClosed, RowClosing, RowLocked, RowMapped, RowOpened, RowPopulated, RowRaised,
+        RowReady, SocketAnswered, SocketAsked, SocketConnected, SocketConnecting, Unmapped, WindowFetched,
+        WindowMapped,
     };
     match step {
         CacheInserted | CacheUnlinked | CacheUnlinking | ForkChildBegun | ForkChildReady | ForkPrepared
-        | ForkReturned | FileMapped | Unmapped | LedgerUnmapped | RowOwnerFound => None,
+        | ForkReturned | FileMapped | Unmapped | LedgerUnmapped => None,
         BoardAbandoned | BoardPosted | BoardTakenDown | FetchedByPidfd | FetchedByProcfs | FoundInProcfs
         | ImportFetched | ImportMapped | ImportOpened | ImportReleased | LeaseClosing | LeaseCounted
-        | LeaseCountedAgain | LeaseCountedForAll | LeaseGivenBack | LeaseGivenBackForAll | LeaseMarked
-        | LeaseTooLate | LedgerOpened | ProducerFound | RowAdded | RowAnnounced | RowClaimed
-        | RowClaiming | RowClosed | RowClosing | RowEmptied | RowHidden | RowPopulated | RowShown
-        | RowTakenOver | RowUsed | SocketAnswered | SocketAsked | SocketConnected | SocketConnecting
-        | TableAbandoned | TableMade | TableMapped | TableMissing | WindowFetched | WindowMapped => {
-            Some(Role::Importer)
-        }
+        | LeaseCountedAgain | LeaseGivenBack | LeaseMarked | LeaseTableChecked | LeaseTableForgotten
+        | LeaseTableMissing | LeaseTableOpened | LeaseTooLate | LedgerOpened | ProducerFound | RowCleared
+        | RowClosed | RowClosing | RowLocked | RowMapped | RowOpened | RowPopulated | RowRaised
+        | RowReady | SocketAnswered | SocketAsked | SocketConnected | SocketConnecting | WindowFetched
+        | WindowMapped => Some(Role::Importer),
         _ => Some(Role::Producer),
     }
 }

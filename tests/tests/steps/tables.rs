@@ -59,7 +59,9 @@ pub(crate) const QUESTIONS: &[&str] = &[
     "getrlimit",
     "getsockopt",
     "gettid",
+    "major",
     "makedev",
+    "minor",
     "page_size",
     "poll",
     "pread",
@@ -89,14 +91,11 @@ pub(crate) const CHANGES: &[(&str, &[&str])] = &[
         &[
             "lease.give_back",
             "protocol::mark",
-            "protocol::lease_for_all",
-            "protocol::give_back_for_all",
-            "state.compare_exchange",
-            "pin.pin_and_lease",
+            "protocol::lease",
             "protocol::publish",
             "protocol::retire",
             "sys::close_inherited",
-            "ledger.show_door",
+            "ledger.name_lease_table",
             "import.import",
             "import.release",
             "ability.export",
@@ -140,14 +139,17 @@ pub(crate) const PASSED_ON: &[(&str, &str)] = &[
     ("crates/umf-link", "push::copy"),
     ("crates/umf-link", "gaps::read"),
     ("crates/umf-link", "direct::by_kernel"),
-    ("crates/umf-ipc", "sys::peer_pidfd"),
     ("crates/umf-ipc", "sys::populate"),
     ("crates/umf-ipc", "sys::punch"),
-    ("crates/umf-ipc", "AddressRange::show"),
+    ("crates/umf-ipc", "Locks::control"),
+    ("crates/umf-ipc", "Locks::try_write_lock"),
+    ("crates/umf-ipc", "Locks::unlock"),
+    ("crates/umf-ipc", "SharedMapping::punch"),
+    ("crates/umf-ipc", "SharedMapping::use_small_pages"),
     ("crates/umf-ipc", "SharedMapping::at"),
     ("crates/umf-ipc", "SharedMapping::new"),
     ("crates/umf-ipc", "SharedMapping::keep_from_children"),
-    ("crates/umf-ipc", "Front::new"),
+    ("crates/umf-ipc", "Head::new"),
     ("providers/host", "sys::from_number"),
     ("providers/host", "sys::memfd"),
     ("providers/host", "sys::set_attribute"),
@@ -159,7 +161,6 @@ pub(crate) const PASSED_ON: &[(&str, &str)] = &[
 
 const OWN_MEMORY: &str =
     "private memory for metadata, which goes with the process and which nobody else sees";
-const OWN_ADDRESSES: &str = "addresses with nothing in them; what is shown there, and hidden, has steps";
 const OWN_STATE: &str = "state of this process alone";
 
 const ASKED: &str = "an fd that is asked about, and closed when the caller has its answer";
@@ -218,10 +219,8 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
         "Incoming::by_address",
         "reads memory of the peer; what is made known of it has steps",
     ),
-    ("crates/umf-ipc", "AddressRange::aligned", OWN_ADDRESSES),
-    ("crates/umf-ipc", "AddressRange::drop", OWN_ADDRESSES),
-    ("crates/umf-ipc", "AddressRange::clear", OWN_ADDRESSES),
-    ("crates/umf-ipc", "sys::wipe_on_fork", OWN_ADDRESSES),
+    ("crates/umf-ipc", "sys::wipe_on_fork", OWN_MEMORY),
+    ("crates/umf-ipc", "Locks::is_write_locked", "asks, by a call that also changes"),
     ("crates/umf-ipc", "find::look_into", ASKED),
     ("crates/umf-ipc", "find::memfd", ASKED),
     ("crates/umf-ipc", "owner::is_still", ASKED),

@@ -26,7 +26,7 @@ impl Census {
         let mut fds: Vec<String> = fds.filter(|target| *target != own).collect();
         let maps = kernel_files::text("/proc/self/maps").unwrap_or_default();
         // A row of leases for each importer is metadata.
-        let is_metadata = |name: &String| name.starts_with("/memfd:umf-door");
+        let is_metadata = |name: &String| name.starts_with("/memfd:umf-leases");
         let mut mappings: Vec<String> =
             maps.lines().filter_map(shared_file).filter(|name| !is_metadata(name)).collect();
         let mut children: Vec<String> = Vec::new();

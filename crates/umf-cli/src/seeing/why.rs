@@ -279,7 +279,6 @@ fn verb(event: &Event) -> String {
         Event::Refuse { reason, .. } => format!("refused it ({})", refusal(*reason)),
         Event::Hold { .. } => "held".to_owned(),
         Event::Release { .. } => "let go".to_owned(),
-        Event::Announce { .. } => "announced".to_owned(),
         _ => "something unknown".to_owned(),
     }
 }

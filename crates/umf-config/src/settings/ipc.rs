@@ -111,6 +111,17 @@ words! {
     }
 }
 
+words! {
+    /// Whether an open takes a lease, which keeps freed memory from being used again while it is open.
+    LeasePolicy {
+        /// It does, or fails.
+        #[default]
+        On = "on",
+        /// It does not: a mapping may show other contents once its block is freed.
+        Off = "off",
+    }
+}
+
 /// The number of parts of the importer's cache: chosen from the machine, or a power of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -164,6 +175,8 @@ pub struct Ipc {
     pub importer_shards: Shards,
     /// How long an exchange over a socket may take, in milliseconds; at least 1. Default: 2000.
     pub open_timeout_ms: u64,
+    /// Whether an open takes a lease. Default: `on`.
+    pub leases: LeasePolicy,
 }
 
 impl Ipc {
@@ -184,6 +197,7 @@ impl Default for Ipc {
             limit: LimitPolicy::Soft,
             importer_shards: Shards::Auto,
             open_timeout_ms: 2000,
+            leases: LeasePolicy::On,
         }
     }
 }
@@ -198,6 +212,7 @@ impl Section for Ipc {
         field!(limit),
         field!(importer_shards),
         field!(open_timeout_ms, "a whole number of milliseconds, at least 1" if |timeout| timeout >= 1),
+        field!(leases),
     ];
 }
 

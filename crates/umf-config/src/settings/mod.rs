@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 pub use device::{DeviceHandles, DeviceMemory, FreePolicy};
-pub use ipc::{Exchange, ExchangeMethod, Ipc, LimitPolicy, Ptracer, Shards};
+pub use ipc::{Exchange, ExchangeMethod, Ipc, LeasePolicy, LimitPolicy, Ptracer, Shards};
 pub use link::{Link, LinkEngine};
 pub use log::{Log, LogLevel, LogOutput};
 pub use pool::{Leaks, OnFree, Poison, Pool, Pools, SharedLimit};

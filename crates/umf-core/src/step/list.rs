@@ -124,6 +124,8 @@ steps! {
     LedgerFileMade,
     /// The file is mapped, and not sealed yet.
     LedgerMapped,
+    /// The producer holds the lock that says that it lives.
+    LedgerLocked,
     /// The file is sealed, and holds nothing yet.
     LedgerSealed,
     /// The ledger says whose it is.
@@ -148,81 +150,71 @@ steps! {
     LedgerUnmapped,
 
     // umf-ipc: leases, the producer's side.
-    /// The door's file was made.
-    DoorFileMade,
-    /// The door is mapped, and not sealed yet.
-    DoorMapped,
-    /// The door says whose it is.
-    DoorMade,
+    /// The lease table's file was made.
+    LeaseTableFileMade,
+    /// The lease table is mapped, and not sealed yet.
+    LeaseTableMapped,
+    /// The lease table names its producer.
+    LeaseTableMade,
     /// There are pages for the marks of more slots.
-    DoorGrown,
-    /// The ledger names the door.
-    DoorShown,
-    /// An export is retired, and nobody has looked yet who has it open.
-    LeaseLooking,
-    /// A retired export is kept in mind, because somebody has it open.
-    LeaseLeft,
+    LeaseTableGrown,
+    /// The ledger names the lease table.
+    LeaseTableNamed,
+    /// An export is retired, and its leases were not looked for yet.
+    LeaseScanning,
+    /// A retired export is kept in the list of deferred ones, because it is leased.
+    LeaseDeferred,
     /// The last lease of a retired export is gone, and its slot can be used again.
     LeaseEnded,
-    /// A row of an importer can be read.
-    DoorRowMapped,
-    /// The owner of a row was looked for by pid.
-    RowOwnerFound,
-    /// An importer that ended has lost one of its rows.
-    RowTakenBack,
-    /// The end of an importer is waited for that has announced itself.
-    RowWatched,
-    /// A forked child has closed one of the fds of its parent's door.
-    DoorAbandoned,
+    /// A row of an importer is mapped by the producer.
+    LeaseRowMapped,
+    /// The producer holds the lock of a row whose importer ended.
+    DeadRowLocked,
+    /// The producer has cleared such a row, and holds its lock.
+    DeadRowCleared,
+    /// The producer has unlocked such a row.
+    DeadRowUnlocked,
+    /// A forked child has closed its parent's descriptor of a lease table.
+    LeaseTableAbandoned,
 
     // umf-ipc: leases, the importer's side.
-    /// A thread has found no table of leases, and makes one.
-    TableMissing,
-    /// A door is mapped, and not checked yet.
-    TableMapped,
-    /// The process has a table of leases, and nobody uses it yet.
-    TableMade,
-    /// A forked child has closed its parent's copy of a door.
-    TableAbandoned,
-    /// A row is about to be claimed.
-    RowClaiming,
-    /// One more row is in use, which nobody has claimed yet.
-    RowAdded,
-    /// A row was claimed of a process that ended.
-    RowTakenOver,
-    /// A row is claimed, with what its last owner left in it.
-    RowClaimed,
-    /// A claimed row is empty.
-    RowEmptied,
-    /// A claimed row is mapped.
-    RowShown,
-    /// A row says whose it is.
-    RowUsed,
-    /// A producer knows which row is of a process that it cannot find by pid.
-    RowAnnounced,
+    /// A thread found no rows for a producer, and opens its lease table.
+    LeaseTableMissing,
+    /// Another process's lease table is mapped, and not checked yet.
+    LeaseTableOpened,
+    /// The lease table is checked, and other threads do not find it yet.
+    LeaseTableChecked,
+    /// A forked child has closed its parent's descriptor of another process's lease table.
+    LeaseTableForgotten,
+    /// A lease table was opened anew, for a row.
+    RowOpened,
+    /// A row is locked, with what its last owner left in it. A descriptor keeps the lock.
+    RowLocked,
+    /// A locked row is zero.
+    RowCleared,
+    /// A locked row is mapped. The mapping keeps the lock.
+    RowMapped,
+    /// The height of the table includes the row.
+    RowRaised,
+    /// The descriptor through which a row was mapped is closed.
+    RowReady,
     /// Words of a row have memory.
     RowPopulated,
-    /// Marks say that a slot was opened, and nothing is counted yet.
+    /// A slot's marks name the row, and nothing is counted yet.
     LeaseMarked,
-    /// An open is counted in a thread's own row, and the generation was not looked at.
+    /// An open is counted, and the generation was not loaded.
     LeaseCounted,
-    /// The same in the row of all threads without one.
-    LeaseCountedForAll,
     /// The same, of a handle that the thread remembers.
     LeaseCountedAgain,
     /// An open turned out to be too late; its lease is still counted.
     LeaseTooLate,
     /// A lease is about to be given back.
     LeaseClosing,
-    /// A lease was given back in the row of all threads without one.
-    LeaseGivenBackForAll,
     /// A mapping is closed: neither leased nor pinned.
     LeaseGivenBack,
-    /// A row is given back: empty, and not free yet.
+    /// A row is about to be given back: zero, still locked.
     RowClosing,
-    /// A row is not mapped any more.
-    RowHidden,
-    /// A row is free, or left behind.
+    /// A row is neither mapped nor locked.
     RowClosed,
 
     // umf-ipc: how fds travel.

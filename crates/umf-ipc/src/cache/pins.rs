@@ -18,8 +18,8 @@ use crate::{Error, Result, protocol};
 /// own part then goes "below zero" (they are added modulo 2^64). Only the sum means something, and only while
 /// the entry's stamp is 0, when it can but fall.
 ///
-/// Pinning and closing are the protocol of [`protocol::pin`] and [`protocol::close`]. (An atomic add in place of its
-/// store and fence costs half as much again.)
+/// Pinning and closing are the protocol of [`protocol::pin`] and [`protocol::close`], whose fences are asymmetric: a pin costs a
+/// store and a load, an eviction a `membarrier(2)`.
 #[derive(Debug)]
 pub(crate) struct Pins {
     rows: Chunks<Row>,
@@ -71,32 +71,6 @@ impl PinCell {
         let (count, current, touched) =
             unsafe { (self.count.as_ref(), self.stamp.as_ref(), self.touched.as_ref()) };
         if !protocol::pin(count, current, stamp) {
-            return false;
-        }
-        if touched.load(Ordering::Relaxed) == 0 {
-            touched.store(1, Ordering::Relaxed);
-        }
-        true
-    }
-
-    /// Pins the entry and counts a lease, if the entry has this stamp and the export, whose generation the entry keeps
-    /// readable, is current.
-    ///
-    /// # Safety
-    /// As [`PinCell::pin_stamped`]; and `lease` is mapped, and written by the calling thread alone.
-    #[inline]
-    pub(crate) unsafe fn pin_and_lease(
-        &self,
-        stamp: u64,
-        lease: NonNull<AtomicU64>,
-        is_current: impl FnOnce() -> bool,
-    ) -> bool {
-        // SAFETY: the words stay as long as the pins, which exist.
-        let (count, current, touched) =
-            unsafe { (self.count.as_ref(), self.stamp.as_ref(), self.touched.as_ref()) };
-        // SAFETY: the caller says that it is mapped.
-        let lease = unsafe { lease.as_ref() };
-        if !protocol::pin_and_lease((count, current, stamp), lease, is_current) {
             return false;
         }
         if touched.load(Ordering::Relaxed) == 0 {
@@ -229,7 +203,7 @@ impl Pins {
         } else if let Some(count) = self.shared.counts.get(number) {
             count.fetch_add(delta, Ordering::SeqCst);
         }
-        // Only who adds has to be seen by who evicts.
+        // A pin has to be seen by a thread that evicts, a pin that is taken back has not.
         if delta == 1 {
             fence::full();
         }

@@ -3,6 +3,8 @@
 use core::fmt;
 use core::ops::Deref;
 
+use umf_core::Address;
+
 use super::state::State;
 use crate::cache::Pin;
 use crate::handle::Handle;
@@ -11,6 +13,8 @@ use crate::handle::Handle;
 /// be copied out and outlive it.
 pub struct Export<'e> {
     state: &'e State,
+    /// Where the block begins.
+    address: Address,
     handle: Handle,
     pin: Pin,
 }
@@ -23,8 +27,8 @@ unsafe impl Sync for Export<'_> {}
 impl<'e> Export<'e> {
     /// Takes over a pin on the handle's region.
     #[inline]
-    pub(super) const fn new(state: &'e State, handle: Handle, pin: Pin) -> Self {
-        Self { state, handle, pin }
+    pub(super) const fn new(state: &'e State, address: Address, handle: Handle, pin: Pin) -> Self {
+        Self { state, address, handle, pin }
     }
 
     /// The handle.
@@ -38,7 +42,7 @@ impl<'e> Export<'e> {
     pub fn keep(self) -> Handle {
         let handle = self.handle;
         // If the block is gone already there is nothing to keep, and dropping `self` gives the use back.
-        if self.state.keep(&handle) {
+        if self.state.keep(self.address, &handle) {
             core::mem::forget(self);
         }
         handle

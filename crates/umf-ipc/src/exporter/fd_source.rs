@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use super::state::State;
 use crate::lease::Exports;
-use crate::transfer::socket::server::FdSource;
+use crate::transfer::socket::server::{FdSource, Outgoing};
 
 /// The exporter's state, as its socket thread holds it: the thread does not keep it alive.
 pub(super) struct Source {
@@ -18,12 +18,11 @@ impl FdSource for Source {
         Arc::clone(self.exports.ledger.shared_fd())
     }
 
-    fn door(&self) -> Arc<OwnedFd> {
-        Arc::clone(self.exports.door.shared_fd())
-    }
-
-    fn announce(&self, row: u32, number: u32, importer: Option<OwnedFd>) -> bool {
-        self.exports.announce(row, number, importer)
+    fn lease_table(&self) -> Option<Outgoing> {
+        let leases = &self.exports.leases;
+        // Without a free descriptor, say: an importer can open what it gets anew itself, where it has `/proc`.
+        let reopened = leases.reopen();
+        Some(reopened.map_or_else(|_| Outgoing::Shared(Arc::clone(leases.shared_fd())), Outgoing::Own))
     }
 
     fn data(&self, slot: u32, generation: u64) -> Result<Arc<OwnedFd>, u64> {

@@ -90,7 +90,7 @@ impl Exporter {
         if let Some(state) = self.inner.current()
             && let Some((bytes, pin)) = state.hit(address)
         {
-            return Ok(Export::new(state, Handle::from_known(bytes), pin));
+            return Ok(Export::new(state, address, Handle::from_known(bytes), pin));
         }
         self.inner.state(address)?.export(address)
     }
@@ -256,6 +256,13 @@ struct Target {
     start: Address,
     size: usize,
     is_region: bool,
+}
+
+impl Target {
+    /// A region as a whole.
+    const fn whole(region: Region) -> Self {
+        Self { region, start: region.base(), size: region.size(), is_region: true }
+    }
 }
 
 #[cfg(test)]

@@ -105,7 +105,8 @@ impl BlockExport {
     /// What it is, if it is of the block at `base`.
     pub(super) fn exported(&self, base: Address) -> Exported {
         let (slot, generation, size) = (self.slot, self.generation, self.handle.length() as usize);
-        Exported { slot, generation, base, size, is_region: self.handle.is_region() }
+        let (is_region, is_device) = (self.handle.is_region(), self.handle.may_be_imported_by_device());
+        Exported { slot, generation, base, size, is_region, is_device }
     }
 }
 
@@ -148,6 +149,7 @@ impl Cached for RegionExport {
             base: self.region.base(),
             size: self.region.size(),
             is_region: true,
+            is_device: !self.opens_through_procfs,
         };
         let reason = *self.leaving.lock();
         self.exports.retire(&whole, native, reason);

@@ -29,7 +29,7 @@ pub struct ExporterSettings {
     pub max_created_handles: u64,
     /// What happens over that limit when all are in use. Default: soft.
     pub limit: LimitPolicy,
-    /// The most exports at one time; the ledger has 64 bytes of sparse file for each. Default: 4,194,304.
+    /// The most exports at one time; the ledger has 128 bytes of sparse file for each. Default: 4,194,304.
     pub slots: u32,
 }
 

@@ -50,6 +50,8 @@ pub(crate) struct State {
     served: bool,
     fd_limit: u64,
     settings: ExporterSettings,
+    /// Random bits that handles carry and that stand nowhere else: a process that has them was given a handle.
+    key: [u8; 16],
 }
 
 impl State {
@@ -83,6 +85,7 @@ impl State {
             served,
             fd_limit: sys::fd_limit() / 2,
             settings: settings.clone(),
+            key: sys::random().map_err(|errno| Error::system("getrandom", errno))?,
         });
         if let Some(listener) = listener {
             let source = Source { exports: Arc::clone(&state.exports), state: Arc::downgrade(&state) };
@@ -164,12 +167,7 @@ impl State {
                 let block = pool.block_at(address)?;
                 Target { region: found.region, start: block.address, size: block.size, is_region: false }
             }
-            None => Target {
-                region: found.region,
-                start: found.region.base(),
-                size: found.region.size(),
-                is_region: true,
-            },
+            None => Target::whole(found.region),
         };
         loop {
             let pinned =
@@ -218,7 +216,7 @@ impl State {
             drop(blocks);
             self.exports.ledger.publish_statistics(true, || self.figures());
             step(Step::ExportReady);
-            return Ok(Export::new(self, handle, pinned.into_pin()));
+            return Ok(Export::new(self, target.start, handle, pinned.into_pin()));
         }
     }
 
@@ -271,7 +269,7 @@ impl State {
             blocks: Lock::new(Blocks::default()),
             closing: Arc::clone(&self.closing),
         };
-        export.generation = self.exports.ledger.publish(slot, &content(&export));
+        export.generation = self.exports.ledger.publish(slot, &content(&export, &Target::whole(region)));
         Ok(export)
     }
 
@@ -285,7 +283,7 @@ impl State {
                 return Err(error.into());
             }
         }
-        let generation = self.exports.ledger.publish(slot, &content(export));
+        let generation = self.exports.ledger.publish(slot, &content(export, target));
         let (region, bytes) = (export.region.id().get(), target.size as u64);
         self.exports.ledger.record(Event::Export { slot, generation, region, bytes });
         let handle = self.encode(export, target, slot, generation);
@@ -294,12 +292,11 @@ impl State {
 
     /// Takes over a use of the handle's block until the block is freed: `false` if it is not wanted, because the block has
     /// such a use already or was freed.
-    pub(super) fn keep(&self, handle: &Handle) -> bool {
+    pub(super) fn keep(&self, address: Address, handle: &Handle) -> bool {
         if !self.belongs_here() {
             // A parent's: its locks are taken for ever here, and its blocks are not freed here.
             return false;
         }
-        let address = Address::from_bits(handle.region_base() + handle.offset());
         // Whether it was kept before.
         let before = self.cache.peek(&handle.region_id(), |entry| {
             let mut blocks = entry.value.blocks.lock();
@@ -345,13 +342,12 @@ impl State {
     }
 
     pub(super) fn evict_idle(&self) -> usize {
-        self.exports.door.stop_watching();
         self.cache.evict_idle(|_| true)
     }
 
     pub(super) fn statistics(&self) -> CacheStatistics {
-        // The ledger, the door, and whom it watches.
-        let mut fds = 2 + self.exports.door.watched();
+        // The ledger and the lease table.
+        let mut fds = 2;
         self.cache.for_each(|entry| {
             fds += u64::from(entry.value.native.as_ref().is_some_and(|native| native.fd().is_some()));
         });
@@ -361,7 +357,7 @@ impl State {
     /// What the ledger publishes about this exporter.
     fn figures(&self) -> Figures {
         let (leases, held_bytes) = self.exports.left();
-        let importers = self.exports.door.importers() as u64;
+        let importers = self.exports.leases.importers() as u64;
         Figures { exporter: Some(self.statistics()), leases, held_bytes, importers, ..Figures::default() }
     }
 
@@ -438,7 +434,7 @@ impl State {
         // SAFETY: the state, which owns the fd, is leaked in this process: see `Inner`.
         unsafe { sys::close_inherited(self.exports.ledger.shared_fd().as_raw_fd()) };
         // SAFETY: as above, and the locks were taken.
-        unsafe { self.exports.door.abandon_in_child() };
+        unsafe { self.exports.leases.abandon_in_child() };
         step(Step::ExporterAbandoned);
     }
 }

@@ -6,30 +6,30 @@ use umf_core::{NativeBytes, ProviderKind};
 
 use super::layout::{self, SIZE};
 use super::{DecodeError, Handle};
-use crate::identity::{BootId, Nonce};
+use crate::identity::{BootHalf, Nonce};
 
 /// All that goes into a handle. For the exporter.
 #[derive(Clone, Debug)]
 pub(crate) struct Fields {
     pub flags: u16,
-    pub boot_id: BootId,
+    pub boot: BootHalf,
     pub nonce: Nonce,
+    pub key: [u8; 16],
     pub pid: u32,
     pub ledger_fd: i32,
     pub pid_namespace: u64,
     pub pidfs_inode: u64,
-    pub start_time: u64,
     pub data_fd: i32,
     pub slot: u32,
     pub generation: u64,
     pub data_device: u64,
     pub data_inode: u64,
     pub data_offset: u64,
-    pub region_base: u64,
     pub region_size: u64,
     pub region_id: u64,
     pub offset: u64,
     pub length: u64,
+    pub requested: u64,
     pub kind: ProviderKind,
     pub allocation_id: u64,
     pub native: NativeBytes,
@@ -44,24 +44,24 @@ impl Fields {
         put(layout::MAGIC, &layout::MAGIC_VALUE);
         put(layout::VERSION, &layout::VERSION_VALUE.to_le_bytes());
         put(layout::FLAGS, &self.flags.to_le_bytes());
-        put(layout::BOOT_ID, self.boot_id.as_bytes());
+        put(layout::BOOT_ID, &self.boot.0.to_le_bytes());
         put(layout::NONCE, self.nonce.as_bytes());
+        put(layout::KEY, &self.key);
         put(layout::PID, &self.pid.to_le_bytes());
         put(layout::LEDGER_FD, &self.ledger_fd.to_le_bytes());
-        put(layout::PID_NAMESPACE, &self.pid_namespace.to_le_bytes());
+        put(layout::PID_NAMESPACE, &namespace_number(self.pid_namespace).to_le_bytes());
         put(layout::PIDFS_INODE, &self.pidfs_inode.to_le_bytes());
-        put(layout::START_TIME, &self.start_time.to_le_bytes());
         put(layout::DATA_FD, &self.data_fd.to_le_bytes());
         put(layout::SLOT, &self.slot.to_le_bytes());
         put(layout::GENERATION, &self.generation.to_le_bytes());
-        put(layout::DATA_DEVICE, &self.data_device.to_le_bytes());
+        put(layout::DATA_DEVICE, &device_number(self.data_device).to_le_bytes());
         put(layout::DATA_INODE, &self.data_inode.to_le_bytes());
         put(layout::DATA_OFFSET, &self.data_offset.to_le_bytes());
-        put(layout::REGION_BASE, &self.region_base.to_le_bytes());
         put(layout::REGION_SIZE, &self.region_size.to_le_bytes());
         put(layout::REGION_ID, &self.region_id.to_le_bytes());
         put(layout::BLOCK_OFFSET, &self.offset.to_le_bytes());
         put(layout::BLOCK_LENGTH, &self.length.to_le_bytes());
+        put(layout::REQUESTED, &self.requested.to_le_bytes());
         put(layout::PROVIDER_KIND, &self.kind.to_bytes());
         put(layout::ALLOCATION_ID, &self.allocation_id.to_le_bytes());
         let native = self.native.as_slice();
@@ -71,6 +71,22 @@ impl Fields {
         bytes[layout::CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
         Handle { bytes }
     }
+}
+
+/// Inodes of namespaces have 32 bits (`ns_common.inum` in the kernel). 0 is unknown.
+fn namespace_number(inode: u64) -> u32 {
+    u32::try_from(inode).unwrap_or(0)
+}
+
+/// A device number as the kernel encodes it in 32 bits (`new_encode_dev`): 12 bits of major, 20 of minor.
+pub(super) fn device_number(device: u64) -> u32 {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    (minor & 0xff) | (major & 0xfff) << 8 | (minor & !0xff) << 12
+}
+
+/// The opposite of [`device_number`].
+pub(super) fn device_of(number: u32) -> u64 {
+    rustix::fs::makedev((number >> 8) & 0xfff, (number & 0xff) | (number >> 12) & !0xff)
 }
 
 /// Looks at all bytes, which is faster than to stop early.
@@ -121,6 +137,9 @@ impl Handle {
         if self.offset() > self.region_size() - self.length() {
             return field("offset");
         }
+        if self.requested() == 0 || self.requested() > self.length() {
+            return field("requested length");
+        }
         if self.region_id() == 0 {
             return field("region id");
         }
@@ -132,7 +151,7 @@ impl Handle {
         if !native.is_some_and(is_zero) {
             return field("native length");
         }
-        if !is_zero(&self.bytes[layout::RESERVED]) || !is_zero(&self.bytes[layout::RESERVED_2]) {
+        if !is_zero(&self.bytes[layout::RESERVED]) {
             return field("reserved");
         }
         Ok(())

@@ -11,7 +11,7 @@ pub(crate) use fields::Fields;
 pub use layout::SIZE;
 pub(crate) use layout::{FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET};
 
-use crate::identity::{BootId, Nonce};
+use crate::identity::{BootHalf, Nonce};
 use umf_core::ProviderKind;
 
 /// The by-value name of a block or region: copy it through MPI, a socket, a file or argv, and open it in any
@@ -48,7 +48,7 @@ pub enum DecodeError {
     Magic,
     /// Another version.
     #[error(
-        "the handle has version {version}, this umf reads version 1: let both processes use the same release"
+        "the handle has version {version}, this umf reads version 2: let both processes use the same release"
     )]
     Version {
         /// Its version.
@@ -134,27 +134,20 @@ impl Handle {
     }
 
     /// The boot of the machine on which it was made.
-    #[must_use]
-    pub fn boot_id(&self) -> BootId {
-        BootId::from_bytes(self.array_at(layout::BOOT_ID))
+    pub(crate) fn boot(&self) -> BootHalf {
+        BootHalf(self.u64_at(layout::BOOT_ID))
     }
 
     /// Inode of the producer's pid namespace, 0 if it could not be read.
     #[must_use]
     pub fn pid_namespace(&self) -> u64 {
-        self.u64_at(layout::PID_NAMESPACE)
+        u64::from(self.u32_at(layout::PID_NAMESPACE))
     }
 
     /// Inode of the producer in pidfs (Linux 6.9 and later), which no other process of this boot has; else 0.
     #[must_use]
     pub fn pidfs_inode(&self) -> u64 {
         self.u64_at(layout::PIDFS_INODE)
-    }
-
-    /// When the producer started, in clock ticks since boot. For messages; it does not identify a process.
-    #[must_use]
-    pub fn start_time(&self) -> u64 {
-        self.u64_at(layout::START_TIME)
     }
 
     /// The producer's fd of its ledger.
@@ -173,7 +166,7 @@ impl Handle {
     /// Device and inode of the file behind [`Handle::data_fd`].
     #[must_use]
     pub fn data_identity(&self) -> (u64, u64) {
-        (self.u64_at(layout::DATA_DEVICE), self.u64_at(layout::DATA_INODE))
+        (fields::device_of(self.u32_at(layout::DATA_DEVICE)), self.u64_at(layout::DATA_INODE))
     }
 
     /// Where the region begins in that file, in bytes.
@@ -192,12 +185,6 @@ impl Handle {
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.u64_at(layout::GENERATION)
-    }
-
-    /// The region's address in the producer, as [`umf_core::Address::to_bits`].
-    #[must_use]
-    pub fn region_base(&self) -> u64 {
-        self.u64_at(layout::REGION_BASE)
     }
 
     /// Size of the region in bytes.
@@ -222,6 +209,12 @@ impl Handle {
     #[must_use]
     pub fn length(&self) -> u64 {
         self.u64_at(layout::BLOCK_LENGTH)
+    }
+
+    /// How many bytes of the block were asked for: at most [`Handle::length`], and equal to it where the pool does not keep it.
+    #[must_use]
+    pub fn requested(&self) -> u64 {
+        self.u64_at(layout::REQUESTED)
     }
 
     /// The kind of provider that the memory came from.
@@ -266,6 +259,11 @@ impl Handle {
     #[must_use]
     pub fn is_served(&self) -> bool {
         self.has(FLAG_SOCKET)
+    }
+
+    /// Whether a device may import the memory, and so write to it after the process that opened it has ended.
+    pub(crate) fn may_be_imported_by_device(&self) -> bool {
+        !self.has(FLAG_PROCFS)
     }
 
     pub(crate) fn has(&self, flag: u16) -> bool {

@@ -5,24 +5,24 @@ use umf_core::NativeBytes;
 fn sample() -> Handle {
     Fields {
         flags: FLAG_ISOLATED,
-        boot_id: BootId::from_bytes([7; 16]),
+        boot: BootHalf(7),
         nonce: Nonce::from_bytes([9; 16]),
+        key: [3; 16],
         pid: 4711,
         ledger_fd: 5,
         pid_namespace: 4_026_531_836,
         pidfs_inode: 99,
-        start_time: 123_456,
         data_fd: 6,
         slot: 3,
         generation: 41,
         data_device: 1,
         data_inode: 1234,
         data_offset: 1 << 20,
-        region_base: 0x7f00_0000_0000,
         region_size: 1 << 21,
         region_id: 17,
         offset: 4096,
         length: 100,
+        requested: 90,
         kind: ProviderKind::HOST,
         allocation_id: 0,
         native: NativeBytes::new(b"native").unwrap(),
@@ -83,26 +83,33 @@ fn cut_or_extended_handles_are_refused() {
 fn forged_fields_are_refused_by_name() {
     let field = |field| Err(DecodeError::Field { field });
     assert_eq!(forged(0, b"UMFX"), Err(DecodeError::Magic));
-    assert_eq!(forged(4, &[2, 0]), Err(DecodeError::Version { version: 2 }));
+    assert_eq!(forged(4, &[1, 0]), Err(DecodeError::Version { version: 1 }));
     assert_eq!(forged(6, &[0, 0x80]), field("flags"));
-    assert_eq!(forged(40, &[0; 4]), field("pid"));
-    assert_eq!(forged(44, &[0xff; 4]), field("ledger fd"));
-    assert_eq!(forged(80, &[2]), field("generation"));
-    assert_eq!(forged(120, &[0xff; 8]), field("region size"));
-    assert_eq!(forged(120, &[0; 8]), field("region size"));
-    assert_eq!(forged(104, &[0xff; 8]), field("data offset"));
-    assert_eq!(forged(128, &[0xff; 8]), field("offset"));
-    assert_eq!(forged(136, &[0xff; 8]), field("length"));
-    assert_eq!(forged(136, &[0; 8]), field("length"));
+    assert_eq!(forged(48, &[0; 4]), field("pid"));
+    assert_eq!(forged(64, &[0xff; 4]), field("ledger fd"));
+    assert_eq!(forged(72, &[2]), field("generation"));
+    assert_eq!(forged(96, &[0xff; 8]), field("data offset"));
+    assert_eq!(forged(104, &[0; 8]), field("region id"));
+    assert_eq!(forged(112, &[0xff; 8]), field("region size"));
+    assert_eq!(forged(112, &[0; 8]), field("region size"));
+    assert_eq!(forged(120, &[0xff; 8]), field("offset"));
+    assert_eq!(forged(128, &[0xff; 8]), field("length"));
+    assert_eq!(forged(128, &[0; 8]), field("length"));
+    assert_eq!(forged(136, &[0; 8]), field("requested length"));
+    assert_eq!(forged(136, &[101, 0]), field("requested length"));
     assert_eq!(forged(144, b"HOST"), field("provider kind"));
-    assert_eq!(forged(168, &[65]), field("native length"));
-    assert_eq!(forged(168, &[2]), field("native length"));
-    assert_eq!(forged(169, &[1]), field("reserved"));
-    assert_eq!(forged(240, &[0; 8]), field("region id"));
-    assert_eq!(forged(248, &[1]), field("reserved"));
+    assert_eq!(forged(186, &[65]), field("native length"));
+    assert_eq!(forged(186, &[2]), field("native length"));
+    assert_eq!(forged(187, &[1]), field("reserved"));
 }
 
 proptest! {
+    #[test]
+    fn device_numbers_survive_in_32_bits(major in 0_u32..1 << 12, minor in 0_u32..1 << 20) {
+        let device = rustix::fs::makedev(major, minor);
+        prop_assert_eq!(fields::device_of(fields::device_number(device)), device);
+    }
+
     #[test]
     fn arbitrary_bytes_and_text_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..600), text in ".{0,400}") {
         let _ = Handle::from_bytes(&bytes);

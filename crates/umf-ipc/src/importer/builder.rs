@@ -30,6 +30,10 @@ pub struct ImporterSettings {
     pub shards: usize,
     /// How long a producer may take to answer on its socket. Default: 2 s.
     pub open_timeout: Duration,
+    /// Whether an open takes a lease, which keeps freed memory from being used again while it is open. Without leases a mapping
+    /// may show other contents as soon as its block is freed ([`crate::Mapping::is_current`] tells). For processes that can
+    /// neither open files through `/proc` nor reach their producers' sockets. Default: true.
+    pub leases: bool,
 }
 
 impl Default for ImporterSettings {
@@ -41,6 +45,7 @@ impl Default for ImporterSettings {
             limit: LimitPolicy::Soft,
             shards: 16,
             open_timeout: Duration::from_secs(2),
+            leases: true,
         }
     }
 }
@@ -108,6 +113,13 @@ impl ImporterBuilder {
         self
     }
 
+    /// Whether an open takes a lease: see [`ImporterSettings::leases`].
+    #[must_use]
+    pub const fn leases(mut self, leases: bool) -> Self {
+        self.settings.leases = leases;
+        self
+    }
+
     /// The importer.
     ///
     /// # Errors
@@ -124,7 +136,6 @@ impl ImporterBuilder {
             cache: Cache::new(limits, self.settings.shards.clamp(1, 1024)),
             memo: [const { Memo::new() }; 2],
             producers: Lock::new(HashMap::new()),
-            ranges: Arc::default(),
             imports: Lock::new(self.imports),
             board: Board::default(),
             settings: self.settings,

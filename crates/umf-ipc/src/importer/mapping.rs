@@ -13,13 +13,14 @@ use super::Inner;
 use super::region::ImportedRegion;
 use crate::cache::Pin;
 use crate::lease::Lease;
-use crate::{Error, Result};
+use crate::{Error, Result, protocol};
 
 /// Where a mapping is and how its validity is read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub pin: Pin,
-    pub lease: Lease,
+    /// `None` where leases are off.
+    pub lease: Option<Lease>,
     pub base: Address,
     pub length: usize,
     pub generation: u64,
@@ -29,6 +30,10 @@ pub(super) struct Place {
     pub read_only: bool,
     /// Whose importer is told when the CPU touches the memory, or copies what it must not touch; `None` where neither is so.
     pub told: Option<NonNull<ImportedRegion>>,
+    /// The producer's, for messages.
+    pub pid: u32,
+    /// Of the ledger, for messages.
+    pub slot: u32,
 }
 
 /// A block (or region) of another process, open in this one. Dropping it closes it; the region stays mapped in the
@@ -101,13 +106,20 @@ impl<'i> Mapping<'i> {
         self.generation_now() == self.place.generation
     }
 
+    /// [`Mapping::is_current`], ordered after the lease that was just counted.
+    #[inline]
+    pub(super) fn is_current_since_lease(&self) -> bool {
+        // SAFETY: as in `generation_now`.
+        protocol::is_current(unsafe { self.place.word.as_ref() }, self.place.generation)
+    }
+
     fn check(&self) -> Result<()> {
         let now = self.generation_now();
         if now == self.place.generation {
             return Ok(());
         }
-        let (pid, slot) = self.place.lease.producer_and_slot();
-        Err(Error::Stale { pid, slot, generation: self.place.generation, now })
+        let Place { pid, slot, generation, .. } = self.place;
+        Err(Error::Stale { pid, slot, generation, now })
     }
 
     /// Uses the memory, and says whether the block was the same all the time: that closes the window between looking
@@ -266,10 +278,11 @@ impl Drop for Mapping<'_> {
     #[inline]
     fn drop(&mut self) {
         step(Step::LeaseClosing);
-        let current = thread::current();
-        // SAFETY: by `new`'s contract the lease is this mapping's; the pin keeps its table.
-        unsafe { self.place.lease.give_back(current) };
-        self.importer.pins().give_back(self.place.pin, current);
+        if let Some(lease) = self.place.lease {
+            // SAFETY: by `new`'s contract the lease is this mapping's; the pin keeps the importer's rows.
+            unsafe { lease.give_back() };
+        }
+        self.importer.pins().give_back(self.place.pin, thread::current());
         step(Step::LeaseGivenBack);
     }
 }

@@ -26,7 +26,6 @@ use crate::Result;
 use crate::cache::{Cache, CacheStatistics, Memo};
 use crate::handle::Handle;
 use crate::identity::Nonce;
-use crate::lease::Ranges;
 use board::Board;
 use producer::Producer;
 use region::{ImportedRegion, Key};
@@ -52,8 +51,6 @@ pub(crate) struct Inner {
     memo: [Memo; 2],
     producers: Lock<HashMap<Nonce, Arc<Producer>>>,
     board: Board,
-    /// Where lease rows are shown. Declared last, because it goes last.
-    ranges: Arc<Ranges>,
 }
 
 impl core::fmt::Debug for Inner {
@@ -170,7 +167,6 @@ impl ForkAware for Inner {
     fn prepare(&self) {
         self.imports.lock_for_fork();
         self.producers.lock_for_fork();
-        self.ranges.lock_for_fork();
         self.cache.lock_for_fork();
         self.board.lock_for_fork();
     }
@@ -180,8 +176,6 @@ impl ForkAware for Inner {
         unsafe { self.board.unlock_after_fork(false) };
         // SAFETY: as above.
         unsafe { self.cache.unlock_after_fork(false) };
-        // SAFETY: as above.
-        unsafe { self.ranges.unlock_after_fork() };
         // SAFETY: as above.
         unsafe { self.producers.unlock_after_fork() };
         // SAFETY: as above.
@@ -193,8 +187,6 @@ impl ForkAware for Inner {
         unsafe { self.board.unlock_after_fork(true) };
         // SAFETY: as above.
         unsafe { self.cache.unlock_after_fork(true) };
-        // SAFETY: as above.
-        unsafe { self.ranges.unlock_after_fork() };
         // SAFETY: as above.
         let producers = unsafe { self.producers.get_locked() };
         // (What was interrupted may be changing them, if a handler of signals forked: then what is theirs stays open.)

@@ -18,7 +18,7 @@ use crate::cache::{CacheStatistics, Note, Pin};
 use crate::handle::{Handle, SIZE};
 use crate::identity;
 use crate::ledger::Figures;
-use crate::{Error, Result};
+use crate::{Error, Result, protocol};
 
 /// Producers without an open region that are remembered beyond this number are forgotten, and found again when
 /// they are needed.
@@ -27,6 +27,8 @@ const IDLE_PRODUCERS: usize = 64;
 /// Flags among the notes of a remembered handle.
 const HOST_ACCESSIBLE: u64 = 1;
 const READ_ONLY: u64 = 2;
+/// Where the flags have the producer's pid.
+const PID_SHIFT: u32 = 32;
 
 impl Inner {
     #[inline]
@@ -71,19 +73,14 @@ impl Inner {
             && let Some(lease) = note.lease
             && let base = Address::from_bits(note.base)
             && let Some(into) = place(base, note.length as usize)
-            // SAFETY: the note was made in this thread's table for the pins of this importer; the ranges that rows are
-            // shown in stay mapped and belong to one thread; and while an entry has the note's stamp and is pinned, it
-            // keeps the ledger mapped.
-            && unsafe {
-                note.pin.pin_and_lease(note.stamp, lease.word(), || {
-                    step(Step::LeaseCountedAgain);
-                    note.word.as_ref().load(Ordering::Acquire) == note.generation
-                })
-            }
+            // SAFETY: the note was made in this thread's table for the pins of this importer.
+            && unsafe { note.pin.pin_stamped(note.stamp) }
         {
+            // SAFETY: the note was stored by `remember` for the entry with this stamp. The pin keeps that entry, which keeps
+            // region and ledger mapped, and the producer with the rows that the lease is counted in.
             let place = Place {
                 pin: Pin::new(memo.thread(), note.pin),
-                lease,
+                lease: Some(lease),
                 base,
                 length: note.length as usize,
                 generation: note.generation,
@@ -91,12 +88,26 @@ impl Inner {
                 host_accessible: note.flags & HOST_ACCESSIBLE != 0,
                 read_only: note.flags & READ_ONLY != 0,
                 told: note.object.map(NonNull::cast),
+                pid: (note.flags >> PID_SHIFT) as u32,
+                slot: (note.key >> 32) as u32,
             };
-            // SAFETY: the note was stored by `remember` for an entry with this stamp; the pin keeps that entry, which
-            // keeps region and ledger mapped.
-            into.write(unsafe { Mapping::new(self, place) });
-            memo.count_hit();
-            return true;
+            // A stale handle that is opened again and again must not count each time: its block would be held for ever.
+            // SAFETY: as above.
+            if unsafe { note.word.as_ref() }.load(Ordering::Relaxed) != note.generation {
+                self.pins().give_back(place.pin, Some(memo.thread()));
+                return false;
+            }
+            // SAFETY: as above.
+            protocol::lease(unsafe { lease.word().as_ref() });
+            step(Step::LeaseCountedAgain);
+            // SAFETY: as above.
+            let mapping = unsafe { Mapping::new(self, place) };
+            // (Otherwise dropping it takes lease and pin back.)
+            if mapping.is_current_since_lease() {
+                into.write(mapping);
+                memo.count_hit();
+                return true;
+            }
         }
         false
     }
@@ -132,7 +143,7 @@ impl Inner {
     }
 
     fn open_checked(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
-        if identity::boot_id().contradicts(handle.boot_id()) {
+        if identity::boot_id().half().contradicts(handle.boot()) {
             return Err(Error::OtherBoot);
         }
         if access == Access::ReadWrite && handle.is_read_only() {
@@ -179,7 +190,11 @@ impl Inner {
             | if imported.read_only || access == Access::ReadOnly { READ_ONLY } else { 0 };
         let is_told = region.import.host_access().is_some() || region.import.transfer().is_some();
         let told = is_told.then(|| NonNull::from(region));
-        let (lease, is_own) = producer.lease(handle.slot(), &self.settings.exchange, &self.ranges)?;
+        let lease = if self.settings.leases {
+            Some(producer.lease(handle.slot(), &self.settings.exchange)?)
+        } else {
+            None
+        };
         let (stamp, number) = (held.stamp, held.number);
         let place = Place {
             pin: held.into_pin(),
@@ -191,17 +206,19 @@ impl Inner {
             host_accessible: flags & HOST_ACCESSIBLE != 0,
             read_only: flags & READ_ONLY != 0,
             told,
+            pid: handle.pid(),
+            slot: handle.slot(),
         };
         // SAFETY: the pin keeps the entry, and with it region and ledger; `word` is the generation of its slot, and `told` the
         // entry's value.
         let mapping = unsafe { Mapping::new(self, place) };
         // It is leased now; if it was retired before that, this sees it.
-        if !mapping.is_current() {
+        if !mapping.is_current_since_lease() {
             step(Step::LeaseTooLate);
             let (pid, slot, generation) = (handle.pid(), handle.slot(), handle.generation());
             return Err(Error::Stale { pid, slot, generation, now: mapping.generation_now() });
         }
-        if is_own
+        if lease.is_some()
             && let Some(memo) = self.memo[access as usize].current_or_new()
             && let Some((_, pin)) = self.cache.pins().cell(number)
         {
@@ -211,10 +228,10 @@ impl Inner {
                 stamp,
                 word,
                 generation: handle.generation(),
-                lease: Some(lease),
+                lease,
                 base: base.to_bits(),
                 length: length as u64,
-                flags,
+                flags: flags | u64::from(handle.pid()) << PID_SHIFT,
                 object: told.map(NonNull::cast),
             };
             memo.store(hash(handle.as_bytes()), handle.as_bytes(), note);

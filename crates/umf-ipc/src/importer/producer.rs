@@ -3,19 +3,18 @@
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 use umf_core::lock::Lock;
 use umf_core::step::{Step, step};
 
 use crate::handle::Handle;
-use crate::identity::{Nonce, ProcessIdentity};
-use crate::lease::{self, Lease, LeaseTable, Ranges};
+use crate::identity::Nonce;
+use crate::lease::{self, ImporterLeases, Lease};
 use crate::ledger::{LedgerReader, SlotContent, SlotReader};
 use crate::protocol::place::{self, Vacant};
 use crate::sys::{self, FileIdentity};
-use crate::transfer::{Channel, Exchange, Wanted};
+use crate::transfer::{Channel, Exchange, Fetched, Mode, Wanted};
 use crate::{Error, Result};
 
 /// How many files without windows are remembered. Others are asked each time that they are mapped.
@@ -40,14 +39,14 @@ pub(super) struct Producer {
     some_without: AtomicBool,
     /// Null, or a box, made by whoever opens something first. One that a parent of this process made is replaced and leaked:
     /// mappings that were open at the fork know it still.
-    leases: AtomicPtr<LeaseTable>,
+    leases: AtomicPtr<ImporterLeases>,
 }
 
 impl Producer {
     /// Finds the producer of a handle and maps its ledger.
     pub(super) fn contact(handle: &Handle, exchange: &Exchange, timeout: Duration) -> Result<Self> {
         let channel = Channel::new(handle, timeout)?;
-        let (fd, mode) = channel.fetch(Wanted::Ledger(handle.ledger_fd()), exchange)?;
+        let Fetched { fd, mode, .. } = channel.fetch(Wanted::Ledger(handle.ledger_fd()), exchange)?;
         let ledger = LedgerReader::open(fd, handle).map_err(|error| match error {
             // A process that ended meanwhile explains everything else.
             error @ Error::ProducerReplaced { .. } if channel.has_ended() => {
@@ -77,12 +76,12 @@ impl Producer {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.channel.has_ended()
+        self.ledger.producer_has_ended() || self.channel.has_ended()
     }
 
     pub(super) fn fds(&self) -> u64 {
         // And the ledger's.
-        self.channel.fds() + 1 + self.table().map_or(0, LeaseTable::fds)
+        self.channel.fds() + 1 + self.leases().map_or(0, ImporterLeases::fds)
     }
 
     /// In a forked child: closes the fd of its parent's table, which nothing else of is used here but by mappings that were
@@ -97,66 +96,59 @@ impl Producer {
         }
     }
 
-    /// The table of this process's leases, if it was made.
-    fn table(&self) -> core::result::Result<&LeaseTable, Vacant<LeaseTable>> {
-        // SAFETY: a published table goes when `self` does, or never.
-        let found = place::find(&self.leases, |table| unsafe { table.as_ref() }.belongs_here());
+    /// This process's leases, if its lease table was opened.
+    fn leases(&self) -> core::result::Result<&ImporterLeases, Vacant<ImporterLeases>> {
+        // SAFETY: what is published goes when `self` does, or never.
+        let found = place::find(&self.leases, |leases| unsafe { leases.as_ref() }.belongs_here());
         // SAFETY: as above.
-        found.map(|table| unsafe { table.as_ref() })
+        found.map(|leases| unsafe { leases.as_ref() })
     }
 
-    /// Counts an open of the export in `slot`: `true` if in the calling thread's own row.
-    pub(super) fn lease(
-        &self,
-        slot: u32,
-        exchange: &Exchange,
-        ranges: &Arc<Ranges>,
-    ) -> Result<(Lease, bool)> {
-        match self.table() {
-            Ok(table) => table.take(slot),
-            Err(vacant) => self.make_table(vacant, exchange, ranges)?.take(slot),
+    /// Counts an open of the export in `slot`.
+    pub(super) fn lease(&self, slot: u32, exchange: &Exchange) -> Result<Lease> {
+        match self.leases() {
+            Ok(leases) => leases.take(slot),
+            Err(vacant) => self.open_lease_table(vacant, exchange)?.take(slot),
         }
     }
 
-    /// Makes the table that was not found, or comes too late and yields the one that another thread made.
+    /// Opens the lease table, or comes too late and yields what another thread made.
     #[cold]
-    fn make_table(
+    fn open_lease_table(
         &self,
-        vacant: Vacant<LeaseTable>,
+        vacant: Vacant<ImporterLeases>,
         exchange: &Exchange,
-        ranges: &Arc<Ranges>,
-    ) -> Result<&LeaseTable> {
-        step(Step::TableMissing);
+    ) -> Result<&ImporterLeases> {
+        step(Step::LeaseTableMissing);
         let pid = self.pid();
-        let no_door = Error::Misbehaved { pid, what: "its ledger names no door to announce leases at" };
-        let (fd, rows) = self.ledger.door().ok_or(no_door)?;
-        // Before there is one fd more: it takes one for a moment.
-        let identity = ProcessIdentity::current();
-        let (fd, _) = self.channel.fetch(Wanted::Door(fd), exchange)?;
-        let producer = lease::Producer {
-            pid,
-            nonce: self.nonce,
-            slots: self.ledger.capacity(),
-            rows,
-            same_pid_namespace: self.channel.same_pid_namespace(),
+        let no_table = Error::Misbehaved { pid, what: "its ledger names no lease table" };
+        let (number, rows) = self.ledger.lease_table().ok_or(no_table)?;
+        let producer = lease::Producer { pid, nonce: self.nonce, slots: self.ledger.capacity(), rows };
+        let open = |exchange: &Exchange| {
+            let Fetched { fd, is_own, .. } = self.channel.fetch(Wanted::LeaseTable(number), exchange)?;
+            ImporterLeases::open(fd, is_own, producer)
         };
-        let table = LeaseTable::open(fd, producer, identity, Arc::clone(ranges))?;
-        if let Some((row, number)) = table.announcement()? {
-            self.channel.announce(row, number)?;
-            step(Step::RowAnnounced);
-        }
-        step(Step::TableMade);
-        let table = NonNull::from(Box::leak(Box::new(table)));
-        let there = match place::fill(&self.leases, vacant, table) {
-            Ok(()) => table,
+        let leases = match open(exchange) {
+            // Over its socket a producer sends one that need not be opened anew.
+            Err(error @ Error::System { call: lease::REOPENING, .. })
+                if exchange.modes().contains(&Mode::Socket) =>
+            {
+                open(&Exchange::Order(vec![Mode::Socket])).map_err(|_| error)?
+            }
+            other => other?,
+        };
+        step(Step::LeaseTableChecked);
+        let leases = NonNull::from(Box::leak(Box::new(leases)));
+        let there = match place::fill(&self.leases, vacant, leases) {
+            Ok(()) => leases,
             Err(first) => {
-                // SAFETY: made above, and nobody has seen it.
-                drop(unsafe { Box::from_raw(table.as_ptr()) });
-                // (Nothing but a fork takes one out, which leaves no other thread in the child.)
-                first.ok_or(Error::Misbehaved { pid, what: "its lease table went while it was made" })?
+                // SAFETY: made above, and no other thread has seen it.
+                drop(unsafe { Box::from_raw(leases.as_ptr()) });
+                // (Only a fork takes one out, which leaves no other thread in the child.)
+                first.ok_or(Error::Misbehaved { pid, what: "its lease table went while it was opened" })?
             }
         };
-        // SAFETY: a published table goes when `self` does, or never.
+        // SAFETY: it goes when `self` does, or never.
         Ok(unsafe { there.as_ref() })
     }
 
@@ -196,8 +188,9 @@ impl Producer {
             && (content.device, content.inode) == handle.data_identity()
             && content.region_id == handle.region_id()
             && content.region_size == handle.region_size()
-            && content.offset == handle.data_offset()
-            && handle.offset().checked_add(handle.length()).is_some_and(|end| end <= content.region_size);
+            && content.data_offset == handle.data_offset()
+            && (content.offset, content.length, content.requested)
+                == (handle.offset(), handle.length(), handle.requested());
         if same {
             return Ok(content);
         }
@@ -232,7 +225,7 @@ impl Producer {
         // Whatever came of it: a handle that has gone stale is that in the first place.
         self.slot(handle)?;
         let fd = match fetched {
-            Ok((fd, _)) => fd,
+            Ok(fetched) => fetched.fd,
             Err(error @ Error::OtherObject { .. }) => return Err(self.explain(error, exchange)),
             Err(error) => return Err(error),
         };
@@ -252,7 +245,8 @@ impl Producer {
     /// Whether the process still has its ledger open.
     fn has_ledger(&self, exchange: &Exchange) -> bool {
         let ledger = self.channel.fetch(Wanted::Ledger(self.ledger_fd), exchange);
-        ledger.is_ok_and(|(fd, _)| sys::identity(fd).is_ok_and(|found| found == self.ledger.identity()))
+        ledger
+            .is_ok_and(|fetched| sys::identity(fetched.fd).is_ok_and(|found| found == self.ledger.identity()))
     }
 
     /// That what a driver has brought over by itself, if it had to, was the producer's: drivers know a process by its number alone,

@@ -5,7 +5,7 @@ use core::sync::atomic::fence;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use crate::identity::{BootId, Nonce};
+use crate::identity::Nonce;
 use crate::ledger::event::{IMPORTER_EVENTS, Recorded};
 use crate::ledger::layout::{
     FLAG_IMPORTER, FLAG_SERVED, HEADER_SIZE, Header, MAGIC, MAX_SLOTS, Slot as SlotWords, VERSION,
@@ -25,8 +25,6 @@ const CHUNK: u32 = 1024;
 pub struct Identity {
     /// What handles of this ledger carry.
     pub nonce: Nonce,
-    /// The boot of the machine.
-    pub boot_id: BootId,
     /// Its process id in its own pid namespace.
     pub pid: u32,
     /// Its effective user id when it made the ledger.
@@ -35,7 +33,7 @@ pub struct Identity {
     pub pid_namespace: u64,
     /// Its inode in pidfs, 0 before Linux 6.9.
     pub pidfs_inode: u64,
-    /// When it was started, in clock ticks since boot.
+    /// When it was started, in clock ticks since boot; 0 if unknown.
     pub start_time: u64,
 }
 
@@ -44,12 +42,11 @@ impl Identity {
     pub(super) fn of(handle: &Handle) -> Self {
         Self {
             nonce: handle.nonce(),
-            boot_id: handle.boot_id(),
             pid: handle.pid(),
             uid: u32::MAX,
             pid_namespace: handle.pid_namespace(),
             pidfs_inode: handle.pidfs_inode(),
-            start_time: handle.start_time(),
+            start_time: 0,
         }
     }
 }
@@ -79,7 +76,11 @@ pub struct SlotContent {
     /// The producer's number of the fd behind it, -1 if there is none.
     pub fd: i32,
     /// Where the region begins in the file.
+    pub data_offset: u64,
+    /// Where the block begins in the region.
     pub offset: u64,
+    /// Bytes that its pool set aside.
+    pub length: u64,
 }
 
 /// What a flight recorder holds.
@@ -182,7 +183,6 @@ impl Ledger {
         }
         let identity = Identity {
             nonce: Nonce::from_bytes(bytes(offset_of!(Header, nonce))),
-            boot_id: BootId::from_bytes(bytes(offset_of!(Header, boot_id))),
             pid: half(offset_of!(Header, pid)),
             uid: half(offset_of!(Header, uid)),
             pid_namespace: word(offset_of!(Header, pid_namespace)),
@@ -258,11 +258,13 @@ impl Ledger {
             let whole = before[0] == generation && generation & 1 == 1;
             let half = |at: usize, high: bool| (words[at] >> if high { 32 } else { 0 }) as u32;
             let content = whole.then(|| SlotContent {
-                fd: half(offset_of!(SlotWords, fd) / WORD, false).cast_signed(),
-                region_slot: half(offset_of!(SlotWords, region_slot) / WORD, true),
+                fd: half(offset_of!(SlotWords, fd) / WORD, true).cast_signed(),
+                region_slot: half(offset_of!(SlotWords, region_slot) / WORD, false),
                 region_id: words[offset_of!(SlotWords, region_id) / WORD],
                 region_size: words[offset_of!(SlotWords, region_size) / WORD],
+                data_offset: words[offset_of!(SlotWords, data_offset) / WORD],
                 offset: words[offset_of!(SlotWords, offset) / WORD],
+                length: words[offset_of!(SlotWords, length) / WORD],
             });
             Slot { number, generation, content }
         });
@@ -305,4 +307,4 @@ impl Ledger {
 }
 
 const _: () = assert!(statistics::SIZE > FACTS && offset_of!(SlotWords, generation) == 0);
-const _: () = assert!(offset_of!(SlotWords, region_slot) == offset_of!(SlotWords, fd) + 4);
+const _: () = assert!(offset_of!(SlotWords, fd) == offset_of!(SlotWords, region_slot) + 4);

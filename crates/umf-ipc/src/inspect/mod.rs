@@ -24,7 +24,7 @@ pub fn now() -> u64 {
 /// Whether a handle can be of this machine and this boot of it. (Where that is not known, it can.)
 #[must_use]
 pub fn is_of_this_boot(handle: &crate::Handle) -> bool {
-    !crate::identity::boot_id().contradicts(handle.boot_id())
+    !crate::identity::boot_id().half().contradicts(handle.boot())
 }
 
 #[cfg(test)]

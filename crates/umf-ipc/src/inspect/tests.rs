@@ -14,7 +14,10 @@ fn content(region_id: u64) -> ledger::SlotContent {
         region_generation: 1,
         region_id,
         region_size: 4096,
-        offset: 64,
+        data_offset: 64,
+        offset: 128,
+        length: 100,
+        requested: 100,
     }
 }
 
@@ -56,7 +59,8 @@ fn what_a_process_writes_is_found() {
     let seen = view.slot(slot).unwrap();
     let what = seen.content.unwrap();
     assert_eq!((seen.generation, what.region_id, what.region_size), (1, 5, 4096));
-    assert_eq!((what.fd, what.region_slot, what.offset), (9, 0, 64));
+    assert_eq!((what.fd, what.region_slot, what.data_offset), (9, 0, 64));
+    assert_eq!((what.offset, what.length), (128, 100));
     assert_eq!(view.slot(1), None);
     ledger.end(slot, generation, 5, RetireReason::BlockFreed);
     assert_eq!(view.slot(slot).unwrap(), Slot { number: 0, generation: 2, content: None });
@@ -96,7 +100,7 @@ fn publishing_is_bounded_and_a_burst_is_seen_whole() {
         Figures { importer: Some(cache), ..Figures::default() }
     };
     for round in 1..=5 {
-        ledger.record(Event::Announce { pid: 1 });
+        ledger.record(Event::Open { slot: 1, generation: 1, nonce: 1, pid: 1 });
         assert!(ledger.publish_statistics(false, || figures(round)));
         assert!(ledger.publish_statistics(false, || panic!("nothing was recorded since")));
         assert_eq!(view.statistics().unwrap().importer.unwrap().misses, round);
@@ -104,7 +108,7 @@ fn publishing_is_bounded_and_a_burst_is_seen_whole() {
     let mut published = 0;
     let storm = 200;
     for round in 0..storm {
-        ledger.record(Event::Announce { pid: 1 });
+        ledger.record(Event::Open { slot: 1, generation: 1, nonce: 1, pid: 1 });
         published += u64::from(ledger.publish_statistics(false, || {
             std::thread::sleep(std::time::Duration::from_micros(500));
             figures(round)

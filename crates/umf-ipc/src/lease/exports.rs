@@ -1,7 +1,6 @@
-//! [`Exports`]: what of a producer is exported, and what of it is freed but still open elsewhere.
+//! [`Exports`]: what a producer exports, and which retired exports are still open elsewhere.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
-use std::os::fd::{AsFd, OwnedFd};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use umf_core::global::Global;
@@ -10,22 +9,24 @@ use umf_core::observer::{self, ExportObserver, Freed, Leases, Observing};
 use umf_core::step::{Step, step};
 use umf_core::{Address, fork};
 
-use super::Door;
+use super::LeaseTable;
 use super::left::{self, Left, One, Range};
+use crate::Result;
 use crate::exporter::NativeGuard;
 use crate::ledger::event::RetireReason;
 use crate::ledger::{Event, LedgerWriter};
-use crate::{Result, identity};
 
-/// The ledger and the door of one producer. It lives as long as the exporter, and after that as long as memory is held
-/// for somebody who has it open.
+/// The ledger and the lease table of one producer. It lives as long as the exporter, and after that as long as retired exports
+/// are leased.
 #[derive(Debug)]
 pub(crate) struct Exports {
     pub(crate) ledger: LedgerWriter,
-    pub(crate) door: Door,
+    pub(crate) leases: LeaseTable,
     left: Lock<Left>,
     /// How many there are in `left`, and native exports on their way back.
     count: AtomicUsize,
+    /// The exporter was dropped.
+    is_orphan: AtomicBool,
     me: Weak<Self>,
     /// The process that made it, as [`fork::generation`] counts.
     generation: u32,
@@ -40,6 +41,8 @@ pub(crate) struct Exported {
     pub size: usize,
     /// It is a whole region's, and not a block's (which may be all of its region).
     pub is_region: bool,
+    /// A device may have imported the memory.
+    pub is_device: bool,
 }
 
 /// What [`Exports::retire_closed`] did.
@@ -47,24 +50,25 @@ pub(crate) struct Exported {
 pub(crate) enum Quick {
     /// All that there is to do.
     Done,
-    /// The export has ended, and somebody has it open: [`Exports::settle`] is to do.
+    /// The export has ended, and may be leased: [`Exports::settle`] is to do.
     Ended,
     /// Nothing.
     Nothing,
 }
 
 impl Exports {
-    /// A ledger with room for `slots` exports, and its door.
+    /// A ledger with room for `slots` exports, and its lease table.
     pub(crate) fn new(slots: u32, served: bool) -> Result<Arc<Self>> {
         let ledger = LedgerWriter::new(slots, served)?;
-        let door = Door::new(ledger.capacity(), ledger.nonce())?;
-        ledger.show_door(door.raw_fd(), door.rows());
-        step(Step::DoorShown);
+        let leases = LeaseTable::new(ledger.capacity(), ledger.nonce())?;
+        ledger.name_lease_table(leases.raw_fd(), leases.rows());
+        step(Step::LeaseTableNamed);
         Ok(Arc::new_cyclic(|me| Self {
             ledger,
-            door,
+            leases,
             left: Lock::default(),
             count: AtomicUsize::new(0),
+            is_orphan: AtomicBool::new(false),
             me: Weak::clone(me),
             generation: fork::generation(),
         }))
@@ -72,15 +76,19 @@ impl Exports {
 
     /// A slot that nothing uses.
     pub(crate) fn take(&self) -> Result<u32> {
-        self.ledger.take(|first, count| self.door.reserve(first, count))
+        self.ledger.take(|first, count| self.leases.reserve(first, count))
     }
 
-    /// Ends the export of a freed block that nobody has open, without a lock.
+    /// Ends the export of a freed block, and gives its slot back if it was never open: without a lock.
     pub(crate) fn retire_closed(&self, slot: u32, generation: u64, region: u64) -> Quick {
         if !self.ledger.end(slot, generation, region, RetireReason::BlockFreed) {
             return Quick::Nothing;
         }
-        if self.door.is_leased_at_once(slot) {
+        let is_leased = match self.leases.scan(slot) {
+            None => false,
+            Some(mut scan) => self.leases.is_leased(slot, &mut scan) || self.leases.is_in_device_grace(),
+        };
+        if is_leased {
             return Quick::Ended;
         }
         self.ledger.give_back(slot);
@@ -101,18 +109,34 @@ impl Exports {
     /// The second half of [`Exports::retire`], by whoever did the first: what becomes of the slot. `native` is that of the
     /// region, if its exporter has it still.
     pub(crate) fn settle(&self, export: &Exported, region: u64, native: Option<&Arc<NativeGuard>>) {
-        let Exported { slot, generation, base, size, is_region } = *export;
-        step(Step::LeaseLooking);
-        if self.door.is_leased(slot) {
+        let Exported { slot, generation, base, size, is_region, is_device } = *export;
+        step(Step::LeaseScanning);
+        let range = Range { base, size };
+        if let Some(scan) = self.leases.scan(slot)
+            && let mut one = (One { slot, generation, range, region, scan, is_device, has_native: false })
+            && self.is_open(&mut one)
+        {
             self.ledger.record(Event::Hold { slot, generation, region, bytes: size as u64 });
-            let range = Range { base, size };
             let mut left = self.left.lock();
-            left.add(One { slot, generation, range, region, has_native: false }, is_region, native);
+            left.add(one, is_region, native);
             self.count.store(left.pending(), Ordering::Release);
-            step(Step::LeaseLeft);
+            drop(left);
+            step(Step::LeaseDeferred);
+            // Of this and the store in `outlive_exporter` one comes first.
+            core::sync::atomic::fence(Ordering::SeqCst);
+            if self.is_orphan.load(Ordering::SeqCst)
+                && let Some(me) = self.me.upgrade()
+            {
+                me.outlive_exporter();
+            }
         } else {
             self.ledger.give_back(slot);
         }
+    }
+
+    /// Whether a retired export is open elsewhere. Once it is not, it stays so, and its slot is the caller's.
+    fn is_open(&self, one: &mut One) -> bool {
+        self.leases.is_leased(one.slot, &mut one.scan) || (one.is_device && self.leases.is_in_device_grace())
     }
 
     /// Whether anything that was retired here may be open still.
@@ -139,21 +163,12 @@ impl Exports {
         self.left.lock().native_of(region)
     }
 
-    /// An importer in another pid namespace says which row is its own: [`Door::announce`], with an entry in the flight
-    /// recorder.
-    pub(crate) fn announce(&self, row: u32, number: u32, importer: Option<OwnedFd>) -> bool {
-        let pid = importer.as_ref().and_then(|pidfd| identity::pid_behind(pidfd.as_fd())).unwrap_or(0);
-        let is_known = self.door.announce(row, number, importer);
-        if is_known {
-            self.ledger.record(Event::Announce { pid });
-        }
-        is_known
-    }
-
-    /// The exporter is gone, and somebody has memory of it open that is not freed yet: from here on this is asked itself when
-    /// that is freed.
+    /// The exporter is gone. If retired exports of it are leased, their memory may not be freed yet: from here on this object
+    /// itself is asked when that is freed.
     pub(crate) fn outlive_exporter(self: &Arc<Self>) {
         static ALONE: Global<Vec<(Arc<Exports>, Observing)>> = Global::new(Vec::new());
+        self.is_orphan.store(true, Ordering::SeqCst);
+        core::sync::atomic::fence(Ordering::SeqCst);
         if !self.may_be_leased() {
             return;
         }
@@ -179,7 +194,7 @@ impl Exports {
 
     pub(crate) fn lock_for_fork(&self) {
         self.left.lock_for_fork();
-        self.door.lock_for_fork();
+        self.leases.lock_for_fork();
         self.ledger.lock_for_fork();
     }
 
@@ -189,7 +204,7 @@ impl Exports {
         // SAFETY: passed on to the caller, here and below.
         unsafe { self.ledger.unlock_after_fork() };
         // SAFETY: as above.
-        unsafe { self.door.unlock_after_fork() };
+        unsafe { self.leases.unlock_after_fork() };
         // SAFETY: as above.
         unsafe { self.left.unlock_after_fork() };
     }
@@ -203,7 +218,7 @@ impl Leases for Exports {
         }
         let range = Range { base, size };
         let mut left = self.left.lock();
-        let (is_left, closed, natives) = left.sort_out(range, |one| self.door.is_leased(one.slot));
+        let (is_left, closed, natives) = left.sort_out(range, |one| self.is_open(one));
         self.count.store(left.pending(), Ordering::Release);
         drop(left);
         for One { slot, generation, range, region, .. } in closed {
@@ -212,7 +227,7 @@ impl Leases for Exports {
             step(Step::LeaseEnded);
         }
         if !natives.is_empty() {
-            // Who is told that nothing is leased may free the region at once, so its native export goes back before that. It
+            // The caller, told that nothing is leased, may free the region at once, so its native export goes back before that. It
             // may be in use as an export once more; then whoever ends that gives it back.
             let regions: Vec<Range> = natives.iter().map(|guard| left::whole(guard)).collect();
             drop(natives);

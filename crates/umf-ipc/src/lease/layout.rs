@@ -1,21 +1,29 @@
-//! What lies where in the door. `docs/leases.md` has the same tables with words.
+//! What lies where in a lease table, and the part of it that both sides map. `docs/leases.md` has the same tables.
 
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::os::fd::AsFd;
 
-/// `"UMFDOOR1"`, little-endian.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"UMFDOOR1");
+use crate::sys::SharedMapping;
+use crate::{Error, Result};
+
+/// `"UMFLEASE"`, little-endian.
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLEASE");
 /// The version that this code reads and writes.
-pub(super) const VERSION: u32 = 1;
-/// Parts begin at multiples of this, the largest page size that Linux has for small pages.
-pub(super) const ROW_ALIGN: u64 = 1 << 16;
-/// The largest row.
-pub(super) const MAX_STRIDE: u64 = crate::ledger::MAX_SLOTS as u64 * 8;
-/// The most rows: threads of importing processes.
+pub(super) const VERSION: u32 = 2;
+/// Parts begin at multiples of this, the largest base page size that Linux has.
+const ALIGN: u64 = 1 << 16;
+/// Bytes of a row before its words: room for ticket words.
+pub(super) const ROW_HEADER: u64 = ALIGN;
+/// The most bytes that the words of a row take.
+#[cfg(test)]
+const MAX_WORDS: u64 = crate::ledger::MAX_SLOTS as u64 * 8;
+/// The most rows.
 pub(super) const MAX_ROWS: u32 = 4096;
-/// A row is marked by its number modulo this.
+/// Bits of a slot's marks. Row `n` has bit `n % MARKS`.
 pub(super) const MARKS: u32 = 64;
 
-/// The first part. Written before the door's fd is known to anyone, but for `rows_used`.
+/// The first part, a field that is written often to a cache line. Written before the table's descriptor is known to any
+/// other process, but for the fields from `height` on.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Header {
@@ -24,75 +32,38 @@ pub(super) struct Header {
     pub rows: AtomicU32,
     pub nonce: [AtomicU64; 2],
     pub slots: AtomicU32,
-    /// Rows below this number have been used.
-    pub rows_used: AtomicU32,
+    pub height: Line<AtomicU32>,
+    pub search: Line<AtomicU32>,
+    pub events: Line<AtomicU64>,
+    pub dead: Line<AtomicU32>,
+    pub cleared: Line<AtomicU64>,
 }
 
-/// Whose a row is.
+/// A cache line of its own.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(super) struct Entry {
-    /// Phase and pid: [`State`].
-    pub state: AtomicU64,
-    /// Valid while the phase is used or announced.
-    pub start_time: AtomicU64,
-    pub pidfs_inode: AtomicU64,
+pub(super) struct Line<T>(pub T);
+
+/// The importer that owns a row, for people: nothing depends on it. Zeros if the row was given back.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Owner {
+    /// A random number that all rows of one importer have in common.
+    pub importer: AtomicU64,
+    /// Its process id in its own pid namespace.
+    pub pid: AtomicU32,
+    /// Its effective user id.
+    pub uid: AtomicU32,
+    /// Inode of its pid namespace, 0 if unknown.
+    pub pid_namespace: AtomicU64,
+    /// When it took the row, in nanoseconds since the machine was booted.
+    pub since: AtomicU64,
 }
 
-/// What an entry's first word says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct State(pub u64);
+const _: () = assert!(size_of::<Owner>() == 64 && size_of::<Header>() <= ALIGN as usize);
 
-impl State {
-    /// Nobody's; whatever its last owner left in the row.
-    pub(super) const FREE: Self = Self(0);
-    const CLAIMED: u64 = 1;
-    const USED: u64 = 2;
-    const ANNOUNCED: u64 = 3;
-
-    const fn new(phase: u64, pid: u32) -> Self {
-        Self(phase << 32 | pid as u64)
-    }
-
-    /// A process with this pid is about to make it its own; 0 if the pid means nothing to the producer.
-    pub(super) const fn claimed(pid: u32) -> Self {
-        Self::new(Self::CLAIMED, pid)
-    }
-
-    /// It belongs to the process with this pid.
-    pub(super) const fn used(pid: u32) -> Self {
-        Self::new(Self::USED, pid)
-    }
-
-    /// It belongs to a process that the producer cannot find by pid; the number is made up.
-    pub(super) const fn announced(number: u32) -> Self {
-        Self::new(Self::ANNOUNCED, number)
-    }
-
-    pub(super) const fn is_free(self) -> bool {
-        self.0 == Self::FREE.0
-    }
-
-    /// Its words count.
-    pub(super) const fn is_used(self) -> bool {
-        matches!(self.0 >> 32, Self::USED | Self::ANNOUNCED)
-    }
-
-    pub(super) const fn is_announced(self) -> bool {
-        self.0 >> 32 == Self::ANNOUNCED
-    }
-
-    /// The pid, where there is one.
-    pub(super) const fn pid(self) -> Option<u32> {
-        let pid = self.0 as u32;
-        if matches!(self.0 >> 32, Self::CLAIMED | Self::USED) && pid != 0 { Some(pid) } else { None }
-    }
-}
-
-const _: () = assert!(size_of::<Entry>() == 64 && size_of::<Header>() <= ROW_ALIGN as usize);
-
-/// Where the parts of a door are. It follows from the numbers of slots and rows alone, so that nobody has to believe
-/// what others may have written.
+/// Where the parts of a table are. This follows from the numbers of slots and rows alone, so that nothing in the table has to
+/// be believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub slots: u32,
@@ -100,8 +71,8 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// The door of a ledger with so many slots, as large as a file of `limit` bytes can be. `None` if not even two
-    /// importers fit.
+    /// The table of a ledger with so many slots, as large as a file of `limit` bytes can be. `None` if it would have fewer
+    /// than four rows.
     pub(super) fn within(slots: u32, limit: u64) -> Option<Self> {
         let mut shape = Self { slots, rows: MAX_ROWS };
         while shape.size() > limit {
@@ -113,26 +84,32 @@ impl Shape {
         Some(shape)
     }
 
-    pub(super) const fn entries(self) -> u64 {
-        ROW_ALIGN
+    pub(super) const fn owners(self) -> u64 {
+        ALIGN
     }
 
     pub(super) const fn marks(self) -> u64 {
-        (self.entries() + self.rows as u64 * size_of::<Entry>() as u64).next_multiple_of(ROW_ALIGN)
+        (self.owners() + self.rows as u64 * size_of::<Owner>() as u64).next_multiple_of(ALIGN)
     }
 
-    /// Size of a row, and of the marks.
-    pub(super) const fn stride(self) -> u64 {
-        (self.slots as u64 * 8).next_multiple_of(ROW_ALIGN)
+    /// Bytes of a row's words, and of the marks.
+    pub(super) const fn words(self) -> u64 {
+        (self.slots as u64 * 8).next_multiple_of(ALIGN)
     }
 
-    /// Where the rows begin: the size of what everybody maps.
-    pub(super) const fn front(self) -> u64 {
-        self.marks() + self.stride()
+    /// Where the rows begin: the size of the part that both sides map.
+    pub(super) const fn head(self) -> u64 {
+        self.marks() + self.words()
     }
 
+    /// Bytes of a row, its header included.
+    pub(super) const fn row_size(self) -> u64 {
+        ROW_HEADER + self.words()
+    }
+
+    /// Where a row begins. The lock of the row is that of this byte.
     pub(super) const fn row(self, number: u32) -> u64 {
-        self.front() + number as u64 * self.stride()
+        self.head() + number as u64 * self.row_size()
     }
 
     pub(super) const fn size(self) -> u64 {
@@ -140,7 +117,89 @@ impl Shape {
     }
 }
 
-/// The bit of a row in a slot's mark.
+/// The bit of a row in a slot's marks.
 pub(super) const fn mark(row: u32) -> u64 {
     1 << (row % MARKS)
+}
+
+/// Header, owners and marks of a table, mapped. Any process that can open the table writes there: each word is read once.
+#[derive(Debug)]
+pub(super) struct Head {
+    mapping: SharedMapping,
+    shape: Shape,
+}
+
+impl Head {
+    /// Maps the head of a table of this shape, which the file is known to have. Forked children do not get it.
+    pub(super) fn new(fd: impl AsFd, shape: Shape) -> Result<Self> {
+        let size = usize::try_from(shape.head()).unwrap_or(usize::MAX);
+        let mut mapping = SharedMapping::new(fd, size, true)
+            .map_err(|errno| Error::system("mmap of the lease table", errno))?;
+        mapping
+            .keep_from_children()
+            .map_err(|errno| Error::system("madvise(MADV_DONTFORK) of the lease table", errno))?;
+        // Reading a hole must not allocate a huge page of zeros.
+        mapping.use_small_pages();
+        Ok(Self { mapping, shape })
+    }
+
+    pub(super) const fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    pub(super) fn header(&self) -> &Header {
+        // SAFETY: the head of a table begins with a header; fields are atomics.
+        unsafe { self.mapping.base().cast().as_ref() }
+    }
+
+    /// The owner of a row, as it describes itself.
+    pub(super) fn owner(&self, row: u32) -> &Owner {
+        assert!(row < self.shape.rows, "a row of this table");
+        let offset = self.shape.owners() as usize + row as usize * size_of::<Owner>();
+        // SAFETY: the head has `rows` owners there; fields are atomics.
+        unsafe { self.mapping.base().add(offset).cast().as_ref() }
+    }
+
+    /// The marks of a slot: the rows in which it was opened.
+    #[inline]
+    pub(super) fn marks(&self, slot: u32) -> &AtomicU64 {
+        assert!(slot < self.shape.slots, "a slot of this table");
+        let offset = self.shape.marks() as usize + slot as usize * 8;
+        // SAFETY: the head has `slots` words there.
+        unsafe { self.mapping.base().add(offset).cast().as_ref() }
+    }
+
+    /// The height: rows from this number on have never counted anything.
+    pub(super) fn height(&self) -> u32 {
+        self.header().height.0.load(Ordering::SeqCst).min(self.shape.rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_do_not_overlap_and_fit_the_limit() {
+        assert_eq!(Shape { slots: crate::ledger::MAX_SLOTS, rows: 4 }.words(), MAX_WORDS);
+        for slots in [1, 1024, crate::ledger::MAX_SLOTS] {
+            let mut before = 0;
+            for bits in 12..48 {
+                let limit = 1 << bits;
+                let Some(shape) = Shape::within(slots, limit) else {
+                    assert_eq!(before, 0);
+                    continue;
+                };
+                assert!(
+                    shape.size() <= limit && (4..=MAX_ROWS).contains(&shape.rows) && shape.rows >= before
+                );
+                assert!(shape.head() > shape.marks() && shape.marks() > shape.owners());
+                assert!(shape.owners() + u64::from(shape.rows) * size_of::<Owner>() as u64 <= shape.marks());
+                assert!(shape.marks() + u64::from(shape.slots) * 8 <= shape.row(0));
+                assert_eq!(shape.row(shape.rows), shape.size());
+                before = shape.rows;
+            }
+            assert_eq!(before, MAX_ROWS);
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! [`Left`]: retired exports that somebody has open still, found by the memory that they are of.
+//! [`Left`]: retired exports that are still open elsewhere, found by their memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use umf_core::Address;
 
+use super::Scan;
 use crate::exporter::NativeGuard;
 
 /// A range of memory.
@@ -37,6 +38,10 @@ pub(super) struct One {
     pub generation: u64,
     pub range: Range,
     pub region: u64,
+    /// Where its leases are looked for next.
+    pub scan: Scan,
+    /// A device may have imported the memory.
+    pub is_device: bool,
     /// It counts among those that keep the region's native export. [`Left::add`] decides.
     pub has_native: bool,
 }
@@ -107,12 +112,12 @@ impl Left {
     pub(super) fn sort_out(
         &mut self,
         range: Range,
-        is_open: impl Fn(&One) -> bool,
+        is_open: impl Fn(&mut One) -> bool,
     ) -> (bool, Vec<One>, Vec<Arc<NativeGuard>>) {
         let (mut closed, mut natives) = (Vec::new(), Vec::new());
         let mut is_left = self.returning.iter().any(|whole| whole.meets(range));
         let mut look = |some: &mut Vec<One>| {
-            some.retain(|one| {
+            some.retain_mut(|one| {
                 let meets = one.range.meets(range);
                 let stays = !meets || is_open(one);
                 is_left |= meets && stays;
@@ -231,17 +236,25 @@ mod tests {
                 let base = Address::from_bits(whole.base.to_bits() + (block << 16));
                 let range = if is_region { whole } else { Range { base, size: 1 << 16 } };
                 let region_id = guards[region as usize].region.id().get();
-                let one = One { slot, generation: 1, range, region: region_id, has_native: false };
+                let one = One {
+                    slot,
+                    generation: 1,
+                    range,
+                    region: region_id,
+                    scan: Scan::default(),
+                    is_device: false,
+                    has_native: false,
+                };
                 left.add(one, is_region, Some(&guards[region as usize]));
                 list.push(one);
             }
             for (region, block, size, open) in asked {
                 let range = Range { base: Address::from_bits(((region + 1) << 20) + (block << 16)), size };
-                let is_open = |one: &One| one.slot % 8 != u32::from(open) % 8;
+                let is_open = |one: &mut One| one.slot % 8 != u32::from(open) % 8;
                 let before: Vec<_> = list.iter().map(|one| one.region).collect();
                 let mut expected: Vec<u32> =
-                    list.iter().filter(|one| one.range.meets(range) && !is_open(one)).map(|one| one.slot).collect();
-                list.retain(|one| !one.range.meets(range) || is_open(one));
+                    list.iter_mut().filter_map(|one| (one.range.meets(range) && !is_open(one)).then_some(one.slot)).collect();
+                list.retain_mut(|one| !one.range.meets(range) || is_open(one));
                 let (is_left, closed, natives) = left.sort_out(range, is_open);
                 let mut closed: Vec<u32> = closed.iter().map(|one| one.slot).collect();
                 closed.sort_unstable();

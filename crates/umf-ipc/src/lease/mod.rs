@@ -1,37 +1,32 @@
-//! Leases: who has what open, so that freed memory is not used again while another process uses it.
+//! Leases: which exports importers have open, so that freed memory is not used again while another process uses it.
 //!
-//! A lease is held from open to close. Beside its ledger a producer has a *door*: a file that importers may write. Each
-//! thread of an importing process has a row there, one word per ledger slot, which it alone writes: how often it has that
-//! export open. Opening is a store in the row, a fence, and a look at the generation in the ledger; whoever frees changes
-//! the generation, and after a fence adds up the words of the slot. One of both sees the other.
+//! A lease lasts from open to close. Beside its ledger a producer has a *lease table*: a file that importers may write. An
+//! importer owns one or a few rows of it, each with one word per ledger slot, which counts how often the importer has that
+//! export open. To open is to add one to the word and then to load the slot's generation in the ledger. To free is to retire
+//! the generation and then to load the words of the slot. Of the two at least one sees the other.
 //!
-//! | in the door | written by | says |
+//! | part of the table | written by | says |
 //! |---|---|---|
-//! | header | the producer | whose door it is, and its shape |
-//! | entries, one per row | whoever claims the row | which process's row it is |
-//! | marks, one word per slot | importers, when they first open a slot | which rows (modulo 64) to look at: what nobody ever opened costs one load |
-//! | rows | one thread each | how often the slot is open |
+//! | header | the producer; `height` by importers | which producer's it is, its shape, how many rows have counted |
+//! | owners, one per row | importers | for people: which process owns the row |
+//! | marks, one word per slot | importers set bits, the producer clears them | in which rows (modulo 64) the slot was opened |
+//! | rows | their owners; the producer if the owner has ended | how often each slot is open |
 //!
-//! An importer that dies need not say so: whoever frees something that it has open asks the kernel about it. An entry names
-//! the process by pid, pidfs inode and start time; one in another pid namespace, which the producer cannot ask for by
-//! number, announces itself on the producer's socket.
+//! The kernel says whether the owner of a row lives: the owner holds a lock on the row's first byte, which belongs to its
+//! mapping of the row (`sys/locks.rs`). No count is a sum over rows, and no word goes below zero.
 //!
-//! Everything in the door can be written by any process that may open it, so the producer believes none of it further than
-//! this: that memory is still in use. `docs/leases.md` says what follows from that.
+//! Every process that can open the table can write all of it. The producer believes no more of it than that memory is still in
+//! use. `docs/leases.md` has the protocol step by step; `tests/models` explores its interleavings.
 
-mod door;
 mod exports;
-mod front;
 mod layout;
 mod left;
-mod owner;
-mod row;
+mod rows;
 mod table;
 
-pub(crate) use door::Door;
 pub(crate) use exports::{Exported, Exports, Quick};
-pub(crate) use row::{Lease, Ranges};
-pub(crate) use table::{LeaseTable, Producer};
+pub(crate) use rows::{ImporterLeases, Lease, Producer, REOPENING};
+pub(crate) use table::{LeaseTable, Scan};
 
 #[cfg(test)]
 mod tests;

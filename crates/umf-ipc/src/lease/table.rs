@@ -1,398 +1,291 @@
-//! [`LeaseTable`]: the importer's side of one producer's door.
+//! [`LeaseTable`]: the producer's side.
 
-use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::os::fd::{AsRawFd, OwnedFd};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::HashSet;
 use rustix::fs::SealFlags;
-use umf_core::fork;
 use umf_core::lock::Lock;
+use umf_core::metadata::Chunks;
 use umf_core::step::{Step, step};
-use umf_core::thread::{self, ThreadIndex};
 
-use super::front::Front;
-use super::layout::{MAGIC, Shape, State, VERSION, mark};
-use super::owner::Owner;
-use super::row::{Lease, Ranges, Row, Thread, Words};
-use crate::identity::{Nonce, ProcessIdentity};
-use crate::ledger::MAX_SLOTS;
-use crate::{Error, Result, protocol, sys};
+use super::layout::{Head, MAGIC, MARKS, ROW_HEADER, Shape, VERSION};
+use crate::identity::Nonce;
+use crate::sys::{self, Locks, Reopened, SharedMapping};
+use crate::{Error, Result, protocol};
 
-/// How many rows of others are asked about before a row is used that never was.
-const ASKED: u32 = 4;
-/// How many opens by threads without a row go by before one looks for a row again, after there was none. (Looking asks for
-/// every process that has one.)
-const OPENS_BETWEEN: u32 = 1024;
+/// How long after the end of an importer a device may still write to what it had open, in nanoseconds. The kernel unmaps a
+/// process's memory, and so drops its locks, before it closes the descriptors of its devices.
+const DEVICE_GRACE: u64 = 100_000_000;
 
-/// The leases of this process on the exports of one producer.
+/// The producer's side of its lease table.
 #[derive(Debug)]
 pub(crate) struct LeaseTable {
-    pid: u32,
-    fd: OwnedFd,
-    front: Front,
-    ranges: Arc<Ranges>,
-    rows: Lock<HashMap<Thread, Row>>,
-    /// Where threads may find the words of their rows without the lock: see [`Words::known`].
-    own: [AtomicPtr<AtomicU64>; 64],
-    /// Opens until a thread looks for a row again. Written under the lock of `rows`.
-    pause: AtomicU32,
-    /// What the entries of this process say.
-    owner: Owner,
-    /// The process that made it, as [`fork::generation`] counts.
-    generation: u32,
+    fd: Arc<OwnedFd>,
+    head: Head,
+    /// By row: where its words are mapped, once they were read.
+    rows: Chunks<AtomicPtr<AtomicU64>>,
+    mappings: Lock<Vec<SharedMapping>>,
+    /// Held by the thread that clears a row. All threads share one description, so that the kernel's lock of the row does not
+    /// keep them apart.
+    clearing: Lock<()>,
 }
 
-/// How to find the producer of a door.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Producer {
-    pub pid: u32,
-    pub nonce: Nonce,
-    /// Numbers that the producer's ledger, which only it can write, has.
-    pub slots: u32,
-    pub rows: u32,
-    /// Whether it finds this process by its pid.
-    pub same_pid_namespace: bool,
+/// What remains to be looked at before the memory of a retired export can be used again.
+///
+/// A row that was seen at zero or without an owner after the export was retired cannot hold a valid lease of it any more, so a
+/// scan goes on where it stopped.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Scan {
+    marks: u64,
+    height: u32,
+    row: u32,
 }
 
 impl LeaseTable {
-    /// Maps what should be a producer's door, and checks that it is. `identity` is this process's.
-    pub(crate) fn open(
-        fd: OwnedFd,
-        producer: Producer,
-        identity: ProcessIdentity,
-        ranges: Arc<Ranges>,
-    ) -> Result<Self> {
-        let pid = producer.pid;
-        let misbehaved = |what| Error::Misbehaved { pid, what };
-        let system = |call| move |errno| Error::system(call, errno);
-        // First of all, because it is the one question that no file system answers.
-        match sys::seals(&fd) {
-            Ok(seals) if seals.contains(SealFlags::SHRINK | SealFlags::GROW) => {}
-            _ => return Err(misbehaved("its door is not sealed as one is")),
-        }
-        if sys::filesystem(&fd).map_err(system("fstatfs of the lease table"))? != sys::TMPFS_MAGIC {
-            return Err(misbehaved("its door is no shared memory"));
-        }
-        if producer.slots > MAX_SLOTS {
-            return Err(misbehaved("its ledger has more slots than one can have"));
-        }
-        let shape = Shape { slots: producer.slots, rows: producer.rows.min(super::layout::MAX_ROWS) };
-        let size = sys::size(&fd).map_err(system("fstat of the lease table"))?;
-        if shape.rows == 0 || size != shape.size() {
-            return Err(misbehaved("its door has another size than its ledger says"));
-        }
-        let front = Front::new(&fd, shape)?;
-        step(Step::TableMapped);
-        if identity.start_time == 0 && identity.pidfs_inode == 0 {
-            // Then the producer must not be able to know better (on an old kernel, without `/proc`).
-            let own = sys::pidfd_open(identity.pid).map_err(system("pidfd_open of this process"))?;
-            if crate::identity::pidfs_inode(&own).is_some() {
-                return Err(Error::system("statx of this process's pidfd", rustix::io::Errno::AGAIN));
-            }
-        }
-        let state = if producer.same_pid_namespace {
-            State::used(identity.pid)
-        } else {
-            let random = sys::random().map_err(system("getrandom"))?;
-            State::announced(u32::from_le_bytes([random[0], random[1], random[2], random[3]]))
-        };
-        let table = Self {
-            pid,
-            fd,
-            front,
-            ranges,
-            rows: Lock::new(HashMap::new()),
-            own: [const { AtomicPtr::new(ptr::null_mut()) }; 64],
-            pause: AtomicU32::new(0),
-            owner: Owner { state, start_time: identity.start_time, pidfs_inode: identity.pidfs_inode },
-            generation: fork::generation(),
-        };
-        let header = table.front.header();
-        let nonce = [0, 1].map(|half: usize| header.nonce[half].load(Ordering::Relaxed));
-        if header.magic.load(Ordering::Acquire) != MAGIC
-            || header.version.load(Ordering::Relaxed) != VERSION
-            || nonce != producer.nonce.halves()
-        {
-            return Err(misbehaved("its door is another producer's"));
-        }
-        // Now, since there may be none left when another thread closes what this one opened.
-        table.row(&mut table.rows.lock(), None)?;
-        Ok(table)
+    /// The table of a ledger with this nonce and so many slots.
+    pub(crate) fn new(slots: u32, nonce: Nonce) -> Result<Self> {
+        Self::within(slots, nonce, sys::file_size_limit())
     }
 
-    /// As if it were another process's.
-    #[cfg(test)]
-    pub(super) fn pose_as(&mut self, owner: Owner) {
-        for row in self.rows.lock().values() {
-            let entry = self.front.entry(row.number);
-            entry.start_time.store(owner.start_time, Ordering::Relaxed);
-            entry.pidfs_inode.store(owner.pidfs_inode, Ordering::Relaxed);
-            entry.state.store(owner.state.0, Ordering::Release);
+    /// One that fits into a file of `limit` bytes.
+    pub(super) fn within(slots: u32, nonce: Nonce, limit: u64) -> Result<Self> {
+        let shape = Shape::within(slots, limit).ok_or(Error::System {
+            call: "ftruncate of the lease table",
+            errno: rustix::io::Errno::FBIG,
+            hint: "; raise RLIMIT_FSIZE (ulimit -f)",
+        })?;
+        let fd =
+            sys::memfd("umf-leases", shape.size()).map_err(|errno| Error::system("memfd_create", errno))?;
+        step(Step::LeaseTableFileMade);
+        sys::reserve(&fd, 0, shape.marks())
+            .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
+        // That the kernel has such locks is found out here, and not at the first free.
+        Locks::of_file(&fd).is_write_locked(shape.row(0)).map_err(|errno| Error::System {
+            call: "fcntl(F_OFD_GETLK) of the lease table",
+            errno,
+            hint: "; umf needs open file description locks (Linux 3.15 and later)",
+        })?;
+        let head = Head::new(&fd, shape)?;
+        step(Step::LeaseTableMapped);
+        sys::add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(|errno| Error::system("sealing of the lease table", errno))?;
+        let header = head.header();
+        header.version.store(VERSION, Ordering::Relaxed);
+        header.rows.store(shape.rows, Ordering::Relaxed);
+        header.slots.store(shape.slots, Ordering::Relaxed);
+        for (word, half) in header.nonce.iter().zip(nonce.halves()) {
+            word.store(half, Ordering::Relaxed);
         }
-        self.owner = owner;
+        header.magic.store(MAGIC, Ordering::Release);
+        step(Step::LeaseTableMade);
+        Ok(Self {
+            fd: Arc::new(fd),
+            head,
+            rows: Chunks::new(),
+            mappings: Lock::new(Vec::new()),
+            clearing: Lock::new(()),
+        })
     }
 
-    /// Whether it was made in this process, and not in one that this is a forked child of.
+    pub(crate) fn raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// The table's descriptor, which importers must not lock through.
+    pub(crate) const fn shared_fd(&self) -> &Arc<OwnedFd> {
+        &self.fd
+    }
+
+    /// A description of the table for one importer, to which it is sent.
+    pub(crate) fn reopen(&self) -> sys::Result<Reopened> {
+        Reopened::of(self.fd.as_fd(), sys::identity(&self.fd)?)
+    }
+
+    /// How many rows there are, which the ledger says.
+    pub(crate) const fn rows(&self) -> u32 {
+        self.head.shape().rows
+    }
+
+    /// Gives the marks of some slots their memory, before these slots are used.
+    pub(crate) fn reserve(&self, first: u32, count: u32) -> Result<()> {
+        sys::reserve(&self.fd, self.head.shape().marks() + u64::from(first) * 8, u64::from(count) * 8)
+            .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
+        step(Step::LeaseTableGrown);
+        Ok(())
+    }
+
+    /// Begins to look for leases of a slot whose export was just retired. `None` if it never was open: one load.
     #[inline]
-    pub(crate) fn belongs_here(&self) -> bool {
-        self.generation == fork::generation()
-    }
-
-    /// In a forked child, in which the table is leaked.
-    ///
-    /// # Safety
-    /// Nobody else closes the fd: it is called once, and the table is never dropped here.
-    pub(crate) unsafe fn close_in_child(&self) {
-        // SAFETY: passed on to the caller.
-        unsafe { sys::close_inherited(self.fd.as_raw_fd()) };
-        step(Step::TableAbandoned);
-    }
-
-    /// The producer's.
-    pub(crate) const fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    /// The fds that it holds open.
-    pub(crate) const fn fds(&self) -> u64 {
-        1
-    }
-
-    /// If the producer cannot find this process by its pid: which row announces it, and under which number.
-    pub(crate) fn announcement(&self) -> Result<Option<(u32, u32)>> {
-        if !self.owner.state.is_announced() {
-            return Ok(None);
+    pub(crate) fn scan(&self, slot: u32) -> Option<Scan> {
+        match self.head.marks(slot).load(Ordering::SeqCst) {
+            0 => None,
+            marks => Some(Scan { marks, height: self.head.height(), row: 0 }),
         }
-        let row = self.row(&mut self.rows.lock(), None)?.number;
-        Ok(Some((row, self.owner.state.0 as u32)))
     }
 
-    /// Counts an open of the export in `slot`, which the ledger has, in the calling thread's row if it has one: `true` with
-    /// the lease. If there is no place to count, it does not open.
-    ///
-    /// Whether the export is current has to be looked at afterwards.
-    pub(crate) fn take(&self, slot: u32) -> Result<(Lease, bool)> {
-        let thread = thread::current();
-        let known = thread.and_then(|thread| self.known(slot, thread));
-        if let Some(lease) = known.or_else(|| self.sought(slot, thread?)) {
-            // SAFETY: the word lies in a row of this table; only this thread writes it.
-            protocol::lease(unsafe { lease.word().as_ref() });
-            step(Step::LeaseCounted);
-            return Ok((lease, true));
-        }
-        let lease = self.lease(&mut self.rows.lock(), None, slot)?;
-        // SAFETY: the word lies in a row of this table.
-        protocol::lease_for_all(unsafe { lease.word().as_ref() });
-        step(Step::LeaseCountedForAll);
-        Ok((lease, false))
-    }
-
-    /// The word of a slot in the calling thread's own row, which it gets if it has none, if it can have one.
-    fn sought(&self, slot: u32, thread: ThreadIndex) -> Option<Lease> {
-        let number = Some(thread.get());
-        let mut rows = self.rows.lock();
-        if !self.has_or_seeks_row(&rows, number) {
-            return None;
-        }
-        match self.lease(&mut rows, number, slot) {
-            Ok(lease) => {
-                if let Some(row) = rows.get(&number) {
-                    self.own(thread).store(row.words().pointer().as_ptr(), Ordering::Relaxed);
-                }
-                Some(lease)
+    /// Whether a living process has the retired export of `slot` open. A no is final: then the scan is complete, and the slot
+    /// can be used again.
+    pub(crate) fn is_leased(&self, slot: u32, scan: &mut Scan) -> bool {
+        while scan.row < scan.height {
+            let Some(row) = next_marked(scan) else { break };
+            scan.row = row;
+            match self.word(row, slot) {
+                Some(word) if word.load(Ordering::SeqCst) == 0 => {}
+                Some(_) if self.clear_dead(row) => {}
+                // Leased, or not to be read now.
+                _ => return true,
             }
-            Err(error) => {
-                tracing::debug!(%error, "this thread has no lease row of its own");
-                self.pause.store(OPENS_BETWEEN, Ordering::Relaxed);
+            scan.row += 1;
+        }
+        protocol::clear_marks(self.head.marks(slot));
+        false
+    }
+
+    /// Whether a device of an importer that ended a moment ago may still write to what it had open.
+    pub(crate) fn is_in_device_grace(&self) -> bool {
+        let cleared = self.head.header().cleared.0.load(Ordering::Relaxed);
+        let now = sys::boot_time();
+        // Importers write there too: a time to come is nonsense.
+        cleared <= now && now - cleared < DEVICE_GRACE && cleared != 0
+    }
+
+    /// The words of a row begin with the first slot's.
+    fn word(&self, row: u32, slot: u32) -> Option<&AtomicU64> {
+        let place = self.rows.get_or_grow(row).ok()?;
+        let mut base = place.load(Ordering::Acquire);
+        if base.is_null() {
+            base = self.map_row(row, place)?.as_ptr();
+        }
+        // SAFETY: `base` is the mapping of a row's words, which has one for each slot and stays as long as the table; callers
+        // have checked the slot.
+        Some(unsafe { &*base.add(slot as usize) })
+    }
+
+    #[cold]
+    fn map_row(&self, row: u32, place: &AtomicPtr<AtomicU64>) -> Option<NonNull<AtomicU64>> {
+        let mut mappings = self.mappings.lock();
+        if let Some(known) = NonNull::new(place.load(Ordering::Acquire)) {
+            return Some(known);
+        }
+        let shape = self.head.shape();
+        let size = usize::try_from(shape.words()).ok()?;
+        let mapped =
+            SharedMapping::at(&self.fd, shape.row(row) + ROW_HEADER, size, false).and_then(|mut mapping| {
+                mapping.keep_from_children()?;
+                mapping.use_small_pages();
+                Ok(mapping)
+            });
+        match mapped {
+            Ok(mapping) => {
+                let base = mapping.base().cast();
+                mappings.push(mapping);
+                place.store(base.as_ptr(), Ordering::Release);
+                step(Step::LeaseRowMapped);
+                Some(base)
+            }
+            Err(errno) => {
+                tracing::warn!(
+                    %errno,
+                    row,
+                    "cannot map a row of the lease table: memory that its importer may have open is not used again"
+                );
                 None
             }
         }
     }
 
-    /// Where the words of the thread's row may be: threads share the places.
-    #[inline]
-    fn own(&self, thread: ThreadIndex) -> &AtomicPtr<AtomicU64> {
-        &self.own[thread.get() as usize % self.own.len()]
-    }
-
-    /// The word of a slot in the calling thread's own row, marked, if it is known by now: without a lock.
-    #[inline]
-    fn known(&self, slot: u32, thread: ThreadIndex) -> Option<Lease> {
-        let words = NonNull::new(self.own(thread).load(Ordering::Relaxed))?;
-        // SAFETY: stored by `take`; the table keeps `ranges` alive.
-        let words = unsafe { Words::from_pointer(words) };
-        let (lease, row) = words.known(slot, thread.get(), self)?;
-        self.mark(slot, row);
-        Some(lease)
-    }
-
-    /// Says in the door that the row may have something of the slot. Before it has.
-    fn mark(&self, slot: u32, row: u32) {
-        if protocol::mark(self.front.marks(slot), mark(row)) {
-            step(Step::LeaseMarked);
-        }
-    }
-
-    fn has_or_seeks_row(&self, rows: &HashMap<Thread, Row>, thread: Thread) -> bool {
-        if rows.contains_key(&thread) {
-            return true;
-        }
-        let pause = self.pause.load(Ordering::Relaxed);
-        self.pause.store(pause.saturating_sub(1), Ordering::Relaxed);
-        pause == 0
-    }
-
-    /// Takes back in another thread what [`LeaseTable::take`] counted.
+    /// Clears a row that no living importer owns, under its lock. `false` if it has an owner, or got one meanwhile.
     #[cold]
-    pub(super) fn give_back_elsewhere(&self, slot: u32) {
-        match self.lease(&mut self.rows.lock(), None, slot) {
-            Ok(lease) => {
-                // SAFETY: the row stays as long as the table.
-                protocol::give_back_for_all(unsafe { lease.word().as_ref() });
-                step(Step::LeaseGivenBackForAll);
+    fn clear_dead(&self, row: u32) -> bool {
+        let shape = self.head.shape();
+        let _clearing = self.clearing.lock();
+        let locks = Locks::of_file(&self.fd);
+        match locks.try_write_lock(shape.row(row)) {
+            Ok(true) => {}
+            Ok(false) => return false,
+            Err(errno) => {
+                tracing::warn!(%errno, row, "cannot lock a row of the lease table: it counts as leased");
+                return false;
             }
-            // No row is left for this process, or no memory for the word.
-            Err(error) => {
-                tracing::error!(%error, slot, "a lease cannot be given back before this process ends")
+        }
+        step(Step::DeadRowLocked);
+        // Before the words: a scan that finds them zero finds the time as well.
+        self.head.header().cleared.0.fetch_max(sys::boot_time(), Ordering::SeqCst);
+        let cleared = sys::punch(&self.fd, shape.row(row) + ROW_HEADER, shape.words());
+        if cleared.is_ok() {
+            self.head.owner(row).importer.store(0, Ordering::Relaxed);
+        }
+        step(Step::DeadRowCleared);
+        let unlocked = locks.unlock(shape.row(row));
+        step(Step::DeadRowUnlocked);
+        match cleared.and(unlocked) {
+            Ok(()) => true,
+            Err(errno) => {
+                tracing::warn!(%errno, row, "cannot clear a row of an ended importer: it counts as leased");
+                false
             }
         }
     }
 
-    fn lease(&self, rows: &mut HashMap<Thread, Row>, thread: Thread, slot: u32) -> Result<Lease> {
-        let row = self.row(rows, thread)?;
-        let lease = row.lease(slot, self)?;
-        self.mark(slot, row.number);
-        Ok(lease)
+    /// How many importers have rows, as far as these say.
+    pub(crate) fn importers(&self) -> usize {
+        let numbers =
+            (0..self.head.height()).map(|row| self.head.owner(row).importer.load(Ordering::Relaxed));
+        numbers.filter(|&number| number != 0).collect::<HashSet<_>>().len()
     }
 
-    fn row<'r>(&self, rows: &'r mut HashMap<Thread, Row>, thread: Thread) -> Result<&'r mut Row> {
-        use hashbrown::hash_map::Entry as Place;
-        match rows.entry(thread) {
-            Place::Occupied(known) => Ok(known.into_mut()),
-            Place::Vacant(place) => Ok(place.insert(self.claim(thread)?)),
-        }
+    pub(crate) fn lock_for_fork(&self) {
+        self.mappings.lock_for_fork();
+        self.clearing.lock_for_fork();
     }
 
-    /// Makes a row of the door this process's own.
-    fn claim(&self, thread: Thread) -> Result<Row> {
-        step(Step::RowClaiming);
-        let number = self.claim_entry(thread)?;
-        step(Step::RowClaimed);
-        let entry = self.front.entry(number);
-        let (offset, stride) = (self.front.shape().row(number), self.front.shape().stride());
-        let size = usize::try_from(stride).unwrap_or(usize::MAX);
-        let emptied = sys::punch(&self.fd, offset, stride);
-        step(Step::RowEmptied);
-        let row = emptied
-            .map_err(|errno| Error::system("fallocate of a lease row", errno))
-            .and_then(|()| Row::show(number, thread, (&self.fd, offset, size), &self.ranges));
-        match row {
-            Ok(row) => {
-                entry.start_time.store(self.owner.start_time, Ordering::Relaxed);
-                entry.pidfs_inode.store(self.owner.pidfs_inode, Ordering::Relaxed);
-                entry.state.store(self.owner.state.0, Ordering::Release);
-                step(Step::RowUsed);
-                Ok(row)
-            }
-            Err(error) => {
-                entry.state.store(State::FREE.0, Ordering::Release);
-                Err(error)
-            }
-        }
+    /// # Safety
+    /// [`LeaseTable::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
+    pub(crate) unsafe fn unlock_after_fork(&self) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.clearing.unlock_after_fork() };
+        // SAFETY: as above.
+        unsafe { self.mappings.unlock_after_fork() };
     }
 
-    /// The number of an entry that is claimed by this process and by nobody else.
+    /// In a forked child, which does not touch the table any more: closes its descriptor.
     ///
-    /// Rows of single threads come from the first half alone: whatever number of threads the first processes have, there is
-    /// a row left for each other process, and one to give back in what another thread took.
-    fn claim_entry(&self, thread: Thread) -> Result<u32> {
-        let end = if thread.is_some() { self.front.shape().rows / 2 } else { self.front.shape().rows };
-        // Others ask by pid whether who claims has ended: not one whose pid means nothing to them.
-        let claimed = State::claimed(if self.owner.state.is_announced() { 0 } else { sys::pid() });
-        let claim = |row: u32, from: State| {
-            let state = &self.front.entry(row).state;
-            state.compare_exchange(from.0, claimed.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        };
-        let used = self.front.used().min(end);
-        let state = |row: u32| State(self.front.entry(row).state.load(Ordering::Acquire));
-        for row in 0..used {
-            // Read once: what is claimed is what was seen to be free.
-            let found = state(row);
-            if found.is_free() && claim(row, found) {
-                return Ok(row);
-            }
-        }
-        // Then those of processes that ended without a word. A few at a time, unless there is nothing else (a thread can do
-        // without); each time others, so that they do not pile up.
-        let start = sys::pid() % used.max(1);
-        let asked = if used < end || thread.is_some() { ASKED } else { used };
-        for row in (start..used).chain(0..start).take(asked as usize) {
-            let found = state(row);
-            if self.has_ended(row, found) && claim(row, found) {
-                step(Step::RowTakenOver);
-                return Ok(row);
-            }
-        }
-        for row in used..end {
-            self.front.header().rows_used.fetch_max(row + 1, Ordering::AcqRel);
-            step(Step::RowAdded);
-            let found = state(row);
-            if found.is_free() && claim(row, found) {
-                return Ok(row);
-            }
-        }
-        Err(Error::LimitReached {
-            what: "importers that one producer can tell apart",
-            limit: u64::from(end),
-            setting: "open its handles in fewer processes",
-        })
-    }
-
-    /// Whether a row's process has ended. In another pid namespace nobody but the producer can tell.
-    fn has_ended(&self, row: u32, state: State) -> bool {
-        if self.owner.state.is_announced() || state.pid().is_none() {
-            return false;
-        }
-        let owner = Owner::of(self.front.entry(row));
-        // Not if it is another's meanwhile.
-        owner.state == state && owner.find().is_none()
-    }
-
-    /// Gives the rows back. Nothing is open any more that is counted there.
-    fn close(&mut self) {
-        let own = self.owner.state;
-        let claimed = State::claimed(own.pid().unwrap_or(0));
-        for (_, row) in self.rows.lock().drain() {
-            let state = &self.front.entry(row.number).state;
-            let change = |from: State, to: State| {
-                state.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            };
-            // Not if the producer took it back, believing this process ended: then it is another's to write.
-            let is_own = change(own, claimed);
-            if is_own {
-                // Whoever claims it next empties it again: this is for the memory's sake.
-                let _ = sys::punch(&self.fd, self.front.shape().row(row.number), self.front.shape().stride());
-            }
-            step(Step::RowClosing);
-            row.hide(&self.ranges);
-            if is_own {
-                change(claimed, State::FREE);
-            }
-            step(Step::RowClosed);
-        }
+    /// # Safety
+    /// As [`LeaseTable::unlock_after_fork`], and the table is leaked in this process.
+    pub(crate) unsafe fn abandon_in_child(&self) {
+        // SAFETY: nothing else closes it, as the table is leaked.
+        unsafe { sys::close_inherited(self.fd.as_raw_fd()) };
+        step(Step::LeaseTableAbandoned);
     }
 }
 
-impl Drop for LeaseTable {
-    fn drop(&mut self) {
-        if self.belongs_here() {
-            self.close();
-        } else {
-            // The parent's rows: not here, and not this process's to give back.
-            for (_, row) in self.rows.lock().drain() {
-                core::mem::forget(row);
+/// The first row from `scan.row` on whose bit is set, if it is below the height.
+fn next_marked(scan: &Scan) -> Option<u32> {
+    // Rotated, so that bit 0 is that of `scan.row`.
+    let bits = scan.marks.rotate_right(scan.row % MARKS);
+    let row = scan.row.checked_add(bits.trailing_zeros())?;
+    (bits != 0 && row < scan.height).then_some(row)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scan_visits_every_row_whose_bit_is_set() {
+        for marks in [1, 1 << 63, 0b1010, u64::MAX, 1 << 7 | 1 << 40] {
+            for height in [0, 1, 5, 64, 65, 200] {
+                let mut scan = Scan { marks, height, row: 0 };
+                let mut visited = Vec::new();
+                while let Some(row) = next_marked(&scan) {
+                    visited.push(row);
+                    scan.row = row + 1;
+                }
+                let expected: Vec<u32> = (0..height).filter(|row| marks >> (row % MARKS) & 1 == 1).collect();
+                assert_eq!(visited, expected, "{marks:#x} {height}");
             }
         }
     }

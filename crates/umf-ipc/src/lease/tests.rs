@@ -1,436 +1,386 @@
-mod rows;
-
-use super::layout::{Entry, MARKS, Shape, State};
-use super::owner::Owner;
-use super::*;
-use crate::identity::{self, Nonce, ProcessIdentity};
-use crate::sys::{self, SharedMapping};
-use crate::{Error, Result};
-use proptest::prelude::*;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::Barrier;
 use std::sync::atomic::Ordering;
-use umf_core::thread;
+
+use proptest::prelude::*;
+
+use super::layout::{MARKS, Owner, ROW_HEADER, Shape};
+use super::*;
+use crate::identity::Nonce;
+use crate::sys::{self, Locks, SharedMapping};
+use crate::{Error, Result};
 
 const SLOTS: u32 = 1024;
 
-fn door() -> Door {
-    let door = Door::new(SLOTS, Nonce::from_bytes(*b"a door's ledger.")).unwrap();
-    door.reserve(0, SLOTS).unwrap();
-    door
+fn nonce() -> Nonce {
+    Nonce::from_bytes(*b"a ledger's nonce")
 }
 
-/// One with this many rows.
-fn small_door(rows: u32) -> Door {
-    let limit = Shape { slots: SLOTS, rows }.size();
-    let door = Door::within(SLOTS, Nonce::from_bytes(*b"a door's ledger."), limit).unwrap();
-    assert_eq!(door.rows(), rows);
-    door.reserve(0, SLOTS).unwrap();
-    door
+/// A table with this many rows.
+fn small_table(rows: u32) -> LeaseTable {
+    let table = LeaseTable::within(SLOTS, nonce(), Shape { slots: SLOTS, rows }.size()).unwrap();
+    assert_eq!(table.rows(), rows);
+    table.reserve(0, SLOTS).unwrap();
+    table
 }
 
-fn fd(door: &Door) -> OwnedFd {
-    door.shared_fd().as_fd().try_clone_to_owned().unwrap()
+fn table() -> LeaseTable {
+    small_table(64)
 }
 
-fn producer(door: &Door) -> Producer {
-    Producer {
-        pid: std::process::id(),
-        nonce: Nonce::from_bytes(*b"a door's ledger."),
-        slots: SLOTS,
-        rows: door.rows(),
-        same_pid_namespace: true,
-    }
+fn fd(table: &LeaseTable) -> OwnedFd {
+    table.shared_fd().as_fd().try_clone_to_owned().unwrap()
 }
 
-fn try_table(door: &Door) -> Result<Box<LeaseTable>> {
-    LeaseTable::open(fd(door), producer(door), ProcessIdentity::current(), Arc::default()).map(Box::new)
+fn producer(table: &LeaseTable) -> Producer {
+    Producer { pid: std::process::id(), nonce: nonce(), slots: SLOTS, rows: table.rows() }
 }
 
-/// A table of this process. In a box: leases know where it is.
-fn table(door: &Door) -> Box<LeaseTable> {
-    try_table(door).unwrap()
+fn try_importer(table: &LeaseTable) -> Result<ImporterLeases> {
+    ImporterLeases::open(fd(table), false, producer(table))
 }
 
-/// The table of another process, which lives until it is killed.
-struct Importer {
-    process: Child,
-    table: Box<LeaseTable>,
+fn importer(table: &LeaseTable) -> ImporterLeases {
+    try_importer(table).unwrap()
 }
 
-impl Importer {
-    fn new(door: &Door) -> Self {
-        // It waits for an end of input that does not come.
-        let process = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        let mut table = table(door);
-        table.pose_as(owner(process.id()));
-        Self { process, table }
-    }
-
-    fn kill(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
+fn open(importer: &ImporterLeases, slot: u32) -> Lease {
+    importer.take(slot).unwrap()
 }
 
-impl Drop for Importer {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+fn is_leased(table: &LeaseTable, slot: u32) -> bool {
+    table.scan(slot).is_some_and(|mut scan| table.is_leased(slot, &mut scan))
 }
 
-fn owner(pid: u32) -> Owner {
-    let pidfd = sys::pidfd_open(pid).unwrap();
-    Owner {
-        state: State::used(pid),
-        start_time: identity::start_time(pid).unwrap(),
-        pidfs_inode: identity::pidfs_inode(&pidfd).unwrap_or(0),
-    }
+fn close(lease: Lease) {
+    // SAFETY: tests take a lease back once, while its importer exists.
+    unsafe { lease.give_back() };
 }
 
 /// A lease on its way to another thread, as a mapping takes it.
 #[derive(Clone, Copy)]
 struct Sent(Lease);
 
-// SAFETY: leases may be given back in any thread.
+// SAFETY: leases may be taken back in any thread.
 unsafe impl Send for Sent {}
 
 impl Sent {
-    fn give_back(self) {
-        // SAFETY: taken once and given back once, while the table is there.
-        unsafe { self.0.give_back(thread::current()) };
+    fn close(self) {
+        close(self.0);
     }
 }
 
-fn close(lease: Lease) {
-    Sent(lease).give_back();
-}
-
-fn close_elsewhere(lease: Lease) {
+fn close_in_another_thread(lease: Lease) {
     let sent = Sent(lease);
-    std::thread::scope(|scope| scope.spawn(move || sent.give_back()).join().unwrap());
+    std::thread::scope(|scope| scope.spawn(move || sent.close()).join().unwrap());
 }
 
-fn open(table: &LeaseTable, slot: u32) -> Lease {
-    table.take(slot).unwrap().0
+fn open_in_another_thread(importer: &ImporterLeases, slot: u32) -> Lease {
+    std::thread::scope(|scope| scope.spawn(|| Sent(open(importer, slot))).join().unwrap()).0
 }
 
 #[test]
-fn what_is_open_is_leased_until_it_is_closed() {
-    let door = door();
-    let (one, other) = (table(&door), Importer::new(&door));
-    assert!((0..SLOTS).all(|slot| !door.is_leased(slot)));
+fn open_export_is_leased_until_it_is_closed() {
+    let table = table();
+    let (one, other) = (importer(&table), importer(&table));
+    assert!((0..SLOTS).all(|slot| !is_leased(&table, slot)));
     for slot in [0, 7, SLOTS - 1] {
-        let first = open(&one, slot);
-        let again = open(&one, slot);
-        let others = open(&other.table, slot);
-        assert_eq!((first.producer_and_slot(), again.word()), ((std::process::id(), slot), first.word()));
+        let (first, again) = (open(&one, slot), open(&one, slot));
+        let others = open(&other, slot);
+        assert_eq!(again.word(), first.word());
         for lease in [first, others, again] {
-            assert!(door.is_leased(slot) && !door.is_leased(slot ^ 1));
+            assert!(is_leased(&table, slot) && !is_leased(&table, slot ^ 1));
             close(lease);
         }
-        assert!(!door.is_leased(slot));
+        assert!(!is_leased(&table, slot));
     }
-    assert_eq!(door.importers(), 2);
+    assert_eq!(table.importers(), 2);
     drop((one, other));
-    assert_eq!(door.importers(), 0);
+    assert_eq!(table.importers(), 0);
 }
 
+/// The lost leases of version 1: what was opened by one thread and closed by another left a sum over rows, and the rows of an
+/// importer were given back one at a time.
 #[test]
-fn what_one_thread_opens_another_may_close() {
-    let door = door();
-    let table = table(&door);
-    let (here, there) = (open(&table, 5), open(&table, 5));
-    let others = std::thread::scope(|scope| scope.spawn(|| Sent(open(&table, 5))).join().unwrap());
-    close_elsewhere(there);
-    assert!(door.is_leased(5));
-    others.give_back();
-    assert!(door.is_leased(5));
-    close(here);
-    assert!(!door.is_leased(5));
-    // What rows say by themselves is not zero now; only their sum is.
-    for _ in 0..3 {
-        close_elsewhere(open(&table, 5));
-        assert!(!door.is_leased(5));
-        let lease = open(&table, 5);
-        assert!(door.is_leased(5));
-        close(lease);
-    }
-}
-
-#[test]
-fn rows_of_ended_processes_are_used_again_and_say_nothing() {
-    let door = small_door(4);
-    let living = table(&door);
-    let lease = open(&living, 1);
-    for round in 0..6 {
-        let mut importer = Importer::new(&door);
-        let number = open(&importer.table, 1);
-        open(&importer.table, 2);
-        assert!(door.is_leased(2), "round {round}");
-        importer.kill();
-        // Every other time nobody looks before the next one comes.
-        assert!(round % 2 == 1 || !door.is_leased(2));
-        assert_eq!(door.importers(), if round % 2 == 1 { 2 } else { 1 });
-        // What it would do when it ended in order, too late: its rows are others' by now.
-        let next = Importer::new(&door);
-        let lease = open(&next.table, 3);
-        drop(importer);
-        assert!(door.is_leased(3), "round {round}: a row was emptied that was another's");
-        close(lease);
-        let _ = number;
-    }
-    assert!(door.is_leased(1) && !door.is_leased(2) && !door.is_leased(3));
-    close(lease);
-    assert!(!door.is_leased(1));
-}
-
-#[test]
-fn with_all_rows_used_threads_share_one() {
-    let door = small_door(8);
-    let table = table(&door);
-    let lease = open(&table, 9);
-    let other = Importer::new(&door);
-    let others = open(&other.table, 9);
-    // The rows of threads (half of all) are used; the others are for processes.
-    let _more: Vec<_> = (0..4).map(|_| try_table(&door).unwrap()).collect();
-    assert!(matches!(try_table(&door), Err(Error::LimitReached { limit: 8, .. })));
-    // Threads without a row count together.
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
+fn lease_survives_the_end_of_another_importer_of_the_same_process() {
+    for _ in 0..200 {
+        let table = table();
+        let (first, second) = (importer(&table), importer(&table));
+        close_in_another_thread(open(&first, 5));
+        let kept = open(&second, 5);
+        let begin = Barrier::new(2);
+        std::thread::scope(|scope| {
             scope.spawn(|| {
-                for _ in 0..100 {
-                    let (lease, is_own) = table.take(9).unwrap();
-                    assert!(!is_own && door.is_leased(9));
-                    close(lease);
-                }
+                begin.wait();
+                drop(first);
+            });
+            begin.wait();
+            for _ in 0..20 {
+                assert!(is_leased(&table, 5));
+            }
+        });
+        close(kept);
+        assert!(!is_leased(&table, 5));
+    }
+}
+
+#[test]
+fn lease_is_taken_back_by_any_thread_in_the_row_that_counts_it() {
+    let table = table();
+    let importer = importer(&table);
+    let (here, there) = (open(&importer, 5), open(&importer, 5));
+    let others = open_in_another_thread(&importer, 5);
+    close_in_another_thread(there);
+    assert!(is_leased(&table, 5));
+    close(others);
+    assert!(is_leased(&table, 5));
+    close(here);
+    assert!(!is_leased(&table, 5));
+}
+
+#[test]
+fn scan_goes_on_where_it_stopped() {
+    let table = table();
+    let importers: Vec<_> = (0..3).map(|_| importer(&table)).collect();
+    let leases: Vec<_> = importers.iter().map(|importer| open(importer, 9)).collect();
+    let mut scan = table.scan(9).unwrap();
+    for lease in leases {
+        assert!(table.is_leased(9, &mut scan));
+        close(lease);
+    }
+    assert!(!table.is_leased(9, &mut scan));
+    assert!(table.scan(9).is_none(), "the marks are cleared");
+}
+
+#[test]
+fn row_of_a_killed_importer_is_cleared_and_taken_again() {
+    let table = small_table(4);
+    let living = importer(&table);
+    let kept = open(&living, 1);
+    for round in 0..6 {
+        let killed = importer(&table);
+        open(&killed, 1);
+        open(&killed, 2);
+        assert!(is_leased(&table, 2), "round {round}");
+        killed.die();
+        // Every other time the producer does not look before the next importer comes.
+        if round % 2 == 0 {
+            assert!(!is_leased(&table, 2));
+            assert_eq!(table.importers(), 1);
+        }
+        let next = importer(&table);
+        let lease = open(&next, 3);
+        assert!(is_leased(&table, 3) && !is_leased(&table, 2), "round {round}");
+        assert!(table.is_in_device_grace());
+        close(lease);
+    }
+    assert!(is_leased(&table, 1) && !is_leased(&table, 2) && !is_leased(&table, 3));
+    close(kept);
+    assert!(!is_leased(&table, 1));
+}
+
+#[test]
+fn one_thread_has_one_row_and_many_threads_share_a_few() {
+    let table = table();
+    let importer = importer(&table);
+    for slot in 0..20 {
+        close(open(&importer, slot));
+    }
+    assert_eq!(importer.rows(), 1);
+    let inside = Barrier::new(20);
+    std::thread::scope(|scope| {
+        for _ in 0..20 {
+            scope.spawn(|| {
+                let lease = open(&importer, 3);
+                // So that each thread has a number of its own.
+                inside.wait();
+                assert!(is_leased(&table, 3));
+                close(lease);
             });
         }
     });
-    // What this thread has a row for, others give back without one.
-    close_elsewhere(lease);
-    assert!(door.is_leased(9));
-    close(others);
-    assert!(!door.is_leased(9));
-    // Rows that come free are found again, after a while.
-    drop(other);
-    let found = std::thread::scope(|scope| {
-        let run =
-            || (0..5000).any(|_| table.take(8).map(|(lease, is_own)| (close(lease), is_own)).unwrap().1);
-        scope.spawn(run).join().unwrap()
-    });
-    assert!(found);
-    assert!(!door.is_leased(8));
+    assert!((2..=8).contains(&importer.rows()), "{}", importer.rows());
+    assert!(!is_leased(&table, 3));
 }
 
 #[test]
-fn a_mark_says_where_to_look() {
-    let door = door();
-    let front = front(&door);
-    let shape = Shape { slots: SLOTS, rows: door.rows() };
-    let mark =
-        |slot: u32| front.words(shape.marks() as usize + slot as usize * 8, 1)[0].load(Ordering::SeqCst);
-    let table = table(&door);
+fn importer_without_a_row_opens_nothing() {
+    let table = small_table(4);
+    let mut importers: Vec<_> = (0..4).map(|_| importer(&table)).collect();
+    assert!(matches!(try_importer(&table), Err(Error::LimitReached { limit: 4, .. })));
+    importers.pop();
+    importer(&table);
+}
+
+/// Threads of one importer take no more than half of all rows, so that other importers find some.
+#[test]
+fn threads_leave_rows_to_other_importers() {
+    let table = small_table(8);
+    let many = importer(&table);
+    let inside = Barrier::new(16);
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                close(open(&many, 0));
+                inside.wait();
+            });
+        }
+    });
+    let others: Vec<_> = (0..4).map(|_| importer(&table)).collect();
+    assert!(many.rows() <= 4 && others.iter().all(|other| other.rows() == 1));
+}
+
+#[test]
+fn marks_say_which_rows_to_look_at() {
+    let table = small_table(128);
+    let head = head(&table);
+    let marks_at = Shape { slots: SLOTS, rows: 128 }.marks() as usize;
+    let mark = |slot: u32| head.words(marks_at + slot as usize * 8, 1)[0].load(Ordering::SeqCst);
+    let importer = importer(&table);
     assert_eq!(mark(4), 0);
-    let lease = open(&table, 4);
+    close(open(&importer, 4));
     assert_eq!(mark(4).count_ones(), 1);
-    close(lease);
-    assert_ne!(mark(4), 0);
-    // Asked once, what is closed costs one load from then on.
-    assert!(!door.is_leased(4));
+    assert!(!is_leased(&table, 4));
     assert_eq!((mark(4), mark(5)), (0, 0));
-    let lease = open(&table, 4);
-    assert!(mark(4) != 0 && door.is_leased(4) && mark(4) != 0);
-    close(lease);
     // More rows than marks have bits.
-    let tables: Vec<_> = (0..MARKS).map(|_| self::table(&door)).collect();
-    let leases: Vec<_> = tables.iter().map(|table| open(table, 6)).collect();
+    let importers: Vec<_> = (0..=MARKS).map(|_| self::importer(&table)).collect();
+    let leases: Vec<_> = importers.iter().map(|importer| open(importer, 6)).collect();
     for lease in leases {
-        assert!(door.is_leased(6));
+        assert!(is_leased(&table, 6));
         close(lease);
     }
-    assert!(!door.is_leased(6));
+    assert!(!is_leased(&table, 6));
 }
 
+/// The lock belongs to a mapping that forked children do not get.
 #[test]
-fn an_owner_is_a_process_and_not_its_number() {
-    let own = ProcessIdentity::current();
-    let whole = owner(own.pid);
-    let lives = |owner: Owner| owner.find().is_some();
-    assert!(lives(whole));
-    // A thread has a number of the same kind. (ENOENT since Linux 6.16, EINVAL before.)
-    let (tell, told) = std::sync::mpsc::channel();
-    let (end, ended) = std::sync::mpsc::channel::<()>();
-    let thread = std::thread::spawn(move || {
-        // SAFETY: asks for a number.
-        tell.send(unsafe { libc::gettid() }).unwrap();
-        let _ = ended.recv();
-    });
-    let number = u32::try_from(told.recv().unwrap()).unwrap();
-    assert!(!lives(Owner { state: State::used(number), ..whole }));
-    assert!(!lives(Owner { state: State::claimed(number), ..whole }));
-    drop(end);
-    thread.join().unwrap();
-    // Other processes that have the pid by now.
-    assert!(!lives(Owner { start_time: whole.start_time + 1, pidfs_inode: 0, ..whole }));
-    assert!(lives(Owner { pidfs_inode: 0, ..whole }), "one that could not get a pidfd of itself");
-    if whole.pidfs_inode != 0 {
-        assert!(!lives(Owner { pidfs_inode: whole.pidfs_inode + 1, ..whole }));
-        assert!(lives(Owner { start_time: 0, ..whole }), "one without /proc");
-        assert!(!lives(Owner { start_time: 0, pidfs_inode: 0, ..whole }), "opens nothing");
+fn forked_child_keeps_no_row_and_takes_no_lease_back() {
+    let table = table();
+    let importer = importer(&table);
+    let (kept, closed) = (open(&importer, 5), open(&importer, 6));
+    // SAFETY: the child makes no calls but the one under test, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        close(kept);
+        // SAFETY: waits for the signal that ends it.
+        unsafe {
+            libc::alarm(60);
+            libc::pause();
+            libc::_exit(1)
+        };
     }
-    for state in
-        [State::used(0), State::claimed(0), State::used(u32::MAX), State::announced(own.pid), State::FREE]
-    {
-        assert!(!lives(Owner { state, ..whole }), "{state:?}");
+    // Long enough for the child to have done it, if it could.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert!(is_leased(&table, 5));
+    close(closed);
+    close(kept);
+    let row = Shape { slots: SLOTS, rows: 64 }.row(0);
+    let locks = Locks::of_file(table.shared_fd());
+    assert!(locks.is_write_locked(row).unwrap());
+    drop(importer);
+    assert!(!locks.is_write_locked(row).unwrap(), "the child keeps the row");
+    // SAFETY: ends and waits for the child made above.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, core::ptr::null_mut(), 0);
     }
-    // One that claims a row has not written yet who it is.
-    assert!(lives(Owner { state: State::claimed(own.pid), start_time: 0, pidfs_inode: 0 }));
+}
+
+fn head(table: &LeaseTable) -> SharedMapping {
+    let size = Shape { slots: SLOTS, rows: table.rows() }.row(table.rows().min(8));
+    SharedMapping::new(table.shared_fd().as_fd(), usize::try_from(size).unwrap(), true).unwrap()
 }
 
 #[test]
-fn who_cannot_be_found_announces_itself() {
-    let door = door();
-    let elsewhere = || {
-        let producer = Producer { same_pid_namespace: false, ..producer(&door) };
-        Box::new(LeaseTable::open(fd(&door), producer, ProcessIdentity::current(), Arc::default()).unwrap())
-    };
-    let (table, silent) = (elsewhere(), elsewhere());
-    let (row, number) = table.announcement().unwrap().unwrap();
-    let mut process = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-    let pidfd = sys::pidfd_open(process.id()).unwrap();
-    assert!(!door.announce(row, number ^ 1, None));
-    assert!(!door.announce(row + 1, number, None) && !door.announce(u32::MAX, number, None));
-    assert!(door.announce(row, number, Some(pidfd)));
-    let lease = open(&table, 3);
-    open(&table, 4);
-    assert!(door.is_leased(3) && door.is_leased(4));
-    close(lease);
-    assert!(!door.is_leased(3) && door.is_leased(4));
-    // Nobody opens anything before it has announced itself: such words are not believed.
-    open(&silent, 5);
-    assert!(!door.is_leased(5) && door.is_leased(4));
-    process.kill().unwrap();
-    process.wait().unwrap();
-    assert!(!door.is_leased(4));
-    assert_eq!(door.importers(), 0);
-}
-
-fn front(door: &Door) -> SharedMapping {
-    let size = Shape { slots: SLOTS, rows: door.rows() }.row(8);
-    SharedMapping::new(door.shared_fd().as_fd(), usize::try_from(size).unwrap(), true).unwrap()
-}
-
-#[test]
-fn limits_on_files_make_doors_small() {
-    for slots in [1, SLOTS, crate::ledger::MAX_SLOTS] {
-        let mut before = 0;
-        for bits in 12..48 {
-            let limit = 1 << bits;
-            let Some(shape) = Shape::within(slots, limit) else {
-                assert_eq!(before, 0);
-                continue;
-            };
-            assert!(shape.size() <= limit && (4..=4096).contains(&shape.rows) && shape.rows >= before);
-            assert!(shape.front() > shape.marks() && shape.marks() > shape.entries());
-            assert!(shape.entries() + u64::from(shape.rows) * size_of::<Entry>() as u64 <= shape.marks());
-            assert_eq!(shape.row(shape.rows), shape.size());
-            before = shape.rows;
-        }
-        assert_eq!(before, 4096);
-    }
-    let nonce = Nonce::from_bytes([1; 16]);
-    assert!(matches!(Door::within(SLOTS, nonce, 65536), Err(Error::System { .. })));
-}
-
-#[test]
-fn what_is_no_door_is_refused() {
-    let door = door();
-    let open = |fd: OwnedFd, producer: Producer| {
-        LeaseTable::open(fd, producer, ProcessIdentity::current(), Arc::default())
-    };
+fn what_is_no_lease_table_is_refused() {
+    let table = table();
     let is_refused = |fd: OwnedFd, producer: Producer| {
-        assert!(matches!(open(fd, producer), Err(Error::Misbehaved { .. })));
+        assert!(matches!(ImporterLeases::open(fd, false, producer), Err(Error::Misbehaved { .. })));
     };
-    let good = producer(&door);
-    is_refused(fd(&door), Producer { nonce: Nonce::from_bytes([2; 16]), ..good });
-    is_refused(fd(&door), Producer { slots: SLOTS * 64, ..good });
-    for rows in [0, 1, good.rows / 2] {
-        is_refused(fd(&door), Producer { rows, ..good });
+    let good = producer(&table);
+    is_refused(fd(&table), Producer { nonce: Nonce::from_bytes([2; 16]), ..good });
+    for slots in [SLOTS * 64, crate::ledger::MAX_SLOTS + 1, 1 << 24, u32::MAX] {
+        is_refused(fd(&table), Producer { slots, ..good });
     }
-    is_refused(sys::memfd("no-door", Shape { slots: SLOTS, rows: good.rows }.size()).unwrap(), good);
+    for rows in [0, 1, good.rows / 2] {
+        is_refused(fd(&table), Producer { rows, ..good });
+    }
+    is_refused(sys::memfd("no-table", Shape { slots: SLOTS, rows: good.rows }.size()).unwrap(), good);
     is_refused(std::fs::File::open("/dev/null").unwrap().into(), good);
-    assert!(open(fd(&door), good).is_ok());
+    assert!(ImporterLeases::open(fd(&table), false, good).is_ok());
+    assert!(matches!(LeaseTable::within(SLOTS, nonce(), 65536), Err(Error::System { .. })));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever others write into a door: no fault, no end that does not come; and it serves again when it is emptied.
+    /// Whatever other processes write into a table: no fault, no endless loop; and it serves again when it is cleared.
     #[test]
     fn wild_words_are_survived(
-        words in prop::collection::vec((0_usize..1 << 14, any::<u64>(), 0_u32..7), 1..400),
+        words in prop::collection::vec((0_usize..1 << 14, any::<u64>(), 0_u32..8), 1..400),
     ) {
-        let door = small_door(256);
+        let table = small_table(256);
         let shape = Shape { slots: SLOTS, rows: 256 };
-        let front = front(&door);
-        let table = table(&door);
-        let kept = open(&table, 1);
+        let head = head(&table);
+        let kept = importer(&table);
+        let lease = open(&kept, 1);
         for (place, wild, kind) in words {
             let offset = match kind {
-                0 => 32 + place % 2 * 8,
-                1 | 2 => shape.entries() as usize + place % 256 * 64 + place / 256 % 3 * 8,
+                // Height, search, events, dead, cleared.
+                0 => 64 + place % 5 * 64,
+                1 | 2 => shape.owners() as usize + place % 256 * size_of::<Owner>() + place / 256 % 3 * 8,
                 3 => shape.marks() as usize + place % 64 * 8,
-                _ => shape.row((place % 8) as u32) as usize + place / 8 % 64 * 8,
+                _ => (shape.row((place % 8) as u32) + ROW_HEADER) as usize + place / 8 % 64 * 8,
             };
-            let value = match wild % 4 {
+            let value = match wild % 3 {
                 0 => wild >> 2,
                 1 => (wild >> 2) % 3,
-                2 => ((wild >> 2) % 6) << 32 | u64::from(std::process::id()),
                 _ => u64::MAX,
             };
-            front.words(offset, 1)[0].store(value, Ordering::SeqCst);
+            head.words(offset, 1)[0].store(value, Ordering::SeqCst);
             let slot = (place % 64) as u32;
-            door.is_leased(slot);
-            door.announce(place as u32 % 300, wild as u32, None);
-            if kind == 6 && let Ok((lease, _)) = table.take(slot) {
-                close(lease);
+            is_leased(&table, slot);
+            if kind == 6 {
+                close(open(&kept, slot));
             }
-            if kind == 5 && let Ok(another) = try_table(&door) {
+            if kind == 5 && let Ok(another) = try_importer(&table) {
                 close(open(&another, slot));
             }
-            door.importers();
+            table.importers();
+            table.is_in_device_grace();
         }
-        close(kept);
-        drop(table);
-        sys::punch(door.shared_fd().as_fd(), shape.entries(), shape.size() - shape.entries()).unwrap();
-        let table = self::table(&door);
-        let lease = open(&table, 2);
-        prop_assert!(door.is_leased(2) && !door.is_leased(1));
         close(lease);
-        prop_assert!(!door.is_leased(2));
+        drop(kept);
+        sys::punch(table.shared_fd().as_fd(), 64, shape.size() - 64).unwrap();
+        let importer = importer(&table);
+        let lease = open(&importer, 2);
+        prop_assert!(is_leased(&table, 2) && !is_leased(&table, 1));
+        close(lease);
+        prop_assert!(!is_leased(&table, 2));
     }
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Open { who: usize, slot: u32, elsewhere: bool },
-    Close { which: usize, elsewhere: bool },
-    Kill { who: usize },
-    Leave { who: usize },
+    Open { importer: usize, slot: u32, in_another_thread: bool },
+    Close { which: usize, in_another_thread: bool },
+    Kill { importer: usize },
+    Leave { importer: usize },
     Look { slot: u32 },
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let (who, slot, flag) = (0_usize..3, 0_u32..4, any::<bool>());
+    let (importer, slot, flag) = (0_usize..3, 0_u32..4, any::<bool>());
     prop_oneof![
-        6 => (who.clone(), slot.clone(), flag).prop_map(|(who, slot, elsewhere)| Step::Open { who, slot, elsewhere }),
-        5 => (any::<usize>(), flag).prop_map(|(which, elsewhere)| Step::Close { which, elsewhere }),
-        1 => who.clone().prop_map(|who| Step::Kill { who }),
-        1 => who.prop_map(|who| Step::Leave { who }),
+        6 => (importer.clone(), slot.clone(), flag).prop_map(|(importer, slot, in_another_thread)| Step::Open {
+            importer,
+            slot,
+            in_another_thread
+        }),
+        5 => (any::<usize>(), flag).prop_map(|(which, in_another_thread)| Step::Close { which, in_another_thread }),
+        1 => importer.clone().prop_map(|importer| Step::Kill { importer }),
+        1 => importer.prop_map(|importer| Step::Leave { importer }),
         6 => slot.prop_map(|slot| Step::Look { slot }),
     ]
 }
@@ -438,55 +388,49 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Importers come, open, close in whatever thread, leave and are killed: what is leased is what the plain list says.
+    /// Importers come, open, close in whatever thread, leave and are killed: an export is leased if a plain list says so.
     #[test]
     fn leases_are_what_a_list_of_them_says(steps in prop::collection::vec(step(), 1..60)) {
-        let door = small_door(32);
-        let mut importers: Vec<_> = (0..3).map(|_| Importer::new(&door)).collect();
+        let table = small_table(32);
+        let mut importers: Vec<_> = (0..3).map(|_| importer(&table)).collect();
         // By importer, slot and lease.
         let mut model: Vec<(usize, u32, Lease)> = Vec::new();
         for step in steps {
             match step {
-                Step::Open { who, slot, elsewhere } => {
-                    let table = &importers[who].table;
-                    let lease = if elsewhere {
-                        std::thread::scope(|scope| scope.spawn(|| Sent(open(table, slot))).join().unwrap()).0
-                    } else {
-                        open(table, slot)
-                    };
-                    model.push((who, slot, lease));
+                Step::Open { importer, slot, in_another_thread } => {
+                    let leases = &importers[importer];
+                    let lease =
+                        if in_another_thread { open_in_another_thread(leases, slot) } else { open(leases, slot) };
+                    model.push((importer, slot, lease));
                 }
-                Step::Close { which, elsewhere } if !model.is_empty() => {
+                Step::Close { which, in_another_thread } if !model.is_empty() => {
                     let (_, _, lease) = model.swap_remove(which % model.len());
-                    if elsewhere { close_elsewhere(lease) } else { close(lease) }
+                    if in_another_thread { close_in_another_thread(lease) } else { close(lease) }
                 }
                 Step::Close { .. } => {}
-                Step::Kill { who } => {
-                    let mut killed = std::mem::replace(&mut importers[who], Importer::new(&door));
-                    killed.kill();
-                    model.retain(|(of, _, _)| *of != who);
-                    // It does not close anything.
-                    std::mem::forget(killed);
+                Step::Kill { importer } => {
+                    std::mem::replace(&mut importers[importer], self::importer(&table)).die();
+                    model.retain(|(of, _, _)| *of != importer);
                 }
-                Step::Leave { who } if model.iter().all(|(of, _, _)| *of != who) => {
-                    importers[who] = Importer::new(&door);
+                Step::Leave { importer } if model.iter().all(|(of, _, _)| *of != importer) => {
+                    importers[importer] = self::importer(&table);
                 }
                 Step::Leave { .. } => {}
                 Step::Look { slot } => {
                     let expected = model.iter().any(|(_, of, _)| *of == slot);
-                    prop_assert_eq!(door.is_leased(slot), expected);
+                    prop_assert_eq!(is_leased(&table, slot), expected);
                 }
             }
         }
         for slot in 0..4 {
-            prop_assert_eq!(door.is_leased(slot), model.iter().any(|(_, of, _)| *of == slot));
+            prop_assert_eq!(is_leased(&table, slot), model.iter().any(|(_, of, _)| *of == slot));
         }
         let mut counts: HashMap<u32, usize> = HashMap::new();
         model.iter().for_each(|(_, slot, _)| *counts.entry(*slot).or_default() += 1);
         for (_, slot, lease) in model {
             close(lease);
             *counts.get_mut(&slot).unwrap() -= 1;
-            prop_assert_eq!(door.is_leased(slot), counts[&slot] > 0);
+            prop_assert_eq!(is_leased(&table, slot), counts[&slot] > 0);
         }
     }
 }

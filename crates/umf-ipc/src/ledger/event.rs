@@ -210,11 +210,6 @@ pub enum Event {
         /// How much was held.
         bytes: u64,
     },
-    /// An importer in another pid namespace announced itself, so that it can open what the producer exports.
-    Announce {
-        /// The importer's process id, as the producer sees it; 0 if it does not.
-        pid: u32,
-    },
     /// Something that this version does not know.
     Unknown {
         /// Its number.
@@ -252,7 +247,6 @@ impl Event {
             | Self::Hold { slot, generation, .. }
             | Self::Release { slot, generation, .. }
             | Self::Unknown { slot, generation, .. } => Some((slot, generation)),
-            Self::Announce { .. } => None,
         }
     }
 
@@ -269,7 +263,6 @@ impl Event {
             }
             Self::Hold { slot, generation, region, bytes } => (5, slot, generation, region, bytes),
             Self::Release { slot, generation, region, bytes } => (6, slot, generation, region, bytes),
-            Self::Announce { pid } => (7, u32::MAX, 0, 0, join(pid, 0)),
             Self::Unknown { kind, slot, generation } => (kind, slot, generation, 0, 0),
         };
         [time, join(slot, kind), generation, subject, detail]
@@ -293,7 +286,6 @@ impl Event {
             }
             5 => Self::Hold { slot, generation, region: subject, bytes: detail },
             6 => Self::Release { slot, generation, region: subject, bytes: detail },
-            7 => Self::Announce { pid },
             kind => Self::Unknown { kind, slot, generation },
         };
         (time, event)
@@ -339,7 +331,6 @@ mod tests {
             refuse(RefuseReason::Other(99)),
             Event::Hold { slot, generation, region, bytes },
             Event::Release { slot, generation, region, bytes },
-            Event::Announce { pid },
             Event::Unknown { kind: 77, slot, generation },
         ];
         events.extend(RefuseReason::ALL.map(refuse));

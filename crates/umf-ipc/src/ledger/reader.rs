@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::SealFlags;
 use umf_core::step::{Step, step};
 
-use super::layout::{HEADER_SIZE, Header, MAGIC, Slot, SlotContent, VERSION};
+use super::layout::{FLAG_LOCKED, HEADER_SIZE, Header, LIFE_BYTE, MAGIC, Slot, SlotContent, VERSION};
 use crate::handle::Handle;
 use crate::identity::{BootId, Nonce};
-use crate::sys::{self, FileIdentity, SharedMapping};
+use crate::sys::{self, FileIdentity, Locks, SharedMapping};
 use crate::{Error, Result, protocol};
 
 /// A ledger mapped read-only, its header checked.
@@ -20,7 +20,7 @@ pub(crate) struct LedgerReader {
     capacity: u32,
     identity: FileIdentity,
     /// Kept open so that others find the ledger under `/proc/<pid>/fd` when its producer was killed.
-    _fd: OwnedFd,
+    fd: OwnedFd,
 }
 
 impl LedgerReader {
@@ -49,7 +49,7 @@ impl LedgerReader {
         let identity = sys::identity(fd.as_fd()).map_err(system("fstat of the ledger"))?;
         let mapping = SharedMapping::new(&fd, size, false).map_err(system("mmap of the ledger"))?;
         step(Step::LedgerOpened);
-        let mut ledger = Self { mapping, capacity: 0, identity, _fd: fd };
+        let mut ledger = Self { mapping, capacity: 0, identity, fd };
         let header = ledger.header();
         if header.magic.load(Ordering::Acquire) != MAGIC {
             return Err(other("its ledger fd is no ledger"));
@@ -64,7 +64,7 @@ impl LedgerReader {
             return Err(other("its ledger has another nonce"));
         }
         let boot_id = join(&ledger.header().boot_id);
-        if BootId::from_bytes(boot_id).contradicts(handle.boot_id()) {
+        if BootId::from_bytes(boot_id).half().contradicts(handle.boot()) {
             return Err(Error::OtherBoot);
         }
         let capacity = ledger.header().slot_capacity.load(Ordering::Relaxed);
@@ -89,11 +89,19 @@ impl LedgerReader {
         self.capacity
     }
 
-    /// The producer's number of its door's fd, and how many rows the door has; `None` while there is none.
-    pub(crate) fn door(&self) -> Option<(i32, u32)> {
+    /// The producer's number of its lease table's descriptor, and how many rows the table has; `None` while there is none.
+    pub(crate) fn lease_table(&self) -> Option<(i32, u32)> {
         let header = self.header();
-        let fd = header.door_fd.load(Ordering::Acquire).cast_signed();
-        (fd >= 0).then(|| (fd, header.door_rows.load(Ordering::Relaxed)))
+        let fd = header.lease_table_fd.load(Ordering::Acquire).cast_signed();
+        (fd >= 0).then(|| (fd, header.lease_table_rows.load(Ordering::Relaxed)))
+    }
+
+    /// Whether the producer is known to have ended, or called `exec`: it holds a lock as long as it has the ledger mapped.
+    /// `false` if its ledger is not locked, or the kernel does not say.
+    pub(crate) fn producer_has_ended(&self) -> bool {
+        let flags = self.header().flags.load(Ordering::Relaxed);
+        // (The lock belongs to a description that no descriptor refers to, so any other one may ask.)
+        flags & FLAG_LOCKED != 0 && Locks::of_file(&self.fd).is_write_locked(LIFE_BYTE) == Ok(false)
     }
 
     /// Device and inode of the ledger's file.
@@ -143,6 +151,9 @@ impl SlotReader<'_> {
     pub(crate) fn read(self, generation: u64) -> core::result::Result<SlotContent, u64> {
         let slot = self.slot;
         protocol::read(&slot.generation, generation, || SlotContent {
+            offset: slot.offset.load(Ordering::Relaxed),
+            length: slot.length.load(Ordering::Relaxed),
+            requested: slot.requested.load(Ordering::Relaxed),
             device: slot.device.load(Ordering::Relaxed),
             inode: slot.inode.load(Ordering::Relaxed),
             fd: slot.fd.load(Ordering::Relaxed).cast_signed(),
@@ -150,7 +161,7 @@ impl SlotReader<'_> {
             region_generation: slot.region_generation.load(Ordering::Relaxed),
             region_id: slot.region_id.load(Ordering::Relaxed),
             region_size: slot.region_size.load(Ordering::Relaxed),
-            offset: slot.offset.load(Ordering::Relaxed),
+            data_offset: slot.data_offset.load(Ordering::Relaxed),
         })
     }
 }

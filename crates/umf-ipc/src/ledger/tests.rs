@@ -17,7 +17,10 @@ fn content(inode: u64) -> SlotContent {
         region_generation: 1,
         region_id: 5,
         region_size: 4096,
+        data_offset: 0,
         offset: 0,
+        length: 4096,
+        requested: 4096,
     }
 }
 
@@ -25,20 +28,20 @@ fn handle(ledger: &LedgerWriter, nonce: Nonce) -> Handle {
     let identity = ledger.identity();
     Fields {
         flags: 0,
-        boot_id: identity.boot_id,
+        boot: identity.boot_id.half(),
+        key: [0; 16],
+        requested: 1,
         nonce,
         pid: identity.pid,
         ledger_fd: ledger.raw_fd(),
         pid_namespace: identity.pid_namespace,
         pidfs_inode: identity.pidfs_inode,
-        start_time: identity.start_time,
         data_fd: 9,
         slot: 0,
         generation: 1,
         data_device: 1,
         data_inode: 1,
         data_offset: 0,
-        region_base: 4096,
         region_size: 4096,
         region_id: 5,
         offset: 0,
@@ -156,7 +159,7 @@ fn what_is_no_ledger_is_refused() {
     sys::add_seals(liar.as_fd(), seals).unwrap();
     assert!(matches!(open(liar), Err(Error::Misbehaved { .. })));
     assert!(open(ledger.shared_fd().try_clone().unwrap()).is_ok());
-    assert_eq!(size_of::<Slot>(), 64);
+    assert_eq!(size_of::<Slot>(), 128);
     let flags = rustix::io::fcntl_getfd(ledger.shared_fd()).unwrap();
     assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
 }

@@ -2,7 +2,7 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::fs::SealFlags;
@@ -13,16 +13,17 @@ use umf_core::step::{Step, step};
 use super::areas::Areas;
 use super::event::{Event, IMPORTER_EVENTS, PRODUCER_EVENTS, RetireReason};
 use super::layout::{
-    FLAG_IMPORTER, FLAG_SERVED, HEADER_SIZE, Header, MAGIC, MEMFD_NAME, Slot, SlotContent, VERSION,
+    FLAG_IMPORTER, FLAG_LOCKED, FLAG_SERVED, HEADER_SIZE, Header, LIFE_BYTE, MAGIC, MEMFD_NAME, Slot,
+    SlotContent, VERSION,
 };
 use super::ring::{Ring, Shape};
 use super::statistics::{self, Figures, StatisticsArea};
 use crate::identity::{Nonce, ProcessIdentity};
 use crate::protocol::{self, stack};
-use crate::sys::{self, SharedMapping};
+use crate::sys::{self, Reopened, SharedMapping};
 use crate::{Error, Result};
 
-/// How many slots get their pages at a time: 64 KiB of file.
+/// How many slots get their pages at a time: 128 KiB of file.
 const RESERVE: u32 = 1024;
 
 /// Publishes exports. Publishing and taking slots is done under the exporter's locks; retiring is one store.
@@ -88,12 +89,7 @@ impl LedgerWriter {
             sys::reserve(&fd, begin as u64, size as u64)
                 .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
         }
-        let mut mapping = SharedMapping::new(&fd, areas.size, true)
-            .map_err(|errno| Error::system("mmap of the ledger", errno))?;
-        step(Step::LedgerMapped);
-        mapping
-            .keep_from_children()
-            .map_err(|errno| Error::system("madvise(MADV_DONTFORK) of the ledger", errno))?;
+        let (mapping, is_locked) = map_locked(&fd, areas.size)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         sys::add_seals(&fd, seals).map_err(|errno| Error::System {
             call: "sealing of the ledger",
@@ -122,7 +118,7 @@ impl LedgerWriter {
         if let Some(recorder) = ledger.recorder() {
             recorder.write_header();
         }
-        ledger.write_header(flags);
+        ledger.write_header(flags | u32::from(is_locked) * FLAG_LOCKED);
         step(Step::LedgerMade);
         Ok(ledger)
     }
@@ -145,7 +141,7 @@ impl LedgerWriter {
         header.slot_size.store(size_of::<Slot>() as u32, Ordering::Relaxed);
         header.slot_capacity.store(self.capacity, Ordering::Relaxed);
         header.flags.store(flags, Ordering::Relaxed);
-        header.door_fd.store(u32::MAX, Ordering::Relaxed);
+        header.lease_table_fd.store(u32::MAX, Ordering::Relaxed);
         header.statistics_offset.store(self.areas.statistics as u64, Ordering::Relaxed);
         header.events_offset.store(self.areas.events as u64, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
@@ -185,10 +181,10 @@ impl LedgerWriter {
         self.capacity
     }
 
-    /// Tells importers where the door is. Before anybody knows the ledger.
-    pub(crate) fn show_door(&self, fd: RawFd, rows: u32) {
-        self.header().door_rows.store(rows, Ordering::Relaxed);
-        self.header().door_fd.store(fd.cast_unsigned(), Ordering::Release);
+    /// Tells importers where the lease table is. Before any other process knows the ledger.
+    pub(crate) fn name_lease_table(&self, fd: RawFd, rows: u32) {
+        self.header().lease_table_rows.store(rows, Ordering::Relaxed);
+        self.header().lease_table_fd.store(fd.cast_unsigned(), Ordering::Release);
     }
 
     /// A slot that nothing uses. `reserve` is asked to do its part before some slots are used for the first time.
@@ -234,15 +230,21 @@ impl LedgerWriter {
     pub(crate) fn publish(&self, number: u32, content: &SlotContent) -> u64 {
         let slot = self.slot(number);
         let generation = protocol::publish(&slot.generation, || {
+            for (word, half) in slot.nonce.iter().zip(self.nonce.halves()) {
+                word.store(half, Ordering::Relaxed);
+            }
             slot.device.store(content.device, Ordering::Relaxed);
             slot.inode.store(content.inode, Ordering::Relaxed);
             slot.fd.store(content.fd.cast_unsigned(), Ordering::Relaxed);
             step(Step::LedgerHalfPublished);
+            slot.offset.store(content.offset, Ordering::Relaxed);
+            slot.length.store(content.length, Ordering::Relaxed);
+            slot.requested.store(content.requested, Ordering::Relaxed);
             slot.region_slot.store(content.region_slot, Ordering::Relaxed);
             slot.region_generation.store(content.region_generation, Ordering::Relaxed);
             slot.region_id.store(content.region_id, Ordering::Relaxed);
             slot.region_size.store(content.region_size, Ordering::Relaxed);
-            slot.offset.store(content.offset, Ordering::Relaxed);
+            slot.data_offset.store(content.data_offset, Ordering::Relaxed);
         });
         step(Step::LedgerPublished);
         generation
@@ -345,6 +347,34 @@ impl LedgerWriter {
     pub(crate) unsafe fn unlock_after_fork(&self) {
         // SAFETY: passed on to the caller.
         unsafe { self.unused.unlock_after_fork() };
+    }
+}
+
+/// Maps a new ledger, and takes the lock that says that its producer lives. The lock belongs to the mapping: it lasts until the
+/// process ends or calls `exec`, whatever becomes of descriptors. `false` where no file can be opened through `/proc`.
+fn map_locked(fd: &OwnedFd, size: usize) -> Result<(SharedMapping, bool)> {
+    let system = |call| move |errno| Error::system(call, errno);
+    let map = |fd: &dyn AsFd| -> Result<SharedMapping> {
+        let mut mapping = SharedMapping::new(fd.as_fd(), size, true).map_err(system("mmap of the ledger"))?;
+        step(Step::LedgerMapped);
+        mapping.keep_from_children().map_err(system("madvise(MADV_DONTFORK) of the ledger"))?;
+        Ok(mapping)
+    };
+    let identity = sys::identity(fd).map_err(system("fstat of the ledger"))?;
+    match Reopened::of(fd.as_fd(), identity) {
+        Ok(reopened) => {
+            let mapping = map(&reopened)?;
+            let is_locked = reopened
+                .locks()
+                .try_write_lock(LIFE_BYTE)
+                .map_err(system("fcntl(F_OFD_SETLK) of the ledger"))?;
+            step(Step::LedgerLocked);
+            Ok((mapping, is_locked))
+        }
+        Err(errno) => {
+            tracing::debug!(%errno, "the ledger is not locked: importers ask for this process by its pid alone");
+            Ok((map(fd)?, false))
+        }
     }
 }
 

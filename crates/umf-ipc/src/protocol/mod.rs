@@ -5,8 +5,7 @@
 //! |---|---|---|
 //! | [`pin`], [`close`] | a thread that uses an entry and one that evicts it | what is pinned is not closed |
 //! | [`publish`], [`retire`], [`read`] | a producer and its importers | an export is seen whole, and not after it was retired |
-//! | [`mark`] and [`lease`], [`retire`] and [`look`] | an importer that opens an export and the producer that frees it | what is open is seen to be open, or does not open |
-//! | [`lease_for_all`], [`give_back_for_all`] | threads that count in one word | what is open is seen to be open, wherever it is closed |
+//! | [`mark`], [`lease`], [`is_current`]; [`retire`], [`clear_marks`] | an importer that opens an export and the producer that frees it | what is open is seen to be open, or does not open |
 //! | [`stack`] | threads that give numbers back and one that takes them | each is there once |
 //! | [`place`] | threads that make what they all need | all have the same one, and no other is left |
 //! | [`record`], [`settled`] | threads that write a ring and whoever reads it | a record is seen whole or not at all; nobody waits |
@@ -25,13 +24,15 @@ pub(crate) trait Word {
     fn leave(&self, value: u64);
     /// The greater of both stays; returns what it was.
     fn fetch_max(&self, value: u64, order: Ordering) -> u64;
-    /// `fetch_max` and then a fence, both sequentially consistent.
-    fn fetch_max_and_fence(&self, value: u64) -> u64;
     /// The bits of both are there then; returns what it was.
     fn fetch_or(&self, bits: u64, order: Ordering) -> u64;
     /// Modulo 2^64; returns what it was.
     fn fetch_add(&self, value: u64, order: Ordering) -> u64;
     fn fence(order: Ordering);
+    /// The side of an asymmetric pair of fences that costs little.
+    fn light_fence();
+    /// The other side.
+    fn heavy_fence();
 }
 
 impl Word for AtomicU64 {
@@ -56,16 +57,6 @@ impl Word for AtomicU64 {
     }
 
     #[inline]
-    fn fetch_max_and_fence(&self, value: u64) -> u64 {
-        let before = self.fetch_max(value, Ordering::SeqCst);
-        // An instruction that reads and writes atomically is a fence there. (If it had only to read, none was passed.)
-        if !cfg!(all(target_arch = "x86_64", not(miri))) || before >= value {
-            umf_core::fence::full();
-        }
-        before
-    }
-
-    #[inline]
     fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
         self.fetch_or(bits, order)
     }
@@ -82,6 +73,15 @@ impl Word for AtomicU64 {
             order => core::sync::atomic::fence(order),
         }
     }
+
+    #[inline]
+    fn light_fence() {
+        umf_core::fence::light_or_full();
+    }
+
+    fn heavy_fence() {
+        umf_core::fence::heavy();
+    }
 }
 
 /// Adds a pin to `count`, which only this thread writes, if the entry still has this stamp.
@@ -90,89 +90,57 @@ pub(crate) fn pin<W: Word>(count: &W, stamp: &W, expected: u64) -> bool {
     let before = count.load(Ordering::Relaxed);
     count.store(before.wrapping_add(1), Ordering::Relaxed);
     // Of this and the fence in `close` one comes first: then either the stamp is seen gone here, or the pin there.
-    W::fence(Ordering::SeqCst);
+    W::light_fence();
     if stamp.load(Ordering::Acquire) == expected {
         return true;
     }
-    count.store(before, Ordering::Relaxed);
+    count.store(before, Ordering::Release);
     false
 }
 
-/// Adds a pin to `count` and a lease to `lease`, both of which only this thread writes, if the entry still has this stamp and
-/// the export is current: [`pin`] and [`lease`] with one fence for both.
-#[inline]
-pub(crate) fn pin_and_lease<W: Word>(
-    (count, stamp, expected): (&W, &W, u64),
-    lease: &W,
-    is_current: impl FnOnce() -> bool,
-) -> bool {
-    let pins = count.load(Ordering::Relaxed);
-    count.store(pins.wrapping_add(1), Ordering::Relaxed);
-    let leases = lease.load(Ordering::Relaxed);
-    lease.store(leases.wrapping_add(1), Ordering::Relaxed);
-    W::fence(Ordering::SeqCst);
-    // In this order: only the entry keeps the generation's word mapped.
-    if stamp.load(Ordering::Acquire) == expected && is_current() {
-        return true;
-    }
-    lease.store(leases, Ordering::Relaxed);
-    count.store(pins, Ordering::Release);
-    false
-}
-
-/// Counts an open of an export in `lease`, which only this thread writes. Whether the export is current has to be looked at
-/// afterwards: of this fence and the one in [`look`] one comes first, so that either the lease is seen there or the new
-/// generation here.
-pub(crate) fn lease<W: Word>(lease: &W) {
-    lease.store(lease.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-    W::fence(Ordering::SeqCst);
-}
-
-/// As [`lease`], in a word that several threads write.
-pub(crate) fn lease_for_all<W: Word>(lease: &W) {
-    lease.fetch_add(1, Ordering::Relaxed);
-    W::fence(Ordering::SeqCst);
-}
-
-/// Takes a lease back in a word that several threads write: not that in which it was counted, if that is another thread's.
-pub(crate) fn give_back_for_all<W: Word>(lease: &W) {
-    // Release: as in `unpin`. It also comes after the count in the other word, for whoever sees this one.
-    lease.fetch_add(u64::MAX, Ordering::Release);
-}
-
-/// Says in an export's marks that it may be open in the rows with this bit, if they do not say so. To be done before a
-/// lease is counted: the fence there is for both. Returns whether there was something to do.
+/// Counts an open of an export in a word of a row that the caller's process owns. Whether the export is current is loaded
+/// afterwards, by [`is_current`].
 ///
-/// What was there for an export before is taken away ([`forget`]) before another is in its slot: who has read that one
-/// ([`read`]) sees it gone.
+/// This addition, the load in [`is_current`], the change in [`retire`] and the loads of a scan are sequentially consistent: in
+/// their one order either the addition comes before the scan's load, or the retirement before the importer's.
+#[inline]
+pub(crate) fn lease<W: Word>(word: &W) {
+    word.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Whether an export has this generation, after [`lease`]. (An Acquire load could pass the addition on ARM.)
+#[inline]
+pub(crate) fn is_current<W: Word>(generation: &W, expected: u64) -> bool {
+    generation.load(Ordering::SeqCst) == expected
+}
+
+/// Takes a lease back, in the word in which it was counted.
+#[inline]
+pub(crate) fn give_back<W: Word>(word: &W) {
+    // Release: what was done with the memory happens before the producer sees the lease gone.
+    word.fetch_add(u64::MAX, Ordering::Release);
+}
+
+/// Sets a row's bit in the marks of a slot, if it is not set. Comes before [`lease`], and after the importer has seen the
+/// generation that it opens. Returns whether there was something to do.
+///
+/// The producer clears the marks of a retired export ([`clear_marks`]) before it publishes another in its slot: an importer
+/// that has seen the new generation does not see the old marks.
 pub(crate) fn mark<W: Word>(marks: &W, bit: u64) -> bool {
     let is_missing = marks.load(Ordering::Relaxed) & bit == 0;
     if is_missing {
-        marks.fetch_or(bit, Ordering::Relaxed);
+        marks.fetch_or(bit, Ordering::SeqCst);
     }
     is_missing
 }
 
-/// Takes the marks of an export away, which was retired and is not leased any more, before its slot is used again. (An
-/// importer that puts its mark there meanwhile does so for a handle that it will find stale.)
-pub(crate) fn forget<W: Word>(marks: &W) {
-    marks.store(0, Ordering::Relaxed);
+/// Clears the marks of a slot whose export was retired and found not leased, before the slot is used again. (An importer that
+/// sets its bit meanwhile does so for a handle that it will find stale.)
+pub(crate) fn clear_marks<W: Word>(marks: &W) {
+    marks.store(0, Ordering::SeqCst);
 }
 
-/// What a word of an importer says, to be asked after the export was retired, by whomever.
-#[inline]
-pub(crate) fn look<W: Word>(word: &W) -> u64 {
-    W::fence(Ordering::SeqCst);
-    look_at_once(word)
-}
-
-/// [`look`], by the thread that has just retired the export: its fence was in [`retire`].
-#[inline]
-pub(crate) fn look_at_once<W: Word>(word: &W) -> u64 {
-    word.load(Ordering::Acquire)
-}
-
-/// Takes a pin or a lease back from a count that only this thread writes.
+/// Takes a pin back from a count that only this thread writes.
 #[inline]
 pub(crate) fn unpin<W: Word>(count: &W) {
     // Release: what was done with the entry happens before whoever sums up sees the pin gone.
@@ -183,7 +151,7 @@ pub(crate) fn unpin<W: Word>(count: &W) {
 /// (it holds the lock of its shard).
 pub(crate) fn close<W: Word>(stamp: &W, expected: u64, sum: impl FnOnce() -> u64) -> bool {
     stamp.store(0, Ordering::SeqCst);
-    W::fence(Ordering::SeqCst);
+    W::heavy_fence();
     if sum() == 0 {
         return true;
     }
@@ -202,10 +170,10 @@ pub(crate) fn publish<W: Word>(generation: &W, write: impl FnOnce()) -> u64 {
     next
 }
 
-/// Ends the export with this generation; `false` if another thread has done so. Whether somebody has it open is then
-/// asked by [`look`] or [`look_at_once`], before anything becomes of the memory.
+/// Ends the export with this generation; `false` if another thread has done so. Height, marks and words are loaded after that,
+/// sequentially consistent, before anything becomes of the memory.
 pub(crate) fn retire<W: Word>(generation: &W, current: u64) -> bool {
-    generation.fetch_max_and_fence(current + 1) == current
+    generation.fetch_max(current + 1, Ordering::SeqCst) == current
 }
 
 /// What `fields` yields, if the slot has this generation before and after; otherwise the generation that it has.

@@ -61,11 +61,13 @@ impl ModelWord {
 impl Word for ModelWord {
     fn load(&self, order: Ordering) -> u64 {
         self.loads.store(0, Ordering::Relaxed);
+        fence_before(order);
         self.value.load(order)
     }
 
     fn store(&self, value: u64, order: Ordering) {
         self.value.store(value, order);
+        fence_after(order);
     }
 
     fn leave(&self, value: u64) {
@@ -73,26 +75,47 @@ impl Word for ModelWord {
     }
 
     fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
-        self.value.fetch_max(value, order)
+        fenced(order, || self.value.fetch_max(value, order))
     }
 
     fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
-        self.value.fetch_or(bits, order)
+        fenced(order, || self.value.fetch_or(bits, order))
     }
 
     fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
-        self.value.fetch_add(value, order)
-    }
-
-    fn fetch_max_and_fence(&self, value: u64) -> u64 {
-        let before = self.fetch_max(value, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        before
+        fenced(order, || self.value.fetch_add(value, order))
     }
 
     fn fence(order: Ordering) {
         fence(order);
     }
+
+    fn light_fence() {
+        fence(Ordering::SeqCst);
+    }
+
+    fn heavy_fence() {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// loom 0.7 takes sequentially consistent accesses for acquiring and releasing ones; its fences are what they say. So such a
+/// load comes after a fence here, and such a store before one, which orders them as the memory model does.
+fn fence_before(order: Ordering) {
+    if order == Ordering::SeqCst {
+        fence(order);
+    }
+}
+
+fn fence_after(order: Ordering) {
+    fence_before(order);
+}
+
+fn fenced<T>(order: Ordering, change: impl FnOnce() -> T) -> T {
+    fence_before(order);
+    let before = change();
+    fence_after(order);
+    before
 }
 
 /// Words that share a line of a test.

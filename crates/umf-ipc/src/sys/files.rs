@@ -17,7 +17,7 @@ pub(crate) struct FileIdentity {
 /// What [`filesystem`] says of shared memory (`statfs(2)`).
 pub const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-fn open(path: &str, writable: bool) -> Result<OwnedFd> {
+pub(super) fn open(path: &str, writable: bool) -> Result<OwnedFd> {
     let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
     // NONBLOCK and NOCTTY: the path is a link to whatever another process has open.
     let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;

@@ -126,6 +126,22 @@ impl SharedMapping {
         Ok(())
     }
 
+    /// Asks for small pages: reading a hole of the file then allocates one of these, and not a huge one. (Kernels without
+    /// huge pages of shared memory refuse, and need no such advice.)
+    pub(crate) fn use_small_pages(&mut self) {
+        // SAFETY: the range is this mapping; the advice changes nothing but the size of pages.
+        let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.size, Advice::LinuxNoHugepage) };
+    }
+
+    /// Makes a hole of the file from `offset` to the end of this writable mapping (`MADV_REMOVE`, `madvise(2)`). What cannot be
+    /// given back stays.
+    pub(crate) fn punch(&self, offset: usize) {
+        debug_assert!(offset < self.size, "inside of the mapping");
+        let (start, size) = (self.base.as_ptr().wrapping_add(offset), self.size - offset);
+        // SAFETY: the range is a part of this mapping, which nothing borrows; the file stays as long.
+        let _ = unsafe { rustix::mm::madvise(start.cast(), size, Advice::LinuxRemove) };
+    }
+
     pub(crate) const fn base(&self) -> NonNull<u8> {
         self.base
     }
@@ -155,5 +171,30 @@ impl Drop for SharedMapping {
         // SAFETY: the mapping is this object's own, and nothing borrowed from it is left.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
         step(Step::LedgerUnmapped);
+    }
+}
+
+/// Gives forked children zeros in place of this memory (Linux 4.14, `madvise(2)`).
+///
+/// # Safety
+/// The range is whole pages of a private anonymous mapping.
+pub(crate) unsafe fn wipe_on_fork(address: NonNull<u8>, size: usize) -> Result<()> {
+    // SAFETY: the advice changes nothing in this process.
+    unsafe { rustix::mm::madvise(address.as_ptr().cast(), size, Advice::LinuxWipeOnFork) }
+}
+
+/// Gives the page at `address` its memory, so that writing there cannot be SIGBUS (`MADV_POPULATE_WRITE`, Linux 5.14; on
+/// older ones nothing happens).
+///
+/// # Safety
+/// `address` is the beginning of a page of a mapping that may be written.
+pub(crate) unsafe fn populate(address: NonNull<u8>, size: usize) -> Result<()> {
+    loop {
+        // SAFETY: passed on to the caller; the contents stay.
+        match unsafe { rustix::mm::madvise(address.as_ptr().cast(), size, Advice::LinuxPopulateWrite) } {
+            Err(Errno::INVAL) | Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use crate::sys::{Result, effective_uid, pidfd_open};
+use crate::sys::{Result, effective_uid};
 
 /// Who is at the other end of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,14 +97,6 @@ pub fn so_peerpidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd> {
     } else {
         Err(last_errno())
     }
-}
-
-/// A pidfd of a socket's peer, which its pid may not be visible for. Before Linux 6.5, of its pid.
-pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
-    so_peerpidfd(socket).ok().or_else(|| {
-        let (_, pid) = peer(socket).ok()?;
-        pidfd_open(u32::try_from(pid).ok().filter(|&pid| pid != 0)?).ok()
-    })
 }
 
 fn last_errno() -> Errno {

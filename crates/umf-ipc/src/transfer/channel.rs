@@ -23,10 +23,8 @@ use crate::{Error, Result};
 pub(crate) enum Wanted {
     /// Its ledger, under this number.
     Ledger(RawFd),
-    /// Its door, under this number.
-    Door(RawFd),
-    /// Not an fd: that it knows which row of its door is this process's.
-    Announcement { row: u32, number: u32 },
+    /// Its lease table, under this number.
+    LeaseTable(RawFd),
     /// The memory behind an export.
     Data { fd: RawFd, slot: u32, generation: u64, identity: FileIdentity, opens_through_procfs: bool },
 }
@@ -34,8 +32,7 @@ pub(crate) enum Wanted {
 impl Wanted {
     const fn number(self) -> RawFd {
         match self {
-            Self::Ledger(fd) | Self::Door(fd) | Self::Data { fd, .. } => fd,
-            Self::Announcement { .. } => -1,
+            Self::Ledger(fd) | Self::LeaseTable(fd) | Self::Data { fd, .. } => fd,
         }
     }
 }
@@ -56,6 +53,15 @@ pub(crate) struct Channel {
     /// The process that made it, as [`fork::generation`] counts.
     generation: u32,
     timeout: Duration,
+}
+
+/// A descriptor that came from a producer.
+#[derive(Debug)]
+pub(crate) struct Fetched {
+    pub fd: OwnedFd,
+    pub mode: Mode,
+    /// The producer opened it for this process, which alone has its description.
+    pub is_own: bool,
 }
 
 enum Failure {
@@ -139,11 +145,11 @@ impl Channel {
         }
     }
 
-    /// A duplicate of an fd of the producer, and the way it took.
+    /// A duplicate of a descriptor of the producer, and the way it took.
     ///
     /// Whether it is the right file is for the caller to check: by identity and by what the ledger says
     /// afterwards.
-    pub(crate) fn fetch(&self, wanted: Wanted, exchange: &Exchange) -> Result<(OwnedFd, Mode)> {
+    pub(crate) fn fetch(&self, wanted: Wanted, exchange: &Exchange) -> Result<Fetched> {
         let mut refusals = Vec::new();
         if exchange.modes().is_empty() {
             refusals.extend(Mode::ALL.map(|mode| Refusal {
@@ -154,14 +160,14 @@ impl Channel {
         }
         for &mode in exchange.modes() {
             let fetched = match mode {
-                Mode::Pidfd => self.by_pidfd(wanted),
-                Mode::Procfs => self.by_procfs(wanted),
+                Mode::Pidfd => self.by_pidfd(wanted).map(|fd| (fd, false)),
+                Mode::Procfs => self.by_procfs(wanted).map(|fd| (fd, false)),
                 Mode::Socket => self.by_socket(wanted),
             };
             match fetched {
-                Ok(fd) => {
+                Ok((fd, is_own)) => {
                     tracing::debug!(pid = self.pid, %mode, "fetched an fd");
-                    return Ok((fd, mode));
+                    return Ok(Fetched { fd, mode, is_own });
                 }
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::Refused(refusal)) => {
@@ -192,9 +198,7 @@ impl Channel {
         }
         Failure::Final(match wanted {
             // A ledger's fd is open as long as the process image that made it lives.
-            Wanted::Ledger(_) | Wanted::Door(_) | Wanted::Announcement { .. } => {
-                Error::ProducerGone { pid: self.pid }
-            }
+            Wanted::Ledger(_) | Wanted::LeaseTable(_) => Error::ProducerGone { pid: self.pid },
             Wanted::Data { fd, .. } => {
                 Error::OtherObject { pid: self.pid, fd, evidence: "no such fd is open there any more" }
             }
@@ -274,11 +278,11 @@ impl Channel {
         let identity = sys::identity(found).map_err(system)?;
         let is_regular = sys::is_regular(found).map_err(system)?;
         match wanted {
-            Wanted::Ledger(_) | Wanted::Door(_) | Wanted::Announcement { .. } => {
+            Wanted::Ledger(_) | Wanted::LeaseTable(_) => {
                 let memfds = sys::memfd_device()
                     .map_err(|errno| Failure::Final(Error::system("memfd_create", errno)))?;
                 if !is_regular || memfds.is_some_and(|device| device != identity.device) {
-                    let evidence = "its ledger or door fd is no shared memory";
+                    let evidence = "its ledger or lease table is no shared memory";
                     return Err(Failure::Final(Error::ProducerReplaced { pid: self.pid, evidence }));
                 }
             }
@@ -311,7 +315,7 @@ impl Channel {
         })
     }
 
-    fn by_socket(&self, wanted: Wanted) -> core::result::Result<OwnedFd, Failure> {
+    fn by_socket(&self, wanted: Wanted) -> core::result::Result<(OwnedFd, bool), Failure> {
         if !self.served {
             return Err(Failure::Refused(Refusal {
                 mode: Mode::Socket,
@@ -322,16 +326,13 @@ impl Channel {
         }
         let gone = || Failure::Final(Error::ProducerGone { pid: self.pid });
         match self.ask(wanted) {
-            Ok(Answer::Fd(fd)) => Ok(fd),
+            Ok(Answer::Fd { fd, is_own }) => Ok((fd, is_own)),
             Ok(Answer::Stale(now)) => {
                 let (slot, generation) = match wanted {
-                    Wanted::Ledger(_) | Wanted::Door(_) | Wanted::Announcement { .. } => return Err(gone()),
+                    Wanted::Ledger(_) | Wanted::LeaseTable(_) => return Err(gone()),
                     Wanted::Data { slot, generation, .. } => (slot, generation),
                 };
                 Err(Failure::Final(Error::Stale { pid: self.pid, slot, generation, now }))
-            }
-            Ok(Answer::Known) => {
-                Err(Failure::Final(Error::Misbehaved { pid: self.pid, what: "it sent no fd" }))
             }
             Ok(Answer::NotPermitted) => Err(Failure::Refused(Refusal {
                 mode: Mode::Socket,
@@ -362,26 +363,6 @@ impl Channel {
                 milliseconds: u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
             })),
             Err(errno) => Err(Failure::Final(Error::system("asking the producer's socket", errno))),
-        }
-    }
-
-    /// Whether the producer finds this process by its pid.
-    pub(crate) const fn same_pid_namespace(&self) -> bool {
-        self.same_pid_namespace
-    }
-
-    /// Tells the producer which row of its door is this process's, where it cannot find that out.
-    pub(crate) fn announce(&self, row: u32, number: u32) -> Result<()> {
-        let pid = self.pid;
-        match self.ask(Wanted::Announcement { row, number }) {
-            Ok(Answer::Known) => Ok(()),
-            Ok(_) => Err(Error::Misbehaved { pid, what: "it does not take note of leases" }),
-            Err(Errno::AGAIN | Errno::TIMEDOUT) => Err(Error::TimedOut {
-                pid,
-                milliseconds: u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
-            }),
-            Err(Errno::CONNREFUSED | Errno::PIPE | Errno::CONNRESET) => Err(Error::ProducerGone { pid }),
-            Err(errno) => Err(Error::system("asking the producer's socket", errno)),
         }
     }
 

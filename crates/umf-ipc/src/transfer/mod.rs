@@ -13,6 +13,6 @@ mod diagnosis;
 mod mode;
 pub(crate) mod socket;
 
-pub(crate) use channel::{Channel, Wanted};
+pub(crate) use channel::{Channel, Fetched, Wanted};
 pub(crate) use diagnosis::yama_scope;
 pub use mode::{Exchange, Mode};

@@ -210,7 +210,6 @@ fn told(recorded: &Recorded, now: u64) -> String {
         }
         Event::Hold { slot, bytes, .. } => format!("hold     slot {slot}, {}", bytes::human(bytes)),
         Event::Release { slot, bytes, .. } => format!("release  slot {slot}, {}", bytes::human(bytes)),
-        Event::Announce { pid } => format!("announce pid {pid}"),
         _ => "?".to_owned(),
     };
     format!("  {when:>16}  {what}")

@@ -20,31 +20,31 @@ impl State {
         let identity = self.exports.ledger.identity();
         let native = export.native.as_ref().and_then(|native| native.native.as_ref());
         let flag = |condition, flag| if condition { flag } else { 0 };
-        let content = content(export);
+        let content = content(export, target);
         Fields {
             flags: flag(native.is_some_and(|native| native.isolated), FLAG_ISOLATED)
                 | flag(native.is_some_and(|native| native.read_only), FLAG_READ_ONLY)
                 | flag(self.served, FLAG_SOCKET)
                 | flag(target.is_region, FLAG_REGION)
                 | flag(export.opens_through_procfs, FLAG_PROCFS),
-            boot_id: identity.boot_id,
+            boot: identity.boot_id.half(),
             nonce: self.exports.ledger.nonce(),
             pid: identity.pid,
             ledger_fd: self.exports.ledger.raw_fd(),
             pid_namespace: identity.pid_namespace,
             pidfs_inode: identity.pidfs_inode,
-            start_time: identity.start_time,
             data_fd: content.fd,
             slot,
             generation,
             data_device: content.device,
             data_inode: content.inode,
-            data_offset: content.offset,
-            region_base: target.region.base().to_bits(),
+            data_offset: content.data_offset,
             region_size: target.region.size() as u64,
             region_id: target.region.id().get(),
-            offset: target.start.offset_from(target.region.base()).unwrap_or(0),
-            length: target.size as u64,
+            key: self.key,
+            offset: content.offset,
+            length: content.length,
+            requested: content.requested,
             kind: export.kind,
             allocation_id: native.map_or(0, |native| native.allocation_id),
             native: native.map_or(umf_core::NativeBytes::EMPTY, |native| native.native),
@@ -53,12 +53,16 @@ impl State {
     }
 }
 
-/// What the ledger says of a region's exports.
-pub(super) fn content(export: &RegionExport) -> SlotContent {
+/// What the ledger says of an export.
+pub(super) fn content(export: &RegionExport, target: &Target) -> SlotContent {
     let guard = export.native.as_ref();
     let identity = guard.and_then(|guard| guard.identity);
     let native = guard.and_then(|guard| guard.native.as_ref());
     SlotContent {
+        offset: target.start.offset_from(target.region.base()).unwrap_or(0),
+        length: target.size as u64,
+        // No pool says what was asked for.
+        requested: target.size as u64,
         device: identity.map_or(0, |identity| identity.device),
         inode: identity.map_or(0, |identity| identity.inode),
         fd: native.and_then(|native| native.fd.as_ref()).map_or(-1, |fd| fd.as_raw_fd()),
@@ -66,6 +70,6 @@ pub(super) fn content(export: &RegionExport) -> SlotContent {
         region_generation: export.generation,
         region_id: export.region.id().get(),
         region_size: export.region.size() as u64,
-        offset: native.map_or(0, |native| native.offset),
+        data_offset: native.map_or(0, |native| native.offset),
     }
 }

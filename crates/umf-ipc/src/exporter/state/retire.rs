@@ -50,7 +50,8 @@ impl State {
                 // it out at once, and the region may leave the cache.
                 let handle = Handle::from_known(bytes);
                 let (size, is_region) = (handle.length() as usize, handle.is_region());
-                let export = Exported { slot, generation, base: address, size, is_region };
+                let is_device = handle.may_be_imported_by_device();
+                let export = Exported { slot, generation, base: address, size, is_region, is_device };
                 let settle = |native: Option<&Arc<NativeGuard>>| self.exports.settle(&export, region, native);
                 if self.cache.peek(&region, |entry| settle(entry.value.native.as_ref())).is_none() {
                     settle(None);

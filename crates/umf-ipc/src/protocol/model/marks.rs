@@ -1,25 +1,25 @@
 //! Marks, which say in which rows to look for leases.
 
-use super::super::{forget, lease, look, mark, publish, read, retire, unpin};
+use super::super::{clear_marks, give_back, is_current, lease, mark, publish, read, retire};
 use super::*;
 
 /// Opens an export in the row with this bit; `false` if it is not current.
 fn open(marks: &ModelWord, row: &ModelWord, bit: u64, generation: &ModelWord, expected: u64) -> bool {
     mark(marks, bit);
     lease(row);
-    generation.load(Ordering::Acquire) == expected || {
-        unpin(row);
+    is_current(generation, expected) || {
+        give_back(row);
         false
     }
 }
 
-/// As a door asks: rows are looked at only where marks say so.
+/// As a lease table is scanned: rows are looked at only where marks say so.
 fn is_leased(marks: &ModelWord, rows: &[ModelWord]) -> bool {
-    let marked = look(marks);
-    let rows = rows.iter().enumerate().filter(|(row, _)| marked >> row & 1 != 0);
-    let is_leased = rows.fold(0, |sum: u64, (_, row)| sum.wrapping_add(row.load(Ordering::Acquire))) != 0;
+    let marked = marks.load(Ordering::SeqCst);
+    let mut rows = rows.iter().enumerate().filter(|(row, _)| marked >> row & 1 != 0);
+    let is_leased = rows.any(|(_, row)| row.load(Ordering::SeqCst) != 0);
     if !is_leased {
-        forget(marks);
+        clear_marks(marks);
     }
     is_leased
 }
@@ -40,7 +40,7 @@ fn loom_a_mark_says_where_to_look() {
                     let [generation, marks, rows @ ..] = &*words;
                     if open(marks, &rows[me], 1 << me, generation, 1) {
                         memory.use_it();
-                        unpin(&rows[me]);
+                        give_back(&rows[me]);
                         reached.reach("opened");
                     } else {
                         reached.reach("refused");
@@ -78,12 +78,12 @@ fn loom_a_mark_is_of_one_export() {
                 let [generation, marks, row] = &*words;
                 if open(marks, row, 1, generation, 1) {
                     reached.reach("the first is open");
-                    unpin(row);
+                    give_back(row);
                 }
                 if read(generation, 3, || ()).is_ok() {
                     if open(marks, row, 1, generation, 3) {
                         memory.use_it();
-                        unpin(row);
+                        give_back(row);
                         reached.reach("the second is open");
                     } else {
                         reached.reach("the second is refused");

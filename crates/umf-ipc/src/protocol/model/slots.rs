@@ -1,6 +1,6 @@
 //! Slots of the ledger: exports that come and go.
 
-use super::super::{look, publish, read, retire};
+use super::super::{publish, read, retire};
 use super::*;
 
 /// A slot that is published, retired and published again: readers see each export whole or not at all, and of one that is
@@ -57,7 +57,7 @@ fn loom_use_after_reuse_is_noticed() {
             let words = Arc::clone(&words);
             thread::spawn(move || {
                 retire(&words[0], 1);
-                if look(&words[2]) == 0 {
+                if words[2].load(Ordering::SeqCst) == 0 {
                     // The block is handed out again; its new owner writes.
                     words[1].store(20, Ordering::Relaxed);
                 }

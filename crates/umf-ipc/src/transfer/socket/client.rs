@@ -23,9 +23,12 @@ use crate::transfer::Wanted;
 #[derive(Debug)]
 pub enum Answer {
     /// What was asked for.
-    Fd(OwnedFd),
-    /// What was said is known now.
-    Known,
+    Fd {
+        /// The descriptor.
+        fd: OwnedFd,
+        /// It was opened for this process, which alone has its description.
+        is_own: bool,
+    },
     /// The slot has this generation now.
     Stale(u64),
     /// Its process serves another user.
@@ -94,8 +97,7 @@ impl Client {
         let request = match wanted {
             Wanted::Ledger(_) => Request::Ledger,
             Wanted::Data { slot, generation, .. } => Request::Data { slot, generation },
-            Wanted::Door(_) => Request::Door,
-            Wanted::Announcement { row, number } => Request::Announce { row, number },
+            Wanted::LeaseTable(_) => Request::LeaseTable,
         };
         let request = request.encode(self.nonce);
         step(Step::SocketConnected);
@@ -111,7 +113,7 @@ impl Client {
         step(Step::SocketAsked);
         let answer = receive(&connection, deadline)?;
         // After any other answer the producer closes it.
-        if matches!(answer, Answer::Fd(_) | Answer::Stale(_) | Answer::Known) {
+        if matches!(answer, Answer::Fd { .. } | Answer::Stale(_)) {
             self.connection = Some(connection);
         }
         tracing::trace!(pid = self.pid, ?answer, "socket answered");
@@ -208,13 +210,14 @@ pub fn receive(connection: &OwnedFd, deadline: Deadline) -> Result<Answer, Errno
         return Err(Errno::CONNRESET);
     }
     match (Reply::decode(&bytes[..received.bytes]), fds.len()) {
-        (Some(Reply::Ok), 1) => Ok(fds.pop().map_or(Answer::Misbehaved("it sent no fd"), Answer::Fd)),
+        (Some(Reply::Ok { is_own }), 1) => {
+            Ok(fds.pop().map_or(Answer::Misbehaved("it sent no fd"), |fd| Answer::Fd { fd, is_own }))
+        }
         // The kernel drops fds for which the receiver has no room.
-        (Some(Reply::Ok), 0) if received.flags.contains(ReturnFlags::CTRUNC) => Err(Errno::MFILE),
-        (Some(Reply::Ok), _) => Ok(Answer::Misbehaved("it did not send exactly one fd")),
+        (Some(Reply::Ok { .. }), 0) if received.flags.contains(ReturnFlags::CTRUNC) => Err(Errno::MFILE),
+        (Some(Reply::Ok { .. }), _) => Ok(Answer::Misbehaved("it did not send exactly one fd")),
         (Some(Reply::Stale(now)), 0) => Ok(Answer::Stale(now)),
         (Some(Reply::NotPermitted), 0) => Ok(Answer::NotPermitted),
-        (Some(Reply::Known), 0) => Ok(Answer::Known),
         (Some(Reply::BadRequest), 0) => Ok(Answer::Misbehaved("it did not understand a request")),
         _ => Ok(Answer::Misbehaved("it sent an answer that is none")),
     }

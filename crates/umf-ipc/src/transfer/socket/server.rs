@@ -19,19 +19,35 @@ use umf_core::step::{Step, step};
 
 use super::wire::{self, Reply, Request};
 use crate::identity::Nonce;
-use crate::sys;
+use crate::sys::{self, Reopened};
 use crate::{Error, Result};
 
 /// Where the server gets what it hands out.
 pub trait FdSource: Send + Sync {
     /// The ledger, or what stands in its place.
     fn ledger(&self) -> Arc<OwnedFd>;
-    /// The door.
-    fn door(&self) -> Arc<OwnedFd>;
-    /// An importer says which row of the door is its own. `importer` is a pidfd of it, where the kernel gives one.
-    fn announce(&self, row: u32, number: u32, importer: Option<OwnedFd>) -> bool;
+    /// The lease table, opened anew for the asker if that is possible; `None` if there is no table.
+    fn lease_table(&self) -> Option<Outgoing>;
     /// The fd behind a current export, or the generation that its slot has now.
     fn data(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64>;
+}
+
+/// A descriptor that goes to an asker.
+#[derive(Debug)]
+pub enum Outgoing {
+    /// Opened for the asker, and closed here once it is sent.
+    Own(Reopened),
+    /// This process's own.
+    Shared(Arc<OwnedFd>),
+}
+
+impl AsFd for Outgoing {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Own(fd) => fd.as_fd(),
+            Self::Shared(fd) => fd.as_fd(),
+        }
+    }
 }
 
 /// Connections beyond this number replace the oldest one; its importer connects again when it needs to.
@@ -269,21 +285,28 @@ impl Serving {
         };
         let (answer, fd) = match Request::decode(&bytes[..received.min(bytes.len())], self.nonce) {
             None => (Reply::BadRequest, None),
-            Some(Request::Ledger) => (Reply::Ok, Some(self.source.ledger())),
-            Some(Request::Door) => (Reply::Ok, Some(self.source.door())),
-            Some(Request::Announce { row, number }) => {
-                let known = self.source.announce(row, number, sys::peer_pidfd(connection.as_fd()));
-                (if known { Reply::Known } else { Reply::BadRequest }, None)
-            }
+            Some(Request::Ledger) => shared(self.source.ledger()),
+            Some(Request::LeaseTable) => match self.source.lease_table() {
+                // Its description is the asker's alone once this process has closed it, below.
+                Some(table @ Outgoing::Own(_)) => (Reply::Ok { is_own: true }, Some(table)),
+                Some(table) => (Reply::Ok { is_own: false }, Some(table)),
+                None => (Reply::BadRequest, None),
+            },
             Some(Request::Data { slot, generation }) => match self.source.data(slot, generation) {
-                Ok(fd) => (Reply::Ok, Some(fd)),
+                Ok(fd) => shared(fd),
                 Err(now) => (Reply::Stale(now), None),
             },
         };
         step(Step::ServerAnswering);
         // A peer that does not read its answers loses its connection.
-        reply(connection.as_fd(), answer, fd.as_deref()).is_ok() && answer != Reply::BadRequest
+        let sent = reply(connection.as_fd(), answer, fd.as_ref().map(AsFd::as_fd));
+        sent.is_ok() && answer != Reply::BadRequest
     }
+}
+
+/// The answer with a descriptor that this process keeps.
+const fn shared(fd: Arc<OwnedFd>) -> (Reply, Option<Outgoing>) {
+    (Reply::Ok { is_own: false }, Some(Outgoing::Shared(fd)))
 }
 
 fn is_permitted(connection: BorrowedFd<'_>) -> bool {
@@ -299,11 +322,15 @@ fn refuse(connection: OwnedFd) {
     while rustix::net::recv(&connection, &mut byte, RecvFlags::DONTWAIT).is_ok_and(|(_, count)| count > 0) {}
 }
 
-fn reply(connection: BorrowedFd<'_>, reply: Reply, fd: Option<&OwnedFd>) -> core::result::Result<(), Errno> {
+fn reply(
+    connection: BorrowedFd<'_>,
+    reply: Reply,
+    fd: Option<BorrowedFd<'_>>,
+) -> core::result::Result<(), Errno> {
     let bytes = reply.encode();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = fd.map(|fd| [fd.as_fd()]);
+    let fds = fd.map(|fd| [fd]);
     if let Some(fds) = &fds {
         control.push(SendAncillaryMessage::ScmRights(fds));
     }

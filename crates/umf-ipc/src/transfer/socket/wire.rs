@@ -7,11 +7,10 @@ pub(super) const REPLY_SIZE: usize = 16;
 
 const REQUEST_MAGIC: [u8; 4] = *b"UMFR";
 const REPLY_MAGIC: [u8; 4] = *b"UMFA";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const KIND_LEDGER: u16 = 1;
 const KIND_DATA: u16 = 2;
-const KIND_DOOR: u16 = 3;
-const KIND_ANNOUNCE: u16 = 4;
+const KIND_LEASE_TABLE: u16 = 3;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,15 +24,8 @@ pub enum Request {
         /// Of the slot.
         generation: u64,
     },
-    /// The file with the rows of leases.
-    Door,
-    /// Which row there is the asker's own, and the number that it wrote there.
-    Announce {
-        /// In the door.
-        row: u32,
-        /// As it is there.
-        number: u32,
-    },
+    /// The lease table, through a description that is the asker's alone.
+    LeaseTable,
 }
 
 impl Request {
@@ -43,8 +35,7 @@ impl Request {
         let (kind, slot, generation) = match self {
             Self::Ledger => (KIND_LEDGER, 0, 0),
             Self::Data { slot, generation } => (KIND_DATA, slot, generation),
-            Self::Door => (KIND_DOOR, 0, 0),
-            Self::Announce { row, number } => (KIND_ANNOUNCE, row, u64::from(number)),
+            Self::LeaseTable => (KIND_LEASE_TABLE, 0, 0),
         };
         let mut bytes = [0; REQUEST_SIZE];
         bytes[0..4].copy_from_slice(&REQUEST_MAGIC);
@@ -71,8 +62,7 @@ impl Request {
         match kind {
             KIND_LEDGER => Some(Self::Ledger),
             KIND_DATA => Some(Self::Data { slot, generation }),
-            KIND_DOOR => Some(Self::Door),
-            KIND_ANNOUNCE => Some(Self::Announce { row: slot, number: u32::try_from(generation).ok()? }),
+            KIND_LEASE_TABLE => Some(Self::LeaseTable),
             _ => None,
         }
     }
@@ -81,23 +71,23 @@ impl Request {
 /// What the producer says; [`Reply::Ok`] comes with an fd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reply {
-    Ok,
+    Ok {
+        /// The fd was opened for the asker, which alone has its description.
+        is_own: bool,
+    },
     /// The slot has this generation now.
     Stale(u64),
     NotPermitted,
     BadRequest,
-    /// The asker's row counts from now on.
-    Known,
 }
 
 impl Reply {
     pub(super) fn encode(self) -> [u8; REPLY_SIZE] {
         let (status, value): (u32, u64) = match self {
-            Self::Ok => (0, 0),
+            Self::Ok { is_own } => (0, u64::from(is_own)),
             Self::Stale(now) => (1, now),
             Self::NotPermitted => (2, 0),
             Self::BadRequest => (3, 0),
-            Self::Known => (4, 0),
         };
         let mut bytes = [0; REPLY_SIZE];
         bytes[0..4].copy_from_slice(&REPLY_MAGIC);
@@ -113,11 +103,10 @@ impl Reply {
         }
         let value = u64::from_le_bytes(bytes[8..16].try_into().ok()?);
         match u32::from_le_bytes(bytes[4..8].try_into().ok()?) {
-            0 => Some(Self::Ok),
+            0 if value <= 1 => Some(Self::Ok { is_own: value == 1 }),
             1 => Some(Self::Stale(value)),
             2 => Some(Self::NotPermitted),
             3 => Some(Self::BadRequest),
-            4 => Some(Self::Known),
             _ => None,
         }
     }
@@ -148,16 +137,18 @@ mod tests {
     #[test]
     fn requests_and_replies_round_trip() {
         let nonce = Nonce::from_bytes([5; 16]);
-        for request in [
-            Request::Ledger,
-            Request::Data { slot: 7, generation: u64::MAX },
-            Request::Door,
-            Request::Announce { row: 9, number: u32::MAX },
-        ] {
+        for request in [Request::Ledger, Request::Data { slot: 7, generation: u64::MAX }, Request::LeaseTable]
+        {
             assert_eq!(Request::decode(&request.encode(nonce), nonce), Some(request));
             assert_eq!(Request::decode(&request.encode(nonce), Nonce::from_bytes([6; 16])), None);
         }
-        for reply in [Reply::Ok, Reply::Stale(12), Reply::NotPermitted, Reply::BadRequest, Reply::Known] {
+        for reply in [
+            Reply::Ok { is_own: false },
+            Reply::Ok { is_own: true },
+            Reply::Stale(12),
+            Reply::NotPermitted,
+            Reply::BadRequest,
+        ] {
             assert_eq!(Reply::decode(&reply.encode()), Some(reply));
         }
     }

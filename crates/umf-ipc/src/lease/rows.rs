@@ -1,0 +1,366 @@
+//! [`ImporterLeases`]: the importer's side: its rows in one producer's lease table, and [`Lease`], a count in one of them.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use umf_core::fork;
+use umf_core::lock::Lock;
+use umf_core::metadata::Wiped;
+use umf_core::step::{Step, step};
+use umf_core::thread;
+
+use super::layout::{Head, MAGIC, MAX_ROWS, ROW_HEADER, Shape, VERSION, mark};
+use crate::identity::{self, Nonce};
+use crate::ledger::MAX_SLOTS;
+use crate::sys::{self, FileIdentity, Reopened, SharedMapping};
+use crate::{Error, Result, protocol};
+
+/// The most rows that one importer takes of one table: threads share them, each thread the same one at every open.
+const MOST_ROWS: usize = 8;
+/// How many rows of importers that have ended are tried before a row is taken that was never used.
+const DEAD_TRIED: u32 = 4;
+/// What fails where an importer can open no file through `/proc`.
+pub(crate) const REOPENING: &str = "opening the lease table anew through /proc/thread-self/fd";
+const WITHOUT_PROC: &str = "; mount /proc, or set UMF_IPC_EXCHANGE=socket in both processes, or ipc.leases = \"off\" to open \
+                            without leases";
+/// How much of a row gets its memory at a time, in bytes.
+const STEP: usize = 4096;
+
+/// A count of one open in a row, which is taken back there by whatever thread closes.
+///
+/// It lasts as long as the [`ImporterLeases`] that it came from, which is dropped when nothing is open any more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lease {
+    word: NonNull<AtomicU64>,
+    /// 0 in forked children, where `word` is not mapped.
+    here: NonNull<AtomicU32>,
+}
+
+impl Lease {
+    /// The word that counts.
+    #[inline]
+    pub(crate) const fn word(self) -> NonNull<AtomicU64> {
+        self.word
+    }
+
+    /// Takes the count back. In a forked child of the process that counted, does nothing.
+    ///
+    /// # Safety
+    /// The lease was counted and not taken back yet, and its [`ImporterLeases`] exists.
+    #[inline]
+    pub(crate) unsafe fn give_back(self) {
+        // SAFETY: the caller says that it exists; in a forked child it is leaked, and this word with it.
+        if unsafe { self.here.as_ref() }.load(Ordering::Relaxed) != 0 {
+            // SAFETY: as above, and this is the process that has the row mapped.
+            protocol::give_back(unsafe { self.word.as_ref() });
+        }
+    }
+}
+
+/// How to find the lease table of a producer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Producer {
+    pub pid: u32,
+    pub nonce: Nonce,
+    /// Numbers that the producer's ledger has, which importers cannot write.
+    pub slots: u32,
+    pub rows: u32,
+}
+
+/// The rows of one importer in the lease table of one producer. A row is locked by the kernel as long as it is mapped here.
+#[derive(Debug)]
+pub(crate) struct ImporterLeases {
+    pid: u32,
+    /// For further rows. `None` if its description keeps the lock of the first one.
+    fd: Option<OwnedFd>,
+    file: FileIdentity,
+    head: Head,
+    rows: Lock<Rows>,
+    /// 1 in the process that made this, 0 in its forked children.
+    here: Wiped,
+    /// What the rows of this importer have in common.
+    number: u64,
+    /// The process that made it, as [`fork::generation`] counts.
+    generation: u32,
+}
+
+#[derive(Debug, Default)]
+struct Rows {
+    taken: Vec<Row>,
+    /// By the number of a thread, modulo the most rows: one more than the index of its row, 0 before its first open.
+    of_threads: [u8; MOST_ROWS],
+    /// No more rows can be had.
+    enough: bool,
+}
+
+/// A locked row.
+#[derive(Debug)]
+struct Row {
+    number: u32,
+    /// Header and words. Unmapping it drops the lock.
+    mapping: SharedMapping,
+    /// Bit per [`STEP`] bytes of words: they have memory.
+    populated: Box<[u64]>,
+}
+
+impl ImporterLeases {
+    /// Maps what should be a producer's lease table, checks that it is, and takes a row. `is_own` says that no other process
+    /// has the description behind `fd`.
+    pub(crate) fn open(fd: OwnedFd, is_own: bool, producer: Producer) -> Result<Self> {
+        let pid = producer.pid;
+        let misbehaved = |what| Error::Misbehaved { pid, what };
+        let system = |call| move |errno| Error::system(call, errno);
+        // First of all, because it is the one question that no file system answers.
+        match sys::seals(&fd) {
+            Ok(seals) if seals.contains(SealFlags::SHRINK | SealFlags::GROW) => {}
+            _ => return Err(misbehaved("its lease table is not sealed as one is")),
+        }
+        if sys::filesystem(&fd).map_err(system("fstatfs of the lease table"))? != sys::TMPFS_MAGIC {
+            return Err(misbehaved("its lease table is no shared memory"));
+        }
+        if producer.slots > MAX_SLOTS {
+            return Err(misbehaved("its ledger has more slots than one can have"));
+        }
+        let shape = Shape { slots: producer.slots, rows: producer.rows.min(MAX_ROWS) };
+        let size = sys::size(&fd).map_err(system("fstat of the lease table"))?;
+        if shape.rows == 0 || size != shape.size() {
+            return Err(misbehaved("its lease table has another size than its ledger says"));
+        }
+        let file = sys::identity(&fd).map_err(system("fstat of the lease table"))?;
+        let head = Head::new(&fd, shape)?;
+        step(Step::LeaseTableOpened);
+        let header = head.header();
+        let nonce = [0, 1].map(|half: usize| header.nonce[half].load(Ordering::Relaxed));
+        if header.magic.load(Ordering::Acquire) != MAGIC
+            || header.version.load(Ordering::Relaxed) != VERSION
+            || nonce != producer.nonce.halves()
+        {
+            return Err(misbehaved("its lease table is another producer's, or was overwritten"));
+        }
+        let random = sys::random().map_err(system("getrandom"))?;
+        let mut leases = Self {
+            pid,
+            file,
+            head,
+            rows: Lock::default(),
+            here: Wiped::new(1)?,
+            number: u64::from_le_bytes(random[..8].try_into().unwrap_or([1; 8])).max(1),
+            generation: fork::generation(),
+            fd: Some(fd),
+        };
+        // The first row now: an importer without any opens nothing.
+        let reopened = match leases.reopen() {
+            Ok(reopened) => reopened,
+            // No `/proc` here. A description that was made for this importer serves as well, for one row.
+            Err(_) if is_own && let Some(fd) = leases.fd.take() => {
+                leases.rows.lock().enough = true;
+                Reopened::received(fd).map_err(system("lock of a lease row"))?
+            }
+            Err(errno) if errno == Errno::MFILE || errno == Errno::NFILE || errno == Errno::NOMEM => {
+                return Err(Error::system(REOPENING, errno));
+            }
+            Err(errno) => return Err(Error::System { call: REOPENING, errno, hint: WITHOUT_PROC }),
+        };
+        let row = leases.take_row(reopened, true)?;
+        leases.rows.lock().taken.push(row);
+        Ok(leases)
+    }
+
+    fn reopen(&self) -> sys::Result<Reopened> {
+        let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
+        let reopened = Reopened::of(fd.as_fd(), self.file)?;
+        step(Step::RowOpened);
+        Ok(reopened)
+    }
+
+    /// Whether it was made in this process, and not in one that this is a forked child of.
+    #[inline]
+    pub(crate) fn belongs_here(&self) -> bool {
+        self.generation == fork::generation()
+    }
+
+    /// In a forked child, in which this is leaked.
+    ///
+    /// # Safety
+    /// Nothing else closes the descriptor: it is called once, and `self` is never dropped here.
+    pub(crate) unsafe fn close_in_child(&self) {
+        if let Some(fd) = &self.fd {
+            // SAFETY: passed on to the caller.
+            unsafe { sys::close_inherited(fd.as_raw_fd()) };
+        }
+        step(Step::LeaseTableForgotten);
+    }
+
+    /// The descriptors that it holds open.
+    pub(crate) fn fds(&self) -> u64 {
+        u64::from(self.fd.is_some())
+    }
+
+    /// How many rows it has.
+    #[cfg(test)]
+    pub(super) fn rows(&self) -> usize {
+        self.rows.lock().taken.len()
+    }
+
+    /// As if its process was killed: the kernel drops the locks of its rows, and nothing is cleared.
+    #[cfg(test)]
+    pub(super) fn die(self) {
+        drop(core::mem::take(&mut *self.rows.lock()));
+        core::mem::forget(self);
+    }
+
+    /// Counts an open of the export in `slot`, which the ledger has. Whether the export is current has to be looked at
+    /// afterwards.
+    ///
+    /// # Errors
+    /// [`Error::System`] if there is no memory for the word.
+    pub(crate) fn take(&self, slot: u32) -> Result<Lease> {
+        let mut rows = self.rows.lock();
+        let index = self.row_of_thread(&mut rows);
+        let row = &mut rows.taken[index];
+        let word = row.word(slot)?;
+        if protocol::mark(self.head.marks(slot), mark(row.number)) {
+            step(Step::LeaseMarked);
+        }
+        // SAFETY: the row is mapped as long as `self`, and has memory there.
+        protocol::lease(unsafe { word.as_ref() });
+        step(Step::LeaseCounted);
+        Ok(Lease { word, here: NonNull::from(self.here.word()) })
+    }
+
+    /// The index of the calling thread's row: one of a few, so that threads that open the same export at the same time seldom
+    /// write the same cache line. The first thread has the first row, and with one thread there is no other.
+    fn row_of_thread(&self, rows: &mut Rows) -> usize {
+        let thread = thread::current().map_or(0, |thread| thread.get() as usize % MOST_ROWS);
+        if let Some(known) = rows.of_threads[thread].checked_sub(1) {
+            return usize::from(known);
+        }
+        let is_first = rows.of_threads.iter().all(|&row| row == 0);
+        if !is_first && !rows.enough {
+            match self.add_row() {
+                Ok(row) => rows.taken.push(row),
+                Err(error) => {
+                    tracing::debug!(%error, pid = self.pid, "threads share lease rows");
+                    rows.enough = true;
+                }
+            }
+        }
+        let others = rows.of_threads.iter().filter(|&&row| row != 0).count();
+        let index = others % rows.taken.len();
+        rows.of_threads[thread] = index as u8 + 1;
+        index
+    }
+
+    #[cold]
+    fn add_row(&self) -> Result<Row> {
+        let reopened = self.reopen().map_err(|errno| Error::system("opening the lease table anew", errno))?;
+        self.take_row(reopened, false)
+    }
+
+    /// Locks a row and maps it, zero, through a description that nothing else has. Further rows of an importer come from the
+    /// first half alone: whatever number of threads others have, there is a row left for each other importer.
+    fn take_row(&self, reopened: Reopened, is_first: bool) -> Result<Row> {
+        let shape = self.head.shape();
+        let system = |call| move |errno| Error::system(call, errno);
+        let end = if is_first { shape.rows } else { shape.rows / 2 };
+        let number = self.lock_row(&reopened, end).map_err(system("fcntl(F_OFD_SETLK) of a lease row"))?;
+        let number = number.ok_or(Error::LimitReached {
+            what: "importers that one producer can tell apart",
+            limit: u64::from(shape.rows),
+            setting: "open its handles in fewer processes",
+        })?;
+        let owner = self.head.owner(number);
+        if owner.importer.load(Ordering::Relaxed) != 0 {
+            // Its last owner was killed: see `LeaseTable::is_in_device_grace`.
+            self.head.header().cleared.0.fetch_max(sys::boot_time(), Ordering::SeqCst);
+        }
+        // Before anything is counted, and before the height includes it.
+        sys::punch(&reopened, shape.row(number) + ROW_HEADER, shape.words())
+            .map_err(system("fallocate of a lease row"))?;
+        step(Step::RowCleared);
+        let size = usize::try_from(shape.row_size()).unwrap_or(usize::MAX);
+        let mut mapping = SharedMapping::at(&reopened, shape.row(number), size, true)
+            .map_err(system("mmap of a lease row"))?;
+        mapping.keep_from_children().map_err(system("madvise(MADV_DONTFORK) of a lease row"))?;
+        mapping.use_small_pages();
+        step(Step::RowMapped);
+        // The mapping keeps the description and its lock.
+        drop(reopened);
+        step(Step::RowReady);
+        owner.importer.store(self.number, Ordering::Relaxed);
+        owner.pid.store(sys::pid(), Ordering::Relaxed);
+        owner.uid.store(sys::effective_uid(), Ordering::Relaxed);
+        owner.pid_namespace.store(identity::pid_namespace(), Ordering::Relaxed);
+        owner.since.store(sys::boot_time(), Ordering::Relaxed);
+        self.head.header().height.0.fetch_max(number + 1, Ordering::SeqCst);
+        step(Step::RowRaised);
+        let steps = usize::try_from(shape.words()).unwrap_or(usize::MAX).div_ceil(STEP);
+        Ok(Row { number, mapping, populated: vec![0; steps.div_ceil(64)].into() })
+    }
+
+    /// The number of a row below `end`, locked; `None` if all are.
+    fn lock_row(&self, reopened: &Reopened, end: u32) -> sys::Result<Option<u32>> {
+        let shape = self.head.shape();
+        let lock = |row: u32| {
+            reopened.locks().try_write_lock(shape.row(row)).map(|is_locked| is_locked.then_some(row))
+        };
+        let used = self.head.height().min(end);
+        let is_given_back = |&row: &u32| self.head.owner(row).importer.load(Ordering::Relaxed) == 0;
+        // First those that were given back: without a system call for each that is in use.
+        let given_back = (0..used).filter(is_given_back);
+        // Then those of importers that were killed, a few at a time and each time others.
+        let start = self.head.header().search.0.fetch_add(DEAD_TRIED, Ordering::Relaxed) % used.max(1);
+        let others = (start..used).chain(0..start);
+        let dead = others.clone().take(DEAD_TRIED as usize);
+        for row in given_back.chain(dead).chain(used..end).chain(others) {
+            if let Some(row) = lock(row)? {
+                step(Step::RowLocked);
+                return Ok(Some(row));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Row {
+    /// The word of a slot, which the row has; writing it cannot fault.
+    fn word(&mut self, slot: u32) -> Result<NonNull<AtomicU64>> {
+        let part = slot as usize * 8 / STEP;
+        let words = ROW_HEADER as usize;
+        let (bits, bit) = (part / 64, 1 << (part % 64));
+        if self.populated[bits] & bit == 0 {
+            // A page is at least a step; a larger one is asked for more than once.
+            let page_size = rustix::param::page_size();
+            let page = (slot as usize * 8) & !(page_size - 1);
+            // SAFETY: the mapping has the row's words there, writable, and they end at a multiple of all page sizes.
+            unsafe { sys::populate(self.mapping.base().add(words + page), page_size) }
+                .map_err(|errno| Error::system("memory for a lease row", errno))?;
+            step(Step::RowPopulated);
+            self.populated[bits] |= bit;
+        }
+        // SAFETY: the mapping has a word for each slot there.
+        Ok(unsafe { self.mapping.base().add(words + slot as usize * 8) }.cast())
+    }
+}
+
+impl Drop for ImporterLeases {
+    fn drop(&mut self) {
+        let rows = core::mem::take(&mut *self.rows.lock());
+        for row in rows.taken {
+            if !self.belongs_here() {
+                // The parent's: not mapped here.
+                core::mem::forget(row);
+                continue;
+            }
+            // Nothing is open any more that is counted there: this is for the memory's sake.
+            row.mapping.punch(ROW_HEADER as usize);
+            step(Step::RowClosing);
+            self.head.owner(row.number).importer.store(0, Ordering::Relaxed);
+            drop(row);
+            step(Step::RowClosed);
+        }
+    }
+}

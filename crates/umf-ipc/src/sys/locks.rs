@@ -1,0 +1,191 @@
+//! Files opened anew, and the kernel's locks on their bytes.
+//!
+//! A lock of an open file description (`F_OFD_SETLK`, `fcntl_locking(2)`) belongs to the description, and the kernel drops
+//! it when the last reference to that is gone: the last descriptor, or the last mapping made through one. A mapping that
+//! forked children do not get (`MADV_DONTFORK`) is therefore a lock that lasts exactly as long as the process uses that
+//! memory: it ends at `munmap`, `exec`, exit and SIGKILL, and is seen by every process that can open the file.
+//!
+//! A descriptor that came by `pidfd_getfd(2)` or `SCM_RIGHTS` shares the sender's description, and with it the sender's
+//! locks. [`Reopened`] is a description of this process alone.
+
+use core::sync::atomic::AtomicBool;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use umf_core::fork::{self, ForkAware};
+use umf_core::lock::{Lock, LockGuard};
+
+use super::{FileIdentity, Result, files, identity};
+
+/// Held while a [`Reopened`] is open: a forked child would inherit the descriptor, and keep the locks of its description.
+struct Opening(Lock<()>);
+
+static OPENING: Opening = Opening(Lock::new(()));
+static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
+
+impl ForkAware for Opening {
+    fn prepare(&self) {
+        self.0.lock_for_fork();
+    }
+
+    fn parent(&self) {
+        // SAFETY: `prepare` ran in this thread.
+        unsafe { self.0.unlock_after_fork() };
+    }
+
+    fn child(&self) {
+        // SAFETY: this is the forked copy of the thread in which `prepare` ran.
+        unsafe { self.0.unlock_after_fork() };
+    }
+}
+
+fn opening() -> Result<LockGuard<'static, ()>> {
+    // SAFETY: only system calls are made while the lock is held.
+    unsafe { fork::register_static_leaf(&OPENING, &IS_REGISTERED) }.map_err(|_| Errno::NOMEM)?;
+    Ok(OPENING.0.lock())
+}
+
+/// A descriptor whose description belongs to this process alone. Until it is dropped, forks of this process wait.
+#[derive(Debug)]
+pub struct Reopened {
+    // Closed before forks go on: fields are dropped in this order.
+    fd: OwnedFd,
+    _opening: LockGuard<'static, ()>,
+}
+
+impl Reopened {
+    /// Opens the file behind `fd` anew, for reading and writing. `expected` is its identity: the number may have come to
+    /// mean another file, if the program closes descriptors that are not its own.
+    ///
+    /// # Errors
+    /// Those of `open(2)`: `ENOENT` where no `/proc` that shows this process is mounted; `ESTALE` if it is another file.
+    pub(crate) fn of(fd: BorrowedFd<'_>, expected: FileIdentity) -> Result<Self> {
+        let opening = opening()?;
+        let fd = files::open(&format!("/proc/thread-self/fd/{}", fd.as_raw_fd()), true)?;
+        if identity(&fd)? != expected {
+            return Err(Errno::STALE);
+        }
+        Ok(Self { fd, _opening: opening })
+    }
+
+    /// Takes over a description that another process made for this one, and closed on its side.
+    pub(crate) fn received(fd: OwnedFd) -> Result<Self> {
+        Ok(Self { _opening: opening()?, fd })
+    }
+
+    pub(crate) fn locks(&self) -> Locks<'_> {
+        Locks(self.fd.as_fd())
+    }
+}
+
+impl AsFd for Reopened {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The locks of an open file description.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Locks<'f>(BorrowedFd<'f>);
+
+impl<'f> Locks<'f> {
+    /// Those of the description behind a descriptor. To take locks, it is one with which this process created the file. To ask
+    /// for locks, it is one through which no lock of interest was taken.
+    pub(crate) fn of_file(fd: &'f OwnedFd) -> Self {
+        Self(fd.as_fd())
+    }
+
+    /// Takes the write lock of one byte; `false` if another description holds it.
+    pub(crate) fn try_write_lock(self, byte: u64) -> Result<bool> {
+        match self.control(libc::F_OFD_SETLK, libc::F_WRLCK, byte) {
+            Ok(_) => Ok(true),
+            Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    pub(crate) fn unlock(self, byte: u64) -> Result<()> {
+        self.control(libc::F_OFD_SETLK, libc::F_UNLCK, byte).map(drop)
+    }
+
+    /// Whether another description holds the write lock of a byte. (A read lock does not count: any process that can
+    /// open a file for reading can take one.)
+    pub(crate) fn is_write_locked(self, byte: u64) -> Result<bool> {
+        Ok(self.control(libc::F_OFD_GETLK, libc::F_RDLCK, byte)? != libc::F_UNLCK)
+    }
+
+    /// One lock operation on one byte; the type of lock that the kernel returns.
+    fn control(self, command: libc::c_int, kind: libc::c_int, byte: u64) -> Result<libc::c_int> {
+        let start = libc::off_t::try_from(byte).map_err(|_| Errno::INVAL)?;
+        let mut lock = libc::flock {
+            l_type: kind as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: start,
+            l_len: 1,
+            // Open file description locks require 0.
+            l_pid: 0,
+        };
+        loop {
+            // SAFETY: `lock` is valid for reads and writes during the call.
+            if unsafe { libc::fcntl(self.0.as_raw_fd(), command, &raw mut lock) } == 0 {
+                return Ok(libc::c_int::from(lock.l_type));
+            }
+            let error = std::io::Error::last_os_error().raw_os_error();
+            match error.map_or(Errno::IO, Errno::from_raw_os_error) {
+                Errno::INTR => {}
+                errno => return Err(errno),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::{SharedMapping, memfd};
+
+    const PAGE: usize = 65536;
+
+    fn file() -> (OwnedFd, FileIdentity) {
+        let fd = memfd("umf-test-locks", 4 * PAGE as u64).unwrap();
+        let identity = identity(&fd).unwrap();
+        (fd, identity)
+    }
+
+    #[test]
+    fn mapping_keeps_the_lock_until_it_is_unmapped() {
+        let (fd, identity) = file();
+        let locks = Locks::of_file(&fd);
+        let reopened = Reopened::of(fd.as_fd(), identity).unwrap();
+        let mapping = SharedMapping::at(&reopened, PAGE as u64, PAGE, true).unwrap();
+        assert!(reopened.locks().try_write_lock(PAGE as u64).unwrap());
+        drop(reopened);
+        assert!(locks.is_write_locked(PAGE as u64).unwrap());
+        assert!(!locks.is_write_locked(0).unwrap());
+        assert!(!locks.try_write_lock(PAGE as u64).unwrap());
+        // Another description of this same process is another owner.
+        let other = Reopened::of(fd.as_fd(), identity).unwrap();
+        assert!(!other.locks().try_write_lock(PAGE as u64).unwrap());
+        drop(other);
+        assert!(locks.is_write_locked(PAGE as u64).unwrap());
+        drop(mapping);
+        assert!(!locks.is_write_locked(PAGE as u64).unwrap());
+        assert!(locks.try_write_lock(PAGE as u64).unwrap());
+        locks.unlock(PAGE as u64).unwrap();
+    }
+
+    #[test]
+    fn read_lock_of_a_stranger_does_not_count() {
+        let (fd, identity) = file();
+        let stranger = Reopened::of(fd.as_fd(), identity).unwrap();
+        stranger.locks().control(libc::F_OFD_SETLK, libc::F_RDLCK, 0).unwrap();
+        assert!(!Locks::of_file(&fd).is_write_locked(0).unwrap());
+    }
+
+    #[test]
+    fn reused_descriptor_number_is_refused() {
+        let (fd, _) = file();
+        let (_other, expected) = file();
+        assert_eq!(Reopened::of(fd.as_fd(), expected).unwrap_err(), Errno::STALE);
+    }
+}
