@@ -153,3 +153,25 @@ fn using_says_whether_the_block_was_the_same() {
     mapping.read(0, &mut text).unwrap();
     assert_eq!(&text, b"hello");
 }
+
+/// What `umf why` shows: the rows that count a slot, and whether their owners live.
+#[test]
+fn rows_of_a_slot_are_seen_from_outside() {
+    let (pool, importer) = (pool(), importer());
+    let exporter = Exporter::new(ExporterSettings::default()).unwrap();
+    let block = allocate(&pool);
+    let handle = handle(&exporter, block);
+    let rows = || {
+        let search = umf_ipc::inspect::find().unwrap();
+        search.by_nonce(handle.nonce()).unwrap().lease_rows(handle.slot())
+    };
+    assert!(rows().is_empty());
+    let mappings = [importer.open(&handle).unwrap(), importer.open(&handle).unwrap()];
+    let seen = rows();
+    assert_eq!((seen.len(), seen[0].count, seen[0].pid), (1, 2, std::process::id()));
+    assert!(seen[0].is_owned && seen[0].importer != 0);
+    drop(mappings);
+    assert_eq!(rows()[0].count, 0);
+    drop(importer);
+    assert!(rows().is_empty());
+}

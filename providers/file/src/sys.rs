@@ -1,10 +1,12 @@
 //! System calls, and the mappings that they make.
 
-use core::ptr::{NonNull, null_mut};
+use core::ptr::NonNull;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use umf_core::{Error, Result};
+use umf_memory::{Mapping, Place};
 
 fn last_errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
@@ -44,41 +46,30 @@ pub(crate) fn map(
     writable: bool,
 ) -> Result<NonNull<u8>> {
     let too_large = Error::SizeOverflow { size, align };
-    let room = if align > page_size() { size.checked_add(align).ok_or(too_large)? } else { size };
-    let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping where the kernel likes.
-    let whole = unsafe { libc::mmap(null_mut(), room, libc::PROT_NONE, reserve, -1, 0) };
-    if whole == libc::MAP_FAILED {
-        return Err(Error::OutOfMemory { size, owner: "file", native: last_errno() });
-    }
-    let head = whole.addr().next_multiple_of(align) - whole.addr();
-    let start = whole.wrapping_byte_add(head);
     let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
     let offset = i64::try_from(offset).map_err(|_| too_large)?;
-    // SAFETY: replaces a part of the mapping made above, which nobody uses.
-    let mapped = unsafe {
-        libc::mmap(start, size, protection, kind.flags() | libc::MAP_FIXED, file.as_raw_fd(), offset)
+    let map = |place: Place| {
+        let (hint, fixed) = place.hint();
+        let flags = kind.flags() | fixed.bits().cast_signed();
+        // SAFETY: a new mapping, which replaces none.
+        let mapped = unsafe { libc::mmap(hint, size, protection, flags, file.as_raw_fd(), offset) };
+        if mapped == libc::MAP_FAILED {
+            return Err(Errno::from_raw_os_error(last_errno()));
+        }
+        NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
     };
-    if mapped == libc::MAP_FAILED {
-        let native = last_errno();
-        // SAFETY: as above.
-        unsafe { libc::munmap(whole, room) };
-        return Err(Error::Native {
+    // SAFETY: `map` makes a mapping of `size` bytes, or fails.
+    let mapping = unsafe { Mapping::placed(size, align, map) }.map_err(|errno| match errno {
+        Errno::NOMEM => Error::OutOfMemory { size, owner: "file", native: errno.raw_os_error() },
+        errno => Error::Native {
             call: "mmap",
-            native,
+            native: errno.raw_os_error(),
             hint: "the file system may not be able to map files so",
-        });
-    }
-    // SAFETY: what lies before and behind, which nobody uses.
-    unsafe {
-        if head > 0 {
-            libc::munmap(whole, head);
-        }
-        if room - head > size {
-            libc::munmap(start.wrapping_byte_add(size), room - head - size);
-        }
-    }
-    NonNull::new(start.cast()).ok_or(too_large)
+        },
+    })?;
+    let base = mapping.base();
+    mapping.keep();
+    Ok(base)
 }
 
 /// # Safety
@@ -96,7 +87,7 @@ pub(crate) fn reserve(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<
     match rustix::fs::fallocate(file, FallocateFlags::empty(), offset, size as u64) {
         Ok(()) => Ok(()),
         Err(errno) => Err(match errno {
-            rustix::io::Errno::NOSPC | rustix::io::Errno::FBIG | rustix::io::Errno::DQUOT => {
+            Errno::NOSPC | Errno::FBIG | Errno::DQUOT => {
                 Error::OutOfMemory { size, owner: "file", native: errno.raw_os_error() }
             }
             errno => Error::native("fallocate", errno.raw_os_error()),

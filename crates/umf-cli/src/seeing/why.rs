@@ -157,6 +157,23 @@ fn from_ledger(out: &mut String, handle: &Handle, found: &Found, now: u64) {
         }
     }
     held(out, &events, handle, now);
+    // Not if the slot has another export by now.
+    if generation - handle.generation() <= 1 {
+        open_in(out, handle, found);
+    }
+}
+
+/// The importers that count the handle's export as open, by their rows in the producer's lease table.
+fn open_in(out: &mut String, handle: &Handle, found: &Found) {
+    let rows = found.lease_rows(handle.slot());
+    for row in rows.iter().filter(|row| row.is_owned && row.count > 0) {
+        let times = if row.count == 1 { "once".to_owned() } else { format!("{} times", row.count) };
+        let _ = writeln!(
+            out,
+            "  open: {times} in an importer that calls itself pid {} (uid {})",
+            row.pid, row.uid
+        );
+    }
 }
 
 fn without_ledger(out: &mut String, handle: &Handle, search: &Search) {

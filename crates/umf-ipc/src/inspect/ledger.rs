@@ -105,6 +105,7 @@ pub struct Ledger {
     identity: Identity,
     flags: u32,
     capacity: u32,
+    lease_table: Option<(u32, u32)>,
     statistics: u64,
     events: u64,
 }
@@ -195,6 +196,11 @@ impl Ledger {
             identity,
             flags: half(offset_of!(Header, flags)),
             capacity,
+            lease_table: Some((
+                half(offset_of!(Header, lease_table_fd)),
+                half(offset_of!(Header, lease_table_rows)),
+            ))
+            .filter(|&(number, _)| number != u32::MAX),
             statistics: word(offset_of!(Header, statistics_offset)),
             events: word(offset_of!(Header, events_offset)),
         })
@@ -216,6 +222,11 @@ impl Ledger {
     #[must_use]
     pub const fn is_served(&self) -> bool {
         self.flags & FLAG_SERVED != 0
+    }
+
+    /// The owner's descriptor number of its lease table, and how many rows that has; `None` while there is none.
+    pub(super) const fn lease_table(&self) -> Option<(u32, u32)> {
+        self.lease_table
     }
 
     /// How many slots it can have.

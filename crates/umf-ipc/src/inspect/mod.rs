@@ -6,12 +6,14 @@
 //! out, with no mapping that could fault, and nothing of it is believed before it was checked.
 
 mod find;
+mod leases;
 mod ledger;
 mod owner;
 
 pub use crate::ledger::event::{Event, Recorded, RefuseReason, RetireReason, half_of};
 pub use crate::ledger::statistics::{PoolFigures, Statistics};
 pub use find::{Found, Search, find};
+pub use leases::LeaseRow;
 pub use ledger::{Events, Identity, Ledger, Slot, SlotContent};
 pub use owner::Owner;
 

@@ -7,26 +7,26 @@ use crate::sys::SharedMapping;
 use crate::{Error, Result};
 
 /// `"UMFLEASE"`, little-endian.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLEASE");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLEASE");
 /// The version that this code reads and writes.
-pub(super) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 2;
 /// Parts begin at multiples of this, the largest base page size that Linux has.
 const ALIGN: u64 = 1 << 16;
 /// Bytes of a row before its words: room for ticket words.
-pub(super) const ROW_HEADER: u64 = ALIGN;
+pub(crate) const ROW_HEADER: u64 = ALIGN;
 /// The most bytes that the words of a row take.
 #[cfg(test)]
 const MAX_WORDS: u64 = crate::ledger::MAX_SLOTS as u64 * 8;
 /// The most rows.
-pub(super) const MAX_ROWS: u32 = 4096;
+pub(crate) const MAX_ROWS: u32 = 4096;
 /// Bits of a slot's marks. Row `n` has bit `n % MARKS`.
-pub(super) const MARKS: u32 = 64;
+pub(crate) const MARKS: u32 = 64;
 
 /// The first part, a field that is written often to a cache line. Written before the table's descriptor is known to any
 /// other process, but for the fields from `height` on.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Header {
+pub(crate) struct Header {
     pub magic: AtomicU64,
     pub version: AtomicU32,
     pub rows: AtomicU32,
@@ -42,12 +42,12 @@ pub(super) struct Header {
 /// A cache line of its own.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(super) struct Line<T>(pub T);
+pub(crate) struct Line<T>(pub T);
 
 /// The importer that owns a row, for people: nothing depends on it. Zeros if the row was given back.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(super) struct Owner {
+pub(crate) struct Owner {
     /// A random number that all rows of one importer have in common.
     pub importer: AtomicU64,
     /// Its process id in its own pid namespace.
@@ -65,7 +65,7 @@ const _: () = assert!(size_of::<Owner>() == 64 && size_of::<Header>() <= ALIGN a
 /// Where the parts of a table are. This follows from the numbers of slots and rows alone, so that nothing in the table has to
 /// be believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(crate) struct Shape {
     pub slots: u32,
     pub rows: u32,
 }
@@ -73,7 +73,7 @@ pub(super) struct Shape {
 impl Shape {
     /// The table of a ledger with so many slots, as large as a file of `limit` bytes can be. `None` if it would have fewer
     /// than four rows.
-    pub(super) fn within(slots: u32, limit: u64) -> Option<Self> {
+    pub(crate) fn within(slots: u32, limit: u64) -> Option<Self> {
         let mut shape = Self { slots, rows: MAX_ROWS };
         while shape.size() > limit {
             shape.rows /= 2;
@@ -84,54 +84,54 @@ impl Shape {
         Some(shape)
     }
 
-    pub(super) const fn owners(self) -> u64 {
+    pub(crate) const fn owners(self) -> u64 {
         ALIGN
     }
 
-    pub(super) const fn marks(self) -> u64 {
+    pub(crate) const fn marks(self) -> u64 {
         (self.owners() + self.rows as u64 * size_of::<Owner>() as u64).next_multiple_of(ALIGN)
     }
 
     /// Bytes of a row's words, and of the marks.
-    pub(super) const fn words(self) -> u64 {
+    pub(crate) const fn words(self) -> u64 {
         (self.slots as u64 * 8).next_multiple_of(ALIGN)
     }
 
     /// Where the rows begin: the size of the part that both sides map.
-    pub(super) const fn head(self) -> u64 {
+    pub(crate) const fn head(self) -> u64 {
         self.marks() + self.words()
     }
 
     /// Bytes of a row, its header included.
-    pub(super) const fn row_size(self) -> u64 {
+    pub(crate) const fn row_size(self) -> u64 {
         ROW_HEADER + self.words()
     }
 
     /// Where a row begins. The lock of the row is that of this byte.
-    pub(super) const fn row(self, number: u32) -> u64 {
+    pub(crate) const fn row(self, number: u32) -> u64 {
         self.head() + number as u64 * self.row_size()
     }
 
-    pub(super) const fn size(self) -> u64 {
+    pub(crate) const fn size(self) -> u64 {
         self.row(self.rows)
     }
 }
 
 /// The bit of a row in a slot's marks.
-pub(super) const fn mark(row: u32) -> u64 {
+pub(crate) const fn mark(row: u32) -> u64 {
     1 << (row % MARKS)
 }
 
 /// Header, owners and marks of a table, mapped. Any process that can open the table writes there: each word is read once.
 #[derive(Debug)]
-pub(super) struct Head {
+pub(crate) struct Head {
     mapping: SharedMapping,
     shape: Shape,
 }
 
 impl Head {
     /// Maps the head of a table of this shape, which the file is known to have. Forked children do not get it.
-    pub(super) fn new(fd: impl AsFd, shape: Shape) -> Result<Self> {
+    pub(crate) fn new(fd: impl AsFd, shape: Shape) -> Result<Self> {
         let size = usize::try_from(shape.head()).unwrap_or(usize::MAX);
         let mut mapping = SharedMapping::new(fd, size, true)
             .map_err(|errno| Error::system("mmap of the lease table", errno))?;
@@ -143,17 +143,17 @@ impl Head {
         Ok(Self { mapping, shape })
     }
 
-    pub(super) const fn shape(&self) -> Shape {
+    pub(crate) const fn shape(&self) -> Shape {
         self.shape
     }
 
-    pub(super) fn header(&self) -> &Header {
+    pub(crate) fn header(&self) -> &Header {
         // SAFETY: the head of a table begins with a header; fields are atomics.
         unsafe { self.mapping.base().cast().as_ref() }
     }
 
     /// The owner of a row, as it describes itself.
-    pub(super) fn owner(&self, row: u32) -> &Owner {
+    pub(crate) fn owner(&self, row: u32) -> &Owner {
         assert!(row < self.shape.rows, "a row of this table");
         let offset = self.shape.owners() as usize + row as usize * size_of::<Owner>();
         // SAFETY: the head has `rows` owners there; fields are atomics.
@@ -162,7 +162,7 @@ impl Head {
 
     /// The marks of a slot: the rows in which it was opened.
     #[inline]
-    pub(super) fn marks(&self, slot: u32) -> &AtomicU64 {
+    pub(crate) fn marks(&self, slot: u32) -> &AtomicU64 {
         assert!(slot < self.shape.slots, "a slot of this table");
         let offset = self.shape.marks() as usize + slot as usize * 8;
         // SAFETY: the head has `slots` words there.
@@ -170,7 +170,7 @@ impl Head {
     }
 
     /// The height: rows from this number on have never counted anything.
-    pub(super) fn height(&self) -> u32 {
+    pub(crate) fn height(&self) -> u32 {
         self.header().height.0.load(Ordering::SeqCst).min(self.shape.rows)
     }
 }

@@ -19,7 +19,7 @@
 //! use. `docs/leases.md` has the protocol step by step; `tests/models` explores its interleavings.
 
 mod exports;
-mod layout;
+pub(crate) mod layout;
 mod left;
 mod rows;
 mod table;
