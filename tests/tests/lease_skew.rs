@@ -1,0 +1,184 @@
+//! A free finds a lease although the lease counts of its process are spread over several rows.
+//!
+//! A mapping that one thread opens and another thread closes leaves +1 in the row of the first thread and -1 in the row
+//! that all other threads of the process share. Their sum is zero, as it should be. When an importer gives up its lease
+//! table, its rows go one after the other. A free at that moment must still see a lease that the same process has taken
+//! through another table.
+//!
+//! Each round frees a block that has an open mapping, while another thread makes an importer give up its table. The pool
+//! must not hand the block out again before the mapping is closed.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use umf::core::{Layout, held};
+use umf::host::{HostImport, HostProvider};
+use umf::ipc::ExporterSettings;
+use umf::slab::{SlabPool, SlabSettings};
+use umf::{Address, Exporter, Handle, Importer, Mapping, Visibility};
+
+/// Rounds of each test, unless the first failure ends it.
+const ROUNDS: u64 = 8_000;
+/// Blocks that are allocated after a free. They are more than the pool's caches keep of one size.
+const BLOCKS_AFTER_FREE: usize = 40;
+/// Upper bound of the delay between the start of an eviction and the free. An eviction takes less.
+const LONGEST_DELAY_NS: u64 = 120_000;
+/// The delays of successive rounds are spread by this step, so that they cover the whole range.
+const DELAY_STEP_NS: u64 = 7919;
+
+/// One producer, in the process of its importers.
+struct Producer {
+    pool: Arc<SlabPool>,
+    exporter: Exporter,
+    layout: Layout,
+}
+
+impl Producer {
+    fn new() -> Self {
+        let provider = HostProvider::builder().visibility(Visibility::Shared).build().unwrap();
+        Self {
+            pool: SlabPool::new(provider, SlabSettings::new()).unwrap(),
+            exporter: Exporter::new(ExporterSettings::default()).unwrap(),
+            layout: Layout::new(4096, 8).unwrap(),
+        }
+    }
+
+    fn allocate(&self) -> Address {
+        umf::core::pool::allocate(&*self.pool, self.layout).unwrap()
+    }
+
+    fn allocate_exported(&self) -> (Address, Handle) {
+        let address = self.allocate();
+        // SAFETY: the test holds no reference into the block.
+        (address, unsafe { self.exporter.handle(address) }.unwrap())
+    }
+
+    fn free(&self, address: Address) {
+        // SAFETY: the block is live, and no pointer into it is used afterwards.
+        unsafe { umf::core::pool::free(&*self.pool, address) }.unwrap();
+    }
+
+    /// Whether the pool hands out this block again.
+    fn hands_out(&self, freed: Address) -> bool {
+        let blocks: Vec<_> = (0..BLOCKS_AFTER_FREE).map(|_| self.allocate()).collect();
+        let found = blocks.contains(&freed);
+        blocks.into_iter().for_each(|block| self.free(block));
+        found
+    }
+}
+
+fn importer() -> Importer {
+    Importer::builder().import(Arc::new(HostImport::new())).build().unwrap()
+}
+
+/// A thread that runs what it is given, in order. It opens nothing by itself, so it has no lease row of its own unless a
+/// job opens something.
+struct Helper<'scope> {
+    jobs: mpsc::Sender<Box<dyn FnOnce() + Send + 'scope>>,
+}
+
+impl<'scope> Helper<'scope> {
+    fn start(scope: &'scope std::thread::Scope<'scope, '_>) -> Self {
+        let (jobs, queue) = mpsc::channel::<Box<dyn FnOnce() + Send + 'scope>>();
+        scope.spawn(move || queue.into_iter().for_each(|job| job()));
+        Self { jobs }
+    }
+
+    /// Queues a job, whose result arrives in the channel that is returned.
+    fn run<R: Send + 'scope>(&self, job: impl FnOnce() -> R + Send + 'scope) -> mpsc::Receiver<R> {
+        let (done, result) = mpsc::channel();
+        self.jobs.send(Box::new(move || drop(done.send(job())))).unwrap();
+        result
+    }
+}
+
+/// Opens a mapping in the calling thread and closes it in another.
+fn skew<'scope>(importer: &'scope Importer, handle: &Handle, helper: &Helper<'scope>) {
+    let mapping = importer.open(handle).unwrap();
+    helper.run(move || drop(mapping)).recv().unwrap();
+}
+
+/// Starts `evict_idle` in the helper's thread and returns when it is about to run.
+fn start_eviction<'scope>(importer: &'scope Importer, helper: &Helper<'scope>) -> mpsc::Receiver<usize> {
+    let running = Arc::new(AtomicBool::new(false));
+    let evicted = {
+        let running = Arc::clone(&running);
+        helper.run(move || {
+            running.store(true, Ordering::Release);
+            importer.evict_idle()
+        })
+    };
+    while !running.load(Ordering::Acquire) {
+        std::hint::spin_loop();
+        std::thread::yield_now();
+    }
+    evicted
+}
+
+fn delay(round: u64) {
+    let begun = Instant::now();
+    let wait = Duration::from_nanos(round * DELAY_STEP_NS % LONGEST_DELAY_NS);
+    while begun.elapsed() < wait {
+        std::hint::spin_loop();
+    }
+}
+
+/// Frees the block, which `mapping` has open, and fails if the pool hands it out again.
+#[track_caller]
+fn free_must_hold(producer: &Producer, address: Address, mapping: &Mapping<'_>, round: u64) {
+    producer.free(address);
+    assert!(!mapping.is_current(), "round {round}: the block was freed, and its mapping says that it is current");
+    assert!(
+        !producer.hands_out(address),
+        "round {round}: block {address} was handed out again while a mapping of it is open"
+    );
+}
+
+/// Two importers have the same export open. The first has a skew in its rows and gives up its table.
+#[test]
+fn free_sees_lease_of_second_importer_while_first_gives_up_its_table() {
+    let producer = Producer::new();
+    let (first, second) = (importer(), importer());
+    std::thread::scope(|scope| {
+        let helper = Helper::start(scope);
+        for round in 0..ROUNDS {
+            let (address, handle) = producer.allocate_exported();
+            skew(&first, &handle, &helper);
+            let mapping = second.open(&handle).unwrap();
+            let evicted = start_eviction(&first, &helper);
+            delay(round);
+            free_must_hold(&producer, address, &mapping, round);
+            drop(mapping);
+            evicted.recv().unwrap();
+            held::poll();
+        }
+    });
+}
+
+/// One importer gives up its table in one thread and makes a new one in another, by opening the same handle again.
+#[test]
+fn free_sees_lease_in_new_table_while_importer_gives_up_old_one() {
+    let producer = Producer::new();
+    let importer = importer();
+    std::thread::scope(|scope| {
+        let (helper, opener) = (Helper::start(scope), Helper::start(scope));
+        for round in 0..ROUNDS {
+            let (address, handle) = producer.allocate_exported();
+            skew(&importer, &handle, &helper);
+            let evicted = start_eviction(&importer, &helper);
+            let importer = &importer;
+            let opened = opener.run(move || {
+                delay(round);
+                importer.open(&handle).unwrap()
+            });
+            let mapping = opened.recv().unwrap();
+            free_must_hold(&producer, address, &mapping, round);
+            drop(mapping);
+            evicted.recv().unwrap();
+            held::poll();
+        }
+    });
+}
