@@ -130,7 +130,10 @@ fn delay(round: u64) {
 #[track_caller]
 fn free_must_hold(producer: &Producer, address: Address, mapping: &Mapping<'_>, round: u64) {
     producer.free(address);
-    assert!(!mapping.is_current(), "round {round}: the block was freed, and its mapping says that it is current");
+    assert!(
+        !mapping.is_current(),
+        "round {round}: the block was freed, and its mapping says that it is current"
+    );
     assert!(
         !producer.hands_out(address),
         "round {round}: block {address} was handed out again while a mapping of it is open"

@@ -1,0 +1,108 @@
+//! The content of blocks: each word depends on the block's number and on the word's place.
+//!
+//! No word is zero, so that pages that were released can be told from content. Two blocks have no word in common, with
+//! overwhelming probability, so that a wrong word says which block it belongs to.
+
+use std::sync::atomic::{Ordering, fence};
+
+use umf::core::Pool;
+use umf::ipc::Bytes;
+use umf::{Address, VolatileSlice};
+
+/// Bytes of a word.
+pub const WORD: u64 = 8;
+
+/// The word at a place in the content of a block.
+pub const fn word(id: u64, place: u64) -> u64 {
+    let mut mixed = id.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ place.wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    mixed ^= mixed >> 29;
+    mixed = mixed.wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    mixed ^= mixed >> 32;
+    mixed | 1
+}
+
+/// The content of a block, as bytes.
+pub fn bytes(id: u64, size: u64) -> Vec<u8> {
+    (0..size / WORD).flat_map(|place| word(id, place).to_le_bytes()).collect()
+}
+
+/// A word that is neither the content of its block nor permitted otherwise.
+#[derive(Clone, Copy, Debug)]
+pub struct Wrong {
+    pub place: u64,
+    pub found: u64,
+    /// How many words of the block are zero.
+    pub zeros: u64,
+}
+
+/// What a reader found in a block.
+pub type Found = Result<Zeros, Wrong>;
+
+/// Whether some words were zero, where zeros are permitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Zeros(pub bool);
+
+/// Compares words with the content of a block. Zeros are permitted if `release`.
+pub fn compare(words: impl Iterator<Item = u64> + Clone, id: u64, release: bool) -> Found {
+    let mut zeros = Zeros(false);
+    for (place, found) in (0..).zip(words.clone()) {
+        if found == word(id, place) {
+            continue;
+        }
+        if release && found == 0 {
+            zeros = Zeros(true);
+            continue;
+        }
+        let zeros = words.filter(|word| *word == 0).count() as u64;
+        return Err(Wrong { place, found, zeros });
+    }
+    Ok(zeros)
+}
+
+/// Compares memory that other processes may write at any time.
+pub fn compare_memory(memory: VolatileSlice<'_>, id: u64, size: u64, release: bool) -> Found {
+    let load = |place: u64| memory.load(place as usize * 8, Ordering::Acquire).unwrap_or(0);
+    compare((0..size / WORD).map(load), id, release)
+}
+
+/// Compares bytes that were copied out.
+pub fn compare_bytes(copied: &[u8], id: u64, release: bool) -> Found {
+    let words = copied.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().unwrap_or_default()));
+    compare(words, id, release)
+}
+
+/// Writes the content of a block. The CPU writes it, or the device if the CPU must not touch the memory.
+///
+/// # Errors
+/// Those of the device.
+pub fn fill(pool: &dyn Pool, address: Address, id: u64, size: u64) -> umf::core::Result<()> {
+    let transfer = pool.provider().transfer().filter(|_| !pool.provider().memory_kind().is_host_accessible());
+    match (transfer, address.as_ptr()) {
+        (Some(transfer), _) => {
+            // SAFETY: the block is live, has at least `size` bytes, and no reference into it exists.
+            unsafe { transfer.write(address, &bytes(id, size)) }?;
+        }
+        (None, Some(start)) => {
+            for place in 0..size / WORD {
+                // SAFETY: the block is live, has at least `size` bytes, and is aligned to a word.
+                unsafe { start.cast::<u64>().add(place as usize).write_volatile(word(id, place)) };
+            }
+        }
+        (None, None) => {}
+    }
+    fence(Ordering::SeqCst);
+    Ok(())
+}
+
+/// Which block a wrong word belongs to. Searches the blocks below `end`, the latest first.
+pub fn describe(wrong: Wrong, end: u64) -> String {
+    let Wrong { place, found, zeros } = wrong;
+    let owner = match found {
+        0 => "zero".to_owned(),
+        _ => (end.saturating_sub(400_000)..end)
+            .rev()
+            .find(|id| word(*id, place) == found)
+            .map_or_else(|| "content of no known block".to_owned(), |id| format!("content of block {id}")),
+    };
+    format!("word {place} is {found:#x} ({owner}), {zeros} words of the block are zero")
+}

@@ -1,0 +1,142 @@
+//! Domains: objects that outlive their creator keep their content.
+//!
+//! A worker joins a domain and starts another process that creates objects in it. The worker registers them, kills the
+//! creator, and checks them as long as it has them.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use umf::domain::{Domain, DomainSettings, Number, Object, VolatileMemory};
+use umf_tests::Sequence;
+
+use crate::checker::{Promise, broken};
+use crate::content;
+use crate::shared::{self, Activity, Counter, WorkerState, count};
+use crate::worker::{Assignment, run_tag};
+
+const KIND: u32 = 7;
+/// Objects that a creator makes before it is killed, at most.
+const OBJECTS: u64 = 12;
+
+/// Starts a peer of this program, which dies with its starter. It reads from a pipe and writes to another.
+pub fn start_peer(mode: &str, run: u32, arguments: &[String]) -> std::io::Result<Child> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg(mode).arg(run_tag(run)).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+    // SAFETY: the closure makes one system call, which affects the child only.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+    command.spawn()
+}
+
+/// Kills a peer, and waits for its end.
+pub fn kill(mut peer: Child) {
+    // It may have ended.
+    let _ = peer.kill();
+    let _ = peer.wait();
+    count(Counter::Kills);
+}
+
+/// Works until the end of the worker's life.
+pub fn run(assignment: &Assignment, random: &mut Sequence, end: Instant) {
+    let shared = shared::get();
+    let state = &shared.workers[assignment.identity.place];
+    let name = format!("hostile-{}-{}", assignment.run, assignment.identity.incarnation);
+    state.tick(0, Activity::Domain);
+    let domain = match Domain::join(&name, DomainSettings::default()) {
+        Ok(domain) => domain,
+        Err(error) => return broken(Promise::Domain, format_args!("joining a domain: {error}")),
+    };
+    let mut kept: Vec<(u64, Object)> = Vec::new();
+    while !shared.has_stopped() && Instant::now() < end {
+        count(Counter::Rounds);
+        if let Err(error) = round(assignment, state, random, &domain, &mut kept) {
+            broken(Promise::Domain, error);
+        }
+        kept.iter().for_each(|(id, object)| check(*id, object, "after its creator ended"));
+        kept.truncate(random.below(8) as usize);
+    }
+    drop(kept);
+    let left = domain.objects().map(|objects| objects.len());
+    if !matches!(left, Ok(0)) {
+        broken(Promise::Domain, format_args!("all objects were dropped, and the domain has {left:?}"));
+    }
+    state.tick(0, Activity::Ended);
+}
+
+/// One creator: its objects are registered here, and it is killed.
+fn round(
+    assignment: &Assignment,
+    state: &WorkerState,
+    random: &mut Sequence,
+    domain: &Domain,
+    kept: &mut Vec<(u64, Object)>,
+) -> Result<(), String> {
+    state.tick(0, Activity::Domain);
+    let arguments = [domain.name().to_owned(), random.number().to_string()];
+    let mut peer = start_peer("domain-peer", assignment.run, &arguments)
+        .map_err(|error| format!("a creator: {error}"))?;
+    let lines = peer.stdout.take().map(BufReader::new).into_iter().flat_map(BufRead::lines);
+    let before = kept.len();
+    let mut outcome = Ok(());
+    for line in lines.take(1 + random.below(OBJECTS) as usize) {
+        state.tick(0, Activity::Domain);
+        let Some((id, number)) = line.ok().as_deref().and_then(parse) else { break };
+        match domain.register(number, KIND) {
+            Ok(object) => kept.push((id, object)),
+            Err(error) => outcome = Err(format!("registering a living creator's object: {error}")),
+        }
+        if random.one_in(2) {
+            kept.iter().for_each(|(id, object)| check(*id, object, "while its creator lives"));
+        }
+    }
+    kill(peer);
+    if kept.len() == before && outcome.is_ok() {
+        outcome = Err("a creator made no object".to_owned());
+    }
+    outcome
+}
+
+fn parse(line: &str) -> Option<(u64, Number)> {
+    let (id, number) = line.split_once(' ')?;
+    Some((id.parse().ok()?, number.parse().ok()?))
+}
+
+fn check(id: u64, object: &Object, when: &str) {
+    let mut copied = vec![0; object.len()];
+    object.memory().copy_to(&mut copied);
+    count(Counter::DomainObjects);
+    if let Err(wrong) = content::compare_bytes(&copied, id, false) {
+        let what = content::describe(wrong, id + 1);
+        broken(Promise::Domain, format_args!("object {} {when}: {what}", object.number()));
+    }
+}
+
+/// The creator: makes objects, fills them, prints their numbers, and waits to be killed.
+pub fn run_peer(arguments: &[String]) -> i32 {
+    let [_, name, seed] = arguments else { return 2 };
+    let mut random = Sequence::new(seed.parse().unwrap_or(0));
+    let Ok(domain) = Domain::join(name, DomainSettings::default()) else { return 3 };
+    let mut objects = Vec::new();
+    for _ in 0..OBJECTS {
+        let id = random.number() >> 24;
+        let Ok(object) = domain.create(1 + random.below(100_000) as usize, KIND) else { return 4 };
+        let memory = object.memory();
+        if memory.as_volatile_slice().copy_from(&content::bytes(id, object.len() as u64)) != () {
+            return 5;
+        }
+        if writeln!(std::io::stdout(), "{id} {}", object.number()).is_err() {
+            return 0;
+        }
+        objects.push(object);
+    }
+    // Until the worker kills this process, or its end of the pipe is closed.
+    let mut line = String::new();
+    let _ = std::io::stdin().read_line(&mut line);
+    0
+}

@@ -1,0 +1,91 @@
+//! The hostile campaign: processes that share memory do to each other what the library must withstand, and check what it
+//! promises. `tests/run --hostile [SECONDS] [SEED]` runs it; docs/testing.md describes it.
+//!
+//! - `campaign`: starts, stops and kills workers, watches their progress, sums up
+//! - `worker`: one process with its exporters, importers and threads
+//! - `producer`, `importer`, `child`: the threads of a worker, and its forked children
+//! - `domains`, `links`, `second_copy`: other parts of the library, each in a worker of its own
+//! - `pools`: pools of every kind; `content`: what blocks hold
+//! - `checker`: the promises, and reports of broken ones; `liveness`: hangs
+//! - `shared`: memory that all processes share past umf; `settings`: what the environment sets
+//!
+//! The program is its own worker: it starts itself with other arguments.
+
+mod campaign;
+mod checker;
+mod child;
+mod content;
+mod domains;
+mod importer;
+mod links;
+mod liveness;
+mod pools;
+mod producer;
+mod second_copy;
+mod settings;
+mod shared;
+mod worker;
+
+use campaign::Campaign;
+use settings::Settings;
+use worker::Assignment;
+
+/// The name of the test, for filters and summaries.
+const NAME: &str = "hostile_campaign_breaks_no_promise";
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let settings = match Settings::from_environment() {
+        Ok(settings) => settings,
+        Err(error) => {
+            eprintln!("hostile: {error}");
+            std::process::exit(2);
+        }
+    };
+    let code = match arguments.split_first() {
+        Some((mode, rest)) if mode == "worker" => run_worker(rest, &settings),
+        Some((mode, rest)) if mode == "in-namespace" => campaign::in_namespace(rest),
+        Some((mode, rest)) if mode == "domain-peer" => domains::run_peer(rest),
+        Some((mode, rest)) if mode == "link-peer" => links::run_peer(rest),
+        Some((mode, _)) if mode == "idle" => {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            0
+        }
+        _ => run_test(&arguments, &settings),
+    };
+    std::process::exit(code);
+}
+
+fn run_worker(arguments: &[String], settings: &Settings) -> i32 {
+    match Assignment::from_arguments(arguments) {
+        Some(assignment) => worker::run(&assignment, settings),
+        None => {
+            eprintln!("hostile: a worker was started with {arguments:?}");
+            2
+        }
+    }
+}
+
+/// Behaves as test programs do, as far as cargo and `tests/run` need: lists the test, obeys filters, prints a summary.
+fn run_test(arguments: &[String], settings: &Settings) -> i32 {
+    if arguments.iter().any(|argument| argument == "--list") {
+        println!("{NAME}: test");
+        return 0;
+    }
+    let mut filters = arguments.iter().filter(|argument| !argument.starts_with('-')).peekable();
+    if filters.peek().is_some() && !filters.any(|filter| NAME.contains(filter.as_str())) {
+        println!("\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 1 filtered out");
+        return 0;
+    }
+    let Settings { seconds, seed, workers, .. } = settings;
+    println!("\nrunning 1 test\nhostile: {seconds} seconds, seed {seed}, {workers} workers");
+    second_copy::print_skip();
+    let kept = Campaign::new(settings).run();
+    let (word, passed) = if kept { ("ok", 1) } else { ("FAILED", 0) };
+    println!("test {NAME} ... {word}");
+    println!(
+        "\ntest result: {word}. {passed} passed; {} failed; 0 ignored; 0 measured; 0 filtered out",
+        1 - passed
+    );
+    i32::from(!kept)
+}

@@ -1,0 +1,185 @@
+//! Pools of every kind, with settings at random.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use umf::core::{Error, Import, Pool};
+use umf::cuda::{CudaImport, CudaProvider};
+use umf::dma_buf::DmaBufImport;
+use umf::host::{HostImport, HostProvider};
+use umf::level_zero::{Choice, LevelZeroImport, LevelZeroProvider};
+use umf::proxy::ProxyPool;
+use umf::slab::{SlabPool, SlabSettings};
+use umf::{OnFree, Visibility};
+use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
+use umf_provider_file::{FileImport, FileProvider, Mapped};
+use umf_tests::{Sequence, machine};
+
+use crate::settings::{Kind, OnFreeChoice, Settings};
+
+/// The beginning of all names in `/dev/shm` of a run.
+pub fn name_prefix(run: u32) -> String {
+    format!("umf-hostile-{run}-")
+}
+
+/// A pool, and what importers of its blocks may expect.
+pub struct MadePool {
+    pub pool: Arc<dyn Pool>,
+    pub kind: Kind,
+    /// Pages of a block may read as zeros after it is freed.
+    pub release: bool,
+    /// Blocks can be opened for reading only.
+    pub read_only: bool,
+    /// Each region has a file of its own.
+    pub isolated: bool,
+}
+
+/// Makes pools for one worker.
+pub struct PoolMaker<'s> {
+    pub settings: &'s Settings,
+    /// The process id of the campaign.
+    pub run: u32,
+}
+
+impl PoolMaker<'_> {
+    /// Makes a pool with settings at random.
+    ///
+    /// # Errors
+    /// Those of the provider and of the pool.
+    pub fn make(&self, random: &mut Sequence) -> Result<MadePool, Error> {
+        let kind = self.settings.kind.unwrap_or_else(|| *random.of(&Kind::HOST));
+        let isolated = kind.can_isolate() && self.settings.isolation && random.one_in(5);
+        let read_only = isolated && random.one_in(3);
+        let release = match self.settings.on_free {
+            Some(choice) => choice == OnFreeChoice::Release,
+            None => random.one_in(2),
+        };
+        let on_free = if release { OnFree::Release } else { OnFree::Hold };
+        let max_held = if random.one_in(4) { 1 << (16 + random.below(8)) } else { 0 };
+        let slab = |random: &mut Sequence| slab_settings(random).on_free(on_free).max_held(max_held);
+        let pool: Arc<dyn Pool> = match kind {
+            Kind::Slab => SlabPool::new(host(random, isolated, read_only)?, slab(random))?,
+            Kind::Proxy => {
+                let pool = ProxyPool::new(host(random, isolated, read_only)?)?;
+                pool.set_on_free(on_free, max_held)?;
+                pool
+            }
+            Kind::Jemalloc => {
+                let settings = JemallocSettings::default().on_free(on_free).max_held(max_held);
+                JemallocPool::with_settings(host(random, isolated, read_only)?, settings)?
+            }
+            Kind::Named => SlabPool::new(self.named()?, slab(random))?,
+            Kind::File => SlabPool::new(self.file()?, slab(random))?,
+            Kind::LevelZero => {
+                let provider = LevelZeroProvider::device(level_zero()).name("hostile").build()?;
+                SlabPool::new(provider, slab(random))?
+            }
+            Kind::Cuda => SlabPool::new(
+                CudaProvider::builder().library(beside("libcuda_soft.so")).build()?,
+                slab(random),
+            )?,
+            Kind::DmaBuf => {
+                let sources = machine::dma_buf_sources("hostile");
+                let source = sources.first().ok_or(Error::NotSupported {
+                    what: "dma-bufs",
+                    owner: "this machine",
+                    native: 0,
+                })?;
+                SlabPool::new(machine::dma_buf_provider(source)?.build()?, slab(random))?
+            }
+        };
+        Ok(MadePool { pool, kind, release, read_only, isolated })
+    }
+
+    fn named(&self) -> Result<Arc<HostProvider>, Error> {
+        HostProvider::builder()
+            .named(format!("/{}", self.unique()))
+            .arena_size(64 << 20)
+            .allow_unsealed_imports(true)
+            .build()
+    }
+
+    /// A file without a name: the name is removed as soon as the provider has the file open.
+    fn file(&self) -> Result<Arc<FileProvider>, Error> {
+        let path = std::env::temp_dir().join(self.unique());
+        let provider = FileProvider::open(&path, Mapped::Shared, "hostile");
+        // If the provider could not make the file, there is none.
+        let _ = std::fs::remove_file(&path);
+        provider
+    }
+
+    /// A name that no other provider of this run has, in a pid namespace of its own or not.
+    fn unique(&self) -> String {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        format!("{}{}-{number}", name_prefix(self.run), own_pid())
+    }
+}
+
+/// The pid of this process, as the campaign sees it: that of the namespace in which `/proc` was mounted.
+pub fn own_pid() -> u32 {
+    let link = std::fs::read_link("/proc/self").unwrap_or_default();
+    link.to_str().and_then(|text| text.parse().ok()).unwrap_or_else(std::process::id)
+}
+
+fn host(random: &mut Sequence, isolated: bool, read_only: bool) -> Result<Arc<HostProvider>, Error> {
+    let builder = HostProvider::builder()
+        .name("hostile")
+        .visibility(Visibility::Shared)
+        .isolate(isolated)
+        .read_only_export(read_only);
+    if !isolated && random.one_in(3) {
+        return builder.arena_size((4 << 20) << random.below(6)).build();
+    }
+    builder.build()
+}
+
+/// A slab pool's settings. One in a few makes a cache small, a limit close, or memory go back by itself.
+fn slab_settings(random: &mut Sequence) -> SlabSettings {
+    let largest = *random.of(&[0, 4096, 65536, 1 << 20, 8 << 20]);
+    let mut settings = SlabSettings::new()
+        .capacity(random.below(3) as u32)
+        .slab_min_size(65536 << random.below(3))
+        .max_poolable_size(largest);
+    if random.one_in(3) {
+        settings = settings.max_cached(65536 << random.below(8));
+    }
+    if random.one_in(3) {
+        let age = Duration::from_millis(1 + random.below(20));
+        settings = settings.release_after(age).background(random.one_in(2));
+    }
+    if random.one_in(6) {
+        settings = settings.memory_limit((4 << 20) << random.below(3));
+    }
+    if random.one_in(8) {
+        settings = settings
+            .small_cache_size(random.below(1 << 20) as usize)
+            .thread_cache_size(random.below(1 << 22) as usize)
+            .shared_cache_size(random.below(1 << 22) as usize);
+    }
+    settings
+}
+
+/// A library that cargo built beside this program.
+fn beside(name: &str) -> PathBuf {
+    std::env::current_exe().unwrap_or_default().with_file_name(name)
+}
+
+fn level_zero() -> Choice {
+    Choice::device(0).through(beside("libze_soft.so"))
+}
+
+/// What opens memory of every kind that pools of the run have.
+pub fn imports(settings: &Settings) -> Vec<Arc<dyn Import>> {
+    let mut imports: Vec<Arc<dyn Import>> =
+        vec![Arc::new(HostImport::new().allow_unsealed(true)), Arc::new(FileImport::trusting())];
+    match settings.kind {
+        Some(Kind::LevelZero) => imports.push(Arc::new(LevelZeroImport::new(level_zero()))),
+        Some(Kind::Cuda) => imports.push(Arc::new(CudaImport::new(Some(beside("libcuda_soft.so"))))),
+        Some(Kind::DmaBuf) => imports.push(Arc::new(DmaBufImport::new())),
+        _ => {}
+    }
+    imports
+}

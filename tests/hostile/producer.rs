@@ -1,0 +1,346 @@
+//! Producer threads: pools of every kind, blocks that are exported, freed, and destroyed with their pool.
+
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use umf::core::{Error, Layout, Pool, held, pool};
+use umf::ipc::{self, Export, ExporterSettings};
+use umf::{Address, Exporter, Handle};
+
+use crate::checker::{Promise, broken};
+use crate::content;
+use crate::pools::MadePool;
+use crate::shared::{Activity, BlockState, Counter, Flags, Notice, count};
+use crate::worker::Thread;
+
+/// Pools of one thread at one time.
+const POOLS: usize = 4;
+/// Blocks of one pool at one time. Isolated blocks have a file each.
+const BLOCKS: usize = 160;
+const ISOLATED_BLOCKS: usize = 24;
+/// How often a producer asks whether importers have closed its blocks, and how long it waits each time.
+const LEASE_END_LOOKS: u32 = 400;
+const LEASE_END_PAUSE: Duration = Duration::from_millis(5);
+/// Polls after which memory that no process has open must be back.
+const POLLS: u32 = 200;
+
+/// A live block, and the exports that keep it from being evicted.
+struct Block<'w> {
+    address: Address,
+    id: u64,
+    size: u64,
+    guards: Vec<Export<'w>>,
+}
+
+struct OwnPool<'w> {
+    made: MadePool,
+    blocks: Vec<Block<'w>>,
+}
+
+impl OwnPool<'_> {
+    const fn most_blocks(&self) -> usize {
+        if self.made.isolated { ISOLATED_BLOCKS } else { BLOCKS }
+    }
+}
+
+/// Works until the end of the worker's life.
+pub fn run(mut thread: Thread<'_>, end: Instant) {
+    let mut pools: Vec<OwnPool<'_>> = Vec::new();
+    while thread.goes_on(end) {
+        count(Counter::Rounds);
+        if pools.is_empty() || pools.len() < POOLS && thread.random.one_in(200) {
+            thread.tick(Activity::MakePool);
+            match thread.worker.maker.make(&mut thread.random) {
+                Ok(made) => pools.push(OwnPool { made, blocks: Vec::new() }),
+                Err(error) => {
+                    count(Counter::Refused);
+                    crate::checker::print(&format!("hostile: a pool cannot be made: {error}\n"));
+                    thread.pause(Duration::from_millis(50));
+                    continue;
+                }
+            }
+        }
+        let chosen = thread.random.below(pools.len() as u64) as usize;
+        let own = &mut pools[chosen];
+        match thread.random.below(1000) {
+            0..450 if own.blocks.len() < own.most_blocks() => add_block(&mut thread, own),
+            0..850 if !own.blocks.is_empty() => {
+                let block = own.blocks.swap_remove(thread.random.below(own.blocks.len() as u64) as usize);
+                if thread.random.one_in(5) {
+                    replace(&mut thread, own, block);
+                } else {
+                    free(&mut thread, &*own.made.pool, block);
+                }
+            }
+            850..915 => trim(&mut thread, &*own.made.pool),
+            915..935 => {
+                thread.tick(Activity::Evict);
+                let exporters = &thread.worker.exporters;
+                exporters[thread.random.below(exporters.len() as u64) as usize].exporter.evict_idle();
+                count(Counter::Evictions);
+            }
+            935..945 => {
+                thread.tick(Activity::Drain);
+                own.made.pool.drain(Duration::from_millis(thread.random.below(3)));
+            }
+            945..960 => destroy(&mut thread, pools.swap_remove(chosen)),
+            960..970 => {
+                thread.tick(Activity::Drain);
+                held::poll();
+            }
+            970..980 => passing_exporter(&mut thread, own),
+            980..984 => await_lease_end(&mut thread),
+            _ => {
+                thread.tick(Activity::Pause);
+                thread.pause(Duration::from_micros(300));
+            }
+        }
+    }
+    for own in pools {
+        destroy(&mut thread, own);
+    }
+}
+
+/// Mostly small, and a few that have a region of their own.
+fn random_size(thread: &mut Thread<'_>) -> u64 {
+    let words = match thread.random.below(100) {
+        0 => 600_000,
+        1..10 => 40_000,
+        10..40 => 2048,
+        _ => 64,
+    };
+    8 * (1 + thread.random.below(words))
+}
+
+/// Allocates and fills a block. `None` if a limit is reached or the system has no memory.
+fn allocate<'w>(thread: &mut Thread<'_>, made: &MadePool, size: u64, alignment: usize) -> Option<Block<'w>> {
+    thread.tick(Activity::Allocate);
+    let layout = Layout::new(size as usize, alignment).ok()?;
+    let address = match pool::allocate(&*made.pool, layout) {
+        Ok(address) => address,
+        Err(
+            Error::HeldLimit { .. }
+            | Error::LimitReached { .. }
+            | Error::OutOfMemory { .. }
+            | Error::BadAlignment { .. },
+        ) => {
+            count(Counter::Refused);
+            return None;
+        }
+        Err(error) => {
+            broken(Promise::Interface, format_args!("an allocation from a {} pool: {error}", made.kind));
+            return None;
+        }
+    };
+    count(Counter::Allocations);
+    let shared = thread.worker.shared;
+    let id = shared.new_block();
+    if let Err(error) = content::fill(&*made.pool, address, id, size) {
+        broken(Promise::Interface, format_args!("filling a block of a {} pool: {error}", made.kind));
+    }
+    shared.set_state(id, BlockState::Live);
+    Some(Block { address, id, size, guards: Vec::new() })
+}
+
+/// Allocates a block and exports it once or twice.
+fn add_block<'w>(thread: &mut Thread<'w>, own: &mut OwnPool<'w>) {
+    let size = random_size(thread);
+    let alignment = if thread.random.one_in(10) { 1 << thread.random.below(13) } else { 8 };
+    let Some(mut block) = allocate(thread, &own.made, size, alignment.max(8)) else {
+        if let Some(old) = own.blocks.pop() {
+            free(thread, &*own.made.pool, old);
+        }
+        return;
+    };
+    for _ in 0..=thread.random.below(2) {
+        export(thread, &own.made, &mut block);
+    }
+    own.blocks.push(block);
+}
+
+/// Exports a block by one of the worker's exporters, and publishes the handle.
+fn export<'w>(thread: &mut Thread<'w>, made: &MadePool, block: &mut Block<'w>) {
+    thread.tick(Activity::Export);
+    let exporters = &thread.worker.exporters;
+    let chosen = &exporters[thread.random.below(exporters.len() as u64) as usize];
+    let mut evictable = false;
+    let exported = if thread.random.one_in(2) {
+        // SAFETY: this process holds no reference into the block.
+        unsafe { chosen.exporter.handle(block.address) }
+    } else {
+        // SAFETY: as above.
+        unsafe { chosen.exporter.get(block.address) }.map(|guard| {
+            let handle = *guard.handle();
+            if thread.random.one_in(8) {
+                evictable = true;
+            } else {
+                block.guards.push(guard);
+            }
+            handle
+        })
+    };
+    match exported {
+        Ok(handle) => {
+            count(Counter::Exports);
+            let flags = flags(thread, made, chosen.served, evictable);
+            publish(thread, &handle, block, flags);
+        }
+        Err(ipc::Error::LimitReached { .. }) => count(Counter::Refused),
+        Err(error) => {
+            broken(Promise::Interface, format_args!("exporting a block of a {} pool: {error}", made.kind))
+        }
+    }
+}
+
+fn flags(thread: &Thread<'_>, made: &MadePool, served: bool, evictable: bool) -> Flags {
+    Flags {
+        release: made.release,
+        served,
+        read_only: made.read_only,
+        namespace: thread.worker.namespace,
+        evictable,
+        user: thread.worker.user,
+        device: made.kind.is_device(),
+    }
+}
+
+fn publish(thread: &mut Thread<'_>, handle: &Handle, block: &Block<'_>, flags: Flags) {
+    let notice = Notice {
+        id: block.id,
+        size: block.size,
+        flags,
+        producer: thread.worker.identity,
+        handle: *handle.as_bytes(),
+    };
+    thread.worker.shared.publish(thread.random.number(), &notice);
+}
+
+/// Allocates a block of the same size, then frees the old one, as a reallocation does.
+fn replace<'w>(thread: &mut Thread<'w>, own: &mut OwnPool<'w>, old: Block<'w>) {
+    let new = allocate(thread, &own.made, old.size, 8);
+    free(thread, &*own.made.pool, old);
+    if let Some(mut new) = new {
+        export(thread, &own.made, &mut new);
+        own.blocks.push(new);
+    }
+}
+
+fn note_freeing(thread: &Thread<'_>, id: u64) {
+    let shared = thread.worker.shared;
+    shared.set_state(id, BlockState::Freeing);
+    if shared.holders(id) != 0 {
+        count(Counter::FreesOfOpen);
+    }
+    fence(Ordering::SeqCst);
+}
+
+/// Frees a block. The exports that keep it go before or after.
+fn free(thread: &mut Thread<'_>, own: &dyn Pool, block: Block<'_>) {
+    thread.tick(Activity::Free);
+    note_freeing(thread, block.id);
+    let Block { address, id, guards, .. } = block;
+    let mut guards = Some(guards);
+    if thread.random.one_in(2) {
+        guards = None;
+    }
+    // SAFETY: the block is live, and this thread owns it.
+    if let Err(error) = unsafe { pool::free(own, address) } {
+        broken(Promise::Interface, format_args!("freeing live block {id} at {address}: {error}"));
+    }
+    drop(guards);
+    thread.worker.shared.set_state(id, BlockState::Freed);
+    count(Counter::Frees);
+}
+
+fn trim(thread: &mut Thread<'_>, own: &dyn Pool) {
+    thread.tick(Activity::Trim);
+    let keep = thread.random.below(1 << 22) as usize;
+    let trimmed = if thread.random.one_in(4) { own.tidy() } else { own.trim(keep) };
+    if let Err(error) = trimmed {
+        broken(Promise::Interface, format_args!("trimming a pool: {error}"));
+    }
+    count(Counter::Trims);
+}
+
+/// Drops a pool with its live blocks. The exports that keep them go before or after.
+fn destroy(thread: &mut Thread<'_>, own: OwnPool<'_>) {
+    thread.tick(Activity::DestroyPool);
+    let OwnPool { made, blocks } = own;
+    let ids: Vec<u64> = blocks.iter().map(|block| block.id).collect();
+    for id in &ids {
+        note_freeing(thread, *id);
+    }
+    if thread.random.one_in(2) {
+        drop(blocks);
+        drop(made);
+    } else {
+        drop(made);
+        drop(blocks);
+    }
+    for id in ids {
+        thread.worker.shared.set_state(id, BlockState::Freed);
+    }
+    count(Counter::Destroyed);
+}
+
+/// Exports a block by an exporter that is dropped soon, while importers may open the handle.
+fn passing_exporter(thread: &mut Thread<'_>, own: &OwnPool<'_>) {
+    thread.tick(Activity::DropExporter);
+    let Some(block) = own.blocks.first() else { return };
+    let exporter = match Exporter::new(ExporterSettings::default()) {
+        Ok(exporter) => exporter,
+        Err(error) => return broken(Promise::Interface, format_args!("a second exporter: {error}")),
+    };
+    // SAFETY: this process holds no reference into the block.
+    if let Ok(handle) = unsafe { exporter.handle(block.address) } {
+        let flags = flags(thread, &own.made, false, true);
+        publish(thread, &handle, block, flags);
+        thread.pause(Duration::from_micros(500));
+    }
+    drop(exporter);
+    count(Counter::ExportersDropped);
+}
+
+/// Frees all blocks of a pool, waits until no worker has one open, and looks whether the pool holds anything then.
+fn await_lease_end(thread: &mut Thread<'_>) {
+    thread.tick(Activity::AwaitLeaseEnd);
+    let Ok(made) = thread.worker.maker.make(&mut thread.random) else { return };
+    let mut own = OwnPool { made, blocks: Vec::new() };
+    for _ in 0..=thread.random.below(6) {
+        add_block(thread, &mut own);
+    }
+    thread.pause(Duration::from_millis(20));
+    let ids: Vec<u64> = own.blocks.iter().map(|block| block.id).collect();
+    for block in own.blocks.drain(..) {
+        free(thread, &*own.made.pool, block);
+    }
+    let shared = thread.worker.shared;
+    let busy = || ids.iter().any(|id| shared.holders(*id) != 0);
+    for _ in 0..LEASE_END_LOOKS {
+        thread.tick(Activity::AwaitLeaseEnd);
+        if !busy() || shared.has_stopped() {
+            break;
+        }
+        std::thread::sleep(LEASE_END_PAUSE);
+    }
+    if busy() {
+        return count(Counter::LeaseEndsAbandoned);
+    }
+    for _ in 0..POLLS {
+        thread.tick(Activity::AwaitLeaseEnd);
+        if own.made.pool.drain(Duration::from_millis(10)).is_empty() {
+            return count(Counter::LeaseEnds);
+        }
+    }
+    if busy() || shared.has_stopped() {
+        return count(Counter::LeaseEndsAbandoned);
+    }
+    let held = own.made.pool.drain(Duration::ZERO);
+    broken(
+        Promise::LeaseEnd,
+        format_args!(
+            "no worker has a block of a {} pool open, and after {POLLS} polls it holds {held:?}",
+            own.made.kind
+        ),
+    );
+}

@@ -1,0 +1,369 @@
+//! A worker process: its exporters, importers and threads, and what it must have given back at its end.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use umf::core::held;
+use umf::host::HostProvider;
+use umf::ipc::{ExporterSettings, ImporterSettings, LimitPolicy};
+use umf::slab::{SlabPool, SlabSettings};
+use umf::{Exchange, Exporter, Importer, Mode};
+use umf_tests::{Census, Sequence, machine};
+
+use crate::checker::{Promise, broken};
+use crate::pools::{PoolMaker, imports, name_prefix, own_pid};
+use crate::settings::Settings;
+use crate::shared::{self, Activity, Counter, Identity, Shared, count};
+use crate::{domains, importer, links, producer, second_copy};
+
+/// What a worker is told by the campaign.
+#[derive(Clone, Copy, Debug)]
+pub struct Assignment {
+    pub run: u32,
+    pub identity: Identity,
+    pub seed: u64,
+    pub life: Duration,
+    pub role: Role,
+    /// It is in a pid namespace of its own.
+    pub namespace: bool,
+}
+
+/// What a worker works with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Blocks,
+    Domains,
+    Links,
+    SecondCopy,
+}
+
+impl Role {
+    const ALL: [(&'static str, Self); 4] = [
+        ("blocks", Self::Blocks),
+        ("domains", Self::Domains),
+        ("links", Self::Links),
+        ("second-copy", Self::SecondCopy),
+    ];
+}
+
+impl Assignment {
+    /// The arguments that say the same.
+    pub fn arguments(&self) -> Vec<String> {
+        let role = Role::ALL.iter().find(|(_, role)| *role == self.role).map_or("", |(name, _)| name);
+        vec![
+            "worker".to_owned(),
+            run_tag(self.run),
+            self.identity.place.to_string(),
+            self.identity.incarnation.to_string(),
+            self.seed.to_string(),
+            self.life.as_millis().to_string(),
+            role.to_owned(),
+            u8::from(self.namespace).to_string(),
+        ]
+    }
+
+    /// Reads the arguments after the first.
+    pub fn from_arguments(arguments: &[String]) -> Option<Self> {
+        let [tag, place, incarnation, seed, life, role, namespace] = arguments else { return None };
+        Some(Self {
+            run: tag.strip_prefix("hostile-run=")?.parse().ok()?,
+            identity: Identity { place: place.parse().ok()?, incarnation: incarnation.parse().ok()? },
+            seed: seed.parse().ok()?,
+            life: Duration::from_millis(life.parse().ok()?),
+            role: Role::ALL.iter().find(|(name, _)| name == role)?.1,
+            namespace: namespace == "1",
+        })
+    }
+}
+
+/// An argument that all processes of a run have, by which the campaign finds those that are left.
+pub fn run_tag(run: u32) -> String {
+    format!("hostile-run={run}")
+}
+
+/// An exporter, and whether it was told to answer on a socket.
+pub struct OwnExporter {
+    pub exporter: Exporter,
+    pub served: bool,
+}
+
+/// The only way to producers that an importer may take, or `None` for all.
+pub type OnlyMode = Option<Mode>;
+
+/// An importer, and the ways that it may take.
+pub struct OwnImporter {
+    pub importer: Importer,
+    pub only: OnlyMode,
+}
+
+/// What all threads of a worker use.
+pub struct Worker<'s> {
+    pub shared: &'static Shared,
+    pub settings: &'s Settings,
+    pub identity: Identity,
+    pub maker: PoolMaker<'s>,
+    pub exporters: Vec<OwnExporter>,
+    pub importers: Vec<OwnImporter>,
+    /// Works on in forked children.
+    pub private: Arc<SlabPool>,
+    pub namespace: bool,
+    pub user: bool,
+    threads: AtomicUsize,
+}
+
+/// One thread of a worker.
+pub struct Thread<'w> {
+    pub worker: &'w Worker<'w>,
+    pub random: Sequence,
+    number: usize,
+}
+
+impl Thread<'_> {
+    /// Reports progress, and what the thread does next.
+    pub fn tick(&self, activity: Activity) {
+        self.worker.shared.workers[self.worker.identity.place].tick(self.number, activity);
+    }
+
+    /// Whether the thread goes on.
+    pub fn goes_on(&self, end: Instant) -> bool {
+        !self.worker.shared.has_stopped() && Instant::now() < end
+    }
+
+    /// Sleeps for less than that long.
+    pub fn pause(&mut self, below: Duration) {
+        let nanoseconds = self.random.below(below.as_nanos() as u64);
+        std::thread::sleep(Duration::from_nanos(nanoseconds));
+    }
+}
+
+impl Drop for Thread<'_> {
+    fn drop(&mut self) {
+        self.tick(Activity::Ended);
+    }
+}
+
+impl<'s> Worker<'s> {
+    fn new(assignment: &Assignment, settings: &'s Settings, random: &mut Sequence) -> umf::ipc::Result<Self> {
+        let namespace = assignment.namespace;
+        let exporter = |random: &mut Sequence| -> umf::ipc::Result<OwnExporter> {
+            let served = namespace || random.one_in(2);
+            Ok(OwnExporter { exporter: Exporter::new(exporter_settings(random, served))?, served })
+        };
+        let exporters = (0..=random.below(2)).map(|_| exporter(random)).collect::<Result<_, _>>()?;
+        // The first takes any way, so that most opens succeed.
+        let first = new_importer(settings, random, None)?;
+        let mut importers = vec![OwnImporter { importer: first, only: None }];
+        for _ in 0..random.below(3) {
+            let only = random_mode(random);
+            importers.push(OwnImporter { importer: new_importer(settings, random, only)?, only });
+        }
+        let provider = HostProvider::builder().build()?;
+        Ok(Self {
+            shared: shared::get(),
+            settings,
+            identity: assignment.identity,
+            maker: PoolMaker { settings, run: assignment.run },
+            exporters,
+            importers,
+            private: SlabPool::new(provider, SlabSettings::new())?,
+            namespace,
+            user: !machine::is_root(),
+            threads: AtomicUsize::new(1),
+        })
+    }
+
+    /// A new thread of the worker.
+    pub fn thread(&self, seed: u64) -> Thread<'_> {
+        let number = self.threads.fetch_add(1, Ordering::Relaxed);
+        Thread { worker: self, random: Sequence::new(seed), number }
+    }
+}
+
+fn exporter_settings(random: &mut Sequence, served: bool) -> ExporterSettings {
+    let mut settings = ExporterSettings::default();
+    let modes: &[Mode] =
+        if served { &[Mode::Pidfd, Mode::Procfs, Mode::Socket] } else { &[Mode::Pidfd, Mode::Procfs] };
+    settings.exchange = Exchange::Order(modes.to_vec());
+    settings.max_created_handles = *random.of(&[0, 0, 1, 2, 5, 50]);
+    settings.limit = if random.one_in(5) { LimitPolicy::Hard } else { LimitPolicy::Soft };
+    if random.one_in(3) {
+        settings.slots = 64 + random.below(4000) as u32;
+    }
+    settings
+}
+
+/// One way, or all of them.
+pub fn random_mode(random: &mut Sequence) -> OnlyMode {
+    *random.of(&[None, Some(Mode::Pidfd), Some(Mode::Procfs), Some(Mode::Socket)])
+}
+
+/// An importer with limits at random.
+///
+/// # Errors
+/// Those of building one.
+pub fn new_importer(
+    settings: &Settings,
+    random: &mut Sequence,
+    only: OnlyMode,
+) -> umf::ipc::Result<Importer> {
+    let mut own = ImporterSettings::default();
+    own.exchange = only.map_or(Exchange::Auto, |mode| Exchange::Order(vec![mode]));
+    own.max_opened_handles = *random.of(&[0, 0, 1, 2, 3, 8, 64]);
+    if random.one_in(4) {
+        own.max_opened_bytes = 4096 << random.below(28);
+    }
+    own.limit = if random.one_in(4) { LimitPolicy::Hard } else { LimitPolicy::Soft };
+    own.shards = 1 << random.below(5);
+    let builder = Importer::builder().settings(own);
+    imports(settings).into_iter().fold(builder, |builder, import| builder.import(import)).build()
+}
+
+/// Runs a worker to its end. Returns its exit code.
+pub fn run(assignment: &Assignment, settings: &Settings) -> i32 {
+    let shared = shared::get();
+    let state = &shared.workers[assignment.identity.place];
+    state.pid.store(own_pid(), Ordering::SeqCst);
+    let end = Instant::now() + assignment.life;
+    let mut random = Sequence::new(assignment.seed);
+    match assignment.role {
+        Role::Blocks => blocks(assignment, settings, &mut random, end),
+        Role::Domains => domains::run(assignment, &mut random, end),
+        Role::Links => links::run(assignment, &mut random, end),
+        Role::SecondCopy => second_copy::run(assignment, &mut random, end),
+    }
+    state.ending.store(assignment.identity.incarnation, Ordering::SeqCst);
+    if random.one_in(3) && !shared.has_stopped() {
+        count(Counter::Execs);
+        exec_idle(assignment.run);
+    }
+    0
+}
+
+/// Replaces this process by one that ends soon.
+fn exec_idle(run: u32) {
+    use std::os::unix::process::CommandExt;
+    let error = std::process::Command::new("/proc/self/exe").args(["idle", &run_tag(run)]).exec();
+    broken(Promise::Interface, format_args!("exec failed: {error}"));
+}
+
+fn blocks(assignment: &Assignment, settings: &Settings, random: &mut Sequence, end: Instant) {
+    let shared = shared::get();
+    let before = Belongings::now(assignment.run);
+    let worker = match Worker::new(assignment, settings, random) {
+        Ok(worker) => worker,
+        Err(error) => return broken(Promise::Interface, format_args!("a worker cannot begin: {error}")),
+    };
+    work(&worker, random, end);
+    let state = &shared.workers[assignment.identity.place];
+    // Other workers must not expect a live producer from here on.
+    state.ending.store(assignment.identity.incarnation, Ordering::SeqCst);
+    drop(worker);
+    state.tick(0, Activity::EndOfWorker);
+    // Others may hold what this worker has freed. They close it sooner or later, but this worker does not wait for long.
+    for _ in 0..20 {
+        state.tick(0, Activity::EndOfWorker);
+        if held::drain(Duration::from_millis(10)).is_empty() {
+            break;
+        }
+    }
+    if held::drain(Duration::ZERO).is_empty() {
+        before.compare(assignment, state);
+    } else {
+        count(Counter::CensusSkipped);
+    }
+    state.tick(0, Activity::Ended);
+}
+
+/// Runs the threads of a worker.
+fn work(worker: &Worker<'_>, random: &mut Sequence, end: Instant) {
+    let (producers, importers) = (1 + random.below(3), 1 + random.below(3));
+    let (sender, receiver) = mpsc::channel();
+    let receiver = Mutex::new(receiver);
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        std::thread::scope(|scope| {
+            for _ in 0..producers {
+                let thread = worker.thread(random.number());
+                scope.spawn(move || producer::run(thread, end));
+            }
+            for _ in 0..importers {
+                let (thread, sender) = (worker.thread(random.number()), sender.clone());
+                scope.spawn(move || importer::run(thread, end, &sender));
+            }
+            drop(sender);
+            let thread = worker.thread(random.number());
+            let receiver = &receiver;
+            scope.spawn(move || {
+                let receiver = receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                importer::close_elsewhere(thread, &receiver);
+            });
+            if worker.settings.evict_ms > 0 {
+                let thread = worker.thread(random.number());
+                scope.spawn(move || importer::evict_again_and_again(thread, end));
+            }
+        });
+    }));
+    if outcome.is_err() {
+        broken(Promise::NoCrash, "a thread of a worker panicked");
+    }
+}
+
+/// Exporters that a process may keep after they were dropped. An exporter of which importers have memory open keeps its
+/// ledger, its lease table and the pidfds of its importers, until a later exporter is dropped in the same state.
+const KEPT_EXPORTERS: usize = 4;
+
+/// What a process has that belongs to umf: fds, mappings, names, sockets.
+#[derive(Debug, PartialEq, Eq)]
+struct Belongings {
+    fds: BTreeMap<String, usize>,
+    mappings: BTreeMap<String, usize>,
+    sockets: Vec<String>,
+    names: Vec<String>,
+}
+
+impl Belongings {
+    fn now(run: u32) -> Self {
+        let pid = own_pid();
+        let census = Census::of_pid(pid);
+        let is_of_umf = |file: &String| file.contains("memfd:umf") || file == "pidfd" || file == "socket";
+        let prefix = format!("{}{pid}-", name_prefix(run));
+        let names = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+        let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        Self {
+            fds: census.fds.into_iter().filter(|(file, _)| is_of_umf(file)).collect(),
+            mappings: census.mappings.into_iter().filter(|(file, _)| is_of_umf(file)).collect(),
+            sockets: census.sockets,
+            names: names.filter(|name| name.starts_with(&prefix)).collect(),
+        }
+    }
+
+    /// The same without what a few dropped exporters may keep.
+    fn without_kept_exporters(&self) -> Self {
+        let (ledger, table) = ("/memfd:umf-ledger (deleted)", "/memfd:umf-door (deleted)");
+        let mut fds = self.fds.clone();
+        let mut mappings = self.mappings.clone();
+        let kept = fds.get(table).copied().unwrap_or(0);
+        if (1..=KEPT_EXPORTERS).contains(&kept) && fds.get(ledger) == Some(&kept) {
+            for name in [ledger, table, "pidfd"] {
+                fds.remove(name);
+                mappings.remove(name);
+            }
+        }
+        Self { fds, mappings, sockets: self.sockets.clone(), names: self.names.clone() }
+    }
+
+    /// Reports what is there now and was not there before. Waits for connections of peers, which end a little later.
+    fn compare(&self, assignment: &Assignment, state: &shared::WorkerState) {
+        let mut now = Self::now(assignment.run);
+        for _ in 0..100 {
+            if now.without_kept_exporters() == *self {
+                return count(Counter::CensusTaken);
+            }
+            state.tick(0, Activity::EndOfWorker);
+            std::thread::sleep(Duration::from_millis(10));
+            now = Self::now(assignment.run);
+        }
+        broken(Promise::NothingLeft, format_args!("a worker began with {self:?} and ended with {now:?}"));
+    }
+}
