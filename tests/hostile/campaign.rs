@@ -30,6 +30,7 @@ const PAUSE_AT_END: Duration = Duration::from_millis(50);
 struct Running {
     process: Child,
     incarnation: u64,
+    role: Role,
     stopped_until: Option<Instant>,
     watches: [Watch; THREADS],
 }
@@ -142,7 +143,8 @@ impl<'s> Campaign<'s> {
             Ok(process) => {
                 count(Counter::Starts);
                 let watches = std::array::from_fn(|_| Watch::new());
-                self.running[place] = Some(Running { process, incarnation, stopped_until: None, watches });
+                self.running[place] =
+                    Some(Running { process, incarnation, role, stopped_until: None, watches });
             }
             Err(error) => {
                 self.shared.workers[place].incarnation.store(0, Ordering::SeqCst);
@@ -161,7 +163,10 @@ impl<'s> Campaign<'s> {
         if !ended_well(status, expected) {
             broken(
                 Promise::NoCrash,
-                format_args!("worker {place} incarnation {} ended: {status}", running.incarnation),
+                format_args!(
+                    "worker {place} incarnation {} ({:?}) ended: {status}",
+                    running.incarnation, running.role
+                ),
             );
         }
         state.ending.store(running.incarnation, Ordering::SeqCst);

@@ -6,7 +6,7 @@
 //! - `producer`, `importer`, `child`: the threads of a worker, and its forked children
 //! - `domains`, `links`, `second_copy`: other parts of the library, each in a worker of its own
 //! - `pools`: pools of every kind; `content`: what blocks hold
-//! - `checker`: the promises, and reports of broken ones; `liveness`: hangs
+//! - `checker`: the promises, and reports of broken ones; `liveness`: hangs; `crash`: where a worker crashed
 //! - `shared`: memory that all processes share past umf; `settings`: what the environment sets
 //!
 //! The program is its own worker: it starts itself with other arguments.
@@ -15,6 +15,7 @@ mod campaign;
 mod checker;
 mod child;
 mod content;
+mod crash;
 mod domains;
 mod importer;
 mod links;

@@ -16,7 +16,7 @@ use crate::checker::{Promise, broken};
 use crate::pools::{PoolMaker, imports, name_prefix, own_pid};
 use crate::settings::Settings;
 use crate::shared::{self, Activity, Counter, Identity, Shared, count};
-use crate::{domains, importer, links, producer, second_copy};
+use crate::{crash, domains, importer, links, producer, second_copy};
 
 /// What a worker is told by the campaign.
 #[derive(Clone, Copy, Debug)]
@@ -222,6 +222,7 @@ pub fn new_importer(
 
 /// Runs a worker to its end. Returns its exit code.
 pub fn run(assignment: &Assignment, settings: &Settings) -> i32 {
+    crash::install();
     let shared = shared::get();
     let state = &shared.workers[assignment.identity.place];
     state.pid.store(own_pid(), Ordering::SeqCst);
