@@ -1,6 +1,7 @@
 //! Says where a worker crashed, before the signal ends it. Needs gdb for a backtrace.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::checker::print;
 use crate::pools::own_pid;
@@ -15,15 +16,23 @@ pub fn install() {
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = report;
         action.sa_sigaction = handler as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESETHAND;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         // SAFETY: the action is complete, and its handler has the type that SA_SIGINFO asks for.
         unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
     }
 }
 
-/// The handler is reset before it runs. When it returns, the instruction faults again and the default action ends the
-/// process. Debuggers look at the stack, since the handler's own is small.
+/// Reports the first crash. Other threads that crash meanwhile wait until the process ends. The handler then resets the
+/// action and returns, so that the instruction faults again and ends the process. A debugger looks at the stack, since the
+/// handler's own is small.
 extern "C" fn report(signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
+    static REPORTING: AtomicBool = AtomicBool::new(false);
+    if REPORTING.swap(true, Ordering::SeqCst) {
+        loop {
+            // SAFETY: the call has no conditions.
+            unsafe { libc::pause() };
+        }
+    }
     // SAFETY: sets an alarm, whose default action ends this process.
     unsafe { libc::alarm(LONGEST_REPORT_S) };
     // SAFETY: the kernel passes a description of the signal.
@@ -32,7 +41,7 @@ extern "C" fn report(signal: c_int, info: *mut libc::siginfo_t, _context: *mut c
     let thread = unsafe { libc::gettid() };
     let pid = own_pid();
     print(&format!("hostile: CRASH: signal {signal} at {address:p}, pid {pid} thread {thread}\n"));
-    let (pid, count) = (format!("{pid}\0"), c"bt 30");
+    let (pid, count) = (format!("{pid}\0"), c"thread apply all bt 18");
     let arguments = [
         c"gdb".as_ptr(),
         c"-nx".as_ptr(),
@@ -45,12 +54,15 @@ extern "C" fn report(signal: c_int, info: *mut libc::siginfo_t, _context: *mut c
     ];
     // SAFETY: the child makes system calls only, and its arguments end with a null pointer. The parent waits for it.
     unsafe {
-        let child = libc::fork();
+        // Not fork(3), which would call the library's handlers.
+        let child = libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as libc::pid_t;
         if child == 0 {
             libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO);
             libc::execvp(arguments[0], arguments.as_ptr());
             libc::_exit(0);
         }
-        libc::waitpid(child, std::ptr::null_mut(), 0);
+        // Attaching a debugger interrupts the call.
+        while libc::waitpid(child, std::ptr::null_mut(), 0) < 0 && *libc::__errno_location() == libc::EINTR {}
+        libc::signal(signal, libc::SIG_DFL);
     }
 }
