@@ -22,7 +22,8 @@ const BETWEEN_SIGNALS: Duration = Duration::from_millis(150);
 const STOPPED: Duration = Duration::from_millis(400);
 /// A pause of the campaign itself that is longer says that the machine is overloaded.
 const LONG_PAUSE: Duration = Duration::from_secs(2);
-/// How often the campaign looks for processes that are left at its end, and how long it waits each time.
+/// How often the campaign looks for processes that are left at its end, and how long it waits each
+/// time.
 const LOOKS_AT_END: u32 = 200;
 const PAUSE_AT_END: Duration = Duration::from_millis(50);
 
@@ -36,7 +37,8 @@ struct Running {
 }
 
 impl Running {
-    /// Sends a signal to the worker itself, which is a child of `process` if it has a pid namespace of its own.
+    /// Sends a signal to the worker itself, which is a child of `process` if it has a pid namespace
+    /// of its own.
     fn signal(&self, worker: u32, signal: i32) -> bool {
         // SAFETY: the call has no conditions.
         let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, worker, 0) };
@@ -44,9 +46,11 @@ impl Running {
             return false;
         }
         let pidfd = pidfd as i32;
-        // The pidfd is that of the worker if the pid is still related to the process that was started.
+        // The pidfd is that of the worker if the pid is still related to the process that was
+        // started.
         let is_worker = worker == self.process.id() || parent_of(worker) == Some(self.process.id());
-        // SAFETY: the fd is a pidfd, and there is no further information to send. It is closed once.
+        // SAFETY: the fd is a pidfd, and there is no further information to send. It is closed
+        // once.
         unsafe {
             let sent = is_worker
                 && libc::syscall(libc::SYS_pidfd_send_signal, pidfd, signal, std::ptr::null::<()>(), 0) == 0;
@@ -185,7 +189,8 @@ impl<'s> Campaign<'s> {
         }
     }
 
-    /// Looks whether each thread of a worker progresses. A worker that hangs is reported and killed.
+    /// Looks whether each thread of a worker progresses. A worker that hangs is reported and
+    /// killed.
     fn watch(&mut self, place: usize, overloaded: bool) {
         let state = &self.shared.workers[place];
         let pid = state.pid.load(Ordering::SeqCst);
@@ -227,12 +232,10 @@ impl<'s> Campaign<'s> {
                     count(Counter::Kills);
                 }
             }
-            3..6 if running.stopped_until.is_none() => {
-                if running.signal(pid, libc::SIGSTOP) {
-                    count(Counter::Stops);
-                    let pause = Duration::from_micros(self.random.below(STOPPED.as_micros() as u64));
-                    running.stopped_until = Some(Instant::now() + pause);
-                }
+            3..6 if running.stopped_until.is_none() && running.signal(pid, libc::SIGSTOP) => {
+                count(Counter::Stops);
+                let pause = Duration::from_micros(self.random.below(STOPPED.as_micros() as u64));
+                running.stopped_until = Some(Instant::now() + pause);
             }
             _ => {}
         }
@@ -269,10 +272,12 @@ impl<'s> Campaign<'s> {
         for pid in left {
             let what = liveness::describe(pid);
             broken(Promise::NothingLeft, format_args!("process {pid} is left of the run\n{what}"));
-            // SAFETY: the process has this run's tag among its arguments, so it was started by this run.
+            // SAFETY: the process has this run's tag among its arguments, so it was started by this
+            // run.
             unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
         }
-        // Names are left by workers that were killed, and by those that ended while others held their memory.
+        // Names are left by workers that were killed, and by those that ended while others held
+        // their memory.
         let prefix = name_prefix(self.run);
         for folder in [std::path::Path::new("/dev/shm"), &std::env::temp_dir()] {
             for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -306,7 +311,8 @@ impl<'s> Campaign<'s> {
     }
 }
 
-/// Runs in the child, before exec: the shared file is inherited, and the child does not outlive the campaign.
+/// Runs in the child, before exec: the shared file is inherited, and the child does not outlive the
+/// campaign.
 fn inherit_and_die_with(campaign: u32) -> std::io::Result<()> {
     // SAFETY: the calls affect this process only.
     unsafe {
@@ -321,8 +327,8 @@ fn inherit_and_die_with(campaign: u32) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether a worker ended by itself, or by SIGKILL of the campaign. A process that has a worker in a pid namespace ends
-/// with the worker's status, and 137 for SIGKILL.
+/// Whether a worker ended by itself, or by SIGKILL of the campaign. A process that has a worker in
+/// a pid namespace ends with the worker's status, and 137 for SIGKILL.
 fn ended_well(status: ExitStatus, expected: bool) -> bool {
     let killed = status.signal() == Some(libc::SIGKILL) || status.code() == Some(128 + libc::SIGKILL);
     status.success() || killed && expected
@@ -340,7 +346,8 @@ fn processes_of(run: u32) -> Vec<u32> {
     .collect()
 }
 
-/// Runs a worker as the first process of a new pid namespace, and ends as it does. Returns the exit code.
+/// Runs a worker as the first process of a new pid namespace, and ends as it does. Returns the exit
+/// code.
 pub fn in_namespace(arguments: &[String]) -> i32 {
     // SAFETY: affects the children of this process only.
     if unsafe { libc::unshare(libc::CLONE_NEWPID) } != 0 {

@@ -1,7 +1,8 @@
 //! Promises of the library, and reports of those that are broken.
 //!
-//! A report says which promise, which process and thread, what the handle says, what the producer's ledger says now, and
-//! what its flight recorder has about the slot. `umf why` prints the same from the same source, `umf_ipc::inspect`.
+//! A report says which promise, which process and thread, what the handle says, what the producer's
+//! ledger says now, and what its flight recorder has about the slot. `umf why` prints the same from
+//! the same source, `umf_ipc::inspect`.
 
 use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +15,8 @@ use crate::shared;
 /// What the library promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// The content of a block that was freed while it was open stays until it is closed, or reads as zeros with `release`.
+    /// The content of a block that was freed while it was open stays until it is closed, or reads
+    /// as zeros with `release`.
     HeldContent,
     /// Opening a handle of a block that was freed fails as stale.
     StaleOpen,
@@ -24,7 +26,8 @@ pub enum Promise {
     LiveBlock,
     /// When the last importer has closed or died, memory comes back.
     LeaseEnd,
-    /// A process that has dropped everything has what it had at its start, and a run leaves nothing behind.
+    /// A process that has dropped everything has what it had at its start, and a run leaves nothing
+    /// behind.
     NothingLeft,
     /// No process crashes.
     NoCrash,
@@ -32,11 +35,13 @@ pub enum Promise {
     NoHang,
     /// A process of another user is refused.
     OtherUser,
-    /// A live block can be freed, a pool works in a forked child, an error is one of those that are documented.
+    /// A live block can be freed, a pool works in a forked child, an error is one of those that are
+    /// documented.
     Interface,
     /// Objects of a domain keep their content when their creator is gone.
     Domain,
-    /// Messages, and views of memory that was handed over, have their content until they are dropped.
+    /// Messages, and views of memory that was handed over, have their content until they are
+    /// dropped.
     Link,
     /// Two copies of the library in one process open each other's blocks.
     SecondCopy,
@@ -204,7 +209,8 @@ fn ago(now: u64, then: u64) -> String {
     format!("{} us ago", now.saturating_sub(then) / 1000)
 }
 
-/// The lease rows of the handle's slot. `umf_ipc::inspect` does not show rows, so this describes nothing yet.
+/// The lease rows of the handle's slot. `umf_ipc::inspect` does not show rows, so this describes
+/// nothing yet.
 fn describe_rows(_handle: &Handle) -> String {
     String::new()
 }

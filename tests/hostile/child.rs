@@ -1,4 +1,5 @@
-//! Forked children of a worker: each checks what it inherited, opens handles, and uses pools, then ends.
+//! Forked children of a worker: each checks what it inherited, opens handles, and uses pools, then
+//! ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -35,10 +36,12 @@ impl Children {
         if self.0.len() >= CHILDREN {
             return;
         }
-        // SAFETY: the child runs code that the library promises to work in a child of a threaded process, and calls _exit.
+        // SAFETY: the child runs code that the library promises to work in a child of a threaded
+        // process, and calls _exit.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            // SAFETY: both calls affect this child only. It must not outlive a worker that is killed.
+            // SAFETY: both calls affect this child only. It must not outlive a worker that is
+            // killed.
             unsafe {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 libc::alarm(LONGEST_LIFE_S);

@@ -1,7 +1,8 @@
 //! The content of blocks: each word depends on the block's number and on the word's place.
 //!
-//! No word is zero, so that pages that were released can be told from content. Two blocks have no word in common, with
-//! overwhelming probability, so that a wrong word says which block it belongs to.
+//! No word is zero, so that pages that were released can be told from content. Two blocks have no
+//! word in common, with overwhelming probability, so that a wrong word says which block it belongs
+//! to.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -71,7 +72,8 @@ pub fn compare_bytes(copied: &[u8], id: u64, release: bool) -> Found {
     compare(words, id, release)
 }
 
-/// Writes the content of a block. The CPU writes it, or the device if the CPU must not touch the memory.
+/// Writes the content of a block. The CPU writes it, or the device if the CPU must not touch the
+/// memory.
 ///
 /// # Errors
 /// Those of the device.
@@ -79,7 +81,8 @@ pub fn fill(pool: &dyn Pool, address: Address, id: u64, size: u64) -> umf::core:
     let transfer = pool.provider().transfer().filter(|_| !pool.provider().memory_kind().is_host_accessible());
     match (transfer, address.as_ptr()) {
         (Some(transfer), _) => {
-            // SAFETY: the block is live, has at least `size` bytes, and no reference into it exists.
+            // SAFETY: the block is live, has at least `size` bytes, and no reference into it
+            // exists.
             unsafe { transfer.write(address, &bytes(id, size)) }?;
         }
         (None, Some(start)) => {

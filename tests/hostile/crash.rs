@@ -9,7 +9,8 @@ use crate::pools::own_pid;
 /// Seconds that a report may take.
 const LONGEST_REPORT_S: u32 = 30;
 
-/// Has this process report SIGSEGV, SIGBUS and SIGABRT with a backtrace. The signals end it as they would otherwise.
+/// Has this process report SIGSEGV, SIGBUS and SIGABRT with a backtrace. The signals end it as they
+/// would otherwise.
 pub fn install() {
     for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGABRT] {
         // SAFETY: zero is a value of every field.
@@ -22,9 +23,9 @@ pub fn install() {
     }
 }
 
-/// Reports the first crash. Other threads that crash meanwhile wait until the process ends. The handler then resets the
-/// action and returns, so that the instruction faults again and ends the process. A debugger looks at the stack, since the
-/// handler's own is small.
+/// Reports the first crash. Other threads that crash meanwhile wait until the process ends. The
+/// handler then resets the action and returns, so that the instruction faults again and ends the
+/// process. A debugger looks at the stack, since the handler's own is small.
 extern "C" fn report(signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
     static REPORTING: AtomicBool = AtomicBool::new(false);
     if REPORTING.swap(true, Ordering::SeqCst) {
@@ -52,7 +53,8 @@ extern "C" fn report(signal: c_int, info: *mut libc::siginfo_t, _context: *mut c
         count.as_ptr(),
         std::ptr::null(),
     ];
-    // SAFETY: the child makes system calls only, and its arguments end with a null pointer. The parent waits for it.
+    // SAFETY: the child makes system calls only, and its arguments end with a null pointer. The
+    // parent waits for it.
     unsafe {
         // Not fork(3), which would call the library's handlers.
         let child = libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as libc::pid_t;

@@ -1,5 +1,5 @@
-//! Importer threads: they open published handles, check what they have open again and again, hand mappings to other
-//! threads, evict, fork, and judge every refusal.
+//! Importer threads: they open published handles, check what they have open again and again, hand
+//! mappings to other threads, evict, fork, and judge every refusal.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -88,8 +88,8 @@ pub fn run<'w>(mut thread: Thread<'w>, end: Instant, elsewhere: &Sender<Open<'w>
                 thread.tick(Activity::Fork);
                 children.fork(&mut thread, &mut open);
             }
-            88 => passing_importer(&mut thread),
-            89 => passing_thread(&mut thread, elsewhere),
+            88..90 => passing_importer(&mut thread, &open),
+            90 => passing_thread(&mut thread, elsewhere),
             _ => {
                 thread.tick(Activity::Pause);
                 thread.pause(Duration::from_micros(400));
@@ -237,9 +237,10 @@ fn judge(worker: &Worker<'_>, only: OnlyMode, notice: &Notice, was_alive: bool, 
         }
         Error::NotPermitted { .. } if is_alive => {
             let socket = flags.served && only.is_none_or(|mode| mode == Mode::Socket);
-            let elsewhere = worker.namespace || flags.namespace || worker.user && !flags.user;
-            let explained = !socket && (elsewhere || only == Some(Mode::Socket));
-            if !explained && !(worker.user && !flags.user) {
+            let foreign = worker.user && !flags.user;
+            let elsewhere = worker.namespace || flags.namespace;
+            let explained = foreign || !socket && (elsewhere || only == Some(Mode::Socket));
+            if !explained {
                 refused(Promise::LiveBlock);
             }
         }
@@ -336,26 +337,35 @@ fn report(promise: Promise, open: &Open<'_>, when: &str, what: &str) {
     broken_for(promise, notice.handle(), text);
 }
 
-/// An importer that is dropped after a few opens.
-fn passing_importer(thread: &mut Thread<'_>) {
+/// An importer that is dropped after a few opens. Some are of blocks that this thread has open by another importer. All
+/// are closed in another thread, and the importer is dropped at once.
+fn passing_importer(thread: &mut Thread<'_>, open_already: &[Open<'_>]) {
     thread.tick(Activity::DropImporter);
     let only = random_mode(&mut thread.random);
     let importer = match new_importer(thread.worker.settings, &mut thread.random, only) {
         Ok(importer) => importer,
         Err(error) => return broken(Promise::Interface, format_args!("another importer: {error}")),
     };
+    let mut all = Vec::new();
     for _ in 0..thread.random.below(6) {
-        let Some(notice) = choose(thread) else { continue };
+        let again = !open_already.is_empty() && !thread.random.one_in(3);
+        let notice = if again { Some(thread.random.of(open_already).notice) } else { choose(thread) };
+        let Some(notice) = notice else { continue };
         thread.tick(Activity::DropImporter);
         if let Some(opened) = open(thread.worker, &importer, only, &notice, &mut thread.random) {
             check(&opened, "opened by an importer that is dropped soon");
+            all.push(opened);
         }
     }
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop(all));
+    });
     drop(importer);
     count(Counter::ImportersDropped);
 }
 
-/// A thread that ends after a few opens. It closes some of its mappings, and leaves others to the closing thread.
+/// A thread that ends after a few opens. It closes some of its mappings, and leaves others to the
+/// closing thread.
 fn passing_thread<'w>(thread: &mut Thread<'w>, elsewhere: &Sender<Open<'w>>) {
     thread.tick(Activity::Open);
     std::thread::scope(|scope| {
@@ -379,8 +389,9 @@ pub fn open_in_child(thread: &mut Thread<'_>) {
     }
 }
 
-/// Checks a mapping that a forked child has inherited. The parent may close it meanwhile, after which its memory may be
-/// used again. So only memory that is current before and after it was read counts.
+/// Checks a mapping that a forked child has inherited. The parent may close it meanwhile, after
+/// which its memory may be used again. So only memory that is current before and after it was read
+/// counts.
 pub fn check_inherited(open: &Open<'_>) {
     if let Ok(Err(wrong)) = read_current(&open.mapping, &open.notice) {
         report(Promise::CurrentContent, open, "inherited by a forked child", &describe(wrong));

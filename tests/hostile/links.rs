@@ -1,5 +1,5 @@
-//! Links: messages arrive as they were sent, and views of memory that was handed over keep their content until they are
-//! dropped, also when the peer is killed.
+//! Links: messages arrive as they were sent, and views of memory that was handed over keep their
+//! content until they are dropped, also when the peer is killed.
 
 use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ fn round(assignment: &Assignment, state: &WorkerState, random: &mut Sequence) ->
             outcome => Some(outcome),
         }
     });
-    let outcome = match linked {
+    match linked {
         Some(Ok(link)) => receive(link, state, random, || kill(peer)),
         Some(Err(error)) => {
             kill(peer);
@@ -67,8 +67,7 @@ fn round(assignment: &Assignment, state: &WorkerState, random: &mut Sequence) ->
             kill(peer);
             Err("a peer did not connect".to_owned())
         }
-    };
-    outcome
+    }
 }
 
 /// Receives some messages, has the peer killed, receives what arrived before, and drops the views.
@@ -97,7 +96,8 @@ fn receive(
                 views.truncate(views.len() / 2);
             }
             Err(Error::PeerGone { .. } | Error::Closed { .. }) => break Ok(()),
-            // The peer frees some blocks without waiting until they were opened, and may be killed before a block is.
+            // The peer frees some blocks without waiting until they were opened, and may be killed
+            // before a block is.
             Err(Error::Open { .. }) => {
                 count(Counter::OtherRefusals);
                 break Ok(());
@@ -206,7 +206,8 @@ fn hand_over(link: &mut Link, pool: &Pool, random: &mut Sequence) -> Result<(), 
     for (id, size, memory) in &memories {
         lent.push(link.hand_over(id << 1 | HANDED_OVER, memory.part(0, *size as usize)?)?);
     }
-    // A block that is freed before the receiver has opened it is stale there. That happens now and then.
+    // A block that is freed before the receiver has opened it is stale there. That happens now and
+    // then.
     if !random.one_in(12) {
         for one in &lent {
             one.wait(None)?;

@@ -1,8 +1,8 @@
 //! Tells a process that hangs from one that the machine gives no processor time.
 //!
-//! A process hangs if one of its threads reports no progress for a long time, and the process does not wait for a
-//! processor meanwhile. The verdict rests on `/proc/<pid>/task/*/schedstat`: time that was run, and time that was waited
-//! on a run queue.
+//! A process hangs if one of its threads reports no progress for a long time, and the process does
+//! not wait for a processor meanwhile. The verdict rests on `/proc/<pid>/task/*/schedstat`: time
+//! that was run, and time that was waited on a run queue.
 
 use std::fmt::Write as _;
 use std::fs;

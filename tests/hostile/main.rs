@@ -1,12 +1,14 @@
-//! The hostile campaign: processes that share memory do to each other what the library must withstand, and check what it
-//! promises. `tests/run --hostile [SECONDS] [SEED]` runs it; docs/testing.md describes it.
+//! The hostile campaign: processes that share memory do to each other what the library must
+//! withstand, and check what it promises. `tests/run --hostile [SECONDS] [SEED]` runs it;
+//! docs/testing.md describes it.
 //!
 //! - `campaign`: starts, stops and kills workers, watches their progress, sums up
 //! - `worker`: one process with its exporters, importers and threads
 //! - `producer`, `importer`, `child`: the threads of a worker, and its forked children
 //! - `domains`, `links`, `second_copy`: other parts of the library, each in a worker of its own
 //! - `pools`: pools of every kind; `content`: what blocks hold
-//! - `checker`: the promises, and reports of broken ones; `liveness`: hangs; `crash`: where a worker crashed
+//! - `checker`: the promises, and reports of broken ones; `liveness`: hangs; `crash`: where a
+//!   worker crashed
 //! - `shared`: memory that all processes share past umf; `settings`: what the environment sets
 //!
 //! The program is its own worker: it starts itself with other arguments.
@@ -67,7 +69,8 @@ fn run_worker(arguments: &[String], settings: &Settings) -> i32 {
     }
 }
 
-/// Behaves as test programs do, as far as cargo and `tests/run` need: lists the test, obeys filters, prints a summary.
+/// Behaves as test programs do, as far as cargo and `tests/run` need: lists the test, obeys
+/// filters, prints a summary.
 fn run_test(arguments: &[String], settings: &Settings) -> i32 {
     if arguments.iter().any(|argument| argument == "--list") {
         println!("{NAME}: test");

@@ -118,7 +118,8 @@ impl PoolMaker<'_> {
     }
 }
 
-/// The pid of this process, as the campaign sees it: that of the namespace in which `/proc` was mounted.
+/// The pid of this process, as the campaign sees it: that of the namespace in which `/proc` was
+/// mounted.
 pub fn own_pid() -> u32 {
     let link = std::fs::read_link("/proc/self").unwrap_or_default();
     link.to_str().and_then(|text| text.parse().ok()).unwrap_or_else(std::process::id)
@@ -136,7 +137,8 @@ fn host(random: &mut Sequence, isolated: bool, read_only: bool) -> Result<Arc<Ho
     builder.build()
 }
 
-/// A slab pool's settings. One in a few makes a cache small, a limit close, or memory go back by itself.
+/// A slab pool's settings. One in a few makes a cache small, a limit close, or memory go back by
+/// itself.
 fn slab_settings(random: &mut Sequence) -> SlabSettings {
     let largest = *random.of(&[0, 4096, 65536, 1 << 20, 8 << 20]);
     let mut settings = SlabSettings::new()

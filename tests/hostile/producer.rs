@@ -1,4 +1,5 @@
-//! Producer threads: pools of every kind, blocks that are exported, freed, and destroyed with their pool.
+//! Producer threads: pools of every kind, blocks that are exported, freed, and destroyed with their
+//! pool.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -18,7 +19,8 @@ const POOLS: usize = 4;
 /// Blocks of one pool at one time. Isolated blocks have a file each.
 const BLOCKS: usize = 160;
 const ISOLATED_BLOCKS: usize = 24;
-/// How often a producer asks whether importers have closed its blocks, and how long it waits each time.
+/// How often a producer asks whether importers have closed its blocks, and how long it waits each
+/// time.
 const LEASE_END_LOOKS: u32 = 400;
 const LEASE_END_PAUSE: Duration = Duration::from_millis(5);
 /// Polls after which memory that no process has open must be back.
@@ -301,7 +303,8 @@ fn passing_exporter(thread: &mut Thread<'_>, own: &OwnPool<'_>) {
     count(Counter::ExportersDropped);
 }
 
-/// Frees all blocks of a pool, waits until no worker has one open, and looks whether the pool holds anything then.
+/// Frees all blocks of a pool, waits until no worker has one open, and looks whether the pool holds
+/// anything then.
 fn await_lease_end(thread: &mut Thread<'_>) {
     thread.tick(Activity::AwaitLeaseEnd);
     let Ok(made) = thread.worker.maker.make(&mut thread.random) else { return };

@@ -1,8 +1,8 @@
-//! Two copies of the library in one process: this program has it linked in, and opens `libumf.so.1` beside it. Blocks that
-//! one copy exports are opened by the other.
+//! Two copies of the library in one process: this program has it linked in, and opens `libumf.so.1`
+//! beside it. Blocks that one copy exports are opened by the other.
 //!
-//! `UMF_HOSTILE_C_LIBRARY` names the shared library. Otherwise it is the one that the tests of the C interface or
-//! `tests/run --hostile` have installed below the target folder.
+//! `UMF_HOSTILE_C_LIBRARY` names the shared library. Otherwise it is the one that the tests of the
+//! C interface or `tests/run --hostile` have installed below the target folder.
 
 use std::ffi::{c_int, c_void};
 use std::path::PathBuf;
@@ -126,7 +126,8 @@ impl SecondCopy {
         );
         let (mut parameters, mut provider, mut pool_parameters, mut pool) =
             (null_mut(), null_mut(), null_mut(), null_mut());
-        // SAFETY: each call has the arguments that the headers ask for, and places for what it yields.
+        // SAFETY: each call has the arguments that the headers ask for, and places for what it
+        // yields.
         let made = unsafe {
             new_parameters(&raw mut parameters) == SUCCESS
                 && set_visibility(parameters, SHARED) == SUCCESS
@@ -176,7 +177,8 @@ impl SecondCopy {
     fn open_handle(&self, handle: &[u8; HANDLE_SIZE]) -> Option<NonNull<u64>> {
         let (mut bytes, mut opened) = (*handle, null_mut());
         let at: *mut c_void = bytes.as_mut_ptr().cast();
-        // SAFETY: the provider lives as long as `self`; the handle has as many bytes as a provider's handle has.
+        // SAFETY: the provider lives as long as `self`; the handle has as many bytes as a
+        // provider's handle has.
         let outcome = unsafe { (self.functions.open_provider_handle)(self.provider, at, &raw mut opened) };
         NonNull::new(opened.cast()).filter(|_| outcome == SUCCESS)
     }

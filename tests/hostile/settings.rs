@@ -1,4 +1,5 @@
-//! Settings of a run, from the environment. Workers inherit the environment, so they read the same settings.
+//! Settings of a run, from the environment. Workers inherit the environment, so they read the same
+//! settings.
 
 use std::fmt;
 use std::str::FromStr;
@@ -40,7 +41,8 @@ impl Kind {
         ("dma-buf", Self::DmaBuf),
     ];
 
-    /// Whether the memory is a device's or shared with devices. Only processes of one pid namespace exchange it here.
+    /// Whether the memory is a device's or shared with devices. Only processes of one pid namespace
+    /// exchange it here.
     pub const fn is_device(self) -> bool {
         matches!(self, Self::LevelZero | Self::Cuda | Self::DmaBuf)
     }
@@ -112,7 +114,8 @@ pub struct Settings {
     pub users: bool,
     /// Whether workers use domains, links and the C library (`UMF_HOSTILE_ROLES=0` for no).
     pub roles: bool,
-    /// The period of an additional thread that evicts idle mappings (`UMF_HOSTILE_EVICT_MS`), 0 for no such thread.
+    /// The period of an additional thread that evicts idle mappings (`UMF_HOSTILE_EVICT_MS`), 0 for
+    /// no such thread.
     pub evict_ms: u64,
     /// The longest life of a worker (`UMF_HOSTILE_LIFE_S`).
     pub life_s: u64,

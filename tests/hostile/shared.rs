@@ -1,7 +1,8 @@
-//! Memory that the campaign and all of its workers share, past umf: counters, states of blocks, published handles, and
-//! who has which block open.
+//! Memory that the campaign and all of its workers share, past umf: counters, states of blocks,
+//! published handles, and who has which block open.
 //!
-//! Every word is an atomic. A worker may be killed between any two stores. Readers therefore check sums and incarnations.
+//! Every word is an atomic. A worker may be killed between any two stores. Readers therefore check
+//! sums and incarnations.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
@@ -245,7 +246,8 @@ pub fn create() -> &'static Shared {
     assert!(fd >= 0, "memfd_create: {}", std::io::Error::last_os_error());
     // SAFETY: the call returned a new fd.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: both are numbers of this process. The second number is not in use: the program has few fds so early.
+    // SAFETY: both are numbers of this process. The second number is not in use: the program has
+    // few fds so early.
     let made = unsafe {
         libc::ftruncate(fd.as_raw_fd(), size_of::<Shared>().cast_signed() as i64) == 0
             && libc::dup2(fd.as_raw_fd(), INHERITED_FD) == INHERITED_FD
@@ -269,7 +271,8 @@ pub fn get() -> &'static Shared {
         let start =
             unsafe { libc::mmap(std::ptr::null_mut(), size, access, libc::MAP_SHARED, INHERITED_FD, 0) };
         assert!(start != libc::MAP_FAILED, "mmap: {}", std::io::Error::last_os_error());
-        // SAFETY: the mapping has that size, stays until the process ends, and all of it is atomics.
+        // SAFETY: the mapping has that size, stays until the process ends, and all of it is
+        // atomics.
         unsafe { &*start.cast::<Shared>() }
     })
 }
@@ -341,7 +344,7 @@ impl Shared {
             |from, to| slot.sequence.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok();
         if sequence & 1 != 0 {
             // A writer that was killed leaves an odd number.
-            if (random >> 32) % 64 == 0 {
+            if (random >> 32).is_multiple_of(64) {
                 turn(sequence, sequence + 1);
             }
             return;
@@ -385,7 +388,7 @@ impl Shared {
     }
 
     const fn tag(worker: Identity, id: u64) -> u64 {
-        (worker.incarnation & 0xFFFF_FFFF) << 32 | (id / BLOCKS as u64 & 0xFFFF) << 16
+        (worker.incarnation & 0xFFFF_FFFF) << 32 | ((id / BLOCKS as u64) & 0xFFFF) << 16
     }
 
     /// Notes that a worker is about to open a block.
@@ -436,7 +439,8 @@ impl WorkerState {
         self.progress[thread % THREADS].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often each thread reported, and what it does; `None` for threads that have not begun or have ended.
+    /// How often each thread reported, and what it does; `None` for threads that have not begun or
+    /// have ended.
     pub fn progress(&self) -> [Option<(u64, u32)>; THREADS] {
         std::array::from_fn(|thread| {
             let activity = self.activity[thread].load(Ordering::Relaxed);

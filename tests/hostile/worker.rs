@@ -1,4 +1,5 @@
-//! A worker process: its exporters, importers and threads, and what it must have given back at its end.
+//! A worker process: its exporters, importers and threads, and what it must have given back at its
+//! end.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -262,7 +263,8 @@ fn blocks(assignment: &Assignment, settings: &Settings, random: &mut Sequence, e
     state.ending.store(assignment.identity.incarnation, Ordering::SeqCst);
     drop(worker);
     state.tick(0, Activity::EndOfWorker);
-    // Others may hold what this worker has freed. They close it sooner or later, but this worker does not wait for long.
+    // Others may hold what this worker has freed. They close it sooner or later, but this worker
+    // does not wait for long.
     for _ in 0..20 {
         state.tick(0, Activity::EndOfWorker);
         if held::drain(Duration::from_millis(10)).is_empty() {
@@ -310,8 +312,9 @@ fn work(worker: &Worker<'_>, random: &mut Sequence, end: Instant) {
     }
 }
 
-/// Exporters that a process may keep after they were dropped. An exporter of which importers have memory open keeps its
-/// ledger, its lease table and the pidfds of its importers, until a later exporter is dropped in the same state.
+/// Exporters that a process may keep after they were dropped. An exporter of which importers have
+/// memory open keeps its ledger, its lease table and the pidfds of its importers, until a later
+/// exporter is dropped in the same state.
 const KEPT_EXPORTERS: usize = 4;
 
 /// What a process has that belongs to umf: fds, mappings, names, sockets.
@@ -354,7 +357,8 @@ impl Belongings {
         Self { fds, mappings, sockets: self.sockets.clone(), names: self.names.clone() }
     }
 
-    /// Reports what is there now and was not there before. Waits for connections of peers, which end a little later.
+    /// Reports what is there now and was not there before. Waits for connections of peers, which
+    /// end a little later.
     fn compare(&self, assignment: &Assignment, state: &shared::WorkerState) {
         let mut now = Self::now(assignment.run);
         for _ in 0..100 {

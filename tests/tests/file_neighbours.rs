@@ -1,7 +1,8 @@
 //! Opening a provider over a file leaves the mappings of other threads alone.
 //!
-//! A provider tries whether its file is on persistent memory, by a mapping that most file systems refuse. While that is
-//! refused, other threads map and unmap memory, and must find in it what they wrote.
+//! A provider tries whether its file is on persistent memory, by a mapping that most file systems
+//! refuse. While that is refused, other threads map and unmap memory, and must find in it what they
+//! wrote.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -12,7 +13,8 @@ use umf_provider_file::{FileProvider, Mapped};
 
 /// Providers that are opened, unless a mapping is damaged before.
 const PROVIDERS: usize = 3000;
-/// Pages of one mapping. Together with its neighbours it fills the gap that a refused mapping of 2 MiB leaves.
+/// Pages of one mapping. Together with its neighbours it fills the gap that a refused mapping of 2
+/// MiB leaves.
 const PAGES: usize = 64;
 const PAGE: usize = 4096;
 /// Mappings that a thread has at one time.
@@ -30,7 +32,8 @@ impl Marked {
         assert_ne!(start, libc::MAP_FAILED);
         let marked = Self(start.cast());
         for page in 0..PAGES {
-            // The kernel writes, so that a page that is gone is an error and no fault. `is_whole` finds it.
+            // The kernel writes, so that a page that is gone is an error and no fault. `is_whole`
+            // finds it.
             marked.transfer(page, &mut (page as u64 + 1), true);
         }
         marked
@@ -40,7 +43,8 @@ impl Marked {
     fn transfer(&self, page: usize, word: &mut u64, write: bool) -> bool {
         let local = libc::iovec { iov_base: std::ptr::from_mut(word).cast(), iov_len: 8 };
         let remote = libc::iovec { iov_base: self.0.wrapping_add(page * PAGE).cast(), iov_len: 8 };
-        // SAFETY: the local part is a word; the kernel checks the other part, which is of this process.
+        // SAFETY: the local part is a word; the kernel checks the other part, which is of this
+        // process.
         let copied = unsafe {
             let pid = libc::getpid();
             if write {

@@ -1,12 +1,12 @@
 //! A free finds a lease although the lease counts of its process are spread over several rows.
 //!
-//! A mapping that one thread opens and another thread closes leaves +1 in the row of the first thread and -1 in the row
-//! that all other threads of the process share. Their sum is zero, as it should be. When an importer gives up its lease
-//! table, its rows go one after the other. A free at that moment must still see a lease that the same process has taken
-//! through another table.
+//! A mapping that one thread opens and another thread closes leaves +1 in the row of the first
+//! thread and -1 in the row that all other threads of the process share. Their sum is zero, as it
+//! should be. When an importer gives up its lease table, its rows go one after the other. A free at
+//! that moment must still see a lease that the same process has taken through another table.
 //!
-//! Each round frees a block that has an open mapping, while another thread makes an importer give up its table. The pool
-//! must not hand the block out again before the mapping is closed.
+//! Each round frees a block that has an open mapping, while another thread makes an importer give
+//! up its table. The pool must not hand the block out again before the mapping is closed.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -74,8 +74,8 @@ fn importer() -> Importer {
     Importer::builder().import(Arc::new(HostImport::new())).build().unwrap()
 }
 
-/// A thread that runs what it is given, in order. It opens nothing by itself, so it has no lease row of its own unless a
-/// job opens something.
+/// A thread that runs what it is given, in order. It opens nothing by itself, so it has no lease
+/// row of its own unless a job opens something.
 struct Helper<'scope> {
     jobs: mpsc::Sender<Box<dyn FnOnce() + Send + 'scope>>,
 }
@@ -140,7 +140,8 @@ fn free_must_hold(producer: &Producer, address: Address, mapping: &Mapping<'_>, 
     );
 }
 
-/// Two importers have the same export open. The first has a skew in its rows and gives up its table.
+/// Two importers have the same export open. The first has a skew in its rows and gives up its
+/// table.
 #[test]
 fn free_sees_lease_of_second_importer_while_first_gives_up_its_table() {
     let producer = Producer::new();
@@ -161,7 +162,8 @@ fn free_sees_lease_of_second_importer_while_first_gives_up_its_table() {
     });
 }
 
-/// One importer gives up its table in one thread and makes a new one in another, by opening the same handle again.
+/// One importer gives up its table in one thread and makes a new one in another, by opening the
+/// same handle again.
 #[test]
 fn free_sees_lease_in_new_table_while_importer_gives_up_old_one() {
     let producer = Producer::new();
