@@ -239,7 +239,9 @@ fn judge(worker: &Worker<'_>, only: OnlyMode, notice: &Notice, was_alive: bool, 
             let socket = flags.served && only.is_none_or(|mode| mode == Mode::Socket);
             let foreign = worker.user && !flags.user;
             let elsewhere = worker.namespace || flags.namespace;
-            let explained = foreign || !socket && (elsewhere || only == Some(Mode::Socket));
+            // Memory that devices share does not travel through /proc.
+            let wrong_way = only == Some(Mode::Socket) || flags.device && only == Some(Mode::Procfs);
+            let explained = foreign || !socket && (elsewhere || wrong_way);
             if !explained {
                 refused(Promise::LiveBlock);
             }
@@ -337,8 +339,8 @@ fn report(promise: Promise, open: &Open<'_>, when: &str, what: &str) {
     broken_for(promise, notice.handle(), text);
 }
 
-/// An importer that is dropped after a few opens. Some are of blocks that this thread has open by another importer. All
-/// are closed in another thread, and the importer is dropped at once.
+/// An importer that is dropped after a few opens. Some are of blocks that this thread has open by
+/// another importer. All are closed in another thread, and the importer is dropped at once.
 fn passing_importer(thread: &mut Thread<'_>, open_already: &[Open<'_>]) {
     thread.tick(Activity::DropImporter);
     let only = random_mode(&mut thread.random);
