@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use umf_provider_file::{FileProvider, Mapped};
 
 /// Providers that are opened, unless a mapping is damaged before.
-const PROVIDERS: usize = 3000;
+const PROVIDERS: usize = 20_000;
 /// Pages of one mapping. Together with its neighbours it fills the gap that a refused mapping of 2
 /// MiB leaves.
 const PAGES: usize = 64;

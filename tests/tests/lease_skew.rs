@@ -21,11 +21,13 @@ use umf::slab::{SlabPool, SlabSettings};
 use umf::{Address, Exporter, Handle, Importer, Mapping, Visibility};
 
 /// Rounds of each test, unless the first failure ends it.
-const ROUNDS: u64 = 8_000;
+const ROUNDS: u64 = 12_000;
 /// Blocks that are allocated after a free. They are more than the pool's caches keep of one size.
 const BLOCKS_AFTER_FREE: usize = 40;
 /// Upper bound of the delay between the start of an eviction and the free. An eviction takes less.
 const LONGEST_DELAY_NS: u64 = 120_000;
+/// The same between the start of an eviction and an open, which takes long itself.
+const LONGEST_DELAY_OF_OPEN_NS: u64 = 15_000;
 /// The delays of successive rounds are spread by this step, so that they cover the whole range.
 const DELAY_STEP_NS: u64 = 7919;
 
@@ -118,9 +120,9 @@ fn start_eviction<'scope>(importer: &'scope Importer, helper: &Helper<'scope>) -
     evicted
 }
 
-fn delay(round: u64) {
+fn delay(round: u64, longest: u64) {
     let begun = Instant::now();
-    let wait = Duration::from_nanos(round * DELAY_STEP_NS % LONGEST_DELAY_NS);
+    let wait = Duration::from_nanos(round * DELAY_STEP_NS % longest);
     while begun.elapsed() < wait {
         std::hint::spin_loop();
     }
@@ -153,7 +155,7 @@ fn free_sees_lease_of_second_importer_while_first_gives_up_its_table() {
             skew(&first, &handle, &helper);
             let mapping = second.open(&handle).unwrap();
             let evicted = start_eviction(&first, &helper);
-            delay(round);
+            delay(round, LONGEST_DELAY_NS);
             free_must_hold(&producer, address, &mapping, round);
             drop(mapping);
             evicted.recv().unwrap();
@@ -176,7 +178,7 @@ fn free_sees_lease_in_new_table_while_importer_gives_up_old_one() {
             let evicted = start_eviction(&importer, &helper);
             let importer = &importer;
             let opened = opener.run(move || {
-                delay(round);
+                delay(round, LONGEST_DELAY_OF_OPEN_NS);
                 importer.open(&handle).unwrap()
             });
             let mapping = opened.recv().unwrap();
