@@ -344,12 +344,13 @@ impl Belongings {
 
     /// The same without what a few dropped exporters may keep.
     fn without_kept_exporters(&self) -> Self {
-        let (ledger, table) = ("/memfd:umf-ledger (deleted)", "/memfd:umf-door (deleted)");
+        let ledger = "/memfd:umf-ledger (deleted)";
+        let tables = ["/memfd:umf-door (deleted)", "/memfd:umf-leases (deleted)"];
         let mut fds = self.fds.clone();
         let mut mappings = self.mappings.clone();
-        let kept = fds.get(table).copied().unwrap_or(0);
+        let kept: usize = tables.iter().filter_map(|table| fds.get(*table)).sum();
         if (1..=KEPT_EXPORTERS).contains(&kept) && fds.get(ledger) == Some(&kept) {
-            for name in [ledger, table, "pidfd"] {
+            for name in [ledger, tables[0], tables[1], "pidfd"] {
                 fds.remove(name);
                 mappings.remove(name);
             }
