@@ -209,8 +209,12 @@ fn ago(now: u64, then: u64) -> String {
     format!("{} us ago", now.saturating_sub(then) / 1000)
 }
 
-/// The lease rows of the handle's slot. `umf_ipc::inspect` does not show rows, so this describes
-/// nothing yet.
-fn describe_rows(_handle: &Handle) -> String {
-    String::new()
+/// The rows of the producer's lease table, with what they count of the handle's slot.
+fn describe_rows(handle: &Handle) -> String {
+    let Ok(search) = inspect::find() else { return "  rows: /proc cannot be read\n".to_owned() };
+    let Some(found) = search.by_nonce(handle.nonce()) else {
+        return "  rows: the ledger is gone\n".to_owned();
+    };
+    let rows = found.lease_rows(handle.slot());
+    rows.iter().map(|row| format!("  {row:?}\n")).collect()
 }

@@ -118,7 +118,7 @@ impl LedgerWriter {
         if let Some(recorder) = ledger.recorder() {
             recorder.write_header();
         }
-        ledger.write_header(flags | u32::from(is_locked) * FLAG_LOCKED);
+        ledger.write_header(flags | (u32::from(is_locked) * FLAG_LOCKED));
         step(Step::LedgerMade);
         Ok(ledger)
     }
