@@ -143,7 +143,7 @@ fn process_that_locks_all_rows_refuses_importers_until_it_ends() {
         .sum::<usize>();
     // (One row is the early importer's, and those before the eighth are not locked.)
     assert!(opened < 8, "{opened}");
-    importers[7].fails(&format!("open {handle} -> n"), "LimitReached");
+    importers[7].fails(&format!("open {handle} -> n"), "NoLeaseRow");
     producer.ok("free p p.b");
     assert_ne!(producer.ok("drain 30"), "0");
     early.ok("close m");

@@ -378,7 +378,7 @@ fn compute_runtime_974_opening_and_closing_leaks_no_fd() {
         // (That the file of named memory has no windows is found out once.)
         assert_eq!(importer.number("importer", "misses"), 901, "each was fetched anew");
         let connection = u64::from(mode == "socket");
-        // A pidfd, two ledgers, the door.
+        // A pidfd, two ledgers, the lease table.
         assert_eq!(importer.number("importer", "fds"), 4 + connection);
         producer.ok("drop-pool n");
     }

@@ -40,7 +40,8 @@ pub fn full() {
 pub fn is_usable() -> bool {
     if ABILITY.load(Ordering::Relaxed) == UNKNOWN {
         let ability = if sys::register_barrier() && sys::barrier() { USABLE } else { REFUSED };
-        ABILITY.store(ability, Ordering::Relaxed);
+        // All threads have to go by the same answer.
+        let _ = ABILITY.compare_exchange(UNKNOWN, ability, Ordering::Relaxed, Ordering::Relaxed);
     }
     ABILITY.load(Ordering::Relaxed) == USABLE
 }

@@ -220,8 +220,10 @@ pub fn register_static(object: &'static dyn ForkAware, is_registered: &AtomicBoo
 /// # Errors
 /// As [`register_static`].
 ///
+/// The first call must not be made with a lock that a registered object takes: registering waits for forks.
+///
 /// # Safety
-/// A thread that holds one of the object's locks takes no lock of another object.
+/// A thread that holds one of the object's locks takes no lock of another object, and calls no allocator.
 pub unsafe fn register_static_leaf(object: &'static dyn ForkAware, is_registered: &AtomicBool) -> Result<()> {
     once(object, is_registered, Order::Leaf)
 }

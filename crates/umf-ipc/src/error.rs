@@ -98,6 +98,18 @@ pub enum Error {
         /// How it is set.
         setting: &'static str,
     },
+    /// Every row of the producer's lease table belongs to another importer, so that an open could not be
+    /// counted.
+    #[error(
+        "no lease row is free at producer {pid}: all {rows} belong to other importers, or a process holds their locks; \
+         close importers of its memory, or raise RLIMIT_FSIZE in the producer if it made the table small"
+    )]
+    NoLeaseRow {
+        /// The process id.
+        pid: u32,
+        /// How many rows its table has.
+        rows: u32,
+    },
     /// The producer did not answer in time.
     #[error(
         "producer {pid} did not answer on its socket within {milliseconds} ms: it is stopped or overloaded"

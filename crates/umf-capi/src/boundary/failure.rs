@@ -95,7 +95,7 @@ fn code_of_answer(name: &str) -> Code {
 fn code_of_ipc(error: &umf_ipc::Error) -> Code {
     match error {
         umf_ipc::Error::Memory(error) => code_of(error),
-        umf_ipc::Error::LimitReached { .. } => OUT_OF_RESOURCES,
+        umf_ipc::Error::LimitReached { .. } | umf_ipc::Error::NoLeaseRow { .. } => OUT_OF_RESOURCES,
         umf_ipc::Error::UnknownProvider { .. } => NOT_SUPPORTED,
         umf_ipc::Error::TimedOut { .. } | umf_ipc::Error::System { .. } => UNKNOWN,
         // Of a producer that is gone, the original says that the argument is wrong; and so of all else.

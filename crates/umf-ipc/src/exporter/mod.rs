@@ -24,6 +24,7 @@ use crate::Result;
 use crate::cache::CacheStatistics;
 use crate::handle::Handle;
 use crate::identity::Nonce;
+use crate::sys;
 use state::State;
 
 /// Makes memory visible to other processes, and keeps one native export per region in a bounded cache.
@@ -62,6 +63,7 @@ impl Exporter {
     /// # Errors
     /// [`crate::Error::Memory`] if there are too many exporters in this process (4096).
     pub fn new(settings: ExporterSettings) -> Result<Self> {
+        sys::register_reopening()?;
         let inner = Arc::new(Inner {
             settings,
             state: AtomicPtr::new(core::ptr::null_mut()),

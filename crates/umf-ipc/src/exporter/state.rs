@@ -34,6 +34,8 @@ type RegionEntry = Entry<u64, RegionExport>;
 
 /// A note's flag: the block is in use until it is freed.
 const KEPT: u64 = 1;
+/// A note's flag: a device may import the memory.
+const DEVICE: u64 = 2;
 
 /// All that the exporter has in one process.
 #[derive(Debug)]
@@ -50,7 +52,7 @@ pub(crate) struct State {
     served: bool,
     fd_limit: u64,
     settings: ExporterSettings,
-    /// Random bits that handles carry and that stand nowhere else: a process that has them was given a handle.
+    /// A secret of 128 bits that only handles contain.
     key: [u8; 16],
 }
 
@@ -146,7 +148,8 @@ impl State {
             lease: None,
             base: u64::from(block.slot),
             length: entry.value.region.id().get(),
-            flags: if block.kept { KEPT } else { 0 },
+            flags: if block.kept { KEPT } else { 0 }
+                | if block.handle.may_be_imported_by_device() { DEVICE } else { 0 },
             object: None,
         };
         memo.store(Self::hash(address), block.handle.as_bytes(), note);

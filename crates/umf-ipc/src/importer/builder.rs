@@ -11,6 +11,7 @@ use super::board::Board;
 use super::{Importer, Inner};
 use crate::Result;
 use crate::cache::{Cache, LimitPolicy, Limits, Memo};
+use crate::sys;
 use crate::transfer::Exchange;
 
 /// Settings of an [`Importer`].
@@ -125,6 +126,7 @@ impl ImporterBuilder {
     /// # Errors
     /// [`crate::Error::Memory`] if this process has too many (4096 exporters, importers and pools).
     pub fn build(self) -> Result<Importer> {
+        sys::register_reopening()?;
         let limits = Limits {
             entries: self.settings.max_opened_handles,
             bytes: self.settings.max_opened_bytes,

@@ -70,7 +70,6 @@ impl Inner {
     {
         if let Some(memo) = self.memo[access as usize].current()
             && let Some(note) = memo.by_bytes(hash(bytes), bytes)
-            && let Some(lease) = note.lease
             && let base = Address::from_bits(note.base)
             && let Some(into) = place(base, note.length as usize)
             // SAFETY: the note was made in this thread's table for the pins of this importer.
@@ -80,7 +79,7 @@ impl Inner {
             // region and ledger mapped, and the producer with the rows that the lease is counted in.
             let place = Place {
                 pin: Pin::new(memo.thread(), note.pin),
-                lease: Some(lease),
+                lease: note.lease,
                 base,
                 length: note.length as usize,
                 generation: note.generation,
@@ -97,9 +96,11 @@ impl Inner {
                 self.pins().give_back(place.pin, Some(memo.thread()));
                 return false;
             }
-            // SAFETY: as above.
-            protocol::lease(unsafe { lease.word().as_ref() });
-            step(Step::LeaseCountedAgain);
+            if let Some(lease) = note.lease {
+                // SAFETY: as above.
+                protocol::lease(unsafe { lease.word().as_ref() });
+                step(Step::LeaseCountedAgain);
+            }
             // SAFETY: as above.
             let mapping = unsafe { Mapping::new(self, place) };
             // (Otherwise dropping it takes lease and pin back.)
@@ -218,8 +219,7 @@ impl Inner {
             let (pid, slot, generation) = (handle.pid(), handle.slot(), handle.generation());
             return Err(Error::Stale { pid, slot, generation, now: mapping.generation_now() });
         }
-        if lease.is_some()
-            && let Some(memo) = self.memo[access as usize].current_or_new()
+        if let Some(memo) = self.memo[access as usize].current_or_new()
             && let Some((_, pin)) = self.cache.pins().cell(number)
         {
             let note = Note {

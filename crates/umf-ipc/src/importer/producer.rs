@@ -20,6 +20,9 @@ use crate::{Error, Result};
 /// How many files without windows are remembered. Others are asked each time that they are mapped.
 const FILES_WITHOUT_WINDOWS: usize = 32;
 
+/// How often a lease table is asked for while this process forks.
+const OPENINGS: u32 = 16;
+
 fn file_of(handle: &Handle) -> FileIdentity {
     let (device, inode) = handle.data_identity();
     FileIdentity { device, inode }
@@ -125,18 +128,29 @@ impl Producer {
         let (number, rows) = self.ledger.lease_table().ok_or(no_table)?;
         let producer = lease::Producer { pid, nonce: self.nonce, slots: self.ledger.capacity(), rows };
         let open = |exchange: &Exchange| {
+            let forks = sys::forks();
             let Fetched { fd, is_own, .. } = self.channel.fetch(Wanted::LeaseTable(number), exchange)?;
-            ImporterLeases::open(fd, is_own, producer)
+            ImporterLeases::open(fd, is_own.then_some(forks), producer)
         };
-        let leases = match open(exchange) {
-            // Over its socket a producer sends one that need not be opened anew.
-            Err(error @ Error::System { call: lease::REOPENING, .. })
-                if exchange.modes().contains(&Mode::Socket) =>
-            {
-                open(&Exchange::Order(vec![Mode::Socket])).map_err(|_| error)?
+        let is_refused = |opened: &Result<ImporterLeases>| {
+            matches!(opened, Err(Error::System { call: lease::REOPENING, .. }))
+        };
+        let mut opened = open(exchange);
+        if is_refused(&opened) && exchange.modes().contains(&Mode::Socket) {
+            // Over its socket a producer sends a description that need not be opened anew. Each fork
+            // of this process meanwhile makes it worthless.
+            let by_socket = Exchange::Order(vec![Mode::Socket]);
+            for _ in 0..OPENINGS {
+                match open(&by_socket) {
+                    Err(Error::NotPermitted { .. }) => break,
+                    again => opened = again,
+                }
+                if !is_refused(&opened) {
+                    break;
+                }
             }
-            other => other?,
-        };
+        }
+        let leases = opened?;
         step(Step::LeaseTableChecked);
         let leases = NonNull::from(Box::leak(Box::new(leases)));
         let there = match place::fill(&self.leases, vacant, leases) {

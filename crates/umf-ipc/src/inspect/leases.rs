@@ -7,7 +7,7 @@ use rustix::fs::SealFlags;
 
 use super::{Found, Owner};
 use crate::lease::layout::{Header, MAGIC, MAX_ROWS, Owner as OwnerWords, ROW_HEADER, Shape, VERSION};
-use crate::sys::{self, Reopened};
+use crate::sys::{self, Locks};
 
 /// A row of a lease table whose importer describes itself, or that counts something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +28,9 @@ pub struct LeaseRow {
 }
 
 impl Found {
-    /// The rows of the owner's lease table, with what they count of a slot. Empty if the owner has none, has ended, or may not
-    /// be looked into. What another process writes there is copied and not believed.
+    /// The rows of the owner's lease table, with what they count of a slot. Empty if the owner has
+    /// none, has ended, or may not be looked into. What another process writes there is copied and
+    /// not believed.
     #[must_use]
     pub fn lease_rows(&self, slot: u32) -> Vec<LeaseRow> {
         self.read_lease_rows(slot).unwrap_or_default()
@@ -45,9 +46,10 @@ impl Found {
         if !is_memory || slot >= shape.slots {
             return None;
         }
-        let table = Reopened::of(found.as_fd(), identity).ok()?;
+        let table = sys::reopen(found.as_fd(), true).ok()?;
+        let locks = Locks::of_file(&table);
         let is_sealed = sys::seals(&table).ok()?.contains(SealFlags::SHRINK | SealFlags::GROW);
-        if !is_sealed || sys::size(&table).ok()? != shape.size() {
+        if !is_sealed || sys::size(&table).ok()? != shape.size() || sys::identity(&table).ok()? != identity {
             return None;
         }
         let word = |offset: u64| {
@@ -66,7 +68,7 @@ impl Found {
                 importer: word(owner + offset_of!(OwnerWords, importer) as u64)?,
                 pid: half(owner + offset_of!(OwnerWords, pid) as u64)?,
                 uid: half(owner + offset_of!(OwnerWords, uid) as u64)?,
-                is_owned: table.locks().is_write_locked(shape.row(number)).ok()?,
+                is_owned: locks.is_write_locked(shape.row(number)).ok()?,
                 // (To read a hole allocates nothing, as to map it would.)
                 count: word(shape.row(number) + ROW_HEADER + u64::from(slot) * 8)?,
             };

@@ -9,15 +9,15 @@ use umf_core::observer::{self, ExportObserver, Freed, Leases, Observing};
 use umf_core::step::{Step, step};
 use umf_core::{Address, fork};
 
-use super::LeaseTable;
 use super::left::{self, Left, One, Range};
+use super::{LeaseTable, Scan};
 use crate::Result;
 use crate::exporter::NativeGuard;
 use crate::ledger::event::RetireReason;
 use crate::ledger::{Event, LedgerWriter};
 
-/// The ledger and the lease table of one producer. It lives as long as the exporter, and after that as long as retired exports
-/// are leased.
+/// The ledger and the lease table of one producer. It lives as long as the exporter, and after that
+/// as long as retired exports are leased.
 #[derive(Debug)]
 pub(crate) struct Exports {
     pub(crate) ledger: LedgerWriter,
@@ -46,12 +46,12 @@ pub(crate) struct Exported {
 }
 
 /// What [`Exports::retire_closed`] did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Quick {
     /// All that there is to do.
     Done,
-    /// The export has ended, and may be leased: [`Exports::settle`] is to do.
-    Ended,
+    /// The export has ended and is leased: [`Exports::settle`] is to do.
+    Ended(Scan),
     /// Nothing.
     Nothing,
 }
@@ -79,50 +79,57 @@ impl Exports {
         self.ledger.take(|first, count| self.leases.reserve(first, count))
     }
 
-    /// Ends the export of a freed block, and gives its slot back if it was never open: without a lock.
-    pub(crate) fn retire_closed(&self, slot: u32, generation: u64, region: u64) -> Quick {
+    /// Ends the export of a freed block, and gives its slot back if the block is not open
+    /// elsewhere. Takes no lock if the block was never opened.
+    pub(crate) fn retire_closed(&self, slot: u32, generation: u64, region: u64, is_device: bool) -> Quick {
         if !self.ledger.end(slot, generation, region, RetireReason::BlockFreed) {
             return Quick::Nothing;
         }
-        let is_leased = match self.leases.scan(slot) {
-            None => false,
-            Some(mut scan) => self.leases.is_leased(slot, &mut scan) || self.leases.is_in_device_grace(),
-        };
-        if is_leased {
-            return Quick::Ended;
+        if let Some(mut scan) = self.leases.scan(slot)
+            && self.is_open(slot, &mut scan, is_device)
+        {
+            return Quick::Ended(scan);
         }
         self.ledger.give_back(slot);
         Quick::Done
     }
 
-    /// Ends the export of a range, unless another thread does. Whether somebody has it open still is kept in mind, together
-    /// with `native`.
+    /// Ends the export of a range, unless another thread does. Whether somebody has it open still
+    /// is kept in mind, together with `native`.
     pub(crate) fn retire(&self, export: &Exported, native: &Arc<NativeGuard>, reason: RetireReason) -> bool {
         let region = native.region.id().get();
         let retired = self.ledger.end(export.slot, export.generation, region, reason);
         if retired {
-            self.settle(export, region, Some(native));
+            match self.leases.scan(export.slot) {
+                Some(scan) => self.settle(export, scan, region, Some(native)),
+                None => self.ledger.give_back(export.slot),
+            }
         }
         retired
     }
 
-    /// The second half of [`Exports::retire`], by whoever did the first: what becomes of the slot. `native` is that of the
-    /// region, if its exporter has it still.
-    pub(crate) fn settle(&self, export: &Exported, region: u64, native: Option<&Arc<NativeGuard>>) {
+    /// Gives the slot of a retired export back, or keeps it in the list of deferred ones if it is
+    /// leased. For the thread that retired it. `native` is the region's, if its exporter still has
+    /// it.
+    pub(crate) fn settle(
+        &self,
+        export: &Exported,
+        mut scan: Scan,
+        region: u64,
+        native: Option<&Arc<NativeGuard>>,
+    ) {
         let Exported { slot, generation, base, size, is_region, is_device } = *export;
         step(Step::LeaseScanning);
         let range = Range { base, size };
-        if let Some(scan) = self.leases.scan(slot)
-            && let mut one = (One { slot, generation, range, region, scan, is_device, has_native: false })
-            && self.is_open(&mut one)
-        {
+        if self.is_open(slot, &mut scan, is_device) {
+            let one = One { slot, generation, range, region, scan, is_device, has_native: false };
             self.ledger.record(Event::Hold { slot, generation, region, bytes: size as u64 });
             let mut left = self.left.lock();
             left.add(one, is_region, native);
             self.count.store(left.pending(), Ordering::Release);
             drop(left);
             step(Step::LeaseDeferred);
-            // Of this and the store in `outlive_exporter` one comes first.
+            // Either this sees the store in `outlive_exporter`, or that sees the count above.
             core::sync::atomic::fence(Ordering::SeqCst);
             if self.is_orphan.load(Ordering::SeqCst)
                 && let Some(me) = self.me.upgrade()
@@ -134,9 +141,9 @@ impl Exports {
         }
     }
 
-    /// Whether a retired export is open elsewhere. Once it is not, it stays so, and its slot is the caller's.
-    fn is_open(&self, one: &mut One) -> bool {
-        self.leases.is_leased(one.slot, &mut one.scan) || (one.is_device && self.leases.is_in_device_grace())
+    /// Whether a retired export is open elsewhere. Once it is not, its slot is the caller's.
+    fn is_open(&self, slot: u32, scan: &mut Scan, is_device: bool) -> bool {
+        self.leases.is_leased(slot, scan) || (is_device && self.leases.is_in_device_grace())
     }
 
     /// Whether anything that was retired here may be open still.
@@ -163,8 +170,8 @@ impl Exports {
         self.left.lock().native_of(region)
     }
 
-    /// The exporter is gone. If retired exports of it are leased, their memory may not be freed yet: from here on this object
-    /// itself is asked when that is freed.
+    /// The exporter is gone. If retired exports of it are leased, their memory may not be freed
+    /// yet: from here on this object itself is asked when that is freed.
     pub(crate) fn outlive_exporter(self: &Arc<Self>) {
         static ALONE: Global<Vec<(Arc<Exports>, Observing)>> = Global::new(Vec::new());
         self.is_orphan.store(true, Ordering::SeqCst);
@@ -218,7 +225,8 @@ impl Leases for Exports {
         }
         let range = Range { base, size };
         let mut left = self.left.lock();
-        let (is_left, closed, natives) = left.sort_out(range, |one| self.is_open(one));
+        let (is_left, closed, natives) =
+            left.sort_out(range, |one| self.is_open(one.slot, &mut one.scan, one.is_device));
         self.count.store(left.pending(), Ordering::Release);
         drop(left);
         for One { slot, generation, range, region, .. } in closed {
@@ -227,8 +235,9 @@ impl Leases for Exports {
             step(Step::LeaseEnded);
         }
         if !natives.is_empty() {
-            // The caller, told that nothing is leased, may free the region at once, so its native export goes back before that. It
-            // may be in use as an export once more; then whoever ends that gives it back.
+            // The caller, told that nothing is leased, may free the region at once, so its native
+            // export goes back before that. It may be in use as an export once more; then whoever
+            // ends that gives it back.
             let regions: Vec<Range> = natives.iter().map(|guard| left::whole(guard)).collect();
             drop(natives);
             let mut left = self.left.lock();

@@ -1,4 +1,5 @@
-//! What lies where in a lease table, and the part of it that both sides map. `docs/leases.md` has the same tables.
+//! What lies where in a lease table, and the part of it that both sides map. `docs/leases.md` has
+//! the same tables.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::os::fd::AsFd;
@@ -22,8 +23,8 @@ pub(crate) const MAX_ROWS: u32 = 4096;
 /// Bits of a slot's marks. Row `n` has bit `n % MARKS`.
 pub(crate) const MARKS: u32 = 64;
 
-/// The first part, a field that is written often to a cache line. Written before the table's descriptor is known to any
-/// other process, but for the fields from `height` on.
+/// The first part, a field that is written often to a cache line. Written before the table's
+/// descriptor is known to any other process, but for the fields from `height` on.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
@@ -36,6 +37,7 @@ pub(crate) struct Header {
     pub search: Line<AtomicU32>,
     pub events: Line<AtomicU64>,
     pub dead: Line<AtomicU32>,
+    /// How often a row was cleared whose importer had ended.
     pub cleared: Line<AtomicU64>,
 }
 
@@ -44,7 +46,8 @@ pub(crate) struct Header {
 #[repr(C, align(64))]
 pub(crate) struct Line<T>(pub T);
 
-/// The importer that owns a row, for people: nothing depends on it. Zeros if the row was given back.
+/// The importer that owns a row, for people: nothing depends on it. Zeros if the row was given
+/// back.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Owner {
@@ -62,8 +65,8 @@ pub(crate) struct Owner {
 
 const _: () = assert!(size_of::<Owner>() == 64 && size_of::<Header>() <= ALIGN as usize);
 
-/// Where the parts of a table are. This follows from the numbers of slots and rows alone, so that nothing in the table has to
-/// be believed.
+/// Where the parts of a table are. This follows from the numbers of slots and rows alone, so that
+/// nothing in the table has to be believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub slots: u32,
@@ -71,8 +74,8 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// The table of a ledger with so many slots, as large as a file of `limit` bytes can be. `None` if it would have fewer
-    /// than four rows.
+    /// The table of a ledger with so many slots, as large as a file of `limit` bytes can be. `None`
+    /// if it would have fewer than four rows.
     pub(crate) fn within(slots: u32, limit: u64) -> Option<Self> {
         let mut shape = Self { slots, rows: MAX_ROWS };
         while shape.size() > limit {
@@ -122,7 +125,8 @@ pub(crate) const fn mark(row: u32) -> u64 {
     1 << (row % MARKS)
 }
 
-/// Header, owners and marks of a table, mapped. Any process that can open the table writes there: each word is read once.
+/// Header, owners and marks of a table, mapped. Any process that can open the table writes there:
+/// each word is read once.
 #[derive(Debug)]
 pub(crate) struct Head {
     mapping: SharedMapping,
@@ -130,7 +134,8 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// Maps the head of a table of this shape, which the file is known to have. Forked children do not get it.
+    /// Maps the head of a table of this shape, which the file is known to have. Forked children do
+    /// not get it.
     pub(crate) fn new(fd: impl AsFd, shape: Shape) -> Result<Self> {
         let size = usize::try_from(shape.head()).unwrap_or(usize::MAX);
         let mut mapping = SharedMapping::new(fd, size, true)

@@ -1,4 +1,5 @@
-//! [`ImporterLeases`]: the importer's side: its rows in one producer's lease table, and [`Lease`], a count in one of them.
+//! [`ImporterLeases`]: the importer's side: its rows in one producer's lease table, and [`Lease`],
+//! a count in one of them.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -18,20 +19,22 @@ use crate::ledger::MAX_SLOTS;
 use crate::sys::{self, FileIdentity, Reopened, SharedMapping};
 use crate::{Error, Result, protocol};
 
-/// The most rows that one importer takes of one table: threads share them, each thread the same one at every open.
+/// The most rows that one importer takes of one table: threads share them, each thread the same one
+/// at every open.
 const MOST_ROWS: usize = 8;
 /// How many rows of importers that have ended are tried before a row is taken that was never used.
 const DEAD_TRIED: u32 = 4;
 /// What fails where an importer can open no file through `/proc`.
 pub(crate) const REOPENING: &str = "opening the lease table anew through /proc/thread-self/fd";
-const WITHOUT_PROC: &str = "; mount /proc, or set UMF_IPC_EXCHANGE=socket in both processes, or ipc.leases = \"off\" to open \
-                            without leases";
+const WITHOUT_PROC: &str = "; mount /proc here, or set UMF_IPC_EXCHANGE=socket in both processes with /proc in the \
+                            producer's, or ipc.leases = \"off\" to open without leases";
 /// How much of a row gets its memory at a time, in bytes.
 const STEP: usize = 4096;
 
 /// A count of one open in a row, which is taken back there by whatever thread closes.
 ///
-/// It lasts as long as the [`ImporterLeases`] that it came from, which is dropped when nothing is open any more.
+/// It lasts as long as the [`ImporterLeases`] that it came from, which is dropped when nothing is
+/// open any more.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lease {
     word: NonNull<AtomicU64>,
@@ -70,7 +73,8 @@ pub(crate) struct Producer {
     pub rows: u32,
 }
 
-/// The rows of one importer in the lease table of one producer. A row is locked by the kernel as long as it is mapped here.
+/// The rows of one importer in the lease table of one producer. A row is locked by the kernel as
+/// long as it is mapped here.
 #[derive(Debug)]
 pub(crate) struct ImporterLeases {
     pid: u32,
@@ -90,7 +94,8 @@ pub(crate) struct ImporterLeases {
 #[derive(Debug, Default)]
 struct Rows {
     taken: Vec<Row>,
-    /// By the number of a thread, modulo the most rows: one more than the index of its row, 0 before its first open.
+    /// By the number of a thread, modulo the most rows: one more than the index of its row, 0
+    /// before its first open.
     of_threads: [u8; MOST_ROWS],
     /// No more rows can be had.
     enough: bool,
@@ -107,9 +112,10 @@ struct Row {
 }
 
 impl ImporterLeases {
-    /// Maps what should be a producer's lease table, checks that it is, and takes a row. `is_own` says that no other process
-    /// has the description behind `fd`.
-    pub(crate) fn open(fd: OwnedFd, is_own: bool, producer: Producer) -> Result<Self> {
+    /// Maps what should be a producer's lease table, checks that it is, and takes a row. With
+    /// `own_since` no other process has the description behind `fd`; it is what [`sys::forks`] said
+    /// before that came.
+    pub(crate) fn open(fd: OwnedFd, own_since: Option<u32>, producer: Producer) -> Result<Self> {
         let pid = producer.pid;
         let misbehaved = |what| Error::Misbehaved { pid, what };
         let system = |call| move |errno| Error::system(call, errno);
@@ -152,17 +158,21 @@ impl ImporterLeases {
             fd: Some(fd),
         };
         // The first row now: an importer without any opens nothing.
-        let reopened = match leases.reopen() {
-            Ok(reopened) => reopened,
-            // No `/proc` here. A description that was made for this importer serves as well, for one row.
-            Err(_) if is_own && let Some(fd) = leases.fd.take() => {
+        let reopened = match (leases.reopen(), own_since) {
+            (Ok(reopened), _) => reopened,
+            // No `/proc` here. A description that was made for this importer serves as well, for
+            // one row.
+            (Err(_), Some(forks)) => {
                 leases.rows.lock().enough = true;
-                Reopened::received(fd).map_err(system("lock of a lease row"))?
+                let fd = leases.fd.take().ok_or(misbehaved("it sent no lease table"))?;
+                Reopened::received(fd, forks).map_err(system(REOPENING))?
             }
-            Err(errno) if errno == Errno::MFILE || errno == Errno::NFILE || errno == Errno::NOMEM => {
+            (Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)), None) => {
                 return Err(Error::system(REOPENING, errno));
             }
-            Err(errno) => return Err(Error::System { call: REOPENING, errno, hint: WITHOUT_PROC }),
+            (Err(errno), None) => {
+                return Err(Error::System { call: REOPENING, errno, hint: WITHOUT_PROC });
+            }
         };
         let row = leases.take_row(reopened, true)?;
         leases.rows.lock().taken.push(row);
@@ -205,15 +215,16 @@ impl ImporterLeases {
         self.rows.lock().taken.len()
     }
 
-    /// As if its process was killed: the kernel drops the locks of its rows, and nothing is cleared.
+    /// As if its process was killed: the kernel drops the locks of its rows, and nothing is
+    /// cleared.
     #[cfg(test)]
     pub(super) fn die(self) {
         drop(core::mem::take(&mut *self.rows.lock()));
         core::mem::forget(self);
     }
 
-    /// Counts an open of the export in `slot`, which the ledger has. Whether the export is current has to be looked at
-    /// afterwards.
+    /// Counts an open of the export in `slot`, which the ledger has. Whether the export is current
+    /// has to be looked at afterwards.
     ///
     /// # Errors
     /// [`Error::System`] if there is no memory for the word.
@@ -231,8 +242,9 @@ impl ImporterLeases {
         Ok(Lease { word, here: NonNull::from(self.here.word()) })
     }
 
-    /// The index of the calling thread's row: one of a few, so that threads that open the same export at the same time seldom
-    /// write the same cache line. The first thread has the first row, and with one thread there is no other.
+    /// The index of the calling thread's row: one of a few, so that threads that open the same
+    /// export at the same time seldom write the same cache line. The first thread has the first
+    /// row, and with one thread there is no other.
     fn row_of_thread(&self, rows: &mut Rows) -> usize {
         let thread = thread::current().map_or(0, |thread| thread.get() as usize % MOST_ROWS);
         if let Some(known) = rows.of_threads[thread].checked_sub(1) {
@@ -260,22 +272,19 @@ impl ImporterLeases {
         self.take_row(reopened, false)
     }
 
-    /// Locks a row and maps it, zero, through a description that nothing else has. Further rows of an importer come from the
-    /// first half alone: whatever number of threads others have, there is a row left for each other importer.
+    /// Locks a row and maps it, zero, through a description that nothing else has. Further rows of
+    /// an importer come from the first half alone: whatever number of threads others have, there is
+    /// a row left for each other importer.
     fn take_row(&self, reopened: Reopened, is_first: bool) -> Result<Row> {
         let shape = self.head.shape();
         let system = |call| move |errno| Error::system(call, errno);
         let end = if is_first { shape.rows } else { shape.rows / 2 };
         let number = self.lock_row(&reopened, end).map_err(system("fcntl(F_OFD_SETLK) of a lease row"))?;
-        let number = number.ok_or(Error::LimitReached {
-            what: "importers that one producer can tell apart",
-            limit: u64::from(shape.rows),
-            setting: "open its handles in fewer processes",
-        })?;
+        let number = number.ok_or(Error::NoLeaseRow { pid: self.pid, rows: shape.rows })?;
         let owner = self.head.owner(number);
         if owner.importer.load(Ordering::Relaxed) != 0 {
             // Its last owner was killed: see `LeaseTable::is_in_device_grace`.
-            self.head.header().cleared.0.fetch_max(sys::boot_time(), Ordering::SeqCst);
+            self.head.header().cleared.0.fetch_add(1, Ordering::SeqCst);
         }
         // Before anything is counted, and before the height includes it.
         sys::punch(&reopened, shape.row(number) + ROW_HEADER, shape.words())
@@ -315,7 +324,8 @@ impl ImporterLeases {
         let start = self.head.header().search.0.fetch_add(DEAD_TRIED, Ordering::Relaxed) % used.max(1);
         let others = (start..used).chain(0..start);
         let dead = others.clone().take(DEAD_TRIED as usize);
-        for row in given_back.chain(dead).chain(used..end).chain(others) {
+        // (Twice: a row that its producer is just clearing is locked for a moment.)
+        for row in given_back.chain(dead).chain(used..end).chain(others.clone()).chain(others) {
             if let Some(row) = lock(row)? {
                 step(Step::RowLocked);
                 return Ok(Some(row));

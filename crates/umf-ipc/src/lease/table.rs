@@ -16,8 +16,9 @@ use crate::identity::Nonce;
 use crate::sys::{self, Locks, Reopened, SharedMapping};
 use crate::{Error, Result, protocol};
 
-/// How long after the end of an importer a device may still write to what it had open, in nanoseconds. The kernel unmaps a
-/// process's memory, and so drops its locks, before it closes the descriptors of its devices.
+/// How long after the end of an importer a device may still write to what it had open, in
+/// nanoseconds. The kernel unmaps a process's memory, and so drops its locks, before it closes the
+/// descriptors of its devices.
 const DEVICE_GRACE: u64 = 100_000_000;
 
 /// The producer's side of its lease table.
@@ -28,15 +29,18 @@ pub(crate) struct LeaseTable {
     /// By row: where its words are mapped, once they were read.
     rows: Chunks<AtomicPtr<AtomicU64>>,
     mappings: Lock<Vec<SharedMapping>>,
-    /// Held by the thread that clears a row. All threads share one description, so that the kernel's lock of the row does not
-    /// keep them apart.
+    /// Held by the thread that clears a row. All threads share one description, so that the
+    /// kernel's lock of the row does not keep them apart.
     clearing: Lock<()>,
+    /// The table's count of cleared rows when it was last seen to change, and when that was, in
+    /// nanoseconds of `CLOCK_BOOTTIME`.
+    cleared: (AtomicU64, AtomicU64),
 }
 
 /// What remains to be looked at before the memory of a retired export can be used again.
 ///
-/// A row that was seen at zero or without an owner after the export was retired cannot hold a valid lease of it any more, so a
-/// scan goes on where it stopped.
+/// A row that was seen at zero or without an owner after the export was retired cannot hold a valid
+/// lease of it any more, so a scan goes on where it stopped.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scan {
     marks: u64,
@@ -50,7 +54,7 @@ impl LeaseTable {
         Self::within(slots, nonce, sys::file_size_limit())
     }
 
-    /// One that fits into a file of `limit` bytes.
+    /// Creates a table of at most `limit` bytes.
     pub(super) fn within(slots: u32, nonce: Nonce, limit: u64) -> Result<Self> {
         let shape = Shape::within(slots, limit).ok_or(Error::System {
             call: "ftruncate of the lease table",
@@ -66,7 +70,7 @@ impl LeaseTable {
         Locks::of_file(&fd).is_write_locked(shape.row(0)).map_err(|errno| Error::System {
             call: "fcntl(F_OFD_GETLK) of the lease table",
             errno,
-            hint: "; umf needs open file description locks (Linux 3.15 and later)",
+            hint: "; a sandbox or seccomp filter refuses open file description locks: allow F_OFD_GETLK and F_OFD_SETLK",
         })?;
         let head = Head::new(&fd, shape)?;
         step(Step::LeaseTableMapped);
@@ -87,6 +91,7 @@ impl LeaseTable {
             rows: Chunks::new(),
             mappings: Lock::new(Vec::new()),
             clearing: Lock::new(()),
+            cleared: (AtomicU64::new(0), AtomicU64::new(0)),
         })
     }
 
@@ -117,7 +122,7 @@ impl LeaseTable {
         Ok(())
     }
 
-    /// Begins to look for leases of a slot whose export was just retired. `None` if it never was open: one load.
+    /// Starts a scan for leases of a retired slot. Returns `None` if the slot was never opened.
     #[inline]
     pub(crate) fn scan(&self, slot: u32) -> Option<Scan> {
         match self.head.marks(slot).load(Ordering::SeqCst) {
@@ -126,8 +131,8 @@ impl LeaseTable {
         }
     }
 
-    /// Whether a living process has the retired export of `slot` open. A no is final: then the scan is complete, and the slot
-    /// can be used again.
+    /// Whether a living process has the retired export of `slot` open. `false` is final: the scan
+    /// is complete, and the slot can be used again.
     pub(crate) fn is_leased(&self, slot: u32, scan: &mut Scan) -> bool {
         while scan.row < scan.height {
             let Some(row) = next_marked(scan) else { break };
@@ -144,12 +149,18 @@ impl LeaseTable {
         false
     }
 
-    /// Whether a device of an importer that ended a moment ago may still write to what it had open.
+    /// Whether a device of an importer that ended a moment ago may still write to what the importer
+    /// had open.
     pub(crate) fn is_in_device_grace(&self) -> bool {
-        let cleared = self.head.header().cleared.0.load(Ordering::Relaxed);
+        let count = self.head.header().cleared.0.load(Ordering::SeqCst);
         let now = sys::boot_time();
-        // Importers write there too: a time to come is nonsense.
-        cleared <= now && now - cleared < DEVICE_GRACE && cleared != 0
+        let (seen, since) = &self.cleared;
+        // By this process's own clock: an importer's may be another, or lie.
+        if seen.swap(count, Ordering::SeqCst) != count {
+            since.store(now, Ordering::SeqCst);
+        }
+        let since = since.load(Ordering::SeqCst);
+        since != 0 && now.saturating_sub(since) < DEVICE_GRACE
     }
 
     /// The words of a row begin with the first slot's.
@@ -197,7 +208,8 @@ impl LeaseTable {
         }
     }
 
-    /// Clears a row that no living importer owns, under its lock. `false` if it has an owner, or got one meanwhile.
+    /// Clears a row that no living importer owns, under its lock. `false` if it has an owner, or
+    /// got one meanwhile.
     #[cold]
     fn clear_dead(&self, row: u32) -> bool {
         let shape = self.head.shape();
@@ -212,8 +224,8 @@ impl LeaseTable {
             }
         }
         step(Step::DeadRowLocked);
-        // Before the words: a scan that finds them zero finds the time as well.
-        self.head.header().cleared.0.fetch_max(sys::boot_time(), Ordering::SeqCst);
+        // Before the words: a scan that finds them zero finds the change as well.
+        self.head.header().cleared.0.fetch_add(1, Ordering::SeqCst);
         let cleared = sys::punch(&self.fd, shape.row(row) + ROW_HEADER, shape.words());
         if cleared.is_ok() {
             self.head.owner(row).importer.store(0, Ordering::Relaxed);
@@ -243,7 +255,8 @@ impl LeaseTable {
     }
 
     /// # Safety
-    /// [`LeaseTable::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
+    /// [`LeaseTable::lock_for_fork`] ran in this thread, or in the one of which it is the forked
+    /// copy.
     pub(crate) unsafe fn unlock_after_fork(&self) {
         // SAFETY: passed on to the caller.
         unsafe { self.clearing.unlock_after_fork() };

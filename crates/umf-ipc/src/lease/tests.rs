@@ -38,7 +38,7 @@ fn producer(table: &LeaseTable) -> Producer {
 }
 
 fn try_importer(table: &LeaseTable) -> Result<ImporterLeases> {
-    ImporterLeases::open(fd(table), false, producer(table))
+    ImporterLeases::open(fd(table), None, producer(table))
 }
 
 fn importer(table: &LeaseTable) -> ImporterLeases {
@@ -100,8 +100,8 @@ fn open_export_is_leased_until_it_is_closed() {
     assert_eq!(table.importers(), 0);
 }
 
-/// The lost leases of version 1: what was opened by one thread and closed by another left a sum over rows, and the rows of an
-/// importer were given back one at a time.
+/// The lost leases of version 1: what was opened by one thread and closed by another left a sum
+/// over rows, and the rows of an importer were given back one at a time.
 #[test]
 fn lease_survives_the_end_of_another_importer_of_the_same_process() {
     for _ in 0..200 {
@@ -180,6 +180,53 @@ fn row_of_a_killed_importer_is_cleared_and_taken_again() {
     assert!(!is_leased(&table, 1));
 }
 
+/// What a device may have imported is not used again at the moment in which its importer is found
+/// to have ended, and is later.
+#[test]
+fn device_memory_of_a_killed_importer_is_held_for_a_moment() {
+    for is_device in [false, true] {
+        let exports = Exports::new(SLOTS, false).unwrap();
+        let slot = exports.take().unwrap();
+        let content = crate::ledger::SlotContent {
+            offset: 0,
+            length: 4096,
+            requested: 4096,
+            device: 1,
+            inode: 1,
+            fd: 9,
+            region_slot: slot,
+            region_generation: 1,
+            region_id: 1,
+            region_size: 4096,
+            data_offset: 0,
+        };
+        let generation = exports.ledger.publish(slot, &content);
+        let nonce = exports.ledger.nonce();
+        let fd = exports.leases.shared_fd().as_fd().try_clone_to_owned().unwrap();
+        let slots = exports.ledger.capacity();
+        let producer = Producer { pid: 1, nonce, slots, rows: exports.leases.rows() };
+        let importer = ImporterLeases::open(fd, None, producer).unwrap();
+        open(&importer, slot);
+        importer.die();
+        let begun = std::time::Instant::now();
+        let base = umf_core::Address::from_bits(1 << 20);
+        let is_open = || umf_core::observer::Leases::is_leased(&*exports, base, 4096);
+        match exports.retire_closed(slot, generation, 1, is_device) {
+            Quick::Ended(scan) => {
+                assert!(is_device);
+                let export = Exported { slot, generation, base, size: 4096, is_region: false, is_device };
+                exports.settle(&export, scan, 1, None);
+            }
+            other => assert!(matches!(other, Quick::Done) && !is_device, "{other:?}"),
+        }
+        assert!(!is_device || is_open() || begun.elapsed().as_millis() >= 100);
+        while is_open() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert_eq!(exports.take().unwrap(), slot, "the slot was given back");
+    }
+}
+
 #[test]
 fn one_thread_has_one_row_and_many_threads_share_a_few() {
     let table = table();
@@ -208,7 +255,7 @@ fn one_thread_has_one_row_and_many_threads_share_a_few() {
 fn importer_without_a_row_opens_nothing() {
     let table = small_table(4);
     let mut importers: Vec<_> = (0..4).map(|_| importer(&table)).collect();
-    assert!(matches!(try_importer(&table), Err(Error::LimitReached { limit: 4, .. })));
+    assert!(matches!(try_importer(&table), Err(Error::NoLeaseRow { rows: 4, .. })));
     importers.pop();
     importer(&table);
 }
@@ -296,7 +343,7 @@ fn head(table: &LeaseTable) -> SharedMapping {
 fn what_is_no_lease_table_is_refused() {
     let table = table();
     let is_refused = |fd: OwnedFd, producer: Producer| {
-        assert!(matches!(ImporterLeases::open(fd, false, producer), Err(Error::Misbehaved { .. })));
+        assert!(matches!(ImporterLeases::open(fd, None, producer), Err(Error::Misbehaved { .. })));
     };
     let good = producer(&table);
     is_refused(fd(&table), Producer { nonce: Nonce::from_bytes([2; 16]), ..good });
@@ -308,14 +355,15 @@ fn what_is_no_lease_table_is_refused() {
     }
     is_refused(sys::memfd("no-table", Shape { slots: SLOTS, rows: good.rows }.size()).unwrap(), good);
     is_refused(std::fs::File::open("/dev/null").unwrap().into(), good);
-    assert!(ImporterLeases::open(fd(&table), false, good).is_ok());
+    assert!(ImporterLeases::open(fd(&table), None, good).is_ok());
     assert!(matches!(LeaseTable::within(SLOTS, nonce(), 65536), Err(Error::System { .. })));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever other processes write into a table: no fault, no endless loop; and it serves again when it is cleared.
+    /// Whatever other processes write into a table: no fault, no endless loop; and it serves again
+    /// when it is cleared.
     #[test]
     fn wild_words_are_survived(
         words in prop::collection::vec((0_usize..1 << 14, any::<u64>(), 0_u32..8), 1..400),
@@ -388,7 +436,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Importers come, open, close in whatever thread, leave and are killed: an export is leased if a plain list says so.
+    /// Importers come, open, close in whatever thread, leave and are killed: an export is leased if
+    /// a plain list says so.
     #[test]
     fn leases_are_what_a_list_of_them_says(steps in prop::collection::vec(step(), 1..60)) {
         let table = small_table(32);

@@ -125,7 +125,7 @@ impl From<&Error> for RefuseReason {
             Error::OtherBoot => Self::OtherBoot,
             Error::NotPermitted { .. } => Self::NotPermitted,
             Error::UnknownProvider { .. } => Self::UnknownProvider,
-            Error::LimitReached { .. } => Self::LimitReached,
+            Error::LimitReached { .. } | Error::NoLeaseRow { .. } => Self::LimitReached,
             Error::TimedOut { .. } => Self::TimedOut,
             Error::Misbehaved { .. } => Self::Misbehaved,
             Error::ReadOnly => Self::ReadOnly,

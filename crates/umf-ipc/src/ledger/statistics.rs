@@ -35,7 +35,7 @@ pub(crate) struct Figures {
     pub leases: u64,
     /// Bytes that were freed and are held until their last lease goes.
     pub held_bytes: u64,
-    /// Importers that announced themselves.
+    /// Importers that have rows in the lease table.
     pub importers: u64,
 }
 
@@ -153,7 +153,7 @@ pub struct Statistics {
     pub leases: u64,
     /// Bytes that were freed and are held until their last lease goes.
     pub held_bytes: u64,
-    /// Importers that announced themselves.
+    /// Importers that have rows in the lease table.
     pub importers: u64,
     /// When the figures of pools were published; 0 if never.
     pub pools_time: u64,

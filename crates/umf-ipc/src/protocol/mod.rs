@@ -98,11 +98,11 @@ pub(crate) fn pin<W: Word>(count: &W, stamp: &W, expected: u64) -> bool {
     false
 }
 
-/// Counts an open of an export in a word of a row that the caller's process owns. Whether the export is current is loaded
-/// afterwards, by [`is_current`].
+/// Counts an open of an export in a word of a row that the caller's process owns. [`is_current`]
+/// then tells whether the export is current.
 ///
-/// This addition, the load in [`is_current`], the change in [`retire`] and the loads of a scan are sequentially consistent: in
-/// their one order either the addition comes before the scan's load, or the retirement before the importer's.
+/// This addition, the load in [`is_current`], the change in [`retire`] and the loads of a scan are
+/// `SeqCst`. Either the addition precedes the scan's load, or the retirement the importer's load.
 #[inline]
 pub(crate) fn lease<W: Word>(word: &W) {
     word.fetch_add(1, Ordering::SeqCst);
@@ -127,7 +127,7 @@ pub(crate) fn give_back<W: Word>(word: &W) {
 /// The producer clears the marks of a retired export ([`clear_marks`]) before it publishes another in its slot: an importer
 /// that has seen the new generation does not see the old marks.
 pub(crate) fn mark<W: Word>(marks: &W, bit: u64) -> bool {
-    let is_missing = marks.load(Ordering::Relaxed) & bit == 0;
+    let is_missing = marks.load(Ordering::SeqCst) & bit == 0;
     if is_missing {
         marks.fetch_or(bit, Ordering::SeqCst);
     }
@@ -149,7 +149,11 @@ pub(crate) fn unpin<W: Word>(count: &W) {
 
 /// Makes an entry's stamp invalid if `sum` says that nobody has it pinned. Only one thread at a time closes an entry
 /// (it holds the lock of its shard).
-pub(crate) fn close<W: Word>(stamp: &W, expected: u64, sum: impl FnOnce() -> u64) -> bool {
+pub(crate) fn close<W: Word>(stamp: &W, expected: u64, sum: impl Fn() -> u64) -> bool {
+    // Mostly seen at once, and then neither threads are fenced nor hits disturbed.
+    if sum() != 0 {
+        return false;
+    }
     stamp.store(0, Ordering::SeqCst);
     W::heavy_fence();
     if sum() == 0 {

@@ -1,14 +1,17 @@
 //! Files opened anew, and the kernel's locks on their bytes.
 //!
-//! A lock of an open file description (`F_OFD_SETLK`, `fcntl_locking(2)`) belongs to the description, and the kernel drops
-//! it when the last reference to that is gone: the last descriptor, or the last mapping made through one. A mapping that
-//! forked children do not get (`MADV_DONTFORK`) is therefore a lock that lasts exactly as long as the process uses that
-//! memory: it ends at `munmap`, `exec`, exit and SIGKILL, and is seen by every process that can open the file.
+//! A lock of an open file description (`F_OFD_SETLK`, `fcntl_locking(2)`) belongs to the
+//! description, and the kernel drops it when the last reference to that is gone: the last
+//! descriptor, or the last mapping made through one. A mapping that forked children do not get
+//! (`MADV_DONTFORK`) is therefore a lock that lasts exactly as long as the process uses that
+//! memory: it ends at `munmap`, `exec`, exit and SIGKILL, and is seen by every process that can
+//! open the file.
 //!
-//! A descriptor that came by `pidfd_getfd(2)` or `SCM_RIGHTS` shares the sender's description, and with it the sender's
-//! locks. [`Reopened`] is a description of this process alone.
+//! A descriptor that came by `pidfd_getfd(2)` or `SCM_RIGHTS` shares the sender's description, and
+//! with it the sender's locks. [`Reopened`] is a description of this process alone.
 
-use core::sync::atomic::AtomicBool;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -17,35 +20,48 @@ use umf_core::lock::{Lock, LockGuard};
 
 use super::{FileIdentity, Result, files, identity};
 
-/// Held while a [`Reopened`] is open: a forked child would inherit the descriptor, and keep the locks of its description.
-struct Opening(Lock<()>);
+/// Held while a [`Reopened`] is open: a forked child would inherit the descriptor, and keep the
+/// locks of its description.
+struct Opening {
+    lock: Lock<()>,
+    /// Forks so far.
+    forks: AtomicU32,
+}
 
-static OPENING: Opening = Opening(Lock::new(()));
+static OPENING: Opening = Opening { lock: Lock::new(()), forks: AtomicU32::new(0) };
 static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
 
 impl ForkAware for Opening {
     fn prepare(&self) {
-        self.0.lock_for_fork();
+        self.lock.lock_for_fork();
+        self.forks.fetch_add(1, Ordering::Relaxed);
     }
 
     fn parent(&self) {
         // SAFETY: `prepare` ran in this thread.
-        unsafe { self.0.unlock_after_fork() };
+        unsafe { self.lock.unlock_after_fork() };
     }
 
     fn child(&self) {
         // SAFETY: this is the forked copy of the thread in which `prepare` ran.
-        unsafe { self.0.unlock_after_fork() };
+        unsafe { self.lock.unlock_after_fork() };
     }
 }
 
-fn opening() -> Result<LockGuard<'static, ()>> {
+/// Makes forks wait for each [`Reopened`]. To be called before the first one is made, without any
+/// lock that forks take.
+pub(crate) fn register_reopening() -> umf_core::Result<()> {
     // SAFETY: only system calls are made while the lock is held.
-    unsafe { fork::register_static_leaf(&OPENING, &IS_REGISTERED) }.map_err(|_| Errno::NOMEM)?;
-    Ok(OPENING.0.lock())
+    unsafe { fork::register_static_leaf(&OPENING, &IS_REGISTERED) }
 }
 
-/// A descriptor whose description belongs to this process alone. Until it is dropped, forks of this process wait.
+/// How many forks this process has begun since its first [`register_reopening`].
+pub(crate) fn forks() -> u32 {
+    OPENING.forks.load(Ordering::Relaxed)
+}
+
+/// A descriptor whose description belongs to this process alone. Until it is dropped, forks of
+/// this process wait, and the thread that has it must not use the allocator.
 #[derive(Debug)]
 pub struct Reopened {
     // Closed before forks go on: fields are dropped in this order.
@@ -54,14 +70,22 @@ pub struct Reopened {
 }
 
 impl Reopened {
-    /// Opens the file behind `fd` anew, for reading and writing. `expected` is its identity: the number may have come to
-    /// mean another file, if the program closes descriptors that are not its own.
+    /// Opens the file behind `fd` anew, for reading and writing. `expected` is its identity: the
+    /// number may have come to mean another file, if the program closes descriptors that are not
+    /// its own.
     ///
     /// # Errors
-    /// Those of `open(2)`: `ENOENT` where no `/proc` that shows this process is mounted; `ESTALE` if it is another file.
+    /// Those of `open(2)`: `ENOENT` where no `/proc` that shows this process is mounted. `ESTALE`
+    /// if it is another file.
     pub(crate) fn of(fd: BorrowedFd<'_>, expected: FileIdentity) -> Result<Self> {
-        let opening = opening()?;
-        let fd = files::open(&format!("/proc/thread-self/fd/{}", fd.as_raw_fd()), true)?;
+        let mut path = [0; 40];
+        let room = path.len();
+        let mut rest = &mut path[..];
+        write!(rest, "/proc/thread-self/fd/{}", fd.as_raw_fd()).map_err(|_| Errno::NAMETOOLONG)?;
+        let length = room - rest.len();
+        let path = core::str::from_utf8(&path[..length]).map_err(|_| Errno::INVAL)?;
+        let opening = OPENING.lock.lock();
+        let fd = files::open(path, true)?;
         if identity(&fd)? != expected {
             return Err(Errno::STALE);
         }
@@ -69,8 +93,16 @@ impl Reopened {
     }
 
     /// Takes over a description that another process made for this one, and closed on its side.
-    pub(crate) fn received(fd: OwnedFd) -> Result<Self> {
-        Ok(Self { _opening: opening()?, fd })
+    /// `forks` is what [`forks`] said before it was asked for.
+    ///
+    /// # Errors
+    /// `EAGAIN` if this process has forked since: the child may have inherited the descriptor.
+    pub(crate) fn received(fd: OwnedFd, forks: u32) -> Result<Self> {
+        let opening = OPENING.lock.lock();
+        if OPENING.forks.load(Ordering::Relaxed) != forks {
+            return Err(Errno::AGAIN);
+        }
+        Ok(Self { fd, _opening: opening })
     }
 
     pub(crate) fn locks(&self) -> Locks<'_> {
@@ -89,8 +121,9 @@ impl AsFd for Reopened {
 pub(crate) struct Locks<'f>(BorrowedFd<'f>);
 
 impl<'f> Locks<'f> {
-    /// Those of the description behind a descriptor. To take locks, it is one with which this process created the file. To ask
-    /// for locks, it is one through which no lock of interest was taken.
+    /// Returns the locks of the description behind `fd`. To take locks, `fd` must be the descriptor
+    /// with which this process created the file. To ask for a lock, it must not be taken through
+    /// this description.
     pub(crate) fn of_file(fd: &'f OwnedFd) -> Self {
         Self(fd.as_fd())
     }
@@ -99,7 +132,7 @@ impl<'f> Locks<'f> {
     pub(crate) fn try_write_lock(self, byte: u64) -> Result<bool> {
         match self.control(libc::F_OFD_SETLK, libc::F_WRLCK, byte) {
             Ok(_) => Ok(true),
-            Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
+            Err(Errno::AGAIN) => Ok(false),
             Err(errno) => Err(errno),
         }
     }
@@ -108,8 +141,8 @@ impl<'f> Locks<'f> {
         self.control(libc::F_OFD_SETLK, libc::F_UNLCK, byte).map(drop)
     }
 
-    /// Whether another description holds the write lock of a byte. (A read lock does not count: any process that can
-    /// open a file for reading can take one.)
+    /// Whether another description holds the write lock of a byte. (A read lock does not count: any
+    /// process that can open a file for reading can take one.)
     pub(crate) fn is_write_locked(self, byte: u64) -> Result<bool> {
         Ok(self.control(libc::F_OFD_GETLK, libc::F_RDLCK, byte)? != libc::F_UNLCK)
     }

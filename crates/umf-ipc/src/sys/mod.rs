@@ -8,8 +8,8 @@ mod processes;
 
 pub use files::TMPFS_MAGIC;
 pub(crate) use files::{FileIdentity, filesystem, identity, is_regular, open_path, read_at, reopen, size};
-pub(crate) use locks::Locks;
 pub use locks::Reopened;
+pub(crate) use locks::{Locks, forks, register_reopening};
 pub(crate) use memory::{SharedMapping, add_seals, memfd_device, populate, punch, seals, wipe_on_fork};
 pub use memory::{file_size_limit, memfd, reserve};
 pub use peers::{Peer, peer, peer_of, so_peerpidfd};

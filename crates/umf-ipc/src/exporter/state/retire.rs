@@ -6,7 +6,7 @@ use umf_core::observer::Leases;
 use umf_core::{Address, Region, tracker};
 
 use super::super::region_export::NativeGuard;
-use super::{KEPT, State};
+use super::{DEVICE, KEPT, State};
 use crate::cache::Pin;
 use crate::handle::Handle;
 use crate::lease::{Exported, Quick};
@@ -42,17 +42,18 @@ impl State {
         };
         let Some((memo, bytes, note)) = known() else { return false };
         let (slot, generation, region) = (note.base as u32, note.generation, note.length);
-        match self.exports.retire_closed(slot, generation, region) {
+        let is_device = note.flags & DEVICE != 0;
+        match self.exports.retire_closed(slot, generation, region, is_device) {
             Quick::Nothing => return false,
             Quick::Done => {}
-            Quick::Ended => {
-                // By what the note says, and not by the region's table: whoever sees there that the export has ended may take
-                // it out at once, and the region may leave the cache.
+            Quick::Ended(scan) => {
+                // By what the note says, and not by the region's table: a thread that sees there that
+                // the export has ended may take it out, and the region may leave the cache.
                 let handle = Handle::from_known(bytes);
                 let (size, is_region) = (handle.length() as usize, handle.is_region());
-                let is_device = handle.may_be_imported_by_device();
                 let export = Exported { slot, generation, base: address, size, is_region, is_device };
-                let settle = |native: Option<&Arc<NativeGuard>>| self.exports.settle(&export, region, native);
+                let settle =
+                    |native: Option<&Arc<NativeGuard>>| self.exports.settle(&export, scan, region, native);
                 if self.cache.peek(&region, |entry| settle(entry.value.native.as_ref())).is_none() {
                     settle(None);
                 }

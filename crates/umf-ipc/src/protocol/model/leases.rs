@@ -1,4 +1,5 @@
-//! Exports that are opened while their producer frees them: an open export's memory is not used again.
+//! Exports that are opened while their producer frees them: an open export's memory is not used
+//! again.
 
 use super::super::{give_back, is_current, lease, mark, retire};
 use super::*;
@@ -78,8 +79,8 @@ fn loom_threads_count_in_one_word() {
     reached.check(["held by one", "held by two", "opened", "used again"]);
 }
 
-/// A thread has the export open, and opens it again while the producer frees it. The second lease goes to another thread,
-/// which takes it back in the same word: the first one still counts.
+/// A thread has the export open, and opens it again while the producer frees it. The second lease
+/// goes to another thread, which takes it back in the same word: the first one still counts.
 #[test]
 fn loom_lease_closed_by_another_thread_leaves_the_others() {
     let reached = Reached::default();
@@ -119,7 +120,8 @@ fn loom_lease_closed_by_another_thread_leaves_the_others() {
     reached.check(["closed by another thread", "held", "refused", "used again"]);
 }
 
-/// An importer raises the height before it counts: the producer looks at its row, or the importer at the new generation.
+/// An importer raises the height before it counts: the producer looks at its row, or the importer
+/// at the new generation.
 #[test]
 fn loom_first_open_in_a_new_row_is_seen() {
     let reached = Reached::default();
