@@ -241,7 +241,7 @@ fn without_proc_the_other_modes_work() {
     // Rows of lease tables are locked through /proc, or through what comes over the socket.
     for (mode, why) in [
         ("procfs", "no /proc of this pid namespace"),
-        ("procfs,pidfd", "mount /proc, or set UMF_IPC_EXCHANGE=socket"),
+        ("procfs,pidfd", "mount /proc here, or set UMF_IPC_EXCHANGE=socket"),
         ("procfs,socket", ""),
         ("auto", ""),
     ] {

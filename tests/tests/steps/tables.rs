@@ -223,6 +223,7 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
     ("crates/umf-ipc", "Locks::is_write_locked", "asks, by a call that also changes"),
     ("crates/umf-ipc", "find::look_into", ASKED),
     ("crates/umf-ipc", "find::memfd", ASKED),
+    ("crates/umf-ipc", "Found::read_lease_rows", ASKED),
     ("crates/umf-ipc", "owner::is_still", ASKED),
     ("crates/umf-ipc", "ProcessIdentity::current", "a pidfd that is asked about and closed at once"),
     ("crates/umf-ipc", "sys::memfd_device", "a file that is asked about and closed at once"),
