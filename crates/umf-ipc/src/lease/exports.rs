@@ -94,8 +94,8 @@ impl Exports {
         Quick::Done
     }
 
-    /// Ends the export of a range, unless another thread does. Whether somebody has it open still
-    /// is kept in mind, together with `native`.
+    /// Ends the export of a range, unless another thread does. If the export is leased, it is kept
+    /// in the list of deferred ones, together with `native`.
     pub(crate) fn retire(&self, export: &Exported, native: &Arc<NativeGuard>, reason: RetireReason) -> bool {
         let region = native.region.id().get();
         let retired = self.ledger.end(export.slot, export.generation, region, reason);
@@ -236,8 +236,8 @@ impl Leases for Exports {
         }
         if !natives.is_empty() {
             // The caller, told that nothing is leased, may free the region at once, so its native
-            // export goes back before that. It may be in use as an export once more; then whoever
-            // ends that gives it back.
+            // export goes back before that. It may be in use as an export once more; then
+            // the end of that gives it back.
             let regions: Vec<Range> = natives.iter().map(|guard| left::whole(guard)).collect();
             drop(natives);
             let mut left = self.left.lock();
