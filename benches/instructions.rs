@@ -3,6 +3,7 @@
 //! `cargo test --release --package umf-benches --test instructions -- --nocapture`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::collections::VecDeque;
 use std::hint::black_box;

@@ -15,6 +15,7 @@
 //! - [`walk`]: what tests of every kind of memory do with it
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod actor_client;
 pub mod board;

@@ -1,6 +1,7 @@
 //! `examples/mpi_ipc_bandwidth`, as its reader builds and runs it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::path::Path;
 use std::process::{Command, Stdio};

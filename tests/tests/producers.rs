@@ -1,6 +1,7 @@
 //! Producers that end, change, stop or are replaced.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::ffi::CString;
 use std::fs::File;

@@ -3,6 +3,7 @@
 //! defects: `defects.rs`, `defects_memory.rs`.)
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::os::unix::fs::MetadataExt;
 

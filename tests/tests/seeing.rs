@@ -1,6 +1,7 @@
 //! `umf ps`, `umf top`, `umf why` and `umf gc`: what running and killed processes did, without asking them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;

@@ -1,7 +1,10 @@
 //! Settings that are wrong: one clear error that names the key, the source, and what would be valid.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use umf_tests::{Actor, Spawn, spawn};
@@ -19,6 +22,8 @@ impl Folder {
     fn write(&self, content: impl AsRef<[u8]>) -> String {
         let path = self.0.join("umf.toml");
         std::fs::write(&path, content).unwrap();
+        // Whatever the umask is: a file that a group can write does not count.
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         path.to_str().unwrap().to_owned()
     }
 }

@@ -2,6 +2,7 @@
 //! dma-bufs, which `/proc` cannot open. In a guest of `tests/vm/run` the scope is set; elsewhere it is taken as it is.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::path::Path;
 

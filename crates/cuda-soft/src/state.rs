@@ -54,7 +54,7 @@ impl State {
     /// Starts the driver, or says that it runs.
     pub(crate) fn start() -> Done<&'static Self> {
         let state = STATE.get_or_init(|| {
-            let made = Settings::read(|name| std::env::var(name).ok()).and_then(Self::new);
+            let made = Settings::read(soft_device::variable).and_then(Self::new);
             if let Err(why) = &made {
                 eprintln!("libcuda_soft: {why}");
             }

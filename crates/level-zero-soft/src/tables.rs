@@ -22,8 +22,8 @@ unsafe fn give<T: Table>(version: ze_api_version_t, table: *mut T, mut full: T) 
             return Err(ZE_RESULT_ERROR_UNSUPPORTED_VERSION.into());
         }
         // Asked before anything is started. A wrong setting shows when the driver is.
-        let api = Settings::read(|name| std::env::var(name).ok())
-            .map_or(ZE_API_VERSION_CURRENT, |settings| settings.api);
+        let api =
+            Settings::read(soft_device::variable).map_or(ZE_API_VERSION_CURRENT, |settings| settings.api);
         full.fill_absent(unsupported);
         // SAFETY: the caller's promise.
         unsafe { full.fill(table, version.min(api)) };

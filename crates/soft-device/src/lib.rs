@@ -30,7 +30,7 @@ pub use mapping::Mapping;
 pub use span::Span;
 pub use stream::{Fence, Health, Stream, Timeout};
 pub use transfer::{Server, allow_everyone, fetch_by_pid, fetch_by_socket};
-pub use variables::Variables;
+pub use variables::{Variables, variable};
 
 /// What may be done with memory at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

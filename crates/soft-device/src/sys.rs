@@ -70,7 +70,7 @@ pub(crate) fn kind_and_size(file: BorrowedFd<'_>) -> Result<(Kind, u64)> {
 
 /// The name that a memfd was made with, as far as `/proc` shows it.
 pub(crate) fn memfd_name(file: BorrowedFd<'_>) -> Option<String> {
-    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let target = rustix::fs::readlink(link, Vec::new()).ok()?.into_string().ok()?;
     Some(target.strip_prefix("/memfd:")?.trim_end_matches(" (deleted)").to_owned())
 }

@@ -1,5 +1,19 @@
 //! Settings of a driver, from variables of the environment.
 
+/// Returns the value of an environment variable; `None` if it is unset, is not UTF-8, or the process
+/// has more rights than the user who started it (`AT_SECURE`).
+///
+/// Drivers read the environment with this function and not with `umf_core::environment`: they stand
+/// for drivers that share no code with umf. A library that contains umf-core is never unloaded, and
+/// loaders unload drivers.
+#[expect(clippy::disallowed_methods, reason = "checks `AT_SECURE` itself, and shares no code with umf")]
+#[must_use]
+pub fn variable(name: &str) -> Option<String> {
+    // SAFETY: `getauxval` takes a number and reads what the kernel gave this process at `execve`.
+    let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    if is_secure { None } else { std::env::var(name).ok() }
+}
+
 /// Reads variables, and says of one that is wrong what would be right.
 pub struct Variables<F>(pub F);
 

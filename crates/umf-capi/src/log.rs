@@ -10,6 +10,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::span;
 use tracing::subscriber::Interest;
 use tracing::{Event, Metadata, Subscriber};
+use umf_core::environment::variable;
 
 use crate::boundary::{Failure, Outcome};
 
@@ -138,7 +139,7 @@ pub(crate) fn set_output(name: Option<&str>) -> Outcome<()> {
 pub(crate) fn start() {
     // Refused if there is one already, which then is ours from before.
     let _ = tracing::subscriber::set_global_default(Log);
-    let Ok(text) = std::env::var("UMF_LOG") else { return };
+    let Some(text) = variable("UMF_LOG").and_then(|text| text.into_string().ok()) else { return };
     match Said::parse(&text) {
         Some(said) => said.apply(),
         None if text.is_empty() => {}

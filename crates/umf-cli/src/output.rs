@@ -2,6 +2,8 @@
 
 use std::io::{IsTerminal, Write};
 
+use umf::core::environment::variable;
+
 /// Writes `text` to standard output.
 ///
 /// # Errors
@@ -19,7 +21,7 @@ pub(crate) fn tell(line: &str) {
 
 /// Whether standard output is a terminal that wants colour (<https://no-color.org>).
 pub(crate) fn colour() -> bool {
-    let asked_not_to = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let cannot = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+    let asked_not_to = variable("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let cannot = variable("TERM").is_none_or(|term| term == "dumb");
     std::io::stdout().is_terminal() && !asked_not_to && !cannot
 }

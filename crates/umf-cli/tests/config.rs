@@ -2,7 +2,9 @@
 
 // Functions that tests share are tests to us, if not to clippy.
 #![allow(clippy::unwrap_used)]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
@@ -21,6 +23,8 @@ impl Folder {
     fn write(&self, text: &str) -> PathBuf {
         let path = self.0.join("umf.toml");
         std::fs::write(&path, text).unwrap();
+        // Whatever the umask: a file that a group can write is ignored.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
         path
     }
 
@@ -93,6 +97,18 @@ fn what_is_odd_is_a_warning() {
     let document: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(document["warnings"].as_array().unwrap().len(), 1);
     assert_eq!(document["elsewhere"][0]["variable"], "UMF_CONF");
+}
+
+#[test]
+fn file_that_other_users_can_write_is_ignored_with_a_warning() {
+    let folder = Folder::new("writable");
+    let path = folder.write("[ipc]\nlimit = \"hard\"\n");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+    let (code, stdout, stderr) = text(&mut folder.umf(&["--changed"]));
+    assert_eq!(code, Some(0));
+    assert!(!stdout.contains("ipc.limit") && stdout.ends_with("no settings file was read\n"), "{stdout}");
+    let beginning = format!("umf: warning: settings file {} is ignored", path.display());
+    assert!(stderr.starts_with(&beginning) && stderr.contains("0666"), "{stderr}");
 }
 
 #[test]

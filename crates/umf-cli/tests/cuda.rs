@@ -1,6 +1,7 @@
 //! The command on CUDA memory, with the driver in software where the system's linker finds it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

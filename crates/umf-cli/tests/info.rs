@@ -2,6 +2,7 @@
 
 // Functions that tests share are tests to us, if not to clippy.
 #![allow(clippy::unwrap_used)]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

@@ -2,6 +2,7 @@
 //! may not; and of the ways between two processes, at each scope of yama that can be taken back.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;

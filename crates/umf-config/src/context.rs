@@ -5,6 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use umf_core::environment;
+
 /// Environment, folders and trust: everything outside that loading looks at.
 ///
 /// A test makes one of its own, and does not touch the process.
@@ -13,6 +15,9 @@ use std::path::PathBuf;
 pub struct Context {
     /// The variables that matter: `UMF_*` and `XDG_CONFIG_HOME`; others do no harm.
     pub env: BTreeMap<OsString, OsString>,
+    /// The effective user id. A settings file of the working directory counts only if it belongs to
+    /// this user or to root.
+    pub user: u32,
     /// The working directory.
     pub cwd: Option<PathBuf>,
     /// The user's home folder.
@@ -26,22 +31,24 @@ pub struct Context {
 }
 
 impl Context {
-    /// A context in which nothing is set and no file is found.
+    /// A context of root, in which nothing is set and no file is found.
     pub const fn empty() -> Self {
-        Self { env: BTreeMap::new(), cwd: None, home: None, system: None, secure: false }
+        Self { env: BTreeMap::new(), user: 0, cwd: None, home: None, system: None, secure: false }
     }
 
     /// The context of this process, as it is now.
     pub fn process() -> Self {
-        let env = std::env::vars_os()
+        let env = environment::variables()
             .filter(|(name, _)| name.as_bytes().starts_with(b"UMF_") || name == "XDG_CONFIG_HOME")
             .collect();
         Self {
             env,
+            // SAFETY: `geteuid` always succeeds and touches no memory of this process.
+            user: unsafe { libc::geteuid() },
             cwd: std::env::current_dir().ok(),
-            home: std::env::home_dir(),
+            home: environment::home_dir(),
             system: Some(PathBuf::from("/etc")),
-            secure: crate::secure::is_secure(),
+            secure: environment::is_secure(),
         }
     }
 

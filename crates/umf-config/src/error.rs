@@ -131,6 +131,18 @@ pub enum Error {
         /// Where it stands.
         origin: Origin,
     },
+    /// The working directory's file sets a key that it may not set.
+    #[error(
+        "`{key}` ({origin}) is refused: a file that merely lies in the working directory may not choose log files or the \
+         processes that may trace this one; set it in the file that UMF_TOML names, in the user's or the system's umf.toml, \
+         in the environment, or in the program"
+    )]
+    UntrustedKey {
+        /// The key: `ipc.ptracer`, or `log.output` with a file.
+        key: String,
+        /// Where it stands.
+        origin: Origin,
+    },
     /// A value names something that does not exist.
     #[error("`{key}` ({origin}) names {value}, which does not exist; {}", existing(valid))]
     UnknownReference {

@@ -1,8 +1,8 @@
 //! Reads one settings file, within bounds.
 
-use std::fs::OpenOptions;
+use std::fs::{Metadata, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use config::{FileFormat, Format};
@@ -18,25 +18,31 @@ pub const FILE_LIMIT: u64 = 1 << 20;
 pub(crate) enum Found {
     /// There is none.
     Nothing,
-    /// There is one that may not be read.
+    /// There is one that is not obeyed.
     Skipped(Warning),
     /// Its text.
     Text(String),
 }
 
-/// Reads the file of a candidate.
-pub(crate) fn read(candidate: &Candidate) -> Result<Found, Error> {
+/// Reads the file of a candidate. `user` is the effective user of this process.
+///
+/// In a working directory such as `/tmp`, other users can make files, links and sockets. What they
+/// make is a warning and not an error, because an error would let them stop the program.
+pub(crate) fn read(candidate: &Candidate, user: u32) -> Result<Found, Error> {
     let path = candidate.path.as_path();
-    match read_bounded(path) {
-        Ok(text) => Ok(Found::Text(text)),
+    match read_bounded(candidate, user) {
         Err(Error::FileUnreadable { source, .. }) if !candidate.required => match source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(Found::Nothing),
             io::ErrorKind::PermissionDenied => {
                 Ok(Found::Skipped(Warning::UnreadableFile { path: path.to_path_buf() }))
             }
-            _ => Err(unreadable(path, source)),
+            _ if candidate.trusted => Err(unreadable(path, source)),
+            _ if source.raw_os_error() == Some(libc::ELOOP) => {
+                Ok(Found::Skipped(Warning::LinkedFile { path: path.to_path_buf() }))
+            }
+            _ => Ok(Found::Skipped(Warning::UnreadableFile { path: path.to_path_buf() })),
         },
-        Err(error) => Err(error),
+        other => other,
     }
 }
 
@@ -44,14 +50,31 @@ fn unreadable(path: &Path, source: io::Error) -> Error {
     Error::FileUnreadable { path: path.to_path_buf(), source }
 }
 
-fn read_bounded(path: &Path) -> Result<String, Error> {
+/// Returns whether a file belongs to `user` or root and no other user can write it.
+fn is_of(metadata: &Metadata, user: u32) -> bool {
+    [0, user].contains(&metadata.uid()) && metadata.mode() & 0o022 == 0
+}
+
+fn read_bounded(candidate: &Candidate, user: u32) -> Result<Found, Error> {
+    let path = candidate.path.as_path();
+    // Another user's link may lead to a file of root that is not meant as settings here.
+    let follow = if candidate.trusted { 0 } else { libc::O_NOFOLLOW };
     // Without NONBLOCK, opening a pipe of this name would wait for its writer for ever.
     let file = OpenOptions::new()
         .read(true)
-        .custom_flags(libc::O_NONBLOCK)
+        .custom_flags(libc::O_NONBLOCK | follow)
         .open(path)
         .map_err(|source| unreadable(path, source))?;
+    // `fstat`: the path may name another file by now.
     let metadata = file.metadata().map_err(|source| unreadable(path, source))?;
+    if !candidate.trusted && !is_of(&metadata, user) {
+        return Ok(Found::Skipped(Warning::UntrustedFile {
+            path: path.to_path_buf(),
+            owner: metadata.uid(),
+            mode: metadata.mode() & 0o7777,
+            user,
+        }));
+    }
     if !metadata.is_file() {
         return Err(Error::FileNotRegular { path: path.to_path_buf() });
     }
@@ -61,10 +84,11 @@ fn read_bounded(path: &Path) -> Result<String, Error> {
     if bytes.len() as u64 > FILE_LIMIT {
         return Err(Error::FileTooLarge { path: path.to_path_buf(), limit: FILE_LIMIT });
     }
-    String::from_utf8(bytes).map_err(|error| Error::FileNotText {
+    let text = String::from_utf8(bytes).map_err(|error| Error::FileNotText {
         path: path.to_path_buf(),
         offset: error.utf8_error().valid_up_to(),
-    })
+    })?;
+    Ok(Found::Text(text))
 }
 
 /// Parses TOML; each value remembers `uri`. An error is where and why.

@@ -35,7 +35,6 @@ mod locate;
 mod origin;
 mod report;
 mod schema;
-mod secure;
 mod settings;
 mod shown;
 mod umf_log;

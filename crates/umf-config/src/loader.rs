@@ -13,6 +13,11 @@ use crate::{Context, Error, Origin, Settings, Value, Warning, decode, file, lega
 /// the working directory's (`./umf.toml`) are merged key by key, each as far as it exists, the last
 /// one the strongest. A variable that is empty counts as unset.
 ///
+/// A program may be started in a directory that other users can write. The working directory's file
+/// counts only if it belongs to the effective user or root, no other user can write it, and it is
+/// not a symbolic link. Otherwise it is ignored with a [`Warning`]. If it sets a plugin's path or
+/// symbol, a log file or `ipc.ptracer`, loading fails.
+///
 /// In a process that has more rights than who started it (`AT_SECURE`) only the system's file and the
 /// program count.
 ///
@@ -77,7 +82,7 @@ impl Loader {
         let mut warnings = Vec::new();
         let mut files = Vec::new();
         for candidate in locate::candidates(&self.context) {
-            let text = match file::read(&candidate)? {
+            let text = match file::read(&candidate, self.context.user)? {
                 Found::Nothing => continue,
                 Found::Skipped(warning) => {
                     warnings.push(warning);

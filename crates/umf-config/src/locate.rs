@@ -12,7 +12,7 @@ pub(crate) struct Candidate {
     pub(crate) path: PathBuf,
     /// Whether it must be there: somebody named it.
     pub(crate) required: bool,
-    /// Whether it may name code to load.
+    /// Whether it may belong to any user and set every key. The working directory's may not.
     pub(crate) trusted: bool,
 }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::field::{Field, Section, Setting};
 use crate::layer::Tree;
-use crate::settings::{Ipc, Link, Log, Pool, Provider};
+use crate::settings::{Ipc, Link, Log, LogOutput, Pool, Provider};
 use crate::{ByteSize, Error, Origin, shown};
 
 /// The sections of a settings file.
@@ -158,6 +158,13 @@ impl Check<'_> {
         let names_code = key.starts_with("provider.") && matches!(field.name, "path" | "symbol");
         if names_code && !self.trusted {
             return Err(Error::UntrustedPlugin { key: key.to_owned(), origin: self.origin.clone() });
+        }
+        // The environment is not trusted to name plugins either, but it may set these keys.
+        let is_working_directory = !self.trusted && matches!(self.origin, Origin::File(_));
+        let names_log_file =
+            key == "log.output" && matches!(LogOutput::read(value), Some(LogOutput::File(_)));
+        if is_working_directory && (key == "ipc.ptracer" || names_log_file) {
+            return Err(Error::UntrustedKey { key: key.to_owned(), origin: self.origin.clone() });
         }
         (field.set)(&mut S::default(), value).ok_or_else(|| self.bad_value(key, value, field.expected))
     }

@@ -47,4 +47,31 @@ pub enum Warning {
         /// The file.
         path: PathBuf,
     },
+    /// The working directory's file belongs to another user, or other users can write it.
+    #[error(
+        "settings file {} is ignored: it belongs to uid {owner} and has mode {mode:04o}, and the file of the working \
+         directory counts only if it belongs to uid {user} or root, and neither its group nor other users can write it; \
+         to use it, take it over with `chown` and `chmod go-w`, or name it with UMF_TOML",
+        path.display()
+    )]
+    UntrustedFile {
+        /// The file.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Its mode: permissions, set-user-id, set-group-id and sticky bits.
+        mode: u32,
+        /// The effective user of this process.
+        user: u32,
+    },
+    /// The working directory's file is a symbolic link.
+    #[error(
+        "settings file {} is ignored: it is a symbolic link, which is not followed in the working directory; \
+         name its target with UMF_TOML",
+        path.display()
+    )]
+    LinkedFile {
+        /// The link.
+        path: PathBuf,
+    },
 }

@@ -139,7 +139,7 @@ fn a_plugin_is_named_only_by_trusted_sources() {
     assert!(sandbox.load().is_ok());
 
     let sandbox = Sandbox::new();
-    fs::write(sandbox.cwd(), text).unwrap();
+    sandbox.write_cwd(text);
     let error = sandbox.load().unwrap_err();
     assert!(matches!(error, Error::UntrustedPlugin { .. }), "{error}");
     names(&error.to_string(), &["provider.x.", "cwd/umf.toml", "working directory", "UMF_TOML"]);
@@ -154,6 +154,26 @@ fn a_plugin_is_named_only_by_trusted_sources() {
 
     let loader = Sandbox::new().loader().set("provider.x.kind", "plugin");
     assert!(loader.set("provider.x.path", "/opt/x.so").load().is_ok());
+}
+
+#[test]
+fn the_working_directory_names_no_log_file_and_no_ptracer() {
+    for (text, key) in [
+        ("[log]\noutput = \"file,/tmp/x\"\n", "log.output"),
+        ("[ipc]\nptracer = \"any\"\n", "ipc.ptracer"),
+        ("[ipc]\nptracer = 1\n", "ipc.ptracer"),
+    ] {
+        assert!(Sandbox::with_file(text).load().is_ok(), "the user's file may");
+        let sandbox = Sandbox::new();
+        sandbox.write_cwd(text);
+        let error = sandbox.load().unwrap_err();
+        assert!(matches!(error, Error::UntrustedKey { .. }), "{error}");
+        names(&error.to_string(), &[key, "cwd/umf.toml", "UMF_TOML", "environment"]);
+        assert!(sandbox.variable("UMF_TOML", "umf.toml").load().is_ok(), "named, the same file is trusted");
+    }
+    let sandbox = Sandbox::new().variable("UMF_LOG_OUTPUT", "file,/tmp/x").variable("UMF_IPC_PTRACER", "any");
+    sandbox.write_cwd("[log]\noutput = \"stderr\"\n");
+    assert!(sandbox.load().is_ok());
 }
 
 #[test]

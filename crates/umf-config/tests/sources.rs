@@ -6,6 +6,7 @@
 mod sandbox;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use sandbox::Sandbox;
 use umf_config::{Context, Loader, Origin, Settings, Warning};
@@ -28,7 +29,7 @@ fn each_source_wins_over_those_before_it() {
     };
     fs::write(sandbox.system(), text(1, 3)).unwrap();
     fs::write(sandbox.user(), text(2, 2)).unwrap();
-    fs::write(sandbox.cwd(), text(3, 1)).unwrap();
+    sandbox.write_cwd(&text(3, 1));
     let settings = sandbox.loaded().settings;
     let ipc = &settings.ipc;
     assert_eq!((ipc.max_created_handles, ipc.max_opened_handles, ipc.open_timeout_ms), (3, 2, 1));
@@ -113,7 +114,7 @@ fn params_of_a_foreign_kind_arrive_untouched_and_merge() {
     let sandbox = Sandbox::with_file(
         "[provider.mine]\nkind = \"acme\"\n[provider.mine.params]\n\"a.b[99999999999]\" = 1.5\nwhen = 2020-01-01\ndeep.er = true\n",
     );
-    fs::write(sandbox.cwd(), "[provider.mine.params]\ndeep.est = -1\n").unwrap();
+    sandbox.write_cwd("[provider.mine.params]\ndeep.est = -1\n");
     let settings = sandbox.loaded().settings;
     let expected = serde_json::json!({
         "a.b[99999999999]": 1.5, "when": "2020-01-01", "deep": { "er": true, "est": -1 }
@@ -157,7 +158,7 @@ fn a_report_row_reads_back_as_what_it_shows() {
 fn a_secure_process_heeds_only_the_system_and_itself() {
     let sandbox = Sandbox::with_file("[ipc]\nopen_timeout_ms = 2\n");
     fs::write(sandbox.system(), "[ipc]\nopen_timeout_ms = 1\n").unwrap();
-    fs::write(sandbox.cwd(), "[ipc]\nopen_timeout_ms = 3\n").unwrap();
+    sandbox.write_cwd("[ipc]\nopen_timeout_ms = 3\n");
     let mut sandbox = sandbox
         .variable("UMF_IPC_OPEN_TIMEOUT_MS", "4")
         .variable("UMF_MAX_OPENED_IPC_HANDLES", "4")
@@ -178,7 +179,6 @@ fn a_secure_process_heeds_only_the_system_and_itself() {
 
 #[test]
 fn a_file_that_may_not_be_read_is_a_warning_unless_named() {
-    use std::os::unix::fs::PermissionsExt;
     let sandbox = Sandbox::with_file("[ipc]\n");
     fs::set_permissions(sandbox.user(), fs::Permissions::from_mode(0o000)).unwrap();
     if fs::File::open(sandbox.user()).is_ok() {
@@ -187,4 +187,90 @@ fn a_file_that_may_not_be_read_is_a_warning_unless_named() {
     assert_eq!(sandbox.loaded().warnings, [Warning::UnreadableFile { path: sandbox.user() }]);
     let named = sandbox.user().into_os_string();
     assert!(sandbox.variable("UMF_TOML", named).refusal().contains("cannot read"));
+}
+
+const OTHER_USER: u32 = 65534;
+
+/// The default of `ipc.open_timeout_ms`, and what files of these tests set.
+const DEFAULT: u64 = 2000;
+const SET: &str = "[ipc]\nopen_timeout_ms = 3\n";
+
+#[test]
+fn working_directory_file_of_another_user_is_ignored_with_a_warning() {
+    const TEST: &str = "working_directory_file_of_another_user_is_ignored_with_a_warning";
+    let mut sandbox = Sandbox::new();
+    sandbox.write_cwd(SET);
+    let own = sandbox.context.user;
+    let owner = if own == 0 {
+        // Root's file counts for every user.
+        sandbox.context.user = OTHER_USER;
+        assert_eq!(sandbox.loaded().settings.ipc.open_timeout_ms, 3);
+        sandbox.context.user = own;
+        if let Err(error) = std::os::unix::fs::chown(sandbox.cwd(), Some(OTHER_USER), None) {
+            println!("umf-skip: {TEST}: root cannot give a file to another user here: {error}");
+            return;
+        }
+        OTHER_USER
+    } else {
+        // The file stays, and the process is another user's.
+        sandbox.context.user = own + 1;
+        own
+    };
+    let loaded = sandbox.loaded();
+    assert_eq!(loaded.settings.ipc.open_timeout_ms, DEFAULT);
+    assert_eq!(loaded.settings.files().count(), 0);
+    let user = sandbox.context.user;
+    assert_eq!(loaded.warnings, [Warning::UntrustedFile { path: sandbox.cwd(), owner, mode: 0o644, user }]);
+    let text = loaded.warnings[0].to_string();
+    for part in ["cwd/umf.toml", &format!("uid {owner}"), "0644", &format!("uid {user}"), "chown", "UMF_TOML"]
+    {
+        assert!(text.contains(part), "{part:?} is missing in: {text}");
+    }
+    assert_eq!(sandbox.variable("UMF_TOML", "umf.toml").loaded().settings.ipc.open_timeout_ms, 3);
+}
+
+#[test]
+fn working_directory_file_that_other_users_can_write_is_ignored_with_a_warning() {
+    let sandbox = Sandbox::new();
+    sandbox.write_cwd(SET);
+    let user = sandbox.context.user;
+    for mode in [0o664, 0o646, 0o666] {
+        sandbox.set_mode_of_cwd(mode);
+        let loaded = sandbox.loaded();
+        assert_eq!(loaded.settings.ipc.open_timeout_ms, DEFAULT, "{mode:o}");
+        let warning = Warning::UntrustedFile { path: sandbox.cwd(), owner: user, mode, user };
+        assert_eq!(loaded.warnings, [warning]);
+    }
+    sandbox.set_mode_of_cwd(0o600);
+    let loaded = sandbox.loaded();
+    assert_eq!((loaded.settings.ipc.open_timeout_ms, loaded.warnings), (3, Vec::new()));
+    // The system's and the user's files may belong to any user, and have any mode.
+    let sandbox = Sandbox::with_file(SET);
+    fs::set_permissions(sandbox.user(), fs::Permissions::from_mode(0o666)).unwrap();
+    assert_eq!(sandbox.loaded().settings.ipc.open_timeout_ms, 3);
+}
+
+/// Other users can make each of these in `/tmp`.
+#[test]
+fn links_pipes_and_sockets_in_the_working_directory_do_not_stop_a_program() {
+    let sandbox = Sandbox::new();
+    for target in ["/etc/passwd", "umf.toml", "/no/such/file", "other.toml"] {
+        sandbox.write_cwd(SET);
+        fs::rename(sandbox.cwd(), sandbox.cwd().with_file_name("other.toml")).unwrap();
+        std::os::unix::fs::symlink(target, sandbox.cwd()).unwrap();
+        let loaded = sandbox.loaded();
+        assert_eq!(loaded.settings.ipc.open_timeout_ms, DEFAULT, "{target}");
+        assert_eq!(loaded.warnings, [Warning::LinkedFile { path: sandbox.cwd() }], "{target}");
+        fs::remove_file(sandbox.cwd()).unwrap();
+    }
+
+    let listener = std::os::unix::net::UnixListener::bind(sandbox.cwd()).unwrap();
+    assert_eq!(sandbox.loaded().warnings, [Warning::UnreadableFile { path: sandbox.cwd() }]);
+    drop(listener);
+    fs::remove_file(sandbox.cwd()).unwrap();
+
+    let status = std::process::Command::new("mkfifo").arg(sandbox.cwd()).status().unwrap();
+    assert!(status.success());
+    sandbox.set_mode_of_cwd(0o666);
+    assert!(matches!(sandbox.loaded().warnings[..], [Warning::UntrustedFile { mode: 0o666, .. }]));
 }

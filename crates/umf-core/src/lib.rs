@@ -14,12 +14,13 @@
 //! | lack of memory | [`shortage`]: the application is asked |
 //! | what happened, what is left | [`history`], [`leaks`] |
 //! | step | [`step`](mod@step): where tests kill processes |
+//! | environment | [`environment`]: the only reader of environment variables |
 //!
 //! A crate that brings a provider or a pool depends on this one alone, and runs the conformance suite of
 //! its trait with one line: `provider_conformance!`, `pool_conformance!` (feature `conformance`).
 //!
 //! This crate knows no operating system resource except memory for its own metadata, which never comes from
-//! the global allocator.
+//! the global allocator, and the environment.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("umf runs on 64-bit Linux");
@@ -30,6 +31,7 @@ pub mod clock;
 mod completion;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod environment;
 mod error;
 pub mod fence;
 pub mod fork;

@@ -107,8 +107,15 @@ pub(crate) fn barrier() -> bool {
     rustix::thread::membarrier(rustix::thread::MembarrierCommand::PrivateExpedited).is_ok()
 }
 
-/// The value of an environment variable. Allocates nothing.
-#[cfg(feature = "fail-points")]
+/// Returns `AT_SECURE` of the auxiliary vector.
+pub(crate) fn is_secure() -> bool {
+    // SAFETY: `getauxval` takes a number and reads what the kernel gave this process at `execve`.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// Returns the value of an environment variable, whatever the rights of this process. Allocates
+/// nothing.
+#[allow(clippy::disallowed_methods, reason = "`environment` calls this, and checks `is_secure` before")]
 pub(crate) fn variable(name: &core::ffi::CStr) -> Option<&'static core::ffi::CStr> {
     // SAFETY: a C string; as everywhere, nobody changes the environment while others read it.
     let value = NonNull::new(unsafe { libc::getenv(name.as_ptr()) })?;

@@ -2,6 +2,8 @@
 //!
 //! `cargo bench -p umf-proxy --profile capi` takes the library as `install` builds it.
 
+#![allow(clippy::disallowed_methods, reason = "a benchmark reads the environment as it is")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

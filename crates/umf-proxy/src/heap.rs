@@ -4,7 +4,7 @@
 //! happens: other allocations are [`early`](crate::early) ones. Where the memory is shared, a forked child makes another pool, over private
 //! memory, and what it inherited is read, copied and never freed.
 
-use core::ffi::{CStr, c_char};
+use core::ffi::c_char;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
@@ -219,18 +219,12 @@ fn has_addresses() -> bool {
 }
 
 fn read_settings() -> Settings {
-    // SAFETY: asks for a number. In a program with more rights than its user the environment is not believed.
-    let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
-    // SAFETY: a C string; nobody changes the environment while others read it.
-    let text = unsafe { libc::getenv(c"UMF_PROXY".as_ptr()) };
-    if is_secure || text.is_null() {
-        return Settings::DEFAULT;
-    }
-    // SAFETY: a string of the environment, which nobody changes meanwhile.
-    let text = unsafe { CStr::from_ptr(text) }.to_bytes();
-    let settings = Settings::parse(text, |part, why| {
-        tell(format_args!("UMF_PROXY: '{}' is ignored: {why}", Text(part)));
+    let settings = umf_core::environment::with_variable(c"UMF_PROXY", |text| {
+        Settings::parse(text.to_bytes(), |part, why| {
+            tell(format_args!("UMF_PROXY: '{}' is ignored: {why}", Text(part)));
+        })
     });
+    let Some(settings) = settings else { return Settings::DEFAULT };
     if settings.threshold > 0 {
         match Next::find() {
             Some(_) => THRESHOLD.store(settings.threshold, Ordering::Relaxed),

@@ -1,6 +1,7 @@
 //! A machine whose nodes are known: what is read is what QEMU was told (`tests/vm/boots/numa`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::collections::BTreeMap;
 

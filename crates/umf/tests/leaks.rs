@@ -1,6 +1,7 @@
 //! What processes tell at their end of blocks that they never freed: real processes, which are runs of this very test.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;

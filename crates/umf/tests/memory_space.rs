@@ -2,6 +2,7 @@
 //! guest `numa` of tests/vm there are four.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,7 @@
 //! What is reserved, given back, refused and freed later, through the face and by settings.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::sync::Arc;
 use std::time::Duration;

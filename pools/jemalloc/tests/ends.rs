@@ -115,6 +115,39 @@ fn arenas_run_out_and_are_used_again() {
     drop(rest);
 }
 
+/// Returns how many bytes of addresses this process has mapped; `None` where `/proc` does not tell.
+fn mapped_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?.trim().strip_suffix("kB")?;
+    kib.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// jemalloc never unmaps the metadata of a destroyed arena: 2 MiB each, 800 MiB here.
+#[test]
+fn pools_that_come_and_go_keep_no_addresses() {
+    let _alone = alone();
+    let provider = Pages::private();
+    let use_pool = || {
+        let settings = JemallocSettings::default().arenas(2);
+        let pool = JemallocPool::with_settings(provider.clone(), settings).unwrap();
+        let blocks = [100, 5000, 50_000, 3_000_000].map(|size| allocate(&pool, size));
+        blocks.into_iter().for_each(|block| free(&pool, block));
+        // What is live at the end goes with the pool.
+        allocate(&pool, 1000);
+        drop(pool);
+        assert_eq!(provider.live_regions(), 0);
+    };
+    (0..10).for_each(|_| use_pool());
+    let Some(before) = mapped_bytes() else {
+        println!("umf-skip: jemalloc pools keep no addresses: /proc/self/status does not show VmSize");
+        return;
+    };
+    (0..200).for_each(|_| use_pool());
+    let more = mapped_bytes().unwrap().saturating_sub(before);
+    // (The test harness maps stacks and heaps for threads of other tests meanwhile.)
+    assert!(more < 300 << 20, "{more} bytes of addresses stay mapped after 200 pools");
+}
+
 /// Past jemalloc's caches, threads work without.
 #[test]
 fn caches_run_out() {

@@ -6,6 +6,7 @@
 //! nothing into its memory, and a provider gives zeros: so what is claimed wrongly was handed out twice.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,7 @@
 //! The pool against a plain reference: a map of live blocks.
 
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -430,3 +430,25 @@ fn threads_are_watched_all_at_once() {
     let frees = |event: &&Event| event.kind == EventKind::Free;
     assert!(pool.history().unwrap().events.iter().filter(frees).count() > 50);
 }
+
+/// A panic in a function that is called at the end of a pool leaves nothing of the pool: a fork
+/// after it finds no dangling entry.
+#[test]
+fn panic_in_a_report_is_caught() {
+    for _ in 0..50 {
+        let settings = SlabSettings::new().leaks(Leaks::Count).on_leaks(|_| panic!("in a report"));
+        let pool = SlabPool::new(Pages::private(), settings).unwrap();
+        allocate(&pool, 100);
+        drop(pool);
+        // SAFETY: the child ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 1;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
+}

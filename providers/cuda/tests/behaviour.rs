@@ -1,6 +1,7 @@
 //! What CUDA memory does beyond the conformance suite: contexts, errors, streams, handles. On the driver in software alone.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 #[path = "behaviour/flags.rs"]
 mod flags;

@@ -1,6 +1,7 @@
 //! Where pages lie on a machine with several NUMA nodes, as `move_pages(2)` tells.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod machine;
 

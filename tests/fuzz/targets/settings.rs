@@ -1,6 +1,7 @@
 //! `umf.toml` and the environment: any text is settings or an error.
 
 #![no_main]
+#![allow(clippy::disallowed_methods, reason = "a fuzz target reads the environment as it is")]
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

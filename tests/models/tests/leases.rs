@@ -2,6 +2,8 @@
 //!
 //! Run with `--nocapture` to read the traces. `UMF_MODELS_FULL=1` adds the longest exploration.
 
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
+
 use std::env;
 use std::time::Instant;
 

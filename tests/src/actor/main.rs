@@ -15,6 +15,7 @@
 //! | [`cases`] | what single public cases need |
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod cases;
 mod device;
@@ -44,6 +45,14 @@ fn main() -> ExitCode {
     {
         return mpi::rank(shim, provider);
     }
+    if std::env::var_os("UMF_TEST_MAIN_THREAD").is_some_and(|what| what == "exits") {
+        std::thread::spawn(obey_input);
+        process::leave_thread();
+    }
+    obey_input()
+}
+
+fn obey_input() -> ! {
     process::stand_apart();
     let mut actor = memory::Actor::default();
     serve(&mut actor, std::io::stdin(), std::io::stdout());

@@ -8,6 +8,7 @@
 //! the machine has, and the kernel's list of buffers is looked at, too.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod by_step;
 mod campaign;

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses some of it")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};

@@ -3,6 +3,8 @@
 use std::ffi::CString;
 use std::io::Read as _;
 
+use umf_core::environment::variable;
+
 use super::asked::Asked;
 use super::dispatch;
 
@@ -11,10 +13,10 @@ const FILE_LIMIT: u64 = 1 << 20;
 
 /// Sets what both say; what cannot be set is told to the log.
 pub(crate) fn apply() {
-    if let Ok(text) = std::env::var("UMF_CONF") {
+    if let Some(text) = variable("UMF_CONF").and_then(|text| text.into_string().ok()) {
         set_all("UMF_CONF", &text);
     }
-    if let Some(path) = std::env::var_os("UMF_CONF_FILE").filter(|path| !path.is_empty()) {
+    if let Some(path) = variable("UMF_CONF_FILE").filter(|path| !path.is_empty()) {
         match read(path.as_ref()) {
             Ok(text) => set_all("UMF_CONF_FILE", &without_comments(&text)),
             Err(error) => tracing::error!("UMF_CONF_FILE: {}: {error}", path.to_string_lossy()),

@@ -6,6 +6,7 @@ use std::ffi::{CString, OsString};
 use std::sync::Arc;
 
 use umf::plugin::ops::{State, Table1_2};
+use umf_core::environment::variable;
 use umf_core::{Error, Import, ImportRequest, Imported, ProviderKind, Transfer};
 use umf_provider_level_zero::sys::{
     Api, LOADER, ZE_MEMORY_TYPE_DEVICE, ZE_MEMORY_TYPE_HOST, ZE_MEMORY_TYPE_SHARED, ze_context_handle_t,
@@ -64,7 +65,7 @@ extern "C" fn initialize(params: *const c_void, state: *mut State) -> Code {
 
 /// The program's loader.
 fn loader() -> Outcome<Api> {
-    let named = std::env::var_os("UMF_ZE_LOADER_LIB_NAME").filter(|name| !name.is_empty());
+    let named = variable("UMF_ZE_LOADER_LIB_NAME").filter(|name| !name.is_empty());
     let name = named.unwrap_or_else(|| OsString::from(LOADER));
     if !is_loaded(&name) {
         return Err(UNAVAILABLE);

@@ -5,6 +5,7 @@
 //! that begin with `better`. With `UMF_PEER_HEADERS=/path/to/include` programs are compiled against the original's headers.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod devices;
 mod exports;
@@ -12,3 +13,4 @@ mod installed;
 mod pools;
 mod preloaded;
 mod programs;
+mod rights;

@@ -63,7 +63,7 @@ fn run(program: &Path, library: &Path, arguments: &[&str], with: &With) -> Outpu
     output
 }
 
-fn said(output: &Output) -> Vec<String> {
+pub fn said(output: &Output) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 

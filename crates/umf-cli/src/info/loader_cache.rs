@@ -9,7 +9,7 @@ const ENTRY: usize = 24;
 
 /// Looks in `LD_LIBRARY_PATH`, the loader's cache and the folders that it searches by default.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
-    let asked = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let asked = umf::core::environment::variable("LD_LIBRARY_PATH").unwrap_or_default();
     let asked = std::env::split_paths(&asked).filter(|folder| !folder.as_os_str().is_empty());
     let cached = std::fs::read(CACHE).ok().and_then(|cache| in_cache(&cache, name)).map(PathBuf::from);
     let default = ["/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib"].map(PathBuf::from);

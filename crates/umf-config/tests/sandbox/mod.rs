@@ -1,6 +1,7 @@
 //! Folders of a test's own that stand for the system's, the user's and the working directory.
 
 use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use umf_config::{Context, Error, Loaded, Loader};
@@ -14,6 +15,7 @@ impl Sandbox {
     pub fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let mut context = Context::empty();
+        context.user = Context::process().user;
         context.cwd = Some(root.path().join("cwd"));
         context.home = Some(root.path().join("home"));
         context.system = Some(root.path().join("etc"));
@@ -41,6 +43,17 @@ impl Sandbox {
         let sandbox = Self::new();
         std::fs::write(sandbox.user(), text).unwrap();
         sandbox
+    }
+
+    /// Writes the working directory's file, with a mode that does not depend on the umask.
+    pub fn write_cwd(&self, text: &str) {
+        std::fs::write(self.cwd(), text).unwrap();
+        self.set_mode_of_cwd(0o644);
+    }
+
+    /// Sets the mode of the working directory's file.
+    pub fn set_mode_of_cwd(&self, mode: u32) {
+        std::fs::set_permissions(self.cwd(), std::fs::Permissions::from_mode(mode)).unwrap();
     }
 
     pub fn variable(mut self, name: &str, value: impl Into<OsString>) -> Self {

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 
 use super::Step;
-use crate::sys;
+use crate::{environment, sys};
 
 /// What a process does to itself at a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,13 +141,13 @@ fn read_variable() {
     if READ.load(Ordering::Acquire) {
         return;
     }
-    if let Some(text) = sys::variable(c"UMF_STEP") {
-        let planned = text.to_str().map_err(|_| BadPlan("bytes that are no text".to_owned())).and_then(plan);
-        if let Err(error) = planned {
-            // A test that kills nobody would pass.
-            eprintln!("UMF_STEP: {error}");
-            std::process::abort();
-        }
+    let planned = environment::with_variable(c"UMF_STEP", |text| {
+        text.to_str().map_err(|_| BadPlan("bytes that are no text".to_owned())).and_then(plan)
+    });
+    if let Some(Err(error)) = planned {
+        // A test that kills no process would pass.
+        eprintln!("UMF_STEP: {error}");
+        std::process::abort();
     }
     READ.store(true, Ordering::Release);
 }

@@ -2,6 +2,7 @@
 //! besides.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 mod broken_pool;
 mod conformance;
