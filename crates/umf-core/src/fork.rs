@@ -72,6 +72,9 @@ static AT_LOAD: extern "C" fn() = {
     extern "C" fn at_load() {
         generation();
         stay_loaded(at_load);
+        // The first reading of a clock calls `dlsym`, which takes a lock of the loader: not later,
+        // when it might come after locks of umf.
+        let _ = crate::clock::coarse();
     }
     at_load
 };

@@ -200,7 +200,9 @@ impl Upstream {
         let Some(_asking) = Asking::begin() else { return Relief::GiveUp };
         let shortage = Shortage { pool, layout, error, statistics: pool.statistics(), attempt };
         // A pool may be the global allocator, which must not unwind.
-        catch_unwind(AssertUnwindSafe(|| callback.out_of_memory(&shortage))).unwrap_or_else(|_| {
+        catch_unwind(AssertUnwindSafe(|| callback.out_of_memory(&shortage))).unwrap_or_else(|payload| {
+            // Dropping it may panic again.
+            core::mem::forget(payload);
             tracing::error!(pool = pool.name(), size = layout.size(), "what was asked for memory panicked");
             Relief::GiveUp
         })

@@ -10,12 +10,12 @@ use umf_core::{Error, Result};
 /// # Errors
 /// [`Error::Native`] if that cannot be found out (no `/proc`).
 pub fn is_dma_buf(fd: BorrowedFd<'_>) -> Result<bool> {
-    let path = format!("/proc/self/fdinfo/{}", fd.as_raw_fd());
+    let path = format!("/proc/thread-self/fdinfo/{}", fd.as_raw_fd());
     match std::fs::read(&path) {
         // A name may hold what is no text.
         Ok(text) => Ok(text.split(|&byte| byte == b'\n').any(|line| line.starts_with(b"exp_name:\t"))),
         Err(error) => Err(Error::Native {
-            call: "read of /proc/self/fdinfo",
+            call: "read of /proc/thread-self/fdinfo",
             native: error.raw_os_error().unwrap_or(0),
             hint: "mount /proc: without it a dma-buf cannot be told from other files",
         }),

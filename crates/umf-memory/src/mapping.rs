@@ -5,7 +5,7 @@ use core::ptr::{self, NonNull};
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use rustix::mm::MapFlags;
+use rustix::mm::{MapFlags, ProtFlags};
 use umf_core::{Address, Error, Region, Result};
 
 use crate::sys;
@@ -57,8 +57,29 @@ impl Mapping {
         align: usize,
         writable: bool,
     ) -> Result<Self, Errno> {
+        let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: the function maps that much, for nobody else.
-        unsafe { Self::placed(size, align, |place| sys::map_file(place, file, offset, size, writable)) }
+        unsafe { Self::placed(size, align, |place| sys::map_file(place, file, offset, size, access)) }
+    }
+
+    /// Maps as [`Mapping::of_file`] does. Pages are allocated when they are touched, and are not
+    /// locked, even after `mlockall(MCL_FUTURE)`.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`, `munlock(2)` and `mprotect(2)`.
+    pub fn of_file_on_demand(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        size: usize,
+        align: usize,
+        writable: bool,
+    ) -> Result<Self, Errno> {
+        let map = |place| sys::map_file(place, file, offset, size, ProtFlags::empty());
+        // SAFETY: the function maps that much, and no other mapping owns it.
+        let mapping = unsafe { Self::placed(size, align, map) }?;
+        // SAFETY: the mapping was made above, and nothing uses it yet.
+        unsafe { sys::open_unlocked(mapping.base, size, writable) }?;
+        Ok(mapping)
     }
 
     /// Maps at a multiple of `align` what cannot be trimmed: the byte at the base must be the first of what `map` maps.
@@ -212,8 +233,6 @@ pub fn map_error(size: usize, owner: &'static str, errno: Errno) -> Error {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
-
-    use rustix::mm::ProtFlags;
 
     use super::*;
 

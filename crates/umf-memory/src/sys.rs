@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use umf_core::step::{Step, step};
 
 use crate::mapping::Place;
@@ -37,16 +37,29 @@ pub(crate) fn map_file(
     file: BorrowedFd<'_>,
     offset: u64,
     size: usize,
-    writable: bool,
+    access: ProtFlags,
 ) -> Result<NonNull<u8>> {
     let (hint, mut flags) = place.hint();
     // Who wants pages at once makes them in the file, which can fail; a reservation outlives its pages on hugetlbfs.
     flags |= MapFlags::SHARED | MapFlags::NORESERVE;
-    let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
     // SAFETY: as in `reserve_addresses`, or where nothing is mapped.
-    let mapped = unsafe { rustix::mm::mmap(hint, size, protection, flags, file, offset) }?;
+    let mapped = unsafe { rustix::mm::mmap(hint, size, access, flags, file, offset) }?;
     step(Step::FileMapped);
     NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
+}
+
+/// Makes a shared mapping that cannot be accessed readable, or readable and writable. It is not
+/// locked afterwards, and gets no pages.
+///
+/// # Safety
+/// The range is one mapping that the caller owns.
+pub(crate) unsafe fn open_unlocked(base: NonNull<u8>, size: usize, writable: bool) -> Result<()> {
+    let access = if writable { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
+    // SAFETY: passed on to the caller.
+    unsafe {
+        rustix::mm::munlock(base.as_ptr().cast(), size)?;
+        rustix::mm::mprotect(base.as_ptr().cast(), size, access)
+    }
 }
 
 /// Unmaps.

@@ -46,11 +46,12 @@ impl ClassPool {
     pub fn new(provider: impl Into<ProviderRef>) -> Result<Arc<Self>> {
         let upstream = Upstream::new(provider)?;
         let pool = Arc::new(Self { upstream, books: Lock::new(Books::default()) });
-        let this: &(dyn Pool + 'static) = &*pool;
-        // SAFETY: an `Arc`'s content does not move, and `upstream`, a field, is dropped before it goes.
-        unsafe { pool.upstream.set_pool(NonNull::from(this)) };
-        // SAFETY: as above; `drop` unregisters it first.
+        // Before any other thread can be shown the pool, and take its lock.
+        // SAFETY: an `Arc`'s content does not move; `drop` unregisters the pool.
         unsafe { fork::register(pool.object()) }?;
+        let this: &(dyn Pool + 'static) = &*pool;
+        // SAFETY: as above, and `upstream`, a field, is dropped before the pool goes.
+        unsafe { pool.upstream.set_pool(NonNull::from(this)) };
         Ok(pool)
     }
 
@@ -173,7 +174,6 @@ unsafe impl Pool for ClassPool {
 
 impl Drop for ClassPool {
     fn drop(&mut self) {
-        fork::unregister(self.object());
         self.upstream.stop_letting_go();
         let slabs = self.books.lock().take_all();
         for slab in slabs {
@@ -187,6 +187,9 @@ impl Drop for ClassPool {
             // refuses keeps the region.
             let _ = unsafe { self.upstream.free(slab.region) };
         }
+        // Until no thread is shown the pool any more, one may hold its lock at a fork.
+        self.upstream.close();
+        fork::unregister(self.object());
     }
 }
 

@@ -1,9 +1,10 @@
 //! What is called of jemalloc: the one module that does.
 
 use core::cell::Cell;
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use tikv_jemalloc_sys as je;
 use umf_core::lock::Lock;
@@ -112,14 +113,22 @@ impl NonNullText {
     }
 }
 
-/// An arena with these hooks.
+/// Returns a spare arena, or creates one, with these hooks.
 ///
 /// # Errors
 /// [`Error::TooMany`] past what jemalloc has in one process.
 ///
 /// # Safety
-/// The table stays where it is until the arena is destroyed.
+/// The table stays where it is until the arena is destroyed or made spare.
 pub(crate) unsafe fn create_arena(hooks: NonNull<HookTable>) -> Result<u32> {
+    if let Some(arena) = take_spare() {
+        // SAFETY: passed on to the caller; nothing else uses the arena.
+        let set = unsafe { set_hooks(arena, hooks.as_ptr()) };
+        if set.is_err() {
+            SPARE[(arena / u64::BITS) as usize].fetch_or(1 << (arena % u64::BITS), Ordering::AcqRel);
+        }
+        return set.map(|()| arena);
+    }
     let mut config = ArenaConfig { hooks: hooks.as_ptr(), metadata_use_hooks: false };
     let mut arena = 0_u32;
     let mut size = size_of::<u32>();
@@ -139,6 +148,83 @@ pub(crate) unsafe fn create_arena(hooks: NonNull<HookTable>) -> Result<u32> {
     }
 }
 
+/// Sets the hooks of an arena.
+///
+/// # Safety
+/// The arena has no extents. The table stays where it is until the arena is destroyed or gets other
+/// hooks.
+unsafe fn set_hooks(arena: u32, hooks: *mut HookTable) -> Result<()> {
+    let mut name = [0_u8; 64];
+    let name = named(&mut name, "arena.", arena, ".extent_hooks").ok_or(failed(0))?;
+    let mut hooks = hooks;
+    let size = size_of::<*mut HookTable>();
+    // SAFETY: the place holds a pointer to a table, which stays, as the caller says.
+    match unsafe { je::mallctl(name.as_ptr(), null_mut(), null_mut(), (&raw mut hooks).cast(), size) } {
+        0 => Ok(()),
+        code => Err(failed(code)),
+    }
+}
+
+/// Arenas without extents, a bit each. A spare arena serves the next pool. jemalloc never unmaps
+/// the metadata of a destroyed arena, 2 MiB or more, under its default option `retain`.
+///
+/// Each change is one atomic operation, so that the set is valid in a child forked at any moment.
+static SPARE: [AtomicU64; ARENAS.div_ceil(64)] = [const { AtomicU64::new(0) }; ARENAS.div_ceil(64)];
+
+fn take_spare() -> Option<u32> {
+    (0_u32..).zip(&SPARE).find_map(|(index, word)| {
+        loop {
+            let bit = word.load(Ordering::Relaxed).trailing_zeros();
+            if bit == u64::BITS {
+                return None;
+            }
+            if word.fetch_and(!(1 << bit), Ordering::AcqRel) & (1 << bit) != 0 {
+                return Some(index * u64::BITS + bit);
+            }
+        }
+    })
+}
+
+/// Makes an arena spare: the next [`create_arena`] may return it.
+///
+/// # Errors
+/// [`Error::Native`] if jemalloc refuses; the arena is as it was.
+///
+/// # Safety
+/// The arena has no extents ([`empty_arena`]), and nothing uses it any more.
+pub(crate) unsafe fn make_spare(arena: u32) -> Result<()> {
+    /// Replaces the hooks of the pool, which are a part of it.
+    static NO_HOOKS: HookTable = HookTable {
+        alloc: Some(refuse),
+        dalloc: None,
+        destroy: None,
+        commit: None,
+        decommit: None,
+        purge_lazy: None,
+        purge_forced: None,
+        split: None,
+        merge: None,
+    };
+    let word = SPARE.get((arena / u64::BITS) as usize).ok_or(failed(0))?;
+    // SAFETY: passed on to the caller; a static stays, and jemalloc only reads it.
+    unsafe { set_hooks(arena, (&raw const NO_HOOKS).cast_mut()) }?;
+    word.fetch_or(1 << (arena % u64::BITS), Ordering::AcqRel);
+    Ok(())
+}
+
+/// Refuses each allocation from a spare arena.
+unsafe extern "C" fn refuse(
+    _table: *mut HookTable,
+    _new_address: *mut c_void,
+    _size: usize,
+    _align: usize,
+    _zero: *mut bool,
+    _commit: *mut bool,
+    _arena: c_uint,
+) -> *mut c_void {
+    null_mut()
+}
+
 /// Arenas that there can be, those of jemalloc itself included.
 pub(crate) const ARENAS: usize = 4095;
 
@@ -153,6 +239,16 @@ fn command(arena: u32, what: &str) -> Result<()> {
         0 => Ok(()),
         code => Err(failed(code)),
     }
+}
+
+/// Gives all extents of an arena to its hooks, those of live blocks included. Those that a hook
+/// refuses stay the arena's.
+///
+/// # Safety
+/// Nothing uses the arena's blocks any more, and no cache has any of them.
+pub(crate) unsafe fn empty_arena(arena: u32) -> Result<()> {
+    command(arena, ".reset")?;
+    purge_arena(arena)
 }
 
 /// Gives all extents of an arena to its hooks, those of live blocks included, and the arena's number to whoever wants one next.

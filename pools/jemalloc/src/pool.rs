@@ -138,6 +138,9 @@ impl JemallocPool {
         unsafe { crate::fork::enter(&pool) };
         // SAFETY: an `Arc`'s content does not move.
         unsafe { pool.make_arenas() }?;
+        // Before any other thread can be shown the pool, and take its locks.
+        // SAFETY: as above, and `drop` unregisters.
+        unsafe { fork::register(crate::fork::erased(&pool)) }?;
         let this = Arc::as_ptr(&pool) as *const dyn Pool;
         if let Some(this) = NonNull::new(this.cast_mut()) {
             // SAFETY: as above, and `upstream`, a field, is dropped before the pool goes.
@@ -145,18 +148,16 @@ impl JemallocPool {
         }
         // SAFETY: as above, and `drop` closes it.
         let _ = pool.entrance.set(unsafe { Entrance::open(&pool) }?);
-        // SAFETY: as above, and `drop` unregisters.
-        unsafe { fork::register(crate::fork::erased(&pool)) }?;
         Ok(pool)
     }
 
     /// As many arenas as are wanted; without settings, as there are.
     ///
     /// # Safety
-    /// The pool stays where it is. (`drop` destroys its arenas.) Nobody else has it yet.
+    /// The pool stays where it is. (`drop` retires its arenas.) Nobody else has it yet.
     unsafe fn make_arenas(&self) -> Result<()> {
         for (count, arena) in (1..).zip(&self.arenas) {
-            // SAFETY: the arenas are a part of this pool, which destroys them before it goes.
+            // SAFETY: the arenas are a part of this pool, which retires them before it goes.
             match unsafe { arena.create(self) } {
                 Ok(()) => self.arena_count.store(count, Ordering::Relaxed),
                 Err(_) if self.settings.arenas == 0 && count > 1 => break,
@@ -181,6 +182,24 @@ impl JemallocPool {
     #[must_use]
     pub fn arena_count(&self) -> usize {
         self.arenas().len()
+    }
+
+    /// Empties an arena and keeps it for the next pool, or destroys it if it does not become empty.
+    /// No page is purged: regions go as they are, or stay with what other processes still have open
+    /// in them.
+    ///
+    /// # Safety
+    /// Nothing uses the pool any more, and no cache has any of the arena's blocks.
+    unsafe fn retire(&self, arena: &Arena) -> Result<()> {
+        let Some(number) = arena.number() else { return Ok(()) };
+        // SAFETY: passed on to the caller.
+        let emptied = hooks::sweeping(|| unsafe { je::empty_arena(number) });
+        if emptied.is_ok() && self.is_empty(arena) {
+            // SAFETY: as above; it has no extents.
+            return unsafe { je::make_spare(number) };
+        }
+        // SAFETY: as above.
+        hooks::sweeping(|| unsafe { je::destroy_arena(number) })
     }
 
     pub(crate) fn purge_arenas(&self) {
@@ -471,7 +490,6 @@ unsafe impl Pool for JemallocPool {
 
 impl Drop for JemallocPool {
     fn drop(&mut self) {
-        fork::unregister(crate::fork::erased(self));
         self.upstream.stop_letting_go();
         if let Some(entrance) = self.entrance.get() {
             entrance.close();
@@ -483,18 +501,21 @@ impl Drop for JemallocPool {
         je::ready();
         // SAFETY: nobody is left.
         unsafe { self.caches.forget_all() };
-        for arena in self.arenas().iter().filter_map(Arena::number) {
-            // Without purging: regions go as they are, or stay with what other processes still have open in them.
+        for arena in self.arenas() {
             // SAFETY: as above; the caches have nothing of it any more.
-            if let Err(error) = hooks::sweeping(|| unsafe { je::destroy_arena(arena) }) {
+            if let Err(error) = unsafe { self.retire(arena) } {
                 // Its blocks are not used again, and its hooks not called: nobody allocates from it.
+                let arena = arena.number().unwrap_or_default();
                 tracing::error!(pool = self.settings.name, arena, %error, "jemalloc keeps an arena");
             }
         }
         self.give_all_back();
-        crate::fork::leave(self);
         // What could not be given back no longer counts against the shared limit.
         self.reserved.remove(usize::try_from(self.reserved.bytes()).unwrap_or(0));
+        // Until no thread is shown the pool any more, one may hold its locks at a fork.
+        self.upstream.close();
+        crate::fork::leave(self);
+        fork::unregister(crate::fork::erased(self));
     }
 }
 

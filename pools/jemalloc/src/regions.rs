@@ -498,6 +498,14 @@ impl JemallocPool {
         Ok(region.size())
     }
 
+    /// Whether jemalloc has given back all that it had of an arena's regions.
+    pub(crate) fn is_empty(&self, arena: &Arena) -> bool {
+        (1..self.regions.end())
+            .filter_map(|number| self.regions.get(number))
+            .filter(|record| record.is_entered() && record.arena.load(Ordering::Relaxed) == arena.index())
+            .all(|record| record.used.load(Ordering::Relaxed) == 0)
+    }
+
     /// Gives all regions back, whatever is in them: the pool goes.
     pub(crate) fn give_all_back(&self) {
         for number in 1..self.regions.end() {

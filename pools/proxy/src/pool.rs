@@ -62,13 +62,14 @@ impl ProxyPool {
             reserved,
             allocations: AtomicU64::new(0),
         });
+        // Before any other thread can be shown the pool, and take its locks.
+        // SAFETY: an `Arc`'s content does not move, and `drop` unregisters.
+        unsafe { fork::register(pool.fork_aware())? };
         let this = Arc::as_ptr(&pool) as *const dyn Pool;
         if let Some(this) = NonNull::new(this.cast_mut()) {
-            // SAFETY: an `Arc`'s content does not move, and `upstream`, a field, is dropped before it goes.
+            // SAFETY: as above, and `upstream`, a field, is dropped before the pool goes.
             unsafe { pool.upstream.set_pool(this) };
         }
-        // SAFETY: as above, and `drop` unregisters.
-        unsafe { fork::register(pool.fork_aware())? };
         Ok(pool)
     }
 
@@ -285,7 +286,6 @@ impl ForkAware for ProxyPool {
 
 impl Drop for ProxyPool {
     fn drop(&mut self) {
-        fork::unregister(self.fork_aware());
         self.upstream.stop_letting_go();
         for number in 1..self.blocks.end() {
             let Some((address, block)) =
@@ -309,6 +309,9 @@ impl Drop for ProxyPool {
         }
         // What could not be given back no longer counts against the shared limit.
         self.reserved.remove(usize::try_from(self.reserved.bytes()).unwrap_or(0));
+        // Until no thread is shown the pool any more, one may hold its locks at a fork.
+        self.upstream.close();
+        fork::unregister(self.fork_aware());
     }
 }
 

@@ -7,6 +7,7 @@ use umf_core::fork::ForkAware;
 use umf_core::thread;
 
 use crate::SlabPool;
+use crate::pool::CLOSING;
 
 /// The pool as what [`umf_core::fork::register`] takes.
 pub(crate) fn erased(pool: &SlabPool) -> NonNull<dyn ForkAware> {
@@ -69,6 +70,10 @@ impl ForkAware for SlabPool {
     fn child(&self) {
         // SAFETY: `prepare` ran in the thread of which this is the copy.
         unsafe { self.unlock_after_fork() };
+        if self.gates.load(Ordering::Relaxed) & CLOSING != 0 {
+            // A thread of the parent was dropping it: nothing allocates from it here.
+            return;
+        }
         self.policy.forked();
         let own = thread::current().map(thread::ThreadIndex::get);
         for index in (0..thread::end()).filter(|&index| own != Some(index)) {

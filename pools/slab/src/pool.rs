@@ -235,14 +235,15 @@ impl SlabPool {
     /// # Safety
     /// The pool stays where it is until dropped.
     pub(crate) unsafe fn settle(&self) -> Result<()> {
+        // Before any other thread can be shown the pool, and take its locks.
+        // SAFETY: passed on to the caller; `drop` unregisters.
+        unsafe { umf_core::fork::register(crate::fork::erased(self))? };
         let pool: &dyn Pool = self;
         // SAFETY: only the lifetime of the trait object changes. The upstream, a field, goes before the pool does.
         unsafe {
             self.upstream
                 .set_pool(core::mem::transmute::<NonNull<dyn Pool>, NonNull<dyn Pool>>(NonNull::from(pool)))
         };
-        // SAFETY: passed on to the caller; `drop` unregisters.
-        unsafe { umf_core::fork::register(crate::fork::erased(self))? };
         // SAFETY: passed on to the caller; `drop` leaves.
         unsafe { roster::enter(NonNull::from(self))? };
         self.watch_end_of_process();

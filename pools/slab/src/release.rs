@@ -95,7 +95,6 @@ impl Drop for SlabPool {
         self.gates.fetch_or(CLOSING, Ordering::Relaxed);
         self.close_gate();
         roster::leave(NonNull::from(&*self));
-        fork::unregister(crate::fork::erased(self));
         self.policy.end();
         self.trace_end();
         self.watch_end();
@@ -123,5 +122,8 @@ impl Drop for SlabPool {
         }
         // What could not be given back no longer counts against the shared limit.
         self.reserve.remove(usize::try_from(self.reserve.bytes()).unwrap_or(0));
+        // Until no thread is shown the pool any more, one may hold its locks at a fork.
+        self.upstream.close();
+        fork::unregister(crate::fork::erased(self));
     }
 }

@@ -2,7 +2,7 @@
 
 use core::fmt;
 use std::fs::OpenOptions;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use umf_core::{
     Address, Error, Export, Import, Layout, MemoryKind, NativeExport, Provider, ProviderKind, Region, Result,
     SplitMerge, Visibility, fork,
 };
+use umf_memory::CheckedFile;
 
 use crate::DevDaxImport;
 use crate::sys::{self, PAGE};
@@ -27,8 +28,11 @@ const OWNER: &str = "this DAX provider";
 ///
 /// A forked child shares the memory, so the provider is frozen there: allocating is [`Error::Frozen`], and freeing does nothing.
 /// Freed memory keeps its content, and so does the device. It uses the global allocator for its records, so that a pool over it is not to be that.
+///
+/// If the program closes the device's descriptor, or opens another file under its number, exporting
+/// is [`Error::Native`], and that file is not closed.
 pub struct DevDaxProvider {
-    device: Arc<OwnedFd>,
+    device: CheckedFile,
     /// Places are offsets in the device.
     carver: Carver,
     base: Address,
@@ -48,9 +52,10 @@ impl DevDaxProvider {
         let carver = Carver::new(0, size as u64, OWNER)?;
         let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path);
         let device = opened.map_err(|error| Error::native("open", error.raw_os_error().unwrap_or(0)))?;
-        let start = sys::map(device.as_fd(), 0, size, true)?;
+        let device = CheckedFile::new(device.into())?;
+        let start = sys::map(device.fd()?.as_fd(), 0, size, true)?;
         Ok(Arc::new(Self {
-            device: Arc::new(device.into()),
+            device,
             carver,
             base: Address::from_ptr(start.as_ptr()),
             size,
@@ -136,7 +141,7 @@ unsafe impl Provider for DevDaxProvider {
 impl Export for DevDaxProvider {
     fn export(&self, region: &Region) -> Result<NativeExport> {
         let offset = self.carver.place_of(region)?;
-        Ok(NativeExport::from_fd(Arc::clone(&self.device), offset))
+        Ok(NativeExport::from_fd(Arc::clone(self.device.fd()?), offset))
     }
 
     fn uses_fd_per_export(&self) -> bool {

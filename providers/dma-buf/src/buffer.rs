@@ -6,16 +6,19 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use umf_core::{Access, Error, Result};
-use umf_memory::{Mapping, is_dma_buf, map_error};
+use umf_memory::{CheckedFile, Mapping, is_dma_buf, map_error};
 
 use crate::sys::{self, dma_buf};
 
 /// A dma-buf: memory that devices and processes share, behind a file descriptor. Clones share the descriptor.
 ///
+/// If the program closes the descriptor, or opens another file under its number, that file is
+/// neither mapped nor exported nor closed.
+///
 /// Thread-safe. See the kernel's documentation, "Buffer Sharing and Synchronization".
 #[derive(Clone, Debug)]
 pub struct DmaBuf {
-    fd: Arc<OwnedFd>,
+    file: Arc<CheckedFile>,
     size: u64,
 }
 
@@ -40,7 +43,7 @@ impl DmaBuf {
     pub(crate) fn made(fd: OwnedFd) -> Result<Self> {
         let size = sys::size_of_buffer(fd.as_fd())
             .map_err(|errno| Error::native("lseek of a dma-buf", errno.raw_os_error()))?;
-        Ok(Self { fd: Arc::new(fd), size })
+        Ok(Self { file: Arc::new(CheckedFile::new(fd)?), size })
     }
 
     /// Its size in bytes, which never changes.
@@ -52,7 +55,12 @@ impl DmaBuf {
     /// The descriptor, shared.
     #[must_use]
     pub fn fd(&self) -> Arc<OwnedFd> {
-        Arc::clone(&self.fd)
+        Arc::clone(self.file.unchecked_fd())
+    }
+
+    /// The same if it still is the buffer's.
+    pub(crate) fn checked_fd(&self) -> Result<Arc<OwnedFd>> {
+        self.file.fd().map(Arc::clone)
     }
 
     /// Gives the buffer a name, which `/sys/kernel/debug/dma_buf/bufinfo` and `/proc/<pid>/fdinfo` show. What is longer than
@@ -64,13 +72,14 @@ impl DmaBuf {
         let plain: Vec<u8> =
             name.bytes().filter(|byte| !byte.is_ascii_control()).take(Self::NAME_MAX).collect();
         let name = CString::new(plain).unwrap_or_default();
-        dma_buf::set_name(self.fd.as_fd(), &name)
+        dma_buf::set_name(self.as_fd(), &name)
             .map_err(|errno| error("naming a dma-buf (Linux 5.3)", "ioctl(DMA_BUF_SET_NAME)", errno))
     }
 
     /// Maps `size` bytes of it at `offset`, at a multiple of `align`.
     pub(crate) fn map(&self, offset: u64, size: usize, align: usize, writable: bool) -> Result<Mapping> {
-        Mapping::of_file(self.fd.as_fd(), offset, size, align, writable).map_err(|errno| match errno {
+        let fd = self.file.fd()?;
+        Mapping::of_file(fd.as_fd(), offset, size, align, writable).map_err(|errno| match errno {
             Errno::ACCESS | Errno::PERM => Error::Native {
                 call: "mmap of a dma-buf",
                 native: errno.raw_os_error(),
@@ -88,13 +97,13 @@ impl DmaBuf {
     /// Tells the driver that the CPU is going to touch the memory, and waits for devices that write to it (or, for writing,
     /// use it). Ended by [`DmaBuf::end`].
     pub(crate) fn begin(&self, access: Access) -> Result<()> {
-        dma_buf::sync(self.fd.as_fd(), flags(access), false)
+        dma_buf::sync(self.as_fd(), flags(access), false)
             .map_err(|errno| Error::native("ioctl(DMA_BUF_IOCTL_SYNC) to begin", errno.raw_os_error()))
     }
 
     /// Tells the driver that the CPU is done.
     pub(crate) fn end(&self, access: Access) -> Result<()> {
-        dma_buf::sync(self.fd.as_fd(), flags(access), true)
+        dma_buf::sync(self.as_fd(), flags(access), true)
             .map_err(|errno| Error::native("ioctl(DMA_BUF_IOCTL_SYNC) to end", errno.raw_os_error()))
     }
 
@@ -104,7 +113,7 @@ impl DmaBuf {
     /// # Errors
     /// [`Error::NotSupported`] before Linux 6.0.
     pub fn export_sync_file(&self, access: Access) -> Result<OwnedFd> {
-        dma_buf::export_sync_file(self.fd.as_fd(), flags(access)).map_err(|errno| {
+        dma_buf::export_sync_file(self.as_fd(), flags(access)).map_err(|errno| {
             error("sync files of a dma-buf (Linux 6.0)", "ioctl(DMA_BUF_IOCTL_EXPORT_SYNC_FILE)", errno)
         })
     }
@@ -115,7 +124,7 @@ impl DmaBuf {
     /// # Errors
     /// [`Error::NotSupported`] before Linux 6.0, [`Error::InvalidArgument`] if `file` is no sync file.
     pub fn import_sync_file(&self, file: BorrowedFd<'_>, access: Access) -> Result<()> {
-        dma_buf::import_sync_file(self.fd.as_fd(), flags(access), file).map_err(|errno| match errno {
+        dma_buf::import_sync_file(self.as_fd(), flags(access), file).map_err(|errno| match errno {
             Errno::INVAL | Errno::BADF => {
                 Error::InvalidArgument { what: "sync file", why: "the descriptor is no sync file" }
             }
@@ -128,7 +137,7 @@ impl DmaBuf {
 
 impl AsFd for DmaBuf {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.file.unchecked_fd().as_fd()
     }
 }
 

@@ -95,7 +95,7 @@ impl Carved {
 
     pub(crate) fn export(&self, region: &Region) -> Result<NativeExport> {
         let offset = self.offset_of(&self.state.lock(), region)?;
-        let mut export = NativeExport::from_fd(self.buffer.fd(), offset as u64);
+        let mut export = NativeExport::from_fd(self.buffer.checked_fd()?, offset as u64);
         export.isolated = region.size() == self.mapping.size();
         Ok(export)
     }

@@ -86,7 +86,7 @@ impl Each {
 
     pub(crate) fn export(&self, region: &Region) -> Result<NativeExport> {
         let records = self.records.lock();
-        let mut export = NativeExport::from_fd(check(&records, region)?.buffer.fd(), 0);
+        let mut export = NativeExport::from_fd(check(&records, region)?.buffer.checked_fd()?, 0);
         export.isolated = true;
         Ok(export)
     }

@@ -2,7 +2,7 @@
 
 use core::fmt;
 use std::fs::{File, OpenOptions};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use umf_core::{
     Address, Error, Export, Import, Layout, MemoryKind, NativeExport, Provider, ProviderKind, Purge, Region,
     Result, SplitMerge, Visibility, fork,
 };
+use umf_memory::CheckedFile;
 
 use crate::FileImport;
 use crate::sys::{self, Kind};
@@ -44,8 +45,13 @@ pub enum Mapped {
 /// In a forked child, a private one works on; a shared one is frozen there: allocating is [`Error::Frozen`], and freeing does
 /// nothing, since the memory is still the parent's. It uses the global allocator for its records, so that a pool over it is not
 /// to be that. Dropping it leaves live regions mapped, and the file where it is.
+///
+/// The program must not close the file's descriptor. If it does, live regions stay usable and can
+/// be freed, without giving their blocks back to the file system. Allocating, exporting and purging
+/// are [`Error::Native`] then. A file that the program opens under the number is neither changed nor
+/// closed nor exported.
 pub struct FileProvider {
-    file: Arc<OwnedFd>,
+    file: CheckedFile,
     carver: Carver,
     name: String,
     mapped: Mapped,
@@ -83,7 +89,7 @@ impl FileProvider {
         };
         let page = if kind == Kind::Synchronous { HUGE } else { sys::page_size() };
         Ok(Arc::new(Self {
-            file: Arc::new(file.into()),
+            file: CheckedFile::new(file.into())?,
             carver: Carver::new(0, END, OWNER)?,
             name: name.into(),
             mapped,
@@ -149,7 +155,7 @@ unsafe impl Provider for FileProvider {
         }
         let layout = layout.pad_to(self.page)?.align_to(self.page)?;
         let (size, align) = (layout.size(), layout.align());
-        let file = self.file.as_fd();
+        let file = self.file.fd()?.as_fd();
         self.carver.allocate(size, self.page as u64, |offset| {
             sys::reserve(file, offset, size)?;
             let mapped = sys::map(file, offset, size, align, self.kind, true);
@@ -164,14 +170,15 @@ unsafe impl Provider for FileProvider {
         if self.is_frozen() {
             return Ok(());
         }
-        let file = self.file.as_fd();
         self.carver.free(&region, |offset| {
             if let Some(start) = region.base().as_ptr() {
                 // SAFETY: mapped by `allocate`, and nobody uses it, says the caller.
                 unsafe { sys::unmap(start, region.size())? };
             }
             // Where holes cannot be made, the blocks are kept for what comes next.
-            sys::punch(file, offset, region.size());
+            if let Ok(file) = self.file.fd() {
+                sys::punch(file.as_fd(), offset, region.size());
+            }
             Ok(())
         })
     }
@@ -196,7 +203,7 @@ unsafe impl Provider for FileProvider {
 impl Export for FileProvider {
     fn export(&self, region: &Region) -> Result<NativeExport> {
         let offset = self.carver.place_of(region)?;
-        Ok(NativeExport::from_fd(Arc::clone(&self.file), offset))
+        Ok(NativeExport::from_fd(Arc::clone(self.file.fd()?), offset))
     }
 
     fn uses_fd_per_export(&self) -> bool {
@@ -215,7 +222,7 @@ impl Purge for FileProvider {
         }
         let (region, place) = self.carver.holding(base, size)?;
         let inside = base.offset_from(region.base()).unwrap_or(0);
-        if sys::punch(self.file.as_fd(), place + inside, size) {
+        if sys::punch(self.file.fd()?.as_fd(), place + inside, size) {
             return Ok(());
         }
         Err(Error::NotSupported {

@@ -1,6 +1,7 @@
 //! The conformance suite over a file.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use umf_carve::Ranges;
 use umf_core::Result;
+use umf_memory::CheckedFile;
 
 use crate::{memfd, sys};
 
@@ -13,7 +14,7 @@ use crate::{memfd, sys};
 /// The file has its final size from the start, so that it can be sealed; what no region has used is a hole
 /// that costs nothing.
 pub(crate) struct Arena {
-    pub(crate) file: Arc<OwnedFd>,
+    pub(crate) file: Arc<CheckedFile>,
     pub(crate) ranges: Ranges,
     /// Size of its reserved huge pages; `None` for normal ones.
     pub(crate) huge_page: Option<usize>,
@@ -29,7 +30,7 @@ impl Arena {
 
     /// An arena over a file of `size` bytes that has no content yet.
     pub(crate) fn over(file: OwnedFd, size: u64, huge_page: Option<usize>) -> Result<Self> {
-        Ok(Self { file: Arc::new(file), ranges: Ranges::new(size)?, huge_page })
+        Ok(Self { file: Arc::new(CheckedFile::new(file)?), ranges: Ranges::new(size)?, huge_page })
     }
 }
 

@@ -79,7 +79,9 @@ impl HostImport {
         let can_be_huge = size as u64 >= FILE_ALIGN && offset.is_multiple_of(FILE_ALIGN);
         let align = if can_be_huge { page.max(FILE_ALIGN as usize) } else { page };
         let writable = request.access == Access::ReadWrite;
-        let mapping = Mapping::of_file(file, offset, size, align, writable).map_err(|errno| match errno {
+        // A window is far larger than what its regions take.
+        let map = if request.is_window { Mapping::of_file_on_demand } else { Mapping::of_file };
+        let mapping = map(file, offset, size, align, writable).map_err(|errno| match errno {
             Errno::ACCESS | Errno::PERM => Error::Native {
                 call: "mmap",
                 native: errno.raw_os_error(),

@@ -65,7 +65,7 @@ fn boot() -> Option<String> {
 
 /// As `pid:[4026531836]`.
 fn namespace() -> Option<String> {
-    fs::read_link("/proc/self/ns/pid").ok()?.to_str().map(str::to_owned)
+    fs::read_link("/proc/thread-self/ns/pid").ok()?.to_str().map(str::to_owned)
 }
 
 /// Field 22 of `/proc/<pid>/stat` (`proc_pid_stat(5)`). A process that ended and was not waited for is no more.

@@ -26,6 +26,11 @@ use crate::sys::{self, Advise};
 ///
 /// Dropping a provider does not unmap regions that were not freed: whoever has one may still use it.
 ///
+/// The program must not close the descriptors of a shared provider's memory files. If it does, as a
+/// daemon that closes all descriptors does, live regions stay usable and can be freed and purged.
+/// Allocating and exporting are [`Error::Native`] then. A file that the program opens under such a
+/// number is neither changed nor closed nor exported.
+///
 /// In a forked child, a private provider works on. A shared one is frozen there: allocating is
 /// [`Error::Frozen`], and freeing does nothing, since the memory is still the parent's.
 #[derive(Debug)]

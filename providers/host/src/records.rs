@@ -1,12 +1,12 @@
 //! [`Records`]: the live regions of a provider, by address.
 
 use core::ptr::NonNull;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use intrusive_collections::{Bound, KeyAdapter, RBTree, RBTreeLink, UnsafeRef, intrusive_adapter};
 use umf_carve::Nodes;
 use umf_core::{Address, Error, Region, Result};
+use umf_memory::CheckedFile;
 
 /// What is behind a region.
 #[derive(Clone, Debug)]
@@ -23,7 +23,7 @@ pub(crate) enum Backing {
     /// A range of a file that holds nothing else.
     Own {
         /// The file.
-        file: Arc<OwnedFd>,
+        file: Arc<CheckedFile>,
         /// Where in it, in bytes: not 0 for what was split off.
         offset: u64,
     },

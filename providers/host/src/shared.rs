@@ -1,6 +1,7 @@
 //! Memory that other processes can map: ranges of memory files.
 
 use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -8,13 +9,13 @@ use rustix::io::Errno;
 use umf_core::lock::Lock;
 use umf_core::step::{Step, step};
 use umf_core::{Address, Error, Layout, NativeExport, Region, Result, fork};
-use umf_memory::{Mapping, Room, map_error};
+use umf_memory::{CheckedFile, Mapping, Room, map_error};
 
 use crate::arena::{self, Arena};
 use crate::named::{self, Name};
 use crate::pages::Pages;
 use crate::records::{Backing, Record, Records};
-use crate::sys::FileSystem;
+use crate::sys::{Advise, FileSystem};
 use crate::{huge, memfd, private, sys};
 
 /// How regions share files.
@@ -171,10 +172,9 @@ impl Shared {
             Ok(region)
         });
         if made.is_err() {
-            // Pages that were made before the failure.
-            if sys::punch(file.as_fd(), offset, size).is_ok() {
-                self.give(arena, offset, size);
-            }
+            // Pages that were made before the failure. If they stay, they are zero still.
+            let _ = punch(&file, offset, size, None);
+            self.give(arena, offset, size);
         }
         made
     }
@@ -187,7 +187,7 @@ impl Shared {
         align: usize,
         huge_page: Option<usize>,
         arena_size: Option<u64>,
-    ) -> Result<(u32, Arc<OwnedFd>, u64)> {
+    ) -> Result<(u32, Arc<CheckedFile>, u64)> {
         let file_align = (align as u64).min(FILE_ALIGN).max(pages.granularity() as u64);
         let take = || {
             let mut state = self.state.lock();
@@ -243,10 +243,11 @@ impl Shared {
         read_only: bool,
     ) -> Result<Region> {
         self.state.lock().records.ensure(1)?;
-        let file = Arc::new(memfd::create(size as u64, huge_page, self.first_descriptor)?);
+        let file = memfd::create(size as u64, huge_page, self.first_descriptor)?;
+        let file = Arc::new(CheckedFile::new(file)?);
         let mapping = map(self.form, pages, &file, 0, size, align, huge_page)?;
         // After mapping: a mapping that exists stays writable.
-        memfd::seal(&file, read_only)?;
+        memfd::seal(file.fd()?, read_only)?;
         let region = Region::new(mapping.address(), size);
         let backing = Backing::Own { file, offset: 0 };
         self.state.lock().records.insert(Record { region, owner: OWNER, backing })?;
@@ -274,10 +275,11 @@ impl Shared {
         };
         // SAFETY: the region was live until now, and the caller says that nobody uses it.
         let mapping = unsafe { Mapping::of_region(region) };
+        let mapped = mapping.as_ref().map(Mapping::base);
         let punched = match (&file, &record.backing) {
-            (Some(file), Backing::Arena { offset, .. }) => punch(file, *offset, region.size()),
+            (Some(file), Backing::Arena { offset, .. }) => punch(file, *offset, region.size(), mapped),
             (Some(file), Backing::Own { offset, .. }) if self.goes_with_punch(file, region.size()) => {
-                punch(file, *offset, region.size())
+                punch(file, *offset, region.size(), mapped)
             }
             _ => Ok(()),
         };
@@ -303,11 +305,12 @@ impl Shared {
     ///
     /// Those of a whole file are not: they go with its last mapping, so that importers keep what they mapped.
     /// Parts that were split off would stay until the last part goes. What is sealed against writing cannot
-    /// be punched, and a huge page that an importer touches again may not be there.
-    fn goes_with_punch(&self, file: &OwnedFd, size: usize) -> bool {
+    /// be punched, and a huge page that an importer touches again may not be there. Without the
+    /// file's descriptor it is not known what is a part.
+    fn goes_with_punch(&self, file: &CheckedFile, size: usize) -> bool {
         let read_only = self.form == Form::Isolated { read_only: true };
-        let kind = sys::size_and_kind(file.as_fd());
-        !read_only && kind.is_ok_and(|(all, kind)| kind == FileSystem::Tmpfs && all != size as u64)
+        let kind = file.fd().ok().and_then(|fd| sys::size_and_kind(fd.as_fd()).ok());
+        !read_only && kind.is_some_and(|(all, kind)| kind == FileSystem::Tmpfs && all != size as u64)
     }
 
     pub(crate) fn check(&self, region: &Region) -> Result<()> {
@@ -321,13 +324,14 @@ impl Shared {
         let record = state.records.get(OWNER, region)?;
         let gone = Error::NotAllocated { address: region.base() };
         let file = state.file(&record.backing).ok_or(gone)?;
+        let fd = file.fd()?;
         let (offset, isolated) = match record.backing {
             Backing::Anonymous => (0, false),
             Backing::Arena { offset, .. } => (offset, false),
             // Split off parts share their file.
-            Backing::Own { offset, .. } => (offset, offset == 0 && state.is_whole(&file, region.size())),
+            Backing::Own { offset, .. } => (offset, offset == 0 && state.is_whole(fd, region.size())),
         };
-        let mut export = NativeExport::from_fd(file, offset);
+        let mut export = NativeExport::from_fd(Arc::clone(fd), offset);
         export.isolated = isolated;
         export.read_only = self.form == Form::Isolated { read_only: true };
         Ok(export)
@@ -386,12 +390,12 @@ impl Shared {
             };
             (state.file(&record.backing).ok_or(gone)?, offset + inside)
         };
-        punch(&file, offset, size)
+        punch(&file, offset, size, base.as_ptr().and_then(NonNull::new))
     }
 }
 
 impl State {
-    fn file(&self, backing: &Backing) -> Option<Arc<OwnedFd>> {
+    fn file(&self, backing: &Backing) -> Option<Arc<CheckedFile>> {
         match backing {
             Backing::Anonymous => None,
             Backing::Arena { arena, .. } => {
@@ -425,12 +429,13 @@ impl Drop for Shared {
 fn map(
     form: Form,
     pages: &Pages,
-    file: &OwnedFd,
+    file: &CheckedFile,
     offset: u64,
     size: usize,
     align: usize,
     huge_page: Option<usize>,
 ) -> Result<Mapping> {
+    let file = file.fd()?;
     let mapping = Mapping::of_file(file.as_fd(), offset, size, align, true)
         .map_err(|errno| map_error(size, "host", errno))?;
     // Where the pages shall lie has to be said before there are any.
@@ -450,7 +455,20 @@ fn map(
     Ok(mapping)
 }
 
-fn punch(file: &OwnedFd, offset: u64, size: usize) -> Result<()> {
-    sys::punch(file.as_fd(), offset, size)
-        .map_err(|errno| Error::native("fallocate(FALLOC_FL_PUNCH_HOLE)", errno.raw_os_error()))
+/// Gives the pages of a range of a file back, in every process that maps them. `mapped` is where
+/// this process maps the range: with it, this works without the file's descriptor.
+fn punch(file: &CheckedFile, offset: u64, size: usize, mapped: Option<NonNull<u8>>) -> Result<()> {
+    // SAFETY: the range is one of a region of this provider, whose owner frees or purges it.
+    let removed = mapped.is_some_and(|base| unsafe { sys::advise(base, size, Advise::Remove) }.is_ok());
+    let punched = if removed {
+        Ok(())
+    } else {
+        // Not mapped, or locked (`mlock(2)`), or not writable now (`mprotect(2)`).
+        file.fd().and_then(|fd| {
+            sys::punch(fd.as_fd(), offset, size)
+                .map_err(|errno| Error::native("fallocate(FALLOC_FL_PUNCH_HOLE)", errno.raw_os_error()))
+        })
+    };
+    step(Step::HostPunched);
+    punched
 }

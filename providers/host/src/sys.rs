@@ -66,6 +66,8 @@ pub(crate) enum Advise {
     DontNeed,
     /// The content may go when memory is short.
     Free,
+    /// The file of a shared mapping gives its pages back; every mapping of them then reads zeros.
+    Remove,
     /// Not to be written to core dumps.
     DontDump,
 }
@@ -73,7 +75,8 @@ pub(crate) enum Advise {
 /// `madvise(2)`.
 ///
 /// # Safety
-/// The range is mapped and the caller's own; for `DontNeed` and `Free`, nobody needs its content.
+/// The range is mapped and the caller's own; for `DontNeed`, `Free` and `Remove`, nobody needs its
+/// content.
 pub(crate) unsafe fn advise(base: NonNull<u8>, size: usize, advice: Advise) -> Result<()> {
     /// `MADV_COLLAPSE`, which rustix has no name for.
     const COLLAPSE: c_int = 25;
@@ -82,6 +85,7 @@ pub(crate) unsafe fn advise(base: NonNull<u8>, size: usize, advice: Advise) -> R
         Advise::Populate => Advice::LinuxPopulateWrite,
         Advise::DontNeed => Advice::LinuxDontNeed,
         Advise::Free => Advice::LinuxFree,
+        Advise::Remove => Advice::LinuxRemove,
         Advise::DontDump => Advice::LinuxDontDump,
         Advise::Collapse => {
             // SAFETY: collapsing moves the content and changes none of it.
@@ -210,9 +214,7 @@ pub(crate) fn commit(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<(
 /// Gives the pages of a range of a file back; every mapping of it then reads zeros.
 pub(crate) fn punch(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    let punched = retry_on_intr(|| rustix::fs::fallocate(file, flags, offset, size as u64));
-    step(Step::HostPunched);
-    punched
+    retry_on_intr(|| rustix::fs::fallocate(file, flags, offset, size as u64))
 }
 
 /// Makes a named shared memory object, for this user alone; `EEXIST` if the name is taken. Closed on exec.

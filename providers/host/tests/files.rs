@@ -2,7 +2,7 @@
 
 mod machine;
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use machine::{byte, committed, export, fd, free, in_child, layout, request, set_limit, shared, touch};
@@ -39,7 +39,7 @@ fn purging_shows_zeros_in_every_mapping_and_gives_pages_back() {
     let imports = HostImport::new();
     let imported = imports.import(request(&exported, region.size(), Access::ReadOnly)).unwrap();
     let before = committed(&*fd(&exported));
-    // SAFETY: nobody needs the content.
+    // SAFETY: the content is not used again.
     unsafe { provider.purge().unwrap().purge_forced(region.base(), region.size()) }.unwrap();
     assert!(committed(&*fd(&exported)) + (1 << 20) <= before);
     // SAFETY: an import is memory until released.
@@ -324,7 +324,7 @@ fn ten_thousand_regions_need_one_descriptor() {
     let regions: Vec<_> = (0..10_000).map(|_| provider.allocate(layout(4096)).unwrap()).collect();
     let files: std::collections::BTreeSet<_> = regions
         .iter()
-        .map(|region| std::os::fd::AsRawFd::as_raw_fd(&*fd(&export(&provider, region))))
+        .map(|region| AsRawFd::as_raw_fd(&*fd(&export(&provider, region))))
         .collect();
     assert_eq!(files.len(), 1);
     regions.into_iter().for_each(|region| free(&provider, region));
@@ -355,6 +355,73 @@ fn a_child_can_neither_allocate_nor_harm() {
     });
     assert_eq!(byte(&region, 0), 4);
     free(&provider, region);
+}
+
+/// Closes all descriptors but the standard streams, and opens files with content until they have
+/// these numbers.
+fn files_under(numbers: &[i32]) -> Vec<OwnedFd> {
+    for number in 3..1024 {
+        // SAFETY: under test is what becomes of objects whose descriptors are closed.
+        unsafe { libc::close(number) };
+    }
+    let mut files: Vec<OwnedFd> = Vec::new();
+    while !numbers.iter().all(|number| files.iter().any(|file| file.as_raw_fd() == *number)) {
+        let file = rustix::fs::memfd_create(c"own", MemfdFlags::CLOEXEC).expect("a memory file");
+        assert_eq!(rustix::io::pwrite(&file, &OWN, 0), Ok(OWN.len()));
+        files.push(file);
+        assert!(files.len() < 1024, "{numbers:?} are free");
+    }
+    files
+}
+
+static OWN: [u8; 1 << 20] = [0x5a; 1 << 20];
+
+/// A daemon closes all descriptors.
+#[test]
+fn files_under_numbers_of_closed_descriptors_are_left_alone() {
+    let name = fresh_name("closed");
+    for builder in [
+        shared(),
+        shared().reserve(true),
+        shared().isolate(true),
+        shared().read_only_export(true),
+        HostProvider::builder().named(&*name),
+    ] {
+        in_child(|| {
+            let provider = builder.clone().build().unwrap();
+            let regions = [1, 2, 4].map(|times| provider.allocate(layout(times << 16)).unwrap());
+            regions.iter().for_each(|region| touch(region, 7));
+            let exports = regions.map(|region| export(&provider, &region));
+            let numbers = exports.each_ref().map(|export| fd(export).as_raw_fd());
+            let own = files_under(&numbers);
+            let is_lost = |error: &Error| error.native_code() == Some(libc::EBADF);
+            let exported = Provider::export(&*provider).unwrap().export(&regions[1]);
+            assert!(exported.as_ref().is_err_and(is_lost), "{exported:?}");
+            match provider.allocate(layout(1 << 16)) {
+                // A file of its own.
+                Ok(region) => free(&provider, region),
+                Err(error) => assert!(is_lost(&error), "{error}"),
+            }
+            assert_eq!(byte(&regions[0], 4096), 7);
+            if let Some(purge) = provider.purge() {
+                // SAFETY: nobody needs the content.
+                unsafe { purge.purge_forced(regions[0].base(), regions[0].size()) }.unwrap();
+                assert_eq!(byte(&regions[0], 4096), 0);
+            }
+            // SAFETY: the region is this test's.
+            let (low, high) = unsafe { provider.split_merge().unwrap().split(regions[2], 1 << 16) }.unwrap();
+            for region in [regions[0], regions[1], low, high] {
+                free(&provider, region);
+            }
+            drop(provider);
+            drop(exports);
+            for file in own {
+                let mut content = vec![0; OWN.len()];
+                assert_eq!(rustix::io::pread(&file, &mut content[..], 0), Ok(OWN.len()));
+                assert!(content == OWN, "the program's file has changed");
+            }
+        });
+    }
 }
 
 #[test]

@@ -29,7 +29,10 @@ pub use delayed::{
     delayed_frees_of_other_addresses_are_refused, exports_of_delayed_blocks_end_at_once,
     lost_completions_hold_their_blocks, ready_blocks_are_used_again, threads_keep_off_delayed_blocks,
 };
-pub use forks::{private_memory_works_on_in_a_child, shared_memory_is_frozen_in_a_child};
+pub use forks::{
+    a_child_is_shown_a_pool_that_is_dropped, private_memory_works_on_in_a_child,
+    shared_memory_is_frozen_in_a_child,
+};
 pub use leases::{
     a_child_holds_nothing_of_its_parent, closed_blocks_are_used_again, contents_stay_or_go_as_told,
     draining_waits_for_the_last_lease, leased_blocks_are_not_handed_out, leased_blocks_outlive_their_pool,
@@ -89,6 +92,7 @@ macro_rules! pool_conformance {
                 ended_threads_strand_nothing,
                 private_memory_works_on_in_a_child,
                 shared_memory_is_frozen_in_a_child,
+                a_child_is_shown_a_pool_that_is_dropped,
                 leased_blocks_are_not_handed_out,
                 closed_blocks_are_used_again,
                 draining_waits_for_the_last_lease,

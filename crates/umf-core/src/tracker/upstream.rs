@@ -44,7 +44,9 @@ impl Upstream {
         })
     }
 
-    /// Says which pool the regions belong to, once, when the pool has its final address.
+    /// Says which pool the regions belong to, once, when the pool has its final address. From here
+    /// on other threads may be shown the pool, and take its locks: a pool with locks is registered
+    /// for forks before ([`fork::register`]).
     ///
     /// # Safety
     /// The pool stays at that address and alive as long as this upstream, which is dropped before the pool
@@ -53,6 +55,19 @@ impl Upstream {
     pub unsafe fn set_pool(&self, pool: NonNull<dyn Pool>) {
         // SAFETY: passed on to the caller.
         unsafe { self.id.set_pool(pool) };
+    }
+
+    /// Hides the pool from [`for_each_pool`](super::for_each_pool) and [`OwnerId::guard`], and waits
+    /// for the threads that use it. A pool calls it at the end of its `drop`, before
+    /// [`fork::unregister`]: another thread may hold the pool's locks until this returns. Idempotent.
+    ///
+    /// In a forked child of the process that made the upstream it does not wait: guards of the
+    /// parent's threads never end there.
+    pub fn close(&self) {
+        self.id.close();
+        if self.generation == fork::generation() {
+            self.id.wait_for_guards();
+        }
     }
 
     /// The number under which the tracker knows this upstream.
@@ -312,12 +327,11 @@ fn revive_exported(number: RegionNumber, region: Region) {
 impl Drop for Upstream {
     fn drop(&mut self) {
         self.stop_letting_go();
-        self.id.close();
+        self.close();
         if self.generation != fork::generation() {
             // Guards of the parent's threads never end here: the record stays used in this child.
             return;
         }
-        self.id.wait_for_guards();
         self.orphan();
         // SAFETY: it was closed, and no guard is left; this is its one upstream.
         drop(unsafe { self.id.leave() });

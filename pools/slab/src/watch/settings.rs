@@ -1,6 +1,7 @@
 //! What can be set of all this.
 
 use core::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use umf_core::leaks::{LeakReport, Stack};
@@ -46,13 +47,23 @@ pub(crate) struct FaultHook(Arc<dyn Fn(&Error) + Send + Sync>);
 
 impl LeakHook {
     pub(super) fn call(&self, report: &LeakReport<'_>) {
-        (self.0)(report);
+        without_unwinding(|| (self.0)(report));
     }
 }
 
 impl FaultHook {
     pub(super) fn call(&self, fault: &Error) {
-        (self.0)(fault);
+        without_unwinding(|| (self.0)(fault));
+    }
+}
+
+/// Calls a function of the program, and catches its panic: a pool is in the middle of an allocation
+/// then, or of its end.
+fn without_unwinding(call: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(call)) {
+        // Dropping it may panic again.
+        core::mem::forget(payload);
+        tracing::error!("a function that a slab pool was given to report leaks or faults panicked");
     }
 }
 
@@ -166,8 +177,10 @@ impl SlabSettings {
         self
     }
 
-    /// Is called with each mistake that [`SlabSettings::poison`] finds. It runs in whatever thread finds it. (Setting one allocates: not for the
-    /// global allocator.)
+    /// Sets a function that is called with each mistake that [`SlabSettings::poison`] finds, by the
+    /// thread that finds it. Of mistakes that are found at one time, in a `trim` say, the first 16 are
+    /// passed to it, and the log has the number of the others. A panic in it is caught and logged.
+    /// Setting one allocates: not for the global allocator.
     #[must_use]
     pub fn on_fault(mut self, call: impl Fn(&Error) + Send + Sync + 'static) -> Self {
         self.watched.on_fault = Some(FaultHook(Arc::new(call)));

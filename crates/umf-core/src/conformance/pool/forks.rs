@@ -1,10 +1,12 @@
 //! Forks, in the middle of everything.
 
 use core::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 
 use super::threads::join;
 use super::{Make, Pages, Random, allocate, free, layout, try_free};
-use crate::{Error, Pool};
+use crate::conformance::Ends;
+use crate::{Error, Layout, MemoryKind, Pool, Provider, ProviderKind, Region, Result, Visibility, tracker};
 
 const FORKS: usize = 50;
 
@@ -29,7 +31,7 @@ fn fork_amid_traffic(pool: &dyn Pool, child: impl Fn() -> i32) {
 pub(super) fn fork_amid(traffic: impl Fn(u64, &AtomicBool) + Sync, child: impl Fn() -> i32) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = crate::conformance::Ends(&stop);
+        let _ends = Ends(&stop);
         let (stop, traffic) = (&stop, &traffic);
         let threads = (0..2).map(|seed| scope.spawn(move || traffic(seed, stop))).collect();
         let mut bad = None;
@@ -121,4 +123,87 @@ pub fn shared_memory_is_frozen_in_a_child(make: Make<'_>) {
     }
     pool.trim(0).expect("the provider takes everything back");
     assert_eq!(provider.live_regions(), 0);
+}
+
+/// Host memory that a thread gives back only once it may.
+struct Waiting {
+    pages: Arc<Pages>,
+    /// A thread waits in `free`.
+    is_waiting: AtomicBool,
+    goes_on: AtomicBool,
+}
+
+// SAFETY: the promises are those of the pages.
+unsafe impl Provider for Waiting {
+    fn kind(&self) -> ProviderKind {
+        self.pages.kind()
+    }
+
+    fn name(&self) -> &str {
+        "waiting"
+    }
+
+    fn memory_kind(&self) -> MemoryKind {
+        self.pages.memory_kind()
+    }
+
+    fn visibility(&self) -> Visibility {
+        self.pages.visibility()
+    }
+
+    fn page_size(&self) -> usize {
+        self.pages.page_size()
+    }
+
+    fn allocate(&self, layout: Layout) -> Result<Region> {
+        self.pages.allocate(layout)
+    }
+
+    unsafe fn free(&self, region: Region) -> Result<()> {
+        while !self.goes_on.load(Ordering::SeqCst) {
+            self.is_waiting.store(true, Ordering::SeqCst);
+            std::thread::yield_now();
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { self.pages.free(region) }
+    }
+}
+
+/// A pool that another thread drops at the fork does not lock a child that is shown it.
+pub fn a_child_is_shown_a_pool_that_is_dropped(make: Make<'_>) {
+    let (is_waiting, goes_on) = (AtomicBool::new(false), AtomicBool::new(true));
+    let provider = Arc::new(Waiting { pages: Pages::private(), is_waiting, goes_on });
+    let pool = make(provider.clone().into());
+    // It is live when the pool is dropped, so that the pool has a region to give back then.
+    allocate(&*pool, 100);
+    provider.goes_on.store(false, Ordering::SeqCst);
+    // What takes the pool's locks while it is shown.
+    let look = || {
+        tracker::for_each_pool(|pool| {
+            let provider_of_pool: &dyn Provider = &**pool.provider();
+            if core::ptr::addr_eq(provider_of_pool, Arc::as_ptr(&provider)) {
+                let _ = pool.statistics();
+                let _ = pool.leaks(&mut |_| ());
+            }
+        });
+    };
+    std::thread::scope(|scope| {
+        let _ends = Ends(&provider.goes_on);
+        let dropping = scope.spawn(move || drop(pool));
+        while !provider.is_waiting.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        let traffic = |_: u64, stop: &AtomicBool| {
+            while !stop.load(Ordering::Relaxed) {
+                look();
+            }
+        };
+        fork_amid(traffic, || {
+            look();
+            0
+        });
+        provider.goes_on.store(true, Ordering::SeqCst);
+        join(vec![dropping]);
+    });
+    assert_eq!(provider.pages.live_regions(), 0);
 }
