@@ -8,8 +8,8 @@
 mod call;
 mod code;
 mod failure;
-mod graves;
 mod pointer;
+mod tombstones;
 
 pub(crate) use call::{call, call_with};
 pub(crate) use code::*;

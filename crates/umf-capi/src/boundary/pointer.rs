@@ -5,7 +5,7 @@ use core::ffi::{CStr, c_char};
 use core::ops::Deref;
 use core::ptr::NonNull;
 
-use super::{Failure, Outcome, graves};
+use super::{Failure, OUT_OF_HOST_MEMORY, Outcome, tombstones};
 
 const NULL: Failure = Failure::argument("a pointer is NULL that must not be");
 const DESTROYED: Failure = Failure::argument("the handle was destroyed before");
@@ -89,13 +89,17 @@ impl Text {
     }
 }
 
+/// The most entries of a list. All lists are of nodes, of partitions and of devices, of which there
+/// are fewer: a larger count is a mistake, and reading so far would end the program.
+const LONGEST_LIST: usize = 1 << 16;
+
 /// The first of several.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct List<T>(*const T);
 
 impl<T: Copy> List<T> {
-    /// `len` of them; no pointer is needed for none.
+    /// Returns a copy of `len` of them; no pointer is needed for none.
     pub(crate) fn get(self, len: usize) -> Outcome<Vec<T>> {
         if len == 0 {
             return Ok(Vec::new());
@@ -103,11 +107,15 @@ impl<T: Copy> List<T> {
         if self.0.is_null() {
             return Err(NULL);
         }
-        if len > isize::MAX as usize / size_of::<T>().max(1) {
-            return Err(Failure::argument("a list is longer than an address space"));
+        if len > LONGEST_LIST {
+            return Err(Failure::argument("a list has 65,536 entries at most: pass how many there are"));
         }
+        let mut list = Vec::new();
+        let no_memory = |_| Failure::new(OUT_OF_HOST_MEMORY, "a list cannot be copied: there is no memory");
+        list.try_reserve_exact(len).map_err(no_memory)?;
         // SAFETY: C promises that there are as many as it says.
-        Ok((0..len).map(|index| unsafe { self.0.add(index).read_unaligned() }).collect())
+        list.extend((0..len).map(|index| unsafe { self.0.add(index).read_unaligned() }));
+        Ok(list)
     }
 
     pub(crate) const fn is_null(self) -> bool {
@@ -166,7 +174,7 @@ impl<T> Handle<T> {
     /// Refuses what was destroyed, as far as that is known.
     #[inline]
     fn check(self) -> Outcome<()> {
-        if graves::has(self.0.addr(), size_of::<T>()) { Err(DESTROYED) } else { Ok(()) }
+        if tombstones::of::<T>().has(self.0.addr()) { Err(DESTROYED) } else { Ok(()) }
     }
 
     /// The object, to change it: for settings, which C must not use from two threads at once.
@@ -200,7 +208,7 @@ impl<T> Drop for Taken<T> {
         // SAFETY: as above: the content of a box that nobody uses any more, and its memory.
         unsafe {
             self.0.drop_in_place();
-            graves::bury(self.0.cast(), Layout::new::<T>());
+            tombstones::of::<T>().add(self.0.cast(), Layout::new::<T>());
         }
     }
 }
@@ -218,6 +226,15 @@ mod tests {
         assert!(
             Handle::<u8>::NULL.get().is_err() && Handle::<u8>::NULL.take().is_ok_and(|none| none.is_none())
         );
+    }
+
+    #[test]
+    fn count_that_no_list_has_is_an_error() {
+        let one = 1_u64;
+        for len in [LONGEST_LIST + 1, u32::MAX as usize, isize::MAX as usize / 8, usize::MAX] {
+            let refused = List(&raw const one).get(len);
+            assert_eq!(refused.unwrap_err().code(), crate::boundary::INVALID_ARGUMENT, "{len}");
+        }
     }
 
     #[test]

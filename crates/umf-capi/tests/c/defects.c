@@ -179,6 +179,41 @@ static void destroyed(void) {
     report("a handle is used after it was destroyed", umfPutIPCHandle(handle) != wrong);
 }
 
+/* Each of the last 1,024 handles that were put is refused when it is put again or opened. */
+static void put_again(void) {
+    enum { HANDLES = 1100, OTHERS = 1024 };
+    static umf_ipc_handle_t handles[HANDLES];
+    const int wrong = UMF_RESULT_ERROR_INVALID_ARGUMENT;
+    umf_memory_pool_handle_t pool = disjoint(os(1), NULL);
+    umf_ipc_handler_handle_t handler;
+    umfPoolGetIPCHandler(pool, &handler);
+    char *block = umfPoolMalloc(pool, 100);
+    void *opened = NULL;
+    size_t size;
+    int failed = 0, accepted = 0;
+    for (int i = 0; i < HANDLES; i++) {
+        failed |= umfGetIPCHandle(block, &handles[i], &size);
+    }
+    failed |= umfOpenIPCHandle(handler, handles[HANDLES - 1], &opened) || umfCloseIPCHandle(opened);
+    for (int i = 0; i < HANDLES; i++) {
+        failed |= umfPutIPCHandle(handles[i]);
+    }
+    report("a handle that was put opens", umfOpenIPCHandle(handler, handles[HANDLES - 1], &opened) != wrong);
+    for (int i = HANDLES - 1 - OTHERS; i < HANDLES; i++) {
+        accepted += umfPutIPCHandle(handles[i]) != wrong;
+    }
+    report("a handle is put twice, with at most 1,024 others put between", failed || accepted);
+    for (int i = 0; i < 4; i++) {
+        failed |= umfGetIPCHandle(block, &handles[i], &size);
+    }
+    for (int i = 0; i < 4; i++) {
+        failed |= umfPutIPCHandle(handles[i]);
+    }
+    report("a handle is put twice, with three others put between", failed || umfPutIPCHandle(handles[0]) != wrong);
+    umfFree(block);
+    umfPoolDestroy(pool);
+}
+
 static void sizes(void) {
     umf_memory_provider_handle_t provider = os(0);
     size_t wrong[] = {0, 1, 4096, 61440, 65537, 1 << 20};
@@ -450,6 +485,30 @@ static void policies(void) {
     report("W10 spaces are gone after the library was ended and started", umfMemspaceMemtargetNum(umfMemspaceHostAllGet()) == 0);
 }
 
+/* A count that no list has is an error, and not the end of the program. */
+static void counts(void) {
+    const int wrong = UMF_RESULT_ERROR_INVALID_ARGUMENT;
+    umf_numa_split_partition_t part = {.weight = 1, .target = 0};
+    umf_mempolicy_split_partition_t policy_part = {.weight = 1, .target = 0};
+    unsigned node = 0;
+    umf_os_memory_provider_params_handle_t params;
+    umf_mempolicy_handle_t policy;
+    umf_memspace_handle_t space;
+    umfOsMemoryProviderParamsCreate(&params);
+    report("a huge count of partitions is accepted",
+           umfOsMemoryProviderParamsSetPartitions(params, &part, UINT32_MAX) != wrong ||
+               umfOsMemoryProviderParamsSetPartitions(params, &part, 1) != 0);
+    report("a huge count of nodes is accepted", umfOsMemoryProviderParamsSetNumaList(params, &node, UINT32_MAX) != wrong ||
+                                                    umfOsMemoryProviderParamsSetNumaList(params, &node, 1) != 0);
+    umfOsMemoryProviderParamsDestroy(params);
+    umfMempolicyCreate(UMF_MEMPOLICY_SPLIT, &policy);
+    report("a huge count of partitions of a policy is accepted",
+           umfMempolicySetCustomSplitPartitions(policy, &policy_part, UINT32_MAX) != wrong);
+    umfMempolicyDestroy(policy);
+    report("a huge count of nodes of a space is accepted",
+           umfMemspaceCreateFromNumaArray(&node, UINT32_MAX, &space) != wrong);
+}
+
 /* A provider over the pool that is its parameter. */
 static umf_result_t in_init(const void *pool, void **state) {
     *state = (void *)pool;
@@ -565,6 +624,7 @@ int main(void) {
     changed_bits();
     sizes();
     destroyed();
+    put_again();
     idle_mappings();
     shared_memory();
     report("W17 aligned shared memory is another in other processes", aligned_mismatch(os(1)));
@@ -575,6 +635,7 @@ int main(void) {
     properties();
     fixed();
     policies();
+    counts();
     to_do();
     return 0;
 }
