@@ -77,8 +77,8 @@ pub(crate) struct Source {
 }
 
 impl FdSource for Source {
-    fn ledger(&self) -> Arc<OwnedFd> {
-        Arc::clone(&self.table)
+    fn ledger(&self) -> Option<Arc<OwnedFd>> {
+        Some(Arc::clone(&self.table))
     }
 
     /// A domain has no leases.

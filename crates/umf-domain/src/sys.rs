@@ -49,14 +49,14 @@ pub(crate) fn memfd(name: &str, size: u64) -> Result<OwnedFd> {
 /// What an fd names, if it is memory that nobody can take away: tmpfs with a sealed size. Anything else could be SIGBUS or
 /// a hang when it is mapped, and is `None`.
 pub(crate) fn sealed_file(fd: impl AsFd) -> Result<Option<File>> {
-    // Asked first: no other file system is asked anything.
-    if rustix::fs::fstatfs(&fd)?.f_type.cast_unsigned() != system::TMPFS_MAGIC {
-        return Ok(None);
-    }
+    // First, because the kernel answers it: a file server (FUSE) is asked nothing.
     match rustix::fs::fcntl_get_seals(&fd) {
         Ok(seals) if seals.contains(SealFlags::SHRINK | SealFlags::GROW) => {}
         Ok(_) | Err(Errno::INVAL) => return Ok(None),
         Err(errno) => return Err(errno),
+    }
+    if rustix::fs::fstatfs(&fd)?.f_type.cast_unsigned() != system::TMPFS_MAGIC {
+        return Ok(None);
     }
     let found = rustix::fs::fstat(&fd)?;
     Ok(Some(File { device: found.st_dev, inode: found.st_ino, size: found.st_size.cast_unsigned() }))

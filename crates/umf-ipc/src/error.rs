@@ -24,9 +24,10 @@ pub enum Error {
          make a new one, or send the data over the network"
     )]
     OtherBoot,
-    /// The producer has ended, or replaced itself by `exec`.
+    /// The producer has ended, replaced itself by `exec`, or dropped the exporter of the handle.
     #[error(
-        "producer {pid} is gone: it ended or called exec; existing mappings stay valid, new opens cannot work"
+        "producer {pid} is gone: it ended, called exec or dropped its exporter; existing mappings stay valid, ask for a \
+         new handle"
     )]
     ProducerGone {
         /// Its process id.
@@ -188,9 +189,21 @@ impl Error {
             Errno::NFILE => "; the system has no fds left: raise fs.file-max",
             Errno::NOMEM => "; no memory, or vm.max_map_count mappings reached",
             Errno::NOSPC => "; no shared memory left",
+            Errno::STALE => {
+                "; the program closed a descriptor of umf, or opened another file under its number: let it close only \
+                 descriptors that it opened"
+            }
             _ => "",
         };
         Self::System { call, errno, hint }
+    }
+
+    /// Returns whether there was no memory, no address space, or no mapping left in this process.
+    pub(crate) const fn is_out_of_memory(&self) -> bool {
+        matches!(
+            self,
+            Self::Memory(umf_core::Error::OutOfMemory { .. }) | Self::System { errno: Errno::NOMEM, .. }
+        )
     }
 
     /// Whether trying again with the same handle can never work: the memory that it names is gone.

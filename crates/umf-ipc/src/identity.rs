@@ -159,7 +159,7 @@ pub fn boot_id_bytes() -> [u8; 16] {
 }
 
 pub(crate) fn pid_namespace() -> u64 {
-    std::fs::metadata("/proc/self/ns/pid")
+    std::fs::metadata("/proc/thread-self/ns/pid")
         .map_or(0, |metadata| std::os::unix::fs::MetadataExt::ino(&metadata))
 }
 

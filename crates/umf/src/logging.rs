@@ -2,7 +2,6 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, Write as _};
-use std::sync::Mutex;
 
 use tracing::Level;
 use tracing_subscriber::fmt::MakeWriter;
@@ -22,7 +21,8 @@ pub(crate) fn start(log: &Log) {
         LogOutput::Stderr => install(log, level, io::stderr),
         LogOutput::Stdout => install(log, level, io::stdout),
         LogOutput::File(path) => match OpenOptions::new().create(true).append(true).open(path) {
-            Ok(file) => install(log, level, Mutex::new(file)),
+            // Without a lock, which a forked child may find taken: each event is one write at the end.
+            Ok(file) => install(log, level, file),
             Err(error) => {
                 // The operator asked for a log and would otherwise wait for it.
                 // With a closed stderr there is nobody to tell.

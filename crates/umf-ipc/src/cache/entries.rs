@@ -275,12 +275,15 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
                 }),
             };
         }
-        loop {
+        let is_over = || {
             let entries = self.counters.entries.load(Ordering::Relaxed);
             let held = self.counters.bytes.load(Ordering::Relaxed);
             let too_many = limits.entries != 0 && entries > limits.entries;
             let too_large = limits.bytes != 0 && held > limits.bytes;
-            if !too_many && !too_large {
+            (too_many, too_large)
+        };
+        loop {
+            if is_over() == (false, false) {
                 return Ok(room);
             }
             let hard = limits.policy == LimitPolicy::Hard;
@@ -288,6 +291,11 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
                 continue;
             }
             if !hard {
+                return Ok(room);
+            }
+            // Another thread may have evicted what this one looked for.
+            let (too_many, too_large) = is_over();
+            if !too_many && !too_large {
                 return Ok(room);
             }
             let limit = if too_many { limits.entries } else { limits.bytes };

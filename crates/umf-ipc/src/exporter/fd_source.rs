@@ -14,15 +14,17 @@ pub(super) struct Source {
 }
 
 impl FdSource for Source {
-    fn ledger(&self) -> Arc<OwnedFd> {
-        Arc::clone(self.exports.ledger.shared_fd())
+    fn ledger(&self) -> Option<Arc<OwnedFd>> {
+        self.exports.ledger.checked_fd().ok().cloned()
     }
 
     fn lease_table(&self) -> Option<Outgoing> {
         let leases = &self.exports.leases;
-        // Without a free descriptor, say: an importer can open what it gets anew itself, where it has `/proc`.
-        let reopened = leases.reopen();
-        Some(reopened.map_or_else(|_| Outgoing::Shared(Arc::clone(leases.shared_fd())), Outgoing::Own))
+        match leases.reopen() {
+            Ok(own) => Some(Outgoing::Own(own)),
+            // Without a free descriptor, say: an importer can open what it gets anew itself, where it has `/proc`.
+            Err(_) => leases.checked_fd().ok().cloned().map(Outgoing::Shared),
+        }
     }
 
     fn data(&self, slot: u32, generation: u64) -> Result<Arc<OwnedFd>, u64> {

@@ -286,6 +286,33 @@ mod tests {
     }
 
     #[test]
+    fn descriptor_of_another_file_is_neither_sent_nor_closed() {
+        use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+        use umf_core::{Layout, Upstream, Visibility};
+
+        let host = umf_provider_host::HostProvider::builder().visibility(Visibility::Shared);
+        let upstream = Upstream::new(host.isolate(true).build().unwrap()).unwrap();
+        let (region, _) = upstream.allocate(Layout::new(4096, 1).unwrap()).unwrap();
+        let exporter = Exporter::new(ExporterSettings::default()).unwrap();
+        // SAFETY: the test does not touch the memory.
+        let handle = unsafe { exporter.handle(region.base()) }.unwrap();
+        let state = exporter.inner.current().unwrap();
+        let fd = state.fd_of(handle.slot(), handle.generation()).unwrap();
+        let number = fd.as_raw_fd();
+        drop(fd);
+        let own = std::fs::File::open("/dev/null").unwrap();
+        // SAFETY: closes the exported file, as a program may, and puts the test's under its number.
+        assert_eq!(unsafe { libc::dup2(own.as_raw_fd(), number) }, number);
+        assert_eq!(state.fd_of(handle.slot(), handle.generation()).unwrap_err(), 0);
+        // SAFETY: the test's own region, which nothing uses.
+        unsafe { upstream.free(region) }.unwrap();
+        drop((exporter, upstream));
+        // SAFETY: open since `dup2`, and closed by nothing else.
+        let number = unsafe { OwnedFd::from_raw_fd(number) };
+        assert_eq!(sys::identity(&number), sys::identity(&own));
+    }
+
+    #[test]
     fn a_fork_amid_a_fork_leaves_the_locks_to_the_first() {
         let exporter = Exporter::new(ExporterSettings::default()).unwrap();
         // SAFETY: the child uses umf and ends within a bounded time.

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use rustix::io::Errno;
 use umf_core::lock::Lock;
 use umf_core::step::{Step, step};
 use umf_core::tracker::ProviderRef;
@@ -13,7 +14,7 @@ use crate::cache::Cached;
 use crate::handle::Handle;
 use crate::lease::{Exported, Exports};
 use crate::ledger::event::RetireReason;
-use crate::sys::FileIdentity;
+use crate::sys::{self, FileIdentity};
 
 /// A native export of a region. Dropping it gives it back to the region's provider.
 #[derive(Debug)]
@@ -29,10 +30,24 @@ impl NativeGuard {
     pub(super) fn fd(&self) -> Option<&Arc<OwnedFd>> {
         self.native.as_ref().and_then(|native| native.fd.as_ref())
     }
+
+    /// Returns a clone of the descriptor, or an error if its number is closed or another file's by
+    /// now; `None` if the export has none.
+    pub(super) fn checked_fd(&self) -> Option<crate::Result<Arc<OwnedFd>>> {
+        let fd = self.fd()?;
+        if sys::identity(fd).ok() == self.identity {
+            return Some(Ok(Arc::clone(fd)));
+        }
+        Some(Err(crate::Error::system("use of an exported descriptor", Errno::STALE)))
+    }
 }
 
 impl Drop for NativeGuard {
     fn drop(&mut self) {
+        if let (Some(Err(_)), Some(fd)) = (self.checked_fd(), self.fd()) {
+            // A count that is never given back: the number is not closed.
+            core::mem::forget(Arc::clone(fd));
+        }
         if let Some(native) = self.native.take()
             && let Some(ability) = self.provider.export()
             && let Err(error) = ability.unexport(&self.region, native)
@@ -79,11 +94,25 @@ impl Blocks {
         exports.ledger.is_current(block.slot, block.generation).then_some(block)
     }
 
-    pub(super) fn insert(&mut self, address: u64, block: BlockExport, exports: &Exports) {
+    /// Reserves memory for one more entry, so that [`Blocks::insert`] allocates nothing.
+    ///
+    /// # Errors
+    /// [`umf_core::Error::OutOfMemory`] if there is none.
+    pub(super) fn reserve(&mut self, exports: &Exports) -> umf_core::Result<()> {
         if self.by_address.len() >= self.enough {
             self.by_address.retain(|_, block| exports.ledger.is_current(block.slot, block.generation));
             self.enough = (self.by_address.len() * 2).max(64);
         }
+        let size = (self.by_address.len() + 1) * size_of::<(u64, BlockExport)>();
+        self.by_address.try_reserve(1).map_err(|_| umf_core::Error::OutOfMemory {
+            size,
+            owner: "the table of exported blocks",
+            native: Errno::NOMEM.raw_os_error(),
+        })
+    }
+
+    /// Adds a block, for which [`Blocks::reserve`] made room.
+    pub(super) fn insert(&mut self, address: u64, block: BlockExport) {
         self.by_address.insert(address, block);
     }
 

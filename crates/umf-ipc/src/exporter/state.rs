@@ -195,11 +195,13 @@ impl State {
             let handle = match blocks.get_mut(key, &self.exports) {
                 Some(block) => block.handle,
                 None => {
+                    // What can fail does so before anything is published.
+                    blocks.reserve(&self.exports)?;
                     let block = self.publish(entry, &target)?;
                     let handle = block.handle;
                     let slot = (block.slot, block.generation);
                     self.remember(entry, target.start, &block);
-                    blocks.insert(key, block, &self.exports);
+                    blocks.insert(key, block);
                     // The block may have been freed by somebody who should not have; then it is not exported.
                     let marked = owner.pool().map_or(Ok(()), |pool| pool.mark_exported(target.start));
                     if let Err(error) = marked {
@@ -335,11 +337,15 @@ impl State {
         let region = self.regions.get(slot).map_or(0, |word| word.load(Ordering::Acquire));
         let fd = self
             .cache
-            .peek(&region, |entry| entry.value.native.as_ref().and_then(|native| native.fd().cloned()))
+            .peek(&region, |entry| entry.value.native.as_ref().and_then(|native| native.checked_fd()))
             .flatten();
         match fd {
             // Read after the fd was taken: it was the right one then.
-            Some(fd) if now() == generation => Ok(fd),
+            Some(Ok(fd)) if now() == generation => Ok(fd),
+            Some(Err(error)) => {
+                tracing::warn!(slot, %error, "cannot send an exported file to an importer");
+                Err(0)
+            }
             _ => Err(now()),
         }
     }
@@ -434,8 +440,10 @@ impl State {
     pub(super) unsafe fn abandon_in_child(&self) {
         // SAFETY: passed on to the caller.
         unsafe { self.unlock_server(true) };
-        // SAFETY: the state, which owns the fd, is leaked in this process: see `Inner`.
-        unsafe { sys::close_inherited(self.exports.ledger.shared_fd().as_raw_fd()) };
+        if let Ok(fd) = self.exports.ledger.checked_fd() {
+            // SAFETY: the state, which owns the fd, is leaked in this process: see `Inner`.
+            unsafe { sys::close_inherited(fd.as_raw_fd()) };
+        }
         // SAFETY: as above, and the locks were taken.
         unsafe { self.exports.leases.abandon_in_child() };
         step(Step::ExporterAbandoned);

@@ -143,10 +143,12 @@ impl Posted {
             return;
         }
         // A parent's: nothing is mapped here, and where it was may be something else by now.
-        let number = self.ledger.shared_fd().as_raw_fd();
+        let number = self.ledger.checked_fd().ok().map(AsRawFd::as_raw_fd);
         core::mem::forget(self);
-        // SAFETY: the ledger, which owns the fd, is leaked in this process.
-        unsafe { sys::close_inherited(number) };
+        if let Some(number) = number {
+            // SAFETY: the ledger, which owns the fd, is leaked in this process.
+            unsafe { sys::close_inherited(number) };
+        }
         step(Step::BoardAbandoned);
     }
 }

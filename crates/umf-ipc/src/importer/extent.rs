@@ -17,13 +17,6 @@ use crate::{Error, Result};
 /// A part of a limit on mapped bytes that a window may be.
 const WINDOWS_IN_LIMIT: u64 = 16;
 
-/// A handle that agrees with its ledger, and what the ledger says besides.
-pub(super) struct Content<'h> {
-    pub handle: &'h Handle,
-    /// Slot and generation of the region.
-    pub region: (u32, u64),
-}
-
 /// A window: where it begins in the file, and how large it is where the file does not end before.
 #[derive(Clone, Copy)]
 pub(super) struct Window {
@@ -65,14 +58,22 @@ impl Inner {
         self.imports.lock().get(&kind).cloned().ok_or(Error::UnknownProvider { kind })
     }
 
+    /// Runs `open`, and if there was no memory or address space, once more after all idle mappings
+    /// are closed.
+    pub(super) fn retry_without_idle<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
+        match open() {
+            Err(error) if error.is_out_of_memory() && self.cache.evict_idle(|_| true) > 0 => open(),
+            other => other,
+        }
+    }
+
     /// The region by itself.
     pub(super) fn open_region(
         &self,
         producer: &Arc<Producer>,
-        content: &Content<'_>,
+        handle: &Handle,
         access: Access,
     ) -> Result<PinnedRegion<'_>> {
-        let handle = content.handle;
         let key = Key { nonce: handle.nonce(), extent: Extent::Region(handle.region_id()), access };
         self.cache.get_or_make(&key, handle.region_size(), || {
             let import = self.importing(handle)?;
@@ -92,9 +93,8 @@ impl Inner {
                 }
             };
             step(Step::ImportMapped);
-            let region = Some(content.region);
             // From here on it is released if it cannot be used.
-            let opened = ImportedRegion { producer: Arc::clone(producer), imported, import, region };
+            let opened = ImportedRegion::new(producer, imported, import);
             producer.check_brought_over(handle, &self.settings.exchange)?;
             self.board.opened(handle);
             Ok(opened)
@@ -105,14 +105,13 @@ impl Inner {
     pub(super) fn open_window(
         &self,
         producer: &Arc<Producer>,
-        content: &Content<'_>,
+        handle: &Handle,
         window: Window,
         access: Access,
     ) -> Result<Option<PinnedRegion<'_>>> {
-        let handle = content.handle;
         let key = Key { nonce: handle.nonce(), extent: window.extent(handle), access };
         let has_none = Cell::new(false);
-        let opened = self.cache.get_or_make(&key, window.size, || {
+        let map = || {
             let import = self.importing(handle)?;
             let fd = producer.fetch(handle, &self.settings.exchange)?;
             let end = fd.as_ref().and_then(|fd| import.window_file(std::os::fd::AsFd::as_fd(fd)));
@@ -129,10 +128,10 @@ impl Inner {
             let imported = import.import(request)?;
             step(Step::WindowMapped);
             self.board.opened(handle);
-            // What holds one region alone goes with it.
-            let region = (size as u64 == handle.region_size()).then_some(content.region);
-            Ok(ImportedRegion { producer: Arc::clone(producer), imported, import, region })
-        });
+            Ok(ImportedRegion::new(producer, imported, import))
+        };
+        // Idle windows take address space that this one may need.
+        let opened = self.cache.get_or_make(&key, window.size, || self.retry_without_idle(map));
         // A window may be more than RLIMIT_AS or strict accounting of memory lets this process map, and a region not.
         let is_too_large = matches!(opened, Err(Error::Memory(umf_core::Error::OutOfMemory { .. })));
         if has_none.get() || is_too_large {

@@ -9,7 +9,7 @@ use umf_core::step::{Step, step};
 use umf_core::{Access, Address};
 
 use super::Inner;
-use super::extent::{Content, Window};
+use super::extent::Window;
 use super::held::Held;
 use super::mapping::{Mapping, Place};
 use super::producer::Producer;
@@ -115,7 +115,7 @@ impl Inner {
 
     #[cold]
     fn open_anew(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
-        let opened = self.open_checked(handle, access);
+        let opened = self.retry_without_idle(|| self.open_checked(handle, access));
         if let Err(error) = &opened {
             self.board.refused(handle, error);
         }
@@ -155,16 +155,15 @@ impl Inner {
         }
         let window = self.window_size(handle)?;
         let producer = self.producer(handle)?;
-        let content = producer.content(handle)?;
-        let content = Content { handle, region: (content.region_slot, content.region_generation) };
+        producer.content(handle)?;
         let window =
             window.filter(|_| producer.has_windows(handle)).and_then(|size| Window::of(handle, size));
         let pinned = match window {
-            Some(window) => match self.open_window(&producer, &content, window, access)? {
+            Some(window) => match self.open_window(&producer, handle, window, access)? {
                 Some(pinned) => pinned,
-                None => self.open_region(&producer, &content, access)?,
+                None => self.open_region(&producer, handle, access)?,
             },
-            None => self.open_region(&producer, &content, access)?,
+            None => self.open_region(&producer, handle, access)?,
         };
         let held = Held::new(self, pinned);
         self.remember_window(handle, access, &held);
@@ -176,7 +175,8 @@ impl Inner {
         let region = held.region();
         // The mapping's own producer: another object for the same process may go at any time.
         let producer = &region.producer;
-        producer.content(handle)?;
+        let content = producer.content(handle)?;
+        region.note(content.region_slot, content.region_generation);
         let imported = &region.imported;
         let place = held.place(handle).filter(|place| {
             let end = place.checked_add(handle.length());

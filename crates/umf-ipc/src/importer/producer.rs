@@ -49,11 +49,13 @@ impl Producer {
     /// Finds the producer of a handle and maps its ledger.
     pub(super) fn contact(handle: &Handle, exchange: &Exchange, timeout: Duration) -> Result<Self> {
         let channel = Channel::new(handle, timeout)?;
-        let Fetched { fd, mode, .. } = channel.fetch(Wanted::Ledger(handle.ledger_fd()), exchange)?;
-        let ledger = LedgerReader::open(fd, handle).map_err(|error| match error {
-            // A process that ended meanwhile explains everything else.
-            error @ Error::ProducerReplaced { .. } if channel.has_ended() => {
-                tracing::debug!(%error, "and the producer has ended");
+        let fetched = channel.fetch(Wanted::Ledger(handle.ledger_fd()), exchange);
+        let opened = fetched.and_then(|Fetched { fd, mode, .. }| Ok((LedgerReader::open(fd, handle)?, mode)));
+        let (ledger, mode) = opened.map_err(|error| match error {
+            // A process that ended meanwhile explains everything else. If it is the same process and
+            // another file has the number, then the exporter was dropped, or exec closed the ledger.
+            error @ Error::ProducerReplaced { .. } if channel.has_ended() || channel.is_verified() => {
+                tracing::debug!(%error, "and the handle's exporter is gone");
                 Error::ProducerGone { pid: handle.pid() }
             }
             error => error,

@@ -1,5 +1,6 @@
 //! What the importer's cache holds: one mapping per region of a producer, or per window of many regions.
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use umf_core::step::{Step, step};
@@ -29,27 +30,59 @@ pub(super) enum Extent {
     Window { file: FileIdentity, start: u64 },
 }
 
+/// How many regions of a window are remembered.
+const RECENT: usize = 16;
+
+/// The regions that were opened in a mapping most recently. A word has the region's own slot in the
+/// ledger (high half) and the low half of its generation there. 0 stands for none.
+#[derive(Debug, Default)]
+struct Recent([AtomicU64; RECENT]);
+
+impl Recent {
+    fn add(&self, slot: u32, generation: u64) {
+        let word = &self.0[slot as usize % RECENT];
+        let region = u64::from(slot) << 32 | u64::from(generation as u32);
+        // Most opens find their region here, and write nothing that threads share.
+        if word.load(Ordering::Relaxed) != region {
+            word.store(region, Ordering::Relaxed);
+        }
+    }
+
+    fn any(&self, is_current: impl Fn(u32, u32) -> bool) -> bool {
+        let regions = self.0.iter().map(|word| word.load(Ordering::Relaxed));
+        regions.filter(|&region| region != 0).any(|region| is_current((region >> 32) as u32, region as u32))
+    }
+}
+
 /// A region of another process, or a window of many, open in this one. Dropping it closes it.
 pub(super) struct ImportedRegion {
     /// Keeps the ledger mapped that says whether blocks of this region are current.
     pub producer: Arc<Producer>,
     pub imported: Imported,
     pub import: Arc<dyn Import>,
-    /// The region's own slot in the ledger and its generation: whether anything of it can be current. None for a window,
-    /// which outlives its regions.
-    pub region: Option<(u32, u64)>,
+    recent: Recent,
 }
 
 impl ImportedRegion {
-    /// Whether the region itself was freed, or its producer has ended.
+    pub(super) fn new(producer: &Arc<Producer>, imported: Imported, import: Arc<dyn Import>) -> Self {
+        Self { producer: Arc::clone(producer), imported, import, recent: Recent::default() }
+    }
+
+    /// Notes that something of a region is opened here: by its own slot in the ledger, and its
+    /// generation there.
+    pub(super) fn note(&self, slot: u32, generation: u64) {
+        self.recent.add(slot, generation);
+    }
+
+    /// Returns whether the producer has ended, or all of the regions that were opened here most
+    /// recently were freed. A window may have another current region. It is mapped again when that
+    /// one is opened.
     pub(super) fn is_gone(&self) -> bool {
-        if self.producer.has_ended() {
-            return true;
-        }
-        self.region.is_some_and(|(slot, generation)| {
-            let now = self.producer.ledger().slot(slot).map(|slot| slot.generation());
-            now != Some(generation)
-        })
+        let is_current = |slot, generation| {
+            let slot = self.producer.ledger().slot(slot);
+            slot.is_some_and(|slot| slot.generation() as u32 == generation)
+        };
+        self.producer.has_ended() || !self.recent.any(is_current)
     }
 }
 
@@ -76,5 +109,23 @@ impl Drop for ImportedRegion {
             tracing::warn!(imported = ?self.imported, %error, "a mapping could not be closed");
         }
         step(Step::ImportReleased);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recent_regions_are_those_opened_last_of_each_place() {
+        let recent = Recent::default();
+        assert!(!recent.any(|_, _| true), "none was opened");
+        for slot in 0..100 {
+            recent.add(slot, u64::from(slot) + (7 << 32));
+        }
+        for slot in 0..100 {
+            let is_recent = recent.any(|other, generation| (other, generation) == (slot, slot));
+            assert_eq!(is_recent, slot >= 84, "slot {slot}");
+        }
     }
 }

@@ -115,8 +115,14 @@ pub fn find() -> io::Result<Search> {
 
 /// Adds the ledgers that a process has. Returns how many of them could not be opened.
 fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -> io::Result<usize> {
+    let mut entries = fs::read_dir(format!("/proc/{pid}/fd")).map(Iterator::peekable);
+    // If the main thread has exited, the folder is empty and root's.
+    let has_entries = entries.as_mut().is_ok_and(|entries| entries.peek().is_some());
+    if !has_entries && let Some(folder) = sys::fds_of_other_thread(pid) {
+        entries = fs::read_dir(folder).map(Iterator::peekable);
+    }
     let mut unopened = 0;
-    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+    for entry in entries? {
         let path = entry?.path();
         // The name is no proof, but it saves looking at most.
         let Ok(link) = fs::read_link(&path) else { continue };
@@ -124,7 +130,7 @@ fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -
         if name.is_none_or(|name| name.strip_suffix(" (deleted)").unwrap_or(name) != MEMFD_NAME) {
             continue;
         }
-        if is_looked_at(pid, &path) {
+        if is_looked_at(&path) {
             continue;
         }
         let Some((identity, found)) = path.to_str().and_then(memfd) else { continue };
@@ -144,9 +150,9 @@ fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -
 
 /// Whether this is the fd of somebody who looks for ledgers, as this process does: it is open for reading alone. Those who
 /// use a ledger have it as its maker has (`proc_pid_fdinfo(5)`).
-fn is_looked_at(pid: u32, path: &Path) -> bool {
-    let number = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
+fn is_looked_at(path: &Path) -> bool {
+    let (folder, number) = (path.parent().unwrap_or(path), path.file_name().unwrap_or_default());
+    let text = fs::read_to_string(folder.with_file_name("fdinfo").join(number)).unwrap_or_default();
     let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
     flags.is_some_and(|flags| OFlags::from_bits_retain(flags) & OFlags::ACCMODE == OFlags::RDONLY)

@@ -76,6 +76,7 @@ impl Exports {
 
     /// A slot that nothing uses.
     pub(crate) fn take(&self) -> Result<u32> {
+        self.leases.write_header();
         self.ledger.take(|first, count| self.leases.reserve(first, count))
     }
 

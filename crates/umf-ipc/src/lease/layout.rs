@@ -23,8 +23,8 @@ pub(crate) const MAX_ROWS: u32 = 4096;
 /// Bits of a slot's marks. Row `n` has bit `n % MARKS`.
 pub(crate) const MARKS: u32 = 64;
 
-/// The first part, a field that is written often to a cache line. Written before the table's
-/// descriptor is known to any other process, but for the fields from `height` on.
+/// The first part, a field that is written often to a cache line. The fields before `height` are
+/// written before the table's descriptor is known to any other process, and again with each export.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
@@ -46,8 +46,8 @@ pub(crate) struct Header {
 #[repr(C, align(64))]
 pub(crate) struct Line<T>(pub T);
 
-/// The importer that owns a row, for people: nothing depends on it. Zeros if the row was given
-/// back.
+/// The importer that owns a row, for people. Zeros if the row was given back: importers try such
+/// rows first.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Owner {

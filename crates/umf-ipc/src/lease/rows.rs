@@ -144,7 +144,10 @@ impl ImporterLeases {
             || header.version.load(Ordering::Relaxed) != VERSION
             || nonce != producer.nonce.halves()
         {
-            return Err(misbehaved("its lease table is another producer's, or was overwritten"));
+            return Err(misbehaved(
+                "the header of its lease table was overwritten, by it or by a process that opened its memory: try again \
+                 after its next export, which writes the header anew",
+            ));
         }
         let random = sys::random().map_err(system("getrandom"))?;
         let mut leases = Self {
@@ -197,7 +200,7 @@ impl ImporterLeases {
     /// # Safety
     /// Nothing else closes the descriptor: it is called once, and `self` is never dropped here.
     pub(crate) unsafe fn close_in_child(&self) {
-        if let Some(fd) = &self.fd {
+        if let Some(fd) = self.fd.as_ref().filter(|fd| sys::identity(fd) == Ok(self.file)) {
             // SAFETY: passed on to the caller.
             unsafe { sys::close_inherited(fd.as_raw_fd()) };
         }
@@ -358,6 +361,10 @@ impl Row {
 
 impl Drop for ImporterLeases {
     fn drop(&mut self) {
+        if self.fd.as_ref().is_some_and(|fd| sys::identity(fd) != Ok(self.file)) {
+            // The program closed the number, or opened another file under it.
+            core::mem::forget(self.fd.take());
+        }
         let rows = core::mem::take(&mut *self.rows.lock());
         for row in rows.taken {
             if !self.belongs_here() {

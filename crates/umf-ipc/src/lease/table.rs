@@ -13,7 +13,7 @@ use umf_core::step::{Step, step};
 
 use super::layout::{Head, MAGIC, MARKS, ROW_HEADER, Shape, VERSION};
 use crate::identity::Nonce;
-use crate::sys::{self, Locks, Reopened, SharedMapping};
+use crate::sys::{self, CheckedFd, Locks, Reopened, SharedMapping};
 use crate::{Error, Result, protocol};
 
 /// How long after the end of an importer a device may still write to what it had open, in
@@ -24,7 +24,8 @@ const DEVICE_GRACE: u64 = 100_000_000;
 /// The producer's side of its lease table.
 #[derive(Debug)]
 pub(crate) struct LeaseTable {
-    fd: Arc<OwnedFd>,
+    fd: CheckedFd,
+    nonce: Nonce,
     head: Head,
     /// By row: where its words are mapped, once they were read.
     rows: Chunks<AtomicPtr<AtomicU64>>,
@@ -76,37 +77,51 @@ impl LeaseTable {
         step(Step::LeaseTableMapped);
         sys::add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|errno| Error::system("sealing of the lease table", errno))?;
-        let header = head.header();
-        header.version.store(VERSION, Ordering::Relaxed);
-        header.rows.store(shape.rows, Ordering::Relaxed);
-        header.slots.store(shape.slots, Ordering::Relaxed);
-        for (word, half) in header.nonce.iter().zip(nonce.halves()) {
-            word.store(half, Ordering::Relaxed);
-        }
-        header.magic.store(MAGIC, Ordering::Release);
-        step(Step::LeaseTableMade);
-        Ok(Self {
-            fd: Arc::new(fd),
+        let table = Self {
+            fd: CheckedFd::new(fd).map_err(|errno| Error::system("fstat of the lease table", errno))?,
+            nonce,
             head,
             rows: Chunks::new(),
             mappings: Lock::new(Vec::new()),
             clearing: Lock::new(()),
             cleared: (AtomicU64::new(0), AtomicU64::new(0)),
-        })
+        };
+        table.write_header();
+        step(Step::LeaseTableMade);
+        Ok(table)
+    }
+
+    /// Writes what importers compare when they open the table. Any of them can overwrite it, so it
+    /// is written again with each export.
+    pub(crate) fn write_header(&self) {
+        let (header, shape) = (self.head.header(), self.head.shape());
+        header.version.store(VERSION, Ordering::Relaxed);
+        header.rows.store(shape.rows, Ordering::Relaxed);
+        header.slots.store(shape.slots, Ordering::Relaxed);
+        for (word, half) in header.nonce.iter().zip(self.nonce.halves()) {
+            word.store(half, Ordering::Relaxed);
+        }
+        header.magic.store(MAGIC, Ordering::Release);
     }
 
     pub(crate) fn raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        self.fd.unchecked().as_raw_fd()
     }
 
-    /// The table's descriptor, which importers must not lock through.
-    pub(crate) const fn shared_fd(&self) -> &Arc<OwnedFd> {
-        &self.fd
+    #[cfg(test)]
+    pub(super) const fn shared_fd(&self) -> &Arc<OwnedFd> {
+        self.fd.unchecked()
+    }
+
+    /// Returns the table's descriptor, which importers must not lock through, if its number still
+    /// is the table's.
+    pub(crate) fn checked_fd(&self) -> sys::Result<&Arc<OwnedFd>> {
+        self.fd.get()
     }
 
     /// A description of the table for one importer, to which it is sent.
     pub(crate) fn reopen(&self) -> sys::Result<Reopened> {
-        Reopened::of(self.fd.as_fd(), sys::identity(&self.fd)?)
+        Reopened::of(self.checked_fd()?.as_fd(), self.fd.identity())
     }
 
     /// How many rows there are, which the ledger says.
@@ -116,7 +131,9 @@ impl LeaseTable {
 
     /// Gives the marks of some slots their memory, before these slots are used.
     pub(crate) fn reserve(&self, first: u32, count: u32) -> Result<()> {
-        sys::reserve(&self.fd, self.head.shape().marks() + u64::from(first) * 8, u64::from(count) * 8)
+        let marks = self.head.shape().marks() + u64::from(first) * 8;
+        self.checked_fd()
+            .and_then(|fd| sys::reserve(fd, marks, u64::from(count) * 8))
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
         step(Step::LeaseTableGrown);
         Ok(())
@@ -183,8 +200,10 @@ impl LeaseTable {
         }
         let shape = self.head.shape();
         let size = usize::try_from(shape.words()).ok()?;
-        let mapped =
-            SharedMapping::at(&self.fd, shape.row(row) + ROW_HEADER, size, false).and_then(|mut mapping| {
+        let mapped = self
+            .checked_fd()
+            .and_then(|fd| SharedMapping::at(fd, shape.row(row) + ROW_HEADER, size, false))
+            .and_then(|mut mapping| {
                 mapping.keep_from_children()?;
                 mapping.use_small_pages();
                 Ok(mapping)
@@ -214,19 +233,22 @@ impl LeaseTable {
     fn clear_dead(&self, row: u32) -> bool {
         let shape = self.head.shape();
         let _clearing = self.clearing.lock();
-        let locks = Locks::of_file(&self.fd);
-        match locks.try_write_lock(shape.row(row)) {
-            Ok(true) => {}
-            Ok(false) => return false,
+        let locked = self.checked_fd().and_then(|fd| {
+            let locks = Locks::of_file(fd);
+            Ok((fd, locks, locks.try_write_lock(shape.row(row))?))
+        });
+        let (fd, locks) = match locked {
+            Ok((fd, locks, true)) => (fd, locks),
+            Ok(_) => return false,
             Err(errno) => {
                 tracing::warn!(%errno, row, "cannot lock a row of the lease table: it counts as leased");
                 return false;
             }
-        }
+        };
         step(Step::DeadRowLocked);
         // Before the words: a scan that finds them zero finds the change as well.
         self.head.header().cleared.0.fetch_add(1, Ordering::SeqCst);
-        let cleared = sys::punch(&self.fd, shape.row(row) + ROW_HEADER, shape.words());
+        let cleared = sys::punch(fd, shape.row(row) + ROW_HEADER, shape.words());
         if cleared.is_ok() {
             self.head.owner(row).importer.store(0, Ordering::Relaxed);
         }
@@ -269,8 +291,10 @@ impl LeaseTable {
     /// # Safety
     /// As [`LeaseTable::unlock_after_fork`], and the table is leaked in this process.
     pub(crate) unsafe fn abandon_in_child(&self) {
-        // SAFETY: nothing else closes it, as the table is leaked.
-        unsafe { sys::close_inherited(self.fd.as_raw_fd()) };
+        if let Ok(fd) = self.checked_fd() {
+            // SAFETY: nothing else closes it, as the table is leaked.
+            unsafe { sys::close_inherited(fd.as_raw_fd()) };
+        }
         step(Step::LeaseTableAbandoned);
     }
 }

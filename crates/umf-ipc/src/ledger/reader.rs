@@ -2,25 +2,31 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use rustix::fs::SealFlags;
 use umf_core::step::{Step, step};
 
-use super::layout::{FLAG_LOCKED, HEADER_SIZE, Header, LIFE_BYTE, MAGIC, Slot, SlotContent, VERSION};
+use super::areas::Areas;
+use super::event::PRODUCER_EVENTS;
+use super::layout::{
+    FLAG_LOCKED, HEADER_SIZE, Header, LIFE_BYTE, MAGIC, MAX_SLOTS, Slot, SlotContent, VERSION,
+};
 use crate::handle::Handle;
 use crate::identity::{BootId, Nonce};
-use crate::sys::{self, FileIdentity, Locks, SharedMapping};
+use crate::sys::{self, CheckedFd, FileIdentity, Locks, SharedMapping};
 use crate::{Error, Result, protocol};
+
+/// Bytes of a ledger with the most slots.
+pub(super) const LARGEST: usize = Areas::new(MAX_SLOTS, PRODUCER_EVENTS).size;
 
 /// A ledger mapped read-only, its header checked.
 #[derive(Debug)]
 pub(crate) struct LedgerReader {
     mapping: SharedMapping,
     capacity: u32,
-    identity: FileIdentity,
     /// Kept open so that others find the ledger under `/proc/<pid>/fd` when its producer was killed.
-    fd: OwnedFd,
+    fd: CheckedFd,
 }
 
 impl LedgerReader {
@@ -46,10 +52,13 @@ impl LedgerReader {
         if size < HEADER_SIZE + size_of::<Slot>() {
             return Err(other("its ledger fd is too small for a ledger"));
         }
-        let identity = sys::identity(fd.as_fd()).map_err(system("fstat of the ledger"))?;
+        if size > LARGEST {
+            return Err(other("its ledger fd is too large for a ledger"));
+        }
         let mapping = SharedMapping::new(&fd, size, false).map_err(system("mmap of the ledger"))?;
+        let fd = CheckedFd::new(fd).map_err(system("fstat of the ledger"))?;
         step(Step::LedgerOpened);
-        let mut ledger = Self { mapping, capacity: 0, identity, fd };
+        let mut ledger = Self { mapping, capacity: 0, fd };
         let header = ledger.header();
         if header.magic.load(Ordering::Acquire) != MAGIC {
             return Err(other("its ledger fd is no ledger"));
@@ -100,13 +109,15 @@ impl LedgerReader {
     /// `false` if its ledger is not locked, or the kernel does not say.
     pub(crate) fn producer_has_ended(&self) -> bool {
         let flags = self.header().flags.load(Ordering::Relaxed);
-        // (The lock belongs to a description that no descriptor refers to, so any other one may ask.)
-        flags & FLAG_LOCKED != 0 && Locks::of_file(&self.fd).is_write_locked(LIFE_BYTE) == Ok(false)
+        // The lock belongs to a description that no descriptor refers to, so any other one may ask.
+        let fd = self.fd.get();
+        flags & FLAG_LOCKED != 0
+            && fd.is_ok_and(|fd| Locks::of_file(fd).is_write_locked(LIFE_BYTE) == Ok(false))
     }
 
     /// Device and inode of the ledger's file.
     pub(crate) const fn identity(&self) -> FileIdentity {
-        self.identity
+        self.fd.identity()
     }
 
     /// A slot, if the ledger has it and it has been used.

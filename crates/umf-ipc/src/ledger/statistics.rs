@@ -106,7 +106,7 @@ fn store_pool(words: &[AtomicU64], pool: &dyn Pool) {
 }
 
 fn figures(it: &PoolStatistics) -> [u64; 6] {
-    [it.live_bytes, it.live_blocks, it.cached_bytes, it.reserved_bytes, 0, it.regions]
+    [it.live_bytes, it.live_blocks, it.cached_bytes, it.reserved_bytes, it.held_bytes, it.regions]
 }
 
 fn cache_words(it: &CacheStatistics) -> [u64; 9] {

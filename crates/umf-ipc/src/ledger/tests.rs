@@ -149,10 +149,15 @@ fn what_is_no_ledger_is_refused() {
     assert!(matches!(open(empty), Err(Error::ProducerReplaced { .. })));
     let other = LedgerWriter::new(4, false).unwrap();
     assert!(matches!(open(other.shared_fd().try_clone().unwrap()), Err(Error::ProducerReplaced { .. })));
-    // One that claims more slots than its file has.
-    let liar = sys::memfd("test", 8192).unwrap();
     let mut header = [0; 4096];
     rustix::io::pread(ledger.shared_fd(), &mut header, 0).unwrap();
+    // One that would take more addresses than any ledger.
+    let large = sys::memfd("test", reader::LARGEST as u64 + 4096).unwrap();
+    rustix::io::pwrite(&large, &header, 0).unwrap();
+    sys::add_seals(large.as_fd(), seals).unwrap();
+    assert!(matches!(open(large), Err(Error::ProducerReplaced { .. })));
+    // One that claims more slots than its file has.
+    let liar = sys::memfd("test", 8192).unwrap();
     let capacity = std::mem::offset_of!(Header, slot_capacity);
     header[capacity..capacity + 4].copy_from_slice(&1_000_000_u32.to_le_bytes());
     rustix::io::pwrite(&liar, &header, 0).unwrap();

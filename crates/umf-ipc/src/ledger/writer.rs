@@ -20,7 +20,7 @@ use super::ring::{Ring, Shape};
 use super::statistics::{self, Figures, StatisticsArea};
 use crate::identity::{Nonce, ProcessIdentity};
 use crate::protocol::{self, stack};
-use crate::sys::{self, Reopened, SharedMapping};
+use crate::sys::{self, CheckedFd, Reopened, SharedMapping};
 use crate::{Error, Result};
 
 /// How many slots get their pages at a time: 128 KiB of file.
@@ -30,7 +30,7 @@ const RESERVE: u32 = 1024;
 #[derive(Debug)]
 pub(crate) struct LedgerWriter {
     mapping: SharedMapping,
-    fd: Arc<OwnedFd>,
+    fd: CheckedFd,
     nonce: Nonce,
     identity: ProcessIdentity,
     capacity: u32,
@@ -99,7 +99,7 @@ impl LedgerWriter {
         step(Step::LedgerSealed);
         let ledger = Self {
             mapping,
-            fd: Arc::new(fd),
+            fd: CheckedFd::new(fd).map_err(|errno| Error::system("fstat of the ledger", errno))?,
             nonce,
             identity,
             capacity,
@@ -169,11 +169,17 @@ impl LedgerWriter {
     }
 
     pub(crate) fn raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        self.fd.unchecked().as_raw_fd()
     }
 
+    #[cfg(test)]
     pub(crate) const fn shared_fd(&self) -> &Arc<OwnedFd> {
-        &self.fd
+        self.fd.unchecked()
+    }
+
+    /// Returns the ledger's descriptor if its number still is the ledger's.
+    pub(crate) fn checked_fd(&self) -> sys::Result<&Arc<OwnedFd>> {
+        self.fd.get()
     }
 
     /// How many exports it has room for.
@@ -204,7 +210,9 @@ impl LedgerWriter {
         if number == slots.reserved {
             let count = RESERVE.min(self.capacity - number);
             let offset = HEADER_SIZE as u64 + u64::from(number) * size_of::<Slot>() as u64;
-            sys::reserve(&self.fd, offset, u64::from(count) * size_of::<Slot>() as u64)
+            let size = u64::from(count) * size_of::<Slot>() as u64;
+            self.checked_fd()
+                .and_then(|fd| sys::reserve(fd, offset, size))
                 .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
             reserve(number, count)?;
             slots.reserved += count;

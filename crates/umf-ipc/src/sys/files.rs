@@ -1,6 +1,7 @@
 //! Files that others have: opened, asked, read.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -12,6 +13,46 @@ use crate::sys::Result;
 pub(crate) struct FileIdentity {
     pub device: u64,
     pub inode: u64,
+}
+
+/// A descriptor of a file that this process made, and the file's identity.
+///
+/// The program may close descriptors that are not its own, and open other files under their
+/// numbers. The number is compared before each use, and closed only while it is the file's.
+#[derive(Debug)]
+pub(crate) struct CheckedFd {
+    fd: Arc<OwnedFd>,
+    identity: FileIdentity,
+}
+
+impl CheckedFd {
+    pub(crate) fn new(fd: OwnedFd) -> Result<Self> {
+        let identity = identity(&fd)?;
+        Ok(Self { fd: Arc::new(fd), identity })
+    }
+
+    /// Returns the descriptor; `ESTALE` if its number is closed or another file's.
+    pub(crate) fn get(&self) -> Result<&Arc<OwnedFd>> {
+        if identity(&self.fd) == Ok(self.identity) { Ok(&self.fd) } else { Err(Errno::STALE) }
+    }
+
+    /// Returns the descriptor without a comparison.
+    pub(crate) const fn unchecked(&self) -> &Arc<OwnedFd> {
+        &self.fd
+    }
+
+    pub(crate) const fn identity(&self) -> FileIdentity {
+        self.identity
+    }
+}
+
+impl Drop for CheckedFd {
+    fn drop(&mut self) {
+        if self.get().is_err() {
+            // A count that is never given back, so that no clone closes the number either.
+            core::mem::forget(Arc::clone(&self.fd));
+        }
+    }
 }
 
 /// What [`filesystem`] says of shared memory (`statfs(2)`).
@@ -31,7 +72,8 @@ pub(crate) fn open_path(path: &str) -> Result<OwnedFd> {
 
 /// Opens what [`open_path`] found. Needs the `/proc` of this pid namespace.
 pub(crate) fn reopen(found: BorrowedFd<'_>, writable: bool) -> Result<OwnedFd> {
-    open(&format!("/proc/self/fd/{}", found.as_raw_fd()), writable)
+    // Not `/proc/self`, whose descriptors are gone once the main thread has exited.
+    open(&format!("/proc/thread-self/fd/{}", found.as_raw_fd()), writable)
 }
 
 struct Status {

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 use rustix::process::Resource;
 use umf_core::step::{Step, step};
 
@@ -97,15 +97,17 @@ impl SharedMapping {
         Self::at(fd, 0, size, writable)
     }
 
-    /// `size` bytes from `offset`, a multiple of the page size.
+    /// `size` bytes from `offset`, a multiple of the page size. Pages are allocated as they are
+    /// touched, and are not locked (`mlockall(2)`).
     pub(crate) fn at(fd: impl AsFd, offset: u64, size: usize, writable: bool) -> Result<Self> {
-        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // After mlockall(MCL_FUTURE) the kernel populates a new mapping, holes of the file included,
+        // unless the mapping cannot be accessed.
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe {
             rustix::mm::mmap(
                 core::ptr::null_mut(),
                 size,
-                protection,
+                ProtFlags::empty(),
                 MapFlags::SHARED | MapFlags::NORESERVE,
                 fd,
                 offset,
@@ -113,6 +115,12 @@ impl SharedMapping {
         }?;
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
         let mapping = Self { base, size, kept_from_children: None };
+        let access = if writable { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
+        // SAFETY: the range is this mapping, which nothing uses yet.
+        unsafe {
+            rustix::mm::munlock(base.as_ptr().cast(), size)?;
+            rustix::mm::mprotect(base.as_ptr().cast(), size, access)?;
+        }
         // SAFETY: the range is this mapping. (A sparse file would make a core dump of its whole size.)
         unsafe { rustix::mm::madvise(base.as_ptr().cast(), size, Advice::LinuxDontDump) }?;
         Ok(mapping)

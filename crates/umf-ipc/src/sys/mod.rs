@@ -7,14 +7,18 @@ mod peers;
 mod processes;
 
 pub use files::TMPFS_MAGIC;
-pub(crate) use files::{FileIdentity, filesystem, identity, is_regular, open_path, read_at, reopen, size};
+pub(crate) use files::{
+    CheckedFd, FileIdentity, filesystem, identity, is_regular, open_path, read_at, reopen, size,
+};
 pub use locks::Reopened;
 pub(crate) use locks::{Locks, forks, register_reopening};
 pub(crate) use memory::{SharedMapping, add_seals, memfd_device, populate, punch, seals, wipe_on_fork};
 pub use memory::{file_size_limit, memfd, reserve};
 pub use peers::{Peer, peer, peer_of, so_peerpidfd};
+pub(crate) use peers::{refuse_descriptors, unread};
 pub(crate) use processes::{
-    boot_time, fd_limit, is_dumpable, pid, pidfd_getfd, pidfd_open, sees_itself_in_proc, set_ptracer,
+    boot_time, fd_limit, fds_of_other_thread, is_dumpable, pid, pidfd_getfd, pidfd_open, sees_itself_in_proc,
+    set_ptracer,
 };
 pub use processes::{close_inherited, effective_uid, has_ended, random};
 

@@ -40,6 +40,27 @@ pub fn peer_of(socket: BorrowedFd<'_>) -> Result<Peer> {
     Ok(if may_signal { Peer::Trusted } else { Peer::Nameless })
 }
 
+/// Has the kernel refuse descriptors that peers send to a unix socket (`SO_PASSRIGHTS`, Linux 6.16;
+/// nothing happens before). Accepted sockets inherit it.
+pub(crate) fn refuse_descriptors(socket: BorrowedFd<'_>) {
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let no: libc::c_int = 0;
+    let length = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: `no` is valid for a read of `length` bytes.
+    unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const no).cast(), length);
+    }
+}
+
+/// Returns how many sent bytes the peer has not received (`SIOCOUTQ`, which has the number of
+/// `TIOCOUTQ`). For a unix socket this counts the kernel's buffers, and is 0 once all was received.
+pub(crate) fn unread(socket: BorrowedFd<'_>) -> Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the call stores a number in `bytes`.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if result == 0 { Ok(usize::try_from(bytes).unwrap_or(0)) } else { Err(last_errno()) }
+}
+
 fn overflow_uid() -> u32 {
     let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(65534)

@@ -47,6 +47,24 @@ pub(crate) fn sees_itself_in_proc() -> bool {
     target.is_ok_and(|target| target.to_str().is_ok_and(|text| text.parse() == Ok(pid())))
 }
 
+/// Returns the folder of a process's descriptors in another thread, if its main thread has exited and
+/// others run. `/proc/<pid>/fd` is empty then, and only root may read it (`proc_pid_fd(5)`).
+pub(crate) fn fds_of_other_thread(pid: u32) -> Option<String> {
+    // Field 3 of `proc_pid_stat(5)`, behind the name, which may have any characters.
+    let has_exited = |path: String| {
+        let stat = std::fs::read_to_string(path).unwrap_or_default();
+        stat.rsplit_once(')').is_none_or(|(_, fields)| fields.trim_start().starts_with(['Z', 'X']))
+    };
+    if !has_exited(format!("/proc/{pid}/stat")) {
+        return None;
+    }
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
+    let mut threads = threads.filter_map(|thread| thread.file_name().to_str()?.parse::<u32>().ok());
+    let thread =
+        threads.find(|thread| *thread != pid && !has_exited(format!("/proc/{pid}/task/{thread}/stat")))?;
+    Some(format!("/proc/{pid}/task/{thread}/fd"))
+}
+
 /// How many fds this process may have open.
 pub(crate) fn fd_limit() -> u64 {
     rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)

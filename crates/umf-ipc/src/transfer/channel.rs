@@ -15,7 +15,7 @@ use super::{Exchange, Mode, diagnosis};
 use crate::error::Refusal;
 use crate::handle::Handle;
 use crate::identity::{self, Nonce};
-use crate::sys::{self, FileIdentity};
+use crate::sys::{self, CheckedFd, FileIdentity};
 use crate::{Error, Result};
 
 /// Which fd of the producer.
@@ -42,8 +42,10 @@ impl Wanted {
 #[derive(Debug)]
 pub(crate) struct Channel {
     pid: u32,
-    pidfd: core::result::Result<OwnedFd, Errno>,
+    pidfd: core::result::Result<CheckedFd, Errno>,
     same_pid_namespace: bool,
+    /// Whether the pidfd is known to be the producer's, by its inode in pidfs.
+    is_verified: bool,
     served: bool,
     /// Whether its socket answered once: it is in this network namespace.
     answered: AtomicBool,
@@ -80,6 +82,7 @@ impl Channel {
         let same_pid_namespace = mine == 0 || theirs == 0 || mine == theirs;
         let pidfd = if same_pid_namespace { sys::pidfd_open(pid) } else { Err(Errno::SRCH) };
         step(Step::ProducerFound);
+        let mut is_verified = false;
         if same_pid_namespace {
             match &pidfd {
                 // Or the number is that of a thread by now: ENOENT, before Linux 6.16 EINVAL.
@@ -92,6 +95,7 @@ impl Channel {
                     if inode != 0 && handle.pidfs_inode() != 0 && inode != handle.pidfs_inode() {
                         return Err(Error::ProducerReplaced { pid, evidence: "its pidfs inode differs" });
                     }
+                    is_verified = inode != 0 && handle.pidfs_inode() != 0;
                     if sys::has_ended(pidfd.as_fd()) {
                         return Err(Error::ProducerGone { pid });
                     }
@@ -101,8 +105,9 @@ impl Channel {
         }
         Ok(Self {
             pid,
-            pidfd,
+            pidfd: pidfd.and_then(CheckedFd::new),
             same_pid_namespace,
+            is_verified,
             served: handle.is_served(),
             answered: AtomicBool::new(false),
             nonce: handle.nonce(),
@@ -114,12 +119,18 @@ impl Channel {
 
     /// Whether the producer is known to have ended.
     pub(crate) fn has_ended(&self) -> bool {
-        match &self.pidfd {
-            Ok(pidfd) => sys::has_ended(pidfd.as_fd()),
+        match self.pidfd() {
+            Ok(pidfd) => sys::has_ended(pidfd),
             Err(_) => {
                 !self.is_inherited() && self.client.try_lock().is_some_and(|client| client.has_hung_up())
             }
         }
+    }
+
+    /// Returns whether the process behind the producer's number is the one that made the handle. (It may
+    /// have called exec, or dropped the exporter.)
+    pub(crate) const fn is_verified(&self) -> bool {
+        self.is_verified
     }
 
     /// Whether this process is a forked child of the one that made the channel. The lock may then be held for
@@ -209,13 +220,23 @@ impl Channel {
         if !self.same_pid_namespace {
             return Err(Self::other_namespace(Mode::Pidfd));
         }
-        let pidfd = match &self.pidfd {
-            Ok(pidfd) => pidfd,
-            Err(errno) => return Err(Failure::Refused(diagnosis::refused(Mode::Pidfd, self.pid, *errno))),
-        };
-        let fetched = sys::pidfd_getfd(pidfd.as_fd(), wanted.number());
+        let pidfd = self
+            .pidfd()
+            .map_err(|errno| Failure::Refused(diagnosis::refused(Mode::Pidfd, self.pid, errno)))?;
+        let fetched = sys::pidfd_getfd(pidfd, wanted.number());
         step(Step::FetchedByPidfd);
         fetched.map_err(|errno| match errno {
+            // The main thread has exited and others run (`pthread_exit(3)`): EBADF before Linux 6.9.
+            Errno::SRCH | Errno::BADF
+                if !self.has_ended_by_pidfd() && sys::fds_of_other_thread(self.pid).is_some() =>
+            {
+                Failure::Refused(Refusal {
+                    mode: Mode::Pidfd,
+                    reason: "the producer's main thread has exited, and pidfd_getfd asks that thread"
+                        .to_owned(),
+                    remedy: "use procfs or socket, or keep the main thread",
+                })
+            }
             Errno::SRCH => Failure::Final(Error::ProducerGone { pid: self.pid }),
             Errno::BADF => self.closed(wanted),
             Errno::MFILE | Errno::NFILE | Errno::NOMEM => Failure::Final(Error::system("pidfd_getfd", errno)),
@@ -241,7 +262,17 @@ impl Channel {
                 remedy: "mount -t proc proc /proc, or use pidfd or socket",
             }));
         }
-        let path = format!("/proc/{}/fd/{}", self.pid, wanted.number());
+        let mut path = format!("/proc/{}/fd/{}", self.pid, wanted.number());
+        // The number may lead to any file of any other process. Opening a device or a file of a file
+        // server does something, or waits, so it is not opened before it is known to be the file that
+        // is wanted.
+        let mut found = sys::open_path(&path);
+        if matches!(found, Err(Errno::NOENT | Errno::ACCESS))
+            && let Some(folder) = sys::fds_of_other_thread(self.pid)
+        {
+            path = format!("{folder}/{}", wanted.number());
+            found = sys::open_path(&path);
+        }
         let failed = |errno| match errno {
             Errno::NOENT => self.not_in_proc().map_or_else(|| self.closed(wanted), Failure::Refused),
             Errno::MFILE | Errno::NFILE | Errno::NOMEM => {
@@ -256,9 +287,7 @@ impl Channel {
                 remedy: "use pidfd or socket",
             }),
         };
-        // The number may lead to any file of any other process. Opening a device or a file of a file server does
-        // something, or waits, so it is not opened before it is known to be the file that is wanted.
-        let found = sys::open_path(&path).map_err(failed)?;
+        let found = found.map_err(failed)?;
         step(Step::FoundInProcfs);
         let judged = self.judge(found.as_fd(), wanted);
         // The path went by number. If the process is still there, the number has meant it all the time.
@@ -387,12 +416,17 @@ impl Channel {
         })
     }
 
+    fn pidfd(&self) -> core::result::Result<BorrowedFd<'_>, Errno> {
+        let pidfd = self.pidfd.as_ref().map_err(|errno| *errno)?;
+        pidfd.get().map(AsFd::as_fd)
+    }
+
     fn is_alive_by_pidfd(&self) -> bool {
-        self.pidfd.as_ref().is_ok_and(|pidfd| !sys::has_ended(pidfd.as_fd()))
+        self.pidfd().is_ok_and(|pidfd| !sys::has_ended(pidfd))
     }
 
     fn has_ended_by_pidfd(&self) -> bool {
-        self.pidfd.as_ref().is_ok_and(|pidfd| sys::has_ended(pidfd.as_fd()))
+        self.pidfd().is_ok_and(sys::has_ended)
     }
 
     pub(crate) const fn pid(&self) -> u32 {

@@ -26,14 +26,14 @@ pub(crate) fn memfd(name: &str, size: usize) -> Result<OwnedFd> {
 
 /// Whether a file is memory of just this size, which nobody can take away.
 pub(crate) fn is_sealed_memory(fd: impl AsFd, size: usize) -> Result<bool> {
-    // Asked first: no other file system is asked anything.
-    if rustix::fs::fstatfs(&fd)?.f_type.cast_unsigned() != system::TMPFS_MAGIC {
-        return Ok(false);
-    }
+    // First, because the kernel answers it: a file server (FUSE) is asked nothing.
     match rustix::fs::fcntl_get_seals(&fd) {
         Ok(seals) if seals.contains(SealFlags::SHRINK | SealFlags::GROW) => {}
         Ok(_) | Err(Errno::INVAL) => return Ok(false),
         Err(errno) => return Err(errno),
+    }
+    if rustix::fs::fstatfs(&fd)?.f_type.cast_unsigned() != system::TMPFS_MAGIC {
+        return Ok(false);
     }
     Ok(rustix::fs::fstat(&fd)?.st_size.cast_unsigned() == size as u64)
 }

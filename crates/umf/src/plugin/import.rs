@@ -123,7 +123,7 @@ impl Pages {
     /// How many bytes from the start on are mapped, of the same file: what the plugin has opened, and not what happens to lie behind it
     /// (`proc_pid_maps(5)`). At most as many as there should be; 0 if nobody can tell.
     fn mapped(&self) -> usize {
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let maps = std::fs::read_to_string("/proc/thread-self/maps").unwrap_or_default();
         let (start, mut end, mut file) = (self.start.addr(), self.start.addr(), None);
         for mapping in maps.lines().filter_map(SystemMapping::parse) {
             let goes_on = match file {
@@ -155,7 +155,7 @@ impl Pages {
     }
 }
 
-/// A line of `/proc/self/maps`.
+/// A line of `/proc/thread-self/maps`.
 struct SystemMapping<'l> {
     from: usize,
     to: usize,

@@ -24,8 +24,8 @@ use crate::{Error, Result};
 
 /// Where the server gets what it hands out.
 pub trait FdSource: Send + Sync {
-    /// The ledger, or what stands in its place.
-    fn ledger(&self) -> Arc<OwnedFd>;
+    /// The ledger, or what stands in its place; `None` if its descriptor is another file's by now.
+    fn ledger(&self) -> Option<Arc<OwnedFd>>;
     /// The lease table, opened anew for the asker if that is possible; `None` if there is no table.
     fn lease_table(&self) -> Option<Outgoing>;
     /// The fd behind a current export, or the generation that its slot has now.
@@ -70,6 +70,8 @@ impl Server {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
             .map_err(system("socket"))?;
+        // A descriptor that a peer sends is closed by this process, and some take long to close.
+        sys::refuse_descriptors(listener.as_fd());
         let address = SocketAddrUnix::new_abstract_name(&wire::name(nonce)).map_err(system("socket name"))?;
         rustix::net::bind(&listener, &address).map_err(system("bind of the abstract socket"))?;
         step(Step::ServerBound);
@@ -276,6 +278,11 @@ impl Serving {
     /// Answers one request; `false` if the connection is to be closed.
     fn answer(&self, index: usize) -> bool {
         let Some(connection) = self.connections.get(index) else { return false };
+        // A client reads an answer before it asks again. Descriptors in unread answers count against
+        // a limit that all connections share (`RLIMIT_NOFILE`, `unix(7)`).
+        if sys::unread(connection.as_fd()).is_ok_and(|bytes| bytes > 0) {
+            return false;
+        }
         let mut bytes = [0; wire::REQUEST_SIZE + 1];
         let received = match rustix::net::recv(connection, &mut bytes, RecvFlags::DONTWAIT) {
             Ok((0, _)) => return false,
@@ -285,7 +292,10 @@ impl Serving {
         };
         let (answer, fd) = match Request::decode(&bytes[..received.min(bytes.len())], self.nonce) {
             None => (Reply::BadRequest, None),
-            Some(Request::Ledger) => shared(self.source.ledger()),
+            Some(Request::Ledger) => match self.source.ledger() {
+                Some(ledger) => shared(ledger),
+                None => (Reply::BadRequest, None),
+            },
             Some(Request::LeaseTable) => match self.source.lease_table() {
                 // Its description is the asker's alone once this process has closed it, below.
                 Some(table @ Outgoing::Own(_)) => (Reply::Ok { is_own: true }, Some(table)),
