@@ -82,11 +82,10 @@ impl PoolMaker<'_> {
             )?,
             Kind::DmaBuf => {
                 let sources = machine::dma_buf_sources("hostile");
-                let source = sources.first().ok_or(Error::NotSupported {
-                    what: "dma-bufs",
-                    owner: "this machine",
-                    native: 0,
-                })?;
+                if sources.is_empty() {
+                    return Err(Error::NotSupported { what: "dma-bufs", owner: "this machine", native: 0 });
+                }
+                let source = random.of(&sources);
                 SlabPool::new(machine::dma_buf_provider(source)?.build()?, slab(random))?
             }
         };

@@ -60,10 +60,14 @@ fn scribbled_lease_table_harms_no_current_block() {
     assert_eq!(producer.ok("held"), "blocks=0 regions=0 bytes=0");
     let now = Census::of(&producer);
     assert!(now.fd_count() <= clean.fd_count() + 16, "{now:?}");
-    // The producer works on, with the same table. (An importer that finds another nonce in it counts nothing there.)
+    // The producer works on, with the same table. (An importer that finds another nonce in it opens nothing.)
     let mut newcomer = actor!();
     let opened = newcomer.ask(&format!("open {handle} -> m"));
     assert!(opened.as_ref().map_or_else(|failure| failure.variant == "Misbehaved", |_| true), "{opened:?}");
+    // Its next export writes the header anew.
+    producer.ok("alloc p 4096 -> p.c");
+    let next = producer.handle("handle p.c");
+    newcomer.ok(&format!("open {next} -> m2"));
     producer.ok("free p p.b");
 }
 
