@@ -322,10 +322,8 @@ fn a_full_tmpfs_is_an_error_with_reserve() {
 fn ten_thousand_regions_need_one_descriptor() {
     let provider = shared().build().unwrap();
     let regions: Vec<_> = (0..10_000).map(|_| provider.allocate(layout(4096)).unwrap()).collect();
-    let files: std::collections::BTreeSet<_> = regions
-        .iter()
-        .map(|region| AsRawFd::as_raw_fd(&*fd(&export(&provider, region))))
-        .collect();
+    let files: std::collections::BTreeSet<_> =
+        regions.iter().map(|region| AsRawFd::as_raw_fd(&*fd(&export(&provider, region)))).collect();
     assert_eq!(files.len(), 1);
     regions.into_iter().for_each(|region| free(&provider, region));
     assert_eq!((provider.statistics().count(), provider.statistics().bytes()), (0, 0));
