@@ -356,6 +356,8 @@ impl Channel {
         let gone = || Failure::Final(Error::ProducerGone { pid: self.pid });
         match self.ask(wanted) {
             Ok(Answer::Fd { fd, is_own }) => Ok((fd, is_own)),
+            // No slot in use has this generation: the producer lost the descriptor.
+            Ok(Answer::Stale(0)) => Err(self.closed(wanted)),
             Ok(Answer::Stale(now)) => {
                 let (slot, generation) = match wanted {
                     Wanted::Ledger(_) | Wanted::LeaseTable(_) => return Err(gone()),
