@@ -257,6 +257,8 @@ fn producer_without_main_thread_is_opened_and_listed() {
         producer.ok("free p p.b1");
         importer.fails(&format!("open {} -> m", handles[0]), "Stale");
         producer.kill();
+        // What is cached stays valid; the next open asks the producer.
+        importer.ok("evict");
         importer.fails(&format!("open {} -> m", handles[1]), "ProducerGone");
     }
 }
