@@ -1,12 +1,9 @@
 //! [`Carver`]: free ranges and live regions, behind one lock that comes through forks.
 
-use core::ptr::NonNull;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use umf_core::fork::{self, ForkAware};
-use umf_core::lock::Lock;
 use umf_core::{Address, Error, Region, Result};
+use umf_sync::Lock;
 
 use crate::Ranges;
 
@@ -23,31 +20,12 @@ struct Parts {
     live: BTreeMap<u64, Live>,
 }
 
-struct Inner {
-    parts: Lock<Parts>,
-}
-
-impl ForkAware for Inner {
-    fn prepare(&self) {
-        self.parts.lock_for_fork();
-    }
-
-    fn parent(&self) {
-        // SAFETY: `prepare` took it in this thread, or in the one of which this is the forked copy.
-        unsafe { self.parts.unlock_after_fork() };
-    }
-
-    fn child(&self) {
-        self.parent();
-    }
-}
-
 /// Carves regions out of places `start..end`: addresses, or offsets in a file. Thread-safe.
 ///
 /// A provider says where a place is in this process when it takes one; two live regions never overlap, neither in places nor,
 /// if the provider keeps that, in addresses.
 pub struct Carver {
-    inner: Arc<Inner>,
+    parts: Lock<Parts>,
     owner: &'static str,
 }
 
@@ -55,7 +33,7 @@ impl Carver {
     /// Carves `start..end`. `owner` stands in errors.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the range is empty; [`Error::OutOfMemory`], [`Error::TooMany`].
+    /// [`Error::InvalidArgument`] if the range is empty; [`Error::OutOfMemory`].
     pub fn new(start: u64, end: u64, owner: &'static str) -> Result<Self> {
         if start >= end {
             return Err(Error::InvalidArgument {
@@ -68,15 +46,7 @@ impl Carver {
             // What lies before is taken, once and for all.
             ranges.take(start, 1)?;
         }
-        let inner = Arc::new(Inner { parts: Lock::new(Parts { ranges, live: BTreeMap::new() }) });
-        // SAFETY: an `Arc`'s content does not move, and `drop` unregisters it.
-        unsafe { fork::register(Self::object(&inner)) }?;
-        Ok(Self { inner, owner })
-    }
-
-    fn object(inner: &Arc<Inner>) -> NonNull<dyn ForkAware> {
-        let object: &(dyn ForkAware + 'static) = &**inner;
-        NonNull::from(object)
+        Ok(Self { parts: Lock::new(Parts { ranges, live: BTreeMap::new() }), owner })
     }
 
     fn foreign(&self, address: Address) -> Error {
@@ -94,17 +64,17 @@ impl Carver {
         align: u64,
         map: impl FnOnce(u64) -> Result<Address>,
     ) -> Result<Region> {
-        let taken = self.inner.parts.lock().ranges.take(size as u64, align)?;
+        let taken = self.parts.lock().ranges.take(size as u64, align)?;
         let place = taken.ok_or(Error::OutOfMemory { size, owner: self.owner, native: 0 })?;
         // Without the lock: mapping takes its time.
         match map(place) {
             Ok(base) => {
                 let region = Region::new(base, size);
-                self.inner.parts.lock().live.insert(base.to_bits(), Live { region, place });
+                self.parts.lock().live.insert(base.to_bits(), Live { region, place });
                 Ok(region)
             }
             Err(error) => {
-                self.inner.parts.lock().ranges.give(place, size as u64);
+                self.parts.lock().ranges.give(place, size as u64);
                 Err(error)
             }
         }
@@ -125,7 +95,7 @@ impl Carver {
     /// # Errors
     /// [`Error::ForeignAddress`], [`Error::NotAllocated`].
     pub fn place_of(&self, region: &Region) -> Result<u64> {
-        self.same(&self.inner.parts.lock(), region).map(|live| live.place)
+        self.same(&self.parts.lock(), region).map(|live| live.place)
     }
 
     /// The live region that holds these bytes, and its place.
@@ -133,7 +103,7 @@ impl Carver {
     /// # Errors
     /// [`Error::ForeignAddress`] if no live region holds all of them.
     pub fn holding(&self, address: Address, size: usize) -> Result<(Region, u64)> {
-        let parts = self.inner.parts.lock();
+        let parts = self.parts.lock();
         let below = parts.live.range(..=address.to_bits()).next_back().map(|(_, live)| *live);
         let inside = |live: &Live| {
             let offset = address.offset_from(live.region.base());
@@ -150,14 +120,14 @@ impl Carver {
     /// As [`Carver::place_of`]; those of `unmap`.
     pub fn free(&self, region: &Region, unmap: impl FnOnce(u64) -> Result<()>) -> Result<()> {
         let live = {
-            let mut parts = self.inner.parts.lock();
+            let mut parts = self.parts.lock();
             let live = self.same(&parts, region)?;
             // First: once unmapped, another thread may get the same address.
             parts.live.remove(&region.base().to_bits());
             live
         };
         let unmapped = unmap(live.place);
-        let mut parts = self.inner.parts.lock();
+        let mut parts = self.parts.lock();
         match unmapped {
             Ok(()) => parts.ranges.give(live.place, region.size() as u64),
             Err(_) => {
@@ -178,7 +148,7 @@ impl Carver {
                 why: "must be inside the region, at a multiple of the page size",
             });
         }
-        let mut parts = self.inner.parts.lock();
+        let mut parts = self.parts.lock();
         let live = self.same(&parts, region)?;
         let high = region.base().checked_add(first as u64).ok_or(self.foreign(region.base()))?;
         parts.ranges.split_taken()?;
@@ -195,7 +165,7 @@ impl Carver {
     /// # Errors
     /// As [`Carver::split`].
     pub fn merge(&self, low: &Region, high: &Region) -> Result<Region> {
-        let mut parts = self.inner.parts.lock();
+        let mut parts = self.parts.lock();
         let (first, second) = (self.same(&parts, low)?, self.same(&parts, high)?);
         let adjacent = low.base().checked_add(low.size() as u64) == Some(high.base())
             && first.place + low.size() as u64 == second.place;
@@ -215,13 +185,7 @@ impl Carver {
     /// How many regions are live.
     #[must_use]
     pub fn live(&self) -> usize {
-        self.inner.parts.lock().live.len()
-    }
-}
-
-impl Drop for Carver {
-    fn drop(&mut self) {
-        fork::unregister(Self::object(&self.inner));
+        self.parts.lock().live.len()
     }
 }
 

@@ -4,8 +4,8 @@ use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
-use umf_core::metadata::{Chunks, Zeroed};
 use umf_core::{Error, Result};
+use umf_sync::chunks::{Chunks, Zeroed};
 
 /// One place: a node, or the number of the next free place.
 union Content<T> {

@@ -13,6 +13,17 @@ pub fn coarse() -> Duration {
     Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), nanos)
 }
 
+/// The first reading of a clock calls `dlsym`, which takes a lock of the loader: when this is loaded,
+/// and not later, when it might come after locks of umf.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = {
+    extern "C" fn at_load() {
+        let _ = coarse();
+    }
+    at_load
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;

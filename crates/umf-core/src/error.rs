@@ -240,6 +240,18 @@ impl fmt::Display for Hint {
     }
 }
 
+impl From<umf_sync::Error> for Error {
+    fn from(error: umf_sync::Error) -> Self {
+        match error {
+            umf_sync::Error::OutOfMemory { size, native } => {
+                Self::OutOfMemory { size, owner: "metadata", native }
+            }
+            umf_sync::Error::TooMany { what, limit } => Self::TooMany { what, limit },
+            umf_sync::Error::System { call, native } => Self::native(call, native),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

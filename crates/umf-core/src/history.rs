@@ -1,7 +1,10 @@
 //! What happened in a pool lately: [`PoolHistory`].
 
+use core::cell::Cell;
 use core::fmt;
 use core::time::Duration;
+
+use umf_sync::fork;
 
 use crate::metadata::SLOT_WORDS;
 use crate::{Address, Error};
@@ -177,6 +180,25 @@ impl fmt::Display for PoolHistory {
             self.forgotten
         )?;
         self.events.iter().try_for_each(|event| writeln!(f, "{event}"))
+    }
+}
+
+/// The system's number of the calling thread, as `gettid(2)` returns it and `top -H` shows it. Asks
+/// the system once per thread and fork.
+#[must_use]
+pub fn thread_id() -> u32 {
+    thread_local! {
+        /// The number, and the process in which it was asked for, as [`fork::generation`] counts.
+        static KNOWN: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+    }
+    let generation = fork::generation();
+    match KNOWN.get() {
+        (id, known) if id != 0 && known == generation => id,
+        _ => {
+            let id = crate::sys::thread_id();
+            KNOWN.set((id, generation));
+            id
+        }
     }
 }
 

@@ -10,10 +10,10 @@
 //! | exported memory | [`observer`]: who is told before it goes |
 //! | leased memory | [`held`]: freed, and still open in other processes |
 //! | delayed free | [`Pool::free_after`]: freed, and handed out again when a [`Completion`] is ready |
+//! | living pools of one kind | [`registry`] |
 //! | limits | [`limit`]: of one pool, or shared |
 //! | lack of memory | [`shortage`]: the application is asked |
 //! | what happened, what is left | [`history`], [`leaks`] |
-//! | step | [`step`](mod@step): where tests kill processes |
 //! | environment | [`environment`]: the only reader of environment variables |
 //!
 //! A crate that brings a provider or a pool depends on this one alone, and runs the conformance suite of
@@ -33,15 +33,11 @@ mod completion;
 pub mod conformance;
 pub mod environment;
 mod error;
-pub mod fence;
-pub mod fork;
-pub mod global;
 pub mod held;
 pub mod history;
 mod layout;
 pub mod leaks;
 pub mod limit;
-pub mod lock;
 pub mod map;
 pub mod metadata;
 #[cfg(test)]
@@ -49,11 +45,10 @@ mod model;
 pub mod observer;
 pub mod pool;
 pub mod provider;
+pub mod registry;
 pub mod shortage;
 pub mod statistics;
-pub mod step;
 mod sys;
-pub mod thread;
 pub mod tracker;
 mod visits;
 

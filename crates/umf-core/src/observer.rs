@@ -9,10 +9,9 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::Arc;
 
 use crate::held::Joined;
-use crate::metadata::Chunks;
-use crate::step::{Step, step};
 use crate::visits::Visits;
 use crate::{Address, Region, Result};
+use umf_sync::{chunks::Chunks, failpoint};
 
 /// What is about to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +78,7 @@ pub fn observe(observer: Arc<dyn ExportObserver>) -> Result<Observing> {
             Err(error) => {
                 // SAFETY: made above, and nobody has seen it.
                 drop(unsafe { Box::from_raw(known) });
-                return Err(error);
+                return Err(error.into());
             }
         };
         let none = ptr::null_mut();
@@ -119,7 +118,7 @@ pub fn before_free(freed: Freed) -> Option<Arc<dyn Leases>> {
         }
     }
     drop(walk);
-    step(Step::ObserversTold);
+    failpoint!("observers.told");
     leases.all()
 }
 

@@ -24,9 +24,9 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::lock::Lock;
 use crate::statistics::PoolStatistics;
 use crate::{Error, Layout, Pool, Result, Upstream};
+use umf_sync::Lock;
 
 /// How often the application is asked for one allocation.
 pub const ATTEMPTS: u32 = 16;
@@ -127,17 +127,6 @@ impl Slot {
         // SAFETY: the lock is held.
         unsafe { &*self.value.get() }.clone()
     }
-}
-
-pub(crate) fn lock_for_fork() {
-    SLOTS.lock_for_fork();
-}
-
-/// # Safety
-/// [`lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
-pub(crate) unsafe fn unlock_after_fork() {
-    // SAFETY: passed on to the caller.
-    unsafe { SLOTS.unlock_after_fork() };
 }
 
 thread_local! {

@@ -1,8 +1,8 @@
-//! System calls of this crate: memory for metadata, futexes, and what forks ask.
+//! System calls of this crate.
 
 use core::ptr::NonNull;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::{Error, Result};
 
@@ -20,27 +20,6 @@ pub(crate) fn map_metadata(size: usize) -> Result<NonNull<u8>> {
     let out_of_memory = |native| Error::OutOfMemory { size, owner: "metadata", native };
     let pointer = mapped.map_err(|errno| out_of_memory(errno.raw_os_error()))?;
     NonNull::new(pointer.cast::<u8>()).ok_or(out_of_memory(0))
-}
-
-/// Asks the kernel to give a forked child zeros in place of this page (Linux 4.14, `madvise(2)`).
-///
-/// # Safety
-/// `page..page + size` is a private anonymous mapping of this crate.
-pub(crate) unsafe fn wipe_on_fork(page: NonNull<u8>, size: usize) -> Result<()> {
-    // SAFETY: the caller owns the mapping; the advice changes nothing in this process.
-    unsafe { rustix::mm::madvise(page.as_ptr().cast(), size, Advice::LinuxWipeOnFork) }
-        .map_err(|errno| Error::native("madvise(MADV_WIPEONFORK)", errno.raw_os_error()))
-}
-
-/// Sleeps while `*word == expected`, until woken.
-pub(crate) fn futex_wait(word: &core::sync::atomic::AtomicU32, expected: u32) {
-    // Every outcome (woken, value changed, signal) leads to the caller looking at the word again.
-    let _ = rustix::thread::futex::wait(word, rustix::thread::futex::Flags::PRIVATE, expected, None);
-}
-
-/// Wakes one sleeper.
-pub(crate) fn futex_wake_one(word: &core::sync::atomic::AtomicU32) {
-    let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::PRIVATE, 1);
 }
 
 /// The system's number of the calling thread.
@@ -97,16 +76,6 @@ pub(crate) fn write_error(text: &[u8]) {
     let _ = rustix::io::write(unsafe { rustix::fd::BorrowedFd::borrow_raw(2) }, text);
 }
 
-/// Asks for [`barrier`] to be possible in this process.
-pub(crate) fn register_barrier() -> bool {
-    rustix::thread::membarrier(rustix::thread::MembarrierCommand::RegisterPrivateExpedited).is_ok()
-}
-
-/// Has every running thread of this process pass a full memory fence; `false` if the kernel does not do that.
-pub(crate) fn barrier() -> bool {
-    rustix::thread::membarrier(rustix::thread::MembarrierCommand::PrivateExpedited).is_ok()
-}
-
 /// Returns `AT_SECURE` of the auxiliary vector.
 pub(crate) fn is_secure() -> bool {
     // SAFETY: `getauxval` takes a number and reads what the kernel gave this process at `execve`.
@@ -121,30 +90,4 @@ pub(crate) fn variable(name: &core::ffi::CStr) -> Option<&'static core::ffi::CSt
     let value = NonNull::new(unsafe { libc::getenv(name.as_ptr()) })?;
     // SAFETY: getenv yields C strings that stay until the variable is changed, which nobody does.
     Some(unsafe { core::ffi::CStr::from_ptr(value.as_ptr()) })
-}
-
-/// Ends this process with SIGKILL, and does not come back.
-#[cfg(feature = "fail-points")]
-pub(crate) fn kill_this_process() -> ! {
-    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-    // The first process of a pid namespace gets no signal from itself. This, too, ends all threads where they are.
-    // SAFETY: runs nothing of the program's.
-    unsafe { libc::_exit(137) }
-}
-
-/// Stops this process, all of its threads, until somebody sends SIGCONT.
-#[cfg(feature = "fail-points")]
-pub(crate) fn stop_this_process() {
-    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
-}
-
-/// Waits, whatever signals come.
-#[cfg(feature = "fail-points")]
-pub(crate) fn sleep(time: core::time::Duration) {
-    std::thread::sleep(time);
-}
-
-/// Whether this process has one thread, as far as the kernel tells. (Each is a folder in `/proc/self/task`.)
-pub(crate) fn is_only_thread() -> bool {
-    rustix::fs::stat(c"/proc/self/task").is_ok_and(|found| found.st_nlink == 3)
 }

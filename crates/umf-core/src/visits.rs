@@ -4,8 +4,7 @@ use core::cell::Cell;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::metadata::Chunks;
-use crate::{fence, fork, thread};
+use umf_sync::{chunks::Chunks, fence, fork, thread};
 
 /// Who is inside. For a `static`.
 ///

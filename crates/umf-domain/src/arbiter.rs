@@ -3,28 +3,28 @@
 //! It is a bound abstract name. The kernel gives a name to one socket, and takes it back when its process dies, at
 //! whatever instruction: no lock in shared memory can be lost.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use umf_ipc::fd_socket::{Deadline, peer};
+use umf_sync::failpoint;
 
 use crate::knock::{Knock, knock};
 use crate::name::Name;
-use crate::sockets::Sockets;
+use crate::sockets::bind;
+use crate::sys::CloseOnFork;
 use crate::{Error, Result};
 
 /// Held from [`turn`] until dropped: microseconds.
 #[derive(Debug)]
-pub(crate) struct Turn<'s> {
-    sockets: &'s Sockets,
-    socket: Option<OwnedFd>,
+pub(crate) struct Turn {
+    socket: Option<CloseOnFork>,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Turn {
     fn drop(&mut self) {
-        if let Some(socket) = self.socket.take() {
-            self.sockets.close_arbiter(socket);
-        }
+        drop(self.socket.take());
+        failpoint!("domain.turn_given_back");
     }
 }
 
@@ -35,19 +35,14 @@ const LONGEST: Duration = Duration::from_millis(1);
 const PATIENCE: u32 = 16;
 
 /// Waits for the turn until `deadline`, which is `timeout` from when the caller began.
-pub(crate) fn turn<'s>(
-    sockets: &'s Sockets,
-    name: &Name,
-    deadline: Deadline,
-    timeout: Duration,
-) -> Result<Turn<'s>> {
+pub(crate) fn turn(name: &Name, deadline: Deadline, timeout: Duration) -> Result<Turn> {
     let address = name.arbiter();
     let mut pause = SHORTEST;
     let mut holder = 0;
     for attempt in 1_u32.. {
-        let bound = sockets.bind_arbiter(&address).map_err(Error::system("bind of the arbiter's name"))?;
+        let bound = bind(&address).map_err(Error::system("bind of the arbiter's name"))?;
         if let Some(socket) = bound {
-            return Ok(Turn { sockets, socket: Some(socket) });
+            return Ok(Turn { socket: Some(socket) });
         }
         if attempt.is_multiple_of(PATIENCE) {
             holder = check_holder(name, &address)?.unwrap_or(holder);

@@ -7,9 +7,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use umf_core::step::{Step, step};
 use umf_ipc::Nonce;
 use umf_ipc::fd_socket::{Answer, Deadline, Request, peer, receive};
+use umf_sync::failpoint;
 
 use crate::knock::{Knock, knock};
 use crate::name::Name;
@@ -62,7 +62,7 @@ pub(crate) fn ask<T>(
                     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
                     // Who ends meanwhile has nothing to give.
                     if rustix::io::retry_on_intr(|| rustix::net::send(&connection, &request, flags)).is_ok() {
-                        step(Step::DomainAsked);
+                        failpoint!("domain.asked");
                         waiting.push(connection);
                         break;
                     }

@@ -5,16 +5,17 @@ use core::sync::atomic::AtomicBool;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use umf_core::fork;
-use umf_ipc::fd_socket::{Deadline, Request};
+use umf_ipc::fd_socket::{Deadline, Request, Server};
+use umf_sync::{failpoint, fork};
 
 use crate::arbiter::{Turn, turn};
-use crate::ask::{Asked, ask};
+use crate::ask::{Asked, PROTOCOL, ask};
 use crate::knock::is_still_there;
 use crate::name::Name;
 use crate::participant::{Participant, is_alive, timed_out};
 use crate::registrations::{Registrations, Source};
-use crate::sockets::Sockets;
+use crate::sockets::bind;
+use crate::sys::CloseOnFork;
 use crate::table::{PLACES, Rules, Table};
 use crate::{DomainSettings, Error, Result, sys};
 
@@ -24,11 +25,10 @@ impl Participant {
         let timeout = settings.timeout;
         let deadline = Deadline::after(timeout);
         let nonce = sys::random().map_err(Error::system("getrandom"))?;
-        let sockets = Sockets::new()?;
         loop {
             // Without the turn, since it may take long.
             let found = fetch(&name, settings, deadline)?;
-            let turn = turn(&sockets, &name, deadline, timeout)?;
+            let turn = turn(&name, deadline, timeout)?;
             let table = match found {
                 // Its sender is in the domain now, so that the table is the domain's.
                 Some((table, sender)) if is_still_there(&sender) => Some(table),
@@ -39,12 +39,13 @@ impl Participant {
                 _ => None,
             };
             if let Some(table) = table {
-                let (place, listener) = enter(&name, &sockets, &turn, &table, nonce)?;
+                let (place, listener) = enter(&name, &turn, &table, nonce)?;
                 drop(turn);
                 let registrations = Arc::new(Registrations::default());
                 let source =
                     Source { table: table.shared_file(), registrations: Arc::downgrade(&registrations) };
-                sockets.serve(listener, Arc::new(source))?;
+                let server = Server::serve(listener, PROTOCOL, Arc::new(source))?;
+                failpoint!("domain.served");
                 tracing::debug!(domain = name.as_str(), place, "joined");
                 return Ok(Arc::new(Self {
                     generation: fork::generation(),
@@ -52,7 +53,7 @@ impl Participant {
                     timeout,
                     place,
                     nonce,
-                    sockets,
+                    _server: server,
                     table,
                     registrations: ManuallyDrop::new(registrations),
                     leftovers: AtomicBool::new(false),
@@ -88,15 +89,9 @@ fn is_deserted(name: &Name) -> Result<bool> {
 }
 
 /// Takes the first place whose name can be bound: who was there before is dead, or it is free.
-fn enter(
-    name: &Name,
-    sockets: &Sockets,
-    turn: &Turn<'_>,
-    table: &Table,
-    nonce: [u64; 2],
-) -> Result<(u16, OwnedFd)> {
+fn enter(name: &Name, turn: &Turn, table: &Table, nonce: [u64; 2]) -> Result<(u16, CloseOnFork)> {
     for place in 0..PLACES {
-        let bound = sockets.bind_place(&name.place(place));
+        let bound = bind(&name.place(place));
         if let Some(listener) = bound.map_err(Error::system("bind of a participant's name"))? {
             Rules::new(table, turn).enter(place, nonce);
             return Ok((place, listener));

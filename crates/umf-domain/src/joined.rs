@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use umf_core::fork;
+use umf_sync::fork;
 
 use crate::name::Name;
 use crate::participant::Participant;

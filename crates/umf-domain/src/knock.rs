@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use umf_core::step::{Step, step};
 use umf_ipc::fd_socket::{Peer, peer, peer_of};
+use umf_sync::failpoint;
 
 use crate::sys;
 
@@ -38,7 +38,7 @@ pub(crate) fn knock(name: &[u8]) -> sys::Result<Knock> {
         Err(Errno::AGAIN) => return Ok(Knock::Busy),
         Err(errno) => return Err(errno),
     }
-    step(Step::DomainKnocked);
+    failpoint!("domain.knocked");
     if peer_of(socket.as_fd())? != Peer::Trusted {
         let (uid, pid) = peer(socket.as_fd())?;
         return Ok(Knock::Stranger { uid, pid });

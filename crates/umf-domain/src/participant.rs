@@ -6,8 +6,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use umf_core::fork;
+use umf_ipc::fd_socket::Server;
 use umf_ipc::fd_socket::{Deadline, Request};
+use umf_sync::fork;
 
 use crate::arbiter::{self, Turn, milliseconds};
 use crate::ask::{Asked, ask};
@@ -16,7 +17,6 @@ use crate::name::Name;
 use crate::object::{Object, Registered};
 use crate::region;
 use crate::registrations::{Registration, Registrations};
-use crate::sockets::Sockets;
 use crate::sys::Mapping;
 use crate::table::{Entry, Listed, NoRoom, Refused, Rules, Table};
 use crate::{Error, Number, Result};
@@ -34,7 +34,7 @@ pub(crate) struct Participant {
     pub(super) place: u16,
     /// What the table has for this place as long as it is this process's.
     pub(super) nonce: [u64; 2],
-    pub(super) sockets: Sockets,
+    pub(super) _server: Server,
     pub(super) table: Table,
     pub(super) registrations: ManuallyDrop<Arc<Registrations>>,
     /// Registrations that could not be ended when their last handle went.
@@ -64,8 +64,8 @@ impl Participant {
     }
 
     /// Waits for the domain's arbiter, and makes sure that this process still is who the table takes it for.
-    fn turn(&self, deadline: Deadline) -> Result<Turn<'_>> {
-        let turn = arbiter::turn(&self.sockets, &self.name, deadline, self.timeout)?;
+    fn turn(&self, deadline: Deadline) -> Result<Turn> {
+        let turn = arbiter::turn(&self.name, deadline, self.timeout)?;
         if !self.is_in_place() {
             return Err(Error::Expelled { domain: self.name().to_owned() });
         }
@@ -77,7 +77,7 @@ impl Participant {
         Ok(turn)
     }
 
-    fn rules<'t>(&'t self, turn: &Turn<'_>) -> Rules<'t> {
+    fn rules<'t>(&'t self, turn: &Turn) -> Rules<'t> {
         Rules::new(&self.table, turn)
     }
 
@@ -126,7 +126,7 @@ impl Participant {
     /// Notes a registration that the table has already.
     fn keep(
         self: &Arc<Self>,
-        _turn: &Turn<'_>,
+        _turn: &Turn,
         number: Number,
         entry: Entry,
         file: OwnedFd,
@@ -210,7 +210,7 @@ impl Participant {
     }
 
     /// As [`Participant::handle`], for one that has lost its last handle and is not ended yet, too.
-    fn again(self: &Arc<Self>, _turn: &Turn<'_>, number: Number, kind: u32) -> Result<Option<Object>> {
+    fn again(self: &Arc<Self>, _turn: &Turn, number: Number, kind: u32) -> Result<Option<Object>> {
         if let Some(object) = self.handle(number, kind)? {
             return Ok(Some(object));
         }
@@ -258,7 +258,7 @@ impl Participant {
         }
     }
 
-    fn end(&self, turn: &Turn<'_>, number: Number) {
+    fn end(&self, turn: &Turn, number: Number) {
         if let Err(refused) = self.rules(turn).unregister(self.place, number) {
             tracing::warn!(%number, domain = self.name(), ?refused, "the table does not have a registration");
         }
@@ -272,7 +272,7 @@ impl Participant {
     }
 
     /// Takes dead participants off the table, and has the turn then.
-    fn bury_the_dead(&self, deadline: Deadline) -> Result<Turn<'_>> {
+    fn bury_the_dead(&self, deadline: Deadline) -> Result<Turn> {
         let mut dead = Vec::new();
         for place in self.table.occupied() {
             if place != self.place && !self.is_alive(place)? {
@@ -282,7 +282,7 @@ impl Participant {
         self.bury(&dead, deadline)
     }
 
-    fn bury(&self, places: &[u16], deadline: Deadline) -> Result<Turn<'_>> {
+    fn bury(&self, places: &[u16], deadline: Deadline) -> Result<Turn> {
         let turn = self.turn(deadline)?;
         for &place in places {
             // Somebody may have entered meanwhile.

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use umf_core::step::{Step, step};
+use umf_sync::failpoint;
 
 use crate::sys::{self, File, Mapping};
 use crate::{Error, Result};
@@ -16,7 +16,7 @@ pub(crate) fn create(domain: &str, size: usize) -> Result<(OwnedFd, File, Mappin
     let rounded = rounded.ok_or(Error::BadSize { size, largest })?;
     let fd = sys::memfd(&format!("umf-domain/{domain}"), rounded as u64)
         .map_err(Error::system("memfd_create of a region"))?;
-    step(Step::DomainRegionMade);
+    failpoint!("domain.region_made");
     let mapping = Mapping::new(&fd, rounded).map_err(Error::system("mmap of a region"))?;
     let file = sys::sealed_file(&fd).map_err(Error::system("fstat of a region"))?;
     let file = file.ok_or_else(|| Error::system("sealing of a region")(rustix::io::Errno::OPNOTSUPP))?;
@@ -36,7 +36,7 @@ pub(crate) fn open(fd: &OwnedFd, expected: File) -> Result<Option<Mapping>> {
 /// Maps a file of this size.
 pub(crate) fn map(fd: &OwnedFd, size: usize) -> Result<Mapping> {
     let mapping = Mapping::new(fd, size).map_err(Error::system("mmap of a region"))?;
-    step(Step::DomainRegionMapped);
+    failpoint!("domain.region_mapped");
     Ok(mapping)
 }
 

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use umf_ipc::fd_socket::{FdSource, Outgoing};
+use umf_ipc::fd_socket::{FdSource, Outgoing, SharedFd};
 
 use crate::Number;
 use crate::object::Registered;
@@ -70,14 +70,13 @@ impl Registrations {
 
 /// What the server hands out. It shares the registrations without keeping them, so that a forked child, where the
 /// server's thread does not exist, can let go of them.
-#[derive(Debug)]
 pub(crate) struct Source {
-    pub table: Arc<OwnedFd>,
+    pub table: SharedFd,
     pub registrations: Weak<Registrations>,
 }
 
 impl FdSource for Source {
-    fn ledger(&self) -> Option<Arc<OwnedFd>> {
+    fn ledger(&self) -> Option<SharedFd> {
         Some(Arc::clone(&self.table))
     }
 

@@ -8,10 +8,10 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
-use umf_core::step::{Step, step};
 use umf_ipc::fd_socket::{peer, so_peerpidfd};
 use umf_ipc::system::{self, has_ended};
-pub(crate) use umf_ipc::system::{close_inherited, effective_uid, reserve};
+pub(crate) use umf_ipc::system::{CloseOnFork, effective_uid, reserve};
+use umf_sync::failpoint;
 
 pub(crate) type Result<T> = core::result::Result<T, Errno>;
 
@@ -103,7 +103,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the mapping is this object's own, and nothing borrowed from it is left.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
-        step(Step::DomainUnmapped);
+        failpoint!("domain.unmapped");
     }
 }
 

@@ -41,7 +41,7 @@ pub mod fd_socket {
     pub use crate::sys::{Peer, peer, peer_of, so_peerpidfd};
     pub use crate::transfer::socket::Request;
     pub use crate::transfer::socket::client::{Answer, Deadline, receive};
-    pub use crate::transfer::socket::server::{Ending, FdSource, Outgoing, Server};
+    pub use crate::transfer::socket::server::{FdSource, Outgoing, Server, SharedFd};
 }
 
 /// What fuzz targets drive: the decoders of what comes over the sockets of producers.
@@ -56,7 +56,7 @@ pub mod fuzz {
 pub mod system {
     pub use crate::identity::{boot_id_bytes, start_time};
     pub use crate::sys::{
-        TMPFS_MAGIC, close_inherited, effective_uid, file_size_limit, has_ended, memfd, random, reserve,
+        CloseOnFork, TMPFS_MAGIC, effective_uid, file_size_limit, has_ended, memfd, random, reserve,
     };
 }
 

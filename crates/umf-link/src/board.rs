@@ -6,8 +6,8 @@
 use core::sync::atomic::{Ordering, fence};
 use std::collections::HashMap;
 
-use umf_core::step::{Step, step};
 use umf_ipc::{HANDLE_SIZE, Handle};
+use umf_sync::failpoint;
 
 use crate::layout::{HALF_OF_HANDLES, HANDLES, Side};
 use crate::memory::Memory;
@@ -93,7 +93,7 @@ impl Board {
         // SAFETY: `to` has room for a handle, in memory that this half of this side alone writes.
         unsafe { core::ptr::copy_nonoverlapping(memory.bytes().as_ptr(), to.as_ptr(), HANDLE_SIZE) };
         word.store(entry.generation, Ordering::Release);
-        step(Step::LinkTold);
+        failpoint!("link.told");
         Some(free)
     }
 

@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
-use umf_core::fork;
-use umf_core::step::{Step, step};
 use umf_ipc::Importer;
 use umf_ipc::fd_socket::{Deadline, Peer, peer, peer_of, so_peerpidfd};
 use umf_ipc::system::{boot_id_bytes, random};
+use umf_sync::{failpoint, fork};
 
 use crate::address::{SOCKET, is_plain};
 use crate::engines::Engines;
@@ -113,15 +112,15 @@ impl LinkBuilder {
             }
             errno => late(errno),
         })?;
-        step(Step::LinkConnected);
+        failpoint!("link.connected");
         let pid = trusted(&socket)?;
         let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
         let (segment, fd) = Segment::create(nonce).map_err(Error::system("making the memory of a link"))?;
-        step(Step::LinkSegmentMade);
+        failpoint!("link.segment_made");
         let hello = Packet { base: segment.base(), nonce }.encode(Kind::Hello);
         sys::send(socket.as_fd(), &hello, Some(fd.as_fd())).map_err(late)?;
         drop(fd);
-        step(Step::LinkProposed);
+        failpoint!("link.proposed");
         let mut bytes = [0; wire::SIZE + 1];
         let (length, _) = sys::receive(&socket, &mut bytes, deadline).map_err(late)?;
         let welcome = Packet::decode(&bytes[..length], Kind::Welcome).filter(|packet| packet.nonce == nonce);
@@ -174,7 +173,7 @@ impl LinkBuilder {
         tracing::debug!(pid, %engines, "a link was made");
         let given = (self.settings.clone(), self.importer);
         let shared = Shared::new(segment, me, fds, pid, given, engines);
-        step(Step::LinkMade);
+        failpoint!("link.made");
         Ok(Link::new(Arc::new(shared)))
     }
 }
@@ -251,7 +250,7 @@ impl Endpoint {
             Errno::ADDRINUSE => Error::NameTaken { name: name.to_owned() },
             errno => Error::system("bind")(errno),
         })?;
-        step(Step::LinkListening);
+        failpoint!("link.listening");
         // So that a connection that went away meanwhile is not waited for.
         rustix::io::ioctl_fionbio(&socket, true).map_err(Error::system("ioctl"))?;
         let pid = rustix::process::getpid().as_raw_nonzero().get().cast_unsigned();
@@ -317,7 +316,7 @@ impl Endpoint {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             match rustix::net::accept_with(self.listener.socket(), SocketFlags::CLOEXEC) {
                 Ok(socket) => {
-                    step(Step::LinkAccepted);
+                    failpoint!("link.accepted");
                     if let Some(arrival) = self.meet(socket, left)? {
                         return Ok(arrival);
                     }
@@ -371,12 +370,12 @@ impl Endpoint {
             Err(errno) => return Err(Error::system("mapping the memory of a link")(errno)),
         };
         drop(fd);
-        step(Step::LinkSegmentMapped);
+        failpoint!("link.segment_mapped");
         let welcome = Packet { base: segment.base(), nonce: hello.nonce }.encode(Kind::Welcome);
         if let Err(errno) = sys::send(socket.as_fd(), &welcome, None) {
             return nobody(&errno);
         }
-        step(Step::LinkWelcomed);
+        failpoint!("link.welcomed");
         let link = self.builder.link(segment, Side::Acceptor, socket, pid, hello.base)?;
         Ok(Some(Arrival::Link(Box::new(link))))
     }

@@ -50,7 +50,7 @@ impl Word for AtomicU64 {
     #[inline(always)]
     fn turn(&self, bits: u64) {
         self.fetch_xor(bits, Ordering::SeqCst);
-        // An instruction with the `lock` prefix is one already: `umf_core::fence::full` is nothing else.
+        // An instruction with the `lock` prefix is one already: `umf_sync::fence::full` is nothing else.
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         Self::fence();
     }
@@ -62,7 +62,7 @@ impl Word for AtomicU64 {
 
     #[inline(always)]
     fn fence() {
-        umf_core::fence::full();
+        umf_sync::fence::full();
     }
 }
 

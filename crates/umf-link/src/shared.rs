@@ -1,48 +1,35 @@
 //! [`Shared`]: what both halves of a link have.
 
-use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use umf_core::fork::{self, ForkAware};
-use umf_core::step::{Step, step};
 use umf_ipc::Importer;
+use umf_sync::failpoint;
 
 use crate::engines::Engines;
 use crate::layout::{DESCRIPTORS, Side};
 use crate::protocol::{self, BY_FD, BY_FUTEX};
 use crate::remote::Registry;
 use crate::segment::Segment;
+use crate::sys::CloseOnFork;
 use crate::{Error, LinkSettings, Result, sys};
 
-/// The fds of a link, which a forked child closes: as long as one is open somewhere, the peer does not learn of an end.
+/// The descriptors of a link, which a forked child closes: as long as one is open somewhere, the peer
+/// does not learn of an end.
 #[derive(Debug)]
 pub(crate) struct Fds {
-    socket: ManuallyDrop<OwnedFd>,
-    pidfd: ManuallyDrop<Option<OwnedFd>>,
-    /// That of [`Shared::event_fd`], -1 where nobody asked.
-    events: AtomicI32,
-    process: u32,
+    socket: CloseOnFork,
+    pidfd: Option<CloseOnFork>,
+    /// That of [`Shared::event_fd`], if it was asked for.
+    events: OnceLock<CloseOnFork>,
 }
 
 impl Fds {
     pub(crate) fn new(socket: OwnedFd, pidfd: Option<OwnedFd>) -> Result<Arc<Self>> {
-        let fds = Arc::new(Self {
-            socket: ManuallyDrop::new(socket),
-            pidfd: ManuallyDrop::new(pidfd),
-            events: AtomicI32::new(-1),
-            process: fork::generation(),
-        });
-        // SAFETY: unregistered when dropped; it has no locks.
-        unsafe { fork::register_leaf(fds.fork_aware()) }?;
-        Ok(fds)
-    }
-
-    fn fork_aware(&self) -> NonNull<dyn ForkAware> {
-        let object: &(dyn ForkAware + 'static) = self;
-        NonNull::from(object)
+        let close_on_fork = |fd| CloseOnFork::new(fd).map_err(Error::system("fstat of a link's descriptor"));
+        let (socket, pidfd) = (close_on_fork(socket)?, pidfd.map(close_on_fork).transpose()?);
+        Ok(Arc::new(Self { socket, pidfd, events: OnceLock::new() }))
     }
 
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
@@ -54,42 +41,9 @@ impl Fds {
     }
 }
 
-impl ForkAware for Fds {
-    fn prepare(&self) {}
-
-    fn parent(&self) {}
-
-    fn child(&self) {
-        let events = self.events.swap(-1, Ordering::Relaxed);
-        let pidfd = self.pidfd.as_ref().map(AsRawFd::as_raw_fd);
-        for number in
-            [Some(self.socket.as_raw_fd()), pidfd, (events >= 0).then_some(events)].into_iter().flatten()
-        {
-            // SAFETY: this object's own, which its drop does not close in a child.
-            unsafe { sys::close_inherited(number) };
-        }
-        step(Step::LinkAbandoned);
-    }
-}
-
 impl Drop for Fds {
     fn drop(&mut self) {
-        // From here on a child that is forked keeps copies, of a link that says that it is closed.
-        fork::unregister(self.fork_aware());
-        if self.process != fork::generation() {
-            return;
-        }
-        let events = self.events.swap(-1, Ordering::Relaxed);
-        if events >= 0 {
-            // SAFETY: made by this object, in this process.
-            unsafe { sys::close_inherited(events) };
-        }
-        // SAFETY: neither is used afterwards.
-        unsafe {
-            ManuallyDrop::drop(&mut self.socket);
-            ManuallyDrop::drop(&mut self.pidfd);
-        }
-        step(Step::LinkLeft);
+        failpoint!("link.left");
     }
 }
 
@@ -192,7 +146,7 @@ impl Shared {
         if ways & BY_FD != 0 {
             sys::poke(self.fds.socket());
         }
-        step(Step::LinkWoken);
+        failpoint!("link.woken");
     }
 
     /// Says where this side runs; whether who spins is to give its processor away, because the peer may need it.
@@ -248,23 +202,14 @@ impl Shared {
     /// An fd that is readable when the peer is gone, and when it rang after [`Shared::arm`].
     pub(crate) fn event_fd(&self) -> Result<BorrowedFd<'_>> {
         self.known()?;
-        let mut number = self.fds.events.load(Ordering::Acquire);
-        if number < 0 {
-            let made =
-                sys::event_fd(self.fds.socket(), self.fds.pidfd()).map_err(Error::system("epoll_create"))?;
-            let new = made.as_raw_fd();
-            match self.fds.events.compare_exchange(-1, new, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => {
-                    core::mem::forget(made);
-                    number = new;
-                }
-                // Another thread was first; this one's is closed.
-                Err(other) => number = other,
-            }
-            step(Step::LinkWatched);
+        if let Some(events) = self.fds.events.get() {
+            return Ok(events.as_fd());
         }
-        // SAFETY: open as long as `fds`, which `self` holds.
-        Ok(unsafe { BorrowedFd::borrow_raw(number) })
+        let made = CloseOnFork::make(|| sys::event_fd(self.fds.socket(), self.fds.pidfd()));
+        let made = made.map_err(Error::system("epoll_create"))?;
+        failpoint!("link.watched");
+        // (Another thread may have been first; this one's is closed then.)
+        Ok(self.fds.events.get_or_init(|| made).as_fd())
     }
 
     /// Has the peer make the event fd readable when it has something to say.
@@ -278,7 +223,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         if self.segment.is_here() {
             self.word(self.me.closed()).store(1, Ordering::Release);
-            step(Step::LinkClosed);
+            failpoint!("link.closed");
             self.notify();
         }
     }

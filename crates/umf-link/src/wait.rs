@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use umf_core::step::{Step, step};
+use umf_sync::failpoint;
 
 use crate::protocol::{self, BY_FUTEX};
 use crate::shared::Shared;
@@ -146,7 +146,7 @@ fn wait_long<T>(
     loop {
         let seen = bell.load(Ordering::Acquire);
         protocol::fall_asleep(waiting, BY_FUTEX);
-        step(Step::LinkAsleep);
+        failpoint!("link.asleep");
         if let Some(found) = poll(true)? {
             return Ok(found);
         }

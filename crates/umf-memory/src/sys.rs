@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
-use umf_core::step::{Step, step};
+use umf_sync::failpoint;
 
 use crate::mapping::Place;
 
@@ -44,7 +44,7 @@ pub(crate) fn map_file(
     flags |= MapFlags::SHARED | MapFlags::NORESERVE;
     // SAFETY: as in `reserve_addresses`, or where nothing is mapped.
     let mapped = unsafe { rustix::mm::mmap(hint, size, access, flags, file, offset) }?;
-    step(Step::FileMapped);
+    failpoint!("file.mapped");
     NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
 }
 
@@ -69,7 +69,7 @@ pub(crate) unsafe fn open_unlocked(base: NonNull<u8>, size: usize, writable: boo
 pub(crate) unsafe fn unmap(base: NonNull<u8>, size: usize) -> Result<()> {
     // SAFETY: passed on to the caller.
     let unmapped = unsafe { rustix::mm::munmap(base.as_ptr().cast(), size) };
-    step(Step::Unmapped);
+    failpoint!("unmapped");
     unmapped
 }
 

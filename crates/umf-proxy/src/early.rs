@@ -8,7 +8,8 @@ use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use umf_core::lock::Lock;
+use umf_sync::Lock;
+use umf_sync::fork::Wordless;
 
 const FIRST: usize = 256 << 10;
 const CHUNKS: usize = 30;
@@ -45,7 +46,7 @@ struct Free([usize; CLASSES]);
 /// The allocator.
 pub(crate) struct Early {
     chunks: [Chunk; CHUNKS],
-    free: Lock<Free>,
+    free: Lock<Free, Wordless>,
 }
 
 /// The one that there is. Rust's own collections in this library are from it, too.

@@ -1,33 +1,31 @@
-//! Forks: the thread that forks holds the pool's locks from before until after, and handlers of others run in between.
+//! What the library does at forks.
 
-use core::sync::atomic::AtomicBool;
-
-use umf_core::fork::{self, ForkAware};
+use umf_sync::fork::{self, Hooks};
 
 use crate::busy::Busy;
-use crate::heap;
+use crate::{heap, shared};
 
-struct Forking;
-
-impl ForkAware for Forking {
-    fn prepare(&self) {
+/// The thread that forks is busy until the pool knows that it is in a child: handlers of others run in
+/// between, and may allocate.
+static AT_FORK: Hooks = Hooks {
+    prepare: || {
         Busy::begin_fork();
-    }
-
-    fn parent(&self) {
+        shared::before_fork();
+    },
+    parent: || {
+        shared::after_fork();
         Busy::end_fork();
-    }
-
-    fn child(&self) {
+    },
+    child: || {
+        shared::after_fork_in_child();
         // Shared memory is the parent's.
         heap::retire_shared();
         Busy::end_fork();
-    }
-}
+    },
+};
 
-/// From now on a thread that forks is busy meanwhile. Called after a pool is made, so that it is before that takes its locks.
+/// From now on forks are known. Called after a pool is made.
 pub(crate) fn take_part() {
-    static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
     // Where nothing more can take part in forks, there is no pool either.
-    let _ = fork::register_static(&Forking, &IS_REGISTERED);
+    let _ = fork::add_hooks(&AT_FORK);
 }

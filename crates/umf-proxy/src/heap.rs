@@ -13,11 +13,11 @@ use umf_core::{Address, BlockSpan, Error, Layout, Pool, Provider, Result};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_provider_host::HostProvider;
 
+use crate::fork;
 use crate::next::Next;
 use crate::settings::{Disposition, Settings};
 use crate::shared::Shared;
 use crate::tell::{Text, tell};
-use crate::{fork, shared};
 
 /// Larger requests are mappings of their own.
 pub(crate) const LARGEST_POOLED: usize = 8 << 20;
@@ -246,7 +246,6 @@ fn over_shared(settings: Settings) -> Option<&'static SlabPool> {
             };
             KIND.store(kind, Ordering::Relaxed);
             IS_SHARED.store(true, Ordering::Relaxed);
-            shared::take_part_in_forks();
             over(provider).or_else(|| {
                 IS_SHARED.store(false, Ordering::Relaxed);
                 None

@@ -4,18 +4,16 @@
 //! `exec 3>file` of a shell. It is looked at before anything is done with it. Once it is gone, there is no more of its memory.
 
 use core::mem::MaybeUninit;
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use allocator_api2::vec::Vec;
-use umf_core::fork::{self, ForkAware};
-use umf_core::lock::Lock;
 use umf_core::metadata::Mapped;
 use umf_core::{Error, Export, Layout, MemoryKind, Provider, ProviderKind, Region, Result, Visibility};
 use umf_provider_host::{HostBuilder, HostProvider};
+use umf_sync::Lock;
 
 use crate::settings::Disposition;
 use crate::snapshot::{self, Snapshot};
@@ -267,47 +265,28 @@ unsafe impl Provider for Shared {
     }
 }
 
-struct Regions;
-
-impl ForkAware for Regions {
-    fn prepare(&self) {
-        STATE.lock_for_fork();
-        // SAFETY: called above.
-        if let Some(State { regions, snapshot, .. }) = unsafe { STATE.get_locked_mut() } {
-            snapshot.take(regions);
-        }
-    }
-
-    fn parent(&self) {
-        // SAFETY: `prepare` was called in this thread.
-        if let Some(state) = unsafe { STATE.get_locked_mut() } {
-            state.snapshot.forget();
-        }
-        // SAFETY: as above.
-        unsafe { STATE.unlock_after_fork() };
-    }
-
-    fn child(&self) {
-        // SAFETY: `prepare` was called in the thread of which this is the copy.
-        let Some(state) = (unsafe { STATE.get_locked_mut() }) else {
-            // Nothing was copied: a handler of signals forked that came while the list of regions, or the copies, were being
-            // changed.
-            snapshot::end_child(format_args!("the fork came amid an allocation, or amid another fork"));
-        };
-        state.snapshot.put_in_place();
-        state.regions.clear();
-        state.file = None;
-        // SAFETY: as above.
-        unsafe { STATE.unlock_after_fork() };
+/// Before a fork, if the memory is shared: copies it for the child.
+pub(crate) fn before_fork() {
+    // (Taken by what the fork interrupted, if a signal handler forks: then the child ends.)
+    if let Some(mut state) = STATE.try_lock() {
+        let State { regions, snapshot, .. } = &mut *state;
+        snapshot.take(regions);
     }
 }
 
-/// From now on a forked child has a copy of the memory, as of any other.
-pub(crate) fn take_part_in_forks() {
-    let regions: &'static dyn ForkAware = &Regions;
-    // SAFETY: a static lives for ever; who holds its lock takes no other.
-    let registered = unsafe { fork::register_leaf(NonNull::from(regions)) };
-    if let Err(error) = registered {
-        tell(format_args!("forked children share memory with their parents: {error}"));
+/// After it, in the parent.
+pub(crate) fn after_fork() {
+    if let Some(mut state) = STATE.try_lock() {
+        state.snapshot.forget();
     }
+}
+
+/// After it, in the child.
+pub(crate) fn after_fork_in_child() {
+    let Some(mut state) = STATE.try_lock() else {
+        snapshot::end_child(format_args!("the fork came in the middle of an allocation"));
+    };
+    state.snapshot.put_in_place();
+    state.regions.clear();
+    state.file = None;
 }

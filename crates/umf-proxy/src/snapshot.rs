@@ -25,17 +25,22 @@ pub(crate) struct Snapshot {
     copies: Vec<Copy, Mapped>,
     /// Bytes of which there is none, for want of memory.
     lacking: usize,
+    /// Forks that go on, each begun inside of the one before.
+    forks: u32,
 }
 
 impl Snapshot {
     pub(crate) const fn new() -> Self {
-        Self { copies: Vec::new_in(Mapped), lacking: 0 }
+        Self { copies: Vec::new_in(Mapped), lacking: 0, forks: 0 }
     }
 
     /// Copies the regions.
     pub(crate) fn take(&mut self, regions: &[Placed]) {
+        self.forks += 1;
+        if self.forks > 1 {
+            return;
+        }
         let _errno = Errno::keep();
-        self.copies.clear();
         self.lacking = 0;
         for placed in regions {
             let has_room = self.copies.try_reserve(1).is_ok();
@@ -48,6 +53,7 @@ impl Snapshot {
 
     /// In the child: the copies take the place of the regions. Without them it would go on in its parent's heap, and ends instead.
     pub(crate) fn put_in_place(&mut self) {
+        self.forks = self.forks.saturating_sub(1);
         let _errno = Errno::keep();
         for copy in self.copies.drain(..) {
             let from = ptr::with_exposed_provenance_mut(copy.place);
@@ -66,6 +72,10 @@ impl Snapshot {
 
     /// In the parent: they are not needed.
     pub(crate) fn forget(&mut self) {
+        self.forks = self.forks.saturating_sub(1);
+        if self.forks > 0 {
+            return;
+        }
         let _errno = Errno::keep();
         for copy in self.copies.drain(..) {
             // SAFETY: a mapping of this snapshot.

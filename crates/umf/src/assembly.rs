@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use umf_config::{DmaBufExporter, HugePages, NumaMode, Settings, SharedLimit as LimitSetting};
-use umf_core::global::Global;
 use umf_core::held::OnFree;
 use umf_core::tracker::ProviderRef;
 use umf_core::{Provider, ProviderKind, Visibility};
@@ -13,6 +12,7 @@ use umf_pool_proxy::{ProxyPool, ProxySettings};
 use umf_pool_slab::{Leaks, Poison, SharedLimit, SlabPool, SlabSettings};
 use umf_provider_dma_buf::DmaBufProvider;
 use umf_provider_host::HostProvider;
+use umf_sync::Lock;
 
 use crate::{Error, Result, leaks, plugin, registry};
 
@@ -234,7 +234,7 @@ fn slab_settings(settings: &Settings, name: &str, set: &umf_config::Pool) -> Res
 
 /// The limit of this name, the same for all pools of the process that name it.
 fn shared_limit(settings: &Settings, name: &str) -> Result<Arc<SharedLimit>> {
-    static LIMITS: Global<BTreeMap<String, Arc<SharedLimit>>> = Global::new(BTreeMap::new());
+    static LIMITS: Lock<BTreeMap<String, Arc<SharedLimit>>> = Lock::new(BTreeMap::new());
     let bytes = settings.shared_limits.get(name).ok_or_else(|| Error::UnknownName {
         what: "shared limit",
         name: name.to_owned(),

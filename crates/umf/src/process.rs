@@ -4,12 +4,13 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::Arc;
 
 use umf_config::{Loader, Settings, Warning};
-use umf_core::{Access, fork};
+use umf_core::Access;
 use umf_ipc::{
     Exporter, ExporterSettings, Handle, Importer, ImporterSettings, LimitPolicy, Mapping, Mode, Ptracer,
 };
 use umf_provider_dma_buf::DmaBufImport;
 use umf_provider_host::HostImport;
+use umf_sync::fork;
 
 use crate::assembly::{cuda, level_zero};
 use crate::{Error, Result, logging, registry};

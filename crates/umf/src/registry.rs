@@ -11,9 +11,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use umf_core::global::Global;
 use umf_core::tracker::ProviderRef;
 use umf_core::{Import, Pool, Provider};
+use umf_sync::Lock;
 
 use crate::{Result, process};
 
@@ -23,9 +23,9 @@ pub type ProviderFactory = dyn Fn(&str, &umf_config::Provider) -> Result<Arc<dyn
 /// Makes a pool over a provider from the settings of a `[pool.<name>]`.
 pub type PoolFactory = dyn Fn(&str, &umf_config::Pool, ProviderRef) -> Result<Arc<dyn Pool>> + Send + Sync;
 
-static PROVIDERS: Global<BTreeMap<String, Arc<ProviderFactory>>> = Global::new(BTreeMap::new());
-static POOLS: Global<BTreeMap<String, Arc<PoolFactory>>> = Global::new(BTreeMap::new());
-static IMPORTS: Global<Vec<Arc<dyn Import>>> = Global::new(Vec::new());
+static PROVIDERS: Lock<BTreeMap<String, Arc<ProviderFactory>>> = Lock::new(BTreeMap::new());
+static POOLS: Lock<BTreeMap<String, Arc<PoolFactory>>> = Lock::new(BTreeMap::new());
+static IMPORTS: Lock<Vec<Arc<dyn Import>>> = Lock::new(Vec::new());
 
 /// Registers a kind of provider. A second one of the same name replaces the first; the kinds `host`, `dma-buf`, `level-zero`,
 /// `cuda` and `plugin` are built in and cannot be replaced.

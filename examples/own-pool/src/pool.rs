@@ -5,13 +5,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use umf_core::fork::{self, ForkAware};
 use umf_core::held::{HeldStatistics, OnFree};
-use umf_core::lock::Lock;
 use umf_core::observer::{Freed, before_free};
 use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::PoolStatistics;
 use umf_core::{Address, BlockSpan, Completion, Layout, Pool, ProviderRef, Result, Upstream};
+use umf_sync::Lock;
 
 use crate::books::Books;
 use crate::slab::State;
@@ -23,21 +22,6 @@ pub struct ClassPool {
     books: Lock<Books>,
 }
 
-impl ForkAware for ClassPool {
-    fn prepare(&self) {
-        self.books.lock_for_fork();
-    }
-
-    fn parent(&self) {
-        // SAFETY: `prepare` took it in this thread, or in the one of which this is the forked copy.
-        unsafe { self.books.unlock_after_fork() };
-    }
-
-    fn child(&self) {
-        self.parent();
-    }
-}
-
 impl ClassPool {
     /// A pool over `provider`.
     ///
@@ -46,11 +30,8 @@ impl ClassPool {
     pub fn new(provider: impl Into<ProviderRef>) -> Result<Arc<Self>> {
         let upstream = Upstream::new(provider)?;
         let pool = Arc::new(Self { upstream, books: Lock::new(Books::default()) });
-        // Before any other thread can be shown the pool, and take its lock.
-        // SAFETY: an `Arc`'s content does not move; `drop` unregisters the pool.
-        unsafe { fork::register(pool.object()) }?;
         let this: &(dyn Pool + 'static) = &*pool;
-        // SAFETY: as above, and `upstream`, a field, is dropped before the pool goes.
+        // SAFETY: an `Arc`'s content does not move, and `upstream`, a field, is dropped before the pool goes.
         unsafe { pool.upstream.set_pool(NonNull::from(this)) };
         Ok(pool)
     }
@@ -80,11 +61,6 @@ impl ClassPool {
             }
         }
         self.books.lock().free(&self.upstream, address)
-    }
-
-    fn object(&self) -> NonNull<dyn ForkAware> {
-        let object: &(dyn ForkAware + 'static) = self;
-        NonNull::from(object)
     }
 }
 
@@ -187,9 +163,8 @@ impl Drop for ClassPool {
             // refuses keeps the region.
             let _ = unsafe { self.upstream.free(slab.region) };
         }
-        // Until no thread is shown the pool any more, one may hold its lock at a fork.
+        // Waits for threads that are shown the pool.
         self.upstream.close();
-        fork::unregister(self.object());
     }
 }
 

@@ -3,9 +3,8 @@
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use umf_core::fork::{self, ForkAware};
-use umf_core::lock::Lock;
 use umf_core::{Error, Layout, MemoryKind, Provider, ProviderKind, Region, Result, Visibility};
+use umf_sync::Lock;
 
 use crate::ranges::Ranges;
 
@@ -36,36 +35,10 @@ const KIND: ProviderKind = match ProviderKind::new("arena") {
 pub struct Arena {
     start: NonNull<libc::c_void>,
     size: usize,
-    books: Arc<Books>,
+    ranges: Lock<Ranges>,
 }
 
-#[derive(Debug)]
-struct Books(Lock<Ranges>);
-
-impl ForkAware for Books {
-    fn prepare(&self) {
-        self.0.lock_for_fork();
-    }
-
-    fn parent(&self) {
-        // SAFETY: `prepare` took it in this thread, or in the one of which this is the forked copy.
-        unsafe { self.0.unlock_after_fork() };
-    }
-
-    fn child(&self) {
-        self.parent();
-    }
-}
-
-impl Books {
-    /// What `fork` is told. An `Arc`'s content does not move.
-    fn object(self: &Arc<Self>) -> NonNull<dyn ForkAware> {
-        let object: &(dyn ForkAware + 'static) = &**self;
-        NonNull::from(object)
-    }
-}
-
-// SAFETY: the pointer is an address of the process, good in each thread; the books have a lock.
+// SAFETY: the pointer is an address of the process, good in each thread; the ranges have a lock.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
@@ -74,8 +47,8 @@ impl Arena {
     /// An arena of `size` bytes, rounded up to pages.
     ///
     /// # Errors
-    /// [`Error::ZeroSize`], [`Error::SizeOverflow`], [`Error::OutOfMemory`] if there are not that many addresses in one
-    /// piece, [`Error::TooMany`] past some thousand providers.
+    /// [`Error::ZeroSize`], [`Error::SizeOverflow`], [`Error::OutOfMemory`] if there are not that many
+    /// addresses in one piece.
     pub fn new(size: usize) -> Result<Arc<Self>> {
         let size = Layout::new(size, PAGE)?.pad_to(PAGE)?.size();
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -85,14 +58,7 @@ impl Arena {
         let start = NonNull::new(mapped).filter(|_| mapped != libc::MAP_FAILED);
         let start = start.ok_or_else(|| Error::OutOfMemory { size, owner: "mmap", native: errno() })?;
         let ranges = Ranges::new(start.as_ptr().expose_provenance() as u64, size as u64);
-        let books = Arc::new(Books(Lock::new(ranges)));
-        // SAFETY: stays where it is until `drop`, which unregisters it first.
-        if let Err(error) = unsafe { fork::register(books.object()) } {
-            // SAFETY: mapped above, and nobody has seen it.
-            unsafe { libc::munmap(mapped, size) };
-            return Err(error);
-        }
-        Ok(Arc::new(Self { start, size, books }))
+        Ok(Arc::new(Self { start, size, ranges: Lock::new(ranges) }))
     }
 }
 
@@ -101,7 +67,7 @@ fn errno() -> i32 {
 }
 
 // SAFETY: regions are parts of a mapping that can be read and written and stays until the arena goes (and longer, if
-// regions are live then); the books give no part away twice.
+// regions are live then); the ranges are given out once.
 unsafe impl Provider for Arena {
     fn kind(&self) -> ProviderKind {
         KIND
@@ -125,18 +91,18 @@ unsafe impl Provider for Arena {
 
     fn allocate(&self, layout: Layout) -> Result<Region> {
         let layout = layout.pad_to(PAGE)?.align_to(PAGE)?;
-        self.books.0.lock().take(layout.size(), layout.align())
+        self.ranges.lock().take(layout.size(), layout.align())
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
-        self.books.0.lock().check(&region)?;
+        self.ranges.lock().check(&region)?;
         let start = region.base().as_ptr().unwrap_or(null_mut());
         // Before the place is free: afterwards another thread may have it.
         // SAFETY: a live region, of which the caller says that nobody uses it. It reads as zero then.
         if unsafe { libc::madvise(start.cast(), region.size(), libc::MADV_DONTNEED) } != 0 {
             return Err(Error::native("madvise(MADV_DONTNEED)", errno()));
         }
-        self.books.0.lock().give_back(&region)
+        self.ranges.lock().give_back(&region)
     }
 
     fn zeroed(&self) -> bool {
@@ -146,9 +112,8 @@ unsafe impl Provider for Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        fork::unregister(self.books.object());
         // Regions are promised to stay until they are freed. One that is live keeps the arena mapped for ever.
-        if self.books.0.lock().is_empty() {
+        if self.ranges.lock().is_empty() {
             // SAFETY: mapped in `new`, and no part of it is in use.
             unsafe { libc::munmap(self.start.as_ptr(), self.size) };
         }

@@ -9,9 +9,10 @@
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use umf_core::metadata::{Chunks, Table, Zeroed};
+use umf_core::metadata::Table;
 use umf_core::tracker::{self, GRANULE, OwnerId};
 use umf_core::{Address, Error, Result};
+use umf_sync::chunks::{Chunks, Zeroed};
 
 use crate::classes::{Class, Classes, QUANTUM};
 use crate::je::PAGE;
@@ -223,7 +224,7 @@ impl Blocks {
         let (number, granule) = self.granules.allocate()?;
         if let Err(error) = self.starts.get_or_grow(number) {
             self.granules.release(number);
-            return Err(error);
+            return Err(error.into());
         }
         granule.region.store((region << 1) | u32::from(is_shadowed), Ordering::Relaxed);
         granule.next.store(0, Ordering::Relaxed);

@@ -1,13 +1,13 @@
 //! What each thread has of a pool: a cache of jemalloc's, and counts.
 //!
-//! A cache belongs to a thread's number ([`umf_core::thread`]). It goes when the thread ends, when the pool does, and, after a trim,
+//! A cache belongs to a thread's number ([`umf_sync::thread`]). It goes when the thread ends, when the pool does, and, after a trim,
 //! at the thread's next operation.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use umf_core::metadata::{Chunks, Zeroed};
-use umf_core::thread::{self, ThreadIndex};
+use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::thread::{self, ThreadIndex};
 
 use crate::je;
 

@@ -10,8 +10,9 @@ use core::ffi::{c_uint, c_void};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering;
 
-use umf_core::lock::Lock;
 use umf_core::{Address, Result};
+use umf_sync::Lock;
+use umf_sync::fork::Leaf;
 
 use crate::JemallocPool;
 use crate::je::{self, HookTable, PAGE};
@@ -57,7 +58,7 @@ pub(crate) struct Arena {
     /// jemalloc's number.
     number: Cell<Option<u32>>,
     /// Taken in hooks: nobody calls anything under it.
-    pub(crate) room: Lock<Room>,
+    pub(crate) room: Lock<Room, Leaf>,
 }
 
 // SAFETY: jemalloc only reads the table; the cells are set before anybody else sees the arena.

@@ -7,8 +7,8 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use tikv_jemalloc_sys as je;
-use umf_core::lock::Lock;
 use umf_core::{Error, Result};
+use umf_sync::Lock;
 
 pub(crate) use je::extent_hooks_t as HookTable;
 
@@ -37,16 +37,6 @@ pub(crate) fn ready() {
 /// The thread is at its end, and jemalloc may have forgotten it.
 pub(crate) fn thread_ends() {
     IS_READY.set(false);
-}
-
-/// At a fork nobody is in their first call: before jemalloc's own handler.
-pub(crate) extern "C" fn lock_first_calls() {
-    FIRST.lock_for_fork();
-}
-
-pub(crate) extern "C" fn unlock_first_calls() {
-    // SAFETY: `lock_first_calls` took it in this thread, or in the one of which this is the copy.
-    unsafe { FIRST.unlock_after_fork() };
 }
 
 /// Has jemalloc begin, and take part in forks, if it has not.

@@ -28,7 +28,6 @@ mod room;
 mod settings;
 mod shadow;
 mod trim;
-mod visits;
 
 pub use pool::JemallocPool;
 pub use settings::JemallocSettings;

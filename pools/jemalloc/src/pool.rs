@@ -7,7 +7,6 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use std::sync::{Arc, OnceLock};
 
-use umf_core::fork;
 use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::leaks::{LeakReport, LeakTime};
 use umf_core::limit::{Reserved, SharedLimit};
@@ -25,7 +24,6 @@ use crate::hooks::{self, Arena};
 use crate::je;
 use crate::regions::Record;
 use crate::room::REGIONS;
-use crate::visits::Entrance;
 
 pub(crate) const OWNER: &str = "this jemalloc pool";
 
@@ -66,14 +64,12 @@ pub struct JemallocPool {
     pub(crate) has_work: AtomicBool,
     /// The CPU may touch the memory.
     pub(crate) is_touchable: bool,
-    pub(crate) at_fork: crate::fork::Link,
     pub(crate) regions: Table<Record>,
     /// Some region turned out to lie within another one.
     pub(crate) has_margins: AtomicBool,
     pub(crate) reserved: Reserved,
     /// Bytes of leased memory at which no more is handed out; 0: none.
     max_held: AtomicU64,
-    entrance: OnceLock<Entrance>,
 }
 
 /// What jemalloc is asked for.
@@ -124,30 +120,23 @@ impl JemallocPool {
             has_idle: AtomicBool::new(false),
             has_work: AtomicBool::new(false),
             is_touchable,
-            at_fork: crate::fork::Link::new(),
             regions: Table::new(REGIONS - 1),
             has_margins: AtomicBool::new(false),
             reserved: Reserved::new(settings.memory_limit, settings.shared_limit.clone()),
             max_held: AtomicU64::new(0),
-            entrance: OnceLock::new(),
             upstream,
             settings,
         });
         pool.set_held(pool.settings.on_free, pool.settings.max_held);
-        // SAFETY: an `Arc`'s content does not move, and `drop` leaves.
-        unsafe { crate::fork::enter(&pool) };
         // SAFETY: an `Arc`'s content does not move.
         unsafe { pool.make_arenas() }?;
-        // Before any other thread can be shown the pool, and take its locks.
-        // SAFETY: as above, and `drop` unregisters.
-        unsafe { fork::register(crate::fork::erased(&pool)) }?;
         let this = Arc::as_ptr(&pool) as *const dyn Pool;
         if let Some(this) = NonNull::new(this.cast_mut()) {
             // SAFETY: as above, and `upstream`, a field, is dropped before the pool goes.
             unsafe { pool.upstream.set_pool(this) };
         }
-        // SAFETY: as above, and `drop` closes it.
-        let _ = pool.entrance.set(unsafe { Entrance::open(&pool) }?);
+        // SAFETY: as above, and `drop` leaves.
+        unsafe { crate::fork::enter(NonNull::from(&*pool)) }?;
         Ok(pool)
     }
 
@@ -171,11 +160,6 @@ impl JemallocPool {
     #[inline]
     pub(crate) fn arenas(&self) -> &[Arena] {
         self.arenas.get(..self.arena_count.load(Ordering::Relaxed)).unwrap_or_default()
-    }
-
-    /// Those that could not be made, too.
-    pub(crate) fn all_arenas(&self) -> &[Arena] {
-        &self.arenas
     }
 
     /// How many arenas the pool's threads are spread over.
@@ -392,7 +376,7 @@ impl JemallocPool {
     }
 
     /// A thread with this number ends.
-    pub(crate) fn forget_thread(&self, index: umf_core::thread::ThreadIndex) {
+    pub(crate) fn forget_thread(&self, index: umf_sync::thread::ThreadIndex) {
         // SAFETY: it is the calling one, at its end.
         let had_cache = unsafe { self.caches.forget(index) };
         // (Whoever has nothing to do with the pool does nothing with it.)
@@ -444,7 +428,7 @@ unsafe impl Pool for JemallocPool {
             return 0;
         }
         // The pool may be going.
-        self.entrance.get().and_then(|entrance| entrance.visit(|pool| pool.give(bytes))).unwrap_or(0)
+        crate::fork::POOLS.visit_one(NonNull::from(self), |pool| pool.give(bytes)).unwrap_or(0)
     }
 
     unsafe fn let_go(&self, freed: Freed) -> Result<()> {
@@ -491,9 +475,7 @@ unsafe impl Pool for JemallocPool {
 impl Drop for JemallocPool {
     fn drop(&mut self) {
         self.upstream.stop_letting_go();
-        if let Some(entrance) = self.entrance.get() {
-            entrance.close();
-        }
+        crate::fork::POOLS.leave(NonNull::from(&*self));
         if !self.upstream.is_frozen() {
             self.tell_leaks();
             self.announce();
@@ -512,10 +494,8 @@ impl Drop for JemallocPool {
         self.give_all_back();
         // What could not be given back no longer counts against the shared limit.
         self.reserved.remove(usize::try_from(self.reserved.bytes()).unwrap_or(0));
-        // Until no thread is shown the pool any more, one may hold its locks at a fork.
+        // Waits for threads that are shown the pool.
         self.upstream.close();
-        crate::fork::leave(self);
-        fork::unregister(crate::fork::erased(self));
     }
 }
 

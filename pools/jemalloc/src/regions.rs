@@ -6,10 +6,11 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use umf_core::held::Fate;
-use umf_core::lock::LockGuard;
-use umf_core::metadata::Zeroed;
 use umf_core::tracker::{self, GRANULE, RegionNumber};
 use umf_core::{Address, AddressSpace, Error, Layout, Region, Result, Upstream};
+use umf_sync::LockGuard;
+use umf_sync::chunks::Zeroed;
+use umf_sync::fork::Leaf;
 
 use crate::JemallocPool;
 use crate::hooks::{Arena, Wanted, sweeping};
@@ -349,7 +350,7 @@ impl JemallocPool {
         Ok(())
     }
 
-    fn room_of(&self, record: &Record) -> Option<LockGuard<'_, Room>> {
+    fn room_of(&self, record: &Record) -> Option<LockGuard<'_, Room, Leaf>> {
         let arena = self.arenas().get(record.arena.load(Ordering::Relaxed) as usize)?;
         Some(arena.room.lock())
     }

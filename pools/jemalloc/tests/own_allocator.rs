@@ -4,15 +4,13 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use core::alloc::{GlobalAlloc, Layout as Sized};
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use tikv_jemalloc_sys as je;
 use umf_core::conformance::pool::Pages;
-use umf_core::fork::{self, ForkAware};
-use umf_core::lock::Lock;
 use umf_core::{Layout, Pool};
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
+use umf_sync::Lock;
 
 struct Jemalloc;
 
@@ -32,37 +30,19 @@ unsafe impl GlobalAlloc for Jemalloc {
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
-/// A lock of the program that takes part in forks, as umf's own do under which memory is allocated.
-struct Map(Lock<Vec<Vec<u8>>>);
-
-impl ForkAware for Map {
-    fn prepare(&self) {
-        self.0.lock_for_fork();
-    }
-    fn parent(&self) {
-        // SAFETY: `prepare` took it in this thread, or in the one of which this is the copy.
-        unsafe { self.0.unlock_after_fork() };
-    }
-    fn child(&self) {
-        self.parent();
-    }
-}
-
-static MAP: Map = Map(Lock::new(Vec::new()));
+/// A lock of the program, as umf's own are under which memory is allocated.
+static MAP: Lock<Vec<Vec<u8>>> = Lock::new(Vec::new());
 
 #[test]
 fn forks_come_through_whoever_allocates_under_whatever_lock() {
     let pool = JemallocPool::with_settings(Pages::private(), JemallocSettings::default().arenas(1)).unwrap();
-    let map: &'static dyn ForkAware = &MAP;
-    // SAFETY: a `static`.
-    unsafe { fork::register(NonNull::from(map)) }.unwrap();
     // SAFETY: a test that hangs ends by this.
     unsafe { libc::alarm(120) };
     let stop = AtomicBool::new(false);
     let is_bad = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                let mut map = MAP.0.lock();
+                let mut map = MAP.lock();
                 for number in 0..200 {
                     map.push(vec![1; 1000 * (number + 1)]);
                 }
@@ -91,7 +71,7 @@ fn forks_come_through_whoever_allocates_under_whatever_lock() {
             if pid == 0 {
                 // SAFETY: sets a timer, so that a child that hangs ends.
                 unsafe { libc::alarm(60) };
-                MAP.0.lock().push(vec![1; 1000]);
+                MAP.lock().push(vec![1; 1000]);
                 let block = pool.allocate(Layout::new(100_000, 1).unwrap());
                 // SAFETY: the child's own block.
                 let is_freed = block.is_ok_and(|block| unsafe { pool.free(block) }.is_ok());
@@ -106,6 +86,5 @@ fn forks_come_through_whoever_allocates_under_whatever_lock() {
         stop.store(true, Ordering::Relaxed);
         is_bad
     });
-    fork::unregister(NonNull::from(map));
     assert!(!is_bad, "a child hung or failed");
 }

@@ -2,8 +2,8 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use umf_core::metadata::Zeroed;
 use umf_core::{Address, Region};
+use umf_sync::chunks::Zeroed;
 
 const LIVE: u64 = 1;
 /// With [`LIVE`]: an export names the block. Without: it is freed, and held for other processes.

@@ -6,7 +6,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::sync::Arc;
 
-use umf_core::fork::{self, ForkAware};
 use umf_core::held::{Fate, HeldStatistics, OnFree};
 use umf_core::limit::Reserved;
 use umf_core::metadata::Table;
@@ -62,21 +61,12 @@ impl ProxyPool {
             reserved,
             allocations: AtomicU64::new(0),
         });
-        // Before any other thread can be shown the pool, and take its locks.
-        // SAFETY: an `Arc`'s content does not move, and `drop` unregisters.
-        unsafe { fork::register(pool.fork_aware())? };
         let this = Arc::as_ptr(&pool) as *const dyn Pool;
         if let Some(this) = NonNull::new(this.cast_mut()) {
-            // SAFETY: as above, and `upstream`, a field, is dropped before the pool goes.
+            // SAFETY: an `Arc`'s content does not move, and `upstream`, a field, is dropped before the pool goes.
             unsafe { pool.upstream.set_pool(this) };
         }
         Ok(pool)
-    }
-
-    fn fork_aware(&self) -> NonNull<dyn ForkAware> {
-        let this: &dyn ForkAware = self;
-        // SAFETY: only the lifetime changes; `drop` unregisters the pool before it goes.
-        unsafe { core::mem::transmute::<NonNull<dyn ForkAware>, NonNull<dyn ForkAware>>(NonNull::from(this)) }
     }
 
     /// Makes the region known as a block.
@@ -269,21 +259,6 @@ unsafe impl Pool for ProxyPool {
     }
 }
 
-impl ForkAware for ProxyPool {
-    fn prepare(&self) {
-        self.blocks.lock_for_fork();
-    }
-
-    fn parent(&self) {
-        // SAFETY: `prepare` took it in this thread, or in the one of which this is the copy.
-        unsafe { self.blocks.unlock_after_fork() };
-    }
-
-    fn child(&self) {
-        self.parent();
-    }
-}
-
 impl Drop for ProxyPool {
     fn drop(&mut self) {
         self.upstream.stop_letting_go();
@@ -309,9 +284,8 @@ impl Drop for ProxyPool {
         }
         // What could not be given back no longer counts against the shared limit.
         self.reserved.remove(usize::try_from(self.reserved.bytes()).unwrap_or(0));
-        // Until no thread is shown the pool any more, one may hold its locks at a fork.
+        // Waits for threads that are shown the pool.
         self.upstream.close();
-        fork::unregister(self.fork_aware());
     }
 }
 

@@ -7,7 +7,7 @@
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use umf_core::metadata::Zeroed;
+use umf_sync::chunks::Zeroed;
 
 use crate::SlabPool;
 use crate::classes::MAX_CLASSES;

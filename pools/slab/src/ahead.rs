@@ -5,9 +5,9 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use umf_core::lock::Lock;
 use umf_core::tracker::GRANULE;
 use umf_core::{Error, Result};
+use umf_sync::Lock;
 
 use crate::SlabPool;
 use crate::large::UNIT;
@@ -32,17 +32,6 @@ impl Ahead {
     /// Bytes of regions that are not given back unasked.
     pub(crate) fn floor(&self) -> u64 {
         self.floor.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn lock_for_fork(&self) {
-        self.changes.lock_for_fork();
-    }
-
-    /// # Safety
-    /// As [`Lock::unlock_after_fork`].
-    pub(crate) unsafe fn unlock_after_fork(&self) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.changes.unlock_after_fork() };
     }
 }
 

@@ -9,9 +9,9 @@ use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use umf_core::lock::Lock;
-use umf_core::metadata::{Chunks, Zeroed};
 use umf_core::{Error, Result};
+use umf_sync::Lock;
+use umf_sync::chunks::{Chunks, Zeroed};
 
 const LINE: usize = 64;
 const FIRST: usize = 4096;
@@ -119,20 +119,6 @@ impl Arena {
     #[inline]
     pub(crate) fn line(&self, number: u32) -> Option<NonNull<u8>> {
         self.lines.get(number).and_then(|line| NonNull::new(line.0.get().cast()))
-    }
-
-    /// Takes the lock for the time of a fork.
-    pub(crate) fn lock_for_fork(&self) {
-        self.state.lock_for_fork();
-    }
-
-    /// Lets go of the lock after a fork.
-    ///
-    /// # Safety
-    /// As [`Lock::unlock_after_fork`].
-    pub(crate) unsafe fn unlock_after_fork(&self) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.state.unlock_after_fork() };
     }
 }
 

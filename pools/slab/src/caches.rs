@@ -4,7 +4,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use umf_core::Result;
-use umf_core::metadata::Chunks;
+use umf_sync::chunks::Chunks;
 
 use crate::reach::SHARED_LIFE;
 use crate::span::Span;
@@ -46,6 +46,6 @@ impl Caches {
 
     /// The cache of thread number `index`.
     pub(crate) fn get_or_grow(&self, index: u32) -> Result<&ThreadCache> {
-        self.0.get_or_grow(index + 1)
+        Ok(self.0.get_or_grow(index + 1)?)
     }
 }

@@ -15,7 +15,7 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use umf_core::lock::Lock;
+use umf_sync::Lock;
 
 use crate::state::Entry;
 
@@ -225,17 +225,6 @@ impl Depot {
 
     pub(crate) fn put_empty(&self, parcel: Parcel) {
         push(&mut self.stacks.lock().empty, parcel);
-    }
-
-    pub(crate) fn lock_for_fork(&self) {
-        self.stacks.lock_for_fork();
-    }
-
-    /// # Safety
-    /// As [`Lock::unlock_after_fork`].
-    pub(crate) unsafe fn unlock_after_fork(&self) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.stacks.unlock_after_fork() };
     }
 }
 

@@ -4,8 +4,8 @@ use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use umf_core::metadata::{Chunks, Zeroed};
 use umf_core::{Provider, ProviderRef, Result};
+use umf_sync::chunks::{Chunks, Zeroed};
 
 use crate::{SlabPool, SlabSettings};
 

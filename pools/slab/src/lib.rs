@@ -63,7 +63,6 @@ mod classes;
 mod delayed;
 mod depot;
 mod fixed;
-mod fork;
 mod held;
 mod large;
 mod lookup;

@@ -3,7 +3,8 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use umf_core::{Address, Error, Layout, Result, thread, tracker};
+use umf_core::{Address, Error, Layout, Result, tracker};
+use umf_sync::thread;
 
 use crate::SlabPool;
 use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED, WATCHED};

@@ -7,8 +7,8 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 
-use umf_core::metadata::Chunks;
 use umf_core::{Result, clock};
+use umf_sync::chunks::Chunks;
 
 use crate::aging::Seen;
 use crate::{SlabPool, SlabSettings, tidier};

@@ -10,15 +10,13 @@ use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::history::PoolHistory;
 use umf_core::leaks::{LeakReport, LeakTime};
 use umf_core::limit::{Reserved, SharedLimit};
-use umf_core::lock::Lock;
 use umf_core::map::PoolMap;
-use umf_core::metadata::{Table, Wiped};
+use umf_core::metadata::Table;
 use umf_core::observer::Freed;
 use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::{Gauge, PoolStatistics};
-use umf_core::{
-    Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result, Upstream, thread, tracker,
-};
+use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result, Upstream, tracker};
+use umf_sync::{Lock, Wiped, thread};
 
 use crate::SlabSettings;
 use crate::ahead::Ahead;
@@ -154,7 +152,7 @@ impl SlabPool {
     pub(crate) fn unplaced(provider: ProviderRef, settings: SlabSettings) -> Result<Self> {
         let settings = settings.checked()?;
         let shared = provider.visibility() == umf_core::Visibility::Shared;
-        let fenced = !umf_core::fence::is_usable();
+        let fenced = !umf_sync::fence::is_usable();
         settings.watched.check(&provider)?;
         let flag = |set, flag| if set { flag } else { 0 };
         let told = flag(settings.trace >= 3, TRACED) | flag(settings.watched.each_block(), WATCHED);
@@ -235,9 +233,6 @@ impl SlabPool {
     /// # Safety
     /// The pool stays where it is until dropped.
     pub(crate) unsafe fn settle(&self) -> Result<()> {
-        // Before any other thread can be shown the pool, and take its locks.
-        // SAFETY: passed on to the caller; `drop` unregisters.
-        unsafe { umf_core::fork::register(crate::fork::erased(self))? };
         let pool: &dyn Pool = self;
         // SAFETY: only the lifetime of the trait object changes. The upstream, a field, goes before the pool does.
         unsafe {

@@ -7,7 +7,7 @@
 //! The thread says that it is *inside* by a plain store, [`ThreadCache::enter`], looks whether it may, and says by
 //! another store that it has left. Somebody else first writes that the thread may not any more (for each thread, and for all on
 //! their most common paths at one place, the pool's gate), then has the kernel
-//! fence all threads ([`umf_core::fence::heavy`]), then waits until the thread is not inside: from there on it stays
+//! fence all threads ([`umf_sync::fence::heavy`]), then waits until the thread is not inside: from there on it stays
 //! out, and everything that it did is seen. So of two threads that free one block at one time one succeeds, and
 //! trimming reaches what other threads keep, at the cost of a microsecond to the one who asks.
 //!
@@ -21,8 +21,9 @@ mod protocol;
 use core::sync::atomic::{Ordering, fence};
 use core::time::Duration;
 
-use umf_core::fence::{heavy, light};
-use umf_core::thread;
+use umf_sync::fence::{heavy, light};
+use umf_sync::fork::{Entry, Outer};
+use umf_sync::thread;
 
 use crate::SlabPool;
 use crate::pool::FENCED;
@@ -114,13 +115,22 @@ impl ThreadCache {
     }
 }
 
+/// As [`Inside`], where locks are taken: the thread passes the gate of forks first, since others wait
+/// for it while it is inside.
+pub(crate) struct InsideWithLocks<'a> {
+    // Left in this order.
+    _inside: Inside<'a>,
+    _no_fork: Entry<Outer>,
+}
+
 impl SlabPool {
     /// Enters the calling thread's cache, and waits where others reach into it.
-    pub(crate) fn inside<'a>(&self, cache: &'a ThreadCache) -> Inside<'a> {
+    pub(crate) fn inside<'a>(&self, cache: &'a ThreadCache) -> InsideWithLocks<'a> {
+        let no_fork = Entry::new();
         let fenced = self.gates.load(Ordering::Relaxed) & FENCED != 0;
         loop {
             if let Some(inside) = cache.enter(fenced) {
-                return inside;
+                return InsideWithLocks { _inside: inside, _no_fork: no_fork };
             }
             drop(self.outsiders.lock());
         }

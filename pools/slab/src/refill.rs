@@ -2,9 +2,8 @@
 
 use core::sync::atomic::Ordering;
 
-use umf_core::step::{Step, step};
-use umf_core::thread::ThreadIndex;
-use umf_core::{Address, Error, Result, thread};
+use umf_core::{Address, Error, Result};
+use umf_sync::{failpoint, thread, thread::ThreadIndex};
 
 use crate::SlabPool;
 use crate::central::{Slabs, Taker};
@@ -294,7 +293,7 @@ impl SlabPool {
             central.put(self.slabs(class), entries);
             (central.trim(self.slabs(class), self.settings.capacity), &entries[..0])
         };
-        step(Step::PoolBlocksGiven);
+        failpoint!("pool.blocks_given");
         self.remove_slabs(doomed);
         self.give_units(rest, true);
         self.mind_policy(entries.len() * self.classes.size(class));

@@ -5,9 +5,9 @@ use core::sync::atomic::Ordering;
 
 use umf_core::held::Fate;
 use umf_core::history::EventKind;
-use umf_core::step::{Step, step};
 use umf_core::tracker::{self, GRANULE, RegionNumber};
 use umf_core::{Address, Error, Layout, Region, Result};
+use umf_sync::failpoint;
 
 use crate::SlabPool;
 use crate::blocks::Gathered;
@@ -151,7 +151,7 @@ impl SlabPool {
             return Err(error);
         }
         self.large.lock().add_region(self.tables(), span_number);
-        step(Step::PoolRegionEntered);
+        failpoint!("pool.region_entered");
         Ok(())
     }
 
@@ -163,7 +163,7 @@ impl SlabPool {
         let cold = unsafe { *span.cold() };
         // SAFETY: a region has it.
         let (region, _) = unsafe { cold.upstream.assume_init() };
-        step(Step::PoolRegionTakenOut);
+        failpoint!("pool.region_taken_out");
         if let Err(error) = self.return_region(region) {
             // The tracker may have taken the region out and in again, under another number.
             if let Some(found) = tracker::find(region.base()).filter(|found| found.region == region) {

@@ -3,9 +3,9 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
+use umf_core::Result;
 use umf_core::limit::SharedLimit;
-use umf_core::step::{Step, step};
-use umf_core::{Result, fork};
+use umf_sync::failpoint;
 
 use crate::large::UNIT;
 use crate::pool::{CLOSING, SHARED};
@@ -38,7 +38,7 @@ impl SlabPool {
             return 0;
         }
         let mut went = 0;
-        roster::visit_one(NonNull::from(self), || {
+        roster::POOLS.visit_one(NonNull::from(self), |_| {
             let keep = self.sum_up().cached_bytes.saturating_sub(bytes);
             let keep = usize::try_from(keep).unwrap_or(usize::MAX);
             went = self.release_above(keep, self.ahead.floor()).unwrap_or(0);
@@ -94,7 +94,7 @@ impl Drop for SlabPool {
     fn drop(&mut self) {
         self.gates.fetch_or(CLOSING, Ordering::Relaxed);
         self.close_gate();
-        roster::leave(NonNull::from(&*self));
+        roster::POOLS.leave(NonNull::from(&*self));
         self.policy.end();
         self.trace_end();
         self.watch_end();
@@ -106,7 +106,7 @@ impl Drop for SlabPool {
                 self.announce(span);
             }
         }
-        step(Step::PoolClosing);
+        failpoint!("pool.closing");
         for number in 1..self.spans.end() {
             let Some(span) = self.spans.get(number) else { continue };
             if matches!(span.kind(), Kind::Region | Kind::Direct) {
@@ -122,8 +122,7 @@ impl Drop for SlabPool {
         }
         // What could not be given back no longer counts against the shared limit.
         self.reserve.remove(usize::try_from(self.reserve.bytes()).unwrap_or(0));
-        // Until no thread is shown the pool any more, one may hold its locks at a fork.
+        // Waits for threads that are shown the pool.
         self.upstream.close();
-        fork::unregister(crate::fork::erased(self));
     }
 }

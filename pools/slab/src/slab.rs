@@ -4,8 +4,8 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU8;
 
-use umf_core::step::{Step, step};
 use umf_core::{Result, tracker};
+use umf_sync::failpoint;
 
 use crate::SlabPool;
 use crate::large::{GRANULE_UNITS, Range, UNIT};
@@ -27,7 +27,7 @@ impl SlabPool {
         }
         let number = made?;
         self.centrals[class].lock().add_slab(self.slabs(class), number);
-        step(Step::PoolSlabMade);
+        failpoint!("pool.slab_made");
         self.trace_slab("made", class, size);
         Ok(())
     }
@@ -109,7 +109,7 @@ impl SlabPool {
                 self.arena.release(cold.table_run.assume_init());
             }
             self.spans.release(number);
-            step(Step::PoolSlabRemoved);
+            failpoint!("pool.slab_removed");
             self.trace_slab("removed", class, size);
             self.give_range(range);
         }

@@ -1,6 +1,6 @@
 //! [`ThreadCache`]: free blocks that one thread keeps, by class.
 //!
-//! A cache belongs to a thread number ([`umf_core::thread`]) and lies in a table of the pool. Its thread is
+//! A cache belongs to a thread number ([`umf_sync::thread`]) and lies in a table of the pool. Its thread is
 //! *inside* while it uses it, which it says with a plain store; others reach into it only while it is not (see
 //! `reach`). So nothing in it is locked. Others read its counters at any time.
 
@@ -12,8 +12,8 @@ use core::sync::atomic::{
 };
 
 use umf_core::Address;
-use umf_core::metadata::Zeroed;
 use umf_core::tracker::GRANULE;
+use umf_sync::chunks::Zeroed;
 
 use crate::classes::MAX_CLASSES;
 use crate::depot::Outbox;

@@ -4,8 +4,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 use std::thread::Thread;
 
-use umf_core::global::Global;
-use umf_core::{background, fork, held};
+use umf_core::{background, held};
+use umf_sync::{Lock, fork};
 
 use crate::roster;
 
@@ -16,7 +16,7 @@ struct State {
     thread: Option<(Thread, u32)>,
 }
 
-static STATE: Global<State> = Global::new(State { pools: 0, thread: None });
+static STATE: Lock<State> = Lock::new(State { pools: 0, thread: None });
 /// Of which process there is, or cannot be, a thread.
 static SEEN_TO: AtomicU32 = AtomicU32::new(0);
 
@@ -60,7 +60,7 @@ pub(crate) fn see_to_it() {
 fn work() {
     loop {
         let mut pause = Duration::from_secs(1);
-        roster::visit(|pool| {
+        roster::POOLS.visit(|pool| {
             if pool.settings.background {
                 pool.tidy_unpolled();
                 pause = pause.min(pool.policy.period());

@@ -9,7 +9,7 @@ use umf_core::conformance::pool::{Numbers, Pages};
 use umf_core::history::{Event, EventKind};
 use umf_core::leaks::{LeakTime, Stack};
 use umf_core::map::PieceState;
-use umf_core::{Address, Error, Layout, Pool, thread};
+use umf_core::{Address, Error, Layout, Pool, history};
 use umf_pool_slab::{Leaks, Poison, SlabPool, SlabSettings};
 
 fn allocate(pool: &SlabPool, size: usize) -> Address {
@@ -36,7 +36,7 @@ fn a_history_tells_what_happened_and_in_which_thread() {
     let other = std::thread::scope(|scope| {
         let freeing = scope.spawn(|| {
             free(&pool, small).unwrap();
-            thread::system_id()
+            history::thread_id()
         });
         freeing.join().unwrap()
     });
@@ -57,7 +57,7 @@ fn a_history_tells_what_happened_and_in_which_thread() {
     assert_eq!(rest.last(), Some(&Trim));
     let [_, allocated, freed, refused, ..] = history.events[..] else { panic!("eight and more") };
     assert_eq!((allocated.address, allocated.size, allocated.block_size), (small, 100, 104));
-    assert_eq!((allocated.thread, allocated.reason), (thread::system_id(), ""));
+    assert_eq!((allocated.thread, allocated.reason), (history::thread_id(), ""));
     assert_eq!((freed.address, freed.thread, freed.block_size), (small, other, 104));
     assert_eq!((refused.address, refused.reason), (small, "freed twice"));
     assert!(history.events.is_sorted_by_key(|event| event.at));
@@ -250,7 +250,7 @@ fn whoever_writes_to_what_was_freed_is_found_when_it_is_used_again() {
         let Some(Error::WrittenAfterFree { address, offset, by: Some(by), size: whole }) = found else {
             panic!("{size}: {found:?}")
         };
-        assert_eq!((address, offset, by.thread), (block, size / 2, thread::system_id()));
+        assert_eq!((address, offset, by.thread), (block, size / 2, history::thread_id()));
         assert!(whole >= size && !others.contains(&block));
         assert_eq!(told.lock().unwrap()[..], [found.unwrap()]);
         assert!(kinds(&pool).contains(&EventKind::WrittenAfterFree));

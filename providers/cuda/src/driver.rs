@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_int};
 use std::path::{Path, PathBuf};
 
 use cuda_sys::*;
-use umf_core::global::Global;
-use umf_core::{Error, Result, fork};
+use umf_core::{Error, Result};
+use umf_sync::{Lock, fork};
 
 use crate::error::error;
 
@@ -44,7 +44,7 @@ pub struct DeviceInfo {
     pub has_managed: bool,
 }
 
-static DRIVERS: Global<BTreeMap<PathBuf, &'static Driver>> = Global::new(BTreeMap::new());
+static DRIVERS: Lock<BTreeMap<PathBuf, &'static Driver>> = Lock::new(BTreeMap::new());
 
 impl Driver {
     /// Opens and starts the driver: `libcuda.so.1`, or the library at `path`.

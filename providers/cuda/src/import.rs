@@ -5,10 +5,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cuda_sys::*;
-use umf_core::global::Global;
-use umf_core::{
-    Access, Address, Error, Import, ImportRequest, Imported, ProviderKind, Result, Transfer, fork,
-};
+use umf_core::{Access, Address, Error, Import, ImportRequest, Imported, ProviderKind, Result, Transfer};
+use umf_sync::{Lock, fork};
 
 use crate::allocated::{DEVICE_PAGE, Raw};
 use crate::context::Context;
@@ -62,7 +60,7 @@ struct Table {
     legacy: HashMap<[u8; 64], Legacy>,
 }
 
-static TABLE: Global<Option<Table>> = Global::new(None);
+static TABLE: Lock<Option<Table>> = Lock::new(None);
 
 impl CudaImport {
     /// An importer over `libcuda.so.1`, or the library at `path`.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use umf_core::global::Global;
 use umf_core::{Address, Error, Result};
+use umf_sync::Lock;
 
 use crate::context::Context;
 
@@ -22,7 +22,7 @@ pub(crate) enum Origin {
     Imported,
 }
 
-static LIVE: [Global<BTreeMap<u64, Live>>; 2] = [const { Global::new(BTreeMap::new()) }; 2];
+static LIVE: [Lock<BTreeMap<u64, Live>>; 2] = [const { Lock::new(BTreeMap::new()) }; 2];
 
 /// Notes memory.
 pub(crate) fn add(origin: Origin, base: Address, size: usize, context: &Arc<Context>) {

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use umf_core::global::Global;
+use umf_sync::Lock;
 
 use crate::allocated::Raw;
 
 /// Where an allocation is, and what keeps it.
 type Known = (u64, Weak<Raw>);
 
-static OWN: Global<Option<HashMap<[u8; 64], Known>>> = Global::new(None);
+static OWN: Lock<Option<HashMap<[u8; 64], Known>>> = Lock::new(None);
 
 /// Notes the handle of an allocation.
 pub(crate) fn add(handle: [u8; 64], raw: &Arc<Raw>) {

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use umf_carve::Carver;
 use umf_core::{
     Address, Error, Export, Import, Layout, MemoryKind, NativeExport, Provider, ProviderKind, Region, Result,
-    SplitMerge, Visibility, fork,
+    SplitMerge, Visibility,
 };
 use umf_memory::CheckedFile;
+use umf_sync::fork;
 
 use crate::DevDaxImport;
 use crate::sys::{self, PAGE};

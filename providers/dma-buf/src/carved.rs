@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use umf_core::lock::Lock;
 use umf_core::{Error, Layout, NativeExport, Region, Result};
 use umf_memory::{Mapping, page_size};
+use umf_sync::Lock;
 
 use crate::buffer::DmaBuf;
 use crate::live;

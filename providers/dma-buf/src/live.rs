@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use umf_core::global::Global;
 use umf_core::{Address, Error, Result};
+use umf_sync::Lock;
 
 use crate::buffer::DmaBuf;
 
@@ -13,7 +13,7 @@ struct Live {
     writable: bool,
 }
 
-static LIVE: Global<BTreeMap<u64, Live>> = Global::new(BTreeMap::new());
+static LIVE: Lock<BTreeMap<u64, Live>> = Lock::new(BTreeMap::new());
 
 /// Notes a mapping of a buffer.
 pub(crate) fn add(base: Address, size: usize, buffer: DmaBuf, writable: bool) {

@@ -7,9 +7,10 @@ use std::os::fd::OwnedFd;
 use umf_core::statistics::Gauge;
 use umf_core::{
     Error, Export, HostAccess, Import, Layout, MemoryKind, NativeExport, Properties, Property, PropertyValue,
-    Provider, ProviderKind, Region, Result, Visibility, fork,
+    Provider, ProviderKind, Region, Result, Visibility,
 };
 use umf_memory::page_size;
+use umf_sync::fork;
 
 use crate::builder::DmaBufBuilder;
 use crate::carved::Carved;

@@ -7,7 +7,7 @@ use umf_core::{Error, Result, Visibility};
 
 use crate::import::HostImport;
 use crate::pages::Pages;
-use crate::private::{self, Private};
+use crate::private::Private;
 use crate::provider::{HostProvider, Source};
 use crate::shared::{Form, Shared};
 use crate::{HugePages, Numa};
@@ -168,7 +168,6 @@ impl HostBuilder {
                 self.first_descriptor,
             )?))
         } else {
-            private::take_part_in_forks()?;
             Source::Private(Private::new())
         };
         Ok(Arc::new(HostProvider::new(self.label, source, pages, self.import, self.read_only_export)))

@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
-use umf_core::step::{Step, step};
 use umf_core::{Error, Result};
+use umf_sync::failpoint;
 
 use crate::{huge, sys};
 
@@ -16,7 +16,7 @@ pub(crate) fn create(size: u64, huge_page: Option<usize>, first: i32) -> Result<
     }
     let file = sys::memfd(c"umf", huge_page).map_err(|errno| create_error(errno, huge_page, size))?;
     let file = sys::from_number(file, first);
-    step(Step::HostFileMade);
+    failpoint!("host.file_made");
     sys::set_size(file.as_fd(), size).map_err(|errno| match errno {
         Errno::FBIG | Errno::INVAL | Errno::NOMEM | Errno::NOSPC => {
             Error::OutOfMemory { size: clamp(size), owner: "host", native: errno.raw_os_error() }
@@ -34,7 +34,7 @@ pub(crate) fn seal(file: &OwnedFd, read_only: bool) -> Result<()> {
         native: errno.raw_os_error(),
         hint: if read_only { "read-only exports need Linux 5.1" } else { "" },
     })?;
-    step(Step::HostFileSealed);
+    failpoint!("host.file_sealed");
     Ok(())
 }
 

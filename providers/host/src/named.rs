@@ -15,8 +15,8 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
-use umf_core::step::{Step, step};
 use umf_core::{Error, Result};
+use umf_sync::failpoint;
 
 use crate::{NamedMark, sys};
 
@@ -52,7 +52,7 @@ pub(crate) fn create(name: &str, size: u64, first: i32) -> Result<(OwnedFd, Name
             _ => "",
         },
     })?;
-    step(Step::HostNameMade);
+    failpoint!("host.name_made");
     let file = sys::from_number(file, first);
     let made = sys::identity(file.as_fd()).map(|identity| Name { name: name.clone(), identity });
     let made = made.map_err(|errno| {
@@ -79,7 +79,7 @@ impl Drop for Name {
         let now = sys::open_named(&self.name).and_then(|file| sys::identity(file.as_fd()));
         if now == Ok(self.identity) {
             let _ = sys::unlink_named(&self.name);
-            step(Step::HostNameTakenAway);
+            failpoint!("host.name_taken_away");
         }
     }
 }

@@ -1,55 +1,19 @@
 //! Private anonymous memory.
 //!
-//! The live regions of all private providers of the process are in one static table. So a provider that is a
-//! `static` itself has nothing to set up, and the one lock takes part in forks from the first region on: a
-//! private provider works on in a forked child, even if another thread of the parent was in the middle of an
-//! allocation.
+//! The live regions of all private providers of the process are in one static table, so that a provider
+//! may be a `static` with nothing to set up.
 
-use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
-use umf_core::fork::{self, ForkAware};
-use umf_core::lock::Lock;
 use umf_core::{Address, Error, Layout, Region, Result};
 use umf_memory::{Mapping, map_error};
+use umf_sync::Lock;
 
 use crate::pages::Pages;
 use crate::records::{Backing, Record, Records};
 use crate::{advice, anonymous, huge};
 
-struct Regions(Lock<Records>);
-
-static REGIONS: Regions = Regions(Lock::new(Records::new()));
-
-impl ForkAware for Regions {
-    fn prepare(&self) {
-        self.0.lock_for_fork();
-    }
-
-    fn parent(&self) {
-        // SAFETY: `prepare` took it in this thread, or in the one of which this is the forked copy.
-        unsafe { self.0.unlock_after_fork() };
-    }
-
-    fn child(&self) {
-        self.parent();
-    }
-}
-
-/// Has the table take part in forks, from the first call on.
-pub(crate) fn take_part_in_forks() -> Result<()> {
-    static DONE: AtomicBool = AtomicBool::new(false);
-    if DONE.load(Ordering::Relaxed) || DONE.swap(true, Ordering::Relaxed) {
-        return Ok(());
-    }
-    let table: &'static dyn ForkAware = &REGIONS;
-    // SAFETY: a static lives for ever; and while the table is locked only metadata is mapped.
-    let registered = unsafe { fork::register_leaf(NonNull::from(table)) };
-    if registered.is_err() {
-        DONE.store(false, Ordering::Relaxed);
-    }
-    registered
-}
+static REGIONS: Lock<Records> = Lock::new(Records::new());
 
 /// Where private memory comes from.
 #[derive(Debug)]
@@ -78,15 +42,14 @@ impl Private {
     }
 
     pub(crate) fn allocate(&self, pages: &Pages, layout: Layout) -> Result<Region> {
-        take_part_in_forks()?;
         let (size, align) = pages.place(layout)?;
-        REGIONS.0.lock().ensure(1)?;
+        REGIONS.lock().ensure(1)?;
         let mapping = Self::map(pages, size, align)?;
         pages.prepare(&mapping)?;
         pages.populate(&mapping)?;
         let region = Region::new(mapping.address(), size);
         let record = Record { region, owner: self.number(), backing: Backing::Anonymous };
-        REGIONS.0.lock().insert(record)?;
+        REGIONS.lock().insert(record)?;
         mapping.keep();
         Ok(region)
     }
@@ -111,38 +74,38 @@ impl Private {
     /// As `Provider::free`.
     pub(crate) unsafe fn free(&self, region: &Region) -> Result<()> {
         // The record goes first: once unmapped, another thread may get the same address.
-        let record = REGIONS.0.lock().remove(self.number(), region)?;
+        let record = REGIONS.lock().remove(self.number(), region)?;
         // SAFETY: the region was live until now, and the caller says that nobody uses it.
         let mapping = unsafe { Mapping::of_region(region) };
         let unmapped = mapping.map_or(Ok(()), |mapping| mapping.unmap().map_err(kept));
         if unmapped.is_err() {
             // The place that the record had is most likely still free.
-            REGIONS.0.lock().insert(record)?;
+            REGIONS.lock().insert(record)?;
         }
         unmapped
     }
 
     pub(crate) fn check(&self, region: &Region) -> Result<()> {
-        REGIONS.0.lock().get(self.number(), region).map(|_| ())
+        REGIONS.lock().get(self.number(), region).map(|_| ())
     }
 
     pub(crate) fn split(&self, region: &Region, first: usize) -> Result<(Region, Region)> {
-        REGIONS.0.lock().split(self.number(), region, first)
+        REGIONS.lock().split(self.number(), region, first)
     }
 
     pub(crate) fn merge(&self, low: &Region, high: &Region) -> Result<Region> {
-        REGIONS.0.lock().merge(self.number(), low, high)
+        REGIONS.lock().merge(self.number(), low, high)
     }
 
     /// Whether the range is that of a live region.
     pub(crate) fn check_range(&self, base: Address, size: usize) -> Result<()> {
-        REGIONS.0.lock().holding(self.number(), base, size).map(drop)
+        REGIONS.lock().holding(self.number(), base, size).map(drop)
     }
 
     /// # Safety
     /// Nobody needs the content of the range.
     pub(crate) unsafe fn purge(&self, base: Address, size: usize, lazily: bool) -> Result<()> {
-        let region = REGIONS.0.lock().holding(self.number(), base, size)?.region;
+        let region = REGIONS.lock().holding(self.number(), base, size)?.region;
         let foreign = Error::ForeignAddress { address: base, owner: "this host provider" };
         let start = base.offset_from(region.base()).and_then(|start| usize::try_from(start).ok());
         let start = start.ok_or(foreign)?;

@@ -6,10 +6,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use umf_core::lock::Lock;
-use umf_core::step::{Step, step};
-use umf_core::{Address, Error, Layout, NativeExport, Region, Result, fork};
+use umf_core::{Address, Error, Layout, NativeExport, Region, Result};
 use umf_memory::{CheckedFile, Mapping, Room, map_error};
+use umf_sync::{Lock, failpoint, fork};
 
 use crate::arena::{self, Arena};
 use crate::named::{self, Name};
@@ -189,13 +188,13 @@ impl Shared {
         arena_size: Option<u64>,
     ) -> Result<(u32, Arc<CheckedFile>, u64)> {
         let file_align = (align as u64).min(FILE_ALIGN).max(pages.granularity() as u64);
-        let take = || {
+        let take = || -> Result<_> {
             let mut state = self.state.lock();
             for (number, arena) in (0..).zip(&mut state.arenas) {
                 if arena.huge_page == huge_page
                     && let Some(offset) = arena.ranges.take(size as u64, file_align)?
                 {
-                    step(Step::HostRangeTaken);
+                    failpoint!("host.range_taken");
                     return Ok(Some((number, Arc::clone(&arena.file), offset)));
                 }
             }
@@ -229,7 +228,7 @@ impl Shared {
     fn give(&self, arena: u32, offset: u64, size: usize) {
         if let Some(arena) = self.state.lock().arenas.get_mut(arena as usize) {
             arena.ranges.give(offset, size as u64);
-            step(Step::HostRangeGiven);
+            failpoint!("host.range_given");
         }
     }
 
@@ -469,6 +468,6 @@ fn punch(file: &CheckedFile, offset: u64, size: usize, mapped: Option<NonNull<u8
                 .map_err(|errno| Error::native("fallocate(FALLOC_FL_PUNCH_HOLE)", errno.raw_os_error()))
         })
     };
-    step(Step::HostPunched);
+    failpoint!("host.punched");
     punched
 }

@@ -9,8 +9,8 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use umf_core::step::{Step, step};
 use umf_memory::{Place, page_size};
+use umf_sync::failpoint;
 
 use crate::numa::NodeSet;
 
@@ -49,7 +49,7 @@ pub(crate) fn map_private(place: Place, size: usize, huge_page: Option<usize>) -
     // that exists.
     let mapped =
         unsafe { rustix::mm::mmap_anonymous(hint, size, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
-    step(Step::HostMapped);
+    failpoint!("host.mapped");
     NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
 }
 
@@ -207,7 +207,7 @@ pub(crate) fn identity(file: BorrowedFd<'_>) -> Result<(u64, u64)> {
 pub(crate) fn commit(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<()> {
     let committed =
         retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, offset, size as u64));
-    step(Step::HostCommitted);
+    failpoint!("host.committed");
     committed
 }
 

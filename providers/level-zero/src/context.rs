@@ -8,9 +8,8 @@ use level_zero_sys::{
     Api, LOADER, OpenError, ZE_RELAXED_ALLOCATION_LIMITS_EXP_NAME, ZE_RELAXED_ALLOCATION_LIMITS_EXT_NAME,
     make_version, ze_context_handle_t, ze_device_handle_t, ze_driver_handle_t,
 };
-use umf_core::global::Global;
-use umf_core::lock::Lock;
-use umf_core::{Error, Result, fork};
+use umf_core::{Error, Result};
+use umf_sync::{Lock, fork};
 
 use crate::failure::{NO_DRIVER, error, of_opening};
 use crate::native;
@@ -74,11 +73,11 @@ pub(crate) struct Context {
 }
 
 /// The contexts that are in use.
-static CONTEXTS: Global<Vec<Weak<Context>>> = Global::new(Vec::new());
+static CONTEXTS: Lock<Vec<Weak<Context>>> = Lock::new(Vec::new());
 
 /// The contexts that were made from settings: by loader and driver. They stay, so that what was opened in one and allocated in
 /// the next is the same driver's.
-static CHOSEN: Global<Vec<(OsString, u32, Arc<Context>)>> = Global::new(Vec::new());
+static CHOSEN: Lock<Vec<(OsString, u32, Arc<Context>)>> = Lock::new(Vec::new());
 
 impl core::fmt::Debug for Context {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {

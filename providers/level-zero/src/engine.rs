@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use level_zero_sys::ze_command_list_handle_t;
-use umf_core::lock::Lock;
 use umf_core::{Address, Error, Result, Transfer};
+use umf_sync::Lock;
 
 use crate::context::{Choice, Context};
 use crate::device::Device;

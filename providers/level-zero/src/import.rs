@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use level_zero_sys::ZE_MEMORY_TYPE_DEVICE;
-use umf_core::global::Global;
 use umf_core::{Address, Error, Import, ImportRequest, Imported, ProviderKind, Result, Transfer};
+use umf_sync::Lock;
 
 use crate::context::Choice;
 use crate::engine::{Engine, WITHOUT_DEVICE};
@@ -39,7 +39,7 @@ enum Source {
 }
 
 /// The devices that importers were told to use. They stay: what is open in them has to be closed by them.
-static ENGINES: Global<Vec<(Choice, Arc<Engine>)>> = Global::new(Vec::new());
+static ENGINES: Lock<Vec<(Choice, Arc<Engine>)>> = Lock::new(Vec::new());
 
 impl LevelZeroImport {
     /// An importer for this device. The driver is started when the first handle is opened.

@@ -9,12 +9,12 @@ use level_zero_sys::{
     ze_device_handle_t, ze_driver_memory_free_policy_ext_flags_t, ze_external_memory_type_flags_t,
     ze_memory_type_t,
 };
-use umf_core::lock::{Lock, LockGuard};
 use umf_core::statistics::Gauge;
 use umf_core::{
     Error, Export, Import, Layout, MemoryKind, Properties, Property, PropertyValue, Provider, ProviderKind,
     Region, Result, Transfer, Visibility,
 };
+use umf_sync::{Lock, LockGuard};
 
 use crate::builder::LevelZeroBuilder;
 use crate::context::{Choice, Context, Relaxed};

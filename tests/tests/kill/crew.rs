@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use umf::core::step::Step;
+use super::Failpoint;
 use umf_tests::board::Board;
 use umf_tests::{Actor, Census, Outcome, machine, spawn};
 
@@ -26,7 +26,7 @@ pub(crate) struct Member {
     at_rest: Census,
     /// Its shared memory then, in KiB.
     memory: u64,
-    armed: Option<Step>,
+    armed: Option<Failpoint>,
     /// How long it took a producer to do all that its threads do, once.
     pub(crate) tour: Option<Duration>,
     /// Its answer to this round's work was read.
@@ -110,7 +110,7 @@ impl Member {
         });
     }
 
-    pub(crate) fn arm(&mut self, step: Step, nth: u32, action: &str) {
+    pub(crate) fn arm(&mut self, step: Failpoint, nth: u32, action: &str) {
         self.actor.ok(&format!("arm {step} {nth} {action}"));
         self.armed = Some(step);
     }
@@ -119,7 +119,7 @@ impl Member {
     ///
     /// # Errors
     /// Anything else that came of it.
-    pub(crate) fn disarm(&mut self, board: &Board) -> Result<Option<Step>, Outcome> {
+    pub(crate) fn disarm(&mut self, board: &Board) -> Result<Option<Failpoint>, Outcome> {
         let Some(step) = self.armed.take() else { return Ok(None) };
         match self.actor.try_send("disarm").then(|| self.actor.outcome(bound())) {
             Some(Outcome::Answer(Ok(_))) => Ok(None),

@@ -4,7 +4,7 @@
 //! on them and a third one is killed, as it joins or later; or it is killed as the first one of another domain, which
 //! somebody then joins. What the table then says is known: the witness's object, and who is registered for it.
 
-use umf::core::step::Step;
+use super::Failpoint;
 use umf_tests::domain::{name, nothing_is_left};
 use umf_tests::{Actor, Census, Outcome, Sequence, actor};
 
@@ -16,8 +16,8 @@ use super::plan;
 const TRIES: u64 = 12;
 
 /// Whether only the first process of a domain gets to a step, or it does so most often.
-const fn is_of_the_first(step: Step) -> bool {
-    matches!(step, Step::DomainTableFileMade | Step::DomainTableMade | Step::DomainTableGrown)
+fn is_of_the_first(step: Failpoint) -> bool {
+    matches!(step, "domain.table_file_made" | "domain.table_made" | "domain.table_grown")
 }
 
 fn member(domain: &str) -> Actor {
@@ -62,7 +62,7 @@ pub(crate) fn run(seed: u64, times: u64) -> ByStep {
 
 impl Rounds {
     /// A round; whether somebody was killed at the step in it.
-    fn kills(&mut self, step: Step) -> bool {
+    fn kills(&mut self, step: Failpoint) -> bool {
         self.round += 1;
         let first = is_of_the_first(step) || self.sequence.one_in(6);
         let nth = *self.sequence.of(&[1, 1, 2, 5]);
@@ -90,7 +90,7 @@ impl Rounds {
     }
 
     /// It is killed where nobody else is yet; somebody comes after it.
-    fn at_the_first(&mut self, step: Step, mut victim: Actor) -> bool {
+    fn at_the_first(&mut self, step: Failpoint, mut victim: Actor) -> bool {
         let domain = format!("{}-{}", self.domain, self.round);
         let commands = [
             format!("join {domain} 9000"),
@@ -105,12 +105,12 @@ impl Rounds {
         }
         next.ok(&format!("create {domain} 5000 77 -> board"));
         next.finish();
-        let killed = Self::end(victim, step, answer);
+        let killed = Self::end(victim, answer);
         nothing_is_left(&domain);
         killed
     }
 
-    fn among_others(&mut self, step: Step, mut victim: Actor) -> bool {
+    fn among_others(&mut self, step: Failpoint, mut victim: Actor) -> bool {
         let Self { domain, witness, board, round, .. } = self;
         let mut others: Vec<Actor> = (0..2).map(|_| member(domain)).collect();
         for (seed, other) in others.iter_mut().enumerate() {
@@ -137,18 +137,16 @@ impl Rounds {
             other.finish();
         }
         assert_eq!(witness.ok(&format!("objects {domain}")), format!("{board}:77:4096:1"), "{step}");
-        Self::end(victim, step, answer)
+        Self::end(victim, answer)
     }
 
-    /// Whether the victim was killed at its step, or a child of it was.
-    fn end(mut victim: Actor, step: Step, answer: Option<String>) -> bool {
+    /// Whether the victim was killed at its step.
+    fn end(mut victim: Actor, answer: Option<String>) -> bool {
         if answer.is_none() {
             return true;
         }
         victim.ok("disarm");
-        // No other step is one of children.
-        let killed = step == Step::DomainAbandoned && victim.ok("children-killed") != "0";
         victim.finish();
-        killed
+        false
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use umf::core::step::{Action, Step, arm, reached};
+use umf_sync::failpoint::{Action, arm, reached};
 use umf_tests::{Census, spawn};
 
 use super::turn;
@@ -25,18 +25,18 @@ fn of_two_tables_of_leases_one_goes() {
         producer.ok(&format!("alloc p 10000 -> {block}"));
         let handle = producer.handle(&format!("handle {block}"));
         let before = lease_tables();
-        let [missing, made] = [Step::LeaseTableMissing, Step::LeaseTableChecked].map(reached);
-        arm(Step::LeaseTableMissing, 1, Action::Sleep(100));
+        let [missing, made] = ["lease.table_missing", "lease.table_checked"].map(reached);
+        assert!(arm("lease.table_missing", 1, Action::Sleep(100)));
         let have_met = std::thread::scope(|scope| {
             let slow = scope.spawn(|| umf::open(&handle).unwrap());
-            while reached(Step::LeaseTableMissing) == missing {
+            while reached("lease.table_missing") == missing {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let quick = umf::open(&handle).unwrap();
-            let was_first = reached(Step::LeaseTableChecked) == made + 1;
+            let was_first = reached("lease.table_checked") == made + 1;
             let slow = slow.join().unwrap();
             assert!(slow.is_current() && quick.is_current());
-            was_first && reached(Step::LeaseTableChecked) == made + 2
+            was_first && reached("lease.table_checked") == made + 2
         });
         umf::importer().unwrap().evict_idle();
         assert_eq!(

@@ -1,7 +1,7 @@
 //! The steps of links: one of two processes is killed at each, while they meet, exchange messages and part. The other one is
 //! told, and has afterwards what it had before.
 
-use umf::core::step::Step;
+use super::Failpoint;
 use umf_tests::{Actor, Census, Failure, Outcome, Sequence, spawn};
 
 use super::by_step::ByStep;
@@ -12,12 +12,12 @@ use super::plan;
 const TRIES: u64 = 8;
 
 /// The engine with which both get to a step.
-fn engine_of(step: Step, sequence: &mut Sequence) -> &'static str {
+fn engine_of(step: Failpoint, sequence: &mut Sequence) -> &'static str {
     match step {
-        Step::LinkFilled | Step::LinkBounceAsked | Step::LinkEmptied => "bounce",
-        Step::LinkAsked | Step::LinkServed => "bounce",
-        Step::LinkPushed | Step::LinkPushAsked | Step::LinkPulled => "both",
-        Step::LinkRangeEntered | Step::LinkRangeLeft => ["auto", "both"][sequence.below(2) as usize],
+        "link.filled" | "link.bounce_asked" | "link.emptied" => "bounce",
+        "link.asked" | "link.served" => "bounce",
+        "link.pushed" | "link.push_asked" | "link.pulled" => "both",
+        "link.range_entered" | "link.range_left" => ["auto", "both"][sequence.below(2) as usize],
         _ => ["auto", "bounce", "both"][sequence.below(3) as usize],
     }
 }
@@ -49,7 +49,7 @@ pub(crate) fn run(seed: u64, times: u64) -> ByStep {
                     let mut victim = spawn();
                     victim.ok(&format!("arm {step} {nth} kill"));
                     let killed = round(&mut survivor, &mut victim, accepts, sequence.number());
-                    if killed || step == Step::LinkAbandoned && victim.ok("children-killed-of-links") != "0" {
+                    if killed {
                         tally.count(step);
                         break;
                     }
@@ -64,29 +64,28 @@ pub(crate) fn run(seed: u64, times: u64) -> ByStep {
 }
 
 /// Whether the victim has to be who accepts (or who connects) to get to a step.
-const fn accepts(step: Step) -> Option<bool> {
+fn accepts(step: Failpoint) -> Option<bool> {
     match step {
-        Step::LinkListening | Step::LinkAccepted | Step::LinkSegmentMapped | Step::LinkWelcomed => Some(true),
-        Step::LinkConnected | Step::LinkSegmentMade | Step::LinkProposed => Some(false),
+        "link.listening" | "link.accepted" | "link.segment_mapped" | "link.welcomed" => Some(true),
+        "link.connected" | "link.segment_made" | "link.proposed" => Some(false),
         _ => None,
     }
 }
 
 /// Whether a process gets to a step often in a round.
-const fn is_repeated(step: Step) -> bool {
-    use Step as S;
+fn is_repeated(step: Failpoint) -> bool {
     matches!(
         step,
-        S::LinkSent
-            | S::LinkOffered
-            | S::LinkFilled
-            | S::LinkPulled
-            | S::LinkTaken
-            | S::LinkEmptied
-            | S::LinkAsked
-            | S::LinkServed
-            | S::LinkRangeEntered
-            | S::LinkRangeLeft
+        "link.sent"
+            | "link.offered"
+            | "link.filled"
+            | "link.pulled"
+            | "link.taken"
+            | "link.emptied"
+            | "link.asked"
+            | "link.served"
+            | "link.range_entered"
+            | "link.range_left"
     )
 }
 

@@ -23,6 +23,9 @@ use by_step::ByStep;
 use campaign::Campaign;
 use umf_tests::machine;
 
+/// The name of one.
+type Failpoint = &'static str;
+
 fn variable(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))

@@ -2,15 +2,17 @@
 
 use std::sync::LazyLock;
 
-use umf::core::step::Step;
+use umf_sync::failpoint;
+
+use super::Failpoint;
 use umf_tests::{Sequence, machine};
 
 /// The steps at which this campaign ends processes. Those of domains and links have campaigns of their own.
-pub(crate) fn steps() -> &'static [Step] {
-    static STEPS: LazyLock<Vec<Step>> = LazyLock::new(|| {
-        let of_others = |step: Step| is_of_domains(step) || is_of_links(step);
-        let mine = |step: &&Step| !of_others(**step) && (!is_over_dma_bufs() || !lacks_dma_buf(**step));
-        Step::ALL.iter().filter(mine).copied().collect()
+pub(crate) fn steps() -> &'static [Failpoint] {
+    static STEPS: LazyLock<Vec<Failpoint>> = LazyLock::new(|| {
+        let of_others = |step: Failpoint| is_of_domains(step) || is_of_links(step);
+        let mine = |step: &Failpoint| !of_others(step) && (!is_over_dma_bufs() || !lacks_dma_buf(step));
+        failpoint::names().into_iter().filter(mine).collect()
     });
     &STEPS
 }
@@ -46,32 +48,28 @@ pub(crate) fn has_kinds() -> bool {
 
 /// Steps that nobody gets to whose regions are dma-bufs: those can neither be purged nor mapped by windows, and `/proc` does not
 /// open them.
-const fn lacks_dma_buf(step: Step) -> bool {
+fn lacks_dma_buf(step: Failpoint) -> bool {
     matches!(
         step,
-        Step::WindowFetched
-            | Step::WindowMapped
-            | Step::HeldPurged
-            | Step::FetchedByProcfs
-            | Step::FoundInProcfs
+        "window.fetched" | "window.mapped" | "held.purged" | "fetched.by_procfs" | "found.in_procfs"
     )
 }
 
 /// Whether a step is one of umf-domain's.
-pub(crate) fn is_of_domains(step: Step) -> bool {
-    step.name().starts_with("Domain")
+pub(crate) fn is_of_domains(step: Failpoint) -> bool {
+    step.starts_with("domain.")
 }
 
 /// Whether a step is one of umf-link's.
-pub(crate) fn is_of_links(step: Step) -> bool {
-    step.name().starts_with("Link")
+pub(crate) fn is_of_links(step: Failpoint) -> bool {
+    step.starts_with("link.")
 }
 
 /// A step that takes longer if somebody is to be ended at another one: what comes in between is what leads there.
-pub(crate) const fn slow_before(step: Step) -> Option<Step> {
+pub(crate) fn slow_before(step: Failpoint) -> Option<Failpoint> {
     match step {
         // The block is freed between the look at it and the lease.
-        Step::LeaseTooLate => Some(Step::LeaseCounted),
+        "lease.too_late" => Some("lease.counted"),
         _ => None,
     }
 }
@@ -86,9 +84,9 @@ pub(crate) enum Role {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
     /// By itself, the `nth` time that it gets to a step.
-    AtStep { step: Step, nth: u32 },
+    AtStep { step: Failpoint, nth: u32 },
     /// It stops at a step, is left so for some milliseconds, and is killed, or goes on.
-    StopsAtStep { step: Step, nth: u32, milliseconds: u64, goes_on: bool },
+    StopsAtStep { step: Failpoint, nth: u32, milliseconds: u64, goes_on: bool },
     /// By the test, after so many microseconds.
     AtRandom { microseconds: u64 },
 }
@@ -134,15 +132,15 @@ impl Setup {
     }
 
     /// Whether a process that is set up so gets to a step.
-    fn allows(&self, step: Step) -> bool {
+    fn allows(&self, step: Failpoint) -> bool {
         let mode =
             mode_for(step).is_none_or(|mode| mode == self.mode || (mode == "pidfd" && self.mode == "auto"));
         let memory = match step {
-            Step::WindowFetched | Step::WindowMapped => matches!(self.kind, "shared" | "proxy"),
-            Step::ImportFetched | Step::ImportMapped => {
+            "window.fetched" | "window.mapped" => matches!(self.kind, "shared" | "proxy"),
+            "import.fetched" | "import.mapped" => {
                 matches!(self.kind, "isolated" | "read-only") || is_over_dma_bufs()
             }
-            Step::HeldPurged => self.on_free == "release" && self.kind != "read-only",
+            "held.purged" => self.on_free == "release" && self.kind != "read-only",
             _ => true,
         };
         mode && memory
@@ -150,16 +148,12 @@ impl Setup {
 }
 
 /// The exchange mode that a step belongs to.
-fn mode_for(step: Step) -> Option<&'static str> {
-    use Step::{
-        FetchedByPidfd, FetchedByProcfs, FoundInProcfs, ServerAbandoned, ServerAccepted, ServerAnswered,
-        ServerAnswering, ServerClosed, SocketAnswered, SocketAsked, SocketConnected, SocketConnecting,
-    };
+fn mode_for(step: Failpoint) -> Option<&'static str> {
     match step {
-        FetchedByPidfd => Some("pidfd"),
-        FetchedByProcfs | FoundInProcfs => Some("procfs"),
-        ServerAbandoned | ServerAccepted | ServerAnswered | ServerAnswering | ServerClosed
-        | SocketAnswered | SocketAsked | SocketConnected | SocketConnecting => Some("socket"),
+        "fetched.by_pidfd" => Some("pidfd"),
+        "fetched.by_procfs" | "found.in_procfs" => Some("procfs"),
+        "server.accepted" | "server.answered" | "server.answering" | "server.closed" | "socket.answered"
+        | "socket.asked" | "socket.connected" | "socket.connecting" => Some("socket"),
         _ => None,
     }
 }
@@ -167,7 +161,7 @@ fn mode_for(step: Step) -> Option<&'static str> {
 /// The step that is next, of those at which nobody ended yet, and how often it was planned before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Todo {
-    pub(crate) step: Step,
+    pub(crate) step: Failpoint,
     pub(crate) tries: u64,
 }
 
@@ -175,27 +169,54 @@ pub(crate) struct Todo {
 const HINTS: u64 = 2;
 
 /// Who most often gets to a step; `None` for both. A hint, as the modes are: without it the first kill takes longer.
-fn role_for(step: Step) -> Option<Role> {
-    use Step::{
-        BoardAbandoned, BoardPosted, BoardTakenDown, CacheInserted, CacheUnlinked, CacheUnlinking,
-        FetchedByPidfd, FetchedByProcfs, FileMapped, ForkChildBegun, ForkChildReady, ForkPrepared,
-        ForkReturned, FoundInProcfs, ImportFetched, ImportMapped, ImportOpened, ImportReleased, LeaseClosing,
-        LeaseCounted, LeaseCountedAgain, LeaseGivenBack, LeaseMarked, LeaseTableChecked, LeaseTableForgotten,
-        LeaseTableMissing, LeaseTableOpened, LeaseTooLate, LedgerOpened, LedgerUnmapped, ProducerFound,
-        RowCleared, RowClosed, RowClosing, RowLocked, RowMapped, RowOpened, RowPopulated, RowRaised,
-        RowReady, SocketAnswered, SocketAsked, SocketConnected, SocketConnecting, Unmapped, WindowFetched,
-        WindowMapped,
-    };
+fn role_for(step: Failpoint) -> Option<Role> {
     match step {
-        CacheInserted | CacheUnlinked | CacheUnlinking | ForkChildBegun | ForkChildReady | ForkPrepared
-        | ForkReturned | FileMapped | Unmapped | LedgerUnmapped => None,
-        BoardAbandoned | BoardPosted | BoardTakenDown | FetchedByPidfd | FetchedByProcfs | FoundInProcfs
-        | ImportFetched | ImportMapped | ImportOpened | ImportReleased | LeaseClosing | LeaseCounted
-        | LeaseCountedAgain | LeaseGivenBack | LeaseMarked | LeaseTableChecked | LeaseTableForgotten
-        | LeaseTableMissing | LeaseTableOpened | LeaseTooLate | LedgerOpened | ProducerFound | RowCleared
-        | RowClosed | RowClosing | RowLocked | RowMapped | RowOpened | RowPopulated | RowRaised
-        | RowReady | SocketAnswered | SocketAsked | SocketConnected | SocketConnecting | WindowFetched
-        | WindowMapped => Some(Role::Importer),
+        "cache.inserted"
+        | "cache.unlinked"
+        | "cache.unlinking"
+        | "fork.child_begun"
+        | "fork.child_ready"
+        | "fork.descriptor_closed"
+        | "fork.prepared"
+        | "fork.returned"
+        | "file.mapped"
+        | "unmapped"
+        | "ledger.unmapped" => None,
+        "board.posted"
+        | "board.taken_down"
+        | "fetched.by_pidfd"
+        | "fetched.by_procfs"
+        | "found.in_procfs"
+        | "import.fetched"
+        | "import.mapped"
+        | "import.opened"
+        | "import.released"
+        | "lease.closing"
+        | "lease.counted"
+        | "lease.counted_again"
+        | "lease.given_back"
+        | "lease.marked"
+        | "lease.table_checked"
+        | "lease.table_missing"
+        | "lease.table_opened"
+        | "lease.too_late"
+        | "ledger.opened"
+        | "producer.found"
+        | "row.cleared"
+        | "row.closed"
+        | "row.closing"
+        | "row.locked"
+        | "row.mapped"
+        | "row.opened"
+        | "row.populated"
+        | "row.raised"
+        | "row.ready"
+        | "socket.answered"
+        | "socket.asked"
+        | "socket.connected"
+        | "socket.connecting"
+        | "window.fetched"
+        | "window.mapped" => Some(Role::Importer),
         _ => Some(Role::Producer),
     }
 }
@@ -209,7 +230,7 @@ pub(crate) fn end(sequence: &mut Sequence, setup: &Setup, todo: &[Todo], millise
         return (any, End::AtRandom { microseconds: sequence.below(milliseconds * 1000) });
     }
     let (step, nth, hinted) = if todo.is_empty() {
-        let all: Vec<Step> = steps().iter().copied().filter(|step| setup.allows(*step)).collect();
+        let all: Vec<Failpoint> = steps().iter().copied().filter(|step| setup.allows(*step)).collect();
         let nth = *sequence.of(&[1, 1, 8, 8, 64]);
         (*sequence.of(&all), 1 + u32::try_from(sequence.below(nth)).unwrap(), sequence.one_in(2))
     } else {

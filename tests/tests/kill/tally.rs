@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use umf::core::step::Step;
+use super::Failpoint;
 
 use super::plan::{self, Todo};
 
@@ -14,9 +14,9 @@ pub(crate) struct Tally {
     begun: Instant,
     took: Option<Duration>,
     /// Processes that ended at a step.
-    pub(crate) by_step: BTreeMap<Step, u64>,
+    pub(crate) by_step: BTreeMap<Failpoint, u64>,
     /// How often it was planned that one does.
-    pub(crate) planned: BTreeMap<Step, u64>,
+    pub(crate) planned: BTreeMap<Failpoint, u64>,
     pub(crate) at_random: u64,
     /// Of those that ended at a step: stopped there first.
     pub(crate) stopped: u64,
@@ -65,7 +65,7 @@ impl Tally {
         self.opened += opened.and_then(|count| count.parse::<u64>().ok()).unwrap_or(0);
     }
 
-    pub(crate) fn steps_without_kill(&self) -> Vec<Step> {
+    pub(crate) fn steps_without_kill(&self) -> Vec<Failpoint> {
         plan::steps().iter().copied().filter(|step| !self.by_step.contains_key(step)).collect()
     }
 

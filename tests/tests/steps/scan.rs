@@ -17,8 +17,8 @@ pub(crate) struct Function {
     /// What it calls or names: paths as `use` completes them (`rustix::mm::munmap`, `crate::sys::memfd`,
     /// `Mapping::shared`), and methods after the last name of what they are called on (`provider.free`).
     pub(crate) uses: Vec<String>,
-    /// The steps in it.
-    pub(crate) steps: Vec<String>,
+    /// The failpoints in it.
+    pub(crate) failpoints: Vec<String>,
 }
 
 impl Function {
@@ -57,7 +57,6 @@ fn is_for_tests(file: &str) -> bool {
     ["tests.rs", "model.rs", "fuzz.rs"].iter().any(|name| file.ends_with(name))
         || ["/tests/", "/model/"].iter().any(|folder| file.contains(folder))
         || file.starts_with("conformance")
-        || file.starts_with("step/")
 }
 
 /// All functions of one file.
@@ -193,17 +192,6 @@ impl<'a> Visit<'a> for Reader {
         }
     }
 
-    fn visit_expr_call(&mut self, call: &'a syn::ExprCall) {
-        if let (Expr::Path(called), Some(Expr::Path(argument))) = (&*call.func, call.args.first())
-            && called.path.is_ident("step")
-            && let Some(name) = argument.path.segments.last()
-            && let Some(function) = self.open.last_mut()
-        {
-            function.steps.push(name.ident.to_string());
-        }
-        visit::visit_expr_call(self, call);
-    }
-
     fn visit_expr_path(&mut self, path: &'a syn::ExprPath) {
         self.path(&path.path);
         visit::visit_expr_path(self, path);
@@ -219,6 +207,12 @@ impl<'a> Visit<'a> for Reader {
 
     /// What a macro is given, if that is expressions.
     fn visit_macro(&mut self, made: &'a syn::Macro) {
+        if made.path.is_ident("failpoint")
+            && let (Ok(name), Some(function)) = (made.parse_body::<syn::LitStr>(), self.open.last_mut())
+        {
+            function.failpoints.push(name.value());
+            return;
+        }
         if let Ok(given) = made.parse_body_with(Punctuated::<Expr, Token![,]>::parse_terminated) {
             for expression in &given {
                 // The parsed text is not of the file's life time; a reader of its own hands over what it found.
@@ -233,7 +227,7 @@ impl<'a> Visit<'a> for Reader {
                 visit_owned(&mut inner, expression);
                 if let (Some(function), Some(found)) = (self.open.last_mut(), inner.open.pop()) {
                     function.uses.extend(found.uses);
-                    function.steps.extend(found.steps);
+                    function.failpoints.extend(found.failpoints);
                 }
             }
         }

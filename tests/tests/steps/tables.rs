@@ -3,6 +3,7 @@
 /// Crates that change nothing that another process or the kernel keeps: who is in none of these lists is looked at.
 pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
     ("crates/umf-config", "reads files and the environment"),
+    ("crates/umf-sync", "locks, and memory for metadata: state of this process alone"),
     ("crates/umf-cli", "a program over the crate umf"),
     ("crates/umf-topology", "reads files"),
     (
@@ -87,7 +88,7 @@ pub(crate) const QUESTIONS: &[&str] = &[
 /// what the caches hold. By crate.
 pub(crate) const CHANGES: &[(&str, &[&str])] = &[
     ("crates/umf-core", &["provider.allocate", "provider.free", "ability.split", "ability.merge"]),
-    ("crates/umf-domain", &["sys::close_inherited", "sys::reserve", "bits::set", "bits::clear"]),
+    ("crates/umf-domain", &["sys::reserve", "bits::set", "bits::clear"]),
     (
         "crates/umf-ipc",
         &[
@@ -96,7 +97,6 @@ pub(crate) const CHANGES: &[(&str, &[&str])] = &[
             "protocol::lease",
             "protocol::publish",
             "protocol::retire",
-            "sys::close_inherited",
             "ledger.name_lease_table",
             "import.import",
             "import.release",
@@ -174,25 +174,10 @@ const ASKED: &str = "an fd that is asked about, and closed when the caller has i
 pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
     ("crates/umf-core", "sys::map_metadata", OWN_MEMORY),
     ("crates/umf-memory", "sys::open_unlocked", OWN_STATE),
-    ("crates/umf-core", "sys::wipe_on_fork", OWN_MEMORY),
-    ("crates/umf-core", "sys::register_barrier", OWN_STATE),
-    ("crates/umf-core", "sys::barrier", OWN_STATE),
-    ("crates/umf-core", "Chunks::drop", OWN_MEMORY),
-    ("crates/umf-core", "Wiped::drop", OWN_MEMORY),
-    ("crates/umf-core", "Chunks::get_or_grow", OWN_MEMORY),
-    ("crates/umf-core", "fork::install", OWN_STATE),
-    ("crates/umf-core", "fork::stay_loaded", OWN_STATE),
     ("crates/umf-core", "Mapped::deallocate", OWN_MEMORY),
     ("crates/umf-core", "sys::at_exit", OWN_STATE),
     ("crates/umf-core", "sys::write_error", "tells people something, and changes nothing"),
     ("crates/umf-core", "background::spawn", OWN_STATE),
-    ("crates/umf-core", "thread::enter", OWN_STATE),
-    ("crates/umf-core", "thread::exit_key", OWN_STATE),
-    (
-        "crates/umf-domain",
-        "Table::drop",
-        "in a forked child: its own copy of an fd whose file the parent has",
-    ),
     ("crates/umf-domain", "sys::is_free", ASKED),
     (
         "crates/umf-link",

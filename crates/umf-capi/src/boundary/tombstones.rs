@@ -9,8 +9,8 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU16, Ordering};
 use std::alloc::dealloc;
 
-use umf_core::global::Global;
 use umf_ipc::HANDLE_SIZE;
+use umf_sync::Lock;
 
 /// Tombstones of a list: for one object, and for 1,024 that are destroyed after it.
 const COUNT: u16 = 1 + 1024;
@@ -34,7 +34,7 @@ pub(super) struct Tombstones {
     stones: [Tombstone; COUNT as usize],
     /// The newest tombstone of each chain, by its number; 0 for none.
     chains: [AtomicU16; CHAINS],
-    ring: Global<Ring>,
+    ring: Lock<Ring>,
 }
 
 /// Its number is one more than its index.
@@ -58,7 +58,7 @@ impl Tombstones {
             stones: [const { Tombstone { memory: AtomicPtr::new(null_mut()), older: AtomicU16::new(0) } };
                 COUNT as usize],
             chains: [const { AtomicU16::new(0) }; CHAINS],
-            ring: Global::leaf(Ring { layouts: [None; COUNT as usize], next: 0 }),
+            ring: Lock::new(Ring { layouts: [None; COUNT as usize], next: 0 }),
         }
     }
 

@@ -4,7 +4,7 @@ use core::ffi::{CStr, c_void};
 use std::ffi::CString;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use umf_core::global::Global;
+use umf_sync::Lock;
 
 use super::asked::Query;
 use super::{Asked, no_such_path};
@@ -35,7 +35,7 @@ impl Entry {
     }
 }
 
-static LIVE: Global<Vec<Entry>> = Global::new(Vec::new());
+static LIVE: Lock<Vec<Entry>> = Lock::new(Vec::new());
 
 /// Makes an object known by its name.
 pub(crate) fn enter(kind: Kind, name: &CStr, object: usize) {
@@ -71,7 +71,7 @@ struct Default {
     value: Vec<u8>,
 }
 
-static DEFAULTS: Global<Vec<Default>> = Global::new(Vec::new());
+static DEFAULTS: Lock<Vec<Default>> = Lock::new(Vec::new());
 
 /// Answers `<kind>.default.<name>.<path>`.
 pub(super) fn answer_default(kind: Kind, asked: &Asked<'_>) -> Outcome<()> {

@@ -10,10 +10,10 @@ use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use umf_core::global::Global;
-use umf_core::metadata::{Chunks, Zeroed};
-use umf_core::{Access, thread};
+use umf_core::Access;
 use umf_ipc::{HANDLE_SIZE, Importer, Mapping};
+use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::{Lock, thread};
 
 use crate::boundary::{Failure, Outcome};
 
@@ -53,7 +53,7 @@ unsafe impl Zeroed for Table {}
 static TABLES: Chunks<Table, 1> = Chunks::new();
 
 /// What is in no table, with its address.
-static ELSEWHERE: Global<Vec<(usize, Open)>> = Global::new(Vec::new());
+static ELSEWHERE: Lock<Vec<(usize, Open)>> = Lock::new(Vec::new());
 
 /// The places that an address has.
 #[inline(always)]

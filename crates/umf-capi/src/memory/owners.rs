@@ -3,8 +3,8 @@
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use umf_core::Address;
-use umf_core::global::Global;
 use umf_core::tracker::{self, Found, OwnerId};
+use umf_sync::Lock;
 
 use crate::pool::Pool;
 
@@ -15,7 +15,7 @@ const OWNERS: usize = 1 << 14;
 static POOLS: [AtomicPtr<Pool>; OWNERS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; OWNERS];
 
 /// Pools of this library that own their regions themselves: where the pool lies, and its handle.
-static OWN: Global<Vec<(usize, usize)>> = Global::new(Vec::new());
+static OWN: Lock<Vec<(usize, usize)>> = Lock::new(Vec::new());
 
 /// All regions of this owner belong to the pool.
 pub(crate) fn set(owner: OwnerId, pool: *mut Pool) {

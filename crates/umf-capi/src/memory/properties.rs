@@ -5,8 +5,8 @@
 
 use core::ffi::c_void;
 
-use umf_core::global::Global;
 use umf_core::{Address, Region, tracker};
+use umf_sync::Lock;
 
 use super::{opened, owners};
 use crate::boundary::{Code, Failure, Handle, Out, Outcome, call};
@@ -50,7 +50,7 @@ struct Place {
     use_number: u32,
 }
 
-static PLACES: Global<Vec<Place>> = Global::new(Vec::new());
+static PLACES: Lock<Vec<Place>> = Lock::new(Vec::new());
 /// From this many on, places of memory that is gone are used again.
 const MANY: usize = 1024;
 

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicI64, Ordering};
 
-use umf_core::thread;
+use umf_sync::thread;
 
 const PARTS: usize = 32;
 

@@ -1,7 +1,8 @@
 //! [`Whose`]: what this library knows of the memory of a pool whose allocator checks nothing.
 
 use umf_core::tracker::{self, OwnerId};
-use umf_core::{Address, Visibility, fork};
+use umf_core::{Address, Visibility};
+use umf_sync::fork;
 
 use crate::boundary::{Failure, NOT_SUPPORTED, Outcome};
 use crate::provider::{Provider, Tracking};

@@ -38,7 +38,6 @@ use core::time::Duration;
 use std::time::Instant;
 
 pub(crate) use joined::Joined;
-pub(crate) use registry::{lock_for_fork, unlock_after_fork, unlock_in_child};
 pub(crate) use upstream::Policy;
 
 use registry::REGISTRY;

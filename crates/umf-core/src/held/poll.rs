@@ -6,9 +6,9 @@ use super::records::{Item, What};
 use super::registry::{Begun, REGISTRY};
 use super::upstream::purge;
 use crate::observer::Freed;
-use crate::step::{Step, step};
 use crate::tracker::{self, OwnerGuard, OwnerId};
 use crate::{Error, Progress, Result};
+use umf_sync::failpoint;
 
 thread_local! {
     /// The thread is looking already: what it asks may get here again.
@@ -86,7 +86,7 @@ impl Look {
         self.listed.set(0);
         let detached = REGISTRY.lock().detach(*number);
         let Some(mut held) = detached else { return (0, None) };
-        step(Step::HeldLeaving);
+        failpoint!("held.leaving");
         match let_go(&mut held, owner.as_ref()) {
             Ok(bytes) => {
                 REGISTRY.lock().forget(self.account, *number, &held);
@@ -115,7 +115,7 @@ fn let_go(held: &mut Item, owner: Option<&OwnerGuard>) -> Result<u64> {
             let gone = Error::NotAllocated { address: held.base };
             // SAFETY: the pool gave the block to `hold`, and it was detached, so that it is given back once.
             unsafe { pool.ok_or(gone)?.let_go(Freed::Block { address: held.base }) }?;
-            step(Step::HeldBlockReturned);
+            failpoint!("held.block_returned");
         }
         What::Region(region, number, provider) => {
             let known = number.take();
@@ -131,7 +131,7 @@ fn let_go(held: &mut Item, owner: Option<&OwnerGuard>) -> Result<u64> {
                 }
                 return Err(error);
             }
-            step(Step::HeldRegionReturned);
+            failpoint!("held.region_returned");
             if let Some(pool) = pool {
                 // SAFETY: the region is one of the pool's, which knows that it was held.
                 let noted = unsafe { pool.let_go(Freed::Region(*region)) };

@@ -6,10 +6,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use super::Joined;
-use crate::metadata::Zeroed;
 use crate::observer::Leases;
 use crate::tracker::RegionNumber;
 use crate::{Address, Completion, Progress, ProviderRef, Region};
+use umf_sync::chunks::Zeroed;
 
 /// What is held.
 #[derive(Clone, Debug)]

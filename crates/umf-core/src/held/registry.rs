@@ -7,9 +7,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::HeldStatistics;
 use super::records::{Account, Item, List, Record, Slot, Users};
-use crate::lock::Lock;
-use crate::metadata::{Chunks, Table};
+use crate::metadata::Table;
 use crate::{Region, Result};
+use umf_sync::{Lock, chunks::Chunks, fork};
 
 static RECORDS: Table<Record> = Table::new(u32::MAX >> 2);
 static ACCOUNTS: Chunks<Account> = Chunks::new();
@@ -67,7 +67,7 @@ impl Registry {
     }
 
     /// Adds an item; gives it back, to be dropped without the lock, if there is no memory.
-    pub(super) fn insert(&mut self, account: u32, item: Item) -> Result<(), Item> {
+    fn insert(&mut self, account: u32, item: Item) -> Result<(), Item> {
         let Ok(accounts) = ACCOUNTS.get_or_grow(account) else { return Err(item) };
         let Ok((number, _)) = RECORDS.allocate() else { return Err(item) };
         self.end = self.end.max(account + 1);
@@ -376,30 +376,20 @@ pub(super) fn sum() -> HeldStatistics {
     })
 }
 
-/// Before a fork, after the locks of pools and providers: they may be held while something is registered here.
-pub(crate) fn lock_for_fork() {
-    REGISTRY.lock_for_fork();
-    RECORDS.lock_for_fork();
+/// As [`Registry::insert`], with a fork that is told.
+pub(super) fn insert(account: u32, item: Item) -> Result<(), Item> {
+    // (Fails past 32 users of it: a child then keeps its copies of what is held.)
+    let _ = fork::add_hooks(&AT_FORK);
+    REGISTRY.lock().insert(account, item)
 }
 
-/// # Safety
-/// [`lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
-pub(crate) unsafe fn unlock_after_fork() {
-    // SAFETY: passed on to the caller.
-    unsafe { RECORDS.unlock_after_fork() };
-    // SAFETY: as above.
-    unsafe { REGISTRY.unlock_after_fork() };
-}
-
-/// As [`unlock_after_fork`], in the child.
-///
-/// # Safety
-/// As [`unlock_after_fork`].
-pub(crate) unsafe fn unlock_in_child() {
-    // SAFETY: passed on to the caller.
-    unsafe { unlock_after_fork() };
-    // (Taken by what was interrupted, if a handler of signals forked: then what is held is merely never let go.)
-    if let Some(mut registry) = REGISTRY.try_lock() {
-        registry.clear();
-    }
-}
+/// A child holds nothing of its parent.
+static AT_FORK: fork::Hooks = fork::Hooks {
+    child: || {
+        // (Taken by what the fork interrupted, if a signal handler forks: then what is held stays.)
+        if let Some(mut registry) = REGISTRY.try_lock() {
+            registry.clear();
+        }
+    },
+    ..fork::Hooks::NONE
+};

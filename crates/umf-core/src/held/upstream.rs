@@ -8,9 +8,9 @@ use super::records::{Item, Users, What};
 use super::registry::{self, Claimed, REGISTRY};
 use super::{HeldStatistics, Joined, OnFree, poll, wait};
 use crate::observer::Leases;
-use crate::step::{Step, step};
 use crate::tracker::{self, RegionNumber};
 use crate::{Address, Completion, Error, Progress, ProviderRef, Region, Result, Upstream};
+use umf_sync::failpoint;
 
 /// How many items are looked at when a free finds a lease.
 const SOME: u32 = 8;
@@ -166,11 +166,11 @@ impl Upstream {
         let purged =
             done && self.policy().release.load(Ordering::Relaxed) && purge(self.provider(), base, size);
         let item = Item { what, base, size, purged, refused: false, lost: false, users };
-        let lost = REGISTRY.lock().insert(self.id().number(), item).err();
+        let lost = registry::insert(self.id().number(), item).err();
         if let Some(item) = lost {
             registry::lose(&item);
         }
-        step(Step::HeldKept);
+        failpoint!("held.kept");
     }
 
     /// Holds a region whose life was taken.
@@ -186,7 +186,7 @@ impl Upstream {
     pub(crate) fn lend(&self, base: Address, size: usize, leases: &Arc<dyn Leases>) -> Result<()> {
         let users = Users::lessees(Arc::clone(leases));
         let item = Item { what: What::Lent, base, size, purged: false, refused: false, lost: false, users };
-        let lost = REGISTRY.lock().insert(self.id().number(), item).err();
+        let lost = registry::insert(self.id().number(), item).err();
         match lost {
             None => Ok(()),
             Some(item) => Err(Error::OutOfMemory { size: size_of_val(&item), owner: "metadata", native: 0 }),
@@ -241,7 +241,7 @@ impl Upstream {
                         drop(registry);
                         // Its owner's number will be another's.
                         tracker::remove(known, region);
-                        step(Step::HeldOrphaned);
+                        failpoint!("held.orphaned");
                     }
                     None => registry.orphan(account, number),
                 },
@@ -273,7 +273,7 @@ pub(super) fn purge(provider: &ProviderRef, base: Address, size: usize) -> bool 
     // SAFETY: the memory is freed: nobody in this process needs its content, and for others that is what was asked for.
     match unsafe { ability.purge_forced(first, pages) } {
         Ok(()) => {
-            step(Step::HeldPurged);
+            failpoint!("held.purged");
             true
         }
         Err(Error::NotSupported { .. }) => false,

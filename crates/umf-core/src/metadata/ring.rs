@@ -8,7 +8,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::Zeroed;
+use umf_sync::chunks::Zeroed;
 
 /// Words in a slot.
 pub const SLOT_WORDS: usize = 5;

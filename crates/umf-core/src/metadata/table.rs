@@ -2,8 +2,9 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use super::{Chunks, Zeroed};
-use crate::lock::Lock;
+use umf_sync::Lock;
+use umf_sync::chunks::{Chunks, Zeroed};
+
 use crate::{Error, Result};
 
 #[derive(Debug)]
@@ -50,7 +51,7 @@ impl<T: Zeroed, const FIRST: usize> Table<T, FIRST> {
     /// # Errors
     /// [`Error::OutOfMemory`] if no memory can be mapped.
     pub fn first(&self) -> Result<&T> {
-        self.records.get_or_grow(0)
+        Ok(self.records.get_or_grow(0)?)
     }
 
     /// A number that nobody uses, with its record.
@@ -89,20 +90,6 @@ impl<T: Zeroed, const FIRST: usize> Table<T, FIRST> {
     /// The numbers handed out so far, whether in use or given back: `1..end`.
     pub fn end(&self) -> u32 {
         self.numbers.lock().next
-    }
-
-    /// Takes the lock for the time of a fork (see [`crate::fork`]).
-    pub fn lock_for_fork(&self) {
-        self.numbers.lock_for_fork();
-    }
-
-    /// Lets go of the lock after a fork.
-    ///
-    /// # Safety
-    /// As [`Lock::unlock_after_fork`].
-    pub unsafe fn unlock_after_fork(&self) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.numbers.unlock_after_fork() };
     }
 }
 

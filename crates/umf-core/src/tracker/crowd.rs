@@ -4,8 +4,9 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::record::REGIONS;
 use super::{Found, sequence};
-use crate::metadata::{Table, Zeroed};
+use crate::metadata::Table;
 use crate::{Address, Result};
+use umf_sync::chunks::Zeroed;
 
 pub(super) static CROWDS: Table<Crowd> = Table::new(u32::MAX >> 4);
 

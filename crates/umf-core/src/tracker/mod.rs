@@ -20,12 +20,12 @@ mod upstream;
 use core::sync::atomic::AtomicU32;
 use std::sync::Arc;
 
-use crate::lock::Lock;
 use crate::{Address, Completion, Error, Pool, Region, Result};
 use crowd::CROWDS;
 use page_map::{Entry, PageMap, Slot};
 use record::REGIONS;
 use sequence::Settled;
+use umf_sync::Lock;
 
 pub use owner::{OwnerGuard, OwnerId, ProviderRef, for_each_pool};
 pub use page_map::GRANULE;
@@ -289,27 +289,6 @@ fn granules(base: Address, size: usize) -> Result<impl Iterator<Item = Address>>
     let first = base.to_bits() / GRANULE as u64;
     let last = last.to_bits() / GRANULE as u64;
     Ok((first..=last).map(|granule| Address::from_bits(granule * GRANULE as u64)))
-}
-
-/// Before a fork: no other thread may be changing the map.
-pub(crate) fn lock_for_fork() {
-    owner::lock_for_fork();
-    WRITERS.lock_for_fork();
-    REGIONS.lock_for_fork();
-    CROWDS.lock_for_fork();
-}
-
-/// # Safety
-/// [`lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
-pub(crate) unsafe fn unlock_after_fork() {
-    // SAFETY: passed on to the caller, here and below.
-    unsafe { CROWDS.unlock_after_fork() };
-    // SAFETY: as above.
-    unsafe { REGIONS.unlock_after_fork() };
-    // SAFETY: as above.
-    unsafe { WRITERS.unlock_after_fork() };
-    // SAFETY: as above.
-    unsafe { owner::unlock_after_fork() };
 }
 
 #[cfg(test)]

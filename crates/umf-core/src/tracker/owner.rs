@@ -7,8 +7,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::Arc;
 
-use crate::lock::Lock;
-use crate::{Error, Pool, Provider, Result, fork};
+use umf_sync::{Lock, fork};
+
+use crate::{Error, Pool, Provider, Result};
 
 #[cfg(doc)]
 use super::Upstream;
@@ -255,15 +256,4 @@ pub fn for_each_pool(mut look: impl FnMut(&dyn Pool)) {
             look(pool);
         }
     }
-}
-
-pub(super) fn lock_for_fork() {
-    NEXT.lock_for_fork();
-}
-
-/// # Safety
-/// [`lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
-pub(super) unsafe fn unlock_after_fork() {
-    // SAFETY: passed on to the caller.
-    unsafe { NEXT.unlock_after_fork() };
 }

@@ -4,9 +4,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::owner::OwnerId;
 use super::{Found, RegionNumber, sequence};
-use crate::metadata::{Table, Zeroed};
+use crate::metadata::Table;
 use crate::provider::RegionId;
 use crate::{Address, Region};
+use umf_sync::chunks::Zeroed;
 
 pub(super) static REGIONS: Table<RegionRecord> = Table::new(u32::MAX >> 2);
 

@@ -11,8 +11,9 @@ use crate::Provider;
 use crate::held::{Fate, Joined, Policy};
 use crate::observer::{Freed, Leases, before_free};
 use crate::shortage::Slot;
-use crate::step::{Step, step};
-use crate::{Address, Error, Layout, Pool, Region, Result, fork};
+use umf_sync::{failpoint, fork};
+
+use crate::{Address, Error, Layout, Pool, Region, Result};
 
 /// A provider as its user sees it: regions that are got here are tracked, and their exports are retired
 /// before they go back.
@@ -112,10 +113,10 @@ impl Upstream {
         // A pool may be calling with its locks taken; it polls by itself (`admit`).
         if self.id.has_pool() { self.check_held() } else { self.admit() }?;
         let region = self.provider.allocate(layout)?;
-        step(Step::UpstreamAllocated);
+        failpoint!("upstream.allocated");
         match insert(region, self.id) {
             Ok(number) => {
-                step(Step::UpstreamTracked);
+                failpoint!("upstream.tracked");
                 Ok((region, number))
             }
             Err(error) => {
@@ -161,7 +162,7 @@ impl Upstream {
         let number = self.number_of(&region)?;
         let mut leases = Joined::default();
         self.retire(number, region, &mut leases)?;
-        step(Step::UpstreamRetired);
+        failpoint!("upstream.retired");
         if self.may_hold() {
             self.claim(&region, &mut leases);
         }
@@ -170,10 +171,10 @@ impl Upstream {
             return Ok(Fate::Held);
         }
         remove(number, region);
-        step(Step::UpstreamRemoved);
+        failpoint!("upstream.removed");
         // SAFETY: passed on to the caller; nothing names the region any more.
         let freed = unsafe { self.provider.free(region) };
-        step(Step::UpstreamFreed);
+        failpoint!("upstream.freed");
         if freed.is_err() {
             // Still mapped as far as anyone knows: keep it findable. If even that fails, it is merely not found. (It was
             // taken out first, because after the provider's free the addresses may be another region's.)
@@ -226,7 +227,7 @@ impl Upstream {
         }
         // SAFETY: passed on to the caller.
         let split = unsafe { ability.split(region, first) };
-        step(Step::UpstreamSplit);
+        failpoint!("upstream.split");
         match split {
             Ok((low, high)) if reserved.fill([(number, region)], [low, high], self.id) => Ok((low, high)),
             Ok((low, high)) => {
@@ -283,7 +284,7 @@ impl Upstream {
         };
         // SAFETY: passed on to the caller.
         let merged = unsafe { ability.merge(low, high) };
-        step(Step::UpstreamMerged);
+        failpoint!("upstream.merged");
         match merged {
             Ok(whole) if reserved.fill([(numbers.0, low), (numbers.1, high)], [whole], self.id) => Ok(whole),
             Ok(whole) => {

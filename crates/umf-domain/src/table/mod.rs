@@ -15,17 +15,18 @@ mod rules;
 mod tests;
 
 use core::sync::atomic::Ordering;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use layout::{HEADER_SIZE, Header, MAGIC, SLOT_SIZE, Slot, VERSION};
 pub(crate) use layout::{MAX_SLOTS, PLACES};
 pub(crate) use rules::{Entry, Listed, NoRoom, Refused, Rules};
 
-use umf_core::step::{Step, step};
+use umf_ipc::fd_socket::SharedFd;
+use umf_sync::failpoint;
 
 use crate::number::{Reuse, Tag};
-use crate::sys::{self, File, Mapping};
+use crate::sys::{self, CloseOnFork, File, Mapping};
 use crate::{Error, Result};
 
 /// The mapped table. Not there in forked children.
@@ -33,11 +34,11 @@ use crate::{Error, Result};
 pub(crate) struct Table {
     /// Unmapped by hand, since not in a forked child.
     mapping: core::mem::ManuallyDrop<Mapping>,
-    file: core::mem::ManuallyDrop<Arc<OwnedFd>>,
+    file: Arc<CloseOnFork>,
     /// As it was when the table was mapped: whatever is written there later, the mapping has this many.
     capacity: u32,
     tag: Tag,
-    /// The process that mapped it, as [`umf_core::fork::generation`] counts.
+    /// The process that mapped it, as [`umf_sync::fork::generation`] counts.
     generation: u32,
 }
 
@@ -51,9 +52,9 @@ impl Table {
             return Err(Error::system("ftruncate of the domain's table")(rustix::io::Errno::FBIG));
         }
         let size = HEADER_SIZE + capacity as usize * SLOT_SIZE;
-        let file = sys::memfd(&format!("umf-domain-table/{name}"), size as u64)
+        let file = CloseOnFork::make(|| sys::memfd(&format!("umf-domain-table/{name}"), size as u64))
             .map_err(Error::system("memfd_create of the domain's table"))?;
-        step(Step::DomainTableFileMade);
+        failpoint!("domain.table_file_made");
         sys::reserve(&file, 0, HEADER_SIZE as u64)
             .map_err(Error::system("fallocate of the domain's table"))?;
         let [incarnation, _] = sys::random().map_err(Error::system("getrandom"))?;
@@ -65,7 +66,7 @@ impl Table {
         header.tag.store(u32::from(tag.bits()), Ordering::Relaxed);
         header.incarnation.store(Reuse::from_bits(incarnation).bits(), Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
-        step(Step::DomainTableMade);
+        failpoint!("domain.table_made");
         Ok(table)
     }
 
@@ -82,6 +83,7 @@ impl Table {
         };
         let slots = size - HEADER_SIZE;
         let capacity = (slots / SLOT_SIZE) as u32;
+        let file = CloseOnFork::new(file).map_err(Error::system("fstat of the table"))?;
         let table = Self::map(file, size, capacity, tag)?;
         let header = table.header();
         let good = capacity > 0
@@ -95,27 +97,23 @@ impl Table {
     }
 
     /// `size` is that of the file, and has room for the header and `capacity` slots.
-    fn map(file: OwnedFd, size: usize, capacity: u32, tag: Tag) -> Result<Self> {
+    fn map(file: CloseOnFork, size: usize, capacity: u32, tag: Tag) -> Result<Self> {
         let mapping = Mapping::new(&file, size).map_err(Error::system("mmap of the domain's table"))?;
         mapping
             .keep_from_children()
             .map_err(Error::system("madvise(MADV_DONTFORK) of the domain's table"))?;
-        step(Step::DomainTableMapped);
+        failpoint!("domain.table_mapped");
         Ok(Self {
             mapping: core::mem::ManuallyDrop::new(mapping),
-            file: core::mem::ManuallyDrop::new(Arc::new(file)),
+            file: Arc::new(file),
             capacity,
             tag,
-            generation: umf_core::fork::generation(),
+            generation: umf_sync::fork::generation(),
         })
     }
 
-    pub(crate) fn shared_file(&self) -> Arc<OwnedFd> {
-        Arc::clone(&self.file)
-    }
-
-    fn raw_file(&self) -> RawFd {
-        self.file.as_raw_fd()
+    pub(crate) fn shared_file(&self) -> SharedFd {
+        Arc::clone(&self.file) as SharedFd
     }
 
     pub(crate) const fn capacity(&self) -> u32 {
@@ -159,17 +157,9 @@ impl Table {
 
 impl Drop for Table {
     fn drop(&mut self) {
-        if self.generation == umf_core::fork::generation() {
-            // SAFETY: neither is used again.
-            unsafe {
-                core::mem::ManuallyDrop::drop(&mut self.mapping);
-                core::mem::ManuallyDrop::drop(&mut self.file);
-            }
-        } else {
-            // In a forked child the mapping does not exist, and the server thread that has the other share of the file
-            // does not either.
-            // SAFETY: nobody else in this process closes or uses the fd.
-            unsafe { sys::close_inherited(self.raw_file()) };
+        if self.generation == umf_sync::fork::generation() {
+            // SAFETY: not used again.
+            unsafe { core::mem::ManuallyDrop::drop(&mut self.mapping) };
         }
     }
 }

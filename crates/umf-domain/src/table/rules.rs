@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use umf_core::step::{Step, step};
+use umf_sync::failpoint;
 
 use super::layout::{HEADER_SIZE, PLACES, SLOT_SIZE, Slot};
 use super::{Table, bits};
@@ -57,7 +57,7 @@ pub(crate) enum NoRoom {
 const RESERVE: u32 = 256;
 
 impl<'t> Rules<'t> {
-    pub(crate) const fn new(table: &'t Table, _turn: &Turn<'_>) -> Self {
+    pub(crate) const fn new(table: &'t Table, _turn: &Turn) -> Self {
         Self { table }
     }
 
@@ -74,9 +74,9 @@ impl<'t> Rules<'t> {
         let Some(here) = header.places.get(usize::from(place)) else { return };
         here.nonce[0].store(nonce[0], Ordering::Relaxed);
         here.nonce[1].store(nonce[1], Ordering::Relaxed);
-        step(Step::DomainPlaceNamed);
+        failpoint!("domain.place_named");
         bits::set(&header.occupied, usize::from(place));
-        step(Step::DomainPlaceTaken);
+        failpoint!("domain.place_taken");
     }
 
     /// Ends all registrations of a participant that is dead, and objects that nobody is registered for any more. Whoever
@@ -89,13 +89,13 @@ impl<'t> Rules<'t> {
                 continue;
             };
             bits::clear(&slot.registrants, usize::from(place));
-            step(Step::DomainReclaiming);
+            failpoint!("domain.reclaiming");
             if bits::is_empty(&slot.registrants) {
                 bits::clear(&header.used, number);
             }
         }
         bits::clear(&header.occupied, usize::from(place));
-        step(Step::DomainReclaimed);
+        failpoint!("domain.reclaimed");
     }
 
     /// A new object, whose creator is registered by that.
@@ -117,11 +117,11 @@ impl<'t> Rules<'t> {
         for word in &slot.registrants {
             word.store(0, Ordering::Relaxed);
         }
-        step(Step::DomainSlotFilled);
+        failpoint!("domain.slot_filled");
         bits::set(&slot.registrants, usize::from(place));
-        step(Step::DomainCreatorEntered);
+        failpoint!("domain.creator_entered");
         bits::set(&header.used, number);
-        step(Step::DomainCreated);
+        failpoint!("domain.created");
         Ok(Number::new(number as u16, table.tag(), reuse))
     }
 
@@ -135,7 +135,7 @@ impl<'t> Rules<'t> {
         let at = |slot: u32| HEADER_SIZE as u64 + u64::from(slot) * SLOT_SIZE as u64;
         sys::reserve(&*self.table.file, at(reserved), at(end) - at(reserved)).map_err(NoRoom::NoMemory)?;
         self.table.header().reserved_slots.store(end, Ordering::Relaxed);
-        step(Step::DomainTableGrown);
+        failpoint!("domain.table_grown");
         Ok(())
     }
 
@@ -186,7 +186,7 @@ impl<'t> Rules<'t> {
             return Err(Refused::WrongKind(entry.kind));
         }
         bits::set(&slot.registrants, usize::from(place));
-        step(Step::DomainRegistered);
+        failpoint!("domain.registered");
         Ok(entry)
     }
 
@@ -197,10 +197,10 @@ impl<'t> Rules<'t> {
             return Err(Refused::NotRegistered);
         }
         bits::clear(&slot.registrants, usize::from(place));
-        step(Step::DomainUnregistered);
+        failpoint!("domain.unregistered");
         if bits::is_empty(&slot.registrants) {
             bits::clear(&self.table.header().used, usize::from(number.slot()));
-            step(Step::DomainDestroyed);
+            failpoint!("domain.destroyed");
         }
         Ok(())
     }

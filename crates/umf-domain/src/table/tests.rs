@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
+use std::os::fd::AsFd;
+
 use super::*;
 use crate::number::Number;
 
@@ -204,7 +206,7 @@ fn deaths_between_two_stores() {
 fn only_a_table_of_the_domain_is_opened() {
     let tag = Tag::of(b"test");
     let good = table(3);
-    let copy = |table: &Table| table.file.try_clone().unwrap();
+    let copy = |table: &Table| table.file.as_fd().try_clone_to_owned().unwrap();
     let opened = Table::open(copy(&good), tag).unwrap().unwrap();
     let number = Rules::alone(&opened).create(1, &entry(5, 1)).unwrap();
     assert!(Rules::alone(&good).register(2, number, 5).is_ok());

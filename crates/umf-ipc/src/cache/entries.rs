@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use intrusive_collections::{LinkedList, LinkedListAtomicLink, intrusive_adapter};
-use umf_core::lock::Lock;
-use umf_core::step::{Step, step};
+use umf_sync::{Lock, failpoint, fork};
 
 use super::limits::Counters;
 use super::{CacheStatistics, LimitPolicy, Limits, Pin, Pins};
@@ -76,7 +75,27 @@ pub(crate) struct Cache<K, V> {
     /// How many entries, and how many bytes, there are when dead ones are looked for next.
     sweep_at: [AtomicU64; 2],
     /// Keys that are being made, so that each is made once.
-    making: Lock<HashMap<K, Arc<Mutex<()>>>>,
+    making: Lock<Making<K>>,
+}
+
+/// Who makes what.
+#[derive(Debug)]
+struct Making<K> {
+    turns: HashMap<K, Arc<Mutex<()>>>,
+    /// The process, as [`fork::generation`] counts.
+    generation: u32,
+}
+
+impl<K> Making<K> {
+    fn turns(&mut self) -> &mut HashMap<K, Arc<Mutex<()>>> {
+        let generation = fork::generation();
+        if self.generation != generation {
+            // Of the parent's threads, which are not here to end their turns.
+            core::mem::forget(core::mem::take(&mut self.turns));
+            self.generation = generation;
+        }
+        &mut self.turns
+    }
 }
 
 /// A pin on an entry, taken back when dropped.
@@ -138,7 +157,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             counters: Counters::default(),
             next_stamp: AtomicU64::new(1),
             sweep_at: DEAD.map(AtomicU64::new),
-            making: Lock::new(HashMap::new()),
+            making: Lock::new(Making { turns: HashMap::new(), generation: fork::generation() }),
         }
     }
 
@@ -189,7 +208,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             Counters::count(&self.counters.table_hits);
             return Ok(found);
         }
-        let turn = Arc::clone(self.making.lock().entry(key.clone()).or_default());
+        let turn = Arc::clone(self.making.lock().turns().entry(key.clone()).or_default());
         let result = {
             let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
             match self.get(key) {
@@ -203,8 +222,8 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         let mut making = self.making.lock();
         drop(turn);
         // Only the map has it: nobody waits for a turn.
-        if making.get(key).is_some_and(|turn| Arc::strong_count(turn) == 1) {
-            making.remove(key);
+        if making.turns().get(key).is_some_and(|turn| Arc::strong_count(turn) == 1) {
+            making.turns().remove(key);
         }
         drop(making);
         result
@@ -232,7 +251,7 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         self.pins.stamp(number, stamp);
         shard.table.insert_unique(hash, Arc::clone(&entry), |entry| self.hasher.hash_one(&entry.key));
         shard.order.push_front(Arc::clone(&entry));
-        step(Step::CacheInserted);
+        failpoint!("cache.inserted");
         core::mem::forget(room);
         Ok(Pinned { cache: self, entry })
     }
@@ -336,13 +355,13 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
         if let Ok(found) = shard.table.find_entry(hash, |other| other.number == entry.number) {
             found.remove();
         }
-        step(Step::CacheUnlinking);
+        failpoint!("cache.unlinking");
         for _ in 0..entry.value.unlinked() {
             self.pins.unpin(entry.number);
         }
         self.pins.release(entry.number);
         self.shrink(entry.bytes);
-        step(Step::CacheUnlinked);
+        failpoint!("cache.unlinked");
     }
 
     /// Evicts the entry with this key if it is idle and `condition` holds for it.
@@ -423,34 +442,6 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             in_use,
             bytes: load(&self.counters.bytes),
             fds: 0,
-        }
-    }
-
-    /// Takes every lock, before a fork.
-    pub(crate) fn lock_for_fork(&self) {
-        self.making.lock_for_fork();
-        for shard in &self.shards {
-            shard.lock_for_fork();
-        }
-        self.pins.lock_for_fork();
-    }
-
-    /// # Safety
-    /// [`Cache::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
-    pub(crate) unsafe fn unlock_after_fork(&self, in_child: bool) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.pins.unlock_after_fork() };
-        for shard in &self.shards {
-            // SAFETY: as above.
-            unsafe { shard.unlock_after_fork() };
-        }
-        // SAFETY: as above.
-        unsafe { self.making.unlock_after_fork() };
-        // Whoever was making something is not here, but may hold its turn: forget the turns, without freeing memory in the
-        // middle of a fork. (If a handler of signals forked that came while the lock was taken, there are only that thread's,
-        // which is here.)
-        if in_child && let Some(mut making) = self.making.try_lock() {
-            core::mem::forget(core::mem::take(&mut *making));
         }
     }
 }

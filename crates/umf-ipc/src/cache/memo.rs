@@ -4,8 +4,8 @@ use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use umf_core::metadata::{Chunks, Zeroed};
-use umf_core::thread::{self, ThreadIndex};
+use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::thread::{self, ThreadIndex};
 
 use super::pins::PinCell;
 use crate::handle::SIZE;

@@ -5,12 +5,11 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use std::collections::VecDeque;
 
-use umf_core::fence;
-use umf_core::lock::Lock;
-use umf_core::metadata::{Chunks, Zeroed};
-use umf_core::thread::{self, ThreadIndex};
+use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::thread::{self, ThreadIndex};
+use umf_sync::{Lock, fence};
 
-use crate::{Error, Result, protocol};
+use crate::{Result, protocol};
 
 /// Use counts of numbered entries, split by thread.
 ///
@@ -129,9 +128,9 @@ impl Pins {
         }
         let number = numbers.next;
         // What unpinning may need must exist: it cannot fail.
-        self.stamps.get_or_grow(number).map_err(Error::Memory)?;
-        self.touched.get_or_grow(number).map_err(Error::Memory)?;
-        self.shared.counts.get_or_grow(number).map_err(Error::Memory)?;
+        self.stamps.get_or_grow(number)?;
+        self.touched.get_or_grow(number)?;
+        self.shared.counts.get_or_grow(number)?;
         numbers.next += 1;
         Ok(number)
     }
@@ -230,17 +229,6 @@ impl Pins {
                 true
             }
         })
-    }
-
-    pub(crate) fn lock_for_fork(&self) {
-        self.numbers.lock_for_fork();
-    }
-
-    /// # Safety
-    /// [`Pins::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
-    pub(crate) unsafe fn unlock_after_fork(&self) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.numbers.unlock_after_fork() };
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use super::state::State;
 use crate::lease::Exports;
-use crate::transfer::socket::server::{FdSource, Outgoing};
+use crate::transfer::socket::server::{FdSource, Outgoing, SharedFd};
 
 /// The exporter's state, as its socket thread holds it: the thread does not keep it alive.
 pub(super) struct Source {
@@ -14,8 +14,8 @@ pub(super) struct Source {
 }
 
 impl FdSource for Source {
-    fn ledger(&self) -> Option<Arc<OwnedFd>> {
-        self.exports.ledger.checked_fd().ok().cloned()
+    fn ledger(&self) -> Option<SharedFd> {
+        Some(Arc::clone(self.exports.ledger.checked_fd().ok()?) as SharedFd)
     }
 
     fn lease_table(&self) -> Option<Outgoing> {
@@ -23,7 +23,7 @@ impl FdSource for Source {
         match leases.reopen() {
             Ok(own) => Some(Outgoing::Own(own)),
             // Without a free descriptor, say: an importer can open what it gets anew itself, where it has `/proc`.
-            Err(_) => leases.checked_fd().ok().cloned().map(Outgoing::Shared),
+            Err(_) => leases.checked_fd().ok().map(|fd| Outgoing::Shared(Arc::clone(fd) as SharedFd)),
         }
     }
 

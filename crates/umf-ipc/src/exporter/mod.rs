@@ -12,19 +12,17 @@ pub use export::Export;
 pub use settings::{ExporterSettings, Ptracer};
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Arc;
 
-use umf_core::fork::{self, ForkAware};
-use umf_core::lock::Lock;
 use umf_core::observer::{self, ExportObserver, Freed, Leases, Observing};
 use umf_core::{Address, Region};
+use umf_sync::Lock;
 
 use crate::Result;
 use crate::cache::CacheStatistics;
 use crate::handle::Handle;
 use crate::identity::Nonce;
-use crate::sys;
 use state::State;
 
 /// Makes memory visible to other processes, and keeps one native export per region in a bounded cache.
@@ -53,26 +51,17 @@ pub(crate) struct Inner {
     /// process; they are leaked, because nothing of them may be touched here.
     state: AtomicPtr<State>,
     making: Lock<()>,
-    /// How many forks that are going on, each begun amid the one before, were told to the state.
-    prepared: AtomicU32,
 }
 
 impl Exporter {
     /// An exporter. Nothing is made until the first export.
     ///
     /// # Errors
-    /// [`crate::Error::Memory`] if there are too many exporters in this process (4096).
+    /// [`crate::Error::Memory`] if there is no memory to be told of what is freed.
     pub fn new(settings: ExporterSettings) -> Result<Self> {
-        sys::register_reopening()?;
-        let inner = Arc::new(Inner {
-            settings,
-            state: AtomicPtr::new(core::ptr::null_mut()),
-            making: Lock::new(()),
-            prepared: AtomicU32::new(0),
-        });
+        let inner =
+            Arc::new(Inner { settings, state: AtomicPtr::new(core::ptr::null_mut()), making: Lock::new(()) });
         let observing = observer::observe(Arc::clone(&inner) as _)?;
-        // SAFETY: the object is in an Arc that `self` holds, and is unregistered in `drop`.
-        unsafe { fork::register(inner.fork_aware()) }?;
         Ok(Self { inner, _observing: observing })
     }
 
@@ -149,16 +138,10 @@ impl Drop for Exporter {
         if let Some(state) = self.inner.current() {
             state.close();
         }
-        fork::unregister(self.inner.fork_aware());
     }
 }
 
 impl Inner {
-    fn fork_aware(self: &Arc<Self>) -> NonNull<dyn ForkAware + 'static> {
-        let object: &dyn ForkAware = &**self;
-        NonNull::from(object)
-    }
-
     /// The state, if it was made, and in this process.
     #[inline]
     fn current(&self) -> Option<&State> {
@@ -166,12 +149,6 @@ impl Inner {
         // SAFETY: a published state is freed only when `self` is dropped.
         let state = unsafe { state.as_ref() };
         state.belongs_here().then_some(state)
-    }
-
-    /// Whether the state was told of the fork that is over.
-    fn was_prepared(&self) -> bool {
-        let less = |forks: u32| forks.checked_sub(1);
-        self.prepared.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
     /// The state; made if this is the first export of this process, which is that of `first`.
@@ -199,40 +176,6 @@ impl ExportObserver for Inner {
             Freed::Region(region) => state.retire_region(&region),
             _ => None,
         }
-    }
-}
-
-impl ForkAware for Inner {
-    fn prepare(&self) {
-        self.making.lock_for_fork();
-        if let Some(state) = self.current() {
-            state.lock_for_fork();
-            self.prepared.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn parent(&self) {
-        if self.was_prepared()
-            && let Some(state) = self.current()
-        {
-            // SAFETY: `prepare` took the locks.
-            unsafe { state.unlock_after_fork() };
-        }
-        // SAFETY: as above.
-        unsafe { self.making.unlock_after_fork() };
-    }
-
-    fn child(&self) {
-        // Leaked from here on. Once only: the child may fork again before it exports anything.
-        let state = self.state.swap(core::ptr::null_mut(), Ordering::AcqRel);
-        if self.was_prepared()
-            && let Some(state) = NonNull::new(state)
-        {
-            // SAFETY: a published state is freed only when `self` is dropped; `prepare` took its locks.
-            unsafe { state.as_ref().abandon_in_child() };
-        }
-        // SAFETY: `prepare` took it.
-        unsafe { self.making.unlock_after_fork() };
     }
 }
 
@@ -272,18 +215,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-
-    /// In a process of one thread: whether a fork amid a fork leaves the state's locks to the first one.
-    fn locks_are_the_first_forks(exporter: &Exporter) -> bool {
-        let inner = &*exporter.inner;
-        let Ok(state) = inner.state(Address::from_bits(0x1000)) else { return false };
-        inner.prepare();
-        inner.prepare();
-        inner.parent();
-        let between = state.is_free();
-        inner.parent();
-        !between && state.is_free()
-    }
+    use crate::sys;
 
     #[test]
     fn descriptor_of_another_file_is_neither_sent_nor_closed() {
@@ -310,23 +242,5 @@ mod tests {
         // SAFETY: open since `dup2`, and closed by nothing else.
         let number = unsafe { OwnedFd::from_raw_fd(number) };
         assert_eq!(sys::identity(&number), sys::identity(&own));
-    }
-
-    #[test]
-    fn a_fork_amid_a_fork_leaves_the_locks_to_the_first() {
-        let exporter = Exporter::new(ExporterSettings::default()).unwrap();
-        // SAFETY: the child uses umf and ends within a bounded time.
-        let pid = unsafe { libc::fork() };
-        if pid == 0 {
-            // SAFETY: sets an alarm for this child.
-            unsafe { libc::alarm(20) };
-            let went_well = locks_are_the_first_forks(&exporter);
-            // SAFETY: ends the child at once.
-            unsafe { libc::_exit(i32::from(!went_well)) };
-        }
-        let mut status = 0;
-        // SAFETY: waits for the child made above.
-        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-        assert_eq!(status, 0);
     }
 }

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
-use umf_core::lock::Lock;
-use umf_core::step::{Step, step};
 use umf_core::tracker::ProviderRef;
 use umf_core::{Address, NativeExport, ProviderKind, Region};
+use umf_sync::{Lock, failpoint};
 
 use crate::cache::Cached;
 use crate::handle::Handle;
@@ -54,7 +53,7 @@ impl Drop for NativeGuard {
         {
             tracing::warn!(region = ?self.region, %error, "the provider could not take its native export back");
         }
-        step(Step::ExportReturned);
+        failpoint!("export.returned");
     }
 }
 
@@ -149,17 +148,6 @@ impl Closing {
         while self.0.lock().contains(&region) {
             std::thread::yield_now();
         }
-    }
-
-    pub(super) fn lock_for_fork(&self) {
-        self.0.lock_for_fork();
-    }
-
-    /// # Safety
-    /// [`Closing::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
-    pub(super) unsafe fn unlock_after_fork(&self) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.0.unlock_after_fork() };
     }
 }
 

@@ -4,14 +4,12 @@ mod describe;
 mod retire;
 
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use umf_core::lock::Lock;
-use umf_core::metadata::Chunks;
-use umf_core::step::{Step, step};
+use umf_core::Address;
 use umf_core::tracker::{self, Found};
-use umf_core::{Address, fork, thread};
+use umf_sync::{Lock, chunks::Chunks, failpoint, fork, thread};
 
 use super::fd_source::Source;
 use super::region_export::{BlockExport, Blocks, Closing, NativeGuard, RegionExport};
@@ -67,7 +65,7 @@ impl State {
             Err(rustix::io::Errno::INVAL) => tracing::debug!("PR_SET_PTRACER: this kernel has no yama"),
             Err(errno) => return Err(Error::system("prctl(PR_SET_PTRACER)", errno)),
         }
-        step(Step::ExporterPermitted);
+        failpoint!("exporter.permitted");
         let limits = Limits {
             entries: settings.max_created_handles,
             bytes: 0,
@@ -220,7 +218,7 @@ impl State {
             }
             drop(blocks);
             self.exports.ledger.publish_statistics(true, || self.figures());
-            step(Step::ExportReady);
+            failpoint!("export.ready");
             return Ok(Export::new(self, target.start, handle, pinned.into_pin()));
         }
     }
@@ -247,7 +245,7 @@ impl State {
             None => {
                 let provider = provider.clone();
                 let native = Some(ability.export(&region)?);
-                step(Step::ExportMade);
+                failpoint!("export.made");
                 let mut native = NativeGuard { region, provider, native, identity: None };
                 if let Some(fd) = native.fd() {
                     let identity = sys::identity(fd);
@@ -378,75 +376,8 @@ impl State {
             self.end_region(&region, RetireReason::ExporterDropped);
         }
         self.exports.outlive_exporter();
-        // As long as its thread has fds, forks find them here.
-        let thread = self.server.lock().as_ref().and_then(Server::begin_end);
-        drop(thread);
-        // With the lock, for the fd that is left.
-        let mut server = self.server.lock();
-        drop(server.take());
-    }
-
-    pub(super) fn lock_for_fork(&self) {
-        self.server.lock_for_fork();
-        // SAFETY: called on the line above.
-        if let Some(Some(server)) = unsafe { self.server.get_locked() } {
-            server.lock_for_fork();
-        }
-        self.cache.lock_for_fork();
-        self.closing.lock_for_fork();
-        self.exports.lock_for_fork();
-    }
-
-    /// # Safety
-    /// [`State::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
-    pub(super) unsafe fn unlock_after_fork(&self) {
-        // SAFETY: passed on to the caller, here and below.
-        unsafe { self.exports.unlock_after_fork() };
-        // SAFETY: as above.
-        unsafe { self.closing.unlock_after_fork() };
-        // SAFETY: as above.
-        unsafe { self.cache.unlock_after_fork(false) };
-        // SAFETY: as above.
-        unsafe { self.unlock_server(false) };
-    }
-
-    /// # Safety
-    /// As [`State::unlock_after_fork`], and it is the child if `in_child` says so.
-    unsafe fn unlock_server(&self, in_child: bool) {
-        // SAFETY: passed on to the caller; nothing is kept of the reference.
-        if let Some(Some(server)) = unsafe { self.server.get_locked() } {
-            // SAFETY: `lock_for_fork` came by here as well: the server was the same then.
-            unsafe { server.unlock_after_fork() };
-            if in_child {
-                // SAFETY: passed on to the caller.
-                unsafe { server.close_in_child() };
-            }
-        }
-        // SAFETY: as above.
-        unsafe { self.server.unlock_after_fork() };
-    }
-
-    /// Whether nobody has the lock of the server.
-    #[cfg(test)]
-    pub(super) fn is_free(&self) -> bool {
-        self.server.try_lock().is_some()
-    }
-
-    /// In a forked child: closes the fds that only the parent needs. Nothing else of the state is touched, now or
-    /// later.
-    ///
-    /// # Safety
-    /// [`State::lock_for_fork`] ran in the thread of which this is the forked copy.
-    pub(super) unsafe fn abandon_in_child(&self) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.unlock_server(true) };
-        if let Ok(fd) = self.exports.ledger.checked_fd() {
-            // SAFETY: the state, which owns the fd, is leaked in this process: see `Inner`.
-            unsafe { sys::close_inherited(fd.as_raw_fd()) };
-        }
-        // SAFETY: as above, and the locks were taken.
-        unsafe { self.exports.leases.abandon_in_child() };
-        step(Step::ExporterAbandoned);
+        let server = self.server.lock().take();
+        drop(server);
     }
 }
 

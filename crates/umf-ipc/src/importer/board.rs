@@ -1,17 +1,14 @@
 //! [`Board`]: the importer's own ledger, so that a process that exports nothing can be seen as well.
 
 use core::sync::atomic::{AtomicBool, Ordering};
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use umf_core::fork;
-use umf_core::lock::Lock;
-use umf_core::step::{Step, step};
+use umf_sync::{Lock, failpoint, fork};
 
+use crate::Error;
 use crate::handle::Handle;
 use crate::ledger::event::half_of;
 use crate::ledger::{Event, Figures, LedgerWriter};
-use crate::{Error, sys};
 
 /// Made when the first mapping is, gone when the importer is told to let go of what is idle and nothing is left. Without
 /// one (no fd left for it, say) the importer works as well; it is only not seen.
@@ -108,26 +105,11 @@ impl Board {
                 None => place.replace(posted),
             }
         };
-        step(Step::BoardPosted);
+        failpoint!("board.posted");
         if let Some(before) = before {
             before.take_down();
         }
         Some(ledger)
-    }
-
-    pub(super) fn lock_for_fork(&self) {
-        self.ledger.lock_for_fork();
-    }
-
-    /// # Safety
-    /// [`Board::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
-    pub(super) unsafe fn unlock_after_fork(&self, in_child: bool) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.ledger.unlock_after_fork() };
-        // (Where a handler of signals forked that came while the lock was taken, it is taken down when another one is made.)
-        if in_child && let Some(posted) = self.ledger.try_lock().and_then(|mut ledger| ledger.take()) {
-            posted.take_down();
-        }
     }
 }
 
@@ -139,17 +121,11 @@ impl Posted {
     fn take_down(self) {
         if self.belongs_here() {
             drop(self);
-            step(Step::BoardTakenDown);
+            failpoint!("board.taken_down");
             return;
         }
         // A parent's: nothing is mapped here, and where it was may be something else by now.
-        let number = self.ledger.checked_fd().ok().map(AsRawFd::as_raw_fd);
         core::mem::forget(self);
-        if let Some(number) = number {
-            // SAFETY: the ledger, which owns the fd, is leaked in this process.
-            unsafe { sys::close_inherited(number) };
-        }
-        step(Step::BoardAbandoned);
     }
 }
 

@@ -4,14 +4,13 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use umf_core::lock::Lock;
 use umf_core::{Import, ProviderKind};
+use umf_sync::Lock;
 
 use super::board::Board;
 use super::{Importer, Inner};
 use crate::Result;
 use crate::cache::{Cache, LimitPolicy, Limits, Memo};
-use crate::sys;
 use crate::transfer::Exchange;
 
 /// Settings of an [`Importer`].
@@ -126,7 +125,6 @@ impl ImporterBuilder {
     /// # Errors
     /// [`crate::Error::Memory`] if this process has too many (4096 exporters, importers and pools).
     pub fn build(self) -> Result<Importer> {
-        sys::register_reopening()?;
         let limits = Limits {
             entries: self.settings.max_opened_handles,
             bytes: self.settings.max_opened_bytes,

@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use umf_core::step::{Step, step};
 use umf_core::{Access, Import, ImportRequest};
+use umf_sync::failpoint;
 
 use super::Inner;
 use super::producer::Producer;
@@ -84,7 +84,7 @@ impl Inner {
             request.native[..native.len()].copy_from_slice(native);
             request.native_len = native.len();
             request.allocation_id = handle.allocation_id();
-            step(Step::ImportFetched);
+            failpoint!("import.fetched");
             let imported = match import.import(request) {
                 Ok(imported) => imported,
                 Err(error) => {
@@ -92,7 +92,7 @@ impl Inner {
                     return Err(error.into());
                 }
             };
-            step(Step::ImportMapped);
+            failpoint!("import.mapped");
             // From here on it is released if it cannot be used.
             let opened = ImportedRegion::new(producer, imported, import);
             producer.check_brought_over(handle, &self.settings.exchange)?;
@@ -124,9 +124,9 @@ impl Inner {
             let size = usize::try_from(size).unwrap_or(usize::MAX);
             let mut request = ImportRequest::new(fd, window.start, size, access);
             request.is_window = true;
-            step(Step::WindowFetched);
+            failpoint!("window.fetched");
             let imported = import.import(request)?;
-            step(Step::WindowMapped);
+            failpoint!("window.mapped");
             self.board.opened(handle);
             Ok(ImportedRegion::new(producer, imported, import))
         };

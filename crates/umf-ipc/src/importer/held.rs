@@ -2,7 +2,8 @@
 
 use core::ptr::NonNull;
 
-use umf_core::{Access, thread};
+use umf_core::Access;
+use umf_sync::thread;
 
 use super::Inner;
 use super::extent::PinnedRegion;

@@ -4,9 +4,8 @@ use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
-use umf_core::step::{Step, step};
-use umf_core::thread;
 use umf_core::{Access, Address, CpuAccess, HostAccess, Transfer};
+use umf_sync::{failpoint, thread};
 use vm_memory::{Bytes as _, VolatileSlice};
 
 use super::Inner;
@@ -277,13 +276,13 @@ impl<'i> Mapping<'i> {
 impl Drop for Mapping<'_> {
     #[inline]
     fn drop(&mut self) {
-        step(Step::LeaseClosing);
+        failpoint!("lease.closing");
         if let Some(lease) = self.place.lease {
             // SAFETY: by `new`'s contract the lease is this mapping's; the pin keeps the importer's rows.
             unsafe { lease.give_back() };
         }
         self.importer.pins().give_back(self.place.pin, thread::current());
-        step(Step::LeaseGivenBack);
+        failpoint!("lease.given_back");
     }
 }
 

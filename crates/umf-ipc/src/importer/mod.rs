@@ -14,13 +14,11 @@ pub use mapping::Mapping;
 pub use umf_core::Access;
 
 use core::mem::MaybeUninit;
-use core::ptr::NonNull;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use umf_core::fork::{self, ForkAware};
-use umf_core::lock::Lock;
 use umf_core::{Address, Import, ProviderKind};
+use umf_sync::Lock;
 
 use crate::Result;
 use crate::cache::{Cache, CacheStatistics, Memo};
@@ -70,15 +68,7 @@ impl Importer {
     }
 
     fn new(inner: Inner) -> Result<Self> {
-        let importer = Self { inner: Box::new(inner) };
-        // SAFETY: the object is in a Box that `importer` holds, and is unregistered in `drop`.
-        unsafe { fork::register(importer.fork_aware()) }?;
-        Ok(importer)
-    }
-
-    fn fork_aware(&self) -> NonNull<dyn ForkAware + 'static> {
-        let object: &dyn ForkAware = &*self.inner;
-        NonNull::from(object)
+        Ok(Self { inner: Box::new(inner) })
     }
 
     /// Opens a handle for reading and writing.
@@ -154,49 +144,5 @@ impl Importer {
     #[must_use]
     pub fn settings(&self) -> &ImporterSettings {
         &self.inner.settings
-    }
-}
-
-impl Drop for Importer {
-    fn drop(&mut self) {
-        fork::unregister(self.fork_aware());
-    }
-}
-
-impl ForkAware for Inner {
-    fn prepare(&self) {
-        self.imports.lock_for_fork();
-        self.producers.lock_for_fork();
-        self.cache.lock_for_fork();
-        self.board.lock_for_fork();
-    }
-
-    fn parent(&self) {
-        // SAFETY: `prepare` took the locks.
-        unsafe { self.board.unlock_after_fork(false) };
-        // SAFETY: as above.
-        unsafe { self.cache.unlock_after_fork(false) };
-        // SAFETY: as above.
-        unsafe { self.producers.unlock_after_fork() };
-        // SAFETY: as above.
-        unsafe { self.imports.unlock_after_fork() };
-    }
-
-    fn child(&self) {
-        // SAFETY: `prepare` took the locks.
-        unsafe { self.board.unlock_after_fork(true) };
-        // SAFETY: as above.
-        unsafe { self.cache.unlock_after_fork(true) };
-        // SAFETY: as above.
-        let producers = unsafe { self.producers.get_locked() };
-        // (What was interrupted may be changing them, if a handler of signals forked: then what is theirs stays open.)
-        for producer in producers.into_iter().flat_map(HashMap::values) {
-            // SAFETY: the first thing in this child.
-            unsafe { producer.abandon_leases_in_child() };
-        }
-        // SAFETY: as above.
-        unsafe { self.producers.unlock_after_fork() };
-        // SAFETY: as above.
-        unsafe { self.imports.unlock_after_fork() };
     }
 }

@@ -5,8 +5,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use umf_core::step::{Step, step};
 use umf_core::{Access, Address};
+use umf_sync::failpoint;
 
 use super::Inner;
 use super::extent::Window;
@@ -99,7 +99,7 @@ impl Inner {
             if let Some(lease) = note.lease {
                 // SAFETY: as above.
                 protocol::lease(unsafe { lease.word().as_ref() });
-                step(Step::LeaseCountedAgain);
+                failpoint!("lease.counted_again");
             }
             // SAFETY: as above.
             let mapping = unsafe { Mapping::new(self, place) };
@@ -215,7 +215,7 @@ impl Inner {
         let mapping = unsafe { Mapping::new(self, place) };
         // It is leased now; if it was retired before that, this sees it.
         if !mapping.is_current_since_lease() {
-            step(Step::LeaseTooLate);
+            failpoint!("lease.too_late");
             let (pid, slot, generation) = (handle.pid(), handle.slot(), handle.generation());
             return Err(Error::Stale { pid, slot, generation, now: mapping.generation_now() });
         }
@@ -236,7 +236,7 @@ impl Inner {
             };
             memo.store(hash(handle.as_bytes()), handle.as_bytes(), note);
         }
-        step(Step::ImportOpened);
+        failpoint!("import.opened");
         Ok(mapping)
     }
 

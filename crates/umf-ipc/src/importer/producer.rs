@@ -5,8 +5,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use umf_core::lock::Lock;
-use umf_core::step::{Step, step};
+use umf_sync::{Lock, failpoint, fork};
 
 use crate::handle::Handle;
 use crate::identity::Nonce;
@@ -89,18 +88,6 @@ impl Producer {
         self.channel.fds() + 1 + self.leases().map_or(0, ImporterLeases::fds)
     }
 
-    /// In a forked child: closes the fd of its parent's table, which nothing else of is used here but by mappings that were
-    /// open at the fork.
-    ///
-    /// # Safety
-    /// Called once per fork, before anything else uses this in the child.
-    pub(super) unsafe fn abandon_leases_in_child(&self) {
-        if let Some(table) = place::clear(&self.leases) {
-            // SAFETY: a published table goes when `self` does, or never: this one is leaked from here on.
-            unsafe { table.as_ref().close_in_child() };
-        }
-    }
-
     /// This process's leases, if its lease table was opened.
     fn leases(&self) -> core::result::Result<&ImporterLeases, Vacant<ImporterLeases>> {
         // SAFETY: what is published goes when `self` does, or never.
@@ -124,13 +111,13 @@ impl Producer {
         vacant: Vacant<ImporterLeases>,
         exchange: &Exchange,
     ) -> Result<&ImporterLeases> {
-        step(Step::LeaseTableMissing);
+        failpoint!("lease.table_missing");
         let pid = self.pid();
         let no_table = Error::Misbehaved { pid, what: "its ledger names no lease table" };
         let (number, rows) = self.ledger.lease_table().ok_or(no_table)?;
         let producer = lease::Producer { pid, nonce: self.nonce, slots: self.ledger.capacity(), rows };
         let open = |exchange: &Exchange| {
-            let forks = sys::forks();
+            let forks = fork::begun();
             let Fetched { fd, is_own, .. } = self.channel.fetch(Wanted::LeaseTable(number), exchange)?;
             ImporterLeases::open(fd, is_own.then_some(forks), producer)
         };
@@ -153,7 +140,7 @@ impl Producer {
             }
         }
         let leases = opened?;
-        step(Step::LeaseTableChecked);
+        failpoint!("lease.table_checked");
         let leases = NonNull::from(Box::leak(Box::new(leases)));
         let there = match place::fill(&self.leases, vacant, leases) {
             Ok(()) => leases,

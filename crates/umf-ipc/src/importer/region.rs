@@ -3,8 +3,8 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use umf_core::step::{Step, step};
 use umf_core::{Access, Import, Imported};
+use umf_sync::failpoint;
 
 use super::producer::Producer;
 use crate::cache::Cached;
@@ -108,7 +108,7 @@ impl Drop for ImportedRegion {
         if let Err(error) = unsafe { self.import.release(self.imported) } {
             tracing::warn!(imported = ?self.imported, %error, "a mapping could not be closed");
         }
-        step(Step::ImportReleased);
+        failpoint!("import.released");
     }
 }
 

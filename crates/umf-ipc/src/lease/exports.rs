@@ -3,11 +3,9 @@
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use umf_core::global::Global;
-use umf_core::lock::Lock;
+use umf_core::Address;
 use umf_core::observer::{self, ExportObserver, Freed, Leases, Observing};
-use umf_core::step::{Step, step};
-use umf_core::{Address, fork};
+use umf_sync::{Lock, failpoint, fork};
 
 use super::left::{self, Left, One, Range};
 use super::{LeaseTable, Scan};
@@ -62,7 +60,7 @@ impl Exports {
         let ledger = LedgerWriter::new(slots, served)?;
         let leases = LeaseTable::new(ledger.capacity(), ledger.nonce())?;
         ledger.name_lease_table(leases.raw_fd(), leases.rows());
-        step(Step::LeaseTableNamed);
+        failpoint!("lease.table_named");
         Ok(Arc::new_cyclic(|me| Self {
             ledger,
             leases,
@@ -120,7 +118,7 @@ impl Exports {
         native: Option<&Arc<NativeGuard>>,
     ) {
         let Exported { slot, generation, base, size, is_region, is_device } = *export;
-        step(Step::LeaseScanning);
+        failpoint!("lease.scanning");
         let range = Range { base, size };
         if self.is_open(slot, &mut scan, is_device) {
             let one = One { slot, generation, range, region, scan, is_device, has_native: false };
@@ -129,7 +127,7 @@ impl Exports {
             left.add(one, is_region, native);
             self.count.store(left.pending(), Ordering::Release);
             drop(left);
-            step(Step::LeaseDeferred);
+            failpoint!("lease.deferred");
             // Either this sees the store in `outlive_exporter`, or that sees the count above.
             core::sync::atomic::fence(Ordering::SeqCst);
             if self.is_orphan.load(Ordering::SeqCst)
@@ -174,7 +172,7 @@ impl Exports {
     /// The exporter is gone. If retired exports of it are leased, their memory may not be freed
     /// yet: from here on this object itself is asked when that is freed.
     pub(crate) fn outlive_exporter(self: &Arc<Self>) {
-        static ALONE: Global<Vec<(Arc<Exports>, Observing)>> = Global::new(Vec::new());
+        static ALONE: Lock<Vec<(Arc<Exports>, Observing)>> = Lock::new(Vec::new());
         self.is_orphan.store(true, Ordering::SeqCst);
         core::sync::atomic::fence(Ordering::SeqCst);
         if !self.may_be_leased() {
@@ -199,23 +197,6 @@ impl Exports {
     fn belongs_here(&self) -> bool {
         self.generation == fork::generation()
     }
-
-    pub(crate) fn lock_for_fork(&self) {
-        self.left.lock_for_fork();
-        self.leases.lock_for_fork();
-        self.ledger.lock_for_fork();
-    }
-
-    /// # Safety
-    /// [`Exports::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
-    pub(crate) unsafe fn unlock_after_fork(&self) {
-        // SAFETY: passed on to the caller, here and below.
-        unsafe { self.ledger.unlock_after_fork() };
-        // SAFETY: as above.
-        unsafe { self.leases.unlock_after_fork() };
-        // SAFETY: as above.
-        unsafe { self.left.unlock_after_fork() };
-    }
 }
 
 impl Leases for Exports {
@@ -233,7 +214,7 @@ impl Leases for Exports {
         for One { slot, generation, range, region, .. } in closed {
             self.ledger.record(Event::Release { slot, generation, region, bytes: range.size as u64 });
             self.ledger.give_back(slot);
-            step(Step::LeaseEnded);
+            failpoint!("lease.ended");
         }
         if !natives.is_empty() {
             // The caller, told that nothing is leased, may free the region at once, so its native

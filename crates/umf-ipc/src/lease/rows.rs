@@ -3,20 +3,16 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
-use umf_core::fork;
-use umf_core::lock::Lock;
-use umf_core::metadata::Wiped;
-use umf_core::step::{Step, step};
-use umf_core::thread;
+use umf_sync::{Lock, Wiped, failpoint, fork, thread};
 
 use super::layout::{Head, MAGIC, MAX_ROWS, ROW_HEADER, Shape, VERSION, mark};
 use crate::identity::{self, Nonce};
 use crate::ledger::MAX_SLOTS;
-use crate::sys::{self, FileIdentity, Reopened, SharedMapping};
+use crate::sys::{self, CloseOnFork, FileIdentity, Reopened, SharedMapping};
 use crate::{Error, Result, protocol};
 
 /// The most rows that one importer takes of one table: threads share them, each thread the same one
@@ -79,7 +75,7 @@ pub(crate) struct Producer {
 pub(crate) struct ImporterLeases {
     pid: u32,
     /// For further rows. `None` if its description keeps the lock of the first one.
-    fd: Option<OwnedFd>,
+    fd: Option<CloseOnFork>,
     file: FileIdentity,
     head: Head,
     rows: Lock<Rows>,
@@ -113,7 +109,7 @@ struct Row {
 
 impl ImporterLeases {
     /// Maps what should be a producer's lease table, checks that it is, and takes a row. With
-    /// `own_since` no other process has the description behind `fd`; it is what [`sys::forks`] said
+    /// `own_since` no other process has the description behind `fd`; it is what [`fork::begun`] said
     /// before that came.
     pub(crate) fn open(fd: OwnedFd, own_since: Option<u32>, producer: Producer) -> Result<Self> {
         let pid = producer.pid;
@@ -137,7 +133,7 @@ impl ImporterLeases {
         }
         let file = sys::identity(&fd).map_err(system("fstat of the lease table"))?;
         let head = Head::new(&fd, shape)?;
-        step(Step::LeaseTableOpened);
+        failpoint!("lease.table_opened");
         let header = head.header();
         let nonce = [0, 1].map(|half: usize| header.nonce[half].load(Ordering::Relaxed));
         if header.magic.load(Ordering::Acquire) != MAGIC
@@ -158,7 +154,7 @@ impl ImporterLeases {
             here: Wiped::new(1)?,
             number: u64::from_le_bytes(random[..8].try_into().unwrap_or([1; 8])).max(1),
             generation: fork::generation(),
-            fd: Some(fd),
+            fd: Some(CloseOnFork::new(fd).map_err(system("fstat of the lease table"))?),
         };
         // The first row now: an importer without any opens nothing.
         let reopened = match (leases.reopen(), own_since) {
@@ -167,7 +163,7 @@ impl ImporterLeases {
             // one row.
             (Err(_), Some(forks)) => {
                 leases.rows.lock().enough = true;
-                let fd = leases.fd.take().ok_or(misbehaved("it sent no lease table"))?;
+                let fd = leases.fd.take().ok_or(misbehaved("it sent no lease table"))?.into_inner();
                 Reopened::received(fd, forks).map_err(system(REOPENING))?
             }
             (Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)), None) => {
@@ -185,7 +181,7 @@ impl ImporterLeases {
     fn reopen(&self) -> sys::Result<Reopened> {
         let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
         let reopened = Reopened::of(fd.as_fd(), self.file)?;
-        step(Step::RowOpened);
+        failpoint!("row.opened");
         Ok(reopened)
     }
 
@@ -193,18 +189,6 @@ impl ImporterLeases {
     #[inline]
     pub(crate) fn belongs_here(&self) -> bool {
         self.generation == fork::generation()
-    }
-
-    /// In a forked child, in which this is leaked.
-    ///
-    /// # Safety
-    /// Nothing else closes the descriptor: it is called once, and `self` is never dropped here.
-    pub(crate) unsafe fn close_in_child(&self) {
-        if let Some(fd) = self.fd.as_ref().filter(|fd| sys::identity(fd) == Ok(self.file)) {
-            // SAFETY: passed on to the caller.
-            unsafe { sys::close_inherited(fd.as_raw_fd()) };
-        }
-        step(Step::LeaseTableForgotten);
     }
 
     /// The descriptors that it holds open.
@@ -237,11 +221,11 @@ impl ImporterLeases {
         let row = &mut rows.taken[index];
         let word = row.word(slot)?;
         if protocol::mark(self.head.marks(slot), mark(row.number)) {
-            step(Step::LeaseMarked);
+            failpoint!("lease.marked");
         }
         // SAFETY: the row is mapped as long as `self`, and has memory there.
         protocol::lease(unsafe { word.as_ref() });
-        step(Step::LeaseCounted);
+        failpoint!("lease.counted");
         Ok(Lease { word, here: NonNull::from(self.here.word()) })
     }
 
@@ -292,23 +276,23 @@ impl ImporterLeases {
         // Before anything is counted, and before the height includes it.
         sys::punch(&reopened, shape.row(number) + ROW_HEADER, shape.words())
             .map_err(system("fallocate of a lease row"))?;
-        step(Step::RowCleared);
+        failpoint!("row.cleared");
         let size = usize::try_from(shape.row_size()).unwrap_or(usize::MAX);
         let mut mapping = SharedMapping::at(&reopened, shape.row(number), size, true)
             .map_err(system("mmap of a lease row"))?;
         mapping.keep_from_children().map_err(system("madvise(MADV_DONTFORK) of a lease row"))?;
         mapping.use_small_pages();
-        step(Step::RowMapped);
+        failpoint!("row.mapped");
         // The mapping keeps the description and its lock.
         drop(reopened);
-        step(Step::RowReady);
+        failpoint!("row.ready");
         owner.importer.store(self.number, Ordering::Relaxed);
         owner.pid.store(sys::pid(), Ordering::Relaxed);
         owner.uid.store(sys::effective_uid(), Ordering::Relaxed);
         owner.pid_namespace.store(identity::pid_namespace(), Ordering::Relaxed);
         owner.since.store(sys::boot_time(), Ordering::Relaxed);
         self.head.header().height.0.fetch_max(number + 1, Ordering::SeqCst);
-        step(Step::RowRaised);
+        failpoint!("row.raised");
         let steps = usize::try_from(shape.words()).unwrap_or(usize::MAX).div_ceil(STEP);
         Ok(Row { number, mapping, populated: vec![0; steps.div_ceil(64)].into() })
     }
@@ -330,7 +314,7 @@ impl ImporterLeases {
         // (Twice: a row that its producer is just clearing is locked for a moment.)
         for row in given_back.chain(dead).chain(used..end).chain(others.clone()).chain(others) {
             if let Some(row) = lock(row)? {
-                step(Step::RowLocked);
+                failpoint!("row.locked");
                 return Ok(Some(row));
             }
         }
@@ -351,7 +335,7 @@ impl Row {
             // SAFETY: the mapping has the row's words there, writable, and they end at a multiple of all page sizes.
             unsafe { sys::populate(self.mapping.base().add(words + page), page_size) }
                 .map_err(|errno| Error::system("memory for a lease row", errno))?;
-            step(Step::RowPopulated);
+            failpoint!("row.populated");
             self.populated[bits] |= bit;
         }
         // SAFETY: the mapping has a word for each slot there.
@@ -363,7 +347,7 @@ impl Drop for ImporterLeases {
     fn drop(&mut self) {
         if self.fd.as_ref().is_some_and(|fd| sys::identity(fd) != Ok(self.file)) {
             // The program closed the number, or opened another file under it.
-            core::mem::forget(self.fd.take());
+            core::mem::forget(self.fd.take().map(CloseOnFork::into_inner));
         }
         let rows = core::mem::take(&mut *self.rows.lock());
         for row in rows.taken {
@@ -374,10 +358,10 @@ impl Drop for ImporterLeases {
             }
             // Nothing is open any more that is counted there: this is for the memory's sake.
             row.mapping.punch(ROW_HEADER as usize);
-            step(Step::RowClosing);
+            failpoint!("row.closing");
             self.head.owner(row.number).importer.store(0, Ordering::Relaxed);
             drop(row);
-            step(Step::RowClosed);
+            failpoint!("row.closed");
         }
     }
 }

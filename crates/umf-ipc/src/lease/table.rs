@@ -7,9 +7,8 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 use rustix::fs::SealFlags;
-use umf_core::lock::Lock;
-use umf_core::metadata::Chunks;
-use umf_core::step::{Step, step};
+use umf_sync::fork::{Entry, Outer};
+use umf_sync::{Lock, chunks::Chunks, failpoint};
 
 use super::layout::{Head, MAGIC, MARKS, ROW_HEADER, Shape, VERSION};
 use crate::identity::Nonce;
@@ -62,9 +61,11 @@ impl LeaseTable {
             errno: rustix::io::Errno::FBIG,
             hint: "; raise RLIMIT_FSIZE (ulimit -f)",
         })?;
+        // No child is forked that has the file open.
+        let _no_fork = Entry::<Outer>::new();
         let fd =
             sys::memfd("umf-leases", shape.size()).map_err(|errno| Error::system("memfd_create", errno))?;
-        step(Step::LeaseTableFileMade);
+        failpoint!("lease.table_file_made");
         sys::reserve(&fd, 0, shape.marks())
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
         // That the kernel has such locks is found out here, and not at the first free.
@@ -74,11 +75,12 @@ impl LeaseTable {
             hint: "; a sandbox or seccomp filter refuses open file description locks: allow F_OFD_GETLK and F_OFD_SETLK",
         })?;
         let head = Head::new(&fd, shape)?;
-        step(Step::LeaseTableMapped);
+        failpoint!("lease.table_mapped");
         sys::add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|errno| Error::system("sealing of the lease table", errno))?;
         let table = Self {
-            fd: CheckedFd::new(fd).map_err(|errno| Error::system("fstat of the lease table", errno))?,
+            fd: CheckedFd::closed_on_fork(fd)
+                .map_err(|errno| Error::system("fstat of the lease table", errno))?,
             nonce,
             head,
             rows: Chunks::new(),
@@ -87,7 +89,7 @@ impl LeaseTable {
             cleared: (AtomicU64::new(0), AtomicU64::new(0)),
         };
         table.write_header();
-        step(Step::LeaseTableMade);
+        failpoint!("lease.table_made");
         Ok(table)
     }
 
@@ -135,7 +137,7 @@ impl LeaseTable {
         self.checked_fd()
             .and_then(|fd| sys::reserve(fd, marks, u64::from(count) * 8))
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
-        step(Step::LeaseTableGrown);
+        failpoint!("lease.table_grown");
         Ok(())
     }
 
@@ -213,7 +215,7 @@ impl LeaseTable {
                 let base = mapping.base().cast();
                 mappings.push(mapping);
                 place.store(base.as_ptr(), Ordering::Release);
-                step(Step::LeaseRowMapped);
+                failpoint!("lease.row_mapped");
                 Some(base)
             }
             Err(errno) => {
@@ -245,16 +247,16 @@ impl LeaseTable {
                 return false;
             }
         };
-        step(Step::DeadRowLocked);
+        failpoint!("dead.row_locked");
         // Before the words: a scan that finds them zero finds the change as well.
         self.head.header().cleared.0.fetch_add(1, Ordering::SeqCst);
         let cleared = sys::punch(fd, shape.row(row) + ROW_HEADER, shape.words());
         if cleared.is_ok() {
             self.head.owner(row).importer.store(0, Ordering::Relaxed);
         }
-        step(Step::DeadRowCleared);
+        failpoint!("dead.row_cleared");
         let unlocked = locks.unlock(shape.row(row));
-        step(Step::DeadRowUnlocked);
+        failpoint!("dead.row_unlocked");
         match cleared.and(unlocked) {
             Ok(()) => true,
             Err(errno) => {
@@ -269,33 +271,6 @@ impl LeaseTable {
         let numbers =
             (0..self.head.height()).map(|row| self.head.owner(row).importer.load(Ordering::Relaxed));
         numbers.filter(|&number| number != 0).collect::<HashSet<_>>().len()
-    }
-
-    pub(crate) fn lock_for_fork(&self) {
-        self.mappings.lock_for_fork();
-        self.clearing.lock_for_fork();
-    }
-
-    /// # Safety
-    /// [`LeaseTable::lock_for_fork`] ran in this thread, or in the one of which it is the forked
-    /// copy.
-    pub(crate) unsafe fn unlock_after_fork(&self) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.clearing.unlock_after_fork() };
-        // SAFETY: as above.
-        unsafe { self.mappings.unlock_after_fork() };
-    }
-
-    /// In a forked child, which does not touch the table any more: closes its descriptor.
-    ///
-    /// # Safety
-    /// As [`LeaseTable::unlock_after_fork`], and the table is leaked in this process.
-    pub(crate) unsafe fn abandon_in_child(&self) {
-        if let Ok(fd) = self.checked_fd() {
-            // SAFETY: nothing else closes it, as the table is leaked.
-            unsafe { sys::close_inherited(fd.as_raw_fd()) };
-        }
-        step(Step::LeaseTableAbandoned);
     }
 }
 

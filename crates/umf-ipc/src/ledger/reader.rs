@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::OwnedFd;
 
 use rustix::fs::SealFlags;
-use umf_core::step::{Step, step};
+use umf_sync::failpoint;
 
 use super::areas::Areas;
 use super::event::PRODUCER_EVENTS;
@@ -57,7 +57,7 @@ impl LedgerReader {
         }
         let mapping = SharedMapping::new(&fd, size, false).map_err(system("mmap of the ledger"))?;
         let fd = CheckedFd::new(fd).map_err(system("fstat of the ledger"))?;
-        step(Step::LedgerOpened);
+        failpoint!("ledger.opened");
         let mut ledger = Self { mapping, capacity: 0, fd };
         let header = ledger.header();
         if header.magic.load(Ordering::Acquire) != MAGIC {

@@ -6,9 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::fs::SealFlags;
-use umf_core::lock::Lock;
-use umf_core::metadata::Chunks;
-use umf_core::step::{Step, step};
+use umf_sync::fork::{Entry, Outer};
+use umf_sync::{Lock, chunks::Chunks, failpoint};
 
 use super::areas::Areas;
 use super::event::{Event, IMPORTER_EVENTS, PRODUCER_EVENTS, RetireReason};
@@ -82,9 +81,11 @@ impl LedgerWriter {
         let identity = ProcessIdentity::current();
         let nonce = Nonce::random().map_err(|errno| Error::system("getrandom", errno))?;
         let areas = Areas::new(capacity, events);
+        // No child is forked that has the file open.
+        let no_fork = Entry::<Outer>::new();
         let fd = sys::memfd(MEMFD_NAME, areas.size as u64)
             .map_err(|errno| Error::system("memfd_create", errno))?;
-        step(Step::LedgerFileMade);
+        failpoint!("ledger.file_made");
         for (begin, size) in [(0, HEADER_SIZE), (areas.statistics, areas.behind_slots())] {
             sys::reserve(&fd, begin as u64, size as u64)
                 .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
@@ -96,10 +97,10 @@ impl LedgerWriter {
             errno,
             hint: "; umf needs Linux 5.1 or later",
         })?;
-        step(Step::LedgerSealed);
+        failpoint!("ledger.sealed");
         let ledger = Self {
             mapping,
-            fd: CheckedFd::new(fd).map_err(|errno| Error::system("fstat of the ledger", errno))?,
+            fd: CheckedFd::closed_on_fork(fd).map_err(|errno| Error::system("fstat of the ledger", errno))?,
             nonce,
             identity,
             capacity,
@@ -112,6 +113,7 @@ impl LedgerWriter {
             published: AtomicU64::new(0),
             paid: AtomicU64::new(0),
         };
+        drop(no_fork);
         if let Some(statistics) = ledger.statistics() {
             statistics.write_facts(&process_name(), sys::boot_time());
         }
@@ -119,7 +121,7 @@ impl LedgerWriter {
             recorder.write_header();
         }
         ledger.write_header(flags | (u32::from(is_locked) * FLAG_LOCKED));
-        step(Step::LedgerMade);
+        failpoint!("ledger.made");
         Ok(ledger)
     }
 
@@ -216,13 +218,13 @@ impl LedgerWriter {
                 .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
             reserve(number, count)?;
             slots.reserved += count;
-            step(Step::LedgerGrown);
+            failpoint!("ledger.grown");
         }
         // So that giving it back needs no memory.
         self.links.get_or_grow(number)?;
         slots.next += 1;
         self.header().slots_used.store(slots.next, Ordering::Release);
-        step(Step::LedgerSlotTaken);
+        failpoint!("ledger.slot_taken");
         Ok(number)
     }
 
@@ -231,7 +233,7 @@ impl LedgerWriter {
         if let Some(link) = self.links.get(number) {
             stack::push(&self.free, number, link);
         }
-        step(Step::LedgerSlotGivenBack);
+        failpoint!("ledger.slot_given_back");
     }
 
     /// Makes an export visible in a slot that [`LedgerWriter::take`] gave, and returns its generation.
@@ -244,7 +246,7 @@ impl LedgerWriter {
             slot.device.store(content.device, Ordering::Relaxed);
             slot.inode.store(content.inode, Ordering::Relaxed);
             slot.fd.store(content.fd.cast_unsigned(), Ordering::Relaxed);
-            step(Step::LedgerHalfPublished);
+            failpoint!("ledger.half_published");
             slot.offset.store(content.offset, Ordering::Relaxed);
             slot.length.store(content.length, Ordering::Relaxed);
             slot.requested.store(content.requested, Ordering::Relaxed);
@@ -254,7 +256,7 @@ impl LedgerWriter {
             slot.region_size.store(content.region_size, Ordering::Relaxed);
             slot.data_offset.store(content.data_offset, Ordering::Relaxed);
         });
-        step(Step::LedgerPublished);
+        failpoint!("ledger.published");
         generation
     }
 
@@ -266,9 +268,9 @@ impl LedgerWriter {
     /// Ends an export: from now on every open of a handle with `generation` fails as stale. `false` if another thread
     /// has done so: then that one goes on with the slot.
     pub(crate) fn retire(&self, number: u32, generation: u64) -> bool {
-        step(Step::LedgerRetiring);
+        failpoint!("ledger.retiring");
         let retired = protocol::retire(&self.slot(number).generation, generation);
-        step(Step::LedgerRetired);
+        failpoint!("ledger.retired");
         retired
     }
 
@@ -345,17 +347,6 @@ impl LedgerWriter {
         self.paid.store(paid.max(begun).saturating_add(price), Ordering::Release);
         true
     }
-
-    pub(crate) fn lock_for_fork(&self) {
-        self.unused.lock_for_fork();
-    }
-
-    /// # Safety
-    /// [`LedgerWriter::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
-    pub(crate) unsafe fn unlock_after_fork(&self) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.unused.unlock_after_fork() };
-    }
 }
 
 /// Maps a new ledger, and takes the lock that says that its producer lives. The lock belongs to the mapping: it lasts until the
@@ -364,7 +355,7 @@ fn map_locked(fd: &OwnedFd, size: usize) -> Result<(SharedMapping, bool)> {
     let system = |call| move |errno| Error::system(call, errno);
     let map = |fd: &dyn AsFd| -> Result<SharedMapping> {
         let mut mapping = SharedMapping::new(fd.as_fd(), size, true).map_err(system("mmap of the ledger"))?;
-        step(Step::LedgerMapped);
+        failpoint!("ledger.mapped");
         mapping.keep_from_children().map_err(system("madvise(MADV_DONTFORK) of the ledger"))?;
         Ok(mapping)
     };
@@ -374,7 +365,7 @@ fn map_locked(fd: &OwnedFd, size: usize) -> Result<(SharedMapping, bool)> {
             let mapping = map(&reopened)?;
             // (Where a sandbox refuses such locks, it is not locked.)
             let is_locked = reopened.locks().try_write_lock(LIFE_BYTE) == Ok(true);
-            step(Step::LedgerLocked);
+            failpoint!("ledger.locked");
             Ok((mapping, is_locked))
         }
         Err(errno) => {

@@ -69,18 +69,18 @@ impl Word for AtomicU64 {
     #[inline]
     fn fence(order: Ordering) {
         match order {
-            Ordering::SeqCst => umf_core::fence::full(),
+            Ordering::SeqCst => umf_sync::fence::full(),
             order => core::sync::atomic::fence(order),
         }
     }
 
     #[inline]
     fn light_fence() {
-        umf_core::fence::light_or_full();
+        umf_sync::fence::light_or_full();
     }
 
     fn heavy_fence() {
-        umf_core::fence::heavy();
+        umf_sync::fence::heavy();
     }
 }
 

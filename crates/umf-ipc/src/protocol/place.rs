@@ -4,7 +4,7 @@
 //! What was found is the key to putting something there: only what was seen to be of no use is ever replaced. (Whoever
 //! compares with what is there *now* replaces what another thread has put there meanwhile, and what is replaced is nobody's.)
 
-use core::ptr::{self, NonNull};
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 /// Where the pointer lies.
@@ -51,9 +51,4 @@ pub(crate) fn fill<T>(
     new: NonNull<T>,
 ) -> Result<(), Option<NonNull<T>>> {
     place.replace(vacant.0, new.as_ptr()).map_err(NonNull::new)
-}
-
-/// Takes out what lies there, whatever it is.
-pub(crate) fn clear<T>(place: &AtomicPtr<T>) -> Option<NonNull<T>> {
-    NonNull::new(place.swap(ptr::null_mut(), Ordering::AcqRel))
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::close_on_fork::ClosedInChildren;
 use crate::sys::Result;
 
 /// Device and inode of a file.
@@ -23,12 +24,20 @@ pub(crate) struct FileIdentity {
 pub(crate) struct CheckedFd {
     fd: Arc<OwnedFd>,
     identity: FileIdentity,
+    in_children: Option<ClosedInChildren>,
 }
 
 impl CheckedFd {
     pub(crate) fn new(fd: OwnedFd) -> Result<Self> {
         let identity = identity(&fd)?;
-        Ok(Self { fd: Arc::new(fd), identity })
+        Ok(Self { fd: Arc::new(fd), identity, in_children: None })
+    }
+
+    /// As [`CheckedFd::new`], for a descriptor that forked children close.
+    pub(crate) fn closed_on_fork(fd: OwnedFd) -> Result<Self> {
+        let in_children = Some(ClosedInChildren::new(fd.as_fd())?);
+        let identity = identity(&fd)?;
+        Ok(Self { fd: Arc::new(fd), identity, in_children })
     }
 
     /// Returns the descriptor; `ESTALE` if its number is closed or another file's.
@@ -48,7 +57,8 @@ impl CheckedFd {
 
 impl Drop for CheckedFd {
     fn drop(&mut self) {
-        if self.get().is_err() {
+        let is_closed = self.in_children.as_ref().is_some_and(|it| !it.belongs_here());
+        if is_closed || self.get().is_err() {
             // A count that is never given back, so that no clone closes the number either.
             core::mem::forget(Arc::clone(&self.fd));
         }

@@ -10,63 +10,22 @@
 //! A descriptor that came by `pidfd_getfd(2)` or `SCM_RIGHTS` shares the sender's description, and
 //! with it the sender's locks. [`Reopened`] is a description of this process alone.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
-use umf_core::fork::{self, ForkAware};
-use umf_core::lock::{Lock, LockGuard};
+use umf_sync::fork::{self, Entry, Outer};
 
 use super::{FileIdentity, Result, files, identity};
 
-/// Held while a [`Reopened`] is open: a forked child would inherit the descriptor, and keep the
-/// locks of its description.
-struct Opening {
-    lock: Lock<()>,
-    /// Forks so far.
-    forks: AtomicU32,
-}
-
-static OPENING: Opening = Opening { lock: Lock::new(()), forks: AtomicU32::new(0) };
-static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
-
-impl ForkAware for Opening {
-    fn prepare(&self) {
-        self.lock.lock_for_fork();
-        self.forks.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn parent(&self) {
-        // SAFETY: `prepare` ran in this thread.
-        unsafe { self.lock.unlock_after_fork() };
-    }
-
-    fn child(&self) {
-        // SAFETY: this is the forked copy of the thread in which `prepare` ran.
-        unsafe { self.lock.unlock_after_fork() };
-    }
-}
-
-/// Makes forks wait for each [`Reopened`]. To be called before the first one is made, without any
-/// lock that forks take.
-pub(crate) fn register_reopening() -> umf_core::Result<()> {
-    // SAFETY: only system calls are made while the lock is held.
-    unsafe { fork::register_static_leaf(&OPENING, &IS_REGISTERED) }
-}
-
-/// How many forks this process has begun since its first [`register_reopening`].
-pub(crate) fn forks() -> u32 {
-    OPENING.forks.load(Ordering::Relaxed)
-}
-
 /// A descriptor whose description belongs to this process alone. Until it is dropped, forks of
-/// this process wait, and the thread that has it must not use the allocator.
+/// this process wait.
 #[derive(Debug)]
 pub struct Reopened {
-    // Closed before forks go on: fields are dropped in this order.
+    // Closed before forks go on: fields are dropped in this order. A forked child would keep the
+    // locks of the description.
     fd: OwnedFd,
-    _opening: LockGuard<'static, ()>,
+    _no_fork: Entry<Outer>,
 }
 
 impl Reopened {
@@ -84,25 +43,25 @@ impl Reopened {
         write!(rest, "/proc/thread-self/fd/{}", fd.as_raw_fd()).map_err(|_| Errno::NAMETOOLONG)?;
         let length = room - rest.len();
         let path = core::str::from_utf8(&path[..length]).map_err(|_| Errno::INVAL)?;
-        let opening = OPENING.lock.lock();
+        let no_fork = Entry::new();
         let fd = files::open(path, true)?;
         if identity(&fd)? != expected {
             return Err(Errno::STALE);
         }
-        Ok(Self { fd, _opening: opening })
+        Ok(Self { fd, _no_fork: no_fork })
     }
 
     /// Takes over a description that another process made for this one, and closed on its side.
-    /// `forks` is what [`forks`] said before it was asked for.
+    /// `forks` is what [`fork::begun`] said before it was asked for.
     ///
     /// # Errors
     /// `EAGAIN` if this process has forked since: the child may have inherited the descriptor.
     pub(crate) fn received(fd: OwnedFd, forks: u32) -> Result<Self> {
-        let opening = OPENING.lock.lock();
-        if OPENING.forks.load(Ordering::Relaxed) != forks {
+        let no_fork = Entry::new();
+        if fork::begun() != forks {
             return Err(Errno::AGAIN);
         }
-        Ok(Self { fd, _opening: opening })
+        Ok(Self { fd, _no_fork: no_fork })
     }
 
     pub(crate) fn locks(&self) -> Locks<'_> {

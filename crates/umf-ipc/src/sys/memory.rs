@@ -8,7 +8,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 use rustix::process::Resource;
-use umf_core::step::{Step, step};
+use umf_sync::failpoint;
 
 use crate::sys::{Result, identity};
 
@@ -82,7 +82,7 @@ pub(crate) fn punch(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
 pub(crate) struct SharedMapping {
     base: NonNull<u8>,
     size: usize,
-    /// The process that has it, as [`umf_core::fork::generation`] counts; `None` if its children have it as well.
+    /// The process that has it, as [`umf_sync::fork::generation`] counts; `None` if its children have it as well.
     kept_from_children: Option<u32>,
 }
 
@@ -130,7 +130,7 @@ impl SharedMapping {
     pub(crate) fn keep_from_children(&mut self) -> Result<()> {
         // SAFETY: the range is this mapping; the advice changes nothing in this process.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.size, Advice::LinuxDontFork) }?;
-        self.kept_from_children = Some(umf_core::fork::generation());
+        self.kept_from_children = Some(umf_sync::fork::generation());
         Ok(())
     }
 
@@ -172,13 +172,13 @@ impl SharedMapping {
 
 impl Drop for SharedMapping {
     fn drop(&mut self) {
-        if self.kept_from_children.is_some_and(|process| process != umf_core::fork::generation()) {
+        if self.kept_from_children.is_some_and(|process| process != umf_sync::fork::generation()) {
             // Not here: what is at its address now is somebody else's.
             return;
         }
         // SAFETY: the mapping is this object's own, and nothing borrowed from it is left.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
-        step(Step::LedgerUnmapped);
+        failpoint!("ledger.unmapped");
     }
 }
 

@@ -1,17 +1,19 @@
 //! System calls of this crate.
 
+mod close_on_fork;
 mod files;
 mod locks;
 mod memory;
 mod peers;
 mod processes;
 
+pub use close_on_fork::CloseOnFork;
 pub use files::TMPFS_MAGIC;
 pub(crate) use files::{
     CheckedFd, FileIdentity, filesystem, identity, is_regular, open_path, read_at, reopen, size,
 };
+pub(crate) use locks::Locks;
 pub use locks::Reopened;
-pub(crate) use locks::{Locks, forks, register_reopening};
 pub(crate) use memory::{SharedMapping, add_seals, memfd_device, populate, punch, seals, wipe_on_fork};
 pub use memory::{file_size_limit, memfd, reserve};
 pub use peers::{Peer, peer, peer_of, so_peerpidfd};
@@ -20,6 +22,6 @@ pub(crate) use processes::{
     boot_time, fd_limit, fds_of_other_thread, is_dumpable, pid, pidfd_getfd, pidfd_open, sees_itself_in_proc,
     set_ptracer,
 };
-pub use processes::{close_inherited, effective_uid, has_ended, random};
+pub use processes::{effective_uid, has_ended, random};
 
 pub(crate) type Result<T> = core::result::Result<T, rustix::io::Errno>;

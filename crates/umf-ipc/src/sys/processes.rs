@@ -1,6 +1,6 @@
 //! This process and others.
 
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource};
@@ -111,13 +111,4 @@ pub(crate) fn set_ptracer(who: crate::exporter::Ptracer) -> Result<()> {
         }
     };
     rustix::process::set_ptracer(ptracer)
-}
-
-/// Closes an fd that a forked child inherited and that no object of the child owns.
-///
-/// # Safety
-/// The number is open in this process and nobody else will close or use it.
-pub unsafe fn close_inherited(number: RawFd) {
-    // SAFETY: passed on to the caller.
-    drop(unsafe { OwnedFd::from_raw_fd(number) });
 }

@@ -6,9 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use umf_core::fork;
-use umf_core::lock::Lock;
-use umf_core::step::{Step, step};
+use umf_sync::{Lock, failpoint, fork};
 
 use super::socket::client::{Answer, Client};
 use super::{Exchange, Mode, diagnosis};
@@ -81,7 +79,7 @@ impl Channel {
         let theirs = handle.pid_namespace();
         let same_pid_namespace = mine == 0 || theirs == 0 || mine == theirs;
         let pidfd = if same_pid_namespace { sys::pidfd_open(pid) } else { Err(Errno::SRCH) };
-        step(Step::ProducerFound);
+        failpoint!("producer.found");
         let mut is_verified = false;
         if same_pid_namespace {
             match &pidfd {
@@ -224,7 +222,7 @@ impl Channel {
             .pidfd()
             .map_err(|errno| Failure::Refused(diagnosis::refused(Mode::Pidfd, self.pid, errno)))?;
         let fetched = sys::pidfd_getfd(pidfd, wanted.number());
-        step(Step::FetchedByPidfd);
+        failpoint!("fetched.by_pidfd");
         fetched.map_err(|errno| match errno {
             // The main thread has exited and others run (`pthread_exit(3)`): EBADF before Linux 6.9.
             Errno::SRCH | Errno::BADF
@@ -288,7 +286,7 @@ impl Channel {
             }),
         };
         let found = found.map_err(failed)?;
-        step(Step::FoundInProcfs);
+        failpoint!("found.in_procfs");
         let judged = self.judge(found.as_fd(), wanted);
         // The path went by number. If the process is still there, the number has meant it all the time.
         if self.has_ended_by_pidfd() {
@@ -297,7 +295,7 @@ impl Channel {
         judged?;
         // The ledger too as its producer has it (its seals let nobody write): who only looks at one opens it for reading.
         let opened = sys::reopen(found.as_fd(), true).map_err(failed);
-        step(Step::FetchedByProcfs);
+        failpoint!("fetched.by_procfs");
         opened
     }
 

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use umf_core::{background, fork};
+use umf_core::background;
+use umf_sync::fork;
 
 use super::intro::{Channel, Intro, Reply};
 use super::lookout::Seen;

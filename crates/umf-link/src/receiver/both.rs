@@ -3,8 +3,8 @@
 use core::sync::atomic::Ordering;
 
 use umf_core::Access;
-use umf_core::step::{Step, step};
 use umf_ipc::Mapping;
+use umf_sync::failpoint;
 
 use super::incoming::Incoming;
 use super::pull::{Pulled, is_withdrawn};
@@ -145,7 +145,7 @@ impl Incoming {
         }
         let request = shared.word(sender.request(offer.index));
         request.store(offer::request(offer.number, PUSH, epoch), Ordering::Release);
-        step(Step::LinkPushAsked);
+        failpoint!("link.push_asked");
         shared.notify();
         let mut mine = 0;
         let others = loop {
@@ -160,7 +160,7 @@ impl Incoming {
                         return Err(error);
                     }
                     mine += 1;
-                    step(Step::LinkPulled);
+                    failpoint!("link.pulled");
                 }
                 Claim::None { others } => break others,
                 Claim::Over => return Err(shared.misbehaved("it claims what is not its own")),

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use umf_core::Access;
-use umf_core::step::{Step, step};
+use umf_sync::failpoint;
 
 use super::incoming::{Incoming, LATE, Receiving};
 use super::pull::{Pulled, is_withdrawn};
@@ -51,7 +51,7 @@ impl Incoming {
         shared.word(sender.argument(offer.index, 0)).store(0, Ordering::Relaxed);
         let request = shared.word(sender.request(offer.index));
         request.store(offer::request(offer.number, BOUNCE, epoch), Ordering::Release);
-        step(Step::LinkBounceAsked);
+        failpoint!("link.bounce_asked");
         shared.notify();
         self.queue.set_busy(id, true);
         self.bouncing = Some(id);
@@ -86,7 +86,7 @@ impl Incoming {
             unsafe { to.copy_in(from.as_ptr(), length) };
             bouncing.count += 1;
             shared.word(sender.argument(offer.index, 0)).store(bouncing.count, Ordering::Release);
-            step(Step::LinkEmptied);
+            failpoint!("link.emptied");
             shared.notify();
         }
         drop(time);

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use umf_core::Access;
-use umf_core::step::{Step, step};
+use umf_sync::failpoint;
 
 use super::bounce::Bouncing;
 use super::pull::Pulled;
@@ -272,7 +272,7 @@ impl Incoming {
     fn tell(&mut self, shared: &Shared) {
         shared.word(shared.other().consumed()).store(self.next, Ordering::Release);
         self.told = self.next;
-        step(Step::LinkConsumed);
+        failpoint!("link.consumed");
         shared.notify();
     }
 
@@ -326,7 +326,7 @@ impl Incoming {
             self.statistics.withdrawn += 1;
             return Pulled::Late;
         }
-        step(Step::LinkTaken);
+        failpoint!("link.taken");
         shared.notify();
         self.statistics.add_received(engine, offer.length);
         Pulled::Received(Received { tag, length: offer.length, engine })

@@ -3,9 +3,9 @@
 use core::fmt;
 use std::sync::Arc;
 
-use umf_core::step::{Step, step};
 use umf_core::{Access, CpuAccess};
 use umf_ipc::Mapping;
+use umf_sync::failpoint;
 use vm_memory::VolatileSlice;
 
 use super::incoming::Incoming;
@@ -126,7 +126,7 @@ impl Drop for View {
                 protocol::settle(outcome, self.number, Outcome::Taken);
                 self.shared.notify();
             }
-            step(Step::LinkGivenBack);
+            failpoint!("link.given_back");
         }
     }
 }

@@ -4,7 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use umf_core::Access;
-use umf_core::step::{Step, step};
+use umf_sync::failpoint;
 
 use super::{Asking, Span, Transfer, Way};
 use crate::layout::{CALL_BYTES, CALL_SPANS, CALLS};
@@ -174,7 +174,7 @@ impl Calls {
         // Release: all of the above comes before it.
         shared.word(me.call(call)).store(protocol::outcome(number(call), Outcome::Open), Ordering::Release);
         self.made += 1;
-        step(Step::LinkAsked);
+        failpoint!("link.asked");
         shared.notify();
     }
 

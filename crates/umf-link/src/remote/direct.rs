@@ -3,8 +3,8 @@
 use core::sync::atomic::Ordering;
 
 use umf_core::Access;
-use umf_core::step::{Step, step};
 use umf_ipc::HANDLE_SIZE;
+use umf_sync::failpoint;
 
 use super::registry::{HAS_HANDLE, READ_ONLY};
 use super::{Asking, Transfer, Way};
@@ -35,7 +35,7 @@ impl Drop for Inside<'_> {
     fn drop(&mut self) {
         let (shared, owner) = (self.shared, self.shared.other());
         protocol::leave(shared.word(owner.inside()));
-        step(Step::LinkRangeLeft);
+        failpoint!("link.range_left");
         // Whoever ends the registration waits for this, and looks by itself from time to time; nobody else has to be woken.
         if shared.word(owner.range(self.slot)).load(Ordering::Relaxed) != self.generation {
             shared.notify();
@@ -60,7 +60,7 @@ pub(super) fn by_itself(
     let shared = asking.shared;
     let key = &transfer.key;
     let inside = Inside::enter(shared, key.slot, key.generation).ok_or_else(|| transfer.expired())?;
-    step(Step::LinkRangeEntered);
+    failpoint!("link.range_entered");
     let word = |number| shared.word(shared.other().range_word(key.slot, number)).load(Ordering::Relaxed);
     let [address, length, flags, offset] = [0, 1, 2, 3].map(word);
     if length != key.length {

@@ -6,8 +6,8 @@ use core::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use umf_core::step::{Step, step};
 use umf_ipc::HANDLE_SIZE;
+use umf_sync::failpoint;
 
 use crate::key::{RemoteAccess, RemoteKey};
 use crate::layout::RANGES;
@@ -113,7 +113,7 @@ impl<'d> Registration<'d> {
         shared.has_ranges.store(true, Ordering::Relaxed);
         shared.word(me.range(slot)).store(generation, Ordering::Release);
         drop(registry);
-        step(Step::LinkRegistered);
+        failpoint!("link.registered");
         let key = RemoteKey {
             access,
             owner: me,
@@ -147,7 +147,7 @@ impl<'d> Registration<'d> {
         if registry.find(slot, self.key.generation).is_some() {
             registry.ranges[slot] = None;
             protocol::expire(shared.word(shared.me.range(slot)));
-            step(Step::LinkExpired);
+            failpoint!("link.expired");
         }
         drop(registry);
         let inside = shared.word(shared.me.inside());

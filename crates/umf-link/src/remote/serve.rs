@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
 
 use umf_core::Access;
-use umf_core::step::{Step, step};
+use umf_sync::failpoint;
 
 use super::calls::{DONE, EXPIRED, FAILED, NOT_ALLOWED, OUTSIDE, WITHDRAWN, answer, number};
 use super::registry::Registry;
@@ -57,7 +57,7 @@ impl Shared {
             self.word(self.other().call_answer(call)).store(answer(call, status), Ordering::Release);
             self.next_call.store(call + 1, Ordering::Relaxed);
             drop(registry);
-            step(Step::LinkServed);
+            failpoint!("link.served");
             self.notify();
         }
         Ok(())

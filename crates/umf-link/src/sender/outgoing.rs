@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use umf_core::Access;
-use umf_core::step::{Step, step};
+use umf_sync::failpoint;
 
 use crate::board::{Board, Told};
 use crate::layout::{self, DESCRIPTORS, FIRST, FIRST_PAYLOAD, MOST_RANGES, NEXT, NEXT_PAYLOAD, SLOTS};
@@ -75,7 +75,7 @@ impl<'d> Sending<'d> {
                 let word = shared.word(shared.me.outcome(place.index));
                 let withdrawn =
                     protocol::settle(word, place.number, Outcome::Withdrawn) == Some(Outcome::Withdrawn);
-                step(Step::LinkWithdrawn);
+                failpoint!("link.withdrawn");
                 shared.notify();
                 withdrawn
             }
@@ -172,7 +172,7 @@ impl Outgoing {
         }
         protocol::announce(shared.word(at), first, Header { kind, length: length as u16 });
         self.sent = number;
-        step(Step::LinkSent);
+        failpoint!("link.sent");
         shared.notify();
     }
 
@@ -234,7 +234,7 @@ impl Outgoing {
             // SAFETY: it all goes in one slot, in which `write` yields room for it.
             unsafe { to.cast::<[u64; ONE_RANGE]>().write_unaligned(words) };
         });
-        step(Step::LinkLent);
+        failpoint!("link.lent");
         self.statistics.sent.add(part.length);
         Ok(Some(place))
     }
@@ -360,7 +360,7 @@ impl Outgoing {
             from = from.wrapping_add(count);
         });
         self.words = words;
-        step(Step::LinkOffered);
+        failpoint!("link.offered");
         self.statistics.sent.add(list.len());
         Ok(Some(place))
     }

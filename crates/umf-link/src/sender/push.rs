@@ -3,8 +3,8 @@
 use core::sync::atomic::Ordering;
 
 use umf_core::Access;
-use umf_core::step::{Step, step};
 use umf_ipc::Mapping;
+use umf_sync::failpoint;
 
 use super::outgoing::Place;
 use crate::board::{self, Told};
@@ -103,7 +103,7 @@ impl Attempt {
             unsafe { Cursor::at(list.parts(), start).copy_out(to.as_ptr(), length) };
             self.count += 1;
             self.say(shared, place, self.count);
-            step(Step::LinkFilled);
+            failpoint!("link.filled");
             statistics.bounced.add(length);
             shared.notify();
         }
@@ -135,7 +135,7 @@ impl Attempt {
                 }
                 self.count += 1;
                 self.say(shared, place, self.count);
-                step(Step::LinkPushed);
+                failpoint!("link.pushed");
                 statistics.pushed.add(length);
             }
         }

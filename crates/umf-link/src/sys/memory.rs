@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use umf_core::step::{Step, step};
 use umf_ipc::system;
+use umf_sync::failpoint;
 
 use super::Result;
 
@@ -43,7 +43,7 @@ pub(crate) fn is_sealed_memory(fd: impl AsFd, size: usize) -> Result<bool> {
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     size: usize,
-    /// The process that has it, as [`umf_core::fork::generation`] counts.
+    /// The process that has it, as [`umf_sync::fork::generation`] counts.
     process: u32,
 }
 
@@ -60,7 +60,7 @@ impl Mapping {
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe { rustix::mm::mmap(core::ptr::null_mut(), size, protection, flags, fd, 0) }?;
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        let mapping = Self { base, size, process: umf_core::fork::generation() };
+        let mapping = Self { base, size, process: umf_sync::fork::generation() };
         // SAFETY: the range is this mapping; the advice changes nothing in this process.
         unsafe { rustix::mm::madvise(base.as_ptr().cast(), size, Advice::LinuxDontFork) }?;
         // SAFETY: as above.
@@ -79,7 +79,7 @@ impl Mapping {
     /// Whether this process has it, and not the one that it was forked from.
     #[inline]
     pub(crate) fn is_here(&self) -> bool {
-        self.process == umf_core::fork::generation()
+        self.process == umf_sync::fork::generation()
     }
 }
 
@@ -91,6 +91,6 @@ impl Drop for Mapping {
         }
         // SAFETY: the mapping is this object's own, and nothing borrowed from it is left.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
-        step(Step::LinkUnmapped);
+        failpoint!("link.unmapped");
     }
 }

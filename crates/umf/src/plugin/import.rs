@@ -4,10 +4,10 @@ use core::fmt;
 use std::sync::Arc;
 
 use intrusive_collections::{KeyAdapter, RBTree, RBTreeLink, intrusive_adapter};
-use umf_core::global::Global;
 use umf_core::{
     Access, Address, Error, Import, ImportRequest, Imported, MemoryKind, NativeBytes, ProviderKind, Result,
 };
+use umf_sync::Lock;
 
 use super::instance::Instance;
 
@@ -41,7 +41,7 @@ impl<'a> KeyAdapter<'a> for ByBase {
 }
 
 /// All open imports of all plugins: one may be released through another object than the one that opened it.
-static OPENED: Global<Option<RBTree<ByBase>>> = Global::leaf(None);
+static OPENED: Lock<Option<RBTree<ByBase>>> = Lock::new(None);
 
 fn holds(base: Address) -> bool {
     OPENED.lock().as_ref().is_some_and(|opened| !opened.find(&base.to_bits()).is_null())

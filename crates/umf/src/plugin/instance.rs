@@ -6,7 +6,8 @@ use core::mem::ManuallyDrop;
 use core::ptr::{NonNull, null, null_mut};
 
 use libloading::os::unix::Library;
-use umf_core::{Address, Error, NativeBytes, Result, fork};
+use umf_core::{Address, Error, NativeBytes, Result};
+use umf_sync::fork;
 
 use super::ops::{Code, Operations, State};
 use super::result::{

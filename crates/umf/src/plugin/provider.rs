@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use umf_core::{
     Address, Error, Export, Import, Layout, MemoryKind, Properties, Provider, ProviderKind, Purge, Region,
-    Result, SplitMerge, Visibility, fork,
+    Result, SplitMerge, Visibility,
 };
+use umf_sync::fork;
 
 use super::import::PluginImport;
 use super::instance::Instance;
-use super::regions::{ForkedRegions, Record};
+use super::regions::{Record, Regions};
 
 /// A provider from a shared object. Made with [`super::load`] or [`super::PluginLoader`]. Thread-safe.
 ///
@@ -27,7 +28,7 @@ use super::regions::{ForkedRegions, Record};
 /// It uses the global allocator for its records, so that a pool over it is not to be the global allocator.
 pub struct PluginProvider {
     pub(super) instance: ManuallyDrop<Arc<Instance>>,
-    pub(super) regions: ForkedRegions,
+    pub(super) regions: Regions,
     name: String,
     kind: ProviderKind,
     memory_kind: MemoryKind,
@@ -47,7 +48,7 @@ impl PluginProvider {
         page: usize,
         handle_size: Option<usize>,
     ) -> Result<Self> {
-        let regions = ForkedRegions::new(instance.owner())?;
+        let regions = Regions::new(instance.owner());
         let instance = Arc::new(instance);
         let import = handle_size
             .map(|size| Arc::new(PluginImport::new(Arc::clone(&instance), kind, memory_kind, size)));

@@ -3,13 +3,10 @@
 //! Under the lock nothing is allocated or freed and no foreign code runs, so that a fork can wait for it.
 
 use core::cell::Cell;
-use core::ptr::NonNull;
-use std::sync::Arc;
 
 use intrusive_collections::{Bound, KeyAdapter, RBTree, RBTreeLink, intrusive_adapter};
-use umf_core::fork::{self, ForkAware};
-use umf_core::lock::Lock;
 use umf_core::{Address, Error, NativeBytes, Region, Result};
+use umf_sync::Lock;
 
 /// A live region.
 pub(super) struct Record {
@@ -51,58 +48,15 @@ pub(super) struct Regions {
     owner: &'static str,
 }
 
-impl ForkAware for Regions {
-    fn prepare(&self) {
-        self.tree.lock_for_fork();
-    }
-
-    fn parent(&self) {
-        // SAFETY: `prepare` took it in this thread, or in the one of which this is the forked copy.
-        unsafe { self.tree.unlock_after_fork() };
-    }
-
-    fn child(&self) {
-        self.parent();
-    }
-}
-
-/// [`Regions`] that take part in forks, until dropped.
-pub(super) struct ForkedRegions(Arc<Regions>);
-
-impl ForkedRegions {
-    pub(super) fn new(owner: &'static str) -> Result<Self> {
-        let regions = Arc::new(Regions { tree: Lock::new(RBTree::new(ByBase::NEW)), owner });
-        // SAFETY: an `Arc`'s content does not move, and is unregistered in `drop`. Whoever holds the lock takes no
-        // other: see the top.
-        unsafe { fork::register_leaf(Self::object(&regions)) }?;
-        Ok(Self(regions))
-    }
-
-    fn object(regions: &Arc<Regions>) -> NonNull<dyn ForkAware> {
-        let object: &(dyn ForkAware + 'static) = &**regions;
-        NonNull::from(object)
-    }
-}
-
-impl core::ops::Deref for ForkedRegions {
-    type Target = Regions;
-
-    fn deref(&self) -> &Regions {
-        &self.0
-    }
-}
-
-impl Drop for ForkedRegions {
-    fn drop(&mut self) {
-        fork::unregister(Self::object(&self.0));
-    }
-}
-
 fn end(region: &Region) -> u64 {
     region.base().to_bits() + region.size() as u64
 }
 
 impl Regions {
+    pub(super) fn new(owner: &'static str) -> Self {
+        Self { tree: Lock::new(RBTree::new(ByBase::NEW)), owner }
+    }
+
     fn foreign(&self, address: Address) -> Error {
         Error::ForeignAddress { address, owner: self.owner }
     }
@@ -215,7 +169,7 @@ mod tests {
 
     #[test]
     fn regions_do_not_overlap_and_are_told_apart() {
-        let regions = ForkedRegions::new("the test").unwrap();
+        let regions = Regions::new("the test");
         let first = region(0x2000, 0x2000);
         assert!(regions.insert(Record::new(first)).is_ok());
         for (base, size) in [(0x2000, 1), (0x3fff, 1), (0x1000, 0x1001), (0x1000, 0x9000)] {
@@ -233,7 +187,7 @@ mod tests {
 
     #[test]
     fn an_export_is_taken_by_its_last_user() {
-        let regions = ForkedRegions::new("the test").unwrap();
+        let regions = Regions::new("the test");
         let first = region(0x2000, 0x2000);
         assert!(regions.insert(Record::new(first)).is_ok());
         let native = NativeBytes::new(b"abc").unwrap();

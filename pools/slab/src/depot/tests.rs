@@ -192,7 +192,7 @@ fn nothing_is_stranded_in_a_parcel() {
         on_another_thread(|| blocks.iter().for_each(|&address| free(&pool, address).unwrap()));
     }
     assert!(
-        (0..umf_core::thread::end())
+        (0..umf_sync::thread::end())
             .filter_map(|index| pool.caches.get(index))
             .all(|cache| cache.outbox().take().is_none()),
         "what the threads packed went as they ended"

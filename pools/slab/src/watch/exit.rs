@@ -24,7 +24,7 @@ extern "C" fn end() {
     let tell = |is_global: bool| {
         // Hooks are the program's, and nothing may unwind from here.
         let _ = catch_unwind(AssertUnwindSafe(|| {
-            roster::visit(|pool| {
+            roster::POOLS.visit(|pool| {
                 if pool.watch.is_global == is_global && wants_to_know(pool) {
                     pool.tell_leaks(LeakTime::ProcessEnd);
                 }
@@ -34,7 +34,7 @@ extern "C" fn end() {
     // Nothing is allocated for what may be the global allocator.
     tell(true);
     let mut others = false;
-    roster::visit(|pool| others |= !pool.watch.is_global && wants_to_know(pool));
+    roster::POOLS.visit(|pool| others |= !pool.watch.is_global && wants_to_know(pool));
     if !others {
         return;
     }

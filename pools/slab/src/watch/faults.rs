@@ -2,7 +2,7 @@
 
 use umf_core::Error;
 use umf_core::history::{EventKind, reason};
-use umf_core::lock::Lock;
+use umf_sync::Lock;
 
 use crate::SlabPool;
 
@@ -23,17 +23,6 @@ pub(crate) struct Faults(Lock<Found>);
 impl Faults {
     pub(crate) const fn new() -> Self {
         Self(Lock::new(Found::NONE))
-    }
-
-    pub(crate) fn lock_for_fork(&self) {
-        self.0.lock_for_fork();
-    }
-
-    /// # Safety
-    /// As [`Lock::unlock_after_fork`].
-    pub(crate) unsafe fn unlock_after_fork(&self) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.0.unlock_after_fork() };
     }
 }
 

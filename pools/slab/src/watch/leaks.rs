@@ -20,7 +20,7 @@ impl SlabPool {
 
     /// Whether this is the process in which the pool was made, not a child of it.
     pub(super) fn is_at_home(&self) -> bool {
-        self.watch.process == umf_core::fork::generation()
+        self.watch.process == umf_sync::fork::generation()
     }
 
     /// Shows which blocks are live. Takes no memory from the global allocator.

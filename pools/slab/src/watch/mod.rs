@@ -31,7 +31,7 @@ use std::time::Instant;
 
 use umf_core::history::{Event, EventKind, reason};
 use umf_core::leaks::LeakTime;
-use umf_core::{Address, Error, Layout, Result, thread};
+use umf_core::{Address, Error, Layout, Result, history as events};
 
 use crate::SlabPool;
 use crate::pool::WATCHED;
@@ -50,7 +50,7 @@ pub(crate) struct Watch {
     sites: Sites,
     quarantine: Quarantine,
     faults: Faults,
-    /// The process in which the pool was made, as [`umf_core::fork::generation`] counts.
+    /// The process in which the pool was made, as [`umf_sync::fork::generation`] counts.
     process: u32,
     /// The pool may be the global allocator: nothing is allocated for telling something.
     pub(crate) is_global: bool,
@@ -64,7 +64,7 @@ impl Watch {
             sites: Sites::new(watched.leak_sample.max(1)),
             quarantine: Quarantine::new(watched.quarantine),
             faults: Faults::new(),
-            process: umf_core::fork::generation(),
+            process: umf_sync::fork::generation(),
             is_global: false,
         }
     }
@@ -76,26 +76,6 @@ impl Watch {
 
     fn now(&self) -> Duration {
         self.began.elapsed()
-    }
-
-    /// Takes its locks for the time of a fork. They come after all others of the pool, and no two are held at one time.
-    pub(crate) fn lock_for_fork(&self) {
-        self.sites.lock_for_fork();
-        self.quarantine.lock_for_fork();
-        self.faults.lock_for_fork();
-    }
-
-    /// Lets go of them after it.
-    ///
-    /// # Safety
-    /// As [`umf_core::lock::Lock::unlock_after_fork`].
-    pub(crate) unsafe fn unlock_after_fork(&self) {
-        // SAFETY: passed on to the caller, here and below.
-        unsafe { self.faults.unlock_after_fork() };
-        // SAFETY: as above.
-        unsafe { self.quarantine.unlock_after_fork() };
-        // SAFETY: as above.
-        unsafe { self.sites.unlock_after_fork() };
     }
 }
 
@@ -117,7 +97,7 @@ impl SlabPool {
         reason: &'static str,
     ) {
         if self.watch.history.is_on() {
-            let (at, thread) = (self.watch.now(), thread::system_id());
+            let (at, thread) = (self.watch.now(), events::thread_id());
             let event = Event { at, thread, kind, address, size, block_size, reason };
             self.watch.history.record(&self.arena, &event);
         }

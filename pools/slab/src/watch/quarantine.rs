@@ -4,9 +4,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use allocator_api2::vec::Vec;
-use umf_core::lock::Lock;
 use umf_core::metadata::Mapped;
 use umf_core::{Address, Result};
+use umf_sync::Lock;
 
 use crate::SlabPool;
 use crate::span::Place;
@@ -63,17 +63,6 @@ impl Quarantine {
     fn pop_above(&self, most: u64) -> Option<Address> {
         let mut waiting = self.waiting.lock();
         if waiting.bytes > most { waiting.pop() } else { None }
-    }
-
-    pub(crate) fn lock_for_fork(&self) {
-        self.waiting.lock_for_fork();
-    }
-
-    /// # Safety
-    /// As [`Lock::unlock_after_fork`].
-    pub(crate) unsafe fn unlock_after_fork(&self) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.waiting.unlock_after_fork() };
     }
 }
 

@@ -10,8 +10,8 @@ use allocator_api2::vec::Vec;
 use hashbrown::HashMap;
 use umf_core::Address;
 use umf_core::leaks::{LeakSite, Stack};
-use umf_core::lock::Lock;
 use umf_core::metadata::Mapped;
+use umf_sync::Lock;
 
 /// Of a kind that needs no memory for being made.
 type Hashing = BuildHasherDefault<DefaultHasher>;
@@ -100,17 +100,6 @@ impl Sites {
         sites.retain(|site| site.blocks > 0);
         sites.sort_unstable_by_key(|site| core::cmp::Reverse((site.bytes, site.blocks)));
         sites
-    }
-
-    pub(crate) fn lock_for_fork(&self) {
-        self.known.lock_for_fork();
-    }
-
-    /// # Safety
-    /// As [`Lock::unlock_after_fork`].
-    pub(crate) unsafe fn unlock_after_fork(&self) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.known.unlock_after_fork() };
     }
 }
 

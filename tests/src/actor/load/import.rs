@@ -113,7 +113,7 @@ mod late {
     pub(super) fn open(board: &Board, sequence: Sequence) -> Result<(), Failure> {
         static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
         // Keys are cleaned up in order: that of umf was made before this one.
-        umf_core::thread::current();
+        umf_sync::thread::current();
         let key = *KEY.get_or_init(|| {
             let mut key = 0;
             // SAFETY: `key` is valid for the write; the destructor stays loaded.

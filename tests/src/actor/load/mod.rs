@@ -32,7 +32,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
         ("arm", [step, nth, action]) => arm(actor, step, nth, action),
         #[cfg(feature = "fail-points")]
         ("disarm", []) => {
-            umf_core::step::disarm();
+            umf_sync::failpoint::disarm();
             actor.may_stop = false;
             Ok(String::new())
         }
@@ -42,17 +42,16 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
 
 #[cfg(feature = "fail-points")]
 fn arm(actor: &mut Actor, step: &str, nth: &str, action: &str) -> Answer {
-    use umf_core::step::{Action, Step};
+    use umf_sync::failpoint::{self, Action};
+
     let action = match action.split_once(':').unwrap_or((action, "")) {
         ("kill", "") => Action::Kill,
         ("stop", "") => Action::Stop,
         ("sleep", milliseconds) => Action::Sleep(milliseconds.parse()?),
         _ => return Err(Failure::unknown(action)),
     };
-    let step = Step::named(step).ok_or_else(|| Failure::unknown(step))?;
     actor.may_stop |= action == Action::Stop;
-    umf_core::step::arm(step, nth.parse()?, action);
-    Ok(String::new())
+    if failpoint::arm(step, nth.parse()?, action) { Ok(String::new()) } else { Err(Failure::unknown(step)) }
 }
 
 /// A round's work of one process.
@@ -108,7 +107,7 @@ impl<'a> Work<'a> {
             // Nobody would let a child that stops go on.
             #[cfg(feature = "fail-points")]
             if self.may_stop {
-                umf_core::step::disarm();
+                umf_sync::failpoint::disarm();
             }
             let code = match work() {
                 Ok(()) => 0,

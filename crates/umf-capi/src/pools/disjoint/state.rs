@@ -5,9 +5,9 @@ use core::sync::atomic::Ordering;
 use std::ffi::CString;
 use std::sync::{Arc, OnceLock};
 
-use umf_core::lock::Lock;
 use umf_core::{Address, Layout, Pool as _, Result};
 use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_sync::Lock;
 
 use super::counts::{Counts, sizes};
 use super::params::Params;

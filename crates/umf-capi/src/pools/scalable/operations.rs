@@ -25,7 +25,7 @@ struct Scalable {
     tbb: Tbb,
     /// Made by the first allocation, or when the defaults of the control tree were written.
     pool: std::sync::OnceLock<Made>,
-    params: umf_core::lock::Lock<(usize, bool)>,
+    params: umf_sync::Lock<(usize, bool)>,
     name: CString,
 }
 
@@ -75,7 +75,7 @@ extern "C" fn initialize(provider: Handle<Provider>, params: *const c_void, stat
             whose,
             tbb: tbb::functions().ok_or(absent)?,
             pool: std::sync::OnceLock::new(),
-            params: umf_core::lock::Lock::new((params.granularity, params.keep_all)),
+            params: umf_sync::Lock::new((params.granularity, params.keep_all)),
             name: params.name.clone(),
         };
         state.set(Box::into_raw(Box::new(scalable)).cast())

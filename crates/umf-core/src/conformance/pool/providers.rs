@@ -1,16 +1,14 @@
 //! Providers for tests: address numbers without memory, and host memory. Both count, and fail on demand.
 
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::fork::{self, ForkAware};
-use crate::lock::{Lock, LockGuard};
 use crate::{
     Address, AddressSpace, Error, Layout, MemoryKind, Populate, Provider, ProviderKind, Purge, Region,
     Result, Visibility,
 };
+use umf_sync::{Lock, LockGuard};
 
 /// Regions by base, and what is left of an injected failure.
 #[derive(Debug, Default)]
@@ -31,14 +29,6 @@ impl Books {
 
     fn lock(&self) -> LockGuard<'_, BTreeMap<u64, Region>> {
         self.regions.lock()
-    }
-
-    fn erased(&self) -> NonNull<dyn ForkAware> {
-        let books: &dyn ForkAware = self;
-        // SAFETY: only the lifetime changes; the providers unregister their books before they go.
-        unsafe {
-            core::mem::transmute::<NonNull<dyn ForkAware>, NonNull<dyn ForkAware>>(NonNull::from(books))
-        }
     }
 
     fn admit(&self, size: usize) -> Result<()> {
@@ -63,21 +53,6 @@ impl Books {
 }
 
 // A forked child goes on allocating, while another thread of the parent may have been in here.
-impl ForkAware for Books {
-    fn prepare(&self) {
-        self.regions.lock_for_fork();
-    }
-
-    fn parent(&self) {
-        // SAFETY: `prepare` took it in this thread, or in the one of which this is the copy.
-        unsafe { self.regions.unlock_after_fork() };
-    }
-
-    fn child(&self) {
-        self.parent();
-    }
-}
-
 macro_rules! bookkeeping {
     () => {
         /// Regions that are allocated now.
@@ -254,11 +229,7 @@ const PAGE: usize = 4096;
 
 impl Pages {
     fn new(visibility: Visibility, touchable: bool) -> Arc<Self> {
-        let pages = Arc::new(Self { visibility, touchable, books: Books::new() });
-        // SAFETY: an `Arc`'s content does not move, and `drop` unregisters.
-        let registered = unsafe { fork::register(pages.books.erased()) };
-        assert!(registered.is_ok(), "{registered:?}");
-        pages
+        Arc::new(Self { visibility, touchable, books: Books::new() })
     }
 
     /// Private memory.
@@ -280,12 +251,6 @@ impl Pages {
     }
 
     bookkeeping!();
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        fork::unregister(self.books.erased());
-    }
 }
 
 // SAFETY: regions are mappings of this provider alone, unmapped when freed.

@@ -11,8 +11,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType,
 };
-use umf_core::fork;
-use umf_core::step::{Step, step};
+use umf_sync::{failpoint, fork};
 
 use super::wire::{self, REPLY_SIZE, Reply, Request};
 use crate::identity::Nonce;
@@ -100,7 +99,7 @@ impl Client {
             Wanted::LeaseTable(_) => Request::LeaseTable,
         };
         let request = request.encode(self.nonce);
-        step(Step::SocketConnected);
+        failpoint!("socket.connected");
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         match deadline
             .wait_for(&connection, PollFlags::OUT, || rustix::net::send(&connection, &request, flags))
@@ -110,7 +109,7 @@ impl Client {
             Err(Errno::PIPE) => {}
             Err(errno) => return Err(errno),
         }
-        step(Step::SocketAsked);
+        failpoint!("socket.asked");
         let answer = receive(&connection, deadline)?;
         // After any other answer the producer closes it.
         if matches!(answer, Answer::Fd { .. } | Answer::Stale(_)) {
@@ -177,7 +176,7 @@ fn connect(nonce: Nonce, deadline: Deadline) -> Result<OwnedFd, Errno> {
         set_socket_timeout(&socket, Timeout::Send, deadline.left()?)?;
         match rustix::net::connect(&socket, &address) {
             Ok(()) => {
-                step(Step::SocketConnecting);
+                failpoint!("socket.connecting");
                 return Ok(socket);
             }
             Err(Errno::INTR | Errno::AGAIN) => {}
@@ -205,7 +204,7 @@ pub fn receive(connection: &OwnedFd, deadline: Deadline) -> Result<Answer, Errno
             fds.extend(received);
         }
     }
-    step(Step::SocketAnswered);
+    failpoint!("socket.answered");
     if received.bytes == 0 && fds.is_empty() {
         return Err(Errno::CONNRESET);
     }

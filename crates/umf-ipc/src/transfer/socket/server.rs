@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -13,19 +13,20 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix,
     SocketFlags, SocketType,
 };
-use umf_core::fork;
-use umf_core::lock::Lock;
-use umf_core::step::{Step, step};
+use umf_sync::{failpoint, fork};
 
 use super::wire::{self, Reply, Request};
 use crate::identity::Nonce;
-use crate::sys::{self, Reopened};
+use crate::sys::{self, CloseOnFork, Reopened};
 use crate::{Error, Result};
+
+/// A descriptor that this process keeps.
+pub type SharedFd = Arc<dyn AsFd + Send + Sync>;
 
 /// Where the server gets what it hands out.
 pub trait FdSource: Send + Sync {
     /// The ledger, or what stands in its place; `None` if its descriptor is another file's by now.
-    fn ledger(&self) -> Option<Arc<OwnedFd>>;
+    fn ledger(&self) -> Option<SharedFd>;
     /// The lease table, opened anew for the asker if that is possible; `None` if there is no table.
     fn lease_table(&self) -> Option<Outgoing>;
     /// The fd behind a current export, or the generation that its slot has now.
@@ -33,12 +34,12 @@ pub trait FdSource: Send + Sync {
 }
 
 /// A descriptor that goes to an asker.
-#[derive(Debug)]
+#[allow(missing_debug_implementations, reason = "a descriptor of any type")]
 pub enum Outgoing {
     /// Opened for the asker, and closed here once it is sent.
     Own(Reopened),
     /// This process's own.
-    Shared(Arc<OwnedFd>),
+    Shared(SharedFd),
 }
 
 impl AsFd for Outgoing {
@@ -56,27 +57,25 @@ const CONNECTIONS: usize = 256;
 /// The listening socket and its thread. Dropping it ends both.
 #[derive(Debug)]
 pub struct Server {
-    wake: Arc<OwnedFd>,
+    wake: Arc<CloseOnFork>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// All fds of the server, for a forked child to close: those of the thread as long as it has them.
-    fds: Arc<Lock<Vec<RawFd>>>,
     generation: u32,
 }
 
 impl Server {
     /// Binds the socket. Its thread starts with [`Server::serve`].
-    pub(crate) fn bind(nonce: Nonce) -> Result<OwnedFd> {
+    pub(crate) fn bind(nonce: Nonce) -> Result<CloseOnFork> {
         let system = |call| move |errno| Error::system(call, errno);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-            .map_err(system("socket"))?;
+        let make = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let listener = CloseOnFork::make(make).map_err(system("socket"))?;
         // A descriptor that a peer sends is closed by this process, and some take long to close.
         sys::refuse_descriptors(listener.as_fd());
         let address = SocketAddrUnix::new_abstract_name(&wire::name(nonce)).map_err(system("socket name"))?;
         rustix::net::bind(&listener, &address).map_err(system("bind of the abstract socket"))?;
-        step(Step::ServerBound);
+        failpoint!("server.bound");
         rustix::net::listen(&listener, 128).map_err(system("listen"))?;
-        step(Step::ServerListening);
+        failpoint!("server.listening");
         Ok(listener)
     }
 
@@ -84,22 +83,11 @@ impl Server {
     ///
     /// # Errors
     /// [`Error::System`] if there is no fd or no thread for it.
-    pub fn serve(listener: OwnedFd, nonce: Nonce, source: Arc<dyn FdSource>) -> Result<Self> {
-        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| Error::system("eventfd", errno))?;
-        let wake = Arc::new(wake);
-        // All that there will ever be: nothing is allocated under this lock.
-        let mut numbers = Vec::with_capacity(2 + CONNECTIONS + 1);
-        numbers.extend([listener.as_raw_fd(), wake.as_raw_fd()]);
-        let fds = Arc::new(Lock::new(numbers));
-        let serving = Serving {
-            listener,
-            nonce,
-            source,
-            wake: Arc::clone(&wake),
-            fds: Arc::clone(&fds),
-            connections: Vec::new(),
-        };
+    pub fn serve(listener: CloseOnFork, nonce: Nonce, source: Arc<dyn FdSource>) -> Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = CloseOnFork::make(|| rustix::event::eventfd(0, flags));
+        let wake = Arc::new(wake.map_err(|errno| Error::system("eventfd", errno))?);
+        let serving = Serving { listener, nonce, source, wake: Arc::clone(&wake), connections: Vec::new() };
         let thread = std::thread::Builder::new()
             .name("umf-fd-server".to_owned())
             .spawn(move || serving.run())
@@ -108,98 +96,41 @@ impl Server {
                 errno: error.raw_os_error().map_or(Errno::AGAIN, Errno::from_raw_os_error),
                 hint: "; raise RLIMIT_NPROC, or set UMF_IPC_EXCHANGE=pidfd,procfs",
             })?;
-        step(Step::ServerStarted);
-        Ok(Self { wake, thread: Mutex::new(Some(thread)), fds, generation: fork::generation() })
-    }
-
-    /// Before a fork: see [`umf_core::fork::ForkAware`].
-    pub fn lock_for_fork(&self) {
-        self.fds.lock_for_fork();
-    }
-
-    /// After it, in both processes.
-    ///
-    /// # Safety
-    /// [`Server::lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
-    pub unsafe fn unlock_after_fork(&self) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.fds.unlock_after_fork() };
-    }
-
-    /// Has the thread end; what is returned waits for that when it is dropped. Until then forks are to know the server.
-    ///
-    /// It must not be dropped with a lock that a fork, or the thread, takes.
-    #[must_use]
-    pub fn begin_end(&self) -> Option<Ending> {
-        if self.generation != fork::generation() {
-            return None;
-        }
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
-        step(Step::ServerEnding);
-        Some(Ending(Some(thread)))
-    }
-
-    /// In a forked child: closes all fds of the parent's thread, which is not here. (They stay open where a handler of signals
-    /// forked that came while their list was being changed, or amid another fork.)
-    ///
-    /// # Safety
-    /// This process is a forked child of the one that made the server.
-    pub unsafe fn close_in_child(&self) {
-        let Some(mut fds) = self.fds.try_lock() else { return };
-        for fd in fds.drain(..) {
-            // SAFETY: the fds belong to the server thread's objects, which do not exist in this process, and to
-            // `wake`, which is never closed again, by the share of it that is forgotten below.
-            unsafe { sys::close_inherited(fd) };
-            step(Step::ServerAbandoned);
-        }
-        core::mem::forget(Arc::clone(&self.wake));
+        failpoint!("server.started");
+        Ok(Self { wake, thread: Mutex::new(Some(thread)), generation: fork::generation() })
     }
 }
 
 impl Drop for Server {
+    /// Has the thread end, and waits for that. Must not run inside of a lock that the thread takes.
     fn drop(&mut self) {
-        if self.generation == fork::generation() {
-            drop(self.begin_end());
-        } else {
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if self.generation != fork::generation() {
             // Another process's; whoever was at it there is not here.
-            let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
-            core::mem::forget(thread.take());
+            core::mem::forget(thread);
+            return;
         }
-    }
-}
-
-/// A server's thread that was told to end. Dropping it waits until it has.
-#[derive(Debug)]
-pub struct Ending(Option<JoinHandle<()>>);
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        if let Some(thread) = self.0.take() {
+        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+        failpoint!("server.ending");
+        if let Some(thread) = thread {
             let _ = thread.join();
         }
     }
 }
 
 struct Serving {
-    listener: OwnedFd,
+    listener: CloseOnFork,
     nonce: Nonce,
     source: Arc<dyn FdSource>,
-    wake: Arc<OwnedFd>,
-    fds: Arc<Lock<Vec<RawFd>>>,
+    wake: Arc<CloseOnFork>,
     /// Of permitted peers, the oldest first.
-    connections: Vec<OwnedFd>,
+    connections: Vec<CloseOnFork>,
 }
 
 impl Serving {
     fn run(mut self) {
         block_signals();
         self.serve();
-        // As in `close`, all of it.
-        let Self { listener, connections, wake, fds, .. } = self;
-        let mut fds = fds.lock();
-        fds.retain(|&fd| fd == wake.as_raw_fd());
-        drop((listener, connections));
     }
 
     fn serve(&mut self) {
@@ -238,32 +169,23 @@ impl Serving {
     }
 
     fn close(&mut self, index: usize) {
-        let connection = self.connections.remove(index);
-        // A fork waits until the fd is off the list and closed: its child closes exactly what is on the list.
-        let mut fds = self.fds.lock();
-        fds.retain(|&fd| fd != connection.as_raw_fd());
-        drop(connection);
-        step(Step::ServerClosed);
+        drop(self.connections.remove(index));
+        failpoint!("server.closed");
     }
 
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // As in `close`; nothing waits while this is held.
-        let mut fds = self.fds.lock();
-        let accepted = rustix::net::accept_with(&self.listener, flags);
-        step(Step::ServerAccepted);
+        let accepted = CloseOnFork::make(|| rustix::net::accept_with(&self.listener, flags));
+        failpoint!("server.accepted");
         match accepted {
-            Ok(connection) if !is_permitted(connection.as_fd()) => refuse(connection),
+            Ok(connection) if !is_permitted(connection.as_fd()) => refuse(connection.as_fd()),
             Ok(connection) => {
-                fds.push(connection.as_raw_fd());
-                drop(fds);
                 if self.connections.len() == CONNECTIONS {
                     self.close(0);
                 }
                 self.connections.push(connection);
             }
             Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
-                drop(fds);
                 // The pending connection stays pending. Make room, or wait until there is some.
                 if self.connections.is_empty() {
                     std::thread::sleep(std::time::Duration::from_millis(10));
@@ -307,7 +229,7 @@ impl Serving {
                 Err(now) => (Reply::Stale(now), None),
             },
         };
-        step(Step::ServerAnswering);
+        failpoint!("server.answering");
         // A peer that does not read its answers loses its connection.
         let sent = reply(connection.as_fd(), answer, fd.as_ref().map(AsFd::as_fd));
         sent.is_ok() && answer != Reply::BadRequest
@@ -315,7 +237,7 @@ impl Serving {
 }
 
 /// The answer with a descriptor that this process keeps.
-const fn shared(fd: Arc<OwnedFd>) -> (Reply, Option<Outgoing>) {
+const fn shared(fd: SharedFd) -> (Reply, Option<Outgoing>) {
     (Reply::Ok { is_own: false }, Some(Outgoing::Shared(fd)))
 }
 
@@ -324,12 +246,12 @@ fn is_permitted(connection: BorrowedFd<'_>) -> bool {
 }
 
 /// Says no before anything was asked, so that a stranger takes no place from others.
-fn refuse(connection: OwnedFd) {
-    let _ = reply(connection.as_fd(), Reply::NotPermitted, None);
+fn refuse(connection: BorrowedFd<'_>) {
+    let _ = reply(connection, Reply::NotPermitted, None);
     // To close with a request unread would be a reset, which overtakes the answer: let none come, and take what came.
-    let _ = rustix::net::shutdown(&connection, Shutdown::Read);
+    let _ = rustix::net::shutdown(connection, Shutdown::Read);
     let mut byte = [0; 1];
-    while rustix::net::recv(&connection, &mut byte, RecvFlags::DONTWAIT).is_ok_and(|(_, count)| count > 0) {}
+    while rustix::net::recv(connection, &mut byte, RecvFlags::DONTWAIT).is_ok_and(|(_, count)| count > 0) {}
 }
 
 fn reply(
@@ -348,7 +270,7 @@ fn reply(
     rustix::io::retry_on_intr(|| {
         rustix::net::sendmsg(connection, &[IoSlice::new(&bytes)], &mut control, flags)
     })?;
-    step(Step::ServerAnswered);
+    failpoint!("server.answered");
     Ok(())
 }
 

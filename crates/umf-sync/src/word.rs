@@ -12,7 +12,7 @@ mod model {
     macro_rules! name {
         () => {
             concat!(
-                "umf_core_thread_word_",
+                "umf_sync_thread_word_",
                 env!("CARGO_PKG_VERSION_MAJOR"),
                 "_",
                 env!("CARGO_PKG_VERSION_MINOR"),
@@ -35,7 +35,7 @@ mod model {
     );
 
     #[inline(always)]
-    pub(in crate::thread) fn get() -> u64 {
+    pub(in crate::word) fn get() -> u64 {
         let word: u64;
         // SAFETY: reads the calling thread's own word, which is there as long as the thread.
         unsafe {
@@ -51,7 +51,7 @@ mod model {
     }
 
     #[inline(always)]
-    pub(in crate::thread) fn set(word: u32) {
+    pub(in crate::word) fn set(word: u32) {
         // SAFETY: writes the calling thread's own word, which nothing but these two functions knows.
         unsafe {
             core::arch::asm!(
@@ -74,25 +74,25 @@ mod model {
     }
 
     #[inline(always)]
-    pub(in crate::thread) fn get() -> u64 {
+    pub(in crate::word) fn get() -> u64 {
         u64::from(WORD.get())
     }
 
     #[inline(always)]
-    pub(in crate::thread) fn set(word: u32) {
+    pub(in crate::word) fn set(word: u32) {
         WORD.set(word);
     }
 }
 
 /// The calling thread's word, 0 at first. (What is read fills a register; to say so saves clearing its upper half.)
 #[inline(always)]
-pub(super) fn get() -> u64 {
+pub(crate) fn get() -> u64 {
     model::get()
 }
 
 /// Sets the calling thread's word.
 #[inline(always)]
-pub(super) fn set(word: u32) {
+pub(crate) fn set(word: u32) {
     model::set(word);
 }
 

@@ -5,14 +5,11 @@
 //! thread-local storage: so it can be summed over all threads, it is inherited with the number instead
 //! of being lost, and thread-local storage is one const-initialised word without a destructor.
 
-mod word;
-
-use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::lock::Lock;
-use crate::metadata::Chunks;
-use crate::{Error, Result};
+use crate::chunks::Chunks;
+use crate::fork::{self, Wordless};
+use crate::{Error, Lock, Result, word};
 
 /// The number of a living thread: dense, from 0, reused after the thread's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,14 +37,14 @@ struct Numbers {
     free: u32,
 }
 
-static NUMBERS: Lock<Numbers> = Lock::new(Numbers { next: 0, free: NONE });
+static NUMBERS: Lock<Numbers, Wordless> = Lock::new(Numbers { next: 0, free: NONE });
 /// `next` of the numbers, for those who walk over all threads.
 static END: AtomicU32 = AtomicU32::new(0);
 static LINKS: Chunks<AtomicU32> = Chunks::new();
 
 const HOOKS: usize = 16;
 type Hook = fn(ThreadIndex);
-static EXIT_HOOKS: Lock<([Option<Hook>; HOOKS], usize)> = Lock::new(([None; HOOKS], 0));
+static EXIT_HOOKS: Lock<([Option<Hook>; HOOKS], usize), Wordless> = Lock::new(([None; HOOKS], 0));
 
 /// The number of the calling thread.
 ///
@@ -68,25 +65,6 @@ pub fn current() -> Option<ThreadIndex> {
 #[must_use]
 pub fn known_life() -> u64 {
     word::get()
-}
-
-/// The system's number of the calling thread, as `gettid(2)` says, `top -H` shows it and debuggers know it. Asks the system once per
-/// thread and fork.
-#[must_use]
-pub fn system_id() -> u32 {
-    thread_local! {
-        /// The number, and below it the process in which it was asked for, as [`crate::fork::generation`] counts.
-        static KNOWN: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
-    }
-    let generation = crate::fork::generation();
-    match KNOWN.get() {
-        (id, known) if id != 0 && known == generation => id,
-        _ => {
-            let id = crate::sys::thread_id();
-            KNOWN.set((id, generation));
-            id
-        }
-    }
 }
 
 /// How many numbers have ever been in use at one time: each index lies below.
@@ -115,7 +93,7 @@ pub fn on_exit(hook: fn(ThreadIndex)) -> Result<()> {
 #[cold]
 fn enter() -> Option<ThreadIndex> {
     // With the handlers in place before a lock is taken.
-    crate::fork::generation();
+    fork::generation();
     let key = exit_key()?;
     let number = allocate()?;
     // SAFETY: the key exists; any non-null value makes its destructor run at thread exit.
@@ -183,26 +161,12 @@ fn allocate() -> Option<u32> {
 }
 
 fn release(number: u32) {
+    fork::forget_words(number);
     let mut numbers = NUMBERS.lock();
     if let Some(link) = LINKS.get(number) {
         link.store(numbers.free, Ordering::Relaxed);
         numbers.free = number + 1;
     }
-}
-
-/// Before a fork: no other thread may be inside.
-pub(crate) fn lock_for_fork() {
-    NUMBERS.lock_for_fork();
-    EXIT_HOOKS.lock_for_fork();
-}
-
-/// # Safety
-/// [`lock_for_fork`] ran in this thread, or in the one of which it is the forked copy.
-pub(crate) unsafe fn unlock_after_fork() {
-    // SAFETY: passed on to the caller.
-    unsafe { EXIT_HOOKS.unlock_after_fork() };
-    // SAFETY: as above.
-    unsafe { NUMBERS.unlock_after_fork() };
 }
 
 #[cfg(test)]

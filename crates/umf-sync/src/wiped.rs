@@ -25,7 +25,7 @@ impl Wiped {
     /// # Errors
     /// [`crate::Error::OutOfMemory`], or what a kernel says that cannot do it (before Linux 4.14).
     pub fn new(value: u32) -> Result<Self> {
-        let page = sys::map_metadata(PAGE)?;
+        let page = sys::map(PAGE)?;
         let wiped = Self { word: page.cast() };
         // SAFETY: the page was just mapped, and is this value's.
         unsafe { sys::wipe_on_fork(page, PAGE)? };
@@ -44,7 +44,7 @@ impl Wiped {
 impl Drop for Wiped {
     fn drop(&mut self) {
         // SAFETY: the page is this value's, and no reference into it outlives it.
-        let _ = unsafe { rustix::mm::munmap(self.word.as_ptr().cast(), PAGE) };
+        unsafe { sys::unmap(self.word.cast(), PAGE) };
     }
 }
 

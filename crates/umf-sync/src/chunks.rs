@@ -90,13 +90,13 @@ impl<T: Zeroed, const FIRST: usize> Chunks<T, FIRST> {
         let too_many = Error::TooMany { what: "metadata records", limit };
         let slot = self.chunks.get(chunk).ok_or(too_many)?;
         let size = (FIRST << chunk).checked_mul(size_of::<T>()).ok_or(too_many)?;
-        let mapped = sys::map_metadata(size)?;
+        let mapped = sys::map(size)?;
         if slot
             .compare_exchange(ptr::null_mut(), mapped.as_ptr().cast(), Ordering::AcqRel, Ordering::Acquire)
             .is_err()
         {
-            // SAFETY: another thread published its chunk first; nobody has seen this one.
-            let _ = unsafe { rustix::mm::munmap(mapped.as_ptr().cast(), size) };
+            // SAFETY: another thread published its chunk first, and no thread has seen this one.
+            unsafe { sys::unmap(mapped, size) };
         }
         self.get(index).ok_or(too_many)
     }
@@ -105,11 +105,10 @@ impl<T: Zeroed, const FIRST: usize> Chunks<T, FIRST> {
 impl<T: Zeroed, const FIRST: usize> Drop for Chunks<T, FIRST> {
     fn drop(&mut self) {
         for (chunk, slot) in self.chunks.iter_mut().enumerate() {
-            let first = *slot.get_mut();
-            if !first.is_null() {
+            if let Some(first) = NonNull::new(*slot.get_mut()) {
                 // SAFETY: `self` goes, so no reference into its chunks is left; the size is the one
                 // that the chunk was mapped with.
-                let _ = unsafe { rustix::mm::munmap(first.cast(), (FIRST << chunk) * size_of::<T>()) };
+                unsafe { sys::unmap(first.cast(), (FIRST << chunk) * size_of::<T>()) };
             }
         }
     }

@@ -1,0 +1,577 @@
+//! Fork: how locks survive it, how a child learns that it is one, and what it does first.
+//!
+//! - Each [`crate::Lock`] passes a gate, which a fork closes (see `gate.rs` for the rules). No object
+//!   is registered for that.
+//! - [`generation`] reads one page that the kernel wipes in a forked child (`MADV_WIPEONFORK`). State
+//!   that a child must not use remembers the generation that it was made in and compares.
+//! - [`add_hooks`] adds functions that run before and after each fork.
+
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use crate::chunks::{Chunks, Zeroed};
+use crate::gate::{Gate, Machine, Patience, Word};
+use crate::{Error, Result, failpoint, fence, sys, thread};
+
+/// The gates, by [`Gates::NUMBER`].
+static GATES: [Gate<AtomicUsize>; 2] = [const {
+    let [owner, depth, openings, others] = [const { AtomicUsize::new(0) }; 4];
+    Gate::from_words(owner, depth, openings, others)
+}; 2];
+
+/// The words of a thread: how many locks it is inside of, by gate. Only that thread writes there.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Words([AtomicUsize; 2]);
+
+// SAFETY: zeros are valid atomics, which need no drop.
+unsafe impl Zeroed for Words {}
+
+/// By thread index.
+static WORDS: Chunks<Words, 16> = Chunks::new();
+
+/// Which gate a lock passes.
+pub trait Gates {
+    #[doc(hidden)]
+    const NUMBER: usize;
+    /// Whether threads use their own words. Not for locks that are taken to get one.
+    #[doc(hidden)]
+    const BY_WORD: bool = true;
+}
+
+/// The gate of most locks. A fork closes it first.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outer;
+
+/// The gate of locks that are taken inside of the locks of another library, which has fork handlers
+/// of its own (jemalloc's, in extent hooks). A fork closes it after those handlers ran.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Leaf;
+
+/// The leaf gate, for locks that may be taken while the calling thread gets its index
+/// ([`thread::current`] calls `pthread_setspecific(3)`, which may allocate): those of an allocator that
+/// serves that. Costs two atomic additions more.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wordless;
+
+impl Gates for Outer {
+    const NUMBER: usize = 0;
+}
+
+impl Gates for Leaf {
+    const NUMBER: usize = 1;
+}
+
+impl Gates for Wordless {
+    const NUMBER: usize = 1;
+    const BY_WORD: bool = false;
+}
+
+/// A thread is inside of a gate until this is dropped: no fork happens in another thread.
+///
+/// A lock makes one by itself. A section that other threads wait for needs one before it begins, if a
+/// lock is taken inside of the section.
+#[derive(Debug)]
+pub struct Entry<G: Gates = Outer> {
+    /// The thread's word; `None` for threads that have none.
+    word: Option<&'static AtomicUsize>,
+    /// The word is the calling thread's.
+    not_send: PhantomData<(G, *const ())>,
+}
+
+impl<G: Gates> Entry<G> {
+    /// Enters. Waits for a fork that another thread is in, unless the calling thread is inside already.
+    #[inline]
+    #[must_use]
+    pub fn new() -> Self {
+        let word = if G::BY_WORD { own_words().map(|words| &words.0[G::NUMBER]) } else { None };
+        match word {
+            Some(word) => GATES[G::NUMBER].enter::<Kernel>(word),
+            None => GATES[G::NUMBER].enter_without_word::<Kernel>(),
+        }
+        Self { word, not_send: PhantomData }
+    }
+}
+
+impl<G: Gates> Default for Entry<G> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<G: Gates> Drop for Entry<G> {
+    #[inline]
+    fn drop(&mut self) {
+        match self.word {
+            Some(word) => GATES[G::NUMBER].exit(word),
+            None => GATES[G::NUMBER].exit_without_word(),
+        }
+    }
+}
+
+#[inline]
+fn own_words() -> Option<&'static Words> {
+    let index = thread::current()?.get();
+    match WORDS.get(index) {
+        Some(words) => Some(words),
+        None => WORDS.get_or_grow(index).ok(),
+    }
+}
+
+/// Forgets what an ending thread was inside of, for the next thread with its index.
+pub(crate) fn forget_words(index: u32) {
+    if let Some(words) = WORDS.get(index) {
+        words.0.iter().for_each(|word| word.store(0, Ordering::Release));
+    }
+}
+
+impl Word for AtomicUsize {
+    #[inline(always)]
+    fn load(&self, order: Ordering) -> usize {
+        self.load(order)
+    }
+
+    #[inline(always)]
+    fn store(&self, value: usize, order: Ordering) {
+        self.store(value, order);
+    }
+
+    fn add(&self, value: usize, order: Ordering) -> usize {
+        self.fetch_add(value, order)
+    }
+
+    fn sub(&self, value: usize, order: Ordering) -> usize {
+        self.fetch_sub(value, order)
+    }
+
+    fn replace(&self, current: usize, new: usize) -> core::result::Result<(), usize> {
+        self.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst).map(drop)
+    }
+}
+
+/// This machine.
+struct Kernel;
+
+impl Machine for Kernel {
+    type Word = AtomicUsize;
+    type Patience = Span;
+
+    fn me() -> usize {
+        sys::this_thread()
+    }
+
+    #[inline(always)]
+    fn light() {
+        fence::light_or_full();
+    }
+
+    fn heavy() {
+        fence::heavy();
+    }
+
+    fn sleep(word: &AtomicUsize, expected: usize) {
+        sys::futex_wait(sys::low_half(word), expected as u32);
+    }
+
+    fn wake_all(word: &AtomicUsize) {
+        sys::futex_wake(sys::low_half(word), i32::MAX);
+    }
+}
+
+/// A span of time.
+struct Span {
+    nanoseconds: u64,
+    end: u64,
+    pauses: u32,
+}
+
+impl Span {
+    fn of(nanoseconds: u64) -> Self {
+        Self { nanoseconds, end: sys::now().saturating_add(nanoseconds), pauses: 0 }
+    }
+}
+
+impl Patience for Span {
+    /// Longer than a lock is held but for calls of drivers.
+    fn start() -> Self {
+        Self::of(20_000_000)
+    }
+
+    fn double(self) -> Self {
+        Self::of(self.nanoseconds.saturating_mul(2))
+    }
+
+    fn again(&mut self) {
+        *self = Self::of(self.nanoseconds);
+    }
+
+    fn pause(&mut self) -> bool {
+        self.pauses = self.pauses.saturating_add(1);
+        match self.pauses {
+            0..100 => core::hint::spin_loop(),
+            100..200 => sys::pause(0),
+            _ => sys::pause(50_000),
+        }
+        sys::now() < self.end
+    }
+}
+
+/// The words of all threads for one gate.
+fn words(gate: usize) -> impl Iterator<Item = &'static AtomicUsize> {
+    (0..thread::end()).filter_map(move |index| Some(&WORDS.get(index)?.0[gate]))
+}
+
+fn own_word(gate: usize) -> Option<&'static AtomicUsize> {
+    own_words().map(|words| &words.0[gate])
+}
+
+fn close(gate: usize) {
+    GATES[gate].close::<Kernel, _>(own_word(gate), || words(gate));
+}
+
+fn open(gate: usize) {
+    GATES[gate].open::<Kernel>();
+}
+
+fn open_in_child(gate: usize) {
+    GATES[gate].open_in_child::<Kernel, _>(own_word(gate), || words(gate));
+}
+
+extern "C" fn prepare() {
+    BEGUN.fetch_add(1, Ordering::Relaxed);
+    close(Outer::NUMBER);
+    close(Leaf::NUMBER);
+    each(|hooks| (hooks.prepare)());
+    failpoint!("fork.prepared");
+}
+
+extern "C" fn parent() {
+    each(|hooks| (hooks.parent)());
+    open(Leaf::NUMBER);
+    open(Outer::NUMBER);
+    failpoint!("fork.returned");
+}
+
+extern "C" fn child() {
+    failpoint!("fork.child_begun");
+    // Where MADV_WIPEONFORK is refused (before Linux 4.14) this is how a child is noticed.
+    if let Some(canary) = NonNull::new(CANARY.load(Ordering::Acquire)) {
+        // SAFETY: a published canary page is never unmapped.
+        unsafe { canary.as_ref() }.store(0, Ordering::Relaxed);
+    }
+    open_in_child(Leaf::NUMBER);
+    open_in_child(Outer::NUMBER);
+    each(|hooks| (hooks.child)());
+    failpoint!("fork.child_ready");
+}
+
+/// How many forks this process began.
+static BEGUN: AtomicU32 = AtomicU32::new(0);
+
+/// How many forks this process has begun, with `fork(3)`.
+#[must_use]
+pub fn begun() -> u32 {
+    generation();
+    BEGUN.load(Ordering::Relaxed)
+}
+
+/// Has a fork close the outer gate before the handlers that another library registered by now
+/// (`pthread_atfork(3)` runs the latest first). For those whose functions are called inside of locks
+/// with the outer gate.
+///
+/// # Errors
+/// [`Error::System`] if there is no memory for it.
+pub fn close_outer_gate_earlier() -> Result<()> {
+    extern "C" fn prepare() {
+        close(Outer::NUMBER);
+    }
+    extern "C" fn parent() {
+        open(Outer::NUMBER);
+    }
+    extern "C" fn child() {
+        open_in_child(Outer::NUMBER);
+    }
+    // SAFETY: the handlers are functions of this crate, which stays loaded.
+    match unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) } {
+        0 => Ok(()),
+        native => Err(Error::System { call: "pthread_atfork", native }),
+    }
+}
+
+/// What a part of the program does when its process forks. No other thread is inside of a lock while
+/// these run, and no function waits: a lock may be taken by what the fork interrupted, if a signal
+/// handler forks, so that functions here use [`crate::Lock::try_lock`].
+#[derive(Clone, Copy, Debug)]
+pub struct Hooks {
+    /// Before the fork.
+    pub prepare: fn(),
+    /// After it, in the parent.
+    pub parent: fn(),
+    /// After it, in the child.
+    pub child: fn(),
+}
+
+impl Hooks {
+    /// Does nothing.
+    pub const NONE: Self = Self { prepare: || {}, parent: || {}, child: || {} };
+}
+
+/// The most that [`add_hooks`] takes.
+const MOST_HOOKS: usize = 32;
+
+static HOOKS: [AtomicPtr<Hooks>; MOST_HOOKS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MOST_HOOKS];
+
+/// Has each fork from here on run `hooks`, in no particular order among others. Hooks that were added
+/// before are not added again.
+///
+/// # Errors
+/// [`Error::TooMany`] past 32 of them.
+pub fn add_hooks(hooks: &'static Hooks) -> Result<()> {
+    generation();
+    let hooks = core::ptr::from_ref(hooks).cast_mut();
+    for place in &HOOKS {
+        match place.compare_exchange(core::ptr::null_mut(), hooks, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return Ok(()),
+            Err(other) if other == hooks => return Ok(()),
+            Err(_) => {}
+        }
+    }
+    Err(Error::TooMany { what: "functions to run at forks", limit: MOST_HOOKS })
+}
+
+fn each(run: impl Fn(&'static Hooks)) {
+    for place in &HOOKS {
+        // SAFETY: `add_hooks` stores references to statics there, and nothing else.
+        if let Some(hooks) = unsafe { place.load(Ordering::Acquire).as_ref() } {
+            run(hooks);
+        }
+    }
+}
+
+const ALIVE: u32 = 0x554d_4601;
+const NOTICING: u32 = 1;
+const PAGE: usize = 4096;
+
+static CANARY: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+static GENERATION: AtomicU32 = AtomicU32::new(1);
+
+/// How many forks lie between this process and the one in which umf was first used, plus one.
+///
+/// Two loads. Everything that belongs to one process only remembers this number and compares.
+/// A child made by raw `clone` without `CLONE_VM` is noticed as well as one made by `fork(3)`.
+#[inline]
+pub fn generation() -> u32 {
+    let canary = CANARY.load(Ordering::Acquire);
+    if let Some(canary) = NonNull::new(canary) {
+        // SAFETY: a published canary page is never unmapped.
+        if unsafe { canary.as_ref() }.load(Ordering::Relaxed) == ALIVE {
+            return GENERATION.load(Ordering::Relaxed);
+        }
+    }
+    notice()
+}
+
+#[cold]
+fn notice() -> u32 {
+    let Some(canary) = NonNull::new(CANARY.load(Ordering::Acquire)) else {
+        install();
+        return GENERATION.load(Ordering::Relaxed);
+    };
+    // SAFETY: a published canary page is never unmapped.
+    let canary = unsafe { canary.as_ref() };
+    // Two threads of a child that notice at the same time must count one fork, not two.
+    match canary.compare_exchange(0, NOTICING, Ordering::Acquire, Ordering::Acquire) {
+        Ok(_) => {
+            GENERATION.fetch_add(1, Ordering::Relaxed);
+            canary.store(ALIVE, Ordering::Release);
+        }
+        Err(_) => {
+            while canary.load(Ordering::Acquire) == NOTICING {
+                std::thread::yield_now();
+            }
+        }
+    }
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// When the program or library that this is part of is loaded: before there are threads, one of which could have a lock in the
+/// middle of another's fork that began without the handlers.
+///
+/// A linker that is handed an archive of objects may leave it out; then the first use installs them.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = {
+    extern "C" fn at_load() {
+        generation();
+        stay_loaded(at_load);
+    }
+    at_load
+};
+
+/// Keeps the library that `own` is part of loaded, if it is not the program: a thread that has a number calls into it when it
+/// ends, which may be after a `dlclose` (of a plugin, say).
+///
+/// Called by the loader, which has its locks: not later, when they might come after locks of umf.
+fn stay_loaded(own: extern "C" fn()) {
+    let mut info = core::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: `info` is valid for the write; any address may be asked about.
+    if unsafe { libc::dladdr(own as *const libc::c_void, info.as_mut_ptr()) } == 0 {
+        return;
+    }
+    // SAFETY: it was found, so `info` was written.
+    let info = unsafe { info.assume_init() };
+    // SAFETY: asks for a number. The program headers follow the ELF header, in the first page of the program.
+    let headers = unsafe { libc::getauxval(libc::AT_PHDR) } as usize;
+    let begin = info.dli_fbase.addr();
+    if info.dli_fname.is_null() || (begin..begin.saturating_add(PAGE)).contains(&headers) {
+        return;
+    }
+    // SAFETY: a name that the loader gave; nothing is loaded that is not, so no code runs. The handle is for ever.
+    unsafe { libc::dlopen(info.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
+}
+
+/// Makes the canary page and the fork handlers. Nobody waits for another thread here (as with `std::sync::Once`): a child
+/// forked meanwhile does not have that thread.
+fn install() {
+    static INSTALLING: AtomicBool = AtomicBool::new(false);
+    if !INSTALLING.swap(true, Ordering::AcqRel) {
+        // SAFETY: the handlers are functions of this crate that stay loaded with it; they only take and
+        // release locks. A failure (no memory) leaves forks with locks unhandled, as if never called.
+        let _ = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+    }
+    let Ok(page) = sys::map(PAGE) else { return };
+    // Without the advice (Linux before 4.14) the handlers alone notice forks.
+    // SAFETY: the page was mapped above and is not shared yet.
+    let _ = unsafe { sys::wipe_on_fork(page, PAGE) };
+    let canary = page.cast::<AtomicU32>();
+    // SAFETY: a zeroed page is a valid AtomicU32.
+    unsafe { canary.as_ref() }.store(ALIVE, Ordering::Relaxed);
+    let none = core::ptr::null_mut();
+    if CANARY.compare_exchange(none, canary.as_ptr(), Ordering::AcqRel, Ordering::Acquire).is_err() {
+        // SAFETY: another thread was first, and no thread has seen this page.
+        unsafe { sys::unmap(page, PAGE) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Lock;
+
+    /// Runs `act` in a forked child; whether it returned true there.
+    fn in_fork(act: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child only takes this crate's locks, and ends within a bounded time.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: sets an alarm for this child.
+            unsafe { libc::alarm(20) };
+            let code = i32::from(!act());
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        status == 0
+    }
+
+    /// Pairs that are equal but for the moments in which they are changed, under two gates, one
+    /// inside of the other.
+    static OUTER: Lock<(u64, u64)> = Lock::new((0, 0));
+    static LEAF: Lock<(u64, u64), Leaf> = Lock::new((0, 0));
+
+    fn change() {
+        let mut outer = OUTER.lock();
+        outer.0 += 1;
+        {
+            let mut leaf = LEAF.lock();
+            leaf.0 += 1;
+            std::hint::spin_loop();
+            leaf.1 += 1;
+        }
+        outer.1 += 1;
+    }
+
+    fn are_whole() -> bool {
+        let (outer, leaf) = (*OUTER.lock(), *LEAF.lock());
+        outer.0 == outer.1 && leaf.0 == leaf.1
+    }
+
+    #[test]
+    fn child_finds_locks_free_and_their_values_whole() {
+        let stop = AtomicBool::new(false);
+        let before = generation();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        change();
+                    }
+                });
+            }
+            // Two threads fork.
+            let forks = || (0..200).all(|_| in_fork(|| generation() == before + 1 && are_whole()));
+            let other = scope.spawn(forks);
+            let all = forks() & other.join().unwrap();
+            stop.store(true, Ordering::Relaxed);
+            assert!(all);
+        });
+        assert_eq!(generation(), before);
+    }
+
+    #[test]
+    fn fork_inside_of_a_lock_leaves_it_to_both() {
+        // No other thread waits for it.
+        static HELD: Lock<()> = Lock::new(());
+        let inside = HELD.lock();
+        assert!(in_fork(|| HELD.try_lock().is_none()));
+        drop(inside);
+        assert!(in_fork(|| HELD.try_lock().is_some()));
+    }
+
+    /// A thread that holds a lock for long stops neither the fork for ever nor the others meanwhile.
+    #[test]
+    fn slow_holder_stops_others_for_a_while_only() {
+        static SLOW: Lock<()> = Lock::new(());
+        let (begun, end) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _slow = SLOW.lock();
+                begun.store(true, Ordering::Release);
+                // It waits for the other one, which has to pass the gate.
+                while !end.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+            });
+            while !begun.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            let other = scope.spawn(|| {
+                std::thread::sleep(core::time::Duration::from_millis(5));
+                change();
+                end.store(true, Ordering::Release);
+            });
+            assert!(in_fork(are_whole));
+            other.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn hooks_run_once_each() {
+        static RAN: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
+        static COUNT: Hooks = Hooks {
+            prepare: || _ = RAN[0].fetch_add(1, Ordering::Relaxed),
+            parent: || _ = RAN[1].fetch_add(1, Ordering::Relaxed),
+            child: || _ = RAN[2].fetch_add(1, Ordering::Relaxed),
+        };
+        let ran = || [0, 1, 2].map(|index: usize| RAN[index].load(Ordering::Relaxed));
+        add_hooks(&COUNT).unwrap();
+        add_hooks(&COUNT).unwrap();
+        // (Other tests of this program fork as well.)
+        let before = ran();
+        assert!(in_fork(|| ran()[2] == 1));
+        let after = ran();
+        assert!(after[0] > before[0] && after[1] > before[1] && after[2] == 0, "{before:?} {after:?}");
+    }
+}

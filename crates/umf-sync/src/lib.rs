@@ -1,0 +1,48 @@
+//! Synchronisation for umf: what needs no allocator and survives a fork.
+//!
+//! - [`Lock`]: a lock for a `static` or a field; forks find it free
+//! - [`fork`]: the gates that locks pass, [`fork::generation`], and what a child does first
+//! - [`thread`]: dense thread indices
+//! - [`fence`]: fences of which one side costs nothing
+//! - [`visitors`]: how many threads are inside of something
+//! - [`chunks`]: an array that grows without moving its elements
+//! - [`failpoint!`]: points at which tests kill processes
+//! - `gate`: how a fork waits until no other thread is inside of a lock, as loom models it
+
+pub mod chunks;
+mod error;
+#[cfg(feature = "failpoints")]
+pub mod failpoint;
+pub mod fence;
+pub mod fork;
+mod gate;
+mod lock;
+mod sys;
+pub mod thread;
+pub mod visitors;
+mod wiped;
+mod word;
+
+pub use error::{Error, Result};
+pub use lock::{Lock, LockGuard};
+pub use wiped::Wiped;
+
+/// A point at which tests end, stop or delay the process: `failpoint!("ledger.published")`. Compiles
+/// to nothing without the feature `failpoints`.
+#[cfg(not(feature = "failpoints"))]
+#[macro_export]
+macro_rules! failpoint {
+    ($name:literal) => {};
+}
+
+/// A point at which tests end, stop or delay the process: see [`failpoint`](mod@failpoint).
+#[cfg(feature = "failpoints")]
+#[macro_export]
+macro_rules! failpoint {
+    ($name:literal) => {{
+        #[$crate::failpoint::linkme::distributed_slice($crate::failpoint::FAILPOINTS)]
+        #[linkme(crate = $crate::failpoint::linkme)]
+        static FAILPOINT: $crate::failpoint::Failpoint = $crate::failpoint::Failpoint::new($name);
+        FAILPOINT.reach();
+    }};
+}

@@ -1,0 +1,106 @@
+//! A signal handler that forks, in a process of one thread, wherever the signal comes: inside of a
+//! lock, at its gate, in the middle of a fork. Without libtest, which has threads.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use umf_sync::Lock;
+use umf_sync::fork::{self, Leaf};
+
+/// Forks of the handler.
+const FORKS: u32 = 300;
+
+static OUTER: Lock<u64> = Lock::new(0);
+static LEAF: Lock<u64, Leaf> = Lock::new(0);
+/// What the main loop holds for certain, or certainly not.
+static HOLDS: AtomicBool = AtomicBool::new(false);
+static HOLDS_NOT: AtomicBool = AtomicBool::new(false);
+static DONE: AtomicU32 = AtomicU32::new(0);
+static FAILED: AtomicU32 = AtomicU32::new(0);
+
+fn is_right() -> bool {
+    let is_free = OUTER.try_lock().is_some();
+    !(is_free && HOLDS.load(Ordering::Relaxed) || !is_free && HOLDS_NOT.load(Ordering::Relaxed))
+}
+
+/// Forks; whether parent and child find the locks as they were.
+fn fork_and_look() -> bool {
+    let before = fork::generation();
+    // SAFETY: the child takes locks of this crate without waiting, and ends.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let is_right = is_right() && fork::generation() == before + 1;
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!is_right)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above. (`SA_RESTART`.)
+    let ended = unsafe { libc::waitpid(pid, &raw mut status, 0) } == pid;
+    ended && status == 0 && is_right() && fork::generation() == before
+}
+
+extern "C" fn on_alarm(_: i32) {
+    if !fork_and_look() {
+        FAILED.fetch_add(1, Ordering::Relaxed);
+    }
+    DONE.fetch_add(1, Ordering::Relaxed);
+    arm();
+}
+
+/// Has one signal come a little later, each time another little.
+fn arm() {
+    let after = 20 + i64::from(DONE.load(Ordering::Relaxed) * 17 % 301);
+    let timer = libc::itimerval {
+        it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 },
+        it_value: libc::timeval { tv_sec: 0, tv_usec: after },
+    };
+    // SAFETY: `timer` is valid.
+    unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, core::ptr::null_mut()) };
+}
+
+fn run() -> bool {
+    // SAFETY: the handler is a function of this type.
+    let action = unsafe {
+        let mut action = core::mem::zeroed::<libc::sigaction>();
+        action.sa_sigaction = on_alarm as extern "C" fn(i32) as usize;
+        action.sa_flags = libc::SA_RESTART;
+        action
+    };
+    // SAFETY: `action` is valid.
+    unsafe { libc::sigaction(libc::SIGALRM, &raw const action, core::ptr::null_mut()) };
+    arm();
+    for turn in 0_u32.. {
+        if DONE.load(Ordering::Relaxed) >= FORKS || FAILED.load(Ordering::Relaxed) > 0 {
+            break;
+        }
+        HOLDS_NOT.store(true, Ordering::Relaxed);
+        HOLDS_NOT.store(false, Ordering::Relaxed);
+        let mut outer = OUTER.lock();
+        HOLDS.store(true, Ordering::Relaxed);
+        *outer += 1;
+        *LEAF.lock() += 1;
+        HOLDS.store(false, Ordering::Relaxed);
+        drop(outer);
+        HOLDS_NOT.store(true, Ordering::Relaxed);
+        if turn.is_multiple_of(64) && !fork_and_look() {
+            return false;
+        }
+        HOLDS_NOT.store(false, Ordering::Relaxed);
+    }
+    FAILED.load(Ordering::Relaxed) == 0 && OUTER.try_lock().is_some() && LEAF.try_lock().is_some()
+}
+
+fn main() {
+    // SAFETY: this process has one thread.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!run())) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0, "the locks after forks in a signal handler");
+    println!(
+        "test forks_in_handlers ... ok\n\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out"
+    );
+}
