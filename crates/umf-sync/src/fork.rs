@@ -256,9 +256,9 @@ extern "C" fn parent() {
 extern "C" fn child() {
     failpoint!("fork.child_begun");
     // Where MADV_WIPEONFORK is refused (before Linux 4.14) this is how a child is noticed.
-    if let Some(canary) = NonNull::new(CANARY.load(Ordering::Acquire)) {
-        // SAFETY: a published canary page is never unmapped.
-        unsafe { canary.as_ref() }.store(0, Ordering::Relaxed);
+    match canary() {
+        Some(canary) => canary.store(0, Ordering::Relaxed),
+        None => _ = GENERATION.fetch_add(1, Ordering::Relaxed),
     }
     open_in_child(Leaf::NUMBER);
     open_in_child(Outer::NUMBER);
@@ -349,50 +349,42 @@ fn each(run: impl Fn(&'static Hooks)) {
     }
 }
 
-const ALIVE: u32 = 0x554d_4601;
-const NOTICING: u32 = 1;
 const PAGE: usize = 4096;
 
+/// A word that the kernel wipes in a child: the generation, or 0 in a child that does not know its own yet.
 static CANARY: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+/// At least what the canary says, or said in the parent.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
-/// How many forks lie between this process and the one in which umf was first used, plus one.
+fn canary() -> Option<&'static AtomicU32> {
+    // SAFETY: a published canary page is never unmapped.
+    NonNull::new(CANARY.load(Ordering::Acquire)).map(|canary| unsafe { canary.as_ref() })
+}
+
+/// A number of this process, not 0, that is larger than those of the processes it was forked from.
 ///
 /// Two loads. Everything that belongs to one process only remembers this number and compares.
 /// A child made by raw `clone` without `CLONE_VM` is noticed as well as one made by `fork(3)`.
 #[inline]
 pub fn generation() -> u32 {
-    let canary = CANARY.load(Ordering::Acquire);
-    if let Some(canary) = NonNull::new(canary) {
-        // SAFETY: a published canary page is never unmapped.
-        if unsafe { canary.as_ref() }.load(Ordering::Relaxed) == ALIVE {
-            return GENERATION.load(Ordering::Relaxed);
-        }
+    match canary().map(|canary| canary.load(Ordering::Relaxed)) {
+        Some(generation) if generation != 0 => generation,
+        _ => notice(),
     }
-    notice()
 }
 
+/// Threads of a child may come here at the same time, and signal handlers in between: none waits for
+/// another.
 #[cold]
 fn notice() -> u32 {
-    let Some(canary) = NonNull::new(CANARY.load(Ordering::Acquire)) else {
+    let Some(canary) = canary() else {
         install();
         return GENERATION.load(Ordering::Relaxed);
     };
-    // SAFETY: a published canary page is never unmapped.
-    let canary = unsafe { canary.as_ref() };
-    // Two threads of a child that notice at the same time must count one fork, not two.
-    match canary.compare_exchange(0, NOTICING, Ordering::Acquire, Ordering::Acquire) {
-        Ok(_) => {
-            GENERATION.fetch_add(1, Ordering::Relaxed);
-            canary.store(ALIVE, Ordering::Release);
-        }
-        Err(_) => {
-            while canary.load(Ordering::Acquire) == NOTICING {
-                std::thread::yield_now();
-            }
-        }
-    }
-    GENERATION.load(Ordering::Relaxed)
+    let new = GENERATION.load(Ordering::Relaxed) + 1;
+    // Before the canary has it: a child forked in between gets a larger one.
+    GENERATION.fetch_max(new, Ordering::AcqRel);
+    canary.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire).err().unwrap_or(new)
 }
 
 /// When the program or library that this is part of is loaded: before there are threads, one of which could have a lock in the
@@ -446,7 +438,7 @@ fn install() {
     let _ = unsafe { sys::wipe_on_fork(page, PAGE) };
     let canary = page.cast::<AtomicU32>();
     // SAFETY: a zeroed page is a valid AtomicU32.
-    unsafe { canary.as_ref() }.store(ALIVE, Ordering::Relaxed);
+    unsafe { canary.as_ref() }.store(GENERATION.load(Ordering::Relaxed), Ordering::Relaxed);
     let none = core::ptr::null_mut();
     if CANARY.compare_exchange(none, canary.as_ptr(), Ordering::AcqRel, Ordering::Acquire).is_err() {
         // SAFETY: another thread was first, and no thread has seen this page.
