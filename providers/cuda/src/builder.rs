@@ -140,7 +140,7 @@ impl CudaBuilder {
         }
         let import = CudaImport::in_context(Arc::clone(&context), self.library);
         let form = if is_virtual {
-            Form::Virtual(Space::new(Arc::clone(&context), self.peers, self.reserve, self.fabric)?)
+            Form::Virtual(Box::new(Space::new(Arc::clone(&context), self.peers, self.reserve, self.fabric)?))
         } else {
             Form::Allocated(Allocated::new(Arc::clone(&context), self.memory, self.flags))
         };

@@ -50,7 +50,7 @@ pub struct CudaProvider {
 #[derive(Debug)]
 pub(crate) enum Form {
     Allocated(Allocated),
-    Virtual(Space),
+    Virtual(Box<Space>),
 }
 
 impl CudaProvider {

@@ -22,7 +22,7 @@ impl ByStep {
     /// All steps of the part.
     pub(crate) fn steps(&self) -> impl Iterator<Item = Failpoint> + use<> {
         let is_of_part = self.is_of_part;
-        failpoint::names().into_iter().filter(move |step| is_of_part(*step))
+        failpoint::names().into_iter().filter(move |step| is_of_part(step))
     }
 
     pub(crate) fn count(&mut self, step: Failpoint) {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use umf_tests::board::{Board, PLACES};
 use umf_tests::{Outcome, Sequence, machine};
 
+use super::Failpoint;
 use super::crew::{self, Member, bound};
 use super::plan::{self, End, Role, Setup};
 use super::tally::Tally;
@@ -155,7 +156,7 @@ impl Campaign {
             let slow = sequence.of_mut(&mut self.members);
             let most = *sequence.of(&[1, 2, 30]);
             slow.arm(
-                *sequence.of(plan::steps()),
+                sequence.of::<Failpoint>(plan::steps()),
                 1 + u32::try_from(sequence.below(most)).unwrap(),
                 "sleep:2",
             );

@@ -230,7 +230,7 @@ pub(crate) fn end(sequence: &mut Sequence, setup: &Setup, todo: &[Todo], millise
         return (any, End::AtRandom { microseconds: sequence.below(milliseconds * 1000) });
     }
     let (step, nth, hinted) = if todo.is_empty() {
-        let all: Vec<Failpoint> = steps().iter().copied().filter(|step| setup.allows(*step)).collect();
+        let all: Vec<Failpoint> = steps().iter().copied().filter(|step| setup.allows(step)).collect();
         let nth = *sequence.of(&[1, 1, 8, 8, 64]);
         (*sequence.of(&all), 1 + u32::try_from(sequence.below(nth)).unwrap(), sequence.one_in(2))
     } else {
