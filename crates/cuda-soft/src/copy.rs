@@ -4,33 +4,34 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use cuda_sys::*;
-use soft_device::{Access, Command, Span, Timeout, Work};
+use soft_device::{Command, Mapping, Range, Span, Timeout, Work, lock};
 
 use crate::entry::{Done, entry};
+use crate::memory::{Access, Allocation};
 use crate::state::{Device, State};
 
 impl State {
     fn span(&self, device: &Device, address: u64, size: usize, access: Access) -> Done<Span> {
         let start = usize::try_from(address).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-        let check = |range: &soft_device::Range<Arc<crate::memory::Allocation>>| {
-            range.owner.check_use(device, access)
+        let check = |range: &Range<Arc<Allocation>>| range.owner.check_use(device, access);
+        let is_reserved = |range: &Mapping| {
+            start < range.address() + range.size() && range.address() < start.saturating_add(size)
         };
-        let is_reserved = |start: usize, size: usize| {
-            soft_device::lock(&self.reservations).iter().any(|range| {
-                start < range.address() + range.size() && range.address() < start.saturating_add(size)
-            })
-        };
-        self.addresses.span(start, size, access, check, is_reserved)
+        // Reserved addresses where nothing is mapped look like memory of the application.
+        if self.addresses.find(start).is_none() && lock(&self.reservations).iter().any(is_reserved) {
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
+        }
+        self.addresses.span(start, size, check)
     }
 
     /// Submits a command to a stream; waits for it if it has none.
     fn submit(&self, stream: Option<CUstream>, work: impl FnOnce(&Device) -> Done<Work>) -> Done {
         let current = self.current()?;
         let work = work(current.device)?;
-        let commands = Arc::new(vec![Command { wait: Vec::new(), work, signal: None }]);
+        let command = Command { wait: Vec::new(), work, signal: None };
         let wait = stream.is_none();
         self.stream(stream.unwrap_or(CUstream::NULL), |stream| {
-            stream.submit(commands, None)?;
+            stream.submit(vec![command])?;
             if wait { Ok(stream.wait(Timeout::Never)?) } else { Ok(()) }
         })
     }

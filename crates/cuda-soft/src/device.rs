@@ -102,7 +102,7 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, devic
         }
         for (place, byte) in text.bytes().take(room - 1).chain([0]).enumerate() {
             // SAFETY: the application's, which has so much room.
-            unsafe { name.add(place).write(byte.cast_signed()) };
+            unsafe { name.cast::<u8>().add(place).write(byte) };
         }
         Ok(())
     })

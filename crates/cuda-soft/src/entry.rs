@@ -22,16 +22,13 @@ impl From<CUresult> for Refusal {
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         Self(match &error {
-            Error::OutOfDeviceMemory { .. } => CUDA_ERROR_OUT_OF_MEMORY,
+            Error::OutOfDeviceMemory => CUDA_ERROR_OUT_OF_MEMORY,
             Error::Lost => CUDA_ERROR_LAUNCH_FAILED,
             Error::NotReady => CUDA_ERROR_NOT_READY,
-            Error::NoHandle { .. } => CUDA_ERROR_INVALID_HANDLE,
-            Error::NoFd { .. } => CUDA_ERROR_MAP_FAILED,
-            Error::System { errno, .. } if errno.raw_os_error() == 12 => CUDA_ERROR_OUT_OF_MEMORY,
-            Error::OutOfFds { .. } | Error::System { .. } => CUDA_ERROR_OPERATING_SYSTEM,
-            Error::OutOfBounds { .. } | Error::NotMapped { .. } | Error::NotMemory { .. } => {
-                CUDA_ERROR_INVALID_VALUE
-            }
+            Error::NoHandle => CUDA_ERROR_INVALID_HANDLE,
+            Error::System(errno) if errno.raw_os_error() == 12 => CUDA_ERROR_OUT_OF_MEMORY,
+            Error::OutOfFds | Error::System(_) => CUDA_ERROR_OPERATING_SYSTEM,
+            Error::Invalid => CUDA_ERROR_INVALID_VALUE,
         })
     }
 }

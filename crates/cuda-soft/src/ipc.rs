@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use cuda_sys::*;
-use soft_device::{Access, Backing, Mapping, Origin, Range, lock};
+use soft_device::{Backing, Mapping, Origin, Range, lock};
 
 use crate::entry::{Done, entry, put};
 use crate::memory::{Allocation, DEVICE_PAGE, Kind, find};
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
             return Err(CUDA_ERROR_ALREADY_MAPPED.into());
         }
         let file = bytes.fetch()?;
-        let (backing, origin) = Backing::opened(file.as_fd(), bytes.fd)?;
+        let (backing, origin) = Backing::opened(file.as_fd())?;
         let Origin::Device(device) = origin else { return Err(CUDA_ERROR_INVALID_VALUE.into()) };
         if !state.reaches(current.device.number, device) {
             return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED.into());
@@ -136,9 +136,7 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
             _window: Some(window),
         });
         let backing = Arc::new(backing);
-        state
-            .addresses
-            .insert(start, Range { size, room, backing, offset: 0, access: Access::ReadWrite, owner });
+        state.addresses.insert(start, Range { size, room, backing, owner });
         // SAFETY: as above.
         unsafe { put(address, start as u64) }
     })

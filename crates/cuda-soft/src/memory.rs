@@ -5,7 +5,7 @@ use std::os::fd::IntoRawFd;
 use std::sync::{Arc, Mutex};
 
 use cuda_sys::*;
-use soft_device::{Access, Backing, Mapping, Origin, Range, lock};
+use soft_device::{Backing, Mapping, Origin, Range, lock};
 
 use crate::context::Current;
 use crate::entry::{Done, entry, get, put};
@@ -15,6 +15,14 @@ use crate::state::{Device, State};
 pub(crate) const DEVICE_PAGE: usize = 2 << 20;
 /// The pages of memory that the host may touch, in bytes.
 const HOST_PAGE: usize = 4096;
+
+/// What a device may do with what is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Access {
+    Nothing,
+    Read,
+    ReadWrite,
+}
 
 /// How memory came to be, and so who takes it away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +84,7 @@ impl State {
         let backing = Backing::new(rounded, origin, charges)?;
         let window = Mapping::reserve(rounded, page)?;
         if kind != Kind::Device {
-            window.show(0, rounded, backing.file().map(|file| (file, 0)), Access::ReadWrite)?;
+            window.show(backing.file().ok_or(CUDA_ERROR_UNKNOWN)?)?;
         }
         let (start, room) = (window.address(), window.size());
         let owner = Arc::new(Allocation {
@@ -88,8 +96,7 @@ impl State {
             file: None,
             _window: Some(window),
         });
-        let range =
-            Range { size, room, backing: Arc::new(backing), offset: 0, access: Access::ReadWrite, owner };
+        let range = Range { size, room, backing: Arc::new(backing), owner };
         self.addresses.insert(start, range);
         Ok(start)
     }

@@ -115,9 +115,9 @@ impl State {
 
     /// Bytes of a device, and an fd of the driver.
     pub(crate) fn charge(&self, device: Option<&Device>, size: usize) -> Done<Vec<Charge>> {
-        let failed = |left| Error::OutOfDeviceMemory { wanted: size as u64, left };
-        let fd = self.fds.take(1).map_err(|_| Error::OutOfFds { limit: self.fds.limit() })?;
-        let memory = device.map(|device| device.memory.take(size as u64).map_err(failed)).transpose()?;
+        let fd = self.fds.take(1).ok_or(Error::OutOfFds)?;
+        let take = |device: &Device| device.memory.take(size as u64).ok_or(Error::OutOfDeviceMemory);
+        let memory = device.map(take).transpose()?;
         Ok(memory.into_iter().chain([fd]).collect())
     }
 

@@ -2,10 +2,9 @@
 
 use std::ffi::c_uint;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use cuda_sys::*;
-use soft_device::{Fence, Stream, Timeout, lock};
+use soft_device::{Command, Event, Stream, Timeout, lock};
 
 use crate::entry::{Done, entry, put};
 use crate::state::{State, StreamObject};
@@ -13,7 +12,7 @@ use crate::state::{State, StreamObject};
 /// What an event stands for: the last point that it was recorded at.
 #[derive(Default)]
 pub(crate) struct EventObject {
-    recorded: Mutex<Option<(Arc<Fence>, Instant)>>,
+    recorded: Mutex<Option<Arc<Event>>>,
 }
 
 impl State {
@@ -25,7 +24,7 @@ impl State {
         with(&self.streams.get(stream.0.addr())?.stream)
     }
 
-    fn fence(&self, event: CUevent) -> Done<Option<(Arc<Fence>, Instant)>> {
+    fn recorded(&self, event: CUevent) -> Done<Option<Arc<Event>>> {
         Ok(lock(&self.events.get(event.0.addr())?.recorded).clone())
     }
 }
@@ -96,10 +95,10 @@ pub unsafe extern "C" fn cuEventDestroy_v2(event: CUevent) -> CUresult {
 pub unsafe extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
     entry("cuEventRecord", |state| {
         let event = state.events.get(event.0.addr())?;
-        let fence = Arc::new(Fence::new(false));
-        let marker = Some(Arc::clone(&fence));
-        state.stream(stream, |stream| Ok(stream.submit(Arc::default(), marker)?))?;
-        *lock(&event.recorded) = Some((fence, Instant::now()));
+        let point = Arc::<Event>::default();
+        let marker = Command::nothing(Vec::new(), Some(Arc::clone(&point)));
+        state.stream(stream, |stream| Ok(stream.submit(vec![marker])?))?;
+        *lock(&event.recorded) = Some(point);
         Ok(())
     })
 }
@@ -110,8 +109,8 @@ pub unsafe extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> CUre
 /// As the interface has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventQuery(event: CUevent) -> CUresult {
-    entry("cuEventQuery", |state| match state.fence(event)? {
-        Some((fence, _)) if !fence.is_done() => Err(CUDA_ERROR_NOT_READY.into()),
+    entry("cuEventQuery", |state| match state.recorded(event)? {
+        Some(point) if point.signalled().is_none() => Err(CUDA_ERROR_NOT_READY.into()),
         _ => Ok(()),
     })
 }
@@ -122,13 +121,13 @@ pub unsafe extern "C" fn cuEventQuery(event: CUevent) -> CUresult {
 /// As the interface has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventSynchronize(event: CUevent) -> CUresult {
-    entry("cuEventSynchronize", |state| match state.fence(event)? {
-        Some((fence, _)) => Ok(fence.wait(Timeout::Never, &state.health)?),
+    entry("cuEventSynchronize", |state| match state.recorded(event)? {
+        Some(point) => Ok(point.wait(Timeout::Never, || state.health.check())?),
         None => Ok(()),
     })
 }
 
-/// The time between the records of two events that are done, in milliseconds.
+/// The time between the points at which two events were recorded, which the stream has passed, in milliseconds.
 ///
 /// # Safety
 /// As the interface has it.
@@ -139,13 +138,13 @@ pub unsafe extern "C" fn cuEventElapsedTime(
     end: CUevent,
 ) -> CUresult {
     entry("cuEventElapsedTime", |state| {
-        let (Some((start, began)), Some((end, ended))) = (state.fence(start)?, state.fence(end)?) else {
+        let (Some(start), Some(end)) = (state.recorded(start)?, state.recorded(end)?) else {
             return Err(CUDA_ERROR_INVALID_HANDLE.into());
         };
-        if !start.is_done() || !end.is_done() {
+        let (Some(start), Some(end)) = (start.signalled(), end.signalled()) else {
             return Err(CUDA_ERROR_NOT_READY.into());
-        }
+        };
         // SAFETY: a pointer of the application.
-        unsafe { put(milliseconds, ended.saturating_duration_since(began).as_secs_f32() * 1e3) }
+        unsafe { put(milliseconds, end.end.saturating_sub(start.end) as f32 / 1e6) }
     })
 }

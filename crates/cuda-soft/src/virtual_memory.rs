@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, IntoRawFd};
 use std::sync::{Arc, Mutex};
 
 use cuda_sys::*;
-use soft_device::{Access, Backing, Mapping, Origin, Range, lock};
+use soft_device::{Backing, Mapping, Origin, Range, lock};
 
 use crate::entry::{Done, entry, get, put};
-use crate::memory::{Allocation, DEVICE_PAGE, Kind};
+use crate::memory::{Access, Allocation, DEVICE_PAGE, Kind};
 use crate::state::State;
 
 /// Memory without an address.
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn cuMemMap(
             _window: None,
         });
         let backing = Arc::clone(&physical.backing);
-        let range = Range { size, room: size, backing, offset: 0, access: Access::ReadWrite, owner };
+        let range = Range { size, room: size, backing, owner };
         state.addresses.insert(start, range);
         Ok(())
     })
@@ -314,20 +314,20 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
     entry("cuMemImportFromShareableHandle", |state| {
         // SAFETY: a pointer of the application. It is written to before anything is made.
         unsafe { put(handle, 0) }?;
-        let (file, number) = match kind {
+        let file = match kind {
             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR if state.settings.has("fds") => {
                 let number = i32::try_from(shareable.addr()).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-                (Backing::fd_by_number(number)?, number)
+                Backing::fd_by_number(number)?
             }
             CU_MEM_HANDLE_TYPE_FABRIC if state.settings.has("fabric") => {
                 // SAFETY: a pointer of the application, to a handle of this kind.
                 let bytes = unsafe { get(shareable.cast::<CUmemFabricHandle>()) }?;
                 let bytes = crate::ipc::Bytes::decode(&bytes.data, crate::ipc::FABRIC)?;
-                (bytes.fetch()?, -1)
+                bytes.fetch()?
             }
             _ => return Err(CUDA_ERROR_NOT_SUPPORTED.into()),
         };
-        let (backing, origin) = Backing::opened(file.as_fd(), number)?;
+        let (backing, origin) = Backing::opened(file.as_fd())?;
         let Origin::Device(device) = origin else { return Err(CUDA_ERROR_INVALID_VALUE.into()) };
         let made = state.physical.insert(Physical { backing: Arc::new(backing), device, exportable: 0 });
         // SAFETY: as above.

@@ -3,7 +3,7 @@
 use level_zero_sys::*;
 
 use crate::entry::entry;
-use crate::pointer::{array, get, put};
+use crate::pointer::{get, put};
 use crate::state::{Device, State, handle, number};
 
 /// What memory, queues and events belong to.
@@ -28,27 +28,6 @@ pub(crate) unsafe extern "C" fn create(
     })
 }
 
-pub(crate) unsafe extern "C" fn create_ex(
-    driver: ze_driver_handle_t,
-    desc: *const ze_context_desc_t,
-    count: u32,
-    devices: *mut ze_device_handle_t,
-    context: *mut ze_context_handle_t,
-) -> ze_result_t {
-    entry("zeContextCreateEx", |state| {
-        state.driver(driver)?;
-        // SAFETY: pointers of the application.
-        unsafe {
-            get(desc)?;
-            for device in array(devices.cast_const(), count, ZE_RESULT_ERROR_INVALID_NULL_POINTER)? {
-                state.device(device)?;
-            }
-            put(context, ze_context_handle_t::NULL)?;
-            put(context, ze_context_handle_t(handle(state.contexts.insert(Context))))
-        }
-    })
-}
-
 /// Everything that was allocated in it goes too.
 pub(crate) unsafe extern "C" fn destroy(context: ze_context_handle_t) -> ze_result_t {
     entry("zeContextDestroy", |state| {
@@ -58,25 +37,10 @@ pub(crate) unsafe extern "C" fn destroy(context: ze_context_handle_t) -> ze_resu
                 state.exports.forget(range.owner.id);
             }
         }
-        crate::virtual_memory::forget(state, context);
         if state.contexts.len() == 0 {
             state.stop_serving();
         }
         Ok(())
-    })
-}
-
-pub(crate) unsafe extern "C" fn get_status(context: ze_context_handle_t) -> ze_result_t {
-    entry("zeContextGetStatus", |state| state.context(context).map(|_| ()))
-}
-
-pub(crate) unsafe extern "C" fn system_barrier(
-    context: ze_context_handle_t,
-    device: ze_device_handle_t,
-) -> ze_result_t {
-    entry("zeContextSystemBarrier", |state| {
-        state.context(context)?;
-        state.device(device).map(|_| ())
     })
 }
 

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_void};
 
 use level_zero_sys::*;
 
-use crate::entry::{Done, Refusal, guarded};
+use crate::entry::{Done, guarded};
 use crate::pointer::put;
 use crate::state::State;
 
@@ -37,7 +37,7 @@ unsafe fn text<'a>(pointer: *const c_char) -> Done<&'a str> {
     }
     // SAFETY: the caller's promise.
     let text = unsafe { CStr::from_ptr(pointer) };
-    text.to_str().map_err(|_| Refusal::new(ZE_RESULT_ERROR_INVALID_ARGUMENT, "the text is no UTF-8"))
+    text.to_str().map_err(|_| ZE_RESULT_ERROR_INVALID_ARGUMENT.into())
 }
 
 /// Replaces the faults that are played, in the form of `ZE_SOFT_FAULTS`. An empty text ends them.
@@ -48,16 +48,16 @@ unsafe fn text<'a>(pointer: *const c_char) -> Done<&'a str> {
 /// `faults` is null or a text that ends with a zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn zeSoftSetFaults(faults: *const c_char) -> ze_result_t {
-    guarded("zeSoftSetFaults", || {
+    guarded(|| {
         // SAFETY: the caller's promise.
         let faults = unsafe { text(faults) }?;
-        state()?.faults.set(faults, answer).map_err(|why| Refusal::new(ZE_RESULT_ERROR_INVALID_ARGUMENT, why))
+        state()?.faults.set(faults, answer).map_err(|_| ZE_RESULT_ERROR_INVALID_ARGUMENT.into())
     })
 }
 
 /// How much there is of something: `allocations`, `memory` (bytes of all devices), `fds` (that the driver holds), `exports`
 /// (handles that are out), `residents` (allocations made resident, counted for each device), `contexts`, `queues`, `lists`,
-/// `fences`, `event-pools`, `events`, `physical`.
+/// `fences`, `event-pools`, `events`.
 ///
 /// Answers `ZE_RESULT_ERROR_INVALID_ARGUMENT` for any other name.
 ///
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn zeSoftSetFaults(faults: *const c_char) -> ze_result_t {
 /// `what` is null or a text that ends with a zero; `value` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn zeSoftQuery(what: *const c_char, value: *mut u64) -> ze_result_t {
-    guarded("zeSoftQuery", || {
+    guarded(|| {
         let state = state()?;
         let residents = || -> usize {
             let all = state.addresses.all(|_| true);
@@ -91,9 +91,8 @@ pub unsafe extern "C" fn zeSoftQuery(what: *const c_char, value: *mut u64) -> ze
             "fences" => state.fences.len() as u64,
             "event-pools" => state.pools.len() as u64,
             "events" => state.events.len() as u64,
-            "physical" => state.physical.len() as u64,
             _ => {
-                return Err(Refusal::new(ZE_RESULT_ERROR_INVALID_ARGUMENT, format!("{what} is not counted")));
+                return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
             }
         };
         // SAFETY: the caller's promise.

@@ -1,12 +1,10 @@
 //! Devices, and what they tell about themselves.
 
-use std::ffi::c_void;
-
 use level_zero_sys::*;
 
 use crate::driver::text;
 use crate::entry::{Done, entry};
-use crate::pointer::{counted, get, put, put_if_wanted};
+use crate::pointer::{counted, get, put};
 use crate::queue::GROUPS;
 use crate::state::{Device, State};
 use soft_device::now;
@@ -63,18 +61,7 @@ pub(crate) unsafe extern "C" fn get_properties(
         // SAFETY: pointers of the application.
         unsafe {
             let told = get(properties)?;
-            put(properties, describe(state, &device, told))?;
-            let usable = chain::find_mut::<ze_device_usablemem_size_ext_properties_t>(told.pNext);
-            if let Ok(mut told) = get(usable) {
-                told.currUsableMemSize = device.memory.limit().saturating_sub(device.memory.used());
-                put(usable, told)?;
-            }
-            let read_only = chain::find_mut::<ze_device_readonly_memory_ext_properties_t>(told.pNext);
-            if let Ok(mut told) = get(read_only) {
-                told.readonlyCapability = ZE_DEVICE_READONLY_MEMORY_CAPABILITY_ENFORCED;
-                put(read_only, told)?;
-            }
-            Ok(())
+            put(properties, describe(state, &device, told))
         }
     })
 }
@@ -358,10 +345,6 @@ pub(crate) unsafe extern "C" fn can_access_peer(
     })
 }
 
-pub(crate) unsafe extern "C" fn get_status(device: ze_device_handle_t) -> ze_result_t {
-    entry("zeDeviceGetStatus", |state| state.device(device).map(|_| ()))
-}
-
 pub(crate) unsafe extern "C" fn get_global_timestamps(
     device: ze_device_handle_t,
     host: *mut u64,
@@ -375,65 +358,5 @@ pub(crate) unsafe extern "C" fn get_global_timestamps(
             put(host, now)?;
             put(of_device, now)
         }
-    })
-}
-
-pub(crate) unsafe extern "C" fn pci_get_properties(
-    device: ze_device_handle_t,
-    to: *mut ze_pci_ext_properties_t,
-) -> ze_result_t {
-    // SAFETY: a pointer of the application.
-    unsafe {
-        answer("zeDevicePciGetPropertiesExt", device, to, |_, device, told| {
-            // A domain that no bus has.
-            told.address = ze_pci_address_ext_t { domain: 0xffff, bus: device.index, device: 0, function: 0 };
-            told.maxSpeed = ze_pci_speed_ext_t { genVersion: -1, width: -1, maxBandwidth: -1 };
-            Ok(())
-        })
-    }
-}
-
-pub(crate) unsafe extern "C" fn synchronize(device: ze_device_handle_t) -> ze_result_t {
-    entry("zeDeviceSynchronize", |state| {
-        let device = state.device(device)?;
-        crate::list::wait_for_device(state, &device)
-    })
-}
-
-pub(crate) unsafe extern "C" fn reserve_cache(
-    device: ze_device_handle_t,
-    _level: usize,
-    _size: usize,
-) -> ze_result_t {
-    entry("zeDeviceReserveCacheExt", |state| {
-        state.device(device)?;
-        Err(ZE_RESULT_ERROR_UNSUPPORTED_FEATURE.into())
-    })
-}
-
-/// For `zeDeviceGetVectorWidthPropertiesExt`: nothing computes here.
-pub(crate) unsafe extern "C" fn get_vector_width_properties(
-    device: ze_device_handle_t,
-    count: *mut u32,
-    _widths: *mut ze_device_vector_width_properties_ext_t,
-) -> ze_result_t {
-    entry("zeDeviceGetVectorWidthPropertiesExt", |state| {
-        state.device(device)?;
-        // SAFETY: a pointer of the application.
-        unsafe { put_if_wanted(count, 0) };
-        Ok(())
-    })
-}
-
-/// Cache advice is taken and means nothing.
-pub(crate) unsafe extern "C" fn set_cache_advice(
-    device: ze_device_handle_t,
-    pointer: *mut c_void,
-    _size: usize,
-    _region: ze_cache_ext_region_t,
-) -> ze_result_t {
-    entry("zeDeviceSetCacheAdviceExt", |state| {
-        state.device(device)?;
-        if pointer.is_null() { Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into()) } else { Ok(()) }
     })
 }

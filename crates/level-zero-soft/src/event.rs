@@ -1,35 +1,29 @@
 //! Events and their pools.
 
-use std::os::fd::{AsFd, IntoRawFd};
 use std::sync::Arc;
 
 use level_zero_sys::*;
 
-use crate::entry::{Done, Refusal, entry};
-use crate::export::Bytes;
-use crate::pointer::{array, counted, get, put, put_if_wanted};
+use crate::entry::{Done, entry};
+use crate::pointer::{array, get, put};
 use crate::queue::timeout;
 use crate::state::{State, handle, number};
-use soft_device::{Event, EventSlots};
+use soft_device::Event;
 
 pub(crate) struct EventPool {
-    id: u64,
-    context: ze_context_handle_t,
     flags: ze_event_pool_flags_t,
-    slots: Arc<EventSlots>,
-    /// Of another process.
-    is_opened: bool,
+    count: u32,
 }
 
 pub(crate) struct EventObject {
-    event: Event,
-    pool: ze_event_pool_handle_t,
+    event: Arc<Event>,
     has_times: bool,
-    signal: ze_event_scope_flags_t,
-    wait: ze_event_scope_flags_t,
 }
 
 /// The events that a command waits for, and the one that it signals, if any.
+type Events = (Vec<Arc<Event>>, Option<Arc<Event>>);
+
+/// Finds the events of a command.
 ///
 /// # Safety
 /// The array is null or has so many handles.
@@ -38,7 +32,7 @@ pub(crate) unsafe fn resolve(
     signal: ze_event_handle_t,
     waits: u32,
     wait: *mut ze_event_handle_t,
-) -> Done<(Vec<Event>, Option<Event>)> {
+) -> Done<Events> {
     // SAFETY: the caller's promise.
     let wait = unsafe { array(wait.cast_const(), waits, ZE_RESULT_ERROR_INVALID_SIZE) }?;
     let wait: Done<Vec<_>> = wait.into_iter().map(|event| signalled_by(state, event)).collect();
@@ -46,8 +40,8 @@ pub(crate) unsafe fn resolve(
     Ok((wait?, signal))
 }
 
-pub(crate) fn signalled_by(state: &State, event: ze_event_handle_t) -> Done<Event> {
-    Ok(state.events.get(number(event.0))?.event.clone())
+pub(crate) fn signalled_by(state: &State, event: ze_event_handle_t) -> Done<Arc<Event>> {
+    Ok(Arc::clone(&state.events.get(number(event.0))?.event))
 }
 
 pub(crate) unsafe extern "C" fn pool_create(
@@ -76,120 +70,14 @@ pub(crate) unsafe extern "C" fn pool_create(
             if desc.flags & !known != 0 {
                 return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
             }
-            let slots = EventSlots::new(desc.count as usize, state.charge_fd()?)?;
-            let id = state.id();
-            let made = EventPool { id, context, flags: desc.flags, slots, is_opened: false };
-            put(pool, ze_event_pool_handle_t(handle(state.pools.insert(made))))
+            let made = state.pools.insert(EventPool { flags: desc.flags, count: desc.count });
+            put(pool, ze_event_pool_handle_t(handle(made)))
         }
     })
 }
 
 pub(crate) unsafe extern "C" fn pool_destroy(pool: ze_event_pool_handle_t) -> ze_result_t {
-    entry("zeEventPoolDestroy", |state| {
-        if state.pools.get(number(pool.0))?.is_opened {
-            return Err(Refusal::new(ZE_RESULT_ERROR_INVALID_ARGUMENT, "the pool was opened: close it"));
-        }
-        let pool = state.pools.remove(number(pool.0))?;
-        state.exports.forget(pool.id);
-        Ok(())
-    })
-}
-
-pub(crate) unsafe extern "C" fn pool_get_ipc_handle(
-    pool: ze_event_pool_handle_t,
-    ipc: *mut ze_ipc_event_pool_handle_t,
-) -> ze_result_t {
-    entry("zeEventPoolGetIpcHandle", |state| {
-        let pool = state.pools.get(number(pool.0))?;
-        if pool.is_opened || pool.flags & ZE_EVENT_POOL_FLAG_IPC == 0 {
-            return Err(Refusal::new(
-                ZE_RESULT_ERROR_INVALID_ARGUMENT,
-                "the pool was not made for other processes",
-            ));
-        }
-        // SAFETY: a pointer of the application.
-        unsafe { put(ipc, ze_ipc_event_pool_handle_t::default()) }?;
-        let bytes = if state.settings.api.0 < make_version(1, 6) {
-            let file = pool.slots.export()?;
-            Bytes::new(file.into_raw_fd(), ZE_MEMORY_TYPE_HOST, state.way()?)
-        } else {
-            state.exports.get(pool.id, ZE_MEMORY_TYPE_HOST, || {
-                let charge = state.charge_fd()?;
-                Ok((pool.slots.export()?, state.way()?, charge))
-            })?
-        };
-        // SAFETY: as above.
-        unsafe { put(ipc, ze_ipc_event_pool_handle_t { data: bytes.encode().map(u8::cast_signed) }) }
-    })
-}
-
-fn decode(ipc: &ze_ipc_event_pool_handle_t) -> Done<Bytes> {
-    Bytes::decode(&ipc.data.map(i8::cast_unsigned)).ok_or_else(|| {
-        Refusal::new(ZE_RESULT_ERROR_INVALID_ARGUMENT, "the bytes are no handle of this driver")
-    })
-}
-
-pub(crate) unsafe extern "C" fn pool_put_ipc_handle(
-    context: ze_context_handle_t,
-    ipc: ze_ipc_event_pool_handle_t,
-) -> ze_result_t {
-    entry("zeEventPoolPutIpcHandle", |state| {
-        state.contexts.get(number(context.0))?;
-        state.exports.put(decode(&ipc)?.fd)
-    })
-}
-
-pub(crate) unsafe extern "C" fn pool_open_ipc_handle(
-    context: ze_context_handle_t,
-    ipc: ze_ipc_event_pool_handle_t,
-    pool: *mut ze_event_pool_handle_t,
-) -> ze_result_t {
-    entry("zeEventPoolOpenIpcHandle", |state| {
-        state.context(context)?;
-        // SAFETY: a pointer of the application.
-        unsafe { put(pool, ze_event_pool_handle_t::NULL) }?;
-        let bytes = decode(&ipc)?;
-        let slots = EventSlots::opened(bytes.fetch()?.as_fd(), bytes.fd)?;
-        let flags =
-            ZE_EVENT_POOL_FLAG_IPC | ZE_EVENT_POOL_FLAG_HOST_VISIBLE | ZE_EVENT_POOL_FLAG_KERNEL_TIMESTAMP;
-        let opened = EventPool { id: state.id(), context, flags, slots, is_opened: true };
-        // SAFETY: as above.
-        unsafe { put(pool, ze_event_pool_handle_t(handle(state.pools.insert(opened)))) }
-    })
-}
-
-pub(crate) unsafe extern "C" fn pool_close_ipc_handle(pool: ze_event_pool_handle_t) -> ze_result_t {
-    entry("zeEventPoolCloseIpcHandle", |state| {
-        if !state.pools.get(number(pool.0))?.is_opened {
-            return Err(Refusal::new(
-                ZE_RESULT_ERROR_INVALID_ARGUMENT,
-                "the pool was not opened: destroy it",
-            ));
-        }
-        Ok(state.pools.remove(number(pool.0)).map(drop)?)
-    })
-}
-
-pub(crate) unsafe extern "C" fn pool_get_context(
-    pool: ze_event_pool_handle_t,
-    context: *mut ze_context_handle_t,
-) -> ze_result_t {
-    entry("zeEventPoolGetContextHandle", |state| {
-        let pool = state.pools.get(number(pool.0))?;
-        // SAFETY: a pointer of the application.
-        unsafe { put(context, pool.context) }
-    })
-}
-
-pub(crate) unsafe extern "C" fn pool_get_flags(
-    pool: ze_event_pool_handle_t,
-    flags: *mut ze_event_pool_flags_t,
-) -> ze_result_t {
-    entry("zeEventPoolGetFlags", |state| {
-        let pool = state.pools.get(number(pool.0))?;
-        // SAFETY: a pointer of the application.
-        unsafe { put(flags, pool.flags) }
-    })
+    entry("zeEventPoolDestroy", |state| Ok(state.pools.remove(number(pool.0)).map(drop)?))
 }
 
 pub(crate) unsafe extern "C" fn create(
@@ -198,7 +86,7 @@ pub(crate) unsafe extern "C" fn create(
     event: *mut ze_event_handle_t,
 ) -> ze_result_t {
     entry("zeEventCreate", |state| {
-        let there = state.pools.get(number(pool.0))?;
+        let pool = state.pools.get(number(pool.0))?;
         // SAFETY: pointers of the application.
         unsafe {
             let desc = get(desc)?;
@@ -207,17 +95,11 @@ pub(crate) unsafe extern "C" fn create(
             if (desc.signal | desc.wait) & !known != 0 {
                 return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
             }
-            let slot = there.slots.event(desc.index as usize).ok_or_else(|| {
-                Refusal::new(ZE_RESULT_ERROR_INVALID_ARGUMENT, "the pool has no event of that index")
-            })?;
+            if desc.index >= pool.count {
+                return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+            }
             let timed = ZE_EVENT_POOL_FLAG_KERNEL_TIMESTAMP | ZE_EVENT_POOL_FLAG_KERNEL_MAPPED_TIMESTAMP;
-            let made = EventObject {
-                event: slot,
-                pool,
-                has_times: there.flags & timed != 0,
-                signal: desc.signal,
-                wait: desc.wait,
-            };
+            let made = EventObject { event: Arc::default(), has_times: pool.flags & timed != 0 };
             put(event, ze_event_handle_t(handle(state.events.insert(made))))
         }
     })
@@ -225,13 +107,6 @@ pub(crate) unsafe extern "C" fn create(
 
 pub(crate) unsafe extern "C" fn destroy(event: ze_event_handle_t) -> ze_result_t {
     entry("zeEventDestroy", |state| Ok(state.events.remove(number(event.0)).map(drop)?))
-}
-
-pub(crate) unsafe extern "C" fn host_signal(event: ze_event_handle_t) -> ze_result_t {
-    entry("zeEventHostSignal", |state| {
-        signalled_by(state, event)?.signal();
-        Ok(())
-    })
 }
 
 pub(crate) unsafe extern "C" fn host_synchronize(event: ze_event_handle_t, nanoseconds: u64) -> ze_result_t {
@@ -245,7 +120,7 @@ pub(crate) unsafe extern "C" fn query_status(event: ze_event_handle_t) -> ze_res
     entry("zeEventQueryStatus", |state| {
         let event = signalled_by(state, event)?;
         state.health().check()?;
-        if event.is_signalled() { Ok(()) } else { Err(ZE_RESULT_NOT_READY.into()) }
+        event.signalled().map(drop).ok_or(ZE_RESULT_NOT_READY.into())
     })
 }
 
@@ -256,106 +131,19 @@ pub(crate) unsafe extern "C" fn host_reset(event: ze_event_handle_t) -> ze_resul
     })
 }
 
-/// The times of an event that is signalled.
-fn times(state: &State, event: ze_event_handle_t) -> Done<ze_kernel_timestamp_result_t> {
-    let event = state.events.get(number(event.0))?;
-    if !event.has_times {
-        return Err(Refusal::new(
-            ZE_RESULT_ERROR_INVALID_ARGUMENT,
-            "the event's pool was not made for timestamps",
-        ));
-    }
-    if !event.event.is_signalled() {
-        return Err(ZE_RESULT_NOT_READY.into());
-    }
-    let times = event.event.times();
-    let data = ze_kernel_timestamp_data_t { kernelStart: times.start, kernelEnd: times.end };
-    Ok(ze_kernel_timestamp_result_t { global: data, context: data })
-}
-
+/// The times of an event whose pool was made for that. The clocks of device and context are one.
 pub(crate) unsafe extern "C" fn query_kernel_timestamp(
     event: ze_event_handle_t,
     to: *mut ze_kernel_timestamp_result_t,
 ) -> ze_result_t {
     entry("zeEventQueryKernelTimestamp", |state| {
-        let times = times(state, event)?;
-        // SAFETY: a pointer of the application.
-        unsafe { put(to, times) }
-    })
-}
-
-pub(crate) unsafe extern "C" fn query_timestamps(
-    event: ze_event_handle_t,
-    device: ze_device_handle_t,
-    count: *mut u32,
-    to: *mut ze_kernel_timestamp_result_t,
-) -> ze_result_t {
-    entry("zeEventQueryTimestampsExp", |state| {
-        state.device(device)?;
-        let times = times(state, event)?;
-        // SAFETY: pointers of the application.
-        unsafe { counted(count, to, [times].into_iter()) }
-    })
-}
-
-pub(crate) unsafe extern "C" fn query_kernel_timestamps_ext(
-    event: ze_event_handle_t,
-    device: ze_device_handle_t,
-    count: *mut u32,
-    results: *mut ze_event_query_kernel_timestamps_results_ext_properties_t,
-) -> ze_result_t {
-    entry("zeEventQueryKernelTimestampsExt", |state| {
-        state.device(device)?;
-        let times = times(state, event)?;
-        // SAFETY: pointers of the application.
-        unsafe {
-            let room = get(count)?;
-            if room == 0 || room > 1 {
-                put(count, 1)?;
-            }
-            if let (true, Ok(results)) = (room > 0, get(results)) {
-                let data = ze_synchronized_timestamp_data_ext_t {
-                    kernelStart: times.global.kernelStart,
-                    kernelEnd: times.global.kernelEnd,
-                };
-                let synchronized = ze_synchronized_timestamp_result_ext_t { global: data, context: data };
-                put_if_wanted(results.pKernelTimestampsBuffer, times);
-                put_if_wanted(results.pSynchronizedTimestampsBuffer, synchronized);
-            }
-            Ok(())
+        let event = state.events.get(number(event.0))?;
+        if !event.has_times {
+            return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
         }
-    })
-}
-
-pub(crate) unsafe extern "C" fn get_event_pool(
-    event: ze_event_handle_t,
-    pool: *mut ze_event_pool_handle_t,
-) -> ze_result_t {
-    entry("zeEventGetEventPool", |state| {
-        let event = state.events.get(number(event.0))?;
+        let times = event.event.signalled().ok_or(ZE_RESULT_NOT_READY)?;
+        let data = ze_kernel_timestamp_data_t { kernelStart: times.start, kernelEnd: times.end };
         // SAFETY: a pointer of the application.
-        unsafe { put(pool, event.pool) }
-    })
-}
-
-pub(crate) unsafe extern "C" fn get_signal_scope(
-    event: ze_event_handle_t,
-    scope: *mut ze_event_scope_flags_t,
-) -> ze_result_t {
-    entry("zeEventGetSignalScope", |state| {
-        let event = state.events.get(number(event.0))?;
-        // SAFETY: a pointer of the application.
-        unsafe { put(scope, event.signal) }
-    })
-}
-
-pub(crate) unsafe extern "C" fn get_wait_scope(
-    event: ze_event_handle_t,
-    scope: *mut ze_event_scope_flags_t,
-) -> ze_result_t {
-    entry("zeEventGetWaitScope", |state| {
-        let event = state.events.get(number(event.0))?;
-        // SAFETY: a pointer of the application.
-        unsafe { put(scope, event.wait) }
+        unsafe { put(to, ze_kernel_timestamp_result_t { global: data, context: data }) }
     })
 }

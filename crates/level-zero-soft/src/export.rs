@@ -10,7 +10,7 @@ use std::sync::Mutex;
 
 use level_zero_sys::*;
 
-use crate::entry::{Done, Refusal};
+use crate::entry::Done;
 use soft_device::{Backing, Charge, fetch_by_pid, fetch_by_socket, lock};
 
 /// What the abstract sockets are called on which exporters answer, with their process id behind it.
@@ -30,8 +30,6 @@ pub(crate) enum Way {
 pub(crate) struct Bytes {
     /// The fd, at 0.
     pub(crate) fd: i32,
-    /// Where in the file it begins, at 8.
-    pub(crate) offset: u64,
     /// The kind of memory, at 16.
     pub(crate) kind: ze_memory_type_t,
     /// At 17.
@@ -48,13 +46,12 @@ impl Bytes {
             Way::Local => (0, 0),
             Way::Pidfd | Way::Socket => (std::process::id().cast_signed(), fd),
         };
-        Self { fd, offset: 0, kind, way, pid, fd_again }
+        Self { fd, kind, way, pid, fd_again }
     }
 
     pub(crate) fn encode(self) -> [u8; ZE_MAX_IPC_HANDLE_SIZE] {
         let mut bytes = [0; ZE_MAX_IPC_HANDLE_SIZE];
         bytes[0..4].copy_from_slice(&self.fd.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.offset.to_le_bytes());
         bytes[16] = u8::try_from(self.kind.0).unwrap_or(0);
         bytes[17] = match self.way {
             Way::Local => 0,
@@ -69,11 +66,8 @@ impl Bytes {
     /// Whoever made the bytes may have put anything into them.
     pub(crate) fn decode(bytes: &[u8; ZE_MAX_IPC_HANDLE_SIZE]) -> Option<Self> {
         let number = |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let mut offset = [0; 8];
-        offset.copy_from_slice(&bytes[8..16]);
         Some(Self {
             fd: number(0),
-            offset: u64::from_le_bytes(offset),
             kind: match ze_memory_type_t(u32::from(bytes[16])) {
                 kind @ (ZE_MEMORY_TYPE_HOST | ZE_MEMORY_TYPE_DEVICE) => kind,
                 _ => return None,
@@ -105,7 +99,7 @@ impl Bytes {
 #[derive(Debug)]
 struct Export {
     file: OwnedFd,
-    /// Of the allocation or event pool.
+    /// Of the allocation.
     id: u64,
     kind: ze_memory_type_t,
     way: Way,
@@ -140,9 +134,7 @@ impl Exports {
     /// Puts a handle back; once more than it was asked for is an error.
     pub(crate) fn put(&self, fd: i32) -> Done {
         let mut exports = lock(&self.0);
-        let export = exports.get_mut(&fd).ok_or_else(|| {
-            Refusal::new(ZE_RESULT_ERROR_INVALID_ARGUMENT, format!("no handle with the fd {fd} is out"))
-        })?;
+        let export = exports.get_mut(&fd).ok_or(ZE_RESULT_ERROR_INVALID_ARGUMENT)?;
         export.count -= 1;
         if export.count == 0 {
             exports.remove(&fd);

@@ -6,12 +6,11 @@ use level_zero_sys::*;
 
 use crate::entry::entry;
 use crate::pointer::{get, put};
-use crate::queue::timeout;
 use crate::state::{handle, number};
-use soft_device::Fence;
+use soft_device::{Event, now};
 
 /// A fence of a queue.
-pub(crate) struct FenceObject(pub(crate) Arc<Fence>);
+pub(crate) struct FenceObject(pub(crate) Arc<Event>);
 
 pub(crate) unsafe extern "C" fn create(
     queue: ze_command_queue_handle_t,
@@ -27,8 +26,11 @@ pub(crate) unsafe extern "C" fn create(
                 return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
             }
             put(fence, ze_fence_handle_t::NULL)?;
-            let made = Fence::new(desc.flags & ZE_FENCE_FLAG_SIGNALED != 0);
-            put(fence, ze_fence_handle_t(handle(state.fences.insert(FenceObject(Arc::new(made))))))
+            let made = FenceObject(Arc::default());
+            if desc.flags & ZE_FENCE_FLAG_SIGNALED != 0 {
+                made.0.signal(now());
+            }
+            put(fence, ze_fence_handle_t(handle(state.fences.insert(made))))
         }
     })
 }
@@ -37,18 +39,11 @@ pub(crate) unsafe extern "C" fn destroy(fence: ze_fence_handle_t) -> ze_result_t
     entry("zeFenceDestroy", |state| Ok(state.fences.remove(number(fence.0)).map(drop)?))
 }
 
-pub(crate) unsafe extern "C" fn host_synchronize(fence: ze_fence_handle_t, nanoseconds: u64) -> ze_result_t {
-    entry("zeFenceHostSynchronize", |state| {
-        let fence = state.fences.get(number(fence.0))?;
-        Ok(fence.0.wait(timeout(nanoseconds), state.health())?)
-    })
-}
-
 pub(crate) unsafe extern "C" fn query_status(fence: ze_fence_handle_t) -> ze_result_t {
     entry("zeFenceQueryStatus", |state| {
         let fence = state.fences.get(number(fence.0))?;
         state.health().check()?;
-        if fence.0.is_done() { Ok(()) } else { Err(ZE_RESULT_NOT_READY.into()) }
+        fence.0.signalled().map(drop).ok_or(ZE_RESULT_NOT_READY.into())
     })
 }
 

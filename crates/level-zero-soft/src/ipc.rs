@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use level_zero_sys::*;
 
-use crate::entry::{Done, Refusal, entry};
+use crate::entry::{Done, entry};
 use crate::export::{Bytes, Way};
-use crate::memory::{Allocation, DEVICE_PAGE, Source, window};
+use crate::memory::{Allocation, DEVICE_PAGE, window};
 use crate::pointer::put;
 use crate::state::{State, handle};
-use soft_device::{Access, Backing, Origin, Range, lock};
+use soft_device::{Backing, Origin, Range, lock};
 
 /// The version that brought putting back: before it, whoever asked for a handle closes its fd.
 const PUTTING_BACK: u32 = make_version(1, 6);
@@ -21,17 +21,14 @@ fn handle_of(state: &'static State, context: ze_context_handle_t, pointer: usize
     if pointer == 0 {
         return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
     }
-    let refused = |why: &str| Refusal::new(ZE_RESULT_ERROR_INVALID_ARGUMENT, format!("{pointer:#x}: {why}"));
-    let (start, range) = state.addresses.find(pointer).ok_or_else(|| refused("no allocation"))?;
+    let (start, range) = state.addresses.find(pointer).ok_or(ZE_RESULT_ERROR_INVALID_ARGUMENT)?;
     let owner = &range.owner;
     if owner.context != context || start != pointer {
-        return Err(refused("not the beginning of an allocation of this context"));
+        return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
     }
-    if owner.source == Source::Opened || range.backing.file().is_none() {
-        return Err(refused("memory of another process, which cannot be shared again"));
-    }
-    if owner.kind == ZE_MEMORY_TYPE_SHARED {
-        return Err(refused("shared memory has no handles"));
+    // Memory of another process cannot be shared again, and shared memory has no handles.
+    if owner.is_opened || range.backing.file().is_none() || owner.kind == ZE_MEMORY_TYPE_SHARED {
+        return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
     }
     if state.settings.api.0 < PUTTING_BACK {
         let file = range.backing.export()?;
@@ -54,24 +51,6 @@ pub(crate) unsafe extern "C" fn get_ipc_handle(
     })
 }
 
-pub(crate) unsafe extern "C" fn get_ipc_handle_with_properties(
-    context: ze_context_handle_t,
-    pointer: *const c_void,
-    next: *mut c_void,
-    ipc: *mut ze_ipc_mem_handle_t,
-) -> ze_result_t {
-    entry("zeMemGetIpcHandleWithProperties", |state| {
-        // SAFETY: pointers of the application.
-        unsafe {
-            let wanted = crate::pointer::get(chain::find::<ze_ipc_mem_handle_type_ext_desc_t>(next));
-            if wanted.is_ok_and(|desc| desc.typeFlags & !ZE_IPC_MEM_HANDLE_TYPE_FLAG_DEFAULT != 0) {
-                return Err(ZE_RESULT_ERROR_UNSUPPORTED_FEATURE.into());
-            }
-            hand_out(state, context, pointer, ipc)
-        }
-    })
-}
-
 /// # Safety
 /// `ipc` is null or valid for a write.
 unsafe fn hand_out(
@@ -84,15 +63,13 @@ unsafe fn hand_out(
     unsafe {
         put(ipc, ze_ipc_mem_handle_t::default())?;
         let bytes = handle_of(state, context, pointer.addr())?;
-        put(ipc, ze_ipc_mem_handle_t { data: bytes.encode().map(u8::cast_signed) })
+        put(ipc, ze_ipc_mem_handle_t { data: bytes.encode() })
     }
 }
 
 /// What is in a handle that came from somewhere.
 fn decode(ipc: &ze_ipc_mem_handle_t) -> Done<Bytes> {
-    Bytes::decode(&ipc.data.map(i8::cast_unsigned)).ok_or_else(|| {
-        Refusal::new(ZE_RESULT_ERROR_INVALID_ARGUMENT, "the bytes are no handle of this driver")
-    })
+    Bytes::decode(&ipc.data).ok_or_else(|| ZE_RESULT_ERROR_INVALID_ARGUMENT.into())
 }
 
 pub(crate) unsafe extern "C" fn put_ipc_handle(
@@ -136,26 +113,20 @@ pub(crate) unsafe extern "C" fn open_ipc_handle(
                 return unsafe { put(pointer, handle(*start)) };
             }
         }
-        let (backing, origin) = Backing::opened(file.as_fd(), bytes.fd)?;
+        let (backing, origin) = Backing::opened(file.as_fd())?;
         // The file knows better than the bytes whether the host may touch it.
         let kind = match origin {
             Origin::Device(_) => ZE_MEMORY_TYPE_DEVICE,
             Origin::Host => ZE_MEMORY_TYPE_HOST,
             Origin::Foreign | Origin::DmaBuf => bytes.kind,
         };
-        let offset = usize::try_from(bytes.offset).ok().filter(|offset| *offset < backing.size());
-        let offset = offset.ok_or(ZE_RESULT_ERROR_INVALID_ARGUMENT)?;
         let window = window(state, kind, backing.size(), DEVICE_PAGE, file.as_fd())?;
-        let start = window.address() + offset;
-        let size = backing.size() - offset;
-        let room = size;
+        let (start, size) = (window.address(), backing.size());
         let of = (kind == ZE_MEMORY_TYPE_DEVICE).then_some(&*device);
-        let mut allocation = Allocation::new(state, Source::Opened, kind, context, of, Some(window));
+        let mut allocation = Allocation::new(state, true, kind, context, of, window);
         allocation.file = Some(identity);
         let (backing, owner) = (Arc::new(backing), Arc::new(allocation));
-        state
-            .addresses
-            .insert(start, Range { size, room, backing, offset, access: Access::ReadWrite, owner });
+        state.addresses.insert(start, Range { size, room: size, backing, owner });
         // SAFETY: as above.
         unsafe { put(pointer, handle(start)) }
     })
@@ -170,12 +141,12 @@ pub(crate) unsafe extern "C" fn close_ipc_handle(
         if pointer.is_null() {
             return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
         }
-        let is_it = |range: &Range<Arc<Allocation>>| {
-            range.owner.context == context && range.owner.source == Source::Opened
-        };
-        state.addresses.remove(pointer.addr(), is_it).map(drop).ok_or_else(|| {
-            Refusal::new(ZE_RESULT_ERROR_INVALID_ARGUMENT, "nothing that was opened begins there")
-        })
+        let is_it = |range: &Range<Arc<Allocation>>| range.owner.context == context && range.owner.is_opened;
+        state
+            .addresses
+            .remove(pointer.addr(), is_it)
+            .map(drop)
+            .ok_or_else(|| ZE_RESULT_ERROR_INVALID_ARGUMENT.into())
     })
 }
 
@@ -188,11 +159,11 @@ pub(crate) unsafe extern "C" fn get_handle_from_fd(
         state.context(context)?;
         let number = i32::try_from(fd).map_err(|_| ZE_RESULT_ERROR_INVALID_ARGUMENT)?;
         let file = Backing::fd_by_number(number)?;
-        let (_, origin) = Backing::opened(file.as_fd(), number)?;
+        let (_, origin) = Backing::opened(file.as_fd())?;
         let kind = if origin == Origin::Host { ZE_MEMORY_TYPE_HOST } else { ZE_MEMORY_TYPE_DEVICE };
         let bytes = Bytes::new(number, kind, Way::Local);
         // SAFETY: a pointer of the application.
-        unsafe { put(ipc, ze_ipc_mem_handle_t { data: bytes.encode().map(u8::cast_signed) }) }
+        unsafe { put(ipc, ze_ipc_mem_handle_t { data: bytes.encode() }) }
     })
 }
 
@@ -206,10 +177,8 @@ pub(crate) unsafe extern "C" fn get_fd_from_handle(
         state.context(context)?;
         let bytes = decode(&ipc)?;
         if bytes.way != Way::Local && !state.exports.has(bytes.fd) {
-            return Err(Refusal::new(
-                ZE_RESULT_ERROR_INVALID_ARGUMENT,
-                "the handle is not one of this process",
-            ));
+            // The handle is not one of this process.
+            return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
         }
         let number = u64::try_from(bytes.fd).map_err(|_| ZE_RESULT_ERROR_INVALID_ARGUMENT)?;
         // SAFETY: a pointer of the application.

@@ -6,8 +6,9 @@
 //!
 //! `docs/level-zero-soft.md` has its settings and what it does differently from a GPU's driver.
 //!
-//! Three floors: the crate `soft-device` is memory, streams and events, and knows nothing of Level Zero; the modules here are the
-//! interface; [`tables`] is what the loader asks for.
+//! It has the functions that its clients call; the others answer `ZE_RESULT_ERROR_UNSUPPORTED_FEATURE`. The crate `soft-device` is
+//! memory, streams and events, and knows nothing of Level Zero; the modules here are the interface; [`tables`] is what the loader
+//! asks for.
 
 #![allow(non_snake_case, reason = "the specification's names")]
 #![allow(clippy::too_many_arguments, reason = "the specification's functions")]
@@ -32,7 +33,6 @@ mod queue;
 mod settings;
 mod state;
 mod tables;
-mod virtual_memory;
 
 pub use control::{zeSoftQuery, zeSoftSetFaults};
 pub use tables::*;

@@ -7,35 +7,27 @@ use std::time::Duration;
 
 use level_zero_sys::*;
 
-use crate::entry::{Done, Refusal, entry};
+use crate::entry::{Done, entry};
 use crate::pointer::{get, put, put_if_wanted};
 use crate::state::{Device, State, handle};
-use soft_device::{Access, Backing, Mapping, Origin, Range, lock};
+use soft_device::{Backing, Mapping, Origin, Range, lock};
 
 /// The pages of devices, in bytes.
 pub(crate) const DEVICE_PAGE: usize = 64 << 10;
+/// The pages of reservations of at least this size, in bytes.
+const LARGE_PAGE: usize = 2 << 20;
 /// The pages of memory that the host may touch only, in bytes.
 const HOST_PAGE: usize = 4096;
 /// The largest alignment, in bytes.
 const LARGEST_ALIGNMENT: usize = 1 << 30;
-
-/// How memory came to be, and so who takes it away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
-    /// Freed.
-    Allocated,
-    /// Closed: opened from a handle.
-    Opened,
-    /// Unmapped: physical memory at reserved addresses.
-    Mapped,
-}
 
 /// Memory at addresses of this process.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     pub(crate) id: u64,
     pub(crate) kind: ze_memory_type_t,
-    pub(crate) source: Source,
+    /// Opened from a handle: closed, and not freed.
+    pub(crate) is_opened: bool,
     pub(crate) context: ze_context_handle_t,
     /// Null for memory of the host.
     pub(crate) device: ze_device_handle_t,
@@ -48,23 +40,22 @@ pub(crate) struct Allocation {
     pub(crate) exportable: ze_external_memory_type_flags_t,
     /// Devices for which it was made resident.
     residents: Mutex<Vec<ze_device_handle_t>>,
-    /// Its addresses; absent where these are a reservation's.
-    _window: Option<Mapping>,
+    _window: Mapping,
 }
 
 impl Allocation {
     pub(crate) fn new(
         state: &State,
-        source: Source,
+        is_opened: bool,
         kind: ze_memory_type_t,
         context: ze_context_handle_t,
         device: Option<&Device>,
-        window: Option<Mapping>,
+        window: Mapping,
     ) -> Self {
         Self {
             id: state.id(),
             kind,
-            source,
+            is_opened,
             context,
             device: device.map_or(ze_device_handle_t::NULL, |device| device.handle),
             root: device.map_or(ze_device_handle_t::NULL, Device::root),
@@ -93,10 +84,7 @@ impl Allocation {
         if self.kind != ZE_MEMORY_TYPE_DEVICE || self.root == device.root() || state.settings.peers {
             return Ok(());
         }
-        Err(Refusal::new(
-            ZE_RESULT_ERROR_INVALID_ARGUMENT,
-            "the memory is another device's, which is no peer (ZE_SOFT_PEERS=none)",
-        ))
+        Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into())
     }
 
     /// Whether a device may use this now.
@@ -104,10 +92,7 @@ impl Allocation {
         self.check_peer(state, device)?;
         let is_peers = self.kind == ZE_MEMORY_TYPE_DEVICE && self.root != device.root();
         if is_peers && state.settings.strict_residency && !lock(&self.residents).contains(&device.root()) {
-            return Err(Refusal::new(
-                ZE_RESULT_ERROR_INVALID_ARGUMENT,
-                "the memory is a peer's and not resident on this device (ZE_SOFT_RESIDENCY=strict)",
-            ));
+            return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
         }
         Ok(())
     }
@@ -123,7 +108,7 @@ pub(crate) fn window(
 ) -> Done<Mapping> {
     if kind != ZE_MEMORY_TYPE_DEVICE {
         let window = Mapping::reserve(size, alignment)?;
-        window.show(0, size, Some((file, 0)), Access::ReadWrite)?;
+        window.show(file)?;
         return Ok(window);
     }
     let Some((begin, end)) = state.settings.addresses else {
@@ -140,7 +125,7 @@ pub(crate) fn window(
             taken.map_or(address + 1, |(start, range)| start + range.size.next_multiple_of(DEVICE_PAGE));
         address = next.max(address + 1).next_multiple_of(alignment);
     }
-    Err(Refusal::new(ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY, "no addresses are left (ZE_SOFT_ADDRESSES)"))
+    Err(ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY.into())
 }
 
 /// What an allocation asks for beside its size.
@@ -171,14 +156,6 @@ impl Wishes {
     }
 }
 
-/// The answer to whoever wants a dma-buf of this driver.
-fn only_memfds() -> Refusal {
-    Refusal::new(
-        ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION,
-        "this driver's fds are memfds: only OPAQUE_FD is exported",
-    )
-}
-
 fn allocate(
     state: &State,
     context: ze_context_handle_t,
@@ -189,16 +166,13 @@ fn allocate(
     wishes: &Wishes,
 ) -> Done<usize> {
     if size == 0 || (size as u64 > state.settings.largest && !wishes.is_relaxed) {
-        return Err(Refusal::new(
-            ZE_RESULT_ERROR_UNSUPPORTED_SIZE,
-            format!("{size} bytes: from 1 to {} are possible", state.settings.largest),
-        ));
+        return Err(ZE_RESULT_ERROR_UNSUPPORTED_SIZE.into());
     }
     if (alignment != 0 && !alignment.is_power_of_two()) || alignment > LARGEST_ALIGNMENT {
         return Err(ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT.into());
     }
     if wishes.exportable & !ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD != 0 {
-        return Err(only_memfds());
+        return Err(ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION.into());
     }
     let page = if kind == ZE_MEMORY_TYPE_HOST { HOST_PAGE } else { DEVICE_PAGE };
     let alignment = alignment.max(page);
@@ -219,11 +193,11 @@ fn allocate(
         }
     };
     let (start, room) = (window.address(), window.size());
-    let mut allocation = Allocation::new(state, Source::Allocated, kind, context, device, Some(window));
+    let mut allocation = Allocation::new(state, false, kind, context, device, window);
     allocation.exportable = wishes.exportable;
     let backing = Arc::new(backing);
     let owner = Arc::new(allocation);
-    state.addresses.insert(start, Range { size, room, backing, offset: 0, access: Access::ReadWrite, owner });
+    state.addresses.insert(start, Range { size, room, backing, owner });
     Ok(start)
 }
 
@@ -242,11 +216,9 @@ fn import(
         _ => return Err(ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION.into()),
     };
     let file = Backing::fd_by_number(number)?;
-    let (backing, origin) = Backing::opened(file.as_fd(), number)?;
+    let (backing, origin) = Backing::opened(file.as_fd())?;
     if wants_dma_buf != (origin == Origin::DmaBuf) || backing.size() < size {
-        let is = if origin == Origin::DmaBuf { "a dma-buf" } else { "a memfd" };
-        let why = format!("fd {number} is {is} of {} bytes", backing.size());
-        return Err(Refusal::new(ZE_RESULT_ERROR_INVALID_ARGUMENT, why));
+        return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
     }
     let window = window(state, kind, size, alignment, file.as_fd())?;
     Ok((backing, window))
@@ -309,10 +281,7 @@ pub(crate) unsafe extern "C" fn alloc_device(
         unsafe {
             let desc = get(desc)?;
             if desc.ordinal != 0 {
-                return Err(Refusal::new(
-                    ZE_RESULT_ERROR_INVALID_ARGUMENT,
-                    "devices have the memory ordinal 0",
-                ));
+                return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
             }
             let asked = (size, alignment);
             allocate_at(state, context, ZE_MEMORY_TYPE_DEVICE, Some(&device), asked, desc.pNext, pointer)
@@ -342,15 +311,8 @@ fn remove(state: &State, context: ze_context_handle_t, pointer: usize) -> Done<A
     if pointer == 0 {
         return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
     }
-    let is_it = |range: &Range<Arc<Allocation>>| {
-        range.owner.context == context && range.owner.source == Source::Allocated
-    };
-    let range = state.addresses.remove(pointer, is_it).ok_or_else(|| {
-        Refusal::new(
-            ZE_RESULT_ERROR_INVALID_ARGUMENT,
-            format!("{pointer:#x} is no allocation of this context"),
-        )
-    })?;
+    let is_it = |range: &Range<Arc<Allocation>>| range.owner.context == context && !range.owner.is_opened;
+    let range = state.addresses.remove(pointer, is_it).ok_or(ZE_RESULT_ERROR_INVALID_ARGUMENT)?;
     state.exports.forget(range.owner.id);
     Ok(range.backing)
 }
@@ -413,22 +375,14 @@ pub(crate) unsafe extern "C" fn get_alloc_properties(
             let wanted = chain::find_mut::<ze_external_memory_export_fd_t>(told.pNext);
             if let Ok(mut export) = get(wanted) {
                 if export.flags & !ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD != 0 {
-                    return Err(only_memfds());
+                    return Err(ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION.into());
                 }
                 if owner.exportable & export.flags == 0 {
-                    return Err(Refusal::new(
-                        ZE_RESULT_ERROR_INVALID_ARGUMENT,
-                        "it was not allocated with a ze_external_memory_export_desc_t",
-                    ));
+                    return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
                 }
                 // The application's from here on.
                 export.fd = range.backing.export()?.into_raw_fd();
                 put(wanted, export)?;
-            }
-            let parts = chain::find_mut::<ze_memory_sub_allocations_exp_properties_t>(told.pNext);
-            if let Ok(parts) = get(parts) {
-                // Allocations are in one piece.
-                put_if_wanted(parts.pCount, 0);
             }
             put_if_wanted(device, owner.device);
             put(properties, told)
@@ -458,23 +412,19 @@ pub(crate) unsafe extern "C" fn get_address_range(
     })
 }
 
-/// Atomic access is a hint here: all memory is the host's.
-pub(crate) unsafe extern "C" fn set_atomic_access(
+pub(crate) unsafe extern "C" fn query_page_size(
     context: ze_context_handle_t,
     device: ze_device_handle_t,
-    pointer: *const c_void,
     size: usize,
-    _attributes: ze_memory_atomic_attr_exp_flags_t,
+    page: *mut usize,
 ) -> ze_result_t {
-    entry("zeMemSetAtomicAccessAttributeExp", |state| {
+    entry("zeVirtualMemQueryPageSize", |state| {
         state.context(context)?;
         state.device(device)?;
-        if pointer.is_null() {
-            return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
+        if size == 0 {
+            return Err(ZE_RESULT_ERROR_UNSUPPORTED_SIZE.into());
         }
-        match state.addresses.find(pointer.addr()) {
-            Some((start, range)) if size <= range.size - (pointer.addr() - start) => Ok(()),
-            _ => Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into()),
-        }
+        // SAFETY: a pointer of the application.
+        unsafe { put(page, if size >= LARGE_PAGE { LARGE_PAGE } else { DEVICE_PAGE }) }
     })
 }

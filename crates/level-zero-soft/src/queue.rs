@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use level_zero_sys::*;
 
-use crate::entry::{Done, Refusal, entry};
+use crate::entry::{Done, entry};
 use crate::pointer::{array, get, put};
 use crate::state::{Device, handle, number};
-use soft_device::{Stream, Timeout};
+use soft_device::{Command, Stream, Timeout};
 
 /// A group of queues that can do the same.
 pub(crate) struct Group {
@@ -32,10 +32,7 @@ pub(crate) const GROUPS: [Group; 2] = [
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Traits {
     pub(crate) ordinal: u32,
-    pub(crate) index: u32,
-    pub(crate) flags: ze_command_queue_flags_t,
     pub(crate) mode: ze_command_queue_mode_t,
-    pub(crate) priority: ze_command_queue_priority_t,
 }
 
 impl Traits {
@@ -51,11 +48,9 @@ impl Traits {
         }
         let group = GROUPS.get(desc.ordinal as usize).filter(|group| desc.index < group.queues);
         if group.is_none() {
-            let why = format!("there is no queue {} in group {}", desc.index, desc.ordinal);
-            return Err(Refusal::new(ZE_RESULT_ERROR_INVALID_ARGUMENT, why));
+            return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
         }
-        let ze_command_queue_desc_t { ordinal, index, flags, mode, priority, .. } = *desc;
-        Ok(Self { ordinal, index, flags, mode, priority })
+        Ok(Self { ordinal: desc.ordinal, mode: desc.mode })
     }
 
     pub(crate) fn is_synchronous(&self) -> bool {
@@ -119,73 +114,13 @@ pub(crate) unsafe extern "C" fn execute(
             if list.ordinal() != queue.traits.ordinal {
                 return Err(ZE_RESULT_ERROR_INVALID_COMMAND_LIST_TYPE.into());
             }
-            commands.extend(list.closed()?.iter().cloned());
+            commands.extend(list.closed()?);
         }
-        queue.stream.submit(Arc::new(commands), fence.map(|fence| Arc::clone(&fence.0)))?;
+        commands.extend(fence.map(|fence| Command::nothing(Vec::new(), Some(Arc::clone(&fence.0)))));
+        queue.stream.submit(commands)?;
         if queue.traits.is_synchronous() {
             queue.stream.wait(Timeout::Never)?;
         }
         Ok(())
     })
-}
-
-pub(crate) unsafe extern "C" fn synchronize(
-    queue: ze_command_queue_handle_t,
-    nanoseconds: u64,
-) -> ze_result_t {
-    entry("zeCommandQueueSynchronize", |state| {
-        let queue = state.queues.get(number(queue.0))?;
-        Ok(queue.stream.wait(timeout(nanoseconds))?)
-    })
-}
-
-/// Writes one of a queue's traits.
-///
-/// # Safety
-/// `pointer` is null or valid for a write.
-unsafe fn tell<T>(
-    function: &'static str,
-    queue: ze_command_queue_handle_t,
-    pointer: *mut T,
-    what: impl FnOnce(&Traits) -> T,
-) -> ze_result_t {
-    entry(function, |state| {
-        let queue = state.queues.get(number(queue.0))?;
-        // SAFETY: the caller's promise.
-        unsafe { put(pointer, what(&queue.traits)) }
-    })
-}
-
-pub(crate) unsafe extern "C" fn get_ordinal(queue: ze_command_queue_handle_t, to: *mut u32) -> ze_result_t {
-    // SAFETY: a pointer of the application.
-    unsafe { tell("zeCommandQueueGetOrdinal", queue, to, |traits| traits.ordinal) }
-}
-
-pub(crate) unsafe extern "C" fn get_index(queue: ze_command_queue_handle_t, to: *mut u32) -> ze_result_t {
-    // SAFETY: a pointer of the application.
-    unsafe { tell("zeCommandQueueGetIndex", queue, to, |traits| traits.index) }
-}
-
-pub(crate) unsafe extern "C" fn get_flags(
-    queue: ze_command_queue_handle_t,
-    to: *mut ze_command_queue_flags_t,
-) -> ze_result_t {
-    // SAFETY: a pointer of the application.
-    unsafe { tell("zeCommandQueueGetFlags", queue, to, |traits| traits.flags) }
-}
-
-pub(crate) unsafe extern "C" fn get_mode(
-    queue: ze_command_queue_handle_t,
-    to: *mut ze_command_queue_mode_t,
-) -> ze_result_t {
-    // SAFETY: a pointer of the application.
-    unsafe { tell("zeCommandQueueGetMode", queue, to, |traits| traits.mode) }
-}
-
-pub(crate) unsafe extern "C" fn get_priority(
-    queue: ze_command_queue_handle_t,
-    to: *mut ze_command_queue_priority_t,
-) -> ze_result_t {
-    // SAFETY: a pointer of the application.
-    unsafe { tell("zeCommandQueueGetPriority", queue, to, |traits| traits.priority) }
 }

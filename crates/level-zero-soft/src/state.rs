@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use level_zero_sys::*;
 
 use crate::context::Context;
-use crate::entry::{Done, Refusal};
+use crate::entry::Done;
 use crate::event::{EventObject, EventPool};
 use crate::export::Exports;
 use crate::fence::FenceObject;
@@ -15,7 +15,6 @@ use crate::list::List;
 use crate::memory::Allocation;
 use crate::queue::Queue;
 use crate::settings::{Ipc, Settings};
-use crate::virtual_memory::{Physical, Reservation};
 use soft_device::{Addresses, Budget, Charge, Error, Faults, Handles, Health, Server, lock};
 
 /// A device or a part of one.
@@ -39,10 +38,10 @@ impl Device {
     }
 
     pub(crate) fn charge(&self, size: u64) -> Done<Vec<Charge>> {
-        let failed = |left| Error::OutOfDeviceMemory { wanted: size, left };
-        let mut charges = vec![self.memory.take(size).map_err(failed)?];
+        let take = |budget: &Arc<Budget>| budget.take(size).ok_or(Error::OutOfDeviceMemory);
+        let mut charges = vec![take(&self.memory)?];
         if let Some(whole) = &self.memory_of_whole {
-            charges.push(whole.take(size).map_err(failed)?);
+            charges.push(take(whole)?);
         }
         Ok(charges)
     }
@@ -56,8 +55,6 @@ pub(crate) struct State {
     pub(crate) contexts: Handles<Context>,
     pub(crate) default_context: OnceLock<usize>,
     pub(crate) addresses: Addresses<Arc<Allocation>>,
-    pub(crate) physical: Handles<Physical>,
-    pub(crate) reservations: Mutex<Vec<Reservation>>,
     pub(crate) queues: Handles<Queue>,
     pub(crate) lists: Handles<List>,
     pub(crate) fences: Handles<FenceObject>,
@@ -89,10 +86,8 @@ impl State {
         });
         match state {
             Ok(state) if state.process == std::process::id() => Ok(state),
-            Ok(_) => {
-                Err(Refusal::new(ZE_RESULT_ERROR_UNINITIALIZED, "a forked child has no driver: exec first"))
-            }
-            Err(why) => Err(Refusal::new(ZE_RESULT_ERROR_UNINITIALIZED, why.clone())),
+            // A forked child has no driver: it has to exec first.
+            _ => Err(ZE_RESULT_ERROR_UNINITIALIZED.into()),
         }
     }
 
@@ -153,8 +148,6 @@ impl State {
             contexts: Handles::default(),
             default_context: OnceLock::new(),
             addresses: Addresses::default(),
-            physical: Handles::default(),
-            reservations: Mutex::default(),
             queues: Handles::default(),
             lists: Handles::default(),
             fences: Handles::default(),
@@ -202,7 +195,7 @@ impl State {
 
     /// Counts one more fd of the driver.
     pub(crate) fn charge_fd(&self) -> Done<Charge> {
-        Ok(self.fds.take(1).map_err(|_| Error::OutOfFds { limit: self.fds.limit() })?)
+        Ok(self.fds.take(1).ok_or(Error::OutOfFds)?)
     }
 
     /// How a new handle for other processes travels.

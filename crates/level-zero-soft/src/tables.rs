@@ -7,14 +7,14 @@ use level_zero_sys::*;
 use crate::entry::{guarded, unsupported};
 use crate::settings::Settings;
 use crate::state::State;
-use crate::{append, context, device_info, driver, event, fence, ipc, list, memory, queue, virtual_memory};
+use crate::{append, context, device_info, driver, event, fence, ipc, list, memory, queue};
 
 /// Fills a table of the caller's with what its version has, and no more than this driver's own.
 ///
 /// # Safety
 /// `table` is null or has room for what that version has.
 unsafe fn give<T: Table>(version: ze_api_version_t, table: *mut T, mut full: T) -> ze_result_t {
-    guarded("zeGet*ProcAddrTable", || {
+    guarded(|| {
         if table.is_null() {
             return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
         }
@@ -72,10 +72,8 @@ exports! {
         pfnGet: driver::get_drivers,
         pfnGetApiVersion: driver::get_api_version,
         pfnGetProperties: driver::get_properties,
-        pfnGetIpcProperties: driver::get_ipc_properties,
         pfnGetExtensionProperties: driver::get_extension_properties,
         pfnGetExtensionFunctionAddress: driver::get_extension_function_address,
-        pfnGetLastErrorDescription: driver::get_last_error_description,
         pfnGetDefaultContext: driver::get_default_context,
     }
     zeGetDeviceProcAddrTable => ze_device_dditable_t {
@@ -92,34 +90,19 @@ exports! {
         pfnGetExternalMemoryProperties: device_info::get_external_memory_properties,
         pfnGetP2PProperties: device_info::get_p2p_properties,
         pfnCanAccessPeer: device_info::can_access_peer,
-        pfnGetStatus: device_info::get_status,
         pfnGetGlobalTimestamps: device_info::get_global_timestamps,
-        pfnReserveCacheExt: device_info::reserve_cache,
-        pfnSetCacheAdviceExt: device_info::set_cache_advice,
-        pfnPciGetPropertiesExt: device_info::pci_get_properties,
         pfnGetRootDevice: device_info::get_root_device,
-        pfnGetVectorWidthPropertiesExt: device_info::get_vector_width_properties,
-        pfnSynchronize: device_info::synchronize,
     }
     zeGetContextProcAddrTable => ze_context_dditable_t {
         pfnCreate: context::create,
         pfnDestroy: context::destroy,
-        pfnGetStatus: context::get_status,
-        pfnSystemBarrier: context::system_barrier,
         pfnMakeMemoryResident: context::make_memory_resident,
         pfnEvictMemory: context::evict_memory,
-        pfnCreateEx: context::create_ex,
     }
     zeGetCommandQueueProcAddrTable => ze_command_queue_dditable_t {
         pfnCreate: queue::create,
         pfnDestroy: queue::destroy,
         pfnExecuteCommandLists: queue::execute,
-        pfnSynchronize: queue::synchronize,
-        pfnGetOrdinal: queue::get_ordinal,
-        pfnGetIndex: queue::get_index,
-        pfnGetFlags: queue::get_flags,
-        pfnGetMode: queue::get_mode,
-        pfnGetPriority: queue::get_priority,
     }
     zeGetCommandListProcAddrTable => ze_command_list_dditable_t {
         pfnCreate: list::create,
@@ -127,38 +110,16 @@ exports! {
         pfnDestroy: list::destroy,
         pfnClose: list::close,
         pfnReset: list::reset,
-        pfnAppendWriteGlobalTimestamp: append::write_global_timestamp,
         pfnAppendBarrier: append::barrier,
-        pfnAppendMemoryRangesBarrier: append::memory_ranges_barrier,
         pfnAppendMemoryCopy: append::memory_copy,
         pfnAppendMemoryFill: append::memory_fill,
-        pfnAppendMemoryCopyRegion: append::memory_copy_region,
-        pfnAppendMemoryCopyFromContext: append::memory_copy_from_context,
         pfnAppendMemoryPrefetch: append::memory_prefetch,
         pfnAppendMemAdvise: append::mem_advise,
         pfnAppendSignalEvent: append::signal_event,
         pfnAppendWaitOnEvents: append::wait_on_events,
-        pfnAppendEventReset: append::event_reset,
-        pfnAppendQueryKernelTimestamps: append::query_kernel_timestamps,
         pfnHostSynchronize: list::host_synchronize,
-        pfnGetDeviceHandle: list::get_device,
-        pfnGetContextHandle: list::get_context,
-        pfnGetOrdinal: list::get_ordinal,
-        pfnImmediateGetIndex: list::get_index,
-        pfnIsImmediate: list::is_immediate,
-        pfnAppendMemoryCopyWithParameters: append::memory_copy_with_parameters,
-        pfnAppendMemoryFillWithParameters: append::memory_fill_with_parameters,
-        pfnImmediateAppendCommandListsWithParameters: append::lists_with_parameters,
-        pfnGetFlags: list::get_flags,
-        pfnImmediateGetFlags: list::immediate_get_flags,
-        pfnImmediateGetMode: list::immediate_get_mode,
-        pfnImmediateGetPriority: list::immediate_get_priority,
-        pfnAppendHostFunction: append::host_function,
     }
-    zeGetCommandListExpProcAddrTable => ze_command_list_exp_dditable_t {
-        pfnCreateCloneExp: list::create_clone,
-        pfnImmediateAppendCommandListsExp: append::lists,
-    }
+    zeGetCommandListExpProcAddrTable => ze_command_list_exp_dditable_t {}
     zeGetMemProcAddrTable => ze_mem_dditable_t {
         pfnAllocShared: memory::alloc_shared,
         pfnAllocDevice: memory::alloc_device,
@@ -171,57 +132,31 @@ exports! {
         pfnCloseIpcHandle: ipc::close_ipc_handle,
         pfnFreeExt: memory::free_ext,
         pfnPutIpcHandle: ipc::put_ipc_handle,
-        pfnGetIpcHandleWithProperties: ipc::get_ipc_handle_with_properties,
     }
     zeGetMemExpProcAddrTable => ze_mem_exp_dditable_t {
         pfnGetIpcHandleFromFileDescriptorExp: ipc::get_handle_from_fd,
         pfnGetFileDescriptorFromIpcHandleExp: ipc::get_fd_from_handle,
-        pfnSetAtomicAccessAttributeExp: memory::set_atomic_access,
     }
-    zeGetPhysicalMemProcAddrTable => ze_physical_mem_dditable_t {
-        pfnCreate: virtual_memory::physical_create,
-        pfnDestroy: virtual_memory::physical_destroy,
-        pfnGetProperties: virtual_memory::physical_get_properties,
-    }
+    zeGetPhysicalMemProcAddrTable => ze_physical_mem_dditable_t {}
     zeGetVirtualMemProcAddrTable => ze_virtual_mem_dditable_t {
-        pfnReserve: virtual_memory::reserve,
-        pfnFree: virtual_memory::free,
-        pfnQueryPageSize: virtual_memory::query_page_size,
-        pfnMap: virtual_memory::map,
-        pfnUnmap: virtual_memory::unmap,
-        pfnSetAccessAttribute: virtual_memory::set_access,
-        pfnGetAccessAttribute: virtual_memory::get_access,
+        pfnQueryPageSize: memory::query_page_size,
     }
     zeGetEventPoolProcAddrTable => ze_event_pool_dditable_t {
         pfnCreate: event::pool_create,
         pfnDestroy: event::pool_destroy,
-        pfnGetIpcHandle: event::pool_get_ipc_handle,
-        pfnOpenIpcHandle: event::pool_open_ipc_handle,
-        pfnCloseIpcHandle: event::pool_close_ipc_handle,
-        pfnPutIpcHandle: event::pool_put_ipc_handle,
-        pfnGetContextHandle: event::pool_get_context,
-        pfnGetFlags: event::pool_get_flags,
     }
     zeGetEventProcAddrTable => ze_event_dditable_t {
         pfnCreate: event::create,
         pfnDestroy: event::destroy,
-        pfnHostSignal: event::host_signal,
         pfnHostSynchronize: event::host_synchronize,
         pfnQueryStatus: event::query_status,
         pfnHostReset: event::host_reset,
         pfnQueryKernelTimestamp: event::query_kernel_timestamp,
-        pfnQueryKernelTimestampsExt: event::query_kernel_timestamps_ext,
-        pfnGetEventPool: event::get_event_pool,
-        pfnGetSignalScope: event::get_signal_scope,
-        pfnGetWaitScope: event::get_wait_scope,
     }
-    zeGetEventExpProcAddrTable => ze_event_exp_dditable_t {
-        pfnQueryTimestampsExp: event::query_timestamps,
-    }
+    zeGetEventExpProcAddrTable => ze_event_exp_dditable_t {}
     zeGetFenceProcAddrTable => ze_fence_dditable_t {
         pfnCreate: fence::create,
         pfnDestroy: fence::destroy,
-        pfnHostSynchronize: fence::host_synchronize,
         pfnQueryStatus: fence::query_status,
         pfnReset: fence::reset,
     }

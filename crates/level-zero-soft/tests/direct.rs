@@ -46,7 +46,6 @@ fn a_device_runs_out_of_memory_and_has_it_again() {
         let device = user.devices[0];
         let all = user.allocate_as(device, 1 << 20, &desc).unwrap();
         assert_eq!(refusal(user.allocate(1)), ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
-        assert!(user.last_error().contains("0 bytes left"), "{}", user.last_error());
         user.free(all).unwrap();
         assert_eq!(
             refusal(user.allocate_as(device, (1 << 20) + 1, &desc)),
@@ -124,8 +123,8 @@ fn a_device_is_lost() {
             assert_eq!(refusal(api.zeCommandListHostSynchronize(list, 0)), ZE_RESULT_NOT_READY);
             let waiting = std::thread::scope(|scope| {
                 let waiting = scope.spawn(|| api.zeEventHostSynchronize(event, u64::MAX));
-                assert_eq!(user.faults(c"zeDeviceGetStatus:1=lose"), ZE_RESULT_SUCCESS);
-                assert_eq!(refusal(api.zeDeviceGetStatus(user.devices[0])), ZE_RESULT_ERROR_DEVICE_LOST);
+                assert_eq!(user.faults(c"zeMemGetIpcHandle:1=lose"), ZE_RESULT_SUCCESS);
+                assert_eq!(refusal(handle(&user, address)), ZE_RESULT_ERROR_DEVICE_LOST);
                 waiting.join().unwrap()
             });
             assert_eq!(refusal(waiting), ZE_RESULT_ERROR_DEVICE_LOST);
@@ -227,7 +226,6 @@ fn peers_reach_what_is_resident() {
         let address = user.allocate(4096).unwrap();
         user.write(address, &[5; 4096]).unwrap();
         assert_eq!(refusal(user.read_by(other, address, 1)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
-        assert!(user.last_error().contains("not resident"), "{}", user.last_error());
         let pointer = std::ptr::without_provenance_mut(address);
         // SAFETY: as the specification has it.
         unsafe {
@@ -381,12 +379,9 @@ fn questions_are_answered() {
                     .unwrap();
                 let names: Vec<_> = extensions
                     .iter()
-                    .map(|extension| CStr::from_ptr(extension.name.as_ptr()).to_str().unwrap())
+                    .map(|extension| CStr::from_bytes_until_nul(&extension.name).unwrap().to_str().unwrap())
                     .collect();
                 assert!(names.contains(&ZE_RELAXED_ALLOCATION_LIMITS_EXT_NAME), "{names:?}");
-                let mut ipc = ze_driver_ipc_properties_t::default();
-                api.zeDriverGetIpcProperties(user.driver, &raw mut ipc).unwrap();
-                assert_ne!(ipc.flags & ZE_IPC_PROPERTY_FLAG_MEMORY, 0);
 
                 let mut count = 0;
                 api.zeDeviceGetCommandQueueGroupProperties(device, &raw mut count, std::ptr::null_mut())

@@ -20,7 +20,7 @@ fn an_old_driver_leaves_the_fd_to_its_client() {
         let address = user.allocate(4096).unwrap();
         let (one, two) = (handle(&user, address).unwrap(), handle(&user, address).unwrap());
         let fd = |bytes: &ze_ipc_mem_handle_t| {
-            let first: [u8; 4] = std::array::from_fn(|at| bytes.data[at].cast_unsigned());
+            let first: [u8; 4] = std::array::from_fn(|at| bytes.data[at]);
             i32::from_le_bytes(first)
         };
         assert_ne!(fd(&one), fd(&two));
@@ -88,7 +88,6 @@ fn fds_are_exported_and_imported() {
             refusal(ask(address, ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF)),
             ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION
         );
-        assert!(user.last_error().contains("memfds"), "{}", user.last_error());
         let plain = user.allocate(4096).unwrap();
         assert_eq!(
             refusal(ask(plain, ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD)),
@@ -181,7 +180,7 @@ fn import_from_a_victim(test: &str, settings: &[(&str, &str)]) {
     let line = lines.into_iter().find_map(|line| Some(line.split_once("handle ")?.1.to_owned())).unwrap();
     let mut bytes = ze_ipc_mem_handle_t::default();
     for (at, byte) in bytes.data.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&line[at * 2..at * 2 + 2], 16).unwrap().cast_signed();
+        *byte = u8::from_str_radix(&line[at * 2..at * 2 + 2], 16).unwrap();
     }
     let user = User::direct();
     let opened = open(&user, bytes).unwrap();
@@ -191,7 +190,6 @@ fn import_from_a_victim(test: &str, settings: &[(&str, &str)]) {
     assert_eq!(user.read(opened, 8).unwrap(), b"outlives");
     user.write(opened, b"its").unwrap();
     assert_eq!(refusal(open(&user, bytes)), ZE_RESULT_ERROR_INVALID_ARGUMENT);
-    assert!(user.last_error().contains("cannot be had"), "{}", user.last_error());
     close(&user, opened).unwrap();
     assert_eq!(user.count(c"allocations"), 0);
 }

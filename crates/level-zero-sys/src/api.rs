@@ -7,23 +7,9 @@ use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
+use crate::base::{ZE_API_VERSION_CURRENT, ze_api_version_t};
 use crate::result::{ZE_RESULT_SUCCESS, ze_result_t};
-use crate::table::Table;
-use crate::tables::execution::{
-    ze_command_list_dditable_t, ze_command_list_exp_dditable_t, ze_command_queue_dditable_t,
-};
-use crate::tables::memory::{
-    ze_mem_dditable_t, ze_mem_exp_dditable_t, ze_physical_mem_dditable_t, ze_virtual_mem_dditable_t,
-};
-use crate::tables::other::*;
-use crate::tables::setup::{
-    ze_context_dditable_t, ze_device_dditable_t, ze_device_exp_dditable_t, ze_driver_dditable_t,
-    ze_driver_exp_dditable_t, ze_global_dditable_t,
-};
-use crate::tables::synchronization::{
-    ze_event_dditable_t, ze_event_exp_dditable_t, ze_event_pool_dditable_t, ze_fence_dditable_t,
-};
-use crate::version::{ZE_API_VERSION_CURRENT, ze_api_version_t};
+use crate::tables::*;
 
 /// The loader's name, which the system's search path resolves.
 pub const LOADER: &str = "libze_loader.so.1";
@@ -110,44 +96,26 @@ api! {
     global: ze_global_dditable_t,
     /// Drivers.
     driver: ze_driver_dditable_t,
-    /// Drivers, experimental.
-    driver_exp: ze_driver_exp_dditable_t,
     /// Devices.
     device: ze_device_dditable_t,
-    /// Devices, experimental.
-    device_exp: ze_device_exp_dditable_t,
     /// Contexts.
     context: ze_context_dditable_t,
     /// Queues.
     command_queue: ze_command_queue_dditable_t,
     /// Command lists.
     command_list: ze_command_list_dditable_t,
-    /// Command lists, experimental.
-    command_list_exp: ze_command_list_exp_dditable_t,
     /// Allocations.
     mem: ze_mem_dditable_t,
     /// Allocations, experimental.
     mem_exp: ze_mem_exp_dditable_t,
-    /// Physical memory.
-    physical_mem: ze_physical_mem_dditable_t,
     /// Reserved addresses.
     virtual_mem: ze_virtual_mem_dditable_t,
     /// Pools of events.
     event_pool: ze_event_pool_dditable_t,
     /// Events.
     event: ze_event_dditable_t,
-    /// Events, experimental.
-    event_exp: ze_event_exp_dditable_t,
     /// Fences.
     fence: ze_fence_dditable_t,
-    /// Images.
-    image: ze_image_dditable_t,
-    /// Modules.
-    module: ze_module_dditable_t,
-    /// Kernels.
-    kernel: ze_kernel_dditable_t,
-    /// Samplers.
-    sampler: ze_sampler_dditable_t,
 }
 
 impl Api {
@@ -259,5 +227,88 @@ unsafe fn driver_table<T: Table>(
         ZE_RESULT_SUCCESS => Ok(table),
         result if is_needed => Err(OpenError::Refused { path: path.to_owned(), function, result }),
         _ => Ok(T::default()),
+    }
+}
+
+/// A member of a table.
+#[derive(Clone, Copy, Debug)]
+pub struct Member {
+    /// The version of the specification that brought it.
+    pub since: u32,
+    /// Its name in the table.
+    pub name: &'static str,
+    /// The function that it points to.
+    pub function: &'static CStr,
+}
+
+/// A table of functions, filled by a driver.
+///
+/// # Safety
+/// The type consists of one nullable pointer to a function for each of [`Table::MEMBERS`], in order, and of nothing else.
+pub unsafe trait Table: Copy + Default {
+    /// The function of a driver that fills it.
+    const GET: &'static CStr;
+    /// Its members. Members are only ever added at the end, so what a version has is a prefix.
+    const MEMBERS: &'static [Member];
+
+    /// How many of the members `version` has.
+    #[must_use]
+    fn known_at(version: ze_api_version_t) -> usize {
+        Self::MEMBERS.iter().take_while(|member| member.since <= version.0).count()
+    }
+
+    /// Fills a table with what `find` has for each function's name; a function that it has not stays absent.
+    ///
+    /// # Safety
+    /// What `find` returns is null or the address of a function with the prototype that the specification has for that name,
+    /// which stays where it is as long as the table is used.
+    unsafe fn from_symbols(find: &mut dyn FnMut(&'static CStr) -> *mut c_void) -> Self {
+        let mut table = Self::default();
+        let members = (&raw mut table).cast::<*mut c_void>();
+        for (index, member) in Self::MEMBERS.iter().enumerate() {
+            // SAFETY: the table has that many pointers; the caller says what the new one leads to.
+            unsafe { members.add(index).write(find(member.function)) };
+        }
+        table
+    }
+
+    /// The address of the function that a member points to, by the member's place.
+    #[must_use]
+    fn pointer(&self, index: usize) -> Option<*mut c_void> {
+        let members = core::ptr::from_ref(self).cast::<*mut c_void>();
+        // SAFETY: the table has that many pointers.
+        let found = (index < Self::MEMBERS.len()).then(|| unsafe { members.add(index).read() })?;
+        (!found.is_null()).then_some(found)
+    }
+
+    /// Puts `function` wherever there is none. It is called with the parameters of all of these, of which it has to look at
+    /// none: on the systems that this crate is for the caller takes care of the space of parameters.
+    fn fill_absent(&mut self, function: unsafe extern "C" fn() -> ze_result_t) {
+        for index in 0..Self::MEMBERS.len() {
+            if self.pointer(index).is_none() {
+                let members = core::ptr::from_mut(self).cast::<*mut c_void>();
+                // SAFETY: the table has that many pointers, and this is a function as they lead to.
+                unsafe { members.add(index).write(function as *mut c_void) };
+            }
+        }
+    }
+
+    /// Writes to `target` the members that `version` has, and nothing past them: a caller made for that version has no room.
+    ///
+    /// # Safety
+    /// `target` is valid for writes of that many pointers.
+    unsafe fn fill(&self, target: *mut Self, version: ze_api_version_t) {
+        let source = core::ptr::from_ref(self).cast::<*mut c_void>();
+        // SAFETY: the caller's promise; a table has at least the members that one version of it has.
+        unsafe { core::ptr::copy_nonoverlapping(source, target.cast(), Self::known_at(version)) };
+    }
+}
+
+/// A literal that ends with a zero, as a C string.
+pub(crate) const fn c_name(literal: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(literal.as_bytes()) {
+        Ok(name) => name,
+        // Reached by the compiler at most.
+        Err(_) => panic!("the literal has no zero at its end"),
     }
 }

@@ -1,7 +1,11 @@
-//! Devices: what they are, their queues, memories and caches.
+//! Drivers and devices: starting them, and what they are, with what extensions add to that.
 
-use core::ffi::{c_char, c_void};
+use core::ffi::c_void;
 
+/// Bytes of a driver's identifier.
+pub const ZE_MAX_DRIVER_UUID_SIZE: usize = 16;
+/// Bytes of an extension's name, with the zero at its end.
+pub const ZE_MAX_EXTENSION_NAME: usize = 256;
 /// Bytes of a device's identifier.
 pub const ZE_MAX_DEVICE_UUID_SIZE: usize = 16;
 /// Bytes of a device's name, with the zero at its end.
@@ -10,6 +14,16 @@ pub const ZE_MAX_DEVICE_NAME: usize = 256;
 pub const ZE_SUBGROUPSIZE_COUNT: usize = 8;
 /// Bytes of the identifier of native kernels.
 pub const ZE_MAX_NATIVE_KERNEL_UUID_SIZE: usize = 16;
+/// The size of a cache line.
+pub const ZE_CACHELINE_SIZE_EXT_NAME: &str = "ZE_extension_device_cache_line_size";
+/// What a memory is made of.
+pub const ZE_DEVICE_MEMORY_PROPERTIES_EXT_NAME: &str = "ZE_extension_device_memory_properties";
+/// Policies of freeing.
+pub const ZE_MEMORY_FREE_POLICIES_EXT_NAME: &str = "ZE_extension_memory_free_policies";
+/// Allocations beyond `maxMemAllocSize`.
+pub const ZE_RELAXED_ALLOCATION_LIMITS_EXT_NAME: &str = "ZE_extension_relaxed_allocation_limits";
+/// Allocations beyond `maxMemAllocSize`; the older extension.
+pub const ZE_RELAXED_ALLOCATION_LIMITS_EXP_NAME: &str = "ZE_experimental_relaxed_allocation_limits";
 
 enums! {
     /// What kind of processor a device is.
@@ -20,9 +34,61 @@ enums! {
         ZE_DEVICE_TYPE_MCA = 4,
         ZE_DEVICE_TYPE_VPU = 5,
     }
+    /// What a memory is made of.
+    ze_device_memory_ext_type_t {
+        ZE_DEVICE_MEMORY_EXT_TYPE_HBM = 0,
+        ZE_DEVICE_MEMORY_EXT_TYPE_HBM2 = 1,
+        ZE_DEVICE_MEMORY_EXT_TYPE_DDR = 2,
+        ZE_DEVICE_MEMORY_EXT_TYPE_DDR2 = 3,
+        ZE_DEVICE_MEMORY_EXT_TYPE_DDR3 = 4,
+        ZE_DEVICE_MEMORY_EXT_TYPE_DDR4 = 5,
+        ZE_DEVICE_MEMORY_EXT_TYPE_DDR5 = 6,
+        ZE_DEVICE_MEMORY_EXT_TYPE_LPDDR = 7,
+        ZE_DEVICE_MEMORY_EXT_TYPE_LPDDR3 = 8,
+        ZE_DEVICE_MEMORY_EXT_TYPE_LPDDR4 = 9,
+        ZE_DEVICE_MEMORY_EXT_TYPE_LPDDR5 = 10,
+        ZE_DEVICE_MEMORY_EXT_TYPE_SRAM = 11,
+        ZE_DEVICE_MEMORY_EXT_TYPE_L1 = 12,
+        ZE_DEVICE_MEMORY_EXT_TYPE_L3 = 13,
+        ZE_DEVICE_MEMORY_EXT_TYPE_GRF = 14,
+        ZE_DEVICE_MEMORY_EXT_TYPE_SLM = 15,
+        ZE_DEVICE_MEMORY_EXT_TYPE_GDDR4 = 16,
+        ZE_DEVICE_MEMORY_EXT_TYPE_GDDR5 = 17,
+        ZE_DEVICE_MEMORY_EXT_TYPE_GDDR5X = 18,
+        ZE_DEVICE_MEMORY_EXT_TYPE_GDDR6 = 19,
+        ZE_DEVICE_MEMORY_EXT_TYPE_GDDR6X = 20,
+        ZE_DEVICE_MEMORY_EXT_TYPE_GDDR7 = 21,
+        ZE_DEVICE_MEMORY_EXT_TYPE_HBM2E = 22,
+        ZE_DEVICE_MEMORY_EXT_TYPE_HBM3 = 23,
+        ZE_DEVICE_MEMORY_EXT_TYPE_HBM3E = 24,
+        ZE_DEVICE_MEMORY_EXT_TYPE_HBM4 = 25,
+        ZE_DEVICE_MEMORY_EXT_TYPE_LPDDR5X = 26,
+        ZE_DEVICE_MEMORY_EXT_TYPE_LPDDR6 = 27,
+    }
+    /// What a bandwidth is counted in.
+    ze_bandwidth_unit_t {
+        ZE_BANDWIDTH_UNIT_UNKNOWN = 0,
+        ZE_BANDWIDTH_UNIT_BYTES_PER_NANOSEC = 1,
+        ZE_BANDWIDTH_UNIT_BYTES_PER_CLOCK = 2,
+    }
 }
 
 flags! {
+    /// Which drivers `zeInit` starts.
+    ze_init_flags_t {
+        ZE_INIT_FLAG_GPU_ONLY = 1 << 0,
+        ZE_INIT_FLAG_VPU_ONLY = 1 << 1,
+    }
+    /// Which drivers `zeInitDrivers` starts.
+    ze_init_driver_type_flags_t {
+        ZE_INIT_DRIVER_TYPE_FLAG_GPU = 1 << 0,
+        ZE_INIT_DRIVER_TYPE_FLAG_NPU = 1 << 1,
+    }
+    /// When `zeMemFreeExt` gives memory back.
+    ze_driver_memory_free_policy_ext_flags_t {
+        ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_BLOCKING_FREE = 1 << 0,
+        ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_DEFER_FREE = 1 << 1,
+    }
     /// Traits of a device.
     ze_device_property_flags_t {
         ZE_DEVICE_PROPERTY_FLAG_INTEGRATED = 1 << 0,
@@ -86,16 +152,18 @@ flags! {
         ZE_EXTERNAL_MEMORY_TYPE_FLAG_D3D12_HEAP = 1 << 6,
         ZE_EXTERNAL_MEMORY_TYPE_FLAG_D3D12_RESOURCE = 1 << 7,
     }
-    /// What events of a device can do.
-    ze_device_event_properties_flags_t {
-        ZE_DEVICE_EVENT_PROPERTIES_FLAG_COUNTER_BASED_EXTERNAL_AGGREGATE_STORAGE = 1 << 0,
-        ZE_DEVICE_EVENT_PROPERTIES_FLAG_COUNTER_BASED_IPC = 1 << 1,
-        ZE_DEVICE_EVENT_PROPERTIES_FLAG_COUNTER_BASED_EXTERNAL_SYNC_ALLOCATION = 1 << 2,
-        ZE_DEVICE_EVENT_PROPERTIES_FLAG_COUNTER_BASED_EXTERNAL_INTERRUPT_WAIT = 1 << 3,
-    }
 }
 
 plain! {
+    /// A driver's identifier.
+    ze_driver_uuid_t {
+        id: [u8; ZE_MAX_DRIVER_UUID_SIZE],
+    }
+    /// An extension that a driver has.
+    ze_driver_extension_properties_t {
+        name: [u8; ZE_MAX_EXTENSION_NAME],
+        version: u32,
+    }
     /// A device's identifier.
     ze_device_uuid_t {
         id: [u8; ZE_MAX_DEVICE_UUID_SIZE],
@@ -107,6 +175,22 @@ plain! {
 }
 
 chained! {
+    /// Asks `zeInitDrivers` for drivers of some types.
+    ze_init_driver_type_desc_t: ZE_STRUCTURE_TYPE_INIT_DRIVER_TYPE_DESC {
+        pNext: *const c_void,
+        flags: ze_init_driver_type_flags_t,
+    }
+    /// Identifier and version of a driver.
+    ze_driver_properties_t: ZE_STRUCTURE_TYPE_DRIVER_PROPERTIES {
+        pNext: *mut c_void,
+        uuid: ze_driver_uuid_t,
+        driverVersion: u32,
+    }
+    /// The policies that `zeMemFreeExt` knows.
+    ze_driver_memory_free_ext_properties_t: ZE_STRUCTURE_TYPE_DRIVER_MEMORY_FREE_EXT_PROPERTIES {
+        pNext: *mut c_void,
+        freePolicies: ze_driver_memory_free_policy_ext_flags_t,
+    }
     /// What a device is.
     ze_device_properties_t: ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES {
         pNext: *mut c_void,
@@ -128,7 +212,7 @@ chained! {
         timestampValidBits: u32,
         kernelTimestampValidBits: u32,
         uuid: ze_device_uuid_t,
-        name: [c_char; ZE_MAX_DEVICE_NAME],
+        name: [u8; ZE_MAX_DEVICE_NAME],
     }
     /// Group sizes of kernels.
     ze_device_compute_properties_t: ZE_STRUCTURE_TYPE_DEVICE_COMPUTE_PROPERTIES {
@@ -170,7 +254,7 @@ chained! {
         maxClockRate: u32,
         maxBusWidth: u32,
         totalSize: u64,
-        name: [c_char; ZE_MAX_DEVICE_NAME],
+        name: [u8; ZE_MAX_DEVICE_NAME],
     }
     /// How a device may access each kind of allocation.
     ze_device_memory_access_properties_t: ZE_STRUCTURE_TYPE_DEVICE_MEMORY_ACCESS_PROPERTIES {
@@ -212,9 +296,18 @@ chained! {
         pNext: *mut c_void,
         flags: ze_device_p2p_property_flags_t,
     }
-    /// What events of a device can do.
-    ze_device_event_properties_t: ZE_STRUCTURE_TYPE_DEVICE_EVENT_PROPERTIES {
+    /// What a memory is made of, and how fast it is.
+    ze_device_memory_ext_properties_t: ZE_STRUCTURE_TYPE_DEVICE_MEMORY_EXT_PROPERTIES {
         pNext: *mut c_void,
-        flags: ze_device_event_properties_flags_t,
+        r#type: ze_device_memory_ext_type_t,
+        physicalSize: u64,
+        readBandwidth: u32,
+        writeBandwidth: u32,
+        bandwidthUnit: ze_bandwidth_unit_t,
+    }
+    /// The size of a cache line in bytes.
+    ze_device_cache_line_size_ext_t: ZE_STRUCTURE_TYPE_DEVICE_CACHELINE_SIZE_EXT {
+        pNext: *const c_void,
+        cacheLineSize: usize,
     }
 }

@@ -1,8 +1,8 @@
-//! Allocations: how they are made, what they are, how they are freed.
+//! Allocations: how they are made, what they are, how they are freed, and what other interfaces and processes have of them.
 
-use core::ffi::c_void;
+use core::ffi::{c_int, c_void};
 
-use crate::driver::ze_driver_memory_free_policy_ext_flags_t;
+use crate::device::{ze_driver_memory_free_policy_ext_flags_t, ze_external_memory_type_flags_t};
 
 enums! {
     /// Where an allocation lies.
@@ -38,32 +38,10 @@ flags! {
     ze_relaxed_allocation_limits_exp_flags_t {
         ZE_RELAXED_ALLOCATION_LIMITS_EXP_FLAG_MAX_SIZE = 1 << 0,
     }
-    /// Whether memory is to be compressed.
-    ze_memory_compression_hints_ext_flags_t {
-        ZE_MEMORY_COMPRESSION_HINTS_EXT_FLAG_COMPRESSED = 1 << 0,
-        ZE_MEMORY_COMPRESSION_HINTS_EXT_FLAG_UNCOMPRESSED = 1 << 1,
-    }
-    /// Memory for ray tracing.
-    ze_raytracing_mem_alloc_ext_flags_t {
-        ZE_RAYTRACING_MEM_ALLOC_EXT_FLAG_TBD = 1 << 0,
-    }
-    /// Who uses atomic operations on memory.
-    ze_memory_atomic_attr_exp_flags_t {
-        ZE_MEMORY_ATOMIC_ATTR_EXP_FLAG_NO_ATOMICS = 1 << 0,
-        ZE_MEMORY_ATOMIC_ATTR_EXP_FLAG_NO_HOST_ATOMICS = 1 << 1,
-        ZE_MEMORY_ATOMIC_ATTR_EXP_FLAG_HOST_ATOMICS = 1 << 2,
-        ZE_MEMORY_ATOMIC_ATTR_EXP_FLAG_NO_DEVICE_ATOMICS = 1 << 3,
-        ZE_MEMORY_ATOMIC_ATTR_EXP_FLAG_DEVICE_ATOMICS = 1 << 4,
-        ZE_MEMORY_ATOMIC_ATTR_EXP_FLAG_NO_SYSTEM_ATOMICS = 1 << 5,
-        ZE_MEMORY_ATOMIC_ATTR_EXP_FLAG_SYSTEM_ATOMICS = 1 << 6,
-    }
-}
-
-plain! {
-    /// One part of an allocation that was divided.
-    ze_sub_allocation_t {
-        base: *mut c_void,
-        size: usize,
+    /// How memory of another process is opened.
+    ze_ipc_memory_flags_t {
+        ZE_IPC_MEMORY_FLAG_BIAS_CACHED = 1 << 0,
+        ZE_IPC_MEMORY_FLAG_BIAS_UNCACHED = 1 << 1,
     }
 }
 
@@ -101,20 +79,21 @@ chained! {
         pNext: *const c_void,
         flags: ze_relaxed_allocation_limits_exp_flags_t,
     }
-    /// Whether memory is to be compressed.
-    ze_memory_compression_hints_ext_desc_t: ZE_STRUCTURE_TYPE_MEMORY_COMPRESSION_HINTS_EXT_DESC {
+    /// Asks for memory that can be exported in these forms.
+    ze_external_memory_export_desc_t: ZE_STRUCTURE_TYPE_EXTERNAL_MEMORY_EXPORT_DESC {
         pNext: *const c_void,
-        flags: ze_memory_compression_hints_ext_flags_t,
+        flags: ze_external_memory_type_flags_t,
     }
-    /// Memory for ray tracing.
-    ze_raytracing_mem_alloc_ext_desc_t: ZE_STRUCTURE_TYPE_RAYTRACING_MEM_ALLOC_EXT_DESC {
+    /// Memory to be made from an fd.
+    ze_external_memory_import_fd_t: ZE_STRUCTURE_TYPE_EXTERNAL_MEMORY_IMPORT_FD {
         pNext: *const c_void,
-        flags: ze_raytracing_mem_alloc_ext_flags_t,
+        flags: ze_external_memory_type_flags_t,
+        fd: c_int,
     }
-    /// The parts of an allocation that was divided.
-    ze_memory_sub_allocations_exp_properties_t: ZE_STRUCTURE_TYPE_MEMORY_SUB_ALLOCATIONS_EXP_PROPERTIES {
-        pNext: *mut c_void,
-        pCount: *mut u32,
-        pSubAllocations: *mut ze_sub_allocation_t,
+    /// Where the fd of exportable memory is written.
+    ze_external_memory_export_fd_t: ZE_STRUCTURE_TYPE_EXTERNAL_MEMORY_EXPORT_FD {
+        pNext: *const c_void,
+        flags: ze_external_memory_type_flags_t,
+        fd: c_int,
     }
 }

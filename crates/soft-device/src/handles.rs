@@ -44,7 +44,7 @@ impl<T> Handles<T> {
     /// [`Error::NoHandle`].
     pub fn get(&self, handle: usize) -> Result<Arc<T>> {
         let found = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&handle).cloned();
-        found.ok_or_else(|| unknown(handle))
+        found.ok_or(Error::NoHandle)
     }
 
     /// Takes an object out. It goes once nobody works with it any more.
@@ -53,7 +53,7 @@ impl<T> Handles<T> {
     /// [`Error::NoHandle`].
     pub fn remove(&self, handle: usize) -> Result<Arc<T>> {
         let found = self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&handle);
-        found.ok_or_else(|| unknown(handle))
+        found.ok_or(Error::NoHandle)
     }
 
     /// How many there are.
@@ -62,17 +62,8 @@ impl<T> Handles<T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// All of them.
-    pub fn all(&self) -> Vec<Arc<T>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
-    }
-
     /// Takes out what is not to be kept.
     pub fn retain(&self, keep: impl Fn(&T) -> bool) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).retain(|_, object| keep(object));
     }
-}
-
-fn unknown(handle: usize) -> Error {
-    Error::NoHandle { handle }
 }

@@ -1,78 +1,43 @@
 //! A device in software, of which drivers for tests are made: memory, streams of commands, events, and faults on demand. Nothing
 //! here knows the interface that it is shown through.
-//!
-//! Memory of the device is a memfd. The application gets addresses at which nothing can be accessed; the threads that execute
-//! commands reach the same pages through a mapping of their own. So memory that only a device may touch traps when the
-//! application touches it.
 
-mod addresses;
-mod backing;
-mod budget;
-mod command;
-mod event;
 mod faults;
 mod handles;
-mod mapping;
-mod span;
+mod memory;
 mod stream;
 mod sys;
 mod transfer;
 mod variables;
 
-pub use addresses::{Addresses, Range};
-pub use backing::{Backing, Origin};
-pub use budget::{Budget, Charge};
-pub use command::{Boxes, Callback, Command, Work};
-pub use event::{Event, EventSlots, now};
 pub use faults::{Action, Faults};
 pub use handles::Handles;
-pub use mapping::Mapping;
-pub use span::Span;
-pub use stream::{Fence, Health, Stream, Timeout};
+pub use memory::{Addresses, Backing, Budget, Charge, Mapping, Origin, Range, Span};
+pub use stream::{Command, Event, Health, Stream, Timeout, Times, Work, now};
 pub use transfer::{Server, allow_everyone, fetch_by_pid, fetch_by_socket};
 pub use variables::{Variables, variable};
 
-/// What may be done with memory at an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Access {
-    /// Nothing at all.
-    Nothing,
-    /// Reading.
-    Read,
-    /// Reading and writing.
-    ReadWrite,
-}
-
 /// Why the device did not do what it should.
-#[derive(Clone, Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages say what happened")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
-    #[error("the device has {left} bytes left, and {wanted} are needed")]
-    OutOfDeviceMemory { wanted: u64, left: u64 },
-    #[error("the driver may hold {limit} fds, and holds them")]
-    OutOfFds { limit: u64 },
-    #[error("the device is lost")]
+    /// The device has too little memory left.
+    OutOfDeviceMemory,
+    /// The driver holds as many fds as it may.
+    OutOfFds,
+    /// The device is lost.
     Lost,
-    #[error("not ready in time")]
+    /// Not ready in time.
     NotReady,
-    #[error("{size} bytes at {address:#x} reach out of their allocation")]
-    OutOfBounds { address: usize, size: usize },
-    #[error("{size} bytes at {address:#x}: nothing is mapped there, or not for this")]
-    NotMapped { address: usize, size: usize },
-    #[error("fd {fd} is no memory of a device: {why}")]
-    NotMemory { fd: i32, why: &'static str },
-    #[error("the fd of process {pid} cannot be had: {why}")]
-    NoFd { pid: i32, why: String },
-    #[error("{handle:#x} is no handle of such an object")]
-    NoHandle { handle: usize },
-    #[error("{call}: {errno}")]
-    System { call: &'static str, errno: rustix::io::Errno },
+    /// An address, a size or an fd means no memory that can be used so.
+    Invalid,
+    /// A handle means no object of its kind.
+    NoHandle,
+    /// A system call failed.
+    System(rustix::io::Errno),
 }
 
-impl Error {
-    /// For `map_err`: the call that failed.
-    pub fn of(call: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
-        move |errno| Self::System { call, errno }
+impl From<rustix::io::Errno> for Error {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self::System(errno)
     }
 }
 

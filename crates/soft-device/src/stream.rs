@@ -1,4 +1,5 @@
-//! Streams: what is submitted to one is executed in order, by a thread of its own.
+//! Streams: what is submitted to one is executed in order, by a thread of its own. Commands wait for events, work on spans of
+//! memory, and signal events.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +7,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::{Command, Error, Result, lock};
+use rustix::io::Errno;
+
+use crate::{Error, Result, Span, lock};
 
 /// How long a thread without work stays.
 const IDLE: Duration = Duration::from_millis(50);
@@ -23,11 +26,17 @@ pub enum Timeout {
 }
 
 impl Timeout {
-    /// What is left of it; nothing once it is over.
-    pub fn left(self, begun: Instant) -> Option<Duration> {
+    /// Returns how long the next wait may sleep.
+    ///
+    /// # Errors
+    /// [`Error::NotReady`] once the time is over.
+    fn slice(self, begun: Instant) -> Result<Duration> {
         match self {
-            Self::Never => Some(Duration::MAX),
-            Self::After(time) => time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()),
+            Self::Never => Ok(SLICE),
+            Self::After(time) => match time.saturating_sub(begun.elapsed()) {
+                Duration::ZERO => Err(Error::NotReady),
+                left => Ok(left.min(SLICE)),
+            },
         }
     }
 }
@@ -37,12 +46,12 @@ impl Timeout {
 pub struct Health(AtomicBool);
 
 impl Health {
-    /// The device is gone, for good.
+    /// Loses the device, for good.
     pub fn lose(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Whether it is there.
+    /// Returns whether the device is there.
     ///
     /// # Errors
     /// [`Error::Lost`].
@@ -51,66 +60,106 @@ impl Health {
     }
 }
 
-/// Tells that what was submitted before is done.
+/// Returns the nanoseconds of the clock that devices and hosts share.
+pub fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
+}
+
+/// When the command that signalled an event began and ended, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// When it began.
+    pub start: u64,
+    /// When it ended.
+    pub end: u64,
+}
+
+/// An event, which a command signals, and for which commands and threads wait.
 #[derive(Debug, Default)]
-pub struct Fence {
-    done: Mutex<bool>,
+pub struct Event {
+    /// When it was signalled, while it is.
+    signalled: Mutex<Option<Times>>,
     changed: Condvar,
 }
 
-impl Fence {
-    /// A fence that is signalled, or not.
-    pub fn new(is_done: bool) -> Self {
-        Self { done: Mutex::new(is_done), changed: Condvar::new() }
+impl Event {
+    /// Returns when the command that signalled it began and ended; `None` while it is not signalled.
+    pub fn signalled(&self) -> Option<Times> {
+        *lock(&self.signalled)
     }
 
-    /// Whether it is signalled.
-    pub fn is_done(&self) -> bool {
-        *lock(&self.done)
-    }
-
-    /// Not signalled any more.
-    pub fn reset(&self) {
-        *lock(&self.done) = false;
-    }
-
-    fn finish(&self) {
-        *lock(&self.done) = true;
+    /// Signals it, for a command that began at `start` and ends now.
+    pub fn signal(&self, start: u64) {
+        *lock(&self.signalled) = Some(Times { start, end: now() });
         self.changed.notify_all();
     }
 
-    /// Waits until it is signalled.
+    /// Makes it not signalled.
+    pub fn reset(&self) {
+        *lock(&self.signalled) = None;
+    }
+
+    /// Waits until it is signalled. Asks `check` now and then whether to go on.
     ///
     /// # Errors
-    /// [`Error::NotReady`] after the time, [`Error::Lost`].
-    pub fn wait(&self, timeout: Timeout, health: &Health) -> Result<()> {
+    /// [`Error::NotReady`] after the time, and what `check` returns.
+    pub fn wait(&self, timeout: Timeout, check: impl Fn() -> Result<()>) -> Result<()> {
         let begun = Instant::now();
-        let mut done = lock(&self.done);
-        while !*done {
-            health.check()?;
-            let slice = timeout.left(begun).ok_or(Error::NotReady)?.min(SLICE);
-            done = self.changed.wait_timeout(done, slice).unwrap_or_else(PoisonError::into_inner).0;
+        let mut signalled = lock(&self.signalled);
+        while signalled.is_none() {
+            check()?;
+            let slice = timeout.slice(begun)?;
+            signalled = self.changed.wait_timeout(signalled, slice).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
     }
 }
 
-/// What is submitted at once.
-struct Job {
-    commands: Arc<Vec<Command>>,
-    fence: Option<Arc<Fence>>,
+/// What a command does.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Work {
+    /// Only waits and signals, and takes no time.
+    Nothing,
+    Copy {
+        to: Span,
+        from: Span,
+    },
+    Fill {
+        to: Span,
+        pattern: Vec<u8>,
+    },
+}
+
+/// Something to do, once these events are signalled, and the event to signal then.
+#[derive(Clone, Debug)]
+pub struct Command {
+    /// What it waits for.
+    pub wait: Vec<Arc<Event>>,
+    /// What it does then.
+    pub work: Work,
+    /// What it signals in the end.
+    pub signal: Option<Arc<Event>>,
+}
+
+impl Command {
+    /// A command that only waits and signals.
+    pub fn nothing(wait: Vec<Arc<Event>>, signal: Option<Arc<Event>>) -> Self {
+        Self { wait, work: Work::Nothing, signal }
+    }
 }
 
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<Job>,
+    commands: VecDeque<Command>,
     submitted: u64,
     done: u64,
     /// The first thing that went wrong; nothing is executed after it.
     failed: Option<Error>,
     thread: Option<JoinHandle<()>>,
     has_thread: bool,
-    /// Nobody submits any more, and what waits is dropped.
+    /// Nothing is submitted any more, and what waits is dropped.
     is_closed: bool,
 }
 
@@ -118,7 +167,7 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     health: Arc<Health>,
-    /// How long each command lasts at least.
+    /// How long the work of each command lasts at least.
     delay: Duration,
 }
 
@@ -126,56 +175,52 @@ struct Shared {
 pub struct Stream(Arc<Shared>);
 
 impl Stream {
-    /// A stream of a device, each of whose commands lasts at least `delay`.
+    /// A stream of a device, where the work of each command lasts at least `delay`.
     pub fn new(health: Arc<Health>, delay: Duration) -> Self {
         Self(Arc::new(Shared { state: Mutex::default(), changed: Condvar::new(), health, delay }))
     }
 
-    /// Executes commands after all that were submitted before, and then signals the fence.
-    pub fn submit(&self, commands: Arc<Vec<Command>>, fence: Option<Arc<Fence>>) -> Result<()> {
+    /// Executes commands after all that were submitted before.
+    ///
+    /// # Errors
+    /// [`Error::Lost`], what failed before, or that no thread can be started.
+    pub fn submit(&self, commands: Vec<Command>) -> Result<()> {
         self.0.health.check()?;
         let mut state = lock(&self.0.state);
-        if let Some(error) = &state.failed {
-            return Err(error.clone());
+        if let Some(error) = state.failed {
+            return Err(error);
         }
-        state.jobs.push_back(Job { commands, fence });
-        state.submitted += 1;
-        if state.has_thread {
-            self.0.changed.notify_all();
-            return Ok(());
-        }
-        if let Some(thread) = state.thread.take() {
-            // It left its loop under this lock.
-            let _ = thread.join();
-        }
-        let shared = Arc::clone(&self.0);
-        let thread = std::thread::Builder::new().name("soft-device".into()).spawn(move || shared.run());
-        match thread {
-            Ok(thread) => {
-                state.thread = Some(thread);
-                state.has_thread = true;
-                Ok(())
+        if !state.has_thread {
+            if let Some(thread) = state.thread.take() {
+                // It left its loop under this lock.
+                let _ = thread.join();
             }
-            Err(error) => {
-                state.jobs.pop_back();
-                state.submitted -= 1;
-                let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
-                Err(Error::System { call: "pthread_create", errno })
-            }
+            let shared = Arc::clone(&self.0);
+            let thread = std::thread::Builder::new().name("soft-device".into()).spawn(move || shared.run());
+            let failed = |error| Error::System(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN));
+            state.thread = Some(thread.map_err(failed)?);
+            state.has_thread = true;
         }
+        state.submitted += commands.len() as u64;
+        state.commands.extend(commands);
+        self.0.changed.notify_all();
+        Ok(())
     }
 
     /// Waits until everything that was submitted is done.
+    ///
+    /// # Errors
+    /// [`Error::NotReady`] after the time, [`Error::Lost`], or what failed.
     pub fn wait(&self, timeout: Timeout) -> Result<()> {
         let begun = Instant::now();
         let mut state = lock(&self.0.state);
         let wanted = state.submitted;
         while state.done < wanted {
-            if let Some(error) = &state.failed {
-                return Err(error.clone());
+            if let Some(error) = state.failed {
+                return Err(error);
             }
             self.0.health.check()?;
-            let slice = timeout.left(begun).ok_or(Error::NotReady)?.min(SLICE);
+            let slice = timeout.slice(begun)?;
             state = self.0.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
@@ -188,12 +233,11 @@ impl Drop for Stream {
         let thread = {
             let mut state = lock(&self.0.state);
             state.is_closed = true;
-            state.jobs.clear();
+            state.commands.clear();
             state.thread.take()
         };
         self.0.changed.notify_all();
-        // A function of the application that a command calls must not do this, but it could.
-        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+        if let Some(thread) = thread {
             let _ = thread.join();
         }
     }
@@ -201,22 +245,16 @@ impl Drop for Stream {
 
 impl Shared {
     fn run(&self) {
-        while let Some(job) = self.next() {
-            let outcome =
-                job.commands.iter().try_for_each(|command| command.execute(|| self.check(), || self.pace()));
-            if outcome.is_ok()
-                && let Some(fence) = &job.fence
-            {
-                fence.finish();
-            }
-            // Before it counts as done: whoever waits for that may look at what the job kept.
-            drop(job);
+        while let Some(command) = self.next() {
+            let outcome = self.execute(&command);
+            // Before it counts as done: a caller that waited may look at what the command kept.
+            drop(command);
             let mut state = lock(&self.state);
             match outcome {
                 Ok(()) => state.done += 1,
                 Err(error) => {
                     state.failed.get_or_insert(error);
-                    state.jobs.clear();
+                    state.commands.clear();
                 }
             }
             drop(state);
@@ -224,22 +262,43 @@ impl Shared {
         }
     }
 
-    /// The next job; nothing once there was none for a while, or there will be none.
-    fn next(&self) -> Option<Job> {
+    /// Returns the next command; `None` once there was none for a while, or there will be none.
+    fn next(&self) -> Option<Command> {
         let mut state = lock(&self.state);
         let begun = Instant::now();
         loop {
-            if let Some(job) = state.jobs.pop_front() {
-                return Some(job);
+            if let Some(command) = state.commands.pop_front() {
+                return Some(command);
             }
             let left = IDLE.saturating_sub(begun.elapsed());
             if state.is_closed || left.is_zero() {
-                // Under the lock: whoever submits next starts another thread.
+                // Under the lock: the next submission starts another thread.
                 state.has_thread = false;
                 return None;
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Waits, works, signals.
+    fn execute(&self, command: &Command) -> Result<()> {
+        for event in &command.wait {
+            event.wait(Timeout::Never, || self.check())?;
+        }
+        self.check()?;
+        let start = now();
+        match &command.work {
+            Work::Nothing => {}
+            Work::Copy { to, from } => to.copy(from),
+            Work::Fill { to, pattern } => to.fill(pattern),
+        }
+        if !matches!(command.work, Work::Nothing) {
+            self.pace()?;
+        }
+        if let Some(event) = &command.signal {
+            event.signal(start);
+        }
+        Ok(())
     }
 
     fn check(&self) -> Result<()> {

@@ -1,14 +1,11 @@
 //! System calls of this crate.
 
-use core::ffi::c_void;
 use core::ptr::{self, NonNull};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{MapFlags, ProtFlags};
-
-use crate::Access;
 
 type Result<T> = core::result::Result<T, Errno>;
 
@@ -24,11 +21,6 @@ pub(crate) fn sealed_memfd(name: &str, size: u64) -> Result<OwnedFd> {
     retry_on_intr(|| rustix::fs::ftruncate(&file, size))?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)
-}
-
-/// Another fd of the same file, closed at exec.
-pub(crate) fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd> {
-    rustix::io::fcntl_dupfd_cloexec(file, 0)
 }
 
 /// An fd by its number, duplicated so that closing the number does no harm. `EBADF` if there is none.
@@ -47,8 +39,7 @@ pub(crate) enum Kind {
     /// tmpfs that cannot shrink: pages that are there stay there.
     Sealed,
     DmaBuf,
-    /// Anything else, with the reason.
-    Other(&'static str),
+    Other,
 }
 
 const DMA_BUF_MAGIC: i64 = 0x444d_4142;
@@ -61,8 +52,8 @@ pub(crate) fn kind_and_size(file: BorrowedFd<'_>) -> Result<(Kind, u64)> {
     }
     let kind = match rustix::fs::fcntl_get_seals(file) {
         Ok(seals) if seals.contains(SealFlags::SHRINK) => Kind::Sealed,
-        Ok(_) => Kind::Other("it is not sealed against shrinking"),
-        Err(_) => Kind::Other("it is neither a memfd nor a dma-buf"),
+        // Not sealed against shrinking, or neither a memfd nor a dma-buf.
+        _ => Kind::Other,
     };
     let size = u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0);
     Ok((kind, size))
@@ -73,14 +64,6 @@ pub(crate) fn memfd_name(file: BorrowedFd<'_>) -> Option<String> {
     let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let target = rustix::fs::readlink(link, Vec::new()).ok()?.into_string().ok()?;
     Some(target.strip_prefix("/memfd:")?.trim_end_matches(" (deleted)").to_owned())
-}
-
-fn protection(access: Access) -> ProtFlags {
-    match access {
-        Access::Nothing => ProtFlags::empty(),
-        Access::Read => ProtFlags::READ,
-        Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
-    }
 }
 
 /// Takes addresses where nothing can be accessed: at `wanted` if these are free, else anywhere.
@@ -129,31 +112,14 @@ pub(crate) fn map(file: BorrowedFd<'_>, size: usize) -> Result<NonNull<u8>> {
     NonNull::new(start.cast()).ok_or(Errno::NOMEM)
 }
 
-/// Replaces what is mapped at `start` by a part of a file, or by nothing that can be accessed.
+/// Maps a file shared, for reading and writing, in place of what is mapped at `start`.
 ///
 /// # Safety
-/// The addresses belong to a reservation of the caller's, and nobody relies on what is mapped there.
-pub(crate) unsafe fn replace(
-    start: *mut u8,
-    size: usize,
-    file: Option<(BorrowedFd<'_>, u64)>,
-    access: Access,
-) -> Result<()> {
-    let start = start.cast::<c_void>();
+/// The addresses belong to a reservation of the caller's, and nothing relies on what is mapped there.
+pub(crate) unsafe fn replace(start: *mut u8, size: usize, file: BorrowedFd<'_>) -> Result<()> {
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
     // SAFETY: the caller's promise.
-    unsafe {
-        match file {
-            Some((file, offset)) => {
-                let flags = MapFlags::SHARED | MapFlags::FIXED;
-                rustix::mm::mmap(start, size, protection(access), flags, file, offset)?;
-            }
-            None => {
-                let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-                rustix::mm::mmap_anonymous(start, size, ProtFlags::empty(), flags)?;
-            }
-        }
-    }
-    Ok(())
+    unsafe { rustix::mm::mmap(start.cast(), size, access, flags, file, 0) }.map(drop)
 }
 
 /// Takes a mapping away.

@@ -26,15 +26,15 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// # Errors
 /// The kernel has no yama to ask.
 pub fn allow_everyone() -> Result<()> {
-    sys::allow_tracing_by_all().map_err(Error::of("prctl"))
+    Ok(sys::allow_tracing_by_all()?)
 }
 
 /// Takes an fd from another process. There is no second way where that is refused.
 ///
 /// # Errors
-/// [`Error::NoFd`] if the kernel refuses.
+/// [`Error::Invalid`] if the kernel refuses.
 pub fn fetch_by_pid(pid: i32, fd: i32) -> Result<OwnedFd> {
-    sys::fd_of_process(pid, fd).map_err(|errno| Error::NoFd { pid, why: errno.to_string() })
+    sys::fd_of_process(pid, fd).map_err(|_| Error::Invalid)
 }
 
 fn address(name: &str, pid: i32) -> core::result::Result<SocketAddrUnix, Errno> {
@@ -52,10 +52,9 @@ fn socket() -> core::result::Result<OwnedFd, Errno> {
 /// Asks another process, in which a [`Server`] of this name answers, for one of its fds.
 ///
 /// # Errors
-/// [`Error::NoFd`] if it does not answer, or gives none.
+/// [`Error::Invalid`] if it does not answer, or gives none.
 pub fn fetch_by_socket(name: &str, pid: i32, fd: i32) -> Result<OwnedFd> {
-    let failed = |errno: Errno| Error::NoFd { pid, why: errno.to_string() };
-    let ask = || {
+    let ask = || -> core::result::Result<OwnedFd, Errno> {
         let socket = socket()?;
         rustix::net::connect(&socket, &address(name, pid)?)?;
         rustix::net::send(&socket, &fd.to_ne_bytes(), SendFlags::NOSIGNAL)?;
@@ -77,7 +76,7 @@ pub fn fetch_by_socket(name: &str, pid: i32, fd: i32) -> Result<OwnedFd> {
         let _ = rustix::net::recv(&socket, &mut [0_u8], RecvFlags::empty());
         fd
     };
-    ask().map_err(failed)
+    ask().map_err(|_| Error::Invalid)
 }
 
 /// The thread that hands out the fds of this process, to processes of the same user.
@@ -94,7 +93,7 @@ impl Server {
     /// # Errors
     /// The socket cannot be made, or the thread.
     pub fn start(name: &str, find: impl Fn(i32) -> Option<OwnedFd> + Send + 'static) -> Result<Self> {
-        let listen = || {
+        let listen = || -> core::result::Result<_, Errno> {
             let listener = rustix::net::socket_with(
                 AddressFamily::UNIX,
                 SocketType::SEQPACKET,
@@ -105,7 +104,7 @@ impl Server {
             rustix::net::listen(&listener, 64)?;
             Ok(Arc::new(listener))
         };
-        let listener = listen().map_err(Error::of("bind"))?;
+        let listener = listen()?;
         let shared = Arc::clone(&listener);
         let is_over = Arc::<AtomicBool>::default();
         let over = Arc::clone(&is_over);
@@ -121,9 +120,7 @@ impl Server {
                     }
                 }
             })
-            .map_err(|error| {
-                Error::of("pthread_create")(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
-            })?;
+            .map_err(|error| Error::System(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))?;
         Ok(Self { listener, is_over, thread: Some(thread) })
     }
 }

@@ -247,16 +247,6 @@ impl User {
         Ok(found)
     }
 
-    /// Why the last call failed, in the driver's words.
-    pub(crate) fn last_error(&self) -> String {
-        let mut text = std::ptr::null();
-        // SAFETY: as the specification has it; the text stays until the next call of this thread.
-        unsafe {
-            self.api.zeDriverGetLastErrorDescription(self.driver, &raw mut text).unwrap();
-            std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned()
-        }
-    }
-
     pub(crate) fn finish(self) {
         // SAFETY: nothing is used after it.
         unsafe {
