@@ -14,22 +14,13 @@
 compile_error!("the driver needs 64-bit Linux");
 
 mod context;
-mod control;
-mod copy;
-mod device;
-mod entry;
-mod ipc;
 mod memory;
-mod settings;
 mod state;
 mod stream;
 mod virtual_memory;
 
 pub use context::*;
-pub use control::{cudaSoftQuery, cudaSoftSetFaults};
-pub use copy::*;
-pub use device::*;
-pub use ipc::*;
 pub use memory::*;
+pub use state::{cudaSoftQuery, cudaSoftSetFaults};
 pub use stream::*;
 pub use virtual_memory::*;

@@ -5,11 +5,10 @@ use std::os::fd::{AsFd, IntoRawFd};
 use std::sync::{Arc, Mutex};
 
 use cuda_sys::*;
-use soft_device::{Backing, Mapping, Origin, Range, lock};
+use soft_device::{Backing, Mapping, Origin, Range, get, lock, put};
 
-use crate::entry::{Done, entry, get, put};
-use crate::memory::{Access, Allocation, DEVICE_PAGE, Kind};
-use crate::state::State;
+use crate::memory::{Access, Allocation, Bytes, DEVICE_PAGE, FABRIC, Kind};
+use crate::state::{Done, State, entry};
 
 /// Memory without an address.
 pub(crate) struct Physical {
@@ -32,7 +31,7 @@ fn place(address: CUdeviceptr, size: usize) -> Done<usize> {
 
 /// What is asked for, if it can be had.
 fn checked(state: &State, properties: &CUmemAllocationProp) -> Done<u32> {
-    if !state.settings.has("virtual") {
+    if !state.own.has("virtual") {
         return Err(CUDA_ERROR_NOT_SUPPORTED.into());
     }
     let forms = properties.requestedHandleTypes.0;
@@ -43,7 +42,7 @@ fn checked(state: &State, properties: &CUmemAllocationProp) -> Done<u32> {
     if !is_it {
         return Err(CUDA_ERROR_INVALID_VALUE.into());
     }
-    let lacks = |form: CUmemAllocationHandleType, what| forms & form.0 != 0 && !state.settings.has(what);
+    let lacks = |form: CUmemAllocationHandleType, what| forms & form.0 != 0 && !state.own.has(what);
     if lacks(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, "fds") || lacks(CU_MEM_HANDLE_TYPE_FABRIC, "fabric") {
         return Err(CUDA_ERROR_NOT_SUPPORTED.into());
     }
@@ -63,7 +62,7 @@ pub unsafe extern "C" fn cuMemGetAllocationGranularity(
     // SAFETY: pointers of the application.
     entry("cuMemGetAllocationGranularity", |state| unsafe {
         checked(state, &get(properties)?)?;
-        put(granularity, DEVICE_PAGE)
+        Ok(put(granularity, DEVICE_PAGE)?)
     })
 }
 
@@ -103,7 +102,7 @@ pub unsafe extern "C" fn cuMemAddressFree(address: CUdeviceptr, size: usize) -> 
         let mut reservations = lock(&state.reservations);
         let found = reservations.iter().position(|range| range.address() == start && range.size() == size);
         let found = found.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        if !state.addresses.within(start, start + size).is_empty() {
+        if !state.core.addresses.within(start, start + size).is_empty() {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         reservations.swap_remove(found);
@@ -130,12 +129,13 @@ pub unsafe extern "C" fn cuMemCreate(
         };
         let device = checked(state, &properties)?;
         whole_pages(size)?;
-        let charges = state.charge(Some(state.device(properties.location.id)?), size)?;
+        let charges =
+            state.core.charges(std::slice::from_ref(&state.device(properties.location.id)?.memory), size)?;
         let backing = Arc::new(Backing::new(size, Origin::Device(device), charges)?);
         let exportable = properties.requestedHandleTypes.0;
         let made = state.physical.insert(Physical { backing, device, exportable });
         // SAFETY: as above.
-        unsafe { put(handle, made as u64) }
+        Ok(unsafe { put(handle, made as u64) }?)
     })
 }
 
@@ -186,23 +186,18 @@ pub unsafe extern "C" fn cuMemMap(
         if !is_reserved {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
-        let is_taken =
-            state.addresses.find(start).is_some() || !state.addresses.within(start, start + size).is_empty();
+        let is_taken = state.core.addresses.find(start).is_some()
+            || !state.core.addresses.within(start, start + size).is_empty();
         if is_taken {
             return Err(CUDA_ERROR_ALREADY_MAPPED.into());
         }
-        let owner = Arc::new(Allocation {
-            id: state.id(),
+        let owner = Allocation {
             kind: Kind::Mapped,
             context: 0,
             device: Some(physical.device),
             access: Mutex::default(),
-            file: None,
-            _window: None,
-        });
-        let backing = Arc::clone(&physical.backing);
-        let range = Range { size, room: size, backing, owner };
-        state.addresses.insert(start, range);
+        };
+        state.core.addresses.map(start, size, Arc::clone(&physical.backing), owner);
         Ok(())
     })
 }
@@ -215,19 +210,19 @@ pub unsafe extern "C" fn cuMemMap(
 pub unsafe extern "C" fn cuMemUnmap(address: CUdeviceptr, size: usize) -> CUresult {
     entry("cuMemUnmap", |state| {
         let ranges = mapped(state, place(address, size)?, size)?;
-        for (start, _) in ranges {
-            state.addresses.remove(start, |_| true);
+        for range in ranges {
+            state.core.addresses.remove(range.start, |_| true);
         }
         Ok(())
     })
 }
 
 /// The mappings that make up a range.
-fn mapped(state: &State, start: usize, size: usize) -> Done<Vec<(usize, Range<Arc<Allocation>>)>> {
-    let ranges = state.addresses.within(start, start + size);
+fn mapped(state: &State, start: usize, size: usize) -> Done<Vec<Arc<Range<Allocation>>>> {
+    let ranges = state.core.addresses.within(start, start + size);
     let mut at = start;
-    for (begin, range) in &ranges {
-        if *begin != at || range.owner.kind != Kind::Mapped {
+    for range in &ranges {
+        if range.start != at || range.owner.kind != Kind::Mapped {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         at += range.size;
@@ -258,7 +253,7 @@ pub unsafe extern "C" fn cuMemSetAccess(
                 CU_MEM_ACCESS_FLAGS_PROT_READWRITE => Access::ReadWrite,
                 _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
             };
-            for (_, range) in &ranges {
+            for range in &ranges {
                 if !state.reaches(device, range.owner.device.unwrap_or(device)) {
                     return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED.into());
                 }
@@ -289,14 +284,14 @@ pub unsafe extern "C" fn cuMemExportToShareableHandle(
         }
         if kind == CU_MEM_HANDLE_TYPE_FABRIC {
             let file = physical.backing.file().ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            let bytes = crate::ipc::Bytes::of(file, physical.backing.size())?.encode(crate::ipc::FABRIC);
+            let bytes = Bytes::of(file, physical.backing.size())?.encode(FABRIC);
             // SAFETY: a pointer of the application, to a handle of this kind.
-            return unsafe { put(shareable.cast(), CUmemFabricHandle { data: bytes }) };
+            return Ok(unsafe { put(shareable.cast(), CUmemFabricHandle { data: bytes }) }?);
         }
         // SAFETY: a pointer of the application; the fd is its own from here on.
         unsafe {
             get(shareable.cast::<c_int>())?;
-            put(shareable.cast::<c_int>(), physical.backing.export()?.into_raw_fd())
+            Ok(put(shareable.cast::<c_int>(), physical.backing.export()?.into_raw_fd())?)
         }
     })
 }
@@ -315,14 +310,14 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
         // SAFETY: a pointer of the application. It is written to before anything is made.
         unsafe { put(handle, 0) }?;
         let file = match kind {
-            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR if state.settings.has("fds") => {
+            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR if state.own.has("fds") => {
                 let number = i32::try_from(shareable.addr()).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
                 Backing::fd_by_number(number)?
             }
-            CU_MEM_HANDLE_TYPE_FABRIC if state.settings.has("fabric") => {
+            CU_MEM_HANDLE_TYPE_FABRIC if state.own.has("fabric") => {
                 // SAFETY: a pointer of the application, to a handle of this kind.
                 let bytes = unsafe { get(shareable.cast::<CUmemFabricHandle>()) }?;
-                let bytes = crate::ipc::Bytes::decode(&bytes.data, crate::ipc::FABRIC)?;
+                let bytes = Bytes::decode(&bytes.data, FABRIC)?;
                 bytes.fetch()?
             }
             _ => return Err(CUDA_ERROR_NOT_SUPPORTED.into()),
@@ -331,6 +326,6 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
         let Origin::Device(device) = origin else { return Err(CUDA_ERROR_INVALID_VALUE.into()) };
         let made = state.physical.insert(Physical { backing: Arc::new(backing), device, exportable: 0 });
         // SAFETY: as above.
-        unsafe { put(handle, made as u64) }
+        Ok(unsafe { put(handle, made as u64) }?)
     })
 }

@@ -1,17 +1,13 @@
 //! What is appended to command lists.
 
 use std::ffi::c_void;
-use std::sync::Arc;
 
 use level_zero_sys::*;
-
-use crate::entry::{Done, entry};
-use crate::event::{resolve, signalled_by};
-use crate::list::List;
-use crate::memory::Allocation;
-use crate::pointer::array;
-use crate::state::{State, number};
 use soft_device::{Command, Range, Span, Work};
+
+use crate::memory::Allocation;
+use crate::queue::{List, resolve, signalled_by};
+use crate::state::{Done, State, array, entry, number};
 
 /// The events of a command: the one to signal, and those to wait for.
 type Events = (ze_event_handle_t, u32, *mut ze_event_handle_t);
@@ -41,8 +37,8 @@ fn span(state: &State, list: &List, address: usize, size: usize) -> Done<Span> {
     if address == 0 {
         return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
     }
-    let check = |range: &Range<Arc<Allocation>>| range.owner.check_use(state, &list.device);
-    state.addresses.span(address, size, check)
+    let check = |range: &Range<Allocation>| range.owner.check_use(state, &list.device);
+    state.core.addresses.span(address, size, check)
 }
 
 fn copy_work(state: &State, list: &List, to: *mut c_void, from: *const c_void, size: usize) -> Done<Work> {

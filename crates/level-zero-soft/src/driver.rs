@@ -1,13 +1,13 @@
-//! The driver itself.
+//! The driver itself: starting it, what it says of itself, and what tests ask of it that no other driver has: faults, and how much
+//! there is of everything. Tests find those functions by name with `zeDriverGetExtensionFunctionAddress`, or as symbols of the
+//! library.
 
 use std::ffi::{CStr, c_char, c_void};
 
 use level_zero_sys::*;
+use soft_device::{get, put, text};
 
-use crate::context::Context;
-use crate::entry::{entry, guarded, play};
-use crate::pointer::{counted, get, put};
-use crate::state::{State, handle};
+use crate::state::{Context, State, counted, entry, guarded, handle};
 
 pub(crate) unsafe extern "C" fn init(flags: ze_init_flags_t) -> ze_result_t {
     guarded(|| {
@@ -19,7 +19,8 @@ pub(crate) unsafe extern "C" fn init(flags: ze_init_flags_t) -> ze_result_t {
             // The devices of this driver are GPUs.
             return Err(ZE_RESULT_ERROR_UNINITIALIZED.into());
         }
-        play(State::start()?, "zeInit")
+        let state = State::start()?;
+        Ok(state.core.faults.play("zeInit", &state.core.health)?)
     })
 }
 
@@ -35,7 +36,7 @@ pub(crate) unsafe extern "C" fn init_drivers(
             return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
         }
         let state = State::start()?;
-        play(state, "zeInitDrivers")?;
+        state.core.faults.play("zeInitDrivers", &state.core.health)?;
         let is_wanted = types & ZE_INIT_DRIVER_TYPE_FLAG_GPU != 0;
         // SAFETY: as above.
         unsafe { counted(count, drivers, is_wanted.then_some(state.driver).into_iter()) }
@@ -59,7 +60,7 @@ pub(crate) unsafe extern "C" fn get_api_version(
     entry("zeDriverGetApiVersion", |state| {
         state.driver(driver)?;
         // SAFETY: a pointer of the application.
-        unsafe { put(version, state.settings.api) }
+        Ok(unsafe { put(version, state.own.api) }?)
     })
 }
 
@@ -80,7 +81,7 @@ pub(crate) unsafe extern "C" fn get_properties(
                     | ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_DEFER_FREE;
                 put(policies, told)?;
             }
-            put(properties, told)
+            Ok(put(properties, told)?)
         }
     })
 }
@@ -95,7 +96,7 @@ const EXTENSIONS: [&str; 5] = [
 ];
 
 /// Text in a field of fixed length, with a zero at its end.
-pub(crate) fn text<const N: usize>(text: &str) -> [u8; N] {
+pub(crate) fn field<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [0; N];
     let length = text.len().min(N - 1);
     field[..length].copy_from_slice(&text.as_bytes()[..length]);
@@ -111,7 +112,7 @@ pub(crate) unsafe extern "C" fn get_extension_properties(
         state.driver(driver)?;
         let extensions = EXTENSIONS
             .iter()
-            .map(|name| ze_driver_extension_properties_t { name: text(name), version: make_version(1, 0) });
+            .map(|name| ze_driver_extension_properties_t { name: field(name), version: make_version(1, 0) });
         // SAFETY: pointers of the application.
         unsafe { counted(count, properties, extensions) }
     })
@@ -129,11 +130,11 @@ pub(crate) unsafe extern "C" fn get_extension_function_address(
         }
         // SAFETY: a text of the application.
         let name = unsafe { CStr::from_ptr(name) };
-        let found = crate::control::function(name).or_else(|| crate::tables::function(state, name));
+        let found = own_function(name).or_else(|| crate::tables::function(state, name));
         // SAFETY: a pointer of the application.
         unsafe {
             put(address, std::ptr::null_mut())?;
-            put(address, found.ok_or(ZE_RESULT_ERROR_UNSUPPORTED_FEATURE)?)
+            Ok(put(address, found.ok_or(ZE_RESULT_ERROR_UNSUPPORTED_FEATURE)?)?)
         }
     })
 }
@@ -148,4 +149,76 @@ pub(crate) unsafe extern "C" fn get_default_context(driver: ze_driver_handle_t) 
         Ok(())
     });
     context
+}
+
+/// The number of an answer by its name in the specification.
+pub(crate) fn answer(name: &str) -> Option<u32> {
+    layout::constants()
+        .find(|(known, _)| *known == name && name.starts_with("ZE_RESULT_"))
+        .map(|(_, number)| number)
+}
+
+/// The functions of this module, for who asks the driver for them.
+fn own_function(name: &CStr) -> Option<*mut c_void> {
+    match name.to_bytes() {
+        b"zeSoftSetFaults" => Some(zeSoftSetFaults as *mut c_void),
+        b"zeSoftQuery" => Some(zeSoftQuery as *mut c_void),
+        _ => None,
+    }
+}
+
+/// Replaces the faults that are played, in the form of `ZE_SOFT_FAULTS`. An empty text ends them.
+///
+/// Answers `ZE_RESULT_ERROR_INVALID_ARGUMENT` for a text that is none.
+///
+/// # Safety
+/// `faults` is null or a text that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn zeSoftSetFaults(faults: *const c_char) -> ze_result_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let faults = unsafe { text(faults) }?;
+        let set = State::get()?.core.faults.set(faults, answer);
+        set.map_err(|_| ZE_RESULT_ERROR_INVALID_ARGUMENT.into())
+    })
+}
+
+/// How much there is of something: `allocations`, `memory` (bytes of all devices), `fds` (that the driver holds), `exports`
+/// (handles that are out), `residents` (allocations made resident, counted for each device), `contexts`, `queues`, `lists`,
+/// `fences`, `event-pools`, `events`.
+///
+/// Answers `ZE_RESULT_ERROR_INVALID_ARGUMENT` for any other name.
+///
+/// # Safety
+/// `what` is null or a text that ends with a zero; `value` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn zeSoftQuery(what: *const c_char, value: *mut u64) -> ze_result_t {
+    guarded(|| {
+        let state = State::get()?;
+        // SAFETY: the caller's promise.
+        let what = unsafe { text(what) }?;
+        let found = match what {
+            "allocations" => state.core.addresses.all(|_| true).len() as u64,
+            "memory" => {
+                let roots = state.roots.iter().filter_map(|root| state.devices.get(root.0.addr()).ok());
+                roots.map(|root| root.memory[0].used()).sum()
+            }
+            "fds" => state.core.fds.used(),
+            "exports" => state.exports.len() as u64,
+            "residents" => {
+                state.core.addresses.all(|_| true).iter().map(|range| range.owner.residents() as u64).sum()
+            }
+            "contexts" => state.contexts.len() as u64,
+            "queues" => state.queues.len() as u64,
+            "lists" => state.lists.len() as u64,
+            "fences" => state.fences.len() as u64,
+            "event-pools" => state.pools.len() as u64,
+            "events" => state.events.len() as u64,
+            _ => {
+                return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+            }
+        };
+        // SAFETY: the caller's promise.
+        Ok(unsafe { put(value, found) }?)
+    })
 }

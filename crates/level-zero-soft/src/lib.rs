@@ -17,22 +17,13 @@
 compile_error!("the driver needs 64-bit Linux");
 
 mod append;
-mod context;
-mod control;
-mod device_info;
+mod device;
 mod driver;
-mod entry;
-mod event;
-mod export;
-mod fence;
 mod ipc;
-mod list;
 mod memory;
-mod pointer;
 mod queue;
-mod settings;
 mod state;
 mod tables;
 
-pub use control::{zeSoftQuery, zeSoftSetFaults};
+pub use driver::{zeSoftQuery, zeSoftSetFaults};
 pub use tables::*;

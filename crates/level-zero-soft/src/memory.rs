@@ -1,4 +1,4 @@
-//! Allocations.
+//! Contexts, and the memory in them: how it is allocated, freed, described and made resident.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd};
@@ -6,11 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use level_zero_sys::*;
+use soft_device::{Backing, Mapping, Origin, Range, get, lock, put};
 
-use crate::entry::{Done, entry};
-use crate::pointer::{get, put, put_if_wanted};
-use crate::state::{Device, State, handle};
-use soft_device::{Backing, Mapping, Origin, Range, lock};
+use crate::state::{Context, Device, Done, State, entry, handle, number, put_if_wanted};
 
 /// The pages of devices, in bytes.
 pub(crate) const DEVICE_PAGE: usize = 64 << 10;
@@ -21,10 +19,13 @@ const HOST_PAGE: usize = 4096;
 /// The largest alignment, in bytes.
 const LARGEST_ALIGNMENT: usize = 1 << 30;
 
-/// Memory at addresses of this process.
+fn page_of(kind: ze_memory_type_t) -> usize {
+    if kind == ZE_MEMORY_TYPE_HOST { HOST_PAGE } else { DEVICE_PAGE }
+}
+
+/// What the interface keeps with memory.
 #[derive(Debug)]
 pub(crate) struct Allocation {
-    pub(crate) id: u64,
     pub(crate) kind: ze_memory_type_t,
     /// Opened from a handle: closed, and not freed.
     pub(crate) is_opened: bool,
@@ -33,37 +34,27 @@ pub(crate) struct Allocation {
     pub(crate) device: ze_device_handle_t,
     /// The device that `device` is a part of.
     pub(crate) root: ze_device_handle_t,
-    pub(crate) page: usize,
-    /// The file, for what was opened.
-    pub(crate) file: Option<(u64, u64)>,
     /// The forms in which it may be exported as an fd.
     pub(crate) exportable: ze_external_memory_type_flags_t,
     /// Devices for which it was made resident.
     residents: Mutex<Vec<ze_device_handle_t>>,
-    _window: Mapping,
 }
 
 impl Allocation {
     pub(crate) fn new(
-        state: &State,
         is_opened: bool,
         kind: ze_memory_type_t,
         context: ze_context_handle_t,
         device: Option<&Device>,
-        window: Mapping,
     ) -> Self {
         Self {
-            id: state.id(),
             kind,
             is_opened,
             context,
             device: device.map_or(ze_device_handle_t::NULL, |device| device.handle),
             root: device.map_or(ze_device_handle_t::NULL, Device::root),
-            page: if kind == ZE_MEMORY_TYPE_HOST { HOST_PAGE } else { DEVICE_PAGE },
-            file: None,
             exportable: 0,
             residents: Mutex::default(),
-            _window: window,
         }
     }
 
@@ -81,7 +72,7 @@ impl Allocation {
 
     /// Whether a device can reach this at all.
     pub(crate) fn check_peer(&self, state: &State, device: &Device) -> Done {
-        if self.kind != ZE_MEMORY_TYPE_DEVICE || self.root == device.root() || state.settings.peers {
+        if self.kind != ZE_MEMORY_TYPE_DEVICE || self.root == device.root() || state.core.settings.peers {
             return Ok(());
         }
         Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into())
@@ -91,7 +82,7 @@ impl Allocation {
     pub(crate) fn check_use(&self, state: &State, device: &Device) -> Done {
         self.check_peer(state, device)?;
         let is_peers = self.kind == ZE_MEMORY_TYPE_DEVICE && self.root != device.root();
-        if is_peers && state.settings.strict_residency && !lock(&self.residents).contains(&device.root()) {
+        if is_peers && state.own.strict_residency && !lock(&self.residents).contains(&device.root()) {
             return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
         }
         Ok(())
@@ -111,7 +102,7 @@ pub(crate) fn window(
         window.show(file)?;
         return Ok(window);
     }
-    let Some((begin, end)) = state.settings.addresses else {
+    let Some((begin, end)) = state.own.addresses else {
         return Ok(Mapping::reserve(size, alignment)?);
     };
     // The lowest that are free: what was freed is used again at once.
@@ -120,9 +111,8 @@ pub(crate) fn window(
         if let Ok(window) = Mapping::reserve_at(address, size) {
             return Ok(window);
         }
-        let taken = state.addresses.find(address);
-        let next =
-            taken.map_or(address + 1, |(start, range)| start + range.size.next_multiple_of(DEVICE_PAGE));
+        let taken = state.core.addresses.find(address);
+        let next = taken.map_or(address + 1, |range| range.start + range.room());
         address = next.max(address + 1).next_multiple_of(alignment);
     }
     Err(ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY.into())
@@ -165,7 +155,7 @@ fn allocate(
     alignment: usize,
     wishes: &Wishes,
 ) -> Done<usize> {
-    if size == 0 || (size as u64 > state.settings.largest && !wishes.is_relaxed) {
+    if size == 0 || (size as u64 > state.own.largest && !wishes.is_relaxed) {
         return Err(ZE_RESULT_ERROR_UNSUPPORTED_SIZE.into());
     }
     if (alignment != 0 && !alignment.is_power_of_two()) || alignment > LARGEST_ALIGNMENT {
@@ -174,14 +164,13 @@ fn allocate(
     if wishes.exportable & !ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD != 0 {
         return Err(ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION.into());
     }
-    let page = if kind == ZE_MEMORY_TYPE_HOST { HOST_PAGE } else { DEVICE_PAGE };
+    let page = page_of(kind);
     let alignment = alignment.max(page);
     let rounded = size.checked_next_multiple_of(page).ok_or(ZE_RESULT_ERROR_UNSUPPORTED_SIZE)?;
     let (backing, window) = match wishes.import {
         Some((flags, fd)) => import(state, kind, rounded, alignment, flags, fd)?,
         None => {
-            let mut charges = device.map_or(Ok(Vec::new()), |device| device.charge(rounded as u64))?;
-            charges.push(state.charge_fd()?);
+            let charges = state.core.charges(device.map_or(&[], |device| &device.memory), rounded)?;
             let origin = match kind {
                 ZE_MEMORY_TYPE_DEVICE => Origin::Device(device.map_or(0, |device| device.index)),
                 _ => Origin::Host,
@@ -192,13 +181,9 @@ fn allocate(
             (backing, window)
         }
     };
-    let (start, room) = (window.address(), window.size());
-    let mut allocation = Allocation::new(state, false, kind, context, device, window);
+    let mut allocation = Allocation::new(false, kind, context, device);
     allocation.exportable = wishes.exportable;
-    let backing = Arc::new(backing);
-    let owner = Arc::new(allocation);
-    state.addresses.insert(start, Range { size, room, backing, owner });
-    Ok(start)
+    Ok(state.core.addresses.insert(size, backing, window, allocation))
 }
 
 /// Memory of somebody else's, from its fd, which stays theirs.
@@ -240,7 +225,7 @@ unsafe fn allocate_at(
         put(pointer, std::ptr::null_mut())?;
         let wishes = Wishes::read(next);
         let start = allocate(state, context, kind, device, size, alignment, &wishes)?;
-        put(pointer, handle(start))
+        Ok(put(pointer, handle(start))?)
     }
 }
 
@@ -307,14 +292,14 @@ pub(crate) unsafe extern "C" fn alloc_host(
 }
 
 /// Takes an allocation away. Commands that work on it keep its pages until they are done.
-fn remove(state: &State, context: ze_context_handle_t, pointer: usize) -> Done<Arc<Backing>> {
+fn remove(state: &State, context: ze_context_handle_t, pointer: usize) -> Done<Arc<Range<Allocation>>> {
     if pointer == 0 {
         return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
     }
-    let is_it = |range: &Range<Arc<Allocation>>| range.owner.context == context && !range.owner.is_opened;
-    let range = state.addresses.remove(pointer, is_it).ok_or(ZE_RESULT_ERROR_INVALID_ARGUMENT)?;
-    state.exports.forget(range.owner.id);
-    Ok(range.backing)
+    let is_it = |range: &Range<Allocation>| range.owner.context == context && !range.owner.is_opened;
+    let range = state.core.addresses.remove(pointer, is_it).ok_or(ZE_RESULT_ERROR_INVALID_ARGUMENT)?;
+    state.exports.forget(range.id);
+    Ok(range)
 }
 
 pub(crate) unsafe extern "C" fn free(context: ze_context_handle_t, pointer: *mut c_void) -> ze_result_t {
@@ -339,10 +324,10 @@ pub(crate) unsafe extern "C" fn free_ext(
         if policy & !known != 0 {
             return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
         }
-        let backing = remove(state, context, pointer.addr())?;
+        let range = remove(state, context, pointer.addr())?;
         if policy & ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_BLOCKING_FREE != 0 {
             // Whoever else has it is a command.
-            while Arc::strong_count(&backing) > 1 && state.health().check().is_ok() {
+            while Arc::strong_count(&range.backing) > 1 && state.core.health.check().is_ok() {
                 std::thread::sleep(Duration::from_micros(100));
             }
         }
@@ -361,17 +346,17 @@ pub(crate) unsafe extern "C" fn get_alloc_properties(
         if pointer.is_null() {
             return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
         }
-        let found = state.addresses.find(pointer.addr()).filter(|(_, range)| range.owner.context == context);
+        let found = state.core.addresses.find(pointer.addr()).filter(|range| range.owner.context == context);
         // SAFETY: pointers of the application.
         unsafe {
             let mut told = get(properties)?;
-            let Some((_, range)) = found else {
+            let Some(range) = found else {
                 (told.r#type, told.id, told.pageSize) = (ZE_MEMORY_TYPE_UNKNOWN, 0, 0);
                 put_if_wanted(device, ze_device_handle_t::NULL);
-                return put(properties, told);
+                return Ok(put(properties, told)?);
             };
             let owner = &range.owner;
-            (told.r#type, told.id, told.pageSize) = (owner.kind, owner.id, owner.page as u64);
+            (told.r#type, told.id, told.pageSize) = (owner.kind, range.id, page_of(owner.kind) as u64);
             let wanted = chain::find_mut::<ze_external_memory_export_fd_t>(told.pNext);
             if let Ok(mut export) = get(wanted) {
                 if export.flags & !ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD != 0 {
@@ -385,7 +370,7 @@ pub(crate) unsafe extern "C" fn get_alloc_properties(
                 put(wanted, export)?;
             }
             put_if_wanted(device, owner.device);
-            put(properties, told)
+            Ok(put(properties, told)?)
         }
     })
 }
@@ -401,11 +386,11 @@ pub(crate) unsafe extern "C" fn get_address_range(
         if pointer.is_null() {
             return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
         }
-        let found = state.addresses.find(pointer.addr()).filter(|(_, range)| range.owner.context == context);
-        let (start, range) = found.ok_or(ZE_RESULT_ERROR_ADDRESS_NOT_FOUND)?;
+        let found = state.core.addresses.find(pointer.addr()).filter(|range| range.owner.context == context);
+        let range = found.ok_or(ZE_RESULT_ERROR_ADDRESS_NOT_FOUND)?;
         // SAFETY: pointers of the application.
         unsafe {
-            put_if_wanted(base, handle(start));
+            put_if_wanted(base, handle(range.start));
             put_if_wanted(size, range.size);
         }
         Ok(())
@@ -425,6 +410,95 @@ pub(crate) unsafe extern "C" fn query_page_size(
             return Err(ZE_RESULT_ERROR_UNSUPPORTED_SIZE.into());
         }
         // SAFETY: a pointer of the application.
-        unsafe { put(page, if size >= LARGE_PAGE { LARGE_PAGE } else { DEVICE_PAGE }) }
+        Ok(unsafe { put(page, if size >= LARGE_PAGE { LARGE_PAGE } else { DEVICE_PAGE }) }?)
     })
+}
+
+pub(crate) unsafe extern "C" fn create_context(
+    driver: ze_driver_handle_t,
+    desc: *const ze_context_desc_t,
+    context: *mut ze_context_handle_t,
+) -> ze_result_t {
+    entry("zeContextCreate", |state| {
+        state.driver(driver)?;
+        state.core.health.check()?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            get(desc)?;
+            // Before anything is made.
+            put(context, ze_context_handle_t::NULL)?;
+            Ok(put(context, ze_context_handle_t(handle(state.contexts.insert(Context))))?)
+        }
+    })
+}
+
+/// Everything that was allocated in it goes too.
+pub(crate) unsafe extern "C" fn destroy_context(context: ze_context_handle_t) -> ze_result_t {
+    entry("zeContextDestroy", |state| {
+        state.contexts.remove(number(context.0))?;
+        for range in state.core.addresses.remove_all(|range| range.owner.context == context) {
+            state.exports.forget(range.id);
+        }
+        if state.contexts.len() == 0 {
+            // No handle is left that could be opened. Ends without the lock.
+            let server = lock(&state.server).take();
+            drop(server);
+        }
+        Ok(())
+    })
+}
+
+/// Changes where an allocation is resident.
+fn residency(
+    state: &State,
+    context: ze_context_handle_t,
+    device: ze_device_handle_t,
+    pointer: usize,
+    size: usize,
+    is_resident: bool,
+) -> Done {
+    state.context(context)?;
+    let device = state.device(device)?;
+    if pointer == 0 {
+        return Err(ZE_RESULT_ERROR_INVALID_NULL_POINTER.into());
+    }
+    if size == 0 {
+        return Err(ZE_RESULT_ERROR_INVALID_SIZE.into());
+    }
+    let range = state.core.addresses.find(pointer).ok_or(ZE_RESULT_ERROR_INVALID_ARGUMENT)?;
+    if range.owner.context != context || size > range.size - (pointer - range.start) {
+        return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+    }
+    range.owner.set_resident(&device, is_resident);
+    Ok(())
+}
+
+pub(crate) unsafe extern "C" fn make_memory_resident(
+    context: ze_context_handle_t,
+    device: ze_device_handle_t,
+    pointer: *mut c_void,
+    size: usize,
+) -> ze_result_t {
+    entry("zeContextMakeMemoryResident", |state| {
+        may_reach(state, device, pointer.addr())?;
+        residency(state, context, device, pointer.addr(), size, true)
+    })
+}
+
+pub(crate) unsafe extern "C" fn evict_memory(
+    context: ze_context_handle_t,
+    device: ze_device_handle_t,
+    pointer: *mut c_void,
+    size: usize,
+) -> ze_result_t {
+    entry("zeContextEvictMemory", |state| residency(state, context, device, pointer.addr(), size, false))
+}
+
+/// Memory of a device that is no peer cannot be made resident.
+fn may_reach(state: &State, device: ze_device_handle_t, pointer: usize) -> Done {
+    let device = state.device(device)?;
+    match state.core.addresses.find(pointer) {
+        Some(range) => range.owner.check_peer(state, &device),
+        None => Ok(()),
+    }
 }

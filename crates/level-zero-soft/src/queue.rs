@@ -1,14 +1,13 @@
-//! Queues.
+//! Queues, and what they execute: command lists (recorded ones, and immediate ones, which execute each command at once); fences and
+//! events, which tell that something is done.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use level_zero_sys::*;
+use soft_device::{Command, Event, Stream, Timeout, get, lock, now, put};
 
-use crate::entry::{Done, entry};
-use crate::pointer::{array, get, put};
-use crate::state::{Device, handle, number};
-use soft_device::{Command, Stream, Timeout};
+use crate::state::{Device, Done, State, array, entry, handle, number};
 
 /// A group of queues that can do the same.
 pub(crate) struct Group {
@@ -69,7 +68,7 @@ pub(crate) fn timeout(nanoseconds: u64) -> Timeout {
     if nanoseconds == u64::MAX { Timeout::Never } else { Timeout::After(Duration::from_nanos(nanoseconds)) }
 }
 
-pub(crate) unsafe extern "C" fn create(
+pub(crate) unsafe extern "C" fn create_queue(
     context: ze_context_handle_t,
     device: ze_device_handle_t,
     desc: *const ze_command_queue_desc_t,
@@ -82,14 +81,14 @@ pub(crate) unsafe extern "C" fn create(
         unsafe {
             let traits = Traits::new(&get(desc)?)?;
             put(queue, ze_command_queue_handle_t::NULL)?;
-            let stream = Stream::new(Arc::clone(&device.health), state.settings.delay);
+            let stream = state.core.stream();
             let made = state.queues.insert(Queue { device, traits, stream });
-            put(queue, ze_command_queue_handle_t(handle(made)))
+            Ok(put(queue, ze_command_queue_handle_t(handle(made)))?)
         }
     })
 }
 
-pub(crate) unsafe extern "C" fn destroy(queue: ze_command_queue_handle_t) -> ze_result_t {
+pub(crate) unsafe extern "C" fn destroy_queue(queue: ze_command_queue_handle_t) -> ze_result_t {
     entry("zeCommandQueueDestroy", |state| Ok(state.queues.remove(number(queue.0)).map(drop)?))
 }
 
@@ -122,5 +121,337 @@ pub(crate) unsafe extern "C" fn execute(
             queue.stream.wait(Timeout::Never)?;
         }
         Ok(())
+    })
+}
+
+pub(crate) struct List {
+    pub(crate) device: Arc<Device>,
+    kind: Kind,
+}
+
+enum Kind {
+    Immediate { traits: Traits, stream: Stream },
+    Recorded { ordinal: u32, record: Mutex<Record> },
+}
+
+#[derive(Default)]
+struct Record {
+    commands: Vec<Command>,
+    is_closed: bool,
+}
+
+impl List {
+    pub(crate) fn ordinal(&self) -> u32 {
+        match &self.kind {
+            Kind::Immediate { traits, .. } => traits.ordinal,
+            Kind::Recorded { ordinal, .. } => *ordinal,
+        }
+    }
+
+    /// The longest pattern of a fill, in bytes.
+    pub(crate) fn pattern(&self) -> usize {
+        GROUPS.get(self.ordinal() as usize).map_or(0, |group| group.pattern)
+    }
+
+    /// Records a command, or executes it.
+    pub(crate) fn append(&self, command: Command) -> Done {
+        match &self.kind {
+            Kind::Immediate { traits, stream } => {
+                stream.submit(vec![command])?;
+                if traits.is_synchronous() {
+                    stream.wait(Timeout::Never)?;
+                }
+                Ok(())
+            }
+            Kind::Recorded { record, .. } => {
+                let mut record = lock(record);
+                if record.is_closed {
+                    return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+                }
+                record.commands.push(command);
+                Ok(())
+            }
+        }
+    }
+
+    /// The commands of a list that is closed, as a queue executes them.
+    pub(crate) fn closed(&self) -> Done<Vec<Command>> {
+        let Kind::Recorded { record, .. } = &self.kind else {
+            return Err(ZE_RESULT_ERROR_INVALID_COMMAND_LIST_TYPE.into());
+        };
+        let record = lock(record);
+        if !record.is_closed {
+            return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+        }
+        Ok(record.commands.clone())
+    }
+
+    /// Waits for what an immediate list executes.
+    pub(crate) fn wait(&self, timeout: Timeout) -> Done {
+        match &self.kind {
+            Kind::Immediate { stream, .. } => Ok(stream.wait(timeout)?),
+            Kind::Recorded { .. } => Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into()),
+        }
+    }
+}
+
+pub(crate) unsafe extern "C" fn create_list(
+    context: ze_context_handle_t,
+    device: ze_device_handle_t,
+    desc: *const ze_command_list_desc_t,
+    list: *mut ze_command_list_handle_t,
+) -> ze_result_t {
+    entry("zeCommandListCreate", |state| {
+        state.context(context)?;
+        let device = state.device(device)?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            let desc = get(desc)?;
+            put(list, ze_command_list_handle_t::NULL)?;
+            if desc.flags >= ZE_COMMAND_LIST_FLAG_COPY_OFFLOAD_HINT << 1 {
+                return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
+            }
+            let ordinal = desc.commandQueueGroupOrdinal;
+            if ordinal as usize >= GROUPS.len() {
+                return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+            }
+            let kind = Kind::Recorded { ordinal, record: Mutex::default() };
+            let made = state.lists.insert(List { device, kind });
+            Ok(put(list, ze_command_list_handle_t(handle(made)))?)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn create_immediate(
+    context: ze_context_handle_t,
+    device: ze_device_handle_t,
+    desc: *const ze_command_queue_desc_t,
+    list: *mut ze_command_list_handle_t,
+) -> ze_result_t {
+    entry("zeCommandListCreateImmediate", |state| {
+        state.context(context)?;
+        let device = state.device(device)?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            let traits = Traits::new(&get(desc)?)?;
+            put(list, ze_command_list_handle_t::NULL)?;
+            let stream = state.core.stream();
+            let made = state.lists.insert(List { device, kind: Kind::Immediate { traits, stream } });
+            Ok(put(list, ze_command_list_handle_t(handle(made)))?)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn destroy_list(list: ze_command_list_handle_t) -> ze_result_t {
+    entry("zeCommandListDestroy", |state| Ok(state.lists.remove(number(list.0)).map(drop)?))
+}
+
+pub(crate) unsafe extern "C" fn close_list(list: ze_command_list_handle_t) -> ze_result_t {
+    entry("zeCommandListClose", |state| {
+        let list = state.lists.get(number(list.0))?;
+        if let Kind::Recorded { record, .. } = &list.kind {
+            lock(record).is_closed = true;
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn reset_list(list: ze_command_list_handle_t) -> ze_result_t {
+    entry("zeCommandListReset", |state| {
+        let list = state.lists.get(number(list.0))?;
+        if let Kind::Recorded { record, .. } = &list.kind {
+            *lock(record) = Record::default();
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn synchronize_list(
+    list: ze_command_list_handle_t,
+    nanoseconds: u64,
+) -> ze_result_t {
+    entry("zeCommandListHostSynchronize", |state| state.lists.get(number(list.0))?.wait(timeout(nanoseconds)))
+}
+
+/// A fence of a queue.
+pub(crate) struct FenceObject(pub(crate) Arc<Event>);
+
+pub(crate) unsafe extern "C" fn create_fence(
+    queue: ze_command_queue_handle_t,
+    desc: *const ze_fence_desc_t,
+    fence: *mut ze_fence_handle_t,
+) -> ze_result_t {
+    entry("zeFenceCreate", |state| {
+        state.queues.get(number(queue.0))?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            let desc = get(desc)?;
+            if desc.flags & !ZE_FENCE_FLAG_SIGNALED != 0 {
+                return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
+            }
+            put(fence, ze_fence_handle_t::NULL)?;
+            let made = FenceObject(Arc::default());
+            if desc.flags & ZE_FENCE_FLAG_SIGNALED != 0 {
+                made.0.signal(now());
+            }
+            Ok(put(fence, ze_fence_handle_t(handle(state.fences.insert(made))))?)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn destroy_fence(fence: ze_fence_handle_t) -> ze_result_t {
+    entry("zeFenceDestroy", |state| Ok(state.fences.remove(number(fence.0)).map(drop)?))
+}
+
+pub(crate) unsafe extern "C" fn query_fence(fence: ze_fence_handle_t) -> ze_result_t {
+    entry("zeFenceQueryStatus", |state| {
+        let fence = state.fences.get(number(fence.0))?;
+        state.core.health.check()?;
+        fence.0.signalled().map(drop).ok_or(ZE_RESULT_NOT_READY.into())
+    })
+}
+
+pub(crate) unsafe extern "C" fn reset_fence(fence: ze_fence_handle_t) -> ze_result_t {
+    entry("zeFenceReset", |state| {
+        state.fences.get(number(fence.0))?.0.reset();
+        Ok(())
+    })
+}
+
+pub(crate) struct EventPool {
+    flags: ze_event_pool_flags_t,
+    count: u32,
+}
+
+pub(crate) struct EventObject {
+    event: Arc<Event>,
+    has_times: bool,
+}
+
+/// The events that a command waits for, and the one that it signals, if any.
+type Events = (Vec<Arc<Event>>, Option<Arc<Event>>);
+
+/// Finds the events of a command.
+///
+/// # Safety
+/// The array is null or has so many handles.
+pub(crate) unsafe fn resolve(
+    state: &State,
+    signal: ze_event_handle_t,
+    waits: u32,
+    wait: *mut ze_event_handle_t,
+) -> Done<Events> {
+    // SAFETY: the caller's promise.
+    let wait = unsafe { array(wait.cast_const(), waits, ZE_RESULT_ERROR_INVALID_SIZE) }?;
+    let wait: Done<Vec<_>> = wait.into_iter().map(|event| signalled_by(state, event)).collect();
+    let signal = if signal.is_null() { None } else { Some(signalled_by(state, signal)?) };
+    Ok((wait?, signal))
+}
+
+pub(crate) fn signalled_by(state: &State, event: ze_event_handle_t) -> Done<Arc<Event>> {
+    Ok(Arc::clone(&state.events.get(number(event.0))?.event))
+}
+
+pub(crate) unsafe extern "C" fn create_pool(
+    context: ze_context_handle_t,
+    desc: *const ze_event_pool_desc_t,
+    count: u32,
+    devices: *mut ze_device_handle_t,
+    pool: *mut ze_event_pool_handle_t,
+) -> ze_result_t {
+    entry("zeEventPoolCreate", |state| {
+        state.context(context)?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            let desc = get(desc)?;
+            for device in array(devices.cast_const(), count, ZE_RESULT_ERROR_INVALID_NULL_POINTER)? {
+                state.device(device)?;
+            }
+            put(pool, ze_event_pool_handle_t::NULL)?;
+            if desc.count == 0 {
+                return Err(ZE_RESULT_ERROR_INVALID_SIZE.into());
+            }
+            let known = ZE_EVENT_POOL_FLAG_HOST_VISIBLE
+                | ZE_EVENT_POOL_FLAG_IPC
+                | ZE_EVENT_POOL_FLAG_KERNEL_TIMESTAMP
+                | ZE_EVENT_POOL_FLAG_KERNEL_MAPPED_TIMESTAMP;
+            if desc.flags & !known != 0 {
+                return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
+            }
+            let made = state.pools.insert(EventPool { flags: desc.flags, count: desc.count });
+            Ok(put(pool, ze_event_pool_handle_t(handle(made)))?)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn destroy_pool(pool: ze_event_pool_handle_t) -> ze_result_t {
+    entry("zeEventPoolDestroy", |state| Ok(state.pools.remove(number(pool.0)).map(drop)?))
+}
+
+pub(crate) unsafe extern "C" fn create_event(
+    pool: ze_event_pool_handle_t,
+    desc: *const ze_event_desc_t,
+    event: *mut ze_event_handle_t,
+) -> ze_result_t {
+    entry("zeEventCreate", |state| {
+        let pool = state.pools.get(number(pool.0))?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            let desc = get(desc)?;
+            put(event, ze_event_handle_t::NULL)?;
+            let known = ZE_EVENT_SCOPE_FLAG_SUBDEVICE | ZE_EVENT_SCOPE_FLAG_DEVICE | ZE_EVENT_SCOPE_FLAG_HOST;
+            if (desc.signal | desc.wait) & !known != 0 {
+                return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
+            }
+            if desc.index >= pool.count {
+                return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+            }
+            let timed = ZE_EVENT_POOL_FLAG_KERNEL_TIMESTAMP | ZE_EVENT_POOL_FLAG_KERNEL_MAPPED_TIMESTAMP;
+            let made = EventObject { event: Arc::default(), has_times: pool.flags & timed != 0 };
+            Ok(put(event, ze_event_handle_t(handle(state.events.insert(made))))?)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn destroy_event(event: ze_event_handle_t) -> ze_result_t {
+    entry("zeEventDestroy", |state| Ok(state.events.remove(number(event.0)).map(drop)?))
+}
+
+pub(crate) unsafe extern "C" fn synchronize_event(event: ze_event_handle_t, nanoseconds: u64) -> ze_result_t {
+    entry("zeEventHostSynchronize", |state| {
+        let event = signalled_by(state, event)?;
+        Ok(event.wait(timeout(nanoseconds), || state.core.health.check())?)
+    })
+}
+
+pub(crate) unsafe extern "C" fn query_event(event: ze_event_handle_t) -> ze_result_t {
+    entry("zeEventQueryStatus", |state| {
+        let event = signalled_by(state, event)?;
+        state.core.health.check()?;
+        event.signalled().map(drop).ok_or(ZE_RESULT_NOT_READY.into())
+    })
+}
+
+pub(crate) unsafe extern "C" fn reset_event(event: ze_event_handle_t) -> ze_result_t {
+    entry("zeEventHostReset", |state| {
+        signalled_by(state, event)?.reset();
+        Ok(())
+    })
+}
+
+/// The times of an event whose pool was made for that. The clocks of device and context are one.
+pub(crate) unsafe extern "C" fn query_kernel_timestamp(
+    event: ze_event_handle_t,
+    to: *mut ze_kernel_timestamp_result_t,
+) -> ze_result_t {
+    entry("zeEventQueryKernelTimestamp", |state| {
+        let event = state.events.get(number(event.0))?;
+        if !event.has_times {
+            return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+        }
+        let times = event.event.signalled().ok_or(ZE_RESULT_NOT_READY)?;
+        let data = ze_kernel_timestamp_data_t { kernelStart: times.start, kernelEnd: times.end };
+        // SAFETY: a pointer of the application.
+        Ok(unsafe { put(to, ze_kernel_timestamp_result_t { global: data, context: data }) }?)
     })
 }

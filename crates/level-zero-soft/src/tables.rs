@@ -4,10 +4,14 @@ use std::ffi::{CStr, c_void};
 
 use level_zero_sys::*;
 
-use crate::entry::{guarded, unsupported};
-use crate::settings::Settings;
-use crate::state::State;
-use crate::{append, context, device_info, driver, event, fence, ipc, list, memory, queue};
+use crate::state::{State, guarded, read};
+use crate::{append, device, driver, ipc, memory, queue};
+
+/// Answers for all functions that this driver does not have. It takes no parameters: callers who pass some lose nothing by it
+/// on the systems that this is for, where the caller owns the space of parameters.
+unsafe extern "C" fn unsupported() -> ze_result_t {
+    ZE_RESULT_ERROR_UNSUPPORTED_FEATURE
+}
 
 /// Fills a table of the caller's with what its version has, and no more than this driver's own.
 ///
@@ -22,8 +26,7 @@ unsafe fn give<T: Table>(version: ze_api_version_t, table: *mut T, mut full: T) 
             return Err(ZE_RESULT_ERROR_UNSUPPORTED_VERSION.into());
         }
         // Asked before anything is started. A wrong setting shows when the driver is.
-        let api =
-            Settings::read(soft_device::variable).map_or(ZE_API_VERSION_CURRENT, |settings| settings.api);
+        let api = read(soft_device::variable).map_or(ZE_API_VERSION_CURRENT, |(_, own)| own.api);
         full.fill_absent(unsupported);
         // SAFETY: the caller's promise.
         unsafe { full.fill(table, version.min(api)) };
@@ -50,7 +53,7 @@ macro_rules! exports {
         /// A function of this driver by its name in the specification, if the driver's version has it.
         pub(crate) fn function(state: &State, name: &CStr) -> Option<*mut c_void> {
             $(
-                let known = &$table::MEMBERS[..$table::known_at(state.settings.api)];
+                let known = &$table::MEMBERS[..$table::known_at(state.own.api)];
                 if let Some(index) = known.iter().position(|member| member.function == name) {
                     let mut table = $table::default();
                     // SAFETY: the table has room for what its newest version has.
@@ -77,39 +80,39 @@ exports! {
         pfnGetDefaultContext: driver::get_default_context,
     }
     zeGetDeviceProcAddrTable => ze_device_dditable_t {
-        pfnGet: device_info::get_devices,
-        pfnGetSubDevices: device_info::get_sub_devices,
-        pfnGetProperties: device_info::get_properties,
-        pfnGetComputeProperties: device_info::get_compute_properties,
-        pfnGetModuleProperties: device_info::get_module_properties,
-        pfnGetCommandQueueGroupProperties: device_info::get_command_queue_group_properties,
-        pfnGetMemoryProperties: device_info::get_memory_properties,
-        pfnGetMemoryAccessProperties: device_info::get_memory_access_properties,
-        pfnGetCacheProperties: device_info::get_cache_properties,
-        pfnGetImageProperties: device_info::get_image_properties,
-        pfnGetExternalMemoryProperties: device_info::get_external_memory_properties,
-        pfnGetP2PProperties: device_info::get_p2p_properties,
-        pfnCanAccessPeer: device_info::can_access_peer,
-        pfnGetGlobalTimestamps: device_info::get_global_timestamps,
-        pfnGetRootDevice: device_info::get_root_device,
+        pfnGet: device::get_devices,
+        pfnGetSubDevices: device::get_sub_devices,
+        pfnGetProperties: device::get_properties,
+        pfnGetComputeProperties: device::get_compute_properties,
+        pfnGetModuleProperties: device::get_module_properties,
+        pfnGetCommandQueueGroupProperties: device::get_command_queue_group_properties,
+        pfnGetMemoryProperties: device::get_memory_properties,
+        pfnGetMemoryAccessProperties: device::get_memory_access_properties,
+        pfnGetCacheProperties: device::get_cache_properties,
+        pfnGetImageProperties: device::get_image_properties,
+        pfnGetExternalMemoryProperties: device::get_external_memory_properties,
+        pfnGetP2PProperties: device::get_p2p_properties,
+        pfnCanAccessPeer: device::can_access_peer,
+        pfnGetGlobalTimestamps: device::get_global_timestamps,
+        pfnGetRootDevice: device::get_root_device,
     }
     zeGetContextProcAddrTable => ze_context_dditable_t {
-        pfnCreate: context::create,
-        pfnDestroy: context::destroy,
-        pfnMakeMemoryResident: context::make_memory_resident,
-        pfnEvictMemory: context::evict_memory,
+        pfnCreate: memory::create_context,
+        pfnDestroy: memory::destroy_context,
+        pfnMakeMemoryResident: memory::make_memory_resident,
+        pfnEvictMemory: memory::evict_memory,
     }
     zeGetCommandQueueProcAddrTable => ze_command_queue_dditable_t {
-        pfnCreate: queue::create,
-        pfnDestroy: queue::destroy,
+        pfnCreate: queue::create_queue,
+        pfnDestroy: queue::destroy_queue,
         pfnExecuteCommandLists: queue::execute,
     }
     zeGetCommandListProcAddrTable => ze_command_list_dditable_t {
-        pfnCreate: list::create,
-        pfnCreateImmediate: list::create_immediate,
-        pfnDestroy: list::destroy,
-        pfnClose: list::close,
-        pfnReset: list::reset,
+        pfnCreate: queue::create_list,
+        pfnCreateImmediate: queue::create_immediate,
+        pfnDestroy: queue::destroy_list,
+        pfnClose: queue::close_list,
+        pfnReset: queue::reset_list,
         pfnAppendBarrier: append::barrier,
         pfnAppendMemoryCopy: append::memory_copy,
         pfnAppendMemoryFill: append::memory_fill,
@@ -117,7 +120,7 @@ exports! {
         pfnAppendMemAdvise: append::mem_advise,
         pfnAppendSignalEvent: append::signal_event,
         pfnAppendWaitOnEvents: append::wait_on_events,
-        pfnHostSynchronize: list::host_synchronize,
+        pfnHostSynchronize: queue::synchronize_list,
     }
     zeGetCommandListExpProcAddrTable => ze_command_list_exp_dditable_t {}
     zeGetMemProcAddrTable => ze_mem_dditable_t {
@@ -142,23 +145,23 @@ exports! {
         pfnQueryPageSize: memory::query_page_size,
     }
     zeGetEventPoolProcAddrTable => ze_event_pool_dditable_t {
-        pfnCreate: event::pool_create,
-        pfnDestroy: event::pool_destroy,
+        pfnCreate: queue::create_pool,
+        pfnDestroy: queue::destroy_pool,
     }
     zeGetEventProcAddrTable => ze_event_dditable_t {
-        pfnCreate: event::create,
-        pfnDestroy: event::destroy,
-        pfnHostSynchronize: event::host_synchronize,
-        pfnQueryStatus: event::query_status,
-        pfnHostReset: event::host_reset,
-        pfnQueryKernelTimestamp: event::query_kernel_timestamp,
+        pfnCreate: queue::create_event,
+        pfnDestroy: queue::destroy_event,
+        pfnHostSynchronize: queue::synchronize_event,
+        pfnQueryStatus: queue::query_event,
+        pfnHostReset: queue::reset_event,
+        pfnQueryKernelTimestamp: queue::query_kernel_timestamp,
     }
     zeGetEventExpProcAddrTable => ze_event_exp_dditable_t {}
     zeGetFenceProcAddrTable => ze_fence_dditable_t {
-        pfnCreate: fence::create,
-        pfnDestroy: fence::destroy,
-        pfnQueryStatus: fence::query_status,
-        pfnReset: fence::reset,
+        pfnCreate: queue::create_fence,
+        pfnDestroy: queue::destroy_fence,
+        pfnQueryStatus: queue::query_fence,
+        pfnReset: queue::reset_fence,
     }
     zeGetDriverExpProcAddrTable => ze_driver_exp_dditable_t {}
     zeGetDeviceExpProcAddrTable => ze_device_exp_dditable_t {}

@@ -1,20 +1,18 @@
-//! A device in software, of which drivers for tests are made: memory, streams of commands, events, and faults on demand. Nothing
-//! here knows the interface that it is shown through.
+//! What the software drivers have in common: a device with memory, streams of commands and events, settings and faults on demand.
+//! Nothing here knows the interface that it is shown through.
 
-mod faults;
-mod handles;
+mod driver;
 mod memory;
+mod settings;
 mod stream;
 mod sys;
 mod transfer;
-mod variables;
 
-pub use faults::{Action, Faults};
-pub use handles::Handles;
+pub use driver::{Core, Handles, Once, get, guarded, put, text};
 pub use memory::{Addresses, Backing, Budget, Charge, Mapping, Origin, Range, Span};
+pub use settings::{Faults, Settings, Variables, variable};
 pub use stream::{Command, Event, Health, Stream, Timeout, Times, Work, now};
 pub use transfer::{Server, allow_everyone, fetch_by_pid, fetch_by_socket};
-pub use variables::{Variables, variable};
 
 /// Why the device did not do what it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +29,14 @@ pub enum Error {
     Invalid,
     /// A handle means no object of its kind.
     NoHandle,
+    /// A pointer of the application is null.
+    NullPointer,
+    /// The driver was not started in this process, or could not be.
+    NotStarted,
+    /// A fault: the answer that was asked for.
+    Fault(u32),
+    /// The driver panicked.
+    Panicked,
     /// A system call failed.
     System(rustix::io::Errno),
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::io::Errno;
 
@@ -156,6 +156,8 @@ const HOST_NAME: &str = "soft-host";
 pub struct Backing {
     /// Absent in what was opened: it cannot be exported again, and costs no fd.
     file: Option<OwnedFd>,
+    /// The identity of the file, in what was opened.
+    opened: Option<(u64, u64)>,
     work: Mapping,
     _charges: Vec<Charge>,
 }
@@ -172,7 +174,7 @@ impl Backing {
         };
         let file = sys::sealed_memfd(&name, size as u64)?;
         let work = Mapping::of(file.as_fd(), size)?;
-        Ok(Self { file: Some(file), work, _charges: charges })
+        Ok(Self { file: Some(file), opened: None, work, _charges: charges })
     }
 
     /// The pages behind an fd from another place. The fd itself is not kept.
@@ -195,8 +197,8 @@ impl Backing {
             },
         };
         let size = usize::try_from(size).ok().filter(|size| *size > 0).ok_or(Error::Invalid)?;
-        let work = Mapping::of(file, size)?;
-        Ok((Self { file: None, work, _charges: Vec::new() }, origin))
+        let (work, opened) = (Mapping::of(file, size)?, Some(Self::identity(file)?));
+        Ok((Self { file: None, opened, work, _charges: Vec::new() }, origin))
     }
 
     /// What is the same for all fds of one file: device and inode.
@@ -206,6 +208,11 @@ impl Backing {
     pub fn identity(file: BorrowedFd<'_>) -> Result<(u64, u64)> {
         let status = rustix::fs::fstat(file)?;
         Ok((status.st_dev, status.st_ino))
+    }
+
+    /// Whether it was opened, from the file with this identity.
+    pub fn is_opened_from(&self, identity: (u64, u64)) -> bool {
+        self.opened == Some(identity)
     }
 
     /// Bytes of the pages.
@@ -235,61 +242,98 @@ impl Backing {
     }
 }
 
-/// Addresses that show pages.
-#[derive(Clone, Debug)]
+/// Memory at addresses of this process.
+#[derive(Debug)]
 pub struct Range<T> {
+    /// Where it begins.
+    pub start: usize,
     /// Bytes that were asked for.
     pub size: usize,
-    /// The addresses that it takes, in bytes: whole pages.
-    pub room: usize,
+    /// Differs for each range of a process, whatever its address.
+    pub id: u64,
     /// The pages.
     pub backing: Arc<Backing>,
+    /// Its addresses, which go with it; absent where these are reserved by the application.
+    window: Option<Mapping>,
     /// What the interface keeps with it.
     pub owner: T,
 }
 
-/// Which addresses of the process are memory of the device: all ranges by their first address.
-#[derive(Debug)]
-pub struct Addresses<T>(RwLock<BTreeMap<usize, Range<T>>>);
-
-impl<T> Default for Addresses<T> {
-    fn default() -> Self {
-        Self(RwLock::default())
+impl<T> Range<T> {
+    /// The addresses that it takes, in bytes: whole pages.
+    pub fn room(&self) -> usize {
+        self.window.as_ref().map_or(self.size, Mapping::size)
     }
 }
 
-impl<T: Clone> Addresses<T> {
-    /// Adds a range that begins at `start`.
-    pub fn insert(&self, start: usize, range: Range<T>) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(start, range);
+type Ranges<T> = BTreeMap<usize, Arc<Range<T>>>;
+
+/// Which addresses of the process are memory of the device: all ranges by their first address.
+#[derive(Debug)]
+pub struct Addresses<T> {
+    ranges: RwLock<Ranges<T>>,
+    ids: AtomicU64,
+}
+
+impl<T> Default for Addresses<T> {
+    fn default() -> Self {
+        Self { ranges: RwLock::default(), ids: AtomicU64::new(1) }
+    }
+}
+
+impl<T> Addresses<T> {
+    fn read(&self) -> RwLockReadGuard<'_, Ranges<T>> {
+        self.ranges.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Ranges<T>> {
+        self.ranges.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, start: usize, size: usize, backing: Arc<Backing>, window: Option<Mapping>, owner: T) {
+        let id = self.ids.fetch_add(1, Ordering::Relaxed);
+        self.write().insert(start, Arc::new(Range { start, size, id, backing, window, owner }));
+    }
+
+    /// Adds memory at addresses of its own, `size` bytes of which were asked for, and returns where it begins.
+    pub fn insert(&self, size: usize, backing: Backing, window: Mapping, owner: T) -> usize {
+        let start = window.address();
+        self.add(start, size, Arc::new(backing), Some(window), owner);
+        start
+    }
+
+    /// Adds memory at addresses that the application reserved.
+    pub fn map(&self, start: usize, size: usize, backing: Arc<Backing>, owner: T) {
+        self.add(start, size, backing, None, owner);
     }
 
     /// Removes the range that begins at `start`, if it is as `is_it` says.
-    pub fn remove(&self, start: usize, is_it: impl FnOnce(&Range<T>) -> bool) -> Option<Range<T>> {
-        let mut ranges = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if !ranges.get(&start).is_some_and(is_it) {
-            return None;
-        }
-        ranges.remove(&start)
+    pub fn remove(&self, start: usize, is_it: impl FnOnce(&Range<T>) -> bool) -> Option<Arc<Range<T>>> {
+        let mut ranges = self.write();
+        if ranges.get(&start).is_some_and(|range| is_it(range)) { ranges.remove(&start) } else { None }
     }
 
-    /// The range that an address is in, and where that begins.
-    pub fn find(&self, address: usize) -> Option<(usize, Range<T>)> {
-        let ranges = self.0.read().unwrap_or_else(PoisonError::into_inner);
+    /// Removes all ranges that are as `is_it` says.
+    pub fn remove_all(&self, is_it: impl Fn(&Range<T>) -> bool) -> Vec<Arc<Range<T>>> {
+        let found = self.all(is_it);
+        found.iter().filter_map(|range| self.write().remove(&range.start)).collect()
+    }
+
+    /// The range that an address is in.
+    pub fn find(&self, address: usize) -> Option<Arc<Range<T>>> {
+        let ranges = self.read();
         let (start, range) = ranges.range(..=address).next_back()?;
-        (address - start < range.size).then(|| (*start, range.clone()))
+        (address - start < range.size).then(|| Arc::clone(range))
     }
 
     /// All ranges that begin within `start..end`.
-    pub fn within(&self, start: usize, end: usize) -> Vec<(usize, Range<T>)> {
-        let ranges = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        ranges.range(start..end.max(start)).map(|(start, range)| (*start, range.clone())).collect()
+    pub fn within(&self, start: usize, end: usize) -> Vec<Arc<Range<T>>> {
+        self.read().range(start..end.max(start)).map(|(_, range)| Arc::clone(range)).collect()
     }
 
-    /// All ranges that `is_it` says.
-    pub fn all(&self, is_it: impl Fn(&Range<T>) -> bool) -> Vec<usize> {
-        let ranges = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        ranges.iter().filter(|(_, range)| is_it(range)).map(|(start, _)| *start).collect()
+    /// All ranges that are as `is_it` says.
+    pub fn all(&self, is_it: impl Fn(&Range<T>) -> bool) -> Vec<Arc<Range<T>>> {
+        self.read().values().filter(|range| is_it(range)).cloned().collect()
     }
 
     /// Returns what a command works on: memory of the device, which it has to stay within, or the application's own.
@@ -305,7 +349,7 @@ impl<T: Clone> Addresses<T> {
         let mut span = Span::default();
         while span.size() < size {
             let at = address + span.size();
-            let Some((start, range)) = self.find(at) else {
+            let Some(range) = self.find(at) else {
                 // Never a part of both: that reaches out of an allocation.
                 if span.size() > 0 {
                     return Err(Error::Invalid.into());
@@ -313,19 +357,18 @@ impl<T: Clone> Addresses<T> {
                 return Ok(self.of_application(address, size)?);
             };
             check(&range)?;
-            let within = at - start;
+            let within = at - range.start;
             // SAFETY: within the pages, which have at least the range's size.
             let start = unsafe { range.backing.work.start.add(within) };
             let part = (size - span.size()).min(range.size - within);
-            span.push(Piece { start, size: part, _backing: Some(range.backing) });
+            span.push(Piece { start, size: part, _backing: Some(Arc::clone(&range.backing)) });
         }
         Ok(span)
     }
 
     /// Whether an address is on the last page of a range, behind what was asked for.
     fn is_past_the_end(&self, address: usize) -> bool {
-        let ranges = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        ranges.range(..=address).next_back().is_some_and(|(start, range)| address - start < range.room)
+        self.read().range(..=address).next_back().is_some_and(|(start, range)| address - start < range.room())
     }
 
     fn of_application(&self, address: usize, size: usize) -> Result<Span> {

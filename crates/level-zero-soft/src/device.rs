@@ -1,13 +1,11 @@
 //! Devices, and what they tell about themselves.
 
 use level_zero_sys::*;
+use soft_device::{get, now, put};
 
-use crate::driver::text;
-use crate::entry::{Done, entry};
-use crate::pointer::{counted, get, put};
+use crate::driver::field;
 use crate::queue::GROUPS;
-use crate::state::{Device, State};
-use soft_device::now;
+use crate::state::{Device, Done, State, counted, entry};
 
 /// The size of a cache line, in bytes.
 const CACHE_LINE: usize = 64;
@@ -48,7 +46,7 @@ pub(crate) unsafe extern "C" fn get_root_device(
         let device = state.device(device)?;
         let found = device.part.map_or(ze_device_handle_t::NULL, |(_, root)| root);
         // SAFETY: a pointer of the application.
-        unsafe { put(root, found) }
+        Ok(unsafe { put(root, found) }?)
     })
 }
 
@@ -61,7 +59,7 @@ pub(crate) unsafe extern "C" fn get_properties(
         // SAFETY: pointers of the application.
         unsafe {
             let told = get(properties)?;
-            put(properties, describe(state, &device, told))
+            Ok(put(properties, describe(state, &device, told))?)
         }
     })
 }
@@ -89,7 +87,7 @@ fn describe(state: &State, device: &Device, asked: ze_device_properties_t) -> ze
         flags: if part.is_some() { ZE_DEVICE_PROPERTY_FLAG_SUBDEVICE } else { 0 },
         subdeviceId: part.unwrap_or(0),
         coreClockRate: 1000,
-        maxMemAllocSize: state.settings.largest,
+        maxMemAllocSize: state.own.largest,
         maxHardwareContexts: u32::MAX,
         maxCommandQueuePriority: 0,
         numThreadsPerEU: 1,
@@ -101,7 +99,7 @@ fn describe(state: &State, device: &Device, asked: ze_device_properties_t) -> ze
         timestampValidBits: 64,
         kernelTimestampValidBits: 64,
         uuid: ze_device_uuid_t { id: uuid },
-        name: text(&name),
+        name: field(&name),
     }
 }
 
@@ -121,7 +119,7 @@ unsafe fn answer<T: Copy>(
         unsafe {
             let mut told = get(to)?;
             change(state, &device, &mut told)?;
-            put(to, told)
+            Ok(put(to, told)?)
         }
     })
 }
@@ -240,11 +238,11 @@ pub(crate) unsafe extern "C" fn get_memory_properties(
     // SAFETY: pointers of the application.
     unsafe {
         answer_all("zeDeviceGetMemoryProperties", device, count, memories, |_, device| {
-            let size = device.memory.limit();
+            let size = device.memory[0].limit();
             vec![Box::new(move |told: &mut ze_device_memory_properties_t| {
                 (told.flags, told.maxClockRate, told.maxBusWidth) = (0, 1000, 64);
                 told.totalSize = size;
-                told.name = text("memfd");
+                told.name = field("memfd");
                 let more = chain::find_mut::<ze_device_memory_ext_properties_t>(told.pNext);
                 if let Ok(mut told) = get(more) {
                     told.r#type = ZE_DEVICE_MEMORY_EXT_TYPE_DDR;
@@ -314,7 +312,7 @@ pub(crate) unsafe extern "C" fn get_external_memory_properties(
 }
 
 fn are_peers(state: &State, one: &Device, other: &Device) -> bool {
-    state.settings.peers || one.root() == other.root()
+    state.core.settings.peers || one.root() == other.root()
 }
 
 pub(crate) unsafe extern "C" fn get_p2p_properties(
@@ -341,7 +339,7 @@ pub(crate) unsafe extern "C" fn can_access_peer(
     entry("zeDeviceCanAccessPeer", |state| {
         let (device, peer) = (state.device(device)?, state.device(peer)?);
         // SAFETY: a pointer of the application.
-        unsafe { put(value, u8::from(are_peers(state, &device, &peer))) }
+        Ok(unsafe { put(value, u8::from(are_peers(state, &device, &peer))) }?)
     })
 }
 
@@ -356,7 +354,7 @@ pub(crate) unsafe extern "C" fn get_global_timestamps(
         // SAFETY: pointers of the application.
         unsafe {
             put(host, now)?;
-            put(of_device, now)
+            Ok(put(of_device, now)?)
         }
     })
 }
