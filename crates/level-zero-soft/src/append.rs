@@ -6,7 +6,7 @@ use level_zero_sys::*;
 use soft_device::{Command, Range, Span, Work};
 
 use crate::memory::Allocation;
-use crate::queue::{List, resolve, signalled_by};
+use crate::queue::{List, resolve};
 use crate::state::{Done, State, array, entry, number};
 
 /// The events of a command: the one to signal, and those to wait for.
@@ -25,9 +25,9 @@ unsafe fn append(
     entry(function, |state| {
         let list = state.lists.get(number(list.0))?;
         list.device.health.check()?;
+        let work = work(state, &list)?;
         // SAFETY: the caller's promise.
         let (wait, signal) = unsafe { resolve(state, signal, waits, wait) }?;
-        let work = work(state, &list)?;
         list.append(Command { wait, work, signal })
     })
 }
@@ -146,7 +146,7 @@ pub(crate) unsafe extern "C" fn signal_event(
 ) -> ze_result_t {
     entry("zeCommandListAppendSignalEvent", |state| {
         let list = state.lists.get(number(list.0))?;
-        list.append(Command::nothing(Vec::new(), Some(signalled_by(state, event)?)))
+        list.append(Command::nothing(Vec::new(), Some(state.events.get(number(event.0))?.to_signal())))
     })
 }
 

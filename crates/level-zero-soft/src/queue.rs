@@ -318,14 +318,33 @@ pub(crate) unsafe extern "C" fn reset_fence(fence: ze_fence_handle_t) -> ze_resu
     })
 }
 
+#[derive(Clone, Copy)]
 pub(crate) struct EventPool {
-    flags: ze_event_pool_flags_t,
     count: u32,
+    has_times: bool,
+    /// Its events stand for the last command that was appended to signal them, and are never reset.
+    is_counter_based: bool,
 }
 
 pub(crate) struct EventObject {
-    event: Arc<Event>,
-    has_times: bool,
+    pool: EventPool,
+    event: Mutex<Arc<Event>>,
+}
+
+impl EventObject {
+    /// The event as it is now.
+    fn event(&self) -> Arc<Event> {
+        Arc::clone(&lock(&self.event))
+    }
+
+    /// The event, for a command that signals it.
+    pub(crate) fn to_signal(&self) -> Arc<Event> {
+        if self.pool.is_counter_based {
+            // What waits for the command before goes on waiting for that.
+            *lock(&self.event) = Arc::default();
+        }
+        self.event()
+    }
 }
 
 /// The events that a command waits for, and the one that it signals, if any.
@@ -343,13 +362,14 @@ pub(crate) unsafe fn resolve(
 ) -> Done<Events> {
     // SAFETY: the caller's promise.
     let wait = unsafe { array(wait.cast_const(), waits, ZE_RESULT_ERROR_INVALID_SIZE) }?;
-    let wait: Done<Vec<_>> = wait.into_iter().map(|event| signalled_by(state, event)).collect();
-    let signal = if signal.is_null() { None } else { Some(signalled_by(state, signal)?) };
-    Ok((wait?, signal))
+    let wait: Done<Vec<_>> = wait.into_iter().map(|event| current(state, event)).collect();
+    let wait = wait?;
+    let signal = if signal.is_null() { None } else { Some(state.events.get(number(signal.0))?.to_signal()) };
+    Ok((wait, signal))
 }
 
-pub(crate) fn signalled_by(state: &State, event: ze_event_handle_t) -> Done<Arc<Event>> {
-    Ok(Arc::clone(&state.events.get(number(event.0))?.event))
+fn current(state: &State, event: ze_event_handle_t) -> Done<Arc<Event>> {
+    Ok(state.events.get(number(event.0))?.event())
 }
 
 pub(crate) unsafe extern "C" fn create_pool(
@@ -378,7 +398,13 @@ pub(crate) unsafe extern "C" fn create_pool(
             if desc.flags & !known != 0 {
                 return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
             }
-            let made = state.pools.insert(EventPool { flags: desc.flags, count: desc.count });
+            let timed = ZE_EVENT_POOL_FLAG_KERNEL_TIMESTAMP | ZE_EVENT_POOL_FLAG_KERNEL_MAPPED_TIMESTAMP;
+            let made = state.pools.insert(EventPool {
+                count: desc.count,
+                has_times: desc.flags & timed != 0,
+                is_counter_based: !chain::find::<ze_event_pool_counter_based_exp_desc_t>(desc.pNext)
+                    .is_null(),
+            });
             Ok(put(pool, ze_event_pool_handle_t(handle(made)))?)
         }
     })
@@ -406,8 +432,7 @@ pub(crate) unsafe extern "C" fn create_event(
             if desc.index >= pool.count {
                 return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
             }
-            let timed = ZE_EVENT_POOL_FLAG_KERNEL_TIMESTAMP | ZE_EVENT_POOL_FLAG_KERNEL_MAPPED_TIMESTAMP;
-            let made = EventObject { event: Arc::default(), has_times: pool.flags & timed != 0 };
+            let made = EventObject { pool: *pool, event: Mutex::default() };
             Ok(put(event, ze_event_handle_t(handle(state.events.insert(made))))?)
         }
     })
@@ -419,14 +444,14 @@ pub(crate) unsafe extern "C" fn destroy_event(event: ze_event_handle_t) -> ze_re
 
 pub(crate) unsafe extern "C" fn synchronize_event(event: ze_event_handle_t, nanoseconds: u64) -> ze_result_t {
     entry("zeEventHostSynchronize", |state| {
-        let event = signalled_by(state, event)?;
+        let event = current(state, event)?;
         Ok(event.wait(timeout(nanoseconds), || state.core.health.check())?)
     })
 }
 
 pub(crate) unsafe extern "C" fn query_event(event: ze_event_handle_t) -> ze_result_t {
     entry("zeEventQueryStatus", |state| {
-        let event = signalled_by(state, event)?;
+        let event = current(state, event)?;
         state.core.health.check()?;
         event.signalled().map(drop).ok_or(ZE_RESULT_NOT_READY.into())
     })
@@ -434,7 +459,7 @@ pub(crate) unsafe extern "C" fn query_event(event: ze_event_handle_t) -> ze_resu
 
 pub(crate) unsafe extern "C" fn reset_event(event: ze_event_handle_t) -> ze_result_t {
     entry("zeEventHostReset", |state| {
-        signalled_by(state, event)?.reset();
+        current(state, event)?.reset();
         Ok(())
     })
 }
@@ -446,10 +471,10 @@ pub(crate) unsafe extern "C" fn query_kernel_timestamp(
 ) -> ze_result_t {
     entry("zeEventQueryKernelTimestamp", |state| {
         let event = state.events.get(number(event.0))?;
-        if !event.has_times {
+        if !event.pool.has_times {
             return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
         }
-        let times = event.event.signalled().ok_or(ZE_RESULT_NOT_READY)?;
+        let times = event.event().signalled().ok_or(ZE_RESULT_NOT_READY)?;
         let data = ze_kernel_timestamp_data_t { kernelStart: times.start, kernelEnd: times.end };
         // SAFETY: a pointer of the application.
         Ok(unsafe { put(to, ze_kernel_timestamp_result_t { global: data, context: data }) }?)

@@ -146,7 +146,11 @@ fn a_device_is_lost() {
 }
 
 fn event(user: &User) -> (ze_event_pool_handle_t, ze_event_handle_t) {
-    let desc = ze_event_pool_desc_t { count: 1, ..Default::default() };
+    event_of(user, std::ptr::null())
+}
+
+fn event_of(user: &User, next: *const std::ffi::c_void) -> (ze_event_pool_handle_t, ze_event_handle_t) {
+    let desc = ze_event_pool_desc_t { pNext: next, count: 1, ..Default::default() };
     let event_desc = ze_event_desc_t::default();
     let (mut pool, mut event) = (ze_event_pool_handle_t::NULL, ze_event_handle_t::NULL);
     // SAFETY: as the specification has it.
@@ -157,6 +161,43 @@ fn event(user: &User) -> (ze_event_pool_handle_t, ze_event_handle_t) {
         user.api.zeEventCreate(pool, &raw const event_desc, &raw mut event).unwrap();
     }
     (pool, event)
+}
+
+/// A counter-based event stands for the last command that was appended with it, and is not reset between commands.
+#[test]
+fn a_counter_based_event_stands_for_its_last_command() {
+    with("a_counter_based_event_stands_for_its_last_command", &[("ZE_SOFT_DELAY", "100000")], || {
+        let user = User::direct();
+        let list = user.list_of(user.devices[0], ZE_COMMAND_QUEUE_MODE_ASYNCHRONOUS);
+        let address = user.allocate(16).unwrap();
+        let to = std::ptr::without_provenance_mut(address);
+        for is_counter_based in [true, false] {
+            let counter_based = ze_event_pool_counter_based_exp_desc_t::default();
+            let next = if is_counter_based { (&raw const counter_based).cast() } else { std::ptr::null() };
+            let (pool, event) = event_of(&user, next);
+            let append = || {
+                let (pattern, none) = (7_u8, std::ptr::null_mut());
+                let pattern = (&raw const pattern).cast();
+                // SAFETY: as the specification has it.
+                unsafe { user.api.zeCommandListAppendMemoryFill(list, to, pattern, 1, 16, event, 0, none) }
+            };
+            append().unwrap();
+            // SAFETY: as above.
+            unsafe { user.api.zeEventHostSynchronize(event, u64::MAX) }.unwrap();
+            append().unwrap();
+            // SAFETY: as above.
+            let early = unsafe { user.api.zeEventHostSynchronize(event, 0) };
+            let expected = if is_counter_based { ZE_RESULT_NOT_READY } else { ZE_RESULT_SUCCESS };
+            assert_eq!(early.map_or_else(Failure::result, |()| ZE_RESULT_SUCCESS), expected);
+            // SAFETY: as above.
+            unsafe {
+                user.api.zeCommandListHostSynchronize(list, u64::MAX).unwrap();
+                user.api.zeEventHostSynchronize(event, 0).unwrap();
+                user.api.zeEventDestroy(event).unwrap();
+                user.api.zeEventPoolDestroy(pool).unwrap();
+            }
+        }
+    });
 }
 
 /// A copy that takes its time is not done when the call returns, and the queue's order holds.
