@@ -1,6 +1,6 @@
 //! `libcuda_soft.so`: a CUDA driver in software. **A testing device, not a GPU.**
 //!
-//! It stands in for `libcuda.so.1`, with the functions that `cuda-sys` declares. Memory, streams, events and handles for other
+//! It stands in for `libcuda.so.1`, with the functions that `umf-cuda-sys` declares. Memory, streams, events and handles for other
 //! processes are real; nothing computes. Memory of its devices cannot be touched by the CPU: a program that tries gets SIGSEGV.
 //! Faults happen on demand.
 //!

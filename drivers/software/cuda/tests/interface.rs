@@ -1,4 +1,4 @@
-//! The driver as programs see it: it has every function that `cuda-sys` declares, and answers what is wrong with an error.
+//! The driver as programs see it: it has every function that `umf-cuda-sys` declares, and answers what is wrong with an error.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
