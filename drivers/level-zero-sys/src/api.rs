@@ -56,10 +56,12 @@ pub trait Has<T> {
 
 macro_rules! api {
     ($($(#[$doc:meta])* $name:ident: $table:ident,)*) => {
-        /// All functions of a loader or a driver. Each may be absent; calling one that is absent is an error value.
+        /// All functions of a loader or a driver. Each may be absent; calling one that is absent is
+        /// an error value.
         ///
-        /// The functions may be called from any thread, as far as the specification allows it. The library stays open as long
-        /// as the process lives: drivers keep threads, and handles outlive whoever opened them.
+        /// The functions may be called from any thread, as far as the specification allows it. The
+        /// library stays open as long as the process lives: drivers keep threads, and handles
+        /// outlive the `Api`.
         #[derive(Clone, Debug)]
         pub struct Api {
             $($(#[$doc])* pub $name: $table,)*
@@ -69,7 +71,8 @@ macro_rules! api {
         impl Api {
             unsafe fn from_symbols(path: &Path, library: &Library) -> Self {
                 let mut find = |name: &CStr| symbol(library, name);
-                // SAFETY: the library was opened as a loader, whose symbols are the specification's functions; it stays open.
+                // SAFETY: the library was opened as a loader, whose symbols are the specification's
+                // functions; it stays open.
                 unsafe { Self { $($name: $table::from_symbols(&mut find),)* path: path.to_owned() } }
             }
 
@@ -78,7 +81,8 @@ macro_rules! api {
                 library: &Library,
                 version: ze_api_version_t,
             ) -> Result<Self, OpenError> {
-                // SAFETY: the library was opened as a driver; its functions fill tables of the version that they are told.
+                // SAFETY: the library was opened as a driver; its functions fill tables of the
+                // version that they are told.
                 unsafe { Ok(Self { $($name: driver_table(path, library, version)?,)* path: path.to_owned() }) }
             }
         }
@@ -137,8 +141,8 @@ impl Api {
     /// It cannot be opened, or is none.
     ///
     /// # Safety
-    /// The library's own code runs when it is opened, and its functions are called by the specification's prototypes: it has to
-    /// be a Level Zero loader that the caller trusts.
+    /// The library's own code runs when it is opened, and its functions are called by the
+    /// specification's prototypes: it has to be a Level Zero loader that the caller trusts.
     pub unsafe fn load_from(path: impl AsRef<OsStr>) -> Result<Self, OpenError> {
         let path = Path::new(path.as_ref());
         // SAFETY: the caller's promise.
@@ -151,7 +155,8 @@ impl Api {
         Ok(unsafe { Self::from_symbols(path, &library) })
     }
 
-    /// Opens a driver without a loader between. Its tables are asked for at the newest version that it has.
+    /// Opens a driver without a loader between. Its tables are asked for at the newest version that
+    /// it has.
     ///
     /// # Errors
     /// It cannot be opened, is none, or refuses.
@@ -244,7 +249,8 @@ pub struct Member {
 /// A table of functions, filled by a driver.
 ///
 /// # Safety
-/// The type consists of one nullable pointer to a function for each of [`Table::MEMBERS`], in order, and of nothing else.
+/// The type consists of one nullable pointer to a function for each of [`Table::MEMBERS`], in
+/// order, and of nothing else.
 pub unsafe trait Table: Copy + Default {
     /// The function of a driver that fills it.
     const GET: &'static CStr;
@@ -257,11 +263,12 @@ pub unsafe trait Table: Copy + Default {
         Self::MEMBERS.iter().take_while(|member| member.since <= version.0).count()
     }
 
-    /// Fills a table with what `find` has for each function's name; a function that it has not stays absent.
+    /// Fills a table with what `find` has for each function's name; a function that it has not
+    /// stays absent.
     ///
     /// # Safety
-    /// What `find` returns is null or the address of a function with the prototype that the specification has for that name,
-    /// which stays where it is as long as the table is used.
+    /// What `find` returns is null or the address of a function with the prototype that the
+    /// specification has for that name, which stays where it is as long as the table is used.
     unsafe fn from_symbols(find: &mut dyn FnMut(&'static CStr) -> *mut c_void) -> Self {
         let mut table = Self::default();
         let members = (&raw mut table).cast::<*mut c_void>();
@@ -281,8 +288,9 @@ pub unsafe trait Table: Copy + Default {
         (!found.is_null()).then_some(found)
     }
 
-    /// Puts `function` wherever there is none. It is called with the parameters of all of these, of which it has to look at
-    /// none: on the systems that this crate is for the caller takes care of the space of parameters.
+    /// Puts `function` wherever there is none. It is called with the parameters of all of these, of
+    /// which it has to look at none: on the systems that this crate is for the caller takes care of
+    /// the space of parameters.
     fn fill_absent(&mut self, function: unsafe extern "C" fn() -> ze_result_t) {
         for index in 0..Self::MEMBERS.len() {
             if self.pointer(index).is_none() {
@@ -293,13 +301,15 @@ pub unsafe trait Table: Copy + Default {
         }
     }
 
-    /// Writes to `target` the members that `version` has, and nothing past them: a caller made for that version has no room.
+    /// Writes to `target` the members that `version` has, and nothing past them: a caller made for
+    /// that version has no room.
     ///
     /// # Safety
     /// `target` is valid for writes of that many pointers.
     unsafe fn fill(&self, target: *mut Self, version: ze_api_version_t) {
         let source = core::ptr::from_ref(self).cast::<*mut c_void>();
-        // SAFETY: the caller's promise; a table has at least the members that one version of it has.
+        // SAFETY: the caller's promise; a table has at least the members that one version of it
+        // has.
         unsafe { core::ptr::copy_nonoverlapping(source, target.cast(), Self::known_at(version)) };
     }
 }

@@ -1,4 +1,5 @@
-//! What all parts of the interface share: versions, types of structures, handles, and the chain behind `pNext`.
+//! What all parts of the interface share: versions, types of structures, handles, and the chain
+//! behind `pNext`.
 
 use core::ffi::c_void;
 
@@ -147,7 +148,8 @@ pub mod chain {
             if next.is_null() {
                 break;
             }
-            // SAFETY: each link is null or a structure that begins so, as the callers of this promise.
+            // SAFETY: each link is null or a structure that begins so, as the callers of this
+            // promise.
             let link = unsafe { next.cast::<ze_base_desc_t>().read_unaligned() };
             if link.stype == wanted {
                 return next;

@@ -61,7 +61,7 @@ flags! {
         ZE_EVENT_POOL_FLAG_KERNEL_TIMESTAMP = 1 << 2,
         ZE_EVENT_POOL_FLAG_KERNEL_MAPPED_TIMESTAMP = 1 << 3,
     }
-    /// Who is to see memory when an event is signalled or waited for.
+    /// Which processors see memory when an event is signalled or waited for.
     ze_event_scope_flags_t {
         ZE_EVENT_SCOPE_FLAG_SUBDEVICE = 1 << 0,
         ZE_EVENT_SCOPE_FLAG_DEVICE = 1 << 1,

@@ -1,5 +1,5 @@
-//! The macros that declarations are written with, and what is declared with them, as lists: for the tests that hold it against the
-//! specification's own header.
+//! The macros that declarations are written with, and what is declared with them, as lists: for the
+//! tests that hold it against the specification's own header.
 
 use core::ffi::CStr;
 
@@ -31,7 +31,8 @@ macro_rules! handles {
                 }
             }
 
-            // SAFETY: a name; what is done with it is said at each function, which is unsafe to call.
+            // SAFETY: a name; what is done with it is said at each function, which is unsafe to
+            // call.
             unsafe impl Send for $name {}
             // SAFETY: as above.
             unsafe impl Sync for $name {}
@@ -39,7 +40,8 @@ macro_rules! handles {
     };
 }
 
-/// Enumerations: numbers with names. A driver may answer with a number that has none yet, so they are no Rust enums.
+/// Enumerations: numbers with names. A driver may answer with a number that has none yet, so they
+/// are no Rust enums.
 macro_rules! enums {
     ($($(#[$doc:meta])* $name:ident { $($value:ident = $number:expr,)* })*) => {
         $(
@@ -131,7 +133,8 @@ macro_rules! plain {
     };
 }
 
-/// Structures that begin with their type and the next in the chain. `Default` is all zero but for the type.
+/// Structures that begin with their type and the next in the chain. `Default` is all zero but for
+/// the type.
 macro_rules! chained {
     ($($(#[$doc:meta])* $name:ident: $stype:ident { $($members:tt)* })*) => {
         $(
@@ -163,8 +166,8 @@ macro_rules! returned {
     };
 }
 
-/// Tables of functions: the minor version that brought a member, its name, the function's name, and its parameters. A
-/// function without parameters here is one that this crate does not call.
+/// Tables of functions: the minor version that brought a member, its name, the function's name, and
+/// its parameters. A function without parameters here is one that this crate does not call.
 macro_rules! tables {
     ($($(#[$doc:meta])* $table:ident from $get:ident {
         $($since:literal $member:ident = $function:ident
@@ -197,8 +200,9 @@ macro_rules! tables {
                     /// What the driver answers, other than success; that there is no such function.
                     ///
                     /// # Safety
-                    /// What the specification asks of callers: handles are live, pointers are null only where that is allowed
-                    /// and lead to enough memory of their type, structures have their own type in `stype`.
+                    /// What the specification asks of callers: handles are live, pointers are null
+                    /// only where that is allowed and lead to enough memory of their type,
+                    /// structures have their own type in `stype`.
                     pub unsafe fn $function(
                         &self,
                         $($parameter: $type),*

@@ -1,12 +1,15 @@
-//! Raw Level Zero bindings: the types and function tables of the core interface (specification 1.17) that contexts, devices,
-//! memory, handles for other processes, command lists, queues, events and fences need.
+//! Raw Level Zero bindings: the types and function tables of the core interface (specification
+//! 1.17) that contexts, devices, memory, handles for other processes, command lists, queues, events
+//! and fences need.
 //!
-//! Nothing is linked: [`Api::load`] opens `libze_loader.so.1` at run time, [`Api::load_driver`] a driver without a loader. A
-//! function that is not there is an error value when it is called.
+//! Nothing is linked: [`Api::load`] opens `libze_loader.so.1` at run time, [`Api::load_driver`] a
+//! driver without a loader. A function that is not there is an error value when it is called.
 //!
-//! Names are those of the specification (<https://oneapi-src.github.io/level-zero-spec/level-zero/latest/core/api.html>), which
-//! says what they mean. Structures begin with their type set when they are made with `Default`. Arrays of `char` are arrays of
-//! `u8`, which [`core::ffi::CStr::from_bytes_until_nul`] reads: `char` has a sign on some processors and none on others.
+//! Names are those of the specification
+//! (<https://oneapi-src.github.io/level-zero-spec/level-zero/latest/core/api.html>), which says
+//! what they mean. Structures begin with their type set when they are made with `Default`. Arrays
+//! of `char` are arrays of `u8`, which [`core::ffi::CStr::from_bytes_until_nul`] reads: `char` has
+//! a sign on some processors and none on others.
 //!
 //! ```
 //! use level_zero_sys::{Api, ZE_INIT_FLAG_GPU_ONLY};

@@ -1,4 +1,5 @@
-//! Allocations: how they are made, what they are, how they are freed, and what other interfaces and processes have of them.
+//! Allocations: how they are made, what they are, how they are freed, and what other interfaces and
+//! processes have of them.
 
 use core::ffi::{c_int, c_void};
 

@@ -160,7 +160,8 @@ impl ze_result_t {
     }
 }
 
-/// The specification's name and what it means: `ZE_RESULT_ERROR_DEVICE_LOST (the device hung, was reset or is gone)`.
+/// The specification's name and what it means: `ZE_RESULT_ERROR_DEVICE_LOST (the device hung, was
+/// reset or is gone)`.
 impl core::fmt::Display for ze_result_t {
     fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(formatter, "{self:?} ({})", self.text())
@@ -171,8 +172,8 @@ impl core::fmt::Display for ze_result_t {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// Neither the loader nor the driver has that function: it is older than the function is, or the function belongs to an
-    /// extension that it lacks.
+    /// Neither the loader nor the driver has that function: it is older than the function is, or
+    /// the function belongs to an extension that it lacks.
     #[error("{function}: this Level Zero loader or driver has no such function; a newer one may")]
     Absent {
         /// The function.
@@ -183,7 +184,8 @@ pub enum Failure {
     Refused {
         /// The function.
         function: &'static str,
-        /// The answer. Not always an error: [`crate::ZE_RESULT_NOT_READY`] is an answer to a question.
+        /// The answer. Not always an error: [`crate::ZE_RESULT_NOT_READY`] is an answer to a
+        /// question.
         result: ze_result_t,
     },
 }

@@ -1,5 +1,6 @@
-//! The tables of functions. A number before a member is the minor version of the specification that brought it. A member that
-//! this crate does not call has a name and a place alone, so that a driver can answer for it.
+//! The tables of functions. A number before a member is the minor version of the specification that
+//! brought it. A member that this crate does not call has a name and a place alone, so that a
+//! driver can answer for it.
 
 use core::ffi::{c_char, c_void};
 

@@ -1,7 +1,8 @@
-//! Numbers, layouts and tables are those of the specification's own C header, where one is installed (Debian: libze-dev).
+//! Numbers, layouts and tables are those of the specification's own C header, where one is
+//! installed (Debian: libze-dev).
 //!
-//! An older header lacks what came later, and that part is then not looked at: `TESTS_ZE_INCLUDE` names the folder of
-//! another one, with `level_zero/ze_api.h` in it.
+//! An older header lacks what came later, and that part is then not looked at: `TESTS_ZE_INCLUDE`
+//! names the folder of another one, with `level_zero/ze_api.h` in it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -115,7 +116,8 @@ fn structures_are_those_of_the_header() {
     }
 }
 
-/// Members are in the header's order, and the header has those that came with its version or before.
+/// Members are in the header's order, and the header has those that came with its version or
+/// before.
 #[test]
 fn tables_are_those_of_the_header() {
     let Some(header) = header("tables_are_those_of_the_header") else { return };
@@ -142,7 +144,8 @@ fn tables_are_those_of_the_header() {
     }
 }
 
-/// Nothing is missing that tests do not look at: versions only go up, so that what a version has is a prefix.
+/// Nothing is missing that tests do not look at: versions only go up, so that what a version has is
+/// a prefix.
 #[test]
 fn members_are_in_the_order_of_their_versions() {
     for table in layout::tables() {

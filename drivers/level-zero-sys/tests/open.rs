@@ -44,7 +44,8 @@ fn calls_through_the_loader_answer() {
     }
 }
 
-/// A table made for an older version is not written past its end, and what is absent fails with the function's name.
+/// A table made for an older version is not written past its end, and what is absent fails with the
+/// function's name.
 #[test]
 fn a_table_is_filled_up_to_a_version() {
     unsafe extern "C" fn init(_: ze_init_flags_t) -> ze_result_t {

@@ -1,4 +1,5 @@
-//! The driver stays where it is once it is loaded: loaders close drivers when a process ends, while threads still run in them.
+//! The driver stays where it is once it is loaded: loaders close drivers when a process ends, while
+//! threads still run in them.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

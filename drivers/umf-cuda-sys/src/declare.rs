@@ -26,7 +26,8 @@ macro_rules! handles {
                 }
             }
 
-            // SAFETY: a name; what is done with it is said at each function, which is unsafe to call.
+            // SAFETY: a name; what is done with it is said at each function, which is unsafe to
+            // call.
             unsafe impl Send for $name {}
             // SAFETY: as above.
             unsafe impl Sync for $name {}
@@ -34,7 +35,8 @@ macro_rules! handles {
     };
 }
 
-/// Enumerations: numbers with names. A driver may answer with a number that has none yet, so they are no Rust enums.
+/// Enumerations: numbers with names. A driver may answer with a number that has none yet, so they
+/// are no Rust enums.
 macro_rules! enums {
     ($($(#[$doc:meta])* $name:ident { $($value:ident = $number:expr,)* })*) => {
         $(
@@ -86,8 +88,9 @@ macro_rules! functions {
             /// Those that `find` has an address for.
             ///
             /// # Safety
-            /// What `find` returns is null or the address of the function of that symbol, with the parameters that the interface
-            /// has for it, which stays where it is as long as this is used.
+            /// What `find` returns is null or the address of the function of that symbol, with the
+            /// parameters that the interface has for it, which stays where it is as long as this is
+            /// used.
             pub unsafe fn from_symbols(mut find: impl FnMut(&'static core::ffi::CStr) -> *mut core::ffi::c_void) -> Self {
                 let name = |literal: &'static str| {
                     core::ffi::CStr::from_bytes_with_nul(literal.as_bytes()).unwrap_or_default()
@@ -95,7 +98,8 @@ macro_rules! functions {
                 Self {
                     $($name: {
                         let address = find(name(concat!(stringify!($symbol), "\0")));
-                        // SAFETY: null is nothing, and of anything else the caller says that it is this function.
+                        // SAFETY: null is nothing, and of anything else the caller says that it is
+                        // this function.
                         unsafe { core::mem::transmute::<*mut core::ffi::c_void, Option<unsafe extern "C" fn($($type),*) -> crate::CUresult>>(address) }
                     },)*
                 }
@@ -110,8 +114,8 @@ macro_rules! functions {
                 /// What the driver answers, other than success; that there is no such function.
                 ///
                 /// # Safety
-                /// What the interface asks of callers: handles are live, pointers are null only where that is allowed and lead to
-                /// enough memory of their type.
+                /// What the interface asks of callers: handles are live, pointers are null only
+                /// where that is allowed and lead to enough memory of their type.
                 #[allow(clippy::too_many_arguments, reason = "the interface's functions")]
                 pub unsafe fn $name(&self, $($parameter: $type),*) -> Result<(), crate::Failure> {
                     let Some(function) = self.functions().$name else {

@@ -1,11 +1,12 @@
-//! Raw bindings of the CUDA driver interface (version 12): devices, contexts, memory of every kind, handles for other processes,
-//! virtual memory, streams and events; nothing that computes.
+//! Raw bindings of the CUDA driver interface (version 12): devices, contexts, memory of every kind,
+//! handles for other processes, virtual memory, streams and events; nothing that computes.
 //!
-//! Nothing is linked: [`Api::load`] opens `libcuda.so.1` at run time, [`Api::load_from`] a library by its path. A function that
-//! is not there is an error value when it is called.
+//! Nothing is linked: [`Api::load`] opens `libcuda.so.1` at run time, [`Api::load_from`] a library
+//! by its path. A function that is not there is an error value when it is called.
 //!
-//! Names are those of the interface (<https://docs.nvidia.com/cuda/cuda-driver-api/>), which says what they mean; the functions
-//! are those that its header maps the names to (`cuMemAlloc` is `cuMemAlloc_v2`).
+//! Names are those of the interface (<https://docs.nvidia.com/cuda/cuda-driver-api/>), which says
+//! what they mean; the functions are those that its header maps the names to (`cuMemAlloc` is
+//! `cuMemAlloc_v2`).
 //!
 //! ```
 //! use cuda_sys::Api;
@@ -29,15 +30,9 @@
 mod declare;
 
 mod api;
-mod base;
-mod failure;
-mod functions;
-mod memory;
 mod result;
+mod types;
 
-pub use api::{Api, LIBRARY, OpenError};
-pub use base::*;
-pub use failure::Failure;
-pub use functions::{Functions, NAMES};
-pub use memory::*;
+pub use api::{Api, Functions, LIBRARY, NAMES, OpenError};
 pub use result::*;
+pub use types::*;

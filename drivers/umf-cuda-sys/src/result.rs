@@ -1,4 +1,4 @@
-//! What every function answers.
+//! What every function answers, and the error that a call is where that is not success.
 
 enums! {
     /// The answer of a function: success, or a number that the interface names.
@@ -44,7 +44,8 @@ enums! {
 }
 
 impl CUresult {
-    /// What it means and what to do, in a few words. (The driver's own text is [`crate::Api::text_of`]'s.)
+    /// What it means and what to do, in a few words. (The driver's own text is
+    /// [`crate::Api::text_of`]'s.)
     #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {
@@ -136,6 +137,45 @@ impl core::fmt::Display for CUresult {
             (None, _) => write!(formatter, "CUresult {}", self.0),
             (Some(name), "") => formatter.write_str(name),
             (Some(name), meaning) => write!(formatter, "{name}: {meaning}"),
+        }
+    }
+}
+
+/// A call that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// The library has no such function: it is older than the function is.
+    #[error("{function}: this CUDA driver has no such function; a newer one may")]
+    Absent {
+        /// The function.
+        function: &'static str,
+    },
+    /// The driver answered with this.
+    #[error("{function}: {result}")]
+    Refused {
+        /// The function.
+        function: &'static str,
+        /// The answer. Not always an error: [`CUDA_ERROR_NOT_READY`] is an answer to a question.
+        result: CUresult,
+    },
+}
+
+impl Failure {
+    /// The function that failed.
+    #[must_use]
+    pub const fn function(self) -> &'static str {
+        match self {
+            Self::Absent { function } | Self::Refused { function, .. } => function,
+        }
+    }
+
+    /// The answer as a number of the interface: an absent function is not supported.
+    #[must_use]
+    pub const fn result(self) -> CUresult {
+        match self {
+            Self::Absent { .. } => CUDA_ERROR_NOT_SUPPORTED,
+            Self::Refused { result, .. } => result,
         }
     }
 }

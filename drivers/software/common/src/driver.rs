@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use crate::{Addresses, Budget, Charge, Error, Faults, Health, Result, Settings, Stream};
 
-/// Runs a function of an interface whose answers are numbers, of which zero is success. No panic leaves it.
+/// Runs a function of an interface whose answers are numbers, of which zero is success. No panic
+/// leaves it.
 pub fn guarded<R: From<Error>, A: From<R> + Default>(
     body: impl FnOnce() -> core::result::Result<(), R>,
 ) -> A {
@@ -65,7 +66,8 @@ pub unsafe fn text<'a>(pointer: *const c_char) -> Result<&'a str> {
     unsafe { CStr::from_ptr(pointer) }.to_str().map_err(|_| Error::Invalid)
 }
 
-/// Everything that a driver has in a process, made when it is first started. A forked child has none, and gets none.
+/// Everything that a driver has in a process, made when it is first started. A forked child has
+/// none, and gets none.
 #[derive(Debug)]
 pub struct Once<S>(OnceLock<Option<(S, u32)>>);
 
@@ -76,7 +78,8 @@ impl<S> Once<S> {
         Self(OnceLock::new())
     }
 
-    /// Starts it unless it was. What is wrong is written to standard error: loaders say nothing of a driver that does not start.
+    /// Starts it unless it was. What is wrong is written to standard error: loaders say nothing of
+    /// a driver that does not start.
     ///
     /// # Errors
     /// [`Error::NotStarted`].
@@ -169,8 +172,8 @@ impl<T> Core<T> {
 /// No number is used twice in a process, of whatever kind.
 static NEXT: AtomicUsize = AtomicUsize::new(0x5af7_0000_0040);
 
-/// All objects of a kind, by their handles: numbers that are looked up and never followed, so that one that is null, stale, of
-/// another kind or made up is an answer.
+/// All objects of a kind, by their handles: numbers that are looked up and never followed, so that
+/// one that is null, stale, of another kind or made up is an answer.
 #[derive(Debug)]
 pub struct Handles<T>(RwLock<HashMap<usize, Arc<T>>>);
 
@@ -207,7 +210,7 @@ impl<T> Handles<T> {
         found.ok_or(Error::NoHandle)
     }
 
-    /// Takes an object out. It goes once nobody works with it any more.
+    /// Takes an object out. It goes with its last user.
     ///
     /// # Errors
     /// [`Error::NoHandle`].
@@ -217,7 +220,7 @@ impl<T> Handles<T> {
     }
 
     /// How many there are.
-    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+    #[expect(clippy::len_without_is_empty, reason = "no driver asks")]
     pub fn len(&self) -> usize {
         self.0.read().unwrap_or_else(PoisonError::into_inner).len()
     }

@@ -1,5 +1,5 @@
-//! What the software drivers have in common: a device with memory, streams of commands and events, settings and faults on demand.
-//! Nothing here knows the interface that it is shown through.
+//! What the software drivers have in common: a device with memory, streams of commands and events,
+//! settings and faults on demand. Nothing here knows the interface that it is shown through.
 
 mod driver;
 mod memory;
@@ -50,8 +50,8 @@ impl From<rustix::io::Errno> for Error {
 /// What most of this crate returns.
 pub type Result<T> = core::result::Result<T, Error>;
 
-/// Locks, whatever became of a thread that had the lock before: what is behind these locks is whole between any two
-/// statements that change it.
+/// Locks, whatever became of a thread that had the lock before: what is behind these locks is whole
+/// between any two statements that change it.
 pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

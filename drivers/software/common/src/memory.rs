@@ -1,7 +1,8 @@
-//! Memory of a device: pages in a file, the addresses at which the application has them, and what a command works on.
+//! Memory of a device: pages in a file, the addresses at which the application has them, and what a
+//! command works on.
 //!
-//! The application's addresses show nothing of a device's memory: a program that touches it gets SIGSEGV. The threads that
-//! execute commands reach the same pages through a mapping of their own.
+//! The application's addresses show nothing of a device's memory: a program that touches it gets
+//! SIGSEGV. The threads that execute commands reach the same pages through a mapping of their own.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -85,8 +86,8 @@ impl Mapping {
         }
         let all = sys::reserve(None, size.checked_add(alignment).ok_or(Errno::NOMEM)?)?;
         let before = all.align_offset(alignment);
-        // SAFETY: `before` is less than `alignment`, so that `size` bytes from there are within what was reserved; what is
-        // around them is used by nothing.
+        // SAFETY: `before` is less than `alignment`, so that `size` bytes from there are within
+        // what was reserved; what is around them is used by nothing.
         unsafe {
             let start = all.add(before);
             if before > 0 {
@@ -151,7 +152,8 @@ pub enum Origin {
 const DEVICE_NAME: &str = "soft-device-";
 const HOST_NAME: &str = "soft-host";
 
-/// Pages that stay as long as this value, and the mapping through which the device's threads reach them.
+/// Pages that stay as long as this value, and the mapping through which the device's threads reach
+/// them.
 #[derive(Debug)]
 pub struct Backing {
     /// Absent in what was opened: it cannot be exported again, and costs no fd.
@@ -295,7 +297,8 @@ impl<T> Addresses<T> {
         self.write().insert(start, Arc::new(Range { start, size, id, backing, window, owner }));
     }
 
-    /// Adds memory at addresses of its own, `size` bytes of which were asked for, and returns where it begins.
+    /// Adds memory at addresses of its own, `size` bytes of which were asked for, and returns where
+    /// it begins.
     pub fn insert(&self, size: usize, backing: Backing, window: Mapping, owner: T) -> usize {
         let start = window.address();
         self.add(start, size, Arc::new(backing), Some(window), owner);
@@ -315,8 +318,12 @@ impl<T> Addresses<T> {
 
     /// Removes all ranges that are as `is_it` says.
     pub fn remove_all(&self, is_it: impl Fn(&Range<T>) -> bool) -> Vec<Arc<Range<T>>> {
-        let found = self.all(is_it);
-        found.iter().filter_map(|range| self.write().remove(&range.start)).collect()
+        let mut ranges = self.write();
+        let found: Vec<_> = ranges.values().filter(|range| is_it(range)).cloned().collect();
+        for range in &found {
+            ranges.remove(&range.start);
+        }
+        found
     }
 
     /// The range that an address is in.
@@ -336,7 +343,8 @@ impl<T> Addresses<T> {
         self.read().values().filter(|range| is_it(range)).cloned().collect()
     }
 
-    /// Returns what a command works on: memory of the device, which it has to stay within, or the application's own.
+    /// Returns what a command works on: memory of the device, which it has to stay within, or the
+    /// application's own.
     ///
     /// # Errors
     /// What `check` returns, which sees each range and may refuse it; [`Error::Invalid`].
@@ -393,15 +401,16 @@ struct Piece {
     _backing: Option<Arc<Backing>>,
 }
 
-/// A range of addresses that a command works on, as the device's threads see it, in the pieces that it consists of.
+/// A range of addresses that a command works on, as the device's threads see it, in the pieces that
+/// it consists of.
 #[derive(Clone, Debug, Default)]
 pub struct Span {
     pieces: Vec<Piece>,
     size: usize,
 }
 
-// SAFETY: pieces of mappings that live as long as the span, or of memory that the application gave to a command: it is used
-// by whatever thread executes that.
+// SAFETY: pieces of mappings that live as long as the span, or of memory that the application gave
+// to a command: it is used by whatever thread executes that.
 unsafe impl Send for Span {}
 // SAFETY: as above.
 unsafe impl Sync for Span {}
@@ -436,8 +445,8 @@ impl Span {
         let mut done = 0;
         while let Some((source, readable)) = from.piece(done, from.size - done) {
             let Some((target, part)) = self.piece(done, readable) else { return };
-            // SAFETY: both pieces are mapped as long as the spans live; a program that uses that memory meanwhile has a race of
-            // its own. They may overlap.
+            // SAFETY: both pieces are mapped as long as the spans live; a program that uses that
+            // memory meanwhile has a race of its own. They may overlap.
             unsafe { source.copy_to(target, part) };
             done += part;
         }

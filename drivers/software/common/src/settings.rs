@@ -1,4 +1,5 @@
-//! What tests ask of a driver: settings, from variables of the environment, and faults, which are calls that fail on demand.
+//! What tests ask of a driver: settings, from variables of the environment, and faults, which are
+//! calls that fail on demand.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,8 +7,8 @@ use std::time::Duration;
 
 use crate::{Error, Health, Result, lock};
 
-/// Returns the value of an environment variable; `None` if it is unset, is not UTF-8, or the process
-/// has more rights than the user who started it (`AT_SECURE`).
+/// Returns the value of an environment variable; `None` if it is unset, is not UTF-8, or the
+/// process has more rights than the user who started it (`AT_SECURE`).
 ///
 /// Drivers read the environment with this function and not with `umf_core::environment`: they stand
 /// for drivers that share no code with umf. A library that contains umf-core is never unloaded, and
@@ -163,8 +164,9 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Replaces the faults by those in `text`: `function:which=action`, separated by commas. `which` is a number (that call
-    /// alone, from now), a number and `+` (from that call on) or `*` (all); `action` is `lose`, or what `answer` knows.
+    /// Replaces the faults by those in `text`: `function:which=action`, separated by commas.
+    /// `which` is a number (that call alone, from now), a number and `+` (from that call on) or `*`
+    /// (all); `action` is `lose`, or what `answer` knows.
     ///
     /// # Errors
     /// What is wrong in it.

@@ -1,5 +1,5 @@
-//! Streams: what is submitted to one is executed in order, by a thread of its own. Commands wait for events, work on spans of
-//! memory, and signal events.
+//! Streams: what is submitted to one is executed in order, by a thread of its own. Commands wait
+//! for events, work on spans of memory, and signal events.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -84,7 +84,8 @@ pub struct Event {
 }
 
 impl Event {
-    /// Returns when the command that signalled it began and ended; `None` while it is not signalled.
+    /// Returns when the command that signalled it began and ended; `None` while it is not
+    /// signalled.
     pub fn signalled(&self) -> Option<Times> {
         *lock(&self.signalled)
     }

@@ -15,7 +15,7 @@ pub(crate) fn page_size() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// A memfd of this size that nobody can resize.
+/// A memfd of this size that cannot be resized.
 pub(crate) fn sealed_memfd(name: &str, size: u64) -> Result<OwnedFd> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     retry_on_intr(|| rustix::fs::ftruncate(&file, size))?;
@@ -23,7 +23,8 @@ pub(crate) fn sealed_memfd(name: &str, size: u64) -> Result<OwnedFd> {
     Ok(file)
 }
 
-/// An fd by its number, duplicated so that closing the number does no harm. `EBADF` if there is none.
+/// An fd by its number, duplicated so that closing the number does no harm. `EBADF` if there is
+/// none.
 pub(crate) fn duplicate_number(fd: i32) -> Result<OwnedFd> {
     // SAFETY: asks the kernel, which checks the number; what it returns is new and ours.
     let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
@@ -85,7 +86,7 @@ pub(crate) fn reserve(wanted: Option<usize>, size: usize) -> Result<NonNull<u8>>
                 // A kernel that does not know the flag takes the address as a hint.
                 Ok(got) if got == start => got,
                 Ok(got) => {
-                    // SAFETY: just mapped, and nobody has it.
+                    // SAFETY: just mapped, and used by nothing.
                     unsafe { rustix::mm::munmap(got, size)? };
                     return Err(Errno::EXIST);
                 }
@@ -115,7 +116,8 @@ pub(crate) fn map(file: BorrowedFd<'_>, size: usize) -> Result<NonNull<u8>> {
 /// Maps a file shared, for reading and writing, in place of what is mapped at `start`.
 ///
 /// # Safety
-/// The addresses belong to a reservation of the caller's, and nothing relies on what is mapped there.
+/// The addresses belong to a reservation of the caller's, and nothing relies on what is mapped
+/// there.
 pub(crate) unsafe fn replace(start: *mut u8, size: usize, file: BorrowedFd<'_>) -> Result<()> {
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
     // SAFETY: the caller's promise.
@@ -125,7 +127,7 @@ pub(crate) unsafe fn replace(start: *mut u8, size: usize, file: BorrowedFd<'_>) 
 /// Takes a mapping away.
 ///
 /// # Safety
-/// The addresses belong to the caller, and nobody uses them.
+/// The addresses belong to the caller, and nothing uses them.
 pub(crate) unsafe fn unmap(start: *mut u8, size: usize) {
     // SAFETY: the caller's promise. A failure would leave addresses reserved.
     let _ = unsafe { rustix::mm::munmap(start.cast(), size) };
@@ -139,7 +141,8 @@ pub(crate) fn is_mapped(address: usize, size: usize) -> bool {
     let mut at = address - address % page;
     while at < end {
         let part = (end - at).min(pages.len() * page);
-        // SAFETY: the kernel checks the addresses, and writes a byte for each page into the array, which has that many.
+        // SAFETY: the kernel checks the addresses, and writes a byte for each page into the array,
+        // which has that many.
         if unsafe { libc::mincore(ptr::without_provenance_mut(at), part, pages.as_mut_ptr()) } != 0 {
             return false;
         }
@@ -156,7 +159,8 @@ pub(crate) fn fd_of_process(pid: i32, fd: i32) -> Result<OwnedFd> {
     rustix::process::pidfd_getfd(process.as_fd(), fd, rustix::process::PidfdGetfdFlags::empty())
 }
 
-/// Lets every process of this user take fds from this one (`PR_SET_PTRACER_ANY`). `EINVAL` where the kernel has no yama.
+/// Lets every process of this user take fds from this one (`PR_SET_PTRACER_ANY`). `EINVAL` where
+/// the kernel has no yama.
 pub(crate) fn allow_tracing_by_all() -> Result<()> {
     // SAFETY: sets a number of this process.
     if unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) } != 0 {

@@ -1,5 +1,5 @@
-//! How an fd travels to the process that opens a handle, where the driver sees to that itself: through `pidfd_getfd(2)`, or
-//! through a socket that the process which made the handle answers.
+//! How an fd travels to the process that opens a handle, where the driver sees to that itself:
+//! through `pidfd_getfd(2)`, or through a socket that the process which made the handle answers.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -87,8 +87,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Answers from now on, on the abstract socket `<name>_<pid>`; `find` gives the fd for a number, if that is one that may be
-    /// had.
+    /// Answers from now on, on the abstract socket `<name>_<pid>`; `find` gives the fd for a
+    /// number, if that is one that may be had.
     ///
     /// # Errors
     /// The socket cannot be made, or the thread.

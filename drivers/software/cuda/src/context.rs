@@ -232,7 +232,7 @@ impl State {
     }
 }
 
-/// Retains the context that all of a process share.
+/// Retains the primary context of a device.
 ///
 /// # Safety
 /// As the interface has it.
@@ -250,7 +250,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, devic
     })
 }
 
-/// Lets go of it; the last who does destroys it.
+/// Releases it; the last release destroys it.
 ///
 /// # Safety
 /// As the interface has it.
@@ -273,7 +273,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CUres
     })
 }
 
-/// A context of one's own, which is current from then on.
+/// Makes a context, and makes it current.
 ///
 /// # Safety
 /// As the interface has it.
@@ -359,7 +359,7 @@ pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: CUcontext) -> CUresult {
     })
 }
 
-/// Takes it away again.
+/// Removes the context on top of those of this thread.
 ///
 /// # Safety
 /// As the interface has it.

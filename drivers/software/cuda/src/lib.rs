@@ -1,12 +1,14 @@
 //! `libcuda_soft.so`: a CUDA driver in software. **A testing device, not a GPU.**
 //!
-//! It stands in for `libcuda.so.1`, with the functions that `umf-cuda-sys` declares. Memory, streams, events and handles for other
-//! processes are real; nothing computes. Memory of its devices cannot be touched by the CPU: a program that tries gets SIGSEGV.
-//! Faults happen on demand.
+//! It stands in for `libcuda.so.1`, with the functions that `umf-cuda-sys` declares. Memory,
+//! streams, events and handles for other processes are real; nothing computes. Memory of its
+//! devices cannot be touched by the CPU: a program that tries gets SIGSEGV. Faults happen on
+//! demand.
 //!
 //! `docs/cuda-soft.md` has its settings and what it does differently from a GPU's driver.
 //!
-//! The crate `soft-device` is the memory and the streams, and knows nothing of CUDA; the modules here are the interface.
+//! The crate `soft-device` is the memory and the streams, and knows nothing of CUDA; the modules
+//! here are the interface.
 
 #![allow(non_snake_case, reason = "the interface's names")]
 

@@ -1,4 +1,5 @@
-//! Allocations, and handles of them for other processes: 64 bytes that say in which process which fd is the memory.
+//! Allocations, and handles of them for other processes: 64 bytes that say in which process which
+//! fd is the memory.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::fs::File;
@@ -24,7 +25,7 @@ pub(crate) enum Access {
     ReadWrite,
 }
 
-/// How memory came to be, and so who takes it away.
+/// How memory came to be, and so which function takes it away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Device,
@@ -283,7 +284,8 @@ pub unsafe extern "C" fn cuPointerGetAttribute(
     })
 }
 
-/// A dma-buf over a range of addresses. Here it is the memfd: whoever asks the kernel sees that.
+/// A dma-buf over a range of addresses. Here it is the memfd, which a kernel does not take for a
+/// dma-buf.
 ///
 /// # Safety
 /// As the interface has it.
@@ -349,7 +351,7 @@ impl Bytes {
         bytes
     }
 
-    /// Whoever made the bytes may have put anything into them.
+    /// The bytes come from another process, and may be anything.
     pub(crate) fn decode(bytes: &[u8; 64], magic: [u8; 8]) -> Done<Self> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
@@ -362,7 +364,7 @@ impl Bytes {
     /// The fd that it means.
     pub(crate) fn fetch(self) -> Done<OwnedFd> {
         let path = format!("/proc/{}/fd/{}", self.pid, self.fd);
-        // Looked at before it is opened: who knows what that would do.
+        // Looked at before it is opened: opening a device or a pipe can do anything.
         let link = std::fs::read_link(&path).map_err(|_| CUDA_ERROR_MAP_FAILED)?;
         if !link.to_string_lossy().starts_with("/memfd:soft-device-") {
             return Err(CUDA_ERROR_MAP_FAILED.into());

@@ -1,5 +1,6 @@
-//! What every function of the driver goes through, everything that the driver has, its settings (`CUDA_SOFT_*`, and
-//! `CUDA_VISIBLE_DEVICES` as every CUDA driver has it), and what tests ask of it that no other driver has.
+//! What every function of the driver goes through, everything that the driver has, its settings
+//! (`CUDA_SOFT_*`, and `CUDA_VISIBLE_DEVICES` as every CUDA driver has it), and what tests ask of
+//! it that no other driver has.
 
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex};
@@ -146,7 +147,8 @@ impl State {
 pub(crate) struct Own {
     /// Which devices of the machine the process sees, in which order.
     visible: Vec<u32>,
-    /// What the devices lack: `virtual`, `fds`, `fabric`, `dma-buf`, `managed`. `fabric`, unless said otherwise.
+    /// What the devices lack: `virtual`, `fds`, `fabric`, `dma-buf`, `managed`. `fabric`, unless
+    /// said otherwise.
     lacks: Vec<String>,
     pub(crate) version: i32,
 }
@@ -206,8 +208,9 @@ pub unsafe extern "C" fn cudaSoftSetFaults(faults: *const c_char) -> CUresult {
     })
 }
 
-/// How much there is of something: `allocations`, `opened` (of other processes), `mapped`, `memory` (bytes of all devices), `fds`
-/// (that the driver holds), `physical`, `reservations`, `contexts`, `streams`, `events`.
+/// How much there is of something: `allocations`, `opened` (of other processes), `mapped`, `memory`
+/// (bytes of all devices), `fds` (that the driver holds), `physical`, `reservations`, `contexts`,
+/// `streams`, `events`.
 ///
 /// Answers `CUDA_ERROR_INVALID_VALUE` for any other name.
 ///

@@ -127,7 +127,8 @@ pub unsafe extern "C" fn cuEventSynchronize(event: CUevent) -> CUresult {
     })
 }
 
-/// The time between the points at which two events were recorded, which the stream has passed, in milliseconds.
+/// The time between the points at which two events were recorded, which the stream has passed, in
+/// milliseconds.
 ///
 /// # Safety
 /// As the interface has it.

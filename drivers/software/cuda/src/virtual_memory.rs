@@ -144,7 +144,7 @@ fn physical(state: &State, handle: CUmemGenericAllocationHandle) -> Done<Arc<Phy
     state.physical.get(number).map_err(|_| CUDA_ERROR_INVALID_VALUE.into())
 }
 
-/// Mappings, and whoever else has it, keep the memory.
+/// Releases physical memory, which goes with its last mapping.
 ///
 /// # Safety
 /// As the interface has it.

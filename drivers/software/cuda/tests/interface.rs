@@ -1,4 +1,5 @@
-//! The driver as programs see it: it has every function that `umf-cuda-sys` declares, and answers what is wrong with an error.
+//! The driver as programs see it: it has every function that `umf-cuda-sys` declares, and answers
+//! what is wrong with an error.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -60,6 +61,11 @@ fn what_is_wrong_is_an_answer() {
             let opened = api.cuIpcOpenMemHandle(&raw mut address, CUipcMemHandle { reserved: bytes }, 1);
             assert_eq!(refused(opened), CUDA_ERROR_INVALID_VALUE);
         }
+        // Reserved addresses where nothing is mapped.
+        let mut reserved = 0;
+        api.cuMemAddressReserve(&raw mut reserved, 0x20_0000, 0, 0, 0).unwrap();
+        assert_eq!(refused(api.cuMemsetD8(reserved + 64, 0, 64)), CUDA_ERROR_INVALID_VALUE);
+        api.cuMemAddressFree(reserved, 0x20_0000).unwrap();
         // Standard input is no memory of a device.
         let fd = std::ptr::without_provenance_mut(0);
         let form = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;

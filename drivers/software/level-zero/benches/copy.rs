@@ -1,6 +1,8 @@
-//! How fast the driver copies, against `memcpy` by one thread: both sides in one run, medians of many.
+//! How fast the driver copies, against `memcpy` by one thread: both sides in one run, medians of
+//! many.
 //!
-//! `cargo bench -p level-zero-soft`. With `--check` the run fails if a copy of 16 MiB is slower than 0.8 of memcpy.
+//! `cargo bench -p level-zero-soft`. With `--check` the run fails if a copy of 16 MiB is slower
+//! than 0.8 of memcpy.
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on ends")]
 

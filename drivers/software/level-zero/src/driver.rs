@@ -1,6 +1,6 @@
-//! The driver itself: starting it, what it says of itself, and what tests ask of it that no other driver has: faults, and how much
-//! there is of everything. Tests find those functions by name with `zeDriverGetExtensionFunctionAddress`, or as symbols of the
-//! library.
+//! The driver itself: starting it, what it says of itself, and what tests ask of it that no other
+//! driver has: faults, and how much there is of everything. Tests find those functions by name with
+//! `zeDriverGetExtensionFunctionAddress`, or as symbols of the library.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -139,7 +139,8 @@ pub(crate) unsafe extern "C" fn get_extension_function_address(
     })
 }
 
-/// The context that is there without being made. It is made when it is first asked for, and never destroyed.
+/// The context that is there without being made. It is made when it is first asked for, and never
+/// destroyed.
 pub(crate) unsafe extern "C" fn get_default_context(driver: ze_driver_handle_t) -> ze_context_handle_t {
     let mut context = ze_context_handle_t::NULL;
     entry("zeDriverGetDefaultContext", |state| {
@@ -158,7 +159,7 @@ pub(crate) fn answer(name: &str) -> Option<u32> {
         .map(|(_, number)| number)
 }
 
-/// The functions of this module, for who asks the driver for them.
+/// The functions of this driver alone, by their names.
 fn own_function(name: &CStr) -> Option<*mut c_void> {
     match name.to_bytes() {
         b"zeSoftSetFaults" => Some(zeSoftSetFaults as *mut c_void),
@@ -183,9 +184,9 @@ pub unsafe extern "C" fn zeSoftSetFaults(faults: *const c_char) -> ze_result_t {
     })
 }
 
-/// How much there is of something: `allocations`, `memory` (bytes of all devices), `fds` (that the driver holds), `exports`
-/// (handles that are out), `residents` (allocations made resident, counted for each device), `contexts`, `queues`, `lists`,
-/// `fences`, `event-pools`, `events`.
+/// How much there is of something: `allocations`, `memory` (bytes of all devices), `fds` (that the
+/// driver holds), `exports` (handles that are out), `residents` (allocations made resident, counted
+/// for each device), `contexts`, `queues`, `lists`, `fences`, `event-pools`, `events`.
 ///
 /// Answers `ZE_RESULT_ERROR_INVALID_ARGUMENT` for any other name.
 ///

@@ -1,8 +1,10 @@
-//! Handles for other processes: what is in their bytes, the fds that are given away in them, and opening them.
+//! Handles for other processes: what is in their bytes, the fds that are given away in them, and
+//! opening them.
 //!
-//! A classic handle is an fd number, which the process that opens it has to have made its own. In an opaque one the driver finds
-//! the process that made it, and the fd number there, and brings the fd over itself. Clients that do not know that write their
-//! own number over the first four bytes; the driver has the number a second time, and sees by that what they did.
+//! A classic handle is an fd number, which the process that opens it has to have made its own. In
+//! an opaque one the driver finds the process that made it, and the fd number there, and brings the
+//! fd over itself. Clients that do not know that write their own number over the first four bytes;
+//! the driver has the number a second time, and sees by that what they did.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -18,7 +20,7 @@ use crate::state::{Done, State, entry, handle};
 /// What the abstract sockets are called on which exporters answer, with their process id behind it.
 pub(crate) const SOCKET: &str = "ze_soft_ipc";
 
-/// How the fd in a handle comes to whoever opens it.
+/// How the fd in a handle comes to the process that opens it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// It is an fd of the process that opens.
@@ -65,7 +67,7 @@ impl Bytes {
         bytes
     }
 
-    /// Whoever made the bytes may have put anything into them.
+    /// The bytes come from another process, and may be anything.
     pub(crate) fn decode(bytes: &[u8; ZE_MAX_IPC_HANDLE_SIZE]) -> Option<Self> {
         let number = |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         Some(Self {
@@ -91,7 +93,7 @@ impl Bytes {
         Ok(match self.way {
             Way::Pidfd if self.fd == self.fd_again && !is_own => fetch_by_pid(self.pid, self.fd)?,
             Way::Socket if self.fd == self.fd_again && !is_own => fetch_by_socket(SOCKET, self.pid, self.fd)?,
-            // Ours, or somebody made it so.
+            // Ours, or a client has brought the fd over.
             _ => Backing::fd_by_number(self.fd)?,
         })
     }
@@ -164,7 +166,8 @@ impl Exports {
     }
 }
 
-/// The version that brought putting back: before it, whoever asked for a handle closes its fd.
+/// The version that brought putting back: before it, the client that asked for a handle closes its
+/// fd.
 const PUTTING_BACK: u32 = make_version(1, 6);
 
 fn handle_of(state: &'static State, context: ze_context_handle_t, pointer: usize) -> Done<Bytes> {

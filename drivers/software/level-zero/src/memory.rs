@@ -186,7 +186,7 @@ fn allocate(
     Ok(state.core.addresses.insert(size, backing, window, allocation))
 }
 
-/// Memory of somebody else's, from its fd, which stays theirs.
+/// Imports memory by its fd, which stays the application's.
 fn import(
     state: &State,
     kind: ze_memory_type_t,
@@ -326,7 +326,7 @@ pub(crate) unsafe extern "C" fn free_ext(
         }
         let range = remove(state, context, pointer.addr())?;
         if policy & ZE_DRIVER_MEMORY_FREE_POLICY_EXT_FLAG_BLOCKING_FREE != 0 {
-            // Whoever else has it is a command.
+            // Everything else that has it is a command.
             while Arc::strong_count(&range.backing) > 1 && state.core.health.check().is_ok() {
                 std::thread::sleep(Duration::from_micros(100));
             }

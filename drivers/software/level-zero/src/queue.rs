@@ -1,5 +1,5 @@
-//! Queues, and what they execute: command lists (recorded ones, and immediate ones, which execute each command at once); fences and
-//! events, which tell that something is done.
+//! Queues, and what they execute: command lists (recorded ones, and immediate ones, which execute
+//! each command at once); fences and events, which tell that something is done.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

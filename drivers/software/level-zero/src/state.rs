@@ -1,4 +1,5 @@
-//! What every function of the driver goes through, everything that the driver has, and its settings (`ZE_SOFT_*`).
+//! What every function of the driver goes through, everything that the driver has, and its settings
+//! (`ZE_SOFT_*`).
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -50,7 +51,8 @@ pub(crate) fn guarded(body: impl FnOnce() -> Done) -> ze_result_t {
     soft_device::guarded(body)
 }
 
-/// Runs a function of the driver. It works whether the devices are lost or not: memory can be freed in any case.
+/// Runs a function of the driver. It works whether the devices are lost or not: memory can be freed
+/// in any case.
 pub(crate) fn entry(function: &'static str, body: impl FnOnce(&'static State) -> Done) -> ze_result_t {
     guarded(|| {
         let state = State::get()?;
@@ -85,8 +87,8 @@ pub(crate) unsafe fn array<T: Copy>(pointer: *const T, length: u32, missing: ze_
     Ok((0..length as usize).map(|index| unsafe { pointer.add(index).read_unaligned() }).collect())
 }
 
-/// A list whose length is asked for first: writes the length where the count is zero or more than there is, and as many
-/// items as there is room for.
+/// A list whose length is asked for first: writes the length where the count is zero or more than
+/// there is, and as many items as there is room for.
 ///
 /// # Safety
 /// The count is null or valid, and the array null or valid for so many writes.
@@ -261,7 +263,8 @@ impl State {
 pub(crate) enum Ipc {
     /// The first four bytes are an fd of the process that opens.
     Classic,
-    /// The driver brings the fd over: by `pidfd_getfd`, or by a socket where `PR_SET_PTRACER` is refused.
+    /// The driver brings the fd over: by `pidfd_getfd`, or by a socket where `PR_SET_PTRACER` is
+    /// refused.
     Opaque,
     /// As opaque, with `pidfd_getfd` whatever `PR_SET_PTRACER` says.
     OpaquePidfd,

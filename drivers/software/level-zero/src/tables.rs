@@ -7,8 +7,9 @@ use level_zero_sys::*;
 use crate::state::{State, guarded, read};
 use crate::{append, device, driver, ipc, memory, queue};
 
-/// Answers for all functions that this driver does not have. It takes no parameters: callers who pass some lose nothing by it
-/// on the systems that this is for, where the caller owns the space of parameters.
+/// Answers for all functions that this driver does not have. It takes no parameters: callers that
+/// pass some lose nothing by it on the systems that this is for, where the caller owns the space of
+/// parameters.
 unsafe extern "C" fn unsupported() -> ze_result_t {
     ZE_RESULT_ERROR_UNSUPPORTED_FEATURE
 }
@@ -50,7 +51,8 @@ macro_rules! exports {
             }
         )*
 
-        /// A function of this driver by its name in the specification, if the driver's version has it.
+        /// A function of this driver by its name in the specification, if the driver's version has
+        /// it.
         pub(crate) fn function(state: &State, name: &CStr) -> Option<*mut c_void> {
             $(
                 let known = &$table::MEMBERS[..$table::known_at(state.own.api)];
@@ -174,7 +176,8 @@ exports! {
     zeGetSamplerProcAddrTable => ze_sampler_dditable_t {}
 }
 
-/// Tables of tools and system management: older loaders refuse a driver that has none. Nothing is in them.
+/// Tables of tools and system management: older loaders refuse a driver that has none. Nothing is
+/// in them.
 macro_rules! empty_tables {
     ($($get:ident)*) => {
         $(

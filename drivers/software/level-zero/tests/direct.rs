@@ -1,4 +1,5 @@
-//! The driver without a loader: settings, limits, faults, and everything else that can be had without C.
+//! The driver without a loader: settings, limits, faults, and everything else that can be had
+//! without C.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
@@ -163,7 +164,8 @@ fn event_of(user: &User, next: *const std::ffi::c_void) -> (ze_event_pool_handle
     (pool, event)
 }
 
-/// A counter-based event stands for the last command that was appended with it, and is not reset between commands.
+/// A counter-based event stands for the last command that was appended with it, and is not reset
+/// between commands.
 #[test]
 fn a_counter_based_event_stands_for_its_last_command() {
     with("a_counter_based_event_stands_for_its_last_command", &[("ZE_SOFT_DELAY", "100000")], || {
@@ -307,7 +309,8 @@ fn devices_that_are_no_peers_say_so() {
     });
 }
 
-/// The case of oneCCL #212 and MPICH #7821: another allocation at the address of one that was freed.
+/// The case of oneCCL #212 and MPICH #7821: another allocation at the address of one that was
+/// freed.
 #[test]
 fn an_address_is_used_again_by_another_allocation() {
     let settings = [("ZE_SOFT_ADDRESSES", "0x100000000000-0x100000040000")];

@@ -1,4 +1,5 @@
-//! C programs that know nothing of this project, over the real loader: as written, and watched by its validation layer.
+//! C programs that know nothing of this project, over the real loader: as written, and watched by
+//! its validation layer.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -49,7 +50,7 @@ fn run(program: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> Output 
 const WATCHED: [(&str, &str); 2] =
     [("ZE_ENABLE_VALIDATION_LAYER", "1"), ("ZE_ENABLE_PARAMETER_VALIDATION", "1")];
 
-/// Runs a program as it is and watched: it ends well, and nobody complains.
+/// Runs a program as it is and watched: it ends well and writes no errors.
 fn passes(test: &str, name: &str, arguments: &[&str], settings: &[(&str, &str)]) {
     let folder = tempfile::tempdir().unwrap();
     let Some(binary) = program(test, name, folder.path()) else { return };
@@ -80,7 +81,8 @@ fn events_order_commands_of_two_queues() {
     passes("events_order_commands_of_two_queues", "events", &[], &[]);
 }
 
-/// Classic handles, with the fd brought over by the client; opaque ones, left alone, and treated as if they were classic.
+/// Classic handles, with the fd brought over by the client; opaque ones, left alone, and treated as
+/// if they were classic.
 #[test]
 fn processes_share_memory() {
     for (ipc, client) in [
@@ -96,7 +98,8 @@ fn processes_share_memory() {
     }
 }
 
-/// Nothing is left of many handles on either side; the program counts. Ten thousand in the long form.
+/// Nothing is left of many handles on either side; the program counts. Ten thousand in the long
+/// form.
 #[test]
 fn nothing_is_left_of_many_handles() {
     let folder = tempfile::tempdir().unwrap();
@@ -109,7 +112,8 @@ fn nothing_is_left_of_many_handles() {
     }
 }
 
-/// A classic handle that is not made local names some other fd: an error, and no memory of somebody else.
+/// A classic handle that is not made local names some other fd: an error, and no memory of another
+/// process.
 #[test]
 fn a_classic_handle_has_to_be_made_local() {
     let folder = tempfile::tempdir().unwrap();

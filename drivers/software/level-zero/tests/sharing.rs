@@ -12,7 +12,7 @@ use std::process::Stdio;
 use driver::{User, child, close, handle, open, refusal, with};
 use level_zero_sys::*;
 
-/// Before 1.6 whoever asks for a handle closes its fd, and nobody puts it back.
+/// Before 1.6 the client that asks for a handle closes its fd, and no function puts it back.
 #[test]
 fn an_old_driver_leaves_the_fd_to_its_client() {
     with("an_old_driver_leaves_the_fd_to_its_client", &[("ZE_SOFT_API", "1.5")], || {
@@ -150,7 +150,8 @@ fn a_handle_is_made_of_an_fd() {
     }
 }
 
-/// What an importer has open stays as it is when the exporter is killed; what it opens then is an error.
+/// What an importer has open stays as it is when the exporter is killed; what it opens then is an
+/// error.
 #[test]
 fn an_exporter_is_killed() {
     let test = "an_exporter_is_killed";
@@ -164,7 +165,7 @@ fn an_exporter_is_killed() {
                 let bytes = handle(&user, address).unwrap();
                 let hexadecimal: String = bytes.data.iter().map(|byte| format!("{byte:02x}")).collect();
                 println!("handle {hexadecimal}");
-                // Until it is killed, or whoever should do that has gone.
+                // Until it is killed, or the test that should do that has ended.
                 let _ = std::io::stdin().read_to_end(&mut Vec::new());
             }
             None => import_from_a_victim(test, &settings),
@@ -194,7 +195,8 @@ fn import_from_a_victim(test: &str, settings: &[(&str, &str)]) {
     assert_eq!(user.count(c"allocations"), 0);
 }
 
-/// A process without free fds gets an answer for everything, and has what it had once there are some again.
+/// A process without free fds gets an answer for everything, and has what it had once there are
+/// some again.
 #[test]
 fn no_fds_are_left() {
     with("no_fds_are_left", &[("ZE_SOFT_IPC", "opaque-socket")], || {

@@ -1,4 +1,5 @@
-//! What tests of the driver share: finding the library, and running a test in a process with its own settings.
+//! What tests of the driver share: finding the library, and running a test in a process with its
+//! own settings.
 
 #![allow(dead_code, reason = "each test program uses some of it")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
@@ -24,7 +25,8 @@ pub(crate) fn skip(test: &str, why: &str) {
 
 const CHILD: &str = "TESTS_DRIVER_CHILD";
 
-/// Runs the test in a process of its own with these settings: a driver reads them once. `body` is executed there.
+/// Runs the test in a process of its own with these settings: a driver reads them once. `body` is
+/// executed there.
 pub(crate) fn with(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     if std::env::var_os(CHILD).is_some_and(|child| child == test) {
         body();
@@ -88,7 +90,8 @@ impl User {
 
     /// Through the system's loader, if there is one.
     pub(crate) fn through_loader(test: &str) -> Option<Self> {
-        // SAFETY: the system's loader. The variable is read by it, and no other thread of this process uses any.
+        // SAFETY: the system's loader. The variable is read by it, and no other thread of this
+        // process uses any.
         unsafe {
             std::env::set_var("ZE_ENABLE_ALT_DRIVERS", library());
             Api::load().map(Self::new).map_err(|error| skip(test, &error.to_string())).ok()

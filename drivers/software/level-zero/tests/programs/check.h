@@ -1,4 +1,4 @@
-/* What the programs beside this share: they use a driver as anybody would. */
+/* What the programs beside this share: they use a driver as any program does. */
 #ifndef CHECK_H
 #define CHECK_H
 

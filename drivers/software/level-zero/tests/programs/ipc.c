@@ -46,7 +46,7 @@ static void open_use_close(struct message message, int by_itself) {
     CHECK(producer >= 0);
     memcpy(&number, message.handle.data, sizeof number);
     int there = (int)syscall(SYS_pidfd_getfd, producer, number, 0);
-    /* A number that the producer does not have: whoever takes it for the producer's fails. */
+    /* A number that the producer does not have: a driver that takes it for the producer's fails. */
     fd = fcntl(there, F_DUPFD_CLOEXEC, 500);
     CHECK(there >= 0 && fd >= 0);
     close(there);
@@ -99,7 +99,7 @@ int main(int count, char **arguments) {
     return client(sockets[1], by_itself, rounds);
   }
   close(sockets[1]);
-  /* Only matters where the kernel restricts who may take fds. */
+  /* Only matters where the kernel restricts which processes may take fds. */
   prctl(PR_SET_PTRACER, child, 0, 0, 0);
   start();
   int fds_before = 0, mappings_before = 0;
