@@ -258,13 +258,11 @@ impl Table {
 pub fn constants() -> impl Iterator<Item = Constant> {
     [
         crate::base::ENUMS,
-        crate::command::ENUMS,
+        crate::context::ENUMS,
         crate::device::ENUMS,
-        crate::memory::ENUMS,
         crate::result::ENUMS,
-        crate::command::FLAGS,
+        crate::context::FLAGS,
         crate::device::FLAGS,
-        crate::memory::FLAGS,
     ]
     .into_iter()
     .flatten()
@@ -275,11 +273,10 @@ pub fn constants() -> impl Iterator<Item = Constant> {
 pub fn structures() -> impl Iterator<Item = Structure> {
     [
         crate::base::PLAIN,
-        crate::command::PLAIN,
+        crate::context::PLAIN,
         crate::device::PLAIN,
-        crate::command::CHAINED,
+        crate::context::CHAINED,
         crate::device::CHAINED,
-        crate::memory::CHAINED,
     ]
     .into_iter()
     .flatten()

@@ -39,16 +39,14 @@ pub mod layout;
 
 mod api;
 mod base;
-mod command;
+mod context;
 mod device;
-mod memory;
 mod result;
 mod tables;
 
 pub use api::{Api, Has, LOADER, Member, OpenError, Table};
 pub use base::*;
-pub use command::*;
+pub use context::*;
 pub use device::*;
-pub use memory::*;
 pub use result::*;
 pub use tables::*;

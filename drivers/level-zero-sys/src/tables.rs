@@ -5,9 +5,8 @@
 use core::ffi::{c_char, c_void};
 
 use crate::base::*;
-use crate::command::*;
+use crate::context::*;
 use crate::device::*;
-use crate::memory::*;
 
 tables! {
     /// Starting drivers.

@@ -25,7 +25,7 @@ pub unsafe extern "C" fn cuInit(_flags: c_uint) -> CUresult {
 /// As the interface has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> CUresult {
-    let found = State::get().map_or(12040, |state| state.own.version);
+    let found = State::get().map_or(12040, |state| state.settings.version);
     // SAFETY: a pointer of the application.
     guarded(|| Ok(unsafe { put(version, found) }?))
 }
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
 ) -> CUresult {
     entry("cuDeviceGetAttribute", |state| {
         let number = state.device(device)?.number;
-        let has = |what: &str| c_int::from(state.own.has(what));
+        let has = |what: &str| c_int::from(state.settings.has(what));
         let found = match attribute {
             CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING | CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED => 1,
             CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY | CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS => {

@@ -198,7 +198,7 @@ pub unsafe extern "C" fn cuMemAllocManaged(
     // SAFETY: as above.
     entry("cuMemAllocManaged", |state| unsafe {
         put(address, 0)?;
-        if !state.own.has("managed") {
+        if !state.settings.has("managed") {
             return Err(CUDA_ERROR_NOT_SUPPORTED.into());
         }
         // Attached to all streams, or to none.
@@ -301,7 +301,7 @@ pub unsafe extern "C" fn cuMemGetHandleForAddressRange(
         if kind != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
-        if !state.own.has("dma-buf") {
+        if !state.settings.has("dma-buf") {
             return Err(CUDA_ERROR_NOT_SUPPORTED.into());
         }
         let range = find(state, address).ok_or(CUDA_ERROR_INVALID_VALUE)?;

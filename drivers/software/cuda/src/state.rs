@@ -17,23 +17,23 @@ use crate::virtual_memory::Physical;
 
 /// Why a function does not do what it should.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Refusal(CUresult);
+pub(crate) struct CudaError(CUresult);
 
-pub(crate) type Done<T = ()> = Result<T, Refusal>;
+pub(crate) type Done<T = ()> = Result<T, CudaError>;
 
-impl From<CUresult> for Refusal {
+impl From<CUresult> for CudaError {
     fn from(result: CUresult) -> Self {
         Self(result)
     }
 }
 
-impl From<Refusal> for CUresult {
-    fn from(refusal: Refusal) -> Self {
-        refusal.0
+impl From<CudaError> for CUresult {
+    fn from(error: CudaError) -> Self {
+        error.0
     }
 }
 
-impl From<Error> for Refusal {
+impl From<Error> for CudaError {
     fn from(error: Error) -> Self {
         Self(match error {
             Error::OutOfDeviceMemory => CUDA_ERROR_OUT_OF_MEMORY,
@@ -84,7 +84,7 @@ pub(crate) struct StreamObject {
 
 pub(crate) struct State {
     pub(crate) core: Core<Allocation>,
-    pub(crate) own: Own,
+    pub(crate) settings: DriverSettings,
     pub(crate) devices: Vec<Device>,
     pub(crate) contexts: Handles<Context>,
     pub(crate) physical: Handles<Physical>,
@@ -99,8 +99,8 @@ impl State {
     /// Starts the driver, or says that it runs.
     pub(crate) fn start() -> Done<&'static Self> {
         let make = || {
-            let (settings, own) = read(soft_device::variable)?;
-            Self::new(settings, own)
+            let (common, settings) = read_settings(soft_device::variable)?;
+            Self::new(common, settings)
         };
         let state = STATE.start("libcuda_soft", make)?;
         if state.devices.is_empty() { Err(CUDA_ERROR_NO_DEVICE.into()) } else { Ok(state) }
@@ -111,8 +111,8 @@ impl State {
         Ok(STATE.get()?)
     }
 
-    fn new(settings: Settings, own: Own) -> Result<Self, String> {
-        let core = Core::new(settings, answer).map_err(|why| format!("CUDA_SOFT_FAULTS: {why}"))?;
+    fn new(common: Settings, settings: DriverSettings) -> Result<Self, String> {
+        let core = Core::new(common, answer).map_err(|why| format!("CUDA_SOFT_FAULTS: {why}"))?;
         let device = |number: &u32| Device {
             number: *number,
             memory: Budget::new(core.settings.memory),
@@ -120,9 +120,9 @@ impl State {
             stream: core.stream(),
         };
         Ok(Self {
-            devices: own.visible.iter().map(device).collect(),
+            devices: settings.visible.iter().map(device).collect(),
             core,
-            own,
+            settings,
             contexts: Handles::default(),
             physical: Handles::default(),
             reservations: Mutex::default(),
@@ -144,7 +144,7 @@ impl State {
 
 /// The settings that this driver has beside those of every driver.
 #[derive(Clone, Debug)]
-pub(crate) struct Own {
+pub(crate) struct DriverSettings {
     /// Which devices of the machine the process sees, in which order.
     visible: Vec<u32>,
     /// What the devices lack: `virtual`, `fds`, `fabric`, `dma-buf`, `managed`. `fabric`, unless
@@ -153,7 +153,7 @@ pub(crate) struct Own {
     pub(crate) version: i32,
 }
 
-impl Own {
+impl DriverSettings {
     pub(crate) fn has(&self, what: &str) -> bool {
         !self.lacks.iter().any(|lack| lack == what)
     }
@@ -163,22 +163,22 @@ impl Own {
 ///
 /// # Errors
 /// The variable that is wrong, and what would be right.
-fn read(find: impl Fn(&str) -> Option<String>) -> Result<(Settings, Own), String> {
+fn read_settings(find: impl Fn(&str) -> Option<String>) -> Result<(Settings, DriverSettings), String> {
     const KNOWN: [&str; 5] = ["virtual", "fds", "fabric", "dma-buf", "managed"];
     let visible = find("CUDA_VISIBLE_DEVICES");
     let variables = Variables::new("CUDA_SOFT", find);
-    let settings = Settings::read(&variables, 0, crate::memory::DEVICE_PAGE)?;
+    let common = Settings::read(&variables, 0, crate::memory::DEVICE_PAGE)?;
     let visible = visible.map(|list| {
         // As CUDA has it: the first that is none ends the list.
         let numbers = list.split(',').map(|number| number.trim().parse::<u32>().ok());
-        numbers.map_while(|number| number.filter(|number| *number < settings.devices)).collect()
+        numbers.map_while(|number| number.filter(|number| *number < common.devices)).collect()
     });
     let words = |text: &str| -> Option<Vec<String>> {
         let words: Vec<_> = text.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
         words.iter().all(|word| KNOWN.contains(word)).then(|| words.into_iter().map(str::to_owned).collect())
     };
-    let own = Own {
-        visible: visible.unwrap_or_else(|| (0..settings.devices).collect()),
+    let settings = DriverSettings {
+        visible: visible.unwrap_or_else(|| (0..common.devices).collect()),
         lacks: variables.parsed(
             "LACKS",
             vec!["fabric".to_owned()],
@@ -187,7 +187,7 @@ fn read(find: impl Fn(&str) -> Option<String>) -> Result<(Settings, Own), String
         )?,
         version: variables.number("VERSION", 12040, 10000, 99_999)? as i32,
     };
-    Ok((settings, own))
+    Ok((common, settings))
 }
 
 /// The number of an answer by its name.
@@ -246,22 +246,22 @@ pub unsafe extern "C" fn cudaSoftQuery(what: *const c_char, value: *mut u64) -> 
 mod tests {
     use super::*;
 
-    fn set(name: &str, value: &str) -> Result<Own, String> {
-        read(|wanted| (wanted == name).then(|| value.to_owned())).map(|(_, own)| own)
+    fn read(name: &str, value: &str) -> Result<DriverSettings, String> {
+        read_settings(|wanted| (wanted == name).then(|| value.to_owned())).map(|(_, settings)| settings)
     }
 
     #[test]
     fn visible_devices_are_chosen_and_ordered() {
         for (list, expected) in [("1,0", vec![1, 0]), ("1", vec![1]), ("0,7,1", vec![0]), ("", vec![])] {
-            assert_eq!(set("CUDA_VISIBLE_DEVICES", list).unwrap().visible, expected, "{list}");
+            assert_eq!(read("CUDA_VISIBLE_DEVICES", list).unwrap().visible, expected, "{list}");
         }
-        assert_eq!(set("CUDA_SOFT_DEVICES", "3").unwrap().visible, [0, 1, 2]);
+        assert_eq!(read("CUDA_SOFT_DEVICES", "3").unwrap().visible, [0, 1, 2]);
     }
 
     #[test]
     fn wrong_values_name_the_variable() {
         for (name, value) in [("CUDA_SOFT_LACKS", "legs"), ("CUDA_SOFT_VERSION", "x")] {
-            let error = set(name, value).unwrap_err();
+            let error = read(name, value).unwrap_err();
             assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");
         }
     }

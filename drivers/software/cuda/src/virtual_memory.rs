@@ -31,7 +31,7 @@ fn place(address: CUdeviceptr, size: usize) -> Done<usize> {
 
 /// What is asked for, if it can be had.
 fn checked(state: &State, properties: &CUmemAllocationProp) -> Done<u32> {
-    if !state.own.has("virtual") {
+    if !state.settings.has("virtual") {
         return Err(CUDA_ERROR_NOT_SUPPORTED.into());
     }
     let forms = properties.requestedHandleTypes.0;
@@ -42,7 +42,7 @@ fn checked(state: &State, properties: &CUmemAllocationProp) -> Done<u32> {
     if !is_it {
         return Err(CUDA_ERROR_INVALID_VALUE.into());
     }
-    let lacks = |form: CUmemAllocationHandleType, what| forms & form.0 != 0 && !state.own.has(what);
+    let lacks = |form: CUmemAllocationHandleType, what| forms & form.0 != 0 && !state.settings.has(what);
     if lacks(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, "fds") || lacks(CU_MEM_HANDLE_TYPE_FABRIC, "fabric") {
         return Err(CUDA_ERROR_NOT_SUPPORTED.into());
     }
@@ -310,11 +310,11 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
         // SAFETY: a pointer of the application. It is written to before anything is made.
         unsafe { put(handle, 0) }?;
         let file = match kind {
-            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR if state.own.has("fds") => {
+            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR if state.settings.has("fds") => {
                 let number = i32::try_from(shareable.addr()).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
                 Backing::fd_by_number(number)?
             }
-            CU_MEM_HANDLE_TYPE_FABRIC if state.own.has("fabric") => {
+            CU_MEM_HANDLE_TYPE_FABRIC if state.settings.has("fabric") => {
                 // SAFETY: a pointer of the application, to a handle of this kind.
                 let bytes = unsafe { get(shareable.cast::<CUmemFabricHandle>()) }?;
                 let bytes = Bytes::decode(&bytes.data, FABRIC)?;

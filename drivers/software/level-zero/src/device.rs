@@ -87,7 +87,7 @@ fn describe(state: &State, device: &Device, asked: ze_device_properties_t) -> ze
         flags: if part.is_some() { ZE_DEVICE_PROPERTY_FLAG_SUBDEVICE } else { 0 },
         subdeviceId: part.unwrap_or(0),
         coreClockRate: 1000,
-        maxMemAllocSize: state.own.largest,
+        maxMemAllocSize: state.settings.largest,
         maxHardwareContexts: u32::MAX,
         maxCommandQueuePriority: 0,
         numThreadsPerEU: 1,

@@ -60,7 +60,7 @@ pub(crate) unsafe extern "C" fn get_api_version(
     entry("zeDriverGetApiVersion", |state| {
         state.driver(driver)?;
         // SAFETY: a pointer of the application.
-        Ok(unsafe { put(version, state.own.api) }?)
+        Ok(unsafe { put(version, state.settings.api) }?)
     })
 }
 

@@ -184,7 +184,7 @@ fn handle_of(state: &'static State, context: ze_context_handle_t, pointer: usize
     if owner.is_opened || range.backing.file().is_none() || owner.kind == ZE_MEMORY_TYPE_SHARED {
         return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
     }
-    if state.own.api.0 < PUTTING_BACK {
+    if state.settings.api.0 < PUTTING_BACK {
         let file = range.backing.export()?;
         return Ok(Bytes::new(file.into_raw_fd(), owner.kind, state.way()?));
     }
@@ -256,7 +256,7 @@ pub(crate) unsafe extern "C" fn open_ipc_handle(
         let file = bytes.fetch()?;
         let identity = Backing::identity(file.as_fd())?;
         let _opening = lock(&state.core.opening);
-        if state.own.opens_once {
+        if state.settings.opens_once {
             let same = state.core.addresses.all(|range| {
                 range.owner.is_opened
                     && range.backing.is_opened_from(identity)

@@ -82,7 +82,7 @@ impl Allocation {
     pub(crate) fn check_use(&self, state: &State, device: &Device) -> Done {
         self.check_peer(state, device)?;
         let is_peers = self.kind == ZE_MEMORY_TYPE_DEVICE && self.root != device.root();
-        if is_peers && state.own.strict_residency && !lock(&self.residents).contains(&device.root()) {
+        if is_peers && state.settings.strict_residency && !lock(&self.residents).contains(&device.root()) {
             return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
         }
         Ok(())
@@ -102,7 +102,7 @@ pub(crate) fn window(
         window.show(file)?;
         return Ok(window);
     }
-    let Some((begin, end)) = state.own.addresses else {
+    let Some((begin, end)) = state.settings.addresses else {
         return Ok(Mapping::reserve(size, alignment)?);
     };
     // The lowest that are free: what was freed is used again at once.
@@ -155,7 +155,7 @@ fn allocate(
     alignment: usize,
     wishes: &Wishes,
 ) -> Done<usize> {
-    if size == 0 || (size as u64 > state.own.largest && !wishes.is_relaxed) {
+    if size == 0 || (size as u64 > state.settings.largest && !wishes.is_relaxed) {
         return Err(ZE_RESULT_ERROR_UNSUPPORTED_SIZE.into());
     }
     if (alignment != 0 && !alignment.is_power_of_two()) || alignment > LARGEST_ALIGNMENT {

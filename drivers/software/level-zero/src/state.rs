@@ -13,23 +13,23 @@ use crate::queue::{EventObject, EventPool, FenceObject, List, Queue};
 
 /// Why a function does not do what it should.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Refusal(ze_result_t);
+pub(crate) struct ZeError(ze_result_t);
 
-pub(crate) type Done<T = ()> = Result<T, Refusal>;
+pub(crate) type Done<T = ()> = Result<T, ZeError>;
 
-impl From<ze_result_t> for Refusal {
+impl From<ze_result_t> for ZeError {
     fn from(result: ze_result_t) -> Self {
         Self(result)
     }
 }
 
-impl From<Refusal> for ze_result_t {
-    fn from(refusal: Refusal) -> Self {
-        refusal.0
+impl From<ZeError> for ze_result_t {
+    fn from(error: ZeError) -> Self {
+        error.0
     }
 }
 
-impl From<Error> for Refusal {
+impl From<Error> for ZeError {
     fn from(error: Error) -> Self {
         Self(match error {
             Error::OutOfDeviceMemory => ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY,
@@ -149,7 +149,7 @@ pub(crate) struct Context;
 
 pub(crate) struct State {
     pub(crate) core: Core<Allocation>,
-    pub(crate) own: Own,
+    pub(crate) settings: DriverSettings,
     pub(crate) driver: ze_driver_handle_t,
     pub(crate) roots: Vec<ze_device_handle_t>,
     pub(crate) devices: Handles<Device>,
@@ -170,8 +170,8 @@ impl State {
     /// Starts the driver, or says that it runs.
     pub(crate) fn start() -> Done<&'static Self> {
         let make = || {
-            let (settings, own) = read(soft_device::variable)?;
-            Self::new(settings, own)
+            let (common, settings) = read_settings(soft_device::variable)?;
+            Self::new(common, settings)
         };
         Ok(STATE.start("libze_soft", make)?)
     }
@@ -181,9 +181,9 @@ impl State {
         Ok(STATE.get()?)
     }
 
-    fn new(settings: Settings, own: Own) -> Result<Self, String> {
+    fn new(common: Settings, settings: DriverSettings) -> Result<Self, String> {
         let core =
-            Core::new(settings, crate::driver::answer).map_err(|why| format!("ZE_SOFT_FAULTS: {why}"))?;
+            Core::new(common, crate::driver::answer).map_err(|why| format!("ZE_SOFT_FAULTS: {why}"))?;
         let devices = Handles::<Device>::default();
         let next = || ze_device_handle_t(handle(Handles::<Device>::next()));
         let add = |handle: ze_device_handle_t, index, part, parts, memory| {
@@ -193,9 +193,9 @@ impl State {
         let mut roots = Vec::new();
         for index in 0..core.settings.devices {
             let (root, memory) = (next(), Budget::new(core.settings.memory));
-            let parts: Vec<_> = (0..own.sub_devices).map(|_| next()).collect();
+            let parts: Vec<_> = (0..settings.sub_devices).map(|_| next()).collect();
             for (place, part) in (0..).zip(&parts) {
-                let share = Budget::new(core.settings.memory / u64::from(own.sub_devices));
+                let share = Budget::new(core.settings.memory / u64::from(settings.sub_devices));
                 add(*part, index, Some((place, root)), Vec::new(), vec![share, Arc::clone(&memory)]);
             }
             add(root, index, None, parts, vec![memory]);
@@ -203,7 +203,7 @@ impl State {
         }
         Ok(Self {
             core,
-            own,
+            settings,
             driver: ze_driver_handle_t(handle(Handles::<Device>::next())),
             roots,
             devices,
@@ -237,7 +237,7 @@ impl State {
 
     /// How a new handle for other processes travels.
     pub(crate) fn way(&'static self) -> Done<Way> {
-        let way = match self.own.ipc {
+        let way = match self.settings.ipc {
             Ipc::Classic => return Ok(Way::Local),
             Ipc::OpaquePidfd => {
                 // Processes that may trace this one anyway may still take it.
@@ -274,7 +274,7 @@ pub(crate) enum Ipc {
 
 /// The settings that this driver has beside those of every driver.
 #[derive(Clone, Debug)]
-pub(crate) struct Own {
+pub(crate) struct DriverSettings {
     pub(crate) sub_devices: u32,
     /// The largest allocation that is not asked for as an exception.
     pub(crate) largest: u64,
@@ -292,13 +292,15 @@ pub(crate) struct Own {
 ///
 /// # Errors
 /// The variable that is wrong, and what would be right.
-pub(crate) fn read(find: impl Fn(&str) -> Option<String>) -> Result<(Settings, Own), String> {
+pub(crate) fn read_settings(
+    find: impl Fn(&str) -> Option<String>,
+) -> Result<(Settings, DriverSettings), String> {
     let variables = Variables::new("ZE_SOFT", find);
-    let settings = Settings::read(&variables, 1, crate::memory::DEVICE_PAGE)?;
+    let common = Settings::read(&variables, 1, crate::memory::DEVICE_PAGE)?;
     let addresses = "two hexadecimal addresses, as in 0x100000000000-0x100100000000,";
-    let own = Own {
+    let settings = DriverSettings {
         sub_devices: variables.number("SUBDEVICES", 0, 0, 16)? as u32,
-        largest: variables.number("MAX_ALLOCATION", settings.memory, 1, u64::MAX)?,
+        largest: variables.number("MAX_ALLOCATION", common.memory, 1, u64::MAX)?,
         addresses: variables.parsed("ADDRESSES", None, addresses, |text| range(text).map(Some))?,
         ipc: [Ipc::Classic, Ipc::Opaque, Ipc::OpaquePidfd, Ipc::OpaqueSocket]
             [variables.choice("IPC", &["classic", "opaque", "opaque-pidfd", "opaque-socket"])?],
@@ -306,7 +308,7 @@ pub(crate) fn read(find: impl Fn(&str) -> Option<String>) -> Result<(Settings, O
         strict_residency: variables.choice("RESIDENCY", &["lazy", "strict"])? == 1,
         api: variables.parsed("API", ZE_API_VERSION_CURRENT, "a version from 1.0 to 1.17", version)?,
     };
-    Ok((settings, own))
+    Ok((common, settings))
 }
 
 fn range(text: &str) -> Option<(usize, usize)> {
@@ -326,17 +328,17 @@ fn version(text: &str) -> Option<ze_api_version_t> {
 mod tests {
     use super::*;
 
-    fn own(name: &str, value: &str) -> Result<Own, String> {
-        read(|wanted| (wanted == name).then(|| value.to_owned())).map(|(_, own)| own)
+    fn read(name: &str, value: &str) -> Result<DriverSettings, String> {
+        read_settings(|wanted| (wanted == name).then(|| value.to_owned())).map(|(_, settings)| settings)
     }
 
     #[test]
     fn values_are_read() {
-        assert_eq!(own("ZE_SOFT_MEMORY", "64M").unwrap().largest, 64 << 20);
-        assert_eq!(own("ZE_SOFT_IPC", "opaque-socket").unwrap().ipc, Ipc::OpaqueSocket);
-        assert_eq!(own("ZE_SOFT_API", "1.5").unwrap().api, ze_api_version_t(make_version(1, 5)));
+        assert_eq!(read("ZE_SOFT_MEMORY", "64M").unwrap().largest, 64 << 20);
+        assert_eq!(read("ZE_SOFT_IPC", "opaque-socket").unwrap().ipc, Ipc::OpaqueSocket);
+        assert_eq!(read("ZE_SOFT_API", "1.5").unwrap().api, ze_api_version_t(make_version(1, 5)));
         assert_eq!(
-            own("ZE_SOFT_ADDRESSES", "0x100000000000-100000200000").unwrap().addresses,
+            read("ZE_SOFT_ADDRESSES", "0x100000000000-100000200000").unwrap().addresses,
             Some((0x1000_0000_0000, 0x1000_0020_0000))
         );
     }
@@ -353,7 +355,7 @@ mod tests {
             ("ZE_SOFT_ADDRESSES", "0x2000000-0x1000000"),
             ("ZE_SOFT_ADDRESSES", "0-0x1000000"),
         ] {
-            let error = own(name, value).unwrap_err();
+            let error = read(name, value).unwrap_err();
             assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");
         }
     }

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_void};
 
 use level_zero_sys::*;
 
-use crate::state::{State, guarded, read};
+use crate::state::{State, guarded, read_settings};
 use crate::{append, device, driver, ipc, memory, queue};
 
 /// Answers for all functions that this driver does not have. It takes no parameters: callers that
@@ -27,7 +27,8 @@ unsafe fn give<T: Table>(version: ze_api_version_t, table: *mut T, mut full: T) 
             return Err(ZE_RESULT_ERROR_UNSUPPORTED_VERSION.into());
         }
         // Asked before anything is started. A wrong setting shows when the driver is.
-        let api = read(soft_device::variable).map_or(ZE_API_VERSION_CURRENT, |(_, own)| own.api);
+        let api =
+            read_settings(soft_device::variable).map_or(ZE_API_VERSION_CURRENT, |(_, settings)| settings.api);
         full.fill_absent(unsupported);
         // SAFETY: the caller's promise.
         unsafe { full.fill(table, version.min(api)) };
@@ -55,7 +56,7 @@ macro_rules! exports {
         /// it.
         pub(crate) fn function(state: &State, name: &CStr) -> Option<*mut c_void> {
             $(
-                let known = &$table::MEMBERS[..$table::known_at(state.own.api)];
+                let known = &$table::MEMBERS[..$table::known_at(state.settings.api)];
                 if let Some(index) = known.iter().position(|member| member.function == name) {
                     let mut table = $table::default();
                     // SAFETY: the table has room for what its newest version has.
