@@ -113,13 +113,12 @@ impl Driver {
     /// # Errors
     /// [`Error::Driver`]: there is no such device, for one.
     pub fn device(&self, ordinal: i32) -> Result<DeviceInfo> {
-        let (device, mut name, mut memory) = (self.handle_of(ordinal)?, [0; 128], 0);
+        let (device, mut name, mut memory) = (self.handle_of(ordinal)?, [0_u8; 128], 0);
         // SAFETY: places for the answers, and how large the first is.
         unsafe {
-            self.api.cuDeviceGetName(name.as_mut_ptr(), 128, device).map_err(error)?;
+            self.api.cuDeviceGetName(name.as_mut_ptr().cast(), 128, device).map_err(error)?;
             self.api.cuDeviceTotalMem(&raw mut memory, device).map_err(error)?;
         }
-        let name: Vec<u8> = name.iter().map(|byte| byte.cast_unsigned()).collect();
         let has = |attribute| Ok::<_, Error>(self.attribute(attribute, device)? != 0);
         Ok(DeviceInfo {
             ordinal,

@@ -15,15 +15,9 @@ pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
         "its regions are the provider's, which has steps; beside them it has addresses with nothing in them, of this process alone",
     ),
     (
-        "crates/level-zero-soft",
-        "a driver for tests, in place of a device's own, which the campaign does not watch either",
-    ),
-    ("crates/soft-device", "what such drivers are made of"),
-    (
         "providers/cuda",
         "what it changes is the driver's, in software here, whose files and mappings die with the process",
     ),
-    ("crates/level-zero-sys", "declarations, and a library that is opened"),
     (
         "providers/devdax",
         "needs a device that the machines of the campaign lack; its mappings die with the process",

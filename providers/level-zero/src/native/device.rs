@@ -128,8 +128,7 @@ fn listed<T: Copy>(empty: T, get: impl Fn(*mut u32, *mut T) -> Answer) -> Answer
 }
 
 /// The text in an array of characters, which may lack the zero at its end.
-pub(crate) fn text(characters: &[core::ffi::c_char]) -> String {
-    let bytes: Vec<u8> = characters.iter().map(|character| character.cast_unsigned()).collect();
-    let whole = CStr::from_bytes_until_nul(&bytes).map_or(&bytes[..], CStr::to_bytes);
+pub(crate) fn text(characters: &[u8]) -> String {
+    let whole = CStr::from_bytes_until_nul(characters).map_or(characters, CStr::to_bytes);
     String::from_utf8_lossy(whole).into_owned()
 }

@@ -11,22 +11,18 @@ use crate::context::Context;
 /// The bytes of a handle.
 pub(crate) type Bytes = [u8; ZE_MAX_IPC_HANDLE_SIZE];
 
-fn raw(bytes: Bytes) -> ze_ipc_mem_handle_t {
-    ze_ipc_mem_handle_t { data: bytes.map(u8::cast_signed) }
-}
-
 /// A handle of an allocation.
 pub(crate) fn get(context: &Context, base: Address) -> Answer<Bytes> {
     let mut handle = ze_ipc_mem_handle_t::default();
     // SAFETY: see the module above.
     unsafe { context.api().zeMemGetIpcHandle(context.handle(), pointer(base), &raw mut handle) }?;
-    Ok(handle.data.map(i8::cast_unsigned))
+    Ok(handle.data)
 }
 
 /// Gives a handle back.
 pub(crate) fn put(context: &Context, handle: Bytes) -> Answer {
     // SAFETY: see the module above.
-    unsafe { context.api().zeMemPutIpcHandle(context.handle(), raw(handle)) }
+    unsafe { context.api().zeMemPutIpcHandle(context.handle(), ze_ipc_mem_handle_t { data: handle }) }
 }
 
 /// The number of the fd in a handle, which stays the handle's.
@@ -34,7 +30,11 @@ pub(crate) fn fd_of(context: &Context, handle: Bytes) -> Answer<Option<i32>> {
     let mut fd = 0;
     // SAFETY: see the module above.
     unsafe {
-        context.api().zeMemGetFileDescriptorFromIpcHandleExp(context.handle(), raw(handle), &raw mut fd)?;
+        context.api().zeMemGetFileDescriptorFromIpcHandleExp(
+            context.handle(),
+            ze_ipc_mem_handle_t { data: handle },
+            &raw mut fd,
+        )?;
     }
     Ok(i32::try_from(fd).ok())
 }
@@ -47,7 +47,7 @@ pub(crate) fn from_fd(context: &Context, fd: i32) -> Answer<Bytes> {
     unsafe {
         context.api().zeMemGetIpcHandleFromFileDescriptorExp(context.handle(), number, &raw mut handle)?;
     }
-    Ok(handle.data.map(i8::cast_unsigned))
+    Ok(handle.data)
 }
 
 /// Opens a handle for a device.
@@ -55,7 +55,13 @@ pub(crate) fn open(context: &Context, device: ze_device_handle_t, handle: Bytes)
     let mut found = core::ptr::null_mut();
     // SAFETY: see the module above; bytes that are no handle are an answer of the driver.
     unsafe {
-        context.api().zeMemOpenIpcHandle(context.handle(), device, raw(handle), 0, &raw mut found)?;
+        context.api().zeMemOpenIpcHandle(
+            context.handle(),
+            device,
+            ze_ipc_mem_handle_t { data: handle },
+            0,
+            &raw mut found,
+        )?;
     }
     Ok(address(found))
 }

@@ -6,7 +6,7 @@
 
 mod broken_pool;
 mod conformance;
-#[path = "../../../../crates/level-zero-soft/tests/driver/mod.rs"]
+#[path = "../../../../drivers/software/level-zero/tests/driver/mod.rs"]
 mod driver;
 mod faults;
 mod fds;

@@ -1,0 +1,155 @@
+//! Numbers, layouts and tables are those of the specification's own C header, where one is
+//! installed (Debian: libze-dev).
+//!
+//! An older header lacks what came later, and that part is then not looked at: `TESTS_ZE_INCLUDE`
+//! names the folder of another one, with `level_zero/ze_api.h` in it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use level_zero_sys::layout;
+
+struct Header {
+    folder: PathBuf,
+    /// All names in it.
+    names: HashSet<String>,
+    /// The version that it calls current.
+    version: u32,
+}
+
+/// The header, or one line that says why there is none.
+fn header(test: &str) -> Option<Header> {
+    let folder = PathBuf::from(std::env::var_os("TESTS_ZE_INCLUDE").unwrap_or("/usr/include".into()));
+    let mut text = String::new();
+    for file in ["ze_api.h", "ze_ddi.h"] {
+        let path = folder.join("level_zero").join(file);
+        match std::fs::read_to_string(&path) {
+            Ok(read) => text.push_str(&read),
+            Err(error) => {
+                println!("umf-skip: {test}: {}: {error} (Debian: apt-get install libze-dev)", path.display());
+                return None;
+            }
+        }
+    }
+    if Command::new("cc").arg("--version").stdout(Stdio::null()).status().is_err() {
+        println!("umf-skip: {test}: no C compiler (Debian: apt-get install gcc libc6-dev)");
+        return None;
+    }
+    let names =
+        text.split(|c: char| !(c.is_alphanumeric() || c == '_')).map(str::to_owned).collect::<HashSet<_>>();
+    let minor = (0..100).rev().find(|minor| names.contains(&format!("ZE_API_VERSION_1_{minor}"))).unwrap();
+    Some(Header { folder, names, version: level_zero_sys::make_version(1, minor) })
+}
+
+impl Header {
+    /// An older header lacks something; the newest has all.
+    fn lacks_nothing(&self, known: usize, ours: usize) -> bool {
+        known == ours || (self.version < level_zero_sys::ZE_API_VERSION_CURRENT.0 && known > ours / 2)
+    }
+}
+
+/// What a C program prints of these expressions, one line each.
+fn evaluate(header: &Header, expressions: &[String]) -> Vec<u64> {
+    let mut program = String::from(
+        "#include <stddef.h>\n#include <stdio.h>\n#include <level_zero/ze_api.h>\n#include <level_zero/ze_ddi.h>\nint main(void) {\n",
+    );
+    for expression in expressions {
+        writeln!(program, "  printf(\"%llu\\n\", (unsigned long long)({expression}));").unwrap();
+    }
+    program.push_str("}\n");
+    let folder = tempfile::tempdir().unwrap();
+    let (source, binary) = (folder.path().join("layout.c"), folder.path().join("layout"));
+    std::fs::write(&source, program).unwrap();
+    let mut compile = Command::new("cc");
+    compile.arg("-I").arg(&header.folder).args([&source, Path::new("-o"), &binary]);
+    assert!(compile.status().unwrap().success(), "the header compiles");
+    let ran = Command::new(&binary).output().unwrap();
+    assert!(ran.status.success());
+    String::from_utf8(ran.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect()
+}
+
+#[test]
+fn numbers_are_those_of_the_header() {
+    let Some(header) = header("numbers_are_those_of_the_header") else { return };
+    // "Current" is another number in each header.
+    let known: Vec<_> = layout::constants()
+        .filter(|(name, _)| header.names.contains(*name) && *name != "ZE_API_VERSION_CURRENT")
+        .collect();
+    // All but "current".
+    let ours = layout::constants().count() - 1;
+    assert!(header.lacks_nothing(known.len(), ours), "{} of {ours} names are in the header", known.len());
+    let theirs = evaluate(&header, &known.iter().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>());
+    for ((name, ours), theirs) in known.iter().zip(theirs) {
+        assert_eq!(u64::from(*ours), theirs, "{name}");
+    }
+}
+
+#[test]
+fn structures_are_those_of_the_header() {
+    let Some(header) = header("structures_are_those_of_the_header") else { return };
+    let known: Vec<_> =
+        layout::structures().filter(|structure| header.names.contains(structure.name)).collect();
+    let ours = layout::structures().count();
+    assert!(
+        header.lacks_nothing(known.len(), ours),
+        "{} of {ours} structures are in the header",
+        known.len()
+    );
+    let mut expressions = Vec::new();
+    let mut ours = Vec::new();
+    for structure in known {
+        expressions.push(format!("sizeof({})", structure.name));
+        ours.push(structure.size);
+        for (member, offset) in structure.members {
+            expressions.push(format!("offsetof({}, {})", structure.name, member.trim_start_matches("r#")));
+            ours.push(*offset);
+        }
+    }
+    let theirs = evaluate(&header, &expressions);
+    for ((expression, ours), theirs) in expressions.iter().zip(ours).zip(theirs) {
+        assert_eq!(ours as u64, theirs, "{expression}");
+    }
+}
+
+/// Members are in the header's order, and the header has those that came with its version or
+/// before.
+#[test]
+fn tables_are_those_of_the_header() {
+    let Some(header) = header("tables_are_those_of_the_header") else { return };
+    let known: Vec<_> = layout::tables().filter(|table| header.names.contains(table.name)).collect();
+    let ours = layout::tables().count();
+    assert!(header.lacks_nothing(known.len(), ours), "{} of {ours} tables are in the header", known.len());
+    let mut expressions = Vec::new();
+    let mut ours = Vec::new();
+    for table in known {
+        assert!(header.names.contains(table.get.to_str().unwrap()), "{:?}", table.get);
+        let members: Vec<_> =
+            table.members.iter().filter(|member| member.since <= header.version).copied().collect();
+        expressions.push(format!("sizeof({})", table.name));
+        ours.push(members.len() * size_of::<usize>());
+        for (index, member) in members.iter().enumerate() {
+            assert!(header.names.contains(member.function.to_str().unwrap()), "{:?}", member.function);
+            expressions.push(format!("offsetof({}, {})", table.name, member.name));
+            ours.push(index * size_of::<usize>());
+        }
+    }
+    let theirs = evaluate(&header, &expressions);
+    for ((expression, ours), theirs) in expressions.iter().zip(ours).zip(theirs) {
+        assert_eq!(ours as u64, theirs, "{expression}");
+    }
+}
+
+/// Nothing is missing that tests do not look at: versions only go up, so that what a version has is
+/// a prefix.
+#[test]
+fn members_are_in_the_order_of_their_versions() {
+    for table in layout::tables() {
+        assert!(table.members.is_sorted_by_key(|member| member.since), "{}", table.name);
+        assert!(table.members.iter().all(|member| member.since <= level_zero_sys::ZE_API_VERSION_CURRENT.0));
+    }
+}

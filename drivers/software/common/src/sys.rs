@@ -1,0 +1,170 @@
+//! System calls of this crate.
+
+use core::ptr::{self, NonNull};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::mm::{MapFlags, ProtFlags};
+
+type Result<T> = core::result::Result<T, Errno>;
+
+/// The system's page size in bytes.
+pub(crate) fn page_size() -> usize {
+    // SAFETY: sysconf reads no memory of ours.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// A memfd of this size that cannot be resized.
+pub(crate) fn sealed_memfd(name: &str, size: u64) -> Result<OwnedFd> {
+    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    retry_on_intr(|| rustix::fs::ftruncate(&file, size))?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+/// An fd by its number, duplicated so that closing the number does no harm. `EBADF` if there is
+/// none.
+pub(crate) fn duplicate_number(fd: i32) -> Result<OwnedFd> {
+    // SAFETY: asks the kernel, which checks the number; what it returns is new and ours.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if copy < 0 {
+        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::BADF));
+    }
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// What kind of memory is behind an fd.
+pub(crate) enum Kind {
+    /// tmpfs that cannot shrink: pages that are there stay there.
+    Sealed,
+    DmaBuf,
+    Other,
+}
+
+const DMA_BUF_MAGIC: i64 = 0x444d_4142;
+
+/// The kind of memory behind an fd, and its size in bytes.
+pub(crate) fn kind_and_size(file: BorrowedFd<'_>) -> Result<(Kind, u64)> {
+    let system = rustix::fs::fstatfs(file)?;
+    if system.f_type == DMA_BUF_MAGIC {
+        return Ok((Kind::DmaBuf, rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?));
+    }
+    let kind = match rustix::fs::fcntl_get_seals(file) {
+        Ok(seals) if seals.contains(SealFlags::SHRINK) => Kind::Sealed,
+        // Not sealed against shrinking, or neither a memfd nor a dma-buf.
+        _ => Kind::Other,
+    };
+    let size = u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0);
+    Ok((kind, size))
+}
+
+/// The name that a memfd was made with, as far as `/proc` shows it.
+pub(crate) fn memfd_name(file: BorrowedFd<'_>) -> Option<String> {
+    let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+    let target = rustix::fs::readlink(link, Vec::new()).ok()?.into_string().ok()?;
+    Some(target.strip_prefix("/memfd:")?.trim_end_matches(" (deleted)").to_owned())
+}
+
+/// Takes addresses where nothing can be accessed: at `wanted` if these are free, else anywhere.
+pub(crate) fn reserve(wanted: Option<usize>, size: usize) -> Result<NonNull<u8>> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let anywhere = || {
+        // SAFETY: a new mapping at addresses that the kernel chooses.
+        unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), size, ProtFlags::empty(), flags) }
+    };
+    let start = match wanted {
+        None => anywhere()?,
+        Some(address) => {
+            let start = ptr::without_provenance_mut(address);
+            // SAFETY: a new mapping, which replaces nothing.
+            let there = unsafe {
+                rustix::mm::mmap_anonymous(start, size, ProtFlags::empty(), flags | MapFlags::FIXED_NOREPLACE)
+            };
+            match there {
+                // A kernel that does not know the flag takes the address as a hint.
+                Ok(got) if got == start => got,
+                Ok(got) => {
+                    // SAFETY: just mapped, and used by nothing.
+                    unsafe { rustix::mm::munmap(got, size)? };
+                    return Err(Errno::EXIST);
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+    };
+    NonNull::new(start.cast()).ok_or(Errno::NOMEM)
+}
+
+/// Maps a file shared, for reading and writing, anywhere.
+pub(crate) fn map(file: BorrowedFd<'_>, size: usize) -> Result<NonNull<u8>> {
+    // SAFETY: a new mapping at addresses that the kernel chooses.
+    let start = unsafe {
+        rustix::mm::mmap(
+            ptr::null_mut(),
+            size,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            file,
+            0,
+        )?
+    };
+    NonNull::new(start.cast()).ok_or(Errno::NOMEM)
+}
+
+/// Maps a file shared, for reading and writing, in place of what is mapped at `start`.
+///
+/// # Safety
+/// The addresses belong to a reservation of the caller's, and nothing relies on what is mapped
+/// there.
+pub(crate) unsafe fn replace(start: *mut u8, size: usize, file: BorrowedFd<'_>) -> Result<()> {
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+    // SAFETY: the caller's promise.
+    unsafe { rustix::mm::mmap(start.cast(), size, access, flags, file, 0) }.map(drop)
+}
+
+/// Takes a mapping away.
+///
+/// # Safety
+/// The addresses belong to the caller, and nothing uses them.
+pub(crate) unsafe fn unmap(start: *mut u8, size: usize) {
+    // SAFETY: the caller's promise. A failure would leave addresses reserved.
+    let _ = unsafe { rustix::mm::munmap(start.cast(), size) };
+}
+
+/// Whether something is mapped at each page of a range.
+pub(crate) fn is_mapped(address: usize, size: usize) -> bool {
+    let page = page_size();
+    let Some(end) = address.checked_add(size) else { return false };
+    let mut pages = [0_u8; 4096];
+    let mut at = address - address % page;
+    while at < end {
+        let part = (end - at).min(pages.len() * page);
+        // SAFETY: the kernel checks the addresses, and writes a byte for each page into the array,
+        // which has that many.
+        if unsafe { libc::mincore(ptr::without_provenance_mut(at), part, pages.as_mut_ptr()) } != 0 {
+            return false;
+        }
+        at += part;
+    }
+    true
+}
+
+/// An fd of another process: `pidfd_open(2)` and `pidfd_getfd(2)`.
+pub(crate) fn fd_of_process(pid: i32, fd: i32) -> Result<OwnedFd> {
+    // From a handle: anything.
+    let pid = Some(pid).filter(|pid| *pid > 0).and_then(rustix::process::Pid::from_raw).ok_or(Errno::SRCH)?;
+    let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
+    rustix::process::pidfd_getfd(process.as_fd(), fd, rustix::process::PidfdGetfdFlags::empty())
+}
+
+/// Lets every process of this user take fds from this one (`PR_SET_PTRACER_ANY`). `EINVAL` where
+/// the kernel has no yama.
+pub(crate) fn allow_tracing_by_all() -> Result<()> {
+    // SAFETY: sets a number of this process.
+    if unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) } != 0 {
+        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL));
+    }
+    Ok(())
+}

@@ -1,0 +1,360 @@
+//! Devices, and what they tell about themselves.
+
+use level_zero_sys::*;
+use soft_device::{get, now, put};
+
+use crate::driver::field;
+use crate::queue::GROUPS;
+use crate::state::{Device, Done, State, counted, entry};
+
+/// The size of a cache line, in bytes.
+const CACHE_LINE: usize = 64;
+/// Of no vendor: nothing takes this for hardware that it knows.
+const VENDOR: u32 = 0x5af7;
+/// Nanoseconds, and as many in a second.
+const TICKS: u64 = 1_000_000_000;
+
+pub(crate) unsafe extern "C" fn get_devices(
+    driver: ze_driver_handle_t,
+    count: *mut u32,
+    devices: *mut ze_device_handle_t,
+) -> ze_result_t {
+    entry("zeDeviceGet", |state| {
+        state.driver(driver)?;
+        // SAFETY: pointers of the application.
+        unsafe { counted(count, devices, state.roots.iter().copied()) }
+    })
+}
+
+pub(crate) unsafe extern "C" fn get_sub_devices(
+    device: ze_device_handle_t,
+    count: *mut u32,
+    parts: *mut ze_device_handle_t,
+) -> ze_result_t {
+    entry("zeDeviceGetSubDevices", |state| {
+        let device = state.device(device)?;
+        // SAFETY: pointers of the application.
+        unsafe { counted(count, parts, device.parts.iter().copied()) }
+    })
+}
+
+pub(crate) unsafe extern "C" fn get_root_device(
+    device: ze_device_handle_t,
+    root: *mut ze_device_handle_t,
+) -> ze_result_t {
+    entry("zeDeviceGetRootDevice", |state| {
+        let device = state.device(device)?;
+        let found = device.part.map_or(ze_device_handle_t::NULL, |(_, root)| root);
+        // SAFETY: a pointer of the application.
+        Ok(unsafe { put(root, found) }?)
+    })
+}
+
+pub(crate) unsafe extern "C" fn get_properties(
+    device: ze_device_handle_t,
+    properties: *mut ze_device_properties_t,
+) -> ze_result_t {
+    entry("zeDeviceGetProperties", |state| {
+        let device = state.device(device)?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            let told = get(properties)?;
+            Ok(put(properties, describe(state, &device, told))?)
+        }
+    })
+}
+
+fn describe(state: &State, device: &Device, asked: ze_device_properties_t) -> ze_device_properties_t {
+    let part = device.part.map(|(part, _)| part);
+    // A newer structure asks for ticks in a second, an older one for nanoseconds in a tick.
+    let timer_resolution = if asked.stype == ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES_1_2 { TICKS } else { 1 };
+    let mut uuid = *b"umf soft 0000 00";
+    uuid[9..13].copy_from_slice(&device.index.to_be_bytes());
+    uuid[14..]
+        .copy_from_slice(&u16::try_from(part.map_or(0, |part| part + 1)).unwrap_or(u16::MAX).to_be_bytes());
+    let name = match part {
+        None => format!("software device {} (memory of the host, for tests)", device.index),
+        Some(part) => {
+            format!("software device {}, part {part} (memory of the host, for tests)", device.index)
+        }
+    };
+    ze_device_properties_t {
+        stype: asked.stype,
+        pNext: asked.pNext,
+        r#type: ZE_DEVICE_TYPE_GPU,
+        vendorId: VENDOR,
+        deviceId: device.index,
+        flags: if part.is_some() { ZE_DEVICE_PROPERTY_FLAG_SUBDEVICE } else { 0 },
+        subdeviceId: part.unwrap_or(0),
+        coreClockRate: 1000,
+        maxMemAllocSize: state.settings.largest,
+        maxHardwareContexts: u32::MAX,
+        maxCommandQueuePriority: 0,
+        numThreadsPerEU: 1,
+        physicalEUSimdWidth: 1,
+        numEUsPerSubslice: 1,
+        numSubslicesPerSlice: 1,
+        numSlices: 1,
+        timerResolution: timer_resolution,
+        timestampValidBits: 64,
+        kernelTimestampValidBits: 64,
+        uuid: ze_device_uuid_t { id: uuid },
+        name: field(&name),
+    }
+}
+
+/// Reads a structure of the application, has it changed, and writes it back.
+///
+/// # Safety
+/// The pointer is null or leads to such a structure.
+unsafe fn answer<T: Copy>(
+    function: &'static str,
+    device: ze_device_handle_t,
+    to: *mut T,
+    change: impl FnOnce(&State, &Device, &mut T) -> Done,
+) -> ze_result_t {
+    entry(function, |state| {
+        let device = state.device(device)?;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut told = get(to)?;
+            change(state, &device, &mut told)?;
+            Ok(put(to, told)?)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn get_compute_properties(
+    device: ze_device_handle_t,
+    to: *mut ze_device_compute_properties_t,
+) -> ze_result_t {
+    // SAFETY: a pointer of the application.
+    unsafe {
+        answer("zeDeviceGetComputeProperties", device, to, |_, _, told| {
+            // There is nothing that computes; a caller that divides by these does not fail for it.
+            let ze_device_compute_properties_t { stype, pNext, .. } = *told;
+            *told = ze_device_compute_properties_t {
+                stype,
+                pNext,
+                maxTotalGroupSize: 1,
+                maxGroupSizeX: 1,
+                maxGroupSizeY: 1,
+                maxGroupSizeZ: 1,
+                maxGroupCountX: 1,
+                maxGroupCountY: 1,
+                maxGroupCountZ: 1,
+                numSubGroupSizes: 1,
+                ..Default::default()
+            };
+            told.subGroupSizes[0] = 1;
+            Ok(())
+        })
+    }
+}
+
+pub(crate) unsafe extern "C" fn get_module_properties(
+    device: ze_device_handle_t,
+    to: *mut ze_device_module_properties_t,
+) -> ze_result_t {
+    // SAFETY: a pointer of the application.
+    unsafe {
+        answer("zeDeviceGetModuleProperties", device, to, |_, _, told| {
+            let ze_device_module_properties_t { stype, pNext, .. } = *told;
+            *told = ze_device_module_properties_t { stype, pNext, ..Default::default() };
+            Ok(())
+        })
+    }
+}
+
+pub(crate) unsafe extern "C" fn get_image_properties(
+    device: ze_device_handle_t,
+    to: *mut ze_device_image_properties_t,
+) -> ze_result_t {
+    // SAFETY: a pointer of the application.
+    unsafe {
+        answer("zeDeviceGetImageProperties", device, to, |_, _, told| {
+            let ze_device_image_properties_t { stype, pNext, .. } = *told;
+            *told = ze_device_image_properties_t { stype, pNext, ..Default::default() };
+            Ok(())
+        })
+    }
+}
+
+/// Writes a list of structures, of which each keeps its own beginning.
+///
+/// # Safety
+/// As for [`counted`], and the array has structures in it.
+unsafe fn answer_all<T: Copy>(
+    function: &'static str,
+    device: ze_device_handle_t,
+    count: *mut u32,
+    array: *mut T,
+    items: impl FnOnce(&State, &Device) -> Vec<Box<dyn Fn(&mut T)>>,
+) -> ze_result_t {
+    entry(function, |state| {
+        let device = state.device(device)?;
+        let items = items(state, &device);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let room = get(count)?;
+            for (index, item) in items.iter().take(room as usize).enumerate() {
+                if !array.is_null() {
+                    let mut told = get(array.add(index))?;
+                    item(&mut told);
+                    put(array.add(index), told)?;
+                }
+            }
+            counted(count, std::ptr::null_mut(), items.iter())
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn get_command_queue_group_properties(
+    device: ze_device_handle_t,
+    count: *mut u32,
+    groups: *mut ze_command_queue_group_properties_t,
+) -> ze_result_t {
+    // SAFETY: pointers of the application.
+    unsafe {
+        answer_all("zeDeviceGetCommandQueueGroupProperties", device, count, groups, |_, _| {
+            let tell = |told: &mut ze_command_queue_group_properties_t, group: &crate::queue::Group| {
+                told.flags = group.flags;
+                told.maxMemoryFillPatternSize = group.pattern;
+                told.numQueues = group.queues;
+            };
+            GROUPS
+                .iter()
+                .map(|group| Box::new(move |told: &mut _| tell(told, group)) as Box<dyn Fn(&mut _)>)
+                .collect()
+        })
+    }
+}
+
+pub(crate) unsafe extern "C" fn get_memory_properties(
+    device: ze_device_handle_t,
+    count: *mut u32,
+    memories: *mut ze_device_memory_properties_t,
+) -> ze_result_t {
+    // SAFETY: pointers of the application.
+    unsafe {
+        answer_all("zeDeviceGetMemoryProperties", device, count, memories, |_, device| {
+            let size = device.memory[0].limit();
+            vec![Box::new(move |told: &mut ze_device_memory_properties_t| {
+                (told.flags, told.maxClockRate, told.maxBusWidth) = (0, 1000, 64);
+                told.totalSize = size;
+                told.name = field("memfd");
+                let more = chain::find_mut::<ze_device_memory_ext_properties_t>(told.pNext);
+                if let Ok(mut told) = get(more) {
+                    told.r#type = ZE_DEVICE_MEMORY_EXT_TYPE_DDR;
+                    told.physicalSize = size;
+                    (told.readBandwidth, told.writeBandwidth) = (0, 0);
+                    told.bandwidthUnit = ZE_BANDWIDTH_UNIT_UNKNOWN;
+                    let _ = put(more, told);
+                }
+            })]
+        })
+    }
+}
+
+pub(crate) unsafe extern "C" fn get_cache_properties(
+    device: ze_device_handle_t,
+    count: *mut u32,
+    caches: *mut ze_device_cache_properties_t,
+) -> ze_result_t {
+    // SAFETY: pointers of the application.
+    unsafe {
+        answer_all("zeDeviceGetCacheProperties", device, count, caches, |_, _| {
+            vec![Box::new(|told: &mut ze_device_cache_properties_t| {
+                (told.flags, told.cacheSize) = (0, 1 << 20);
+                let line = chain::find_mut::<ze_device_cache_line_size_ext_t>(told.pNext);
+                if let Ok(mut told) = get(line) {
+                    told.cacheLineSize = CACHE_LINE;
+                    let _ = put(line, told);
+                }
+            })]
+        })
+    }
+}
+
+pub(crate) unsafe extern "C" fn get_memory_access_properties(
+    device: ze_device_handle_t,
+    to: *mut ze_device_memory_access_properties_t,
+) -> ze_result_t {
+    // SAFETY: a pointer of the application.
+    unsafe {
+        answer("zeDeviceGetMemoryAccessProperties", device, to, |_, _, told| {
+            let plain = ZE_MEMORY_ACCESS_CAP_FLAG_RW;
+            let shared = plain | ZE_MEMORY_ACCESS_CAP_FLAG_CONCURRENT;
+            told.hostAllocCapabilities = shared;
+            told.deviceAllocCapabilities = plain;
+            told.sharedSingleDeviceAllocCapabilities = shared;
+            told.sharedCrossDeviceAllocCapabilities = shared;
+            told.sharedSystemAllocCapabilities = plain;
+            Ok(())
+        })
+    }
+}
+
+pub(crate) unsafe extern "C" fn get_external_memory_properties(
+    device: ze_device_handle_t,
+    to: *mut ze_device_external_memory_properties_t,
+) -> ze_result_t {
+    // SAFETY: a pointer of the application.
+    unsafe {
+        answer("zeDeviceGetExternalMemoryProperties", device, to, |_, _, told| {
+            let fd = ZE_EXTERNAL_MEMORY_TYPE_FLAG_OPAQUE_FD;
+            told.memoryAllocationImportTypes = fd | ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF;
+            told.memoryAllocationExportTypes = fd;
+            (told.imageImportTypes, told.imageExportTypes) = (0, 0);
+            Ok(())
+        })
+    }
+}
+
+fn are_peers(state: &State, one: &Device, other: &Device) -> bool {
+    state.core.settings.peers || one.root() == other.root()
+}
+
+pub(crate) unsafe extern "C" fn get_p2p_properties(
+    device: ze_device_handle_t,
+    peer: ze_device_handle_t,
+    to: *mut ze_device_p2p_properties_t,
+) -> ze_result_t {
+    // SAFETY: a pointer of the application.
+    unsafe {
+        answer("zeDeviceGetP2PProperties", device, to, |state, device, told| {
+            let peer = state.device(peer)?;
+            let reach = are_peers(state, device, &peer);
+            told.flags = if reach { ZE_DEVICE_P2P_PROPERTY_FLAG_ACCESS } else { 0 };
+            Ok(())
+        })
+    }
+}
+
+pub(crate) unsafe extern "C" fn can_access_peer(
+    device: ze_device_handle_t,
+    peer: ze_device_handle_t,
+    value: *mut ze_bool_t,
+) -> ze_result_t {
+    entry("zeDeviceCanAccessPeer", |state| {
+        let (device, peer) = (state.device(device)?, state.device(peer)?);
+        // SAFETY: a pointer of the application.
+        Ok(unsafe { put(value, u8::from(are_peers(state, &device, &peer))) }?)
+    })
+}
+
+pub(crate) unsafe extern "C" fn get_global_timestamps(
+    device: ze_device_handle_t,
+    host: *mut u64,
+    of_device: *mut u64,
+) -> ze_result_t {
+    entry("zeDeviceGetGlobalTimestamps", |state| {
+        state.device(device)?;
+        let now = now();
+        // SAFETY: pointers of the application.
+        unsafe {
+            put(host, now)?;
+            Ok(put(of_device, now)?)
+        }
+    })
+}

@@ -1,0 +1,482 @@
+//! Queues, and what they execute: command lists (recorded ones, and immediate ones, which execute
+//! each command at once); fences and events, which tell that something is done.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use level_zero_sys::*;
+use soft_device::{Command, Event, Stream, Timeout, get, lock, now, put};
+
+use crate::state::{Device, Done, State, array, entry, handle, number};
+
+/// A group of queues that can do the same.
+pub(crate) struct Group {
+    pub(crate) flags: ze_command_queue_group_property_flags_t,
+    pub(crate) queues: u32,
+    /// The longest pattern of a fill, in bytes.
+    pub(crate) pattern: usize,
+}
+
+/// The groups of every device, by ordinal.
+pub(crate) const GROUPS: [Group; 2] = [
+    Group {
+        flags: ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COMPUTE | ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COPY,
+        queues: 4,
+        pattern: 4096,
+    },
+    Group { flags: ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COPY, queues: 2, pattern: 16 },
+];
+
+/// How a queue was asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Traits {
+    pub(crate) ordinal: u32,
+    pub(crate) mode: ze_command_queue_mode_t,
+}
+
+impl Traits {
+    pub(crate) fn new(desc: &ze_command_queue_desc_t) -> Done<Self> {
+        let known = ZE_COMMAND_QUEUE_FLAG_EXPLICIT_ONLY
+            | ZE_COMMAND_QUEUE_FLAG_IN_ORDER
+            | ZE_COMMAND_QUEUE_FLAG_COPY_OFFLOAD_HINT;
+        let is_known = desc.flags & !known == 0
+            && desc.mode <= ZE_COMMAND_QUEUE_MODE_ASYNCHRONOUS
+            && desc.priority <= ZE_COMMAND_QUEUE_PRIORITY_PRIORITY_HIGH;
+        if !is_known {
+            return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
+        }
+        let group = GROUPS.get(desc.ordinal as usize).filter(|group| desc.index < group.queues);
+        if group.is_none() {
+            return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+        }
+        Ok(Self { ordinal: desc.ordinal, mode: desc.mode })
+    }
+
+    pub(crate) fn is_synchronous(&self) -> bool {
+        self.mode == ZE_COMMAND_QUEUE_MODE_SYNCHRONOUS
+    }
+}
+
+pub(crate) struct Queue {
+    pub(crate) device: Arc<Device>,
+    pub(crate) traits: Traits,
+    pub(crate) stream: Stream,
+}
+
+/// What the interface means by a timeout in nanoseconds.
+pub(crate) fn timeout(nanoseconds: u64) -> Timeout {
+    if nanoseconds == u64::MAX { Timeout::Never } else { Timeout::After(Duration::from_nanos(nanoseconds)) }
+}
+
+pub(crate) unsafe extern "C" fn create_queue(
+    context: ze_context_handle_t,
+    device: ze_device_handle_t,
+    desc: *const ze_command_queue_desc_t,
+    queue: *mut ze_command_queue_handle_t,
+) -> ze_result_t {
+    entry("zeCommandQueueCreate", |state| {
+        state.context(context)?;
+        let device = state.device(device)?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            let traits = Traits::new(&get(desc)?)?;
+            put(queue, ze_command_queue_handle_t::NULL)?;
+            let stream = state.core.stream();
+            let made = state.queues.insert(Queue { device, traits, stream });
+            Ok(put(queue, ze_command_queue_handle_t(handle(made)))?)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn destroy_queue(queue: ze_command_queue_handle_t) -> ze_result_t {
+    entry("zeCommandQueueDestroy", |state| Ok(state.queues.remove(number(queue.0)).map(drop)?))
+}
+
+pub(crate) unsafe extern "C" fn execute(
+    queue: ze_command_queue_handle_t,
+    count: u32,
+    lists: *mut ze_command_list_handle_t,
+    fence: ze_fence_handle_t,
+) -> ze_result_t {
+    entry("zeCommandQueueExecuteCommandLists", |state| {
+        let queue = state.queues.get(number(queue.0))?;
+        queue.device.health.check()?;
+        let fence = if fence.is_null() { None } else { Some(state.fences.get(number(fence.0))?) };
+        if count == 0 {
+            return Err(ZE_RESULT_ERROR_INVALID_SIZE.into());
+        }
+        // SAFETY: pointers of the application.
+        let lists = unsafe { array(lists.cast_const(), count, ZE_RESULT_ERROR_INVALID_NULL_POINTER) }?;
+        let mut commands = Vec::new();
+        for list in lists {
+            let list = state.lists.get(number(list.0))?;
+            if list.ordinal() != queue.traits.ordinal {
+                return Err(ZE_RESULT_ERROR_INVALID_COMMAND_LIST_TYPE.into());
+            }
+            commands.extend(list.closed()?);
+        }
+        commands.extend(fence.map(|fence| Command::nothing(Vec::new(), Some(Arc::clone(&fence.0)))));
+        queue.stream.submit(commands)?;
+        if queue.traits.is_synchronous() {
+            queue.stream.wait(Timeout::Never)?;
+        }
+        Ok(())
+    })
+}
+
+pub(crate) struct List {
+    pub(crate) device: Arc<Device>,
+    kind: Kind,
+}
+
+enum Kind {
+    Immediate { traits: Traits, stream: Stream },
+    Recorded { ordinal: u32, record: Mutex<Record> },
+}
+
+#[derive(Default)]
+struct Record {
+    commands: Vec<Command>,
+    is_closed: bool,
+}
+
+impl List {
+    pub(crate) fn ordinal(&self) -> u32 {
+        match &self.kind {
+            Kind::Immediate { traits, .. } => traits.ordinal,
+            Kind::Recorded { ordinal, .. } => *ordinal,
+        }
+    }
+
+    /// The longest pattern of a fill, in bytes.
+    pub(crate) fn pattern(&self) -> usize {
+        GROUPS.get(self.ordinal() as usize).map_or(0, |group| group.pattern)
+    }
+
+    /// Records a command, or executes it.
+    pub(crate) fn append(&self, command: Command) -> Done {
+        match &self.kind {
+            Kind::Immediate { traits, stream } => {
+                stream.submit(vec![command])?;
+                if traits.is_synchronous() {
+                    stream.wait(Timeout::Never)?;
+                }
+                Ok(())
+            }
+            Kind::Recorded { record, .. } => {
+                let mut record = lock(record);
+                if record.is_closed {
+                    return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+                }
+                record.commands.push(command);
+                Ok(())
+            }
+        }
+    }
+
+    /// The commands of a list that is closed, as a queue executes them.
+    pub(crate) fn closed(&self) -> Done<Vec<Command>> {
+        let Kind::Recorded { record, .. } = &self.kind else {
+            return Err(ZE_RESULT_ERROR_INVALID_COMMAND_LIST_TYPE.into());
+        };
+        let record = lock(record);
+        if !record.is_closed {
+            return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+        }
+        Ok(record.commands.clone())
+    }
+
+    /// Waits for what an immediate list executes.
+    pub(crate) fn wait(&self, timeout: Timeout) -> Done {
+        match &self.kind {
+            Kind::Immediate { stream, .. } => Ok(stream.wait(timeout)?),
+            Kind::Recorded { .. } => Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into()),
+        }
+    }
+}
+
+pub(crate) unsafe extern "C" fn create_list(
+    context: ze_context_handle_t,
+    device: ze_device_handle_t,
+    desc: *const ze_command_list_desc_t,
+    list: *mut ze_command_list_handle_t,
+) -> ze_result_t {
+    entry("zeCommandListCreate", |state| {
+        state.context(context)?;
+        let device = state.device(device)?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            let desc = get(desc)?;
+            put(list, ze_command_list_handle_t::NULL)?;
+            if desc.flags >= ZE_COMMAND_LIST_FLAG_COPY_OFFLOAD_HINT << 1 {
+                return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
+            }
+            let ordinal = desc.commandQueueGroupOrdinal;
+            if ordinal as usize >= GROUPS.len() {
+                return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+            }
+            let kind = Kind::Recorded { ordinal, record: Mutex::default() };
+            let made = state.lists.insert(List { device, kind });
+            Ok(put(list, ze_command_list_handle_t(handle(made)))?)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn create_immediate(
+    context: ze_context_handle_t,
+    device: ze_device_handle_t,
+    desc: *const ze_command_queue_desc_t,
+    list: *mut ze_command_list_handle_t,
+) -> ze_result_t {
+    entry("zeCommandListCreateImmediate", |state| {
+        state.context(context)?;
+        let device = state.device(device)?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            let traits = Traits::new(&get(desc)?)?;
+            put(list, ze_command_list_handle_t::NULL)?;
+            let stream = state.core.stream();
+            let made = state.lists.insert(List { device, kind: Kind::Immediate { traits, stream } });
+            Ok(put(list, ze_command_list_handle_t(handle(made)))?)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn destroy_list(list: ze_command_list_handle_t) -> ze_result_t {
+    entry("zeCommandListDestroy", |state| Ok(state.lists.remove(number(list.0)).map(drop)?))
+}
+
+pub(crate) unsafe extern "C" fn close_list(list: ze_command_list_handle_t) -> ze_result_t {
+    entry("zeCommandListClose", |state| {
+        let list = state.lists.get(number(list.0))?;
+        if let Kind::Recorded { record, .. } = &list.kind {
+            lock(record).is_closed = true;
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn reset_list(list: ze_command_list_handle_t) -> ze_result_t {
+    entry("zeCommandListReset", |state| {
+        let list = state.lists.get(number(list.0))?;
+        if let Kind::Recorded { record, .. } = &list.kind {
+            *lock(record) = Record::default();
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn synchronize_list(
+    list: ze_command_list_handle_t,
+    nanoseconds: u64,
+) -> ze_result_t {
+    entry("zeCommandListHostSynchronize", |state| state.lists.get(number(list.0))?.wait(timeout(nanoseconds)))
+}
+
+/// A fence of a queue.
+pub(crate) struct FenceObject(pub(crate) Arc<Event>);
+
+pub(crate) unsafe extern "C" fn create_fence(
+    queue: ze_command_queue_handle_t,
+    desc: *const ze_fence_desc_t,
+    fence: *mut ze_fence_handle_t,
+) -> ze_result_t {
+    entry("zeFenceCreate", |state| {
+        state.queues.get(number(queue.0))?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            let desc = get(desc)?;
+            if desc.flags & !ZE_FENCE_FLAG_SIGNALED != 0 {
+                return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
+            }
+            put(fence, ze_fence_handle_t::NULL)?;
+            let made = FenceObject(Arc::default());
+            if desc.flags & ZE_FENCE_FLAG_SIGNALED != 0 {
+                made.0.signal(now());
+            }
+            Ok(put(fence, ze_fence_handle_t(handle(state.fences.insert(made))))?)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn destroy_fence(fence: ze_fence_handle_t) -> ze_result_t {
+    entry("zeFenceDestroy", |state| Ok(state.fences.remove(number(fence.0)).map(drop)?))
+}
+
+pub(crate) unsafe extern "C" fn query_fence(fence: ze_fence_handle_t) -> ze_result_t {
+    entry("zeFenceQueryStatus", |state| {
+        let fence = state.fences.get(number(fence.0))?;
+        state.core.health.check()?;
+        fence.0.signalled().map(drop).ok_or(ZE_RESULT_NOT_READY.into())
+    })
+}
+
+pub(crate) unsafe extern "C" fn reset_fence(fence: ze_fence_handle_t) -> ze_result_t {
+    entry("zeFenceReset", |state| {
+        state.fences.get(number(fence.0))?.0.reset();
+        Ok(())
+    })
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct EventPool {
+    count: u32,
+    has_times: bool,
+    /// Its events stand for the last command that was appended to signal them, and are never reset.
+    is_counter_based: bool,
+}
+
+pub(crate) struct EventObject {
+    pool: EventPool,
+    event: Mutex<Arc<Event>>,
+}
+
+impl EventObject {
+    /// The event as it is now.
+    fn event(&self) -> Arc<Event> {
+        Arc::clone(&lock(&self.event))
+    }
+
+    /// The event, for a command that signals it.
+    pub(crate) fn to_signal(&self) -> Arc<Event> {
+        if self.pool.is_counter_based {
+            // What waits for the command before goes on waiting for that.
+            *lock(&self.event) = Arc::default();
+        }
+        self.event()
+    }
+}
+
+/// The events that a command waits for, and the one that it signals, if any.
+type Events = (Vec<Arc<Event>>, Option<Arc<Event>>);
+
+/// Finds the events of a command.
+///
+/// # Safety
+/// The array is null or has so many handles.
+pub(crate) unsafe fn resolve(
+    state: &State,
+    signal: ze_event_handle_t,
+    waits: u32,
+    wait: *mut ze_event_handle_t,
+) -> Done<Events> {
+    // SAFETY: the caller's promise.
+    let wait = unsafe { array(wait.cast_const(), waits, ZE_RESULT_ERROR_INVALID_SIZE) }?;
+    let wait: Done<Vec<_>> = wait.into_iter().map(|event| current(state, event)).collect();
+    let wait = wait?;
+    let signal = if signal.is_null() { None } else { Some(state.events.get(number(signal.0))?.to_signal()) };
+    Ok((wait, signal))
+}
+
+fn current(state: &State, event: ze_event_handle_t) -> Done<Arc<Event>> {
+    Ok(state.events.get(number(event.0))?.event())
+}
+
+pub(crate) unsafe extern "C" fn create_pool(
+    context: ze_context_handle_t,
+    desc: *const ze_event_pool_desc_t,
+    count: u32,
+    devices: *mut ze_device_handle_t,
+    pool: *mut ze_event_pool_handle_t,
+) -> ze_result_t {
+    entry("zeEventPoolCreate", |state| {
+        state.context(context)?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            let desc = get(desc)?;
+            for device in array(devices.cast_const(), count, ZE_RESULT_ERROR_INVALID_NULL_POINTER)? {
+                state.device(device)?;
+            }
+            put(pool, ze_event_pool_handle_t::NULL)?;
+            if desc.count == 0 {
+                return Err(ZE_RESULT_ERROR_INVALID_SIZE.into());
+            }
+            let known = ZE_EVENT_POOL_FLAG_HOST_VISIBLE
+                | ZE_EVENT_POOL_FLAG_IPC
+                | ZE_EVENT_POOL_FLAG_KERNEL_TIMESTAMP
+                | ZE_EVENT_POOL_FLAG_KERNEL_MAPPED_TIMESTAMP;
+            if desc.flags & !known != 0 {
+                return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
+            }
+            let timed = ZE_EVENT_POOL_FLAG_KERNEL_TIMESTAMP | ZE_EVENT_POOL_FLAG_KERNEL_MAPPED_TIMESTAMP;
+            let made = state.pools.insert(EventPool {
+                count: desc.count,
+                has_times: desc.flags & timed != 0,
+                is_counter_based: !chain::find::<ze_event_pool_counter_based_exp_desc_t>(desc.pNext)
+                    .is_null(),
+            });
+            Ok(put(pool, ze_event_pool_handle_t(handle(made)))?)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn destroy_pool(pool: ze_event_pool_handle_t) -> ze_result_t {
+    entry("zeEventPoolDestroy", |state| Ok(state.pools.remove(number(pool.0)).map(drop)?))
+}
+
+pub(crate) unsafe extern "C" fn create_event(
+    pool: ze_event_pool_handle_t,
+    desc: *const ze_event_desc_t,
+    event: *mut ze_event_handle_t,
+) -> ze_result_t {
+    entry("zeEventCreate", |state| {
+        let pool = state.pools.get(number(pool.0))?;
+        // SAFETY: pointers of the application.
+        unsafe {
+            let desc = get(desc)?;
+            put(event, ze_event_handle_t::NULL)?;
+            let known = ZE_EVENT_SCOPE_FLAG_SUBDEVICE | ZE_EVENT_SCOPE_FLAG_DEVICE | ZE_EVENT_SCOPE_FLAG_HOST;
+            if (desc.signal | desc.wait) & !known != 0 {
+                return Err(ZE_RESULT_ERROR_INVALID_ENUMERATION.into());
+            }
+            if desc.index >= pool.count {
+                return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+            }
+            let made = EventObject { pool: *pool, event: Mutex::default() };
+            Ok(put(event, ze_event_handle_t(handle(state.events.insert(made))))?)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn destroy_event(event: ze_event_handle_t) -> ze_result_t {
+    entry("zeEventDestroy", |state| Ok(state.events.remove(number(event.0)).map(drop)?))
+}
+
+pub(crate) unsafe extern "C" fn synchronize_event(event: ze_event_handle_t, nanoseconds: u64) -> ze_result_t {
+    entry("zeEventHostSynchronize", |state| {
+        let event = current(state, event)?;
+        Ok(event.wait(timeout(nanoseconds), || state.core.health.check())?)
+    })
+}
+
+pub(crate) unsafe extern "C" fn query_event(event: ze_event_handle_t) -> ze_result_t {
+    entry("zeEventQueryStatus", |state| {
+        let event = current(state, event)?;
+        state.core.health.check()?;
+        event.signalled().map(drop).ok_or(ZE_RESULT_NOT_READY.into())
+    })
+}
+
+pub(crate) unsafe extern "C" fn reset_event(event: ze_event_handle_t) -> ze_result_t {
+    entry("zeEventHostReset", |state| {
+        current(state, event)?.reset();
+        Ok(())
+    })
+}
+
+/// The times of an event whose pool was made for that. The clocks of device and context are one.
+pub(crate) unsafe extern "C" fn query_kernel_timestamp(
+    event: ze_event_handle_t,
+    to: *mut ze_kernel_timestamp_result_t,
+) -> ze_result_t {
+    entry("zeEventQueryKernelTimestamp", |state| {
+        let event = state.events.get(number(event.0))?;
+        if !event.pool.has_times {
+            return Err(ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
+        }
+        let times = event.event().signalled().ok_or(ZE_RESULT_NOT_READY)?;
+        let data = ze_kernel_timestamp_data_t { kernelStart: times.start, kernelEnd: times.end };
+        // SAFETY: a pointer of the application.
+        Ok(unsafe { put(to, ze_kernel_timestamp_result_t { global: data, context: data }) }?)
+    })
+}

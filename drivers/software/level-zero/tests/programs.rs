@@ -1,0 +1,148 @@
+//! C programs that know nothing of this project, over the real loader: as written, and watched by
+//! its validation layer.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
+
+mod driver;
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use driver::{clean, library, shown, skip};
+use level_zero_sys::Api;
+
+/// A program, built; or one line that says why there is none.
+fn program(test: &str, name: &str, folder: &Path) -> Option<PathBuf> {
+    let include = std::env::var_os("TESTS_ZE_INCLUDE").map_or("/usr/include".into(), PathBuf::from);
+    if !include.join("level_zero/ze_api.h").exists() {
+        skip(test, "no header of Level Zero (Debian: apt-get install libze-dev)");
+        return None;
+    }
+    // SAFETY: the system's loader.
+    if let Err(error) = unsafe { Api::load() } {
+        skip(test, &error.to_string());
+        return None;
+    }
+    if Command::new("cc").arg("--version").stdout(Stdio::null()).status().is_err() {
+        skip(test, "no C compiler (Debian: apt-get install gcc libc6-dev)");
+        return None;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).with_extension("c");
+    let binary = folder.join(name);
+    let mut compile = Command::new("cc");
+    compile.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"]).arg(include);
+    compile.arg(source).arg("-o").arg(&binary).args(["-l:libze_loader.so.1", "-ldl"]);
+    assert!(compile.status().unwrap().success(), "{name} is built");
+    Some(binary)
+}
+
+fn run(program: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "5", "60"]).arg(program).args(arguments).stdin(Stdio::null());
+    clean(&mut command).env("ZE_ENABLE_ALT_DRIVERS", library()).envs(settings.iter().copied());
+    // Where the programs count mappings.
+    command.env("ZE_SOFT_ADDRESSES", "0x100000000000-0x110000000000");
+    command.output().unwrap()
+}
+
+const WATCHED: [(&str, &str); 2] =
+    [("ZE_ENABLE_VALIDATION_LAYER", "1"), ("ZE_ENABLE_PARAMETER_VALIDATION", "1")];
+
+/// Runs a program as it is and watched: it ends well and writes no errors.
+fn passes(test: &str, name: &str, arguments: &[&str], settings: &[(&str, &str)]) {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(binary) = program(test, name, folder.path()) else { return };
+    for watched in [&[][..], &WATCHED] {
+        let settings = [settings, watched].concat();
+        let output = run(&binary, arguments, &settings);
+        let text = shown(&output);
+        assert!(output.status.success(), "{name} {arguments:?} {settings:?}: {text}");
+        assert_eq!(output.stdout, b"done\n", "{text}");
+        assert!(output.stderr.is_empty(), "{text}");
+    }
+}
+
+#[test]
+fn memory_is_copied_both_ways() {
+    passes("memory_is_copied_both_ways", "copy", &[], &[]);
+}
+
+#[test]
+fn wrong_calls_are_answered() {
+    for ipc in ["classic", "opaque-pidfd"] {
+        passes("wrong_calls_are_answered", "errors", &[], &[("ZE_SOFT_IPC", ipc)]);
+    }
+}
+
+#[test]
+fn events_order_commands_of_two_queues() {
+    passes("events_order_commands_of_two_queues", "events", &[], &[]);
+}
+
+/// Classic handles, with the fd brought over by the client; opaque ones, left alone, and treated as
+/// if they were classic.
+#[test]
+fn processes_share_memory() {
+    for (ipc, client) in [
+        ("classic", "local"),
+        ("opaque", "raw"),
+        ("opaque", "local"),
+        ("opaque-pidfd", "raw"),
+        ("opaque-pidfd", "local"),
+        ("opaque-socket", "raw"),
+        ("opaque-socket", "local"),
+    ] {
+        passes("processes_share_memory", "ipc", &[client, "50"], &[("ZE_SOFT_IPC", ipc)]);
+    }
+}
+
+/// Nothing is left of many handles on either side; the program counts. Ten thousand in the long
+/// form.
+#[test]
+fn nothing_is_left_of_many_handles() {
+    let folder = tempfile::tempdir().unwrap();
+    let test = "nothing_is_left_of_many_handles";
+    let Some(binary) = program(test, "ipc", folder.path()) else { return };
+    let rounds = if std::env::var_os("UMF_TESTS_LONG").is_some() { "10000" } else { "500" };
+    for (ipc, client) in [("classic", "local"), ("opaque-pidfd", "raw")] {
+        let output = run(&binary, &[client, rounds], &[("ZE_SOFT_IPC", ipc)]);
+        assert!(output.status.success(), "{ipc}: {}", shown(&output));
+    }
+}
+
+/// A classic handle that is not made local names some other fd: an error, and no memory of another
+/// process.
+#[test]
+fn a_classic_handle_has_to_be_made_local() {
+    let folder = tempfile::tempdir().unwrap();
+    let test = "a_classic_handle_has_to_be_made_local";
+    let Some(binary) = program(test, "ipc", folder.path()) else { return };
+    let output = run(&binary, &["raw", "1"], &[("ZE_SOFT_IPC", "classic")]);
+    assert!(!output.status.success(), "{}", shown(&output));
+}
+
+/// The CPU cannot touch memory of a device.
+#[test]
+fn device_memory_traps() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(binary) = program("device_memory_traps", "touch", folder.path()) else { return };
+    for what in ["read", "write"] {
+        let mut command = Command::new(&binary);
+        clean(&mut command).arg(what).env("ZE_ENABLE_ALT_DRIVERS", library());
+        let output = command.output().unwrap();
+        assert_eq!(output.status.signal(), Some(11), "{}", shown(&output));
+        assert_eq!(output.stdout, b"allocated\n", "{what}");
+    }
+}
+
+/// A setting that is wrong is named, and the loader has no driver.
+#[test]
+fn a_wrong_setting_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(binary) = program("a_wrong_setting_is_named", "copy", folder.path()) else { return };
+    let output = run(&binary, &[], &[("ZE_SOFT_DEVICES", "none")]);
+    let text = shown(&output);
+    assert!(!output.status.success() && text.contains("ZE_SOFT_DEVICES=none: a number"), "{text}");
+}

@@ -1,0 +1,203 @@
+//! All functions: what they are, and opening them at run time.
+
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::OsStr;
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+
+use libloading::Library;
+
+use crate::{
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUipcMemHandle, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemRangeHandleType, CUpointer_attribute, CUresult, CUstream, CUuuid,
+};
+
+/// The driver's name, which the system's search path resolves.
+pub const LIBRARY: &str = "libcuda.so.1";
+
+/// Why there are no functions.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The library cannot be opened.
+    #[error("cannot open the CUDA driver {}: {reason}; install NVIDIA's driver, or name a library that is there", path.display())]
+    Library {
+        /// What was opened.
+        path: PathBuf,
+        /// What the dynamic linker says.
+        reason: String,
+    },
+    /// The library is something else.
+    #[error("{} has no function {function}: it is no CUDA driver", path.display())]
+    Other {
+        /// What was opened.
+        path: PathBuf,
+        /// What it should have.
+        function: &'static str,
+    },
+}
+
+/// The functions of a driver. The library stays open for good: a driver has threads, and what it
+/// made outlives any owner.
+#[derive(Debug)]
+pub struct Api {
+    functions: Functions,
+    path: PathBuf,
+    _library: ManuallyDrop<Library>,
+}
+
+impl Api {
+    /// Opens `libcuda.so.1`.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    ///
+    /// # Safety
+    /// The library that the system finds by that name is a CUDA driver. (Opening a library executes
+    /// its code.)
+    pub unsafe fn load() -> Result<Self, OpenError> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::load_from(LIBRARY) }
+    }
+
+    /// Opens the driver at `path`.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    ///
+    /// # Safety
+    /// As [`Api::load`], for that library.
+    pub unsafe fn load_from(path: impl AsRef<OsStr>) -> Result<Self, OpenError> {
+        let path = Path::new(path.as_ref());
+        // SAFETY: the caller's promise.
+        let library = unsafe { Library::new(path) }
+            .map_err(|error| OpenError::Library { path: path.to_owned(), reason: error.to_string() })?;
+        let find = |symbol: &'static CStr| {
+            // SAFETY: the symbol is looked up as an address, and is what its name says by the
+            // caller's promise.
+            unsafe { library.get::<*mut c_void>(symbol.to_bytes_with_nul()) }
+                .map_or(core::ptr::null_mut(), |symbol| *symbol)
+        };
+        // SAFETY: as above.
+        let functions = unsafe { Functions::from_symbols(find) };
+        if functions.cuInit.is_none() {
+            return Err(OpenError::Other { path: path.to_owned(), function: "cuInit" });
+        }
+        Ok(Self { functions, path: path.to_owned(), _library: ManuallyDrop::new(library) })
+    }
+
+    /// The functions that the library has.
+    #[must_use]
+    pub const fn functions(&self) -> &Functions {
+        &self.functions
+    }
+
+    /// What was opened.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The driver's name and text for an answer; empty where it has none.
+    #[must_use]
+    pub fn text_of(&self, result: CUresult) -> String {
+        let ask = |function: Option<unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult>| {
+            let mut text = core::ptr::null();
+            // SAFETY: the place is valid for a write; what is written is null or a text of the
+            // library's, which stays open.
+            unsafe {
+                function?(result, &raw mut text);
+                (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+            }
+        };
+        match (ask(self.functions.cuGetErrorName), ask(self.functions.cuGetErrorString)) {
+            (Some(name), Some(text)) => format!("{name}: {text}"),
+            (name, text) => name.or(text).unwrap_or_default(),
+        }
+    }
+}
+
+functions! {
+    cuInit = cuInit(flags: c_uint);
+    cuDriverGetVersion = cuDriverGetVersion(version: *mut c_int);
+    cuGetErrorName = cuGetErrorName(error: CUresult, text: *mut *const c_char);
+    cuGetErrorString = cuGetErrorString(error: CUresult, text: *mut *const c_char);
+
+    cuDeviceGet = cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
+    cuDeviceGetCount = cuDeviceGetCount(count: *mut c_int);
+    cuDeviceGetName = cuDeviceGetName(name: *mut c_char, length: c_int, device: CUdevice);
+    cuDeviceGetUuid = cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
+    cuDeviceTotalMem = cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
+    cuDeviceGetAttribute = cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
+    cuDeviceCanAccessPeer = cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice);
+    cuDevicePrimaryCtxRetain = cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
+    cuDevicePrimaryCtxRelease = cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+
+    cuCtxCreate = cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice);
+    cuCtxDestroy = cuCtxDestroy_v2(context: CUcontext);
+    cuCtxGetCurrent = cuCtxGetCurrent(context: *mut CUcontext);
+    cuCtxSetCurrent = cuCtxSetCurrent(context: CUcontext);
+    cuCtxPushCurrent = cuCtxPushCurrent_v2(context: CUcontext);
+    cuCtxPopCurrent = cuCtxPopCurrent_v2(context: *mut CUcontext);
+    cuCtxGetDevice = cuCtxGetDevice(device: *mut CUdevice);
+    cuCtxEnablePeerAccess = cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
+
+    cuMemGetInfo = cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    cuMemAlloc = cuMemAlloc_v2(address: *mut CUdeviceptr, size: usize);
+    cuMemFree = cuMemFree_v2(address: CUdeviceptr);
+    cuMemHostAlloc = cuMemHostAlloc(address: *mut *mut c_void, size: usize, flags: c_uint);
+    cuMemFreeHost = cuMemFreeHost(address: *mut c_void);
+    cuMemAllocManaged = cuMemAllocManaged(address: *mut CUdeviceptr, size: usize, flags: c_uint);
+    cuMemAllocAsync = cuMemAllocAsync(address: *mut CUdeviceptr, size: usize, stream: CUstream);
+    cuMemFreeAsync = cuMemFreeAsync(address: CUdeviceptr, stream: CUstream);
+    cuMemGetAddressRange = cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, address: CUdeviceptr);
+    cuPointerGetAttribute = cuPointerGetAttribute(value: *mut c_void, attribute: CUpointer_attribute, address: CUdeviceptr);
+    cuMemGetHandleForAddressRange = cuMemGetHandleForAddressRange(
+        handle: *mut c_void, address: CUdeviceptr, size: usize, kind: CUmemRangeHandleType, flags: u64,
+    );
+
+    cuIpcGetMemHandle = cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr);
+    cuIpcOpenMemHandle = cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint);
+    cuIpcCloseMemHandle = cuIpcCloseMemHandle(address: CUdeviceptr);
+
+    cuMemAddressReserve = cuMemAddressReserve(
+        address: *mut CUdeviceptr, size: usize, alignment: usize, wanted: CUdeviceptr, flags: u64,
+    );
+    cuMemAddressFree = cuMemAddressFree(address: CUdeviceptr, size: usize);
+    cuMemCreate = cuMemCreate(
+        handle: *mut CUmemGenericAllocationHandle, size: usize, properties: *const CUmemAllocationProp, flags: u64,
+    );
+    cuMemRelease = cuMemRelease(handle: CUmemGenericAllocationHandle);
+    cuMemMap = cuMemMap(
+        address: CUdeviceptr, size: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64,
+    );
+    cuMemUnmap = cuMemUnmap(address: CUdeviceptr, size: usize);
+    cuMemSetAccess = cuMemSetAccess(address: CUdeviceptr, size: usize, access: *const CUmemAccessDesc, count: usize);
+    cuMemGetAllocationGranularity = cuMemGetAllocationGranularity(
+        granularity: *mut usize, properties: *const CUmemAllocationProp, which: CUmemAllocationGranularity_flags,
+    );
+    cuMemExportToShareableHandle = cuMemExportToShareableHandle(
+        shareable: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType, flags: u64,
+    );
+    cuMemImportFromShareableHandle = cuMemImportFromShareableHandle(
+        handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType,
+    );
+
+    cuMemcpyHtoD = cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, size: usize);
+    cuMemcpyDtoH = cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, size: usize);
+    cuMemcpyDtoD = cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, size: usize);
+    cuMemcpyAsync = cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, size: usize, stream: CUstream);
+    cuMemsetD8 = cuMemsetD8_v2(to: CUdeviceptr, value: u8, size: usize);
+    cuMemsetD8Async = cuMemsetD8Async(to: CUdeviceptr, value: u8, size: usize, stream: CUstream);
+
+    cuStreamCreate = cuStreamCreate(stream: *mut CUstream, flags: c_uint);
+    cuStreamDestroy = cuStreamDestroy_v2(stream: CUstream);
+    cuStreamSynchronize = cuStreamSynchronize(stream: CUstream);
+    cuEventCreate = cuEventCreate(event: *mut CUevent, flags: c_uint);
+    cuEventDestroy = cuEventDestroy_v2(event: CUevent);
+    cuEventRecord = cuEventRecord(event: CUevent, stream: CUstream);
+    cuEventQuery = cuEventQuery(event: CUevent);
+    cuEventSynchronize = cuEventSynchronize(event: CUevent);
+    cuEventElapsedTime = cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent);
+}
