@@ -16,7 +16,7 @@ const VERSION: i32 = 1 << 16;
 pub(crate) fn ensure() {
     if !STARTED.load(Ordering::Acquire) && !STARTED.swap(true, Ordering::AcqRel) {
         log::start();
-        ctl::apply_config();
+        ctl::registry::apply_config();
     }
 }
 

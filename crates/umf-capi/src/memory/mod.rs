@@ -4,7 +4,8 @@ mod ipc;
 mod opened;
 pub(crate) mod owners;
 mod properties;
-pub(crate) mod provider_handle;
 
+pub(crate) use ipc::provider_handle;
+pub(crate) use ipc::provider_handle::importer_of;
 pub(crate) use opened::close_all;
 pub(crate) use properties::{CONTEXT, DEVICE, POINTER_TYPE};
