@@ -87,7 +87,7 @@ pub(crate) const QUESTIONS: &[&str] = &[
 /// Calls that change what others see though they are no system calls: memory that is shared, the traits of providers,
 /// what the caches hold. By crate.
 pub(crate) const CHANGES: &[(&str, &[&str])] = &[
-    ("crates/umf-core", &["provider.allocate", "provider.free", "ability.split", "ability.merge"]),
+    ("crates/umf-core", &["provider.allocate", "provider.free"]),
     ("crates/umf-domain", &["sys::close_inherited", "sys::reserve", "bits::set", "bits::clear"]),
     (
         "crates/umf-ipc",

@@ -60,10 +60,6 @@ steps! {
     UpstreamRemoved,
     /// The provider has taken a region back.
     UpstreamFreed,
-    /// A region was split by its provider; the tracker knows the whole alone.
-    UpstreamSplit,
-    /// Regions were merged by their provider; the tracker knows the parts alone.
-    UpstreamMerged,
     /// Whoever exported memory knows that it goes; the memory is still there.
     ObserversTold,
 
