@@ -1,5 +1,5 @@
-//! What failed last in the calling thread: of each kind of provider and pool of this library, and the
-//! provider whose call failed.
+//! What failed last in the calling thread: of each kind of provider and pool of this library, and
+//! the provider whose call failed.
 
 use core::cell::{Cell, RefCell};
 use core::ffi::{CStr, c_char};
@@ -83,7 +83,8 @@ pub(crate) fn observe(code: Code) {
     LAST.with(|last| last.result.set(code));
 }
 
-/// Returns the failure of an operation. Where it failed because its provider did, it has the code of that.
+/// Returns the failure of an operation. Where it failed because its provider did, it has the code
+/// of that.
 pub(crate) fn explain(error: Error) -> Failure {
     let failure = Failure::from(error);
     let result = LAST.with(|last| last.result.replace(SUCCESS));
@@ -178,7 +179,8 @@ impl Flavour {
         Some(if is_device_memory { PROVIDER_SPECIFIC } else { Failure::from(*error).code() })
     }
 
-    /// Remembers what drivers of Level Zero answer to an allocation of 0 bytes, for which none is asked.
+    /// Remembers what drivers of Level Zero answer to an allocation of 0 bytes, for which none is
+    /// asked.
     pub(crate) fn remember_nothing_asked(self) {
         self.set_answer(ZE_RESULT_ERROR_UNSUPPORTED_SIZE.0);
     }

@@ -1,8 +1,9 @@
-//! `libumf.so.1`: umf behind the C interface of the Unified Memory Framework, for programs that were built for that.
+//! `libumf.so.1`: umf behind the C interface of the Unified Memory Framework, for programs that
+//! were built for that.
 //!
-//! This crate has no Rust interface: what it exports are the functions of the headers in `include/`, with C names. `install`
-//! links them into a shared object with the original's soname and symbol versions. `docs/capi.md` says what there is, and
-//! what differs from the original.
+//! This crate has no Rust interface: what it exports are the functions of the headers in
+//! `include/`, with C names. `install` links them into a shared object with the original's soname
+//! and symbol versions. `docs/capi.md` says what there is, and what differs from the original.
 //!
 //! | module | headers |
 //! |---|---|

@@ -33,7 +33,8 @@ fn in_order(space: &MemorySpace) -> Vec<Node> {
     space.nodes().iter().map(|shared| node(shared)).collect()
 }
 
-/// The nodes with memory that this process may use, by number. Where nothing can be read that is node 0, of unknown size.
+/// The nodes with memory that this process may use, by number. Where nothing can be read that is
+/// node 0, of unknown size.
 fn nodes() -> Vec<Node> {
     topology().map_or_else(|| vec![Node { id: 0, capacity: 0 }], |topology| in_order(&topology.all()))
 }
@@ -44,7 +45,8 @@ fn node(id: u32) -> Option<Node> {
     in_order(&topology.space([id]).ok()?).first().copied()
 }
 
-/// For each initiator the best of the nodes, all together; `None` where the firmware says nothing about that (HMAT).
+/// For each initiator the best of the nodes, all together; `None` where the firmware says nothing
+/// about that (HMAT).
 fn best(quality: Quality) -> Option<Vec<Node>> {
     let topology = topology().filter(Topology::has_figures)?;
     let choice = topology.best(&topology.all(), quality, Initiator::Any).ok()?;
@@ -107,7 +109,8 @@ extern "C" fn umfMemtargetGetId(target: Handle<Target>, id: Out<u32>) -> Code {
     call("umfMemtargetGetId", || id.set(target.get()?.0.id))
 }
 
-/// What a `umf_memspace_handle_t` points to: targets in order. Each has a place of its own, since C keeps pointers to them.
+/// What a `umf_memspace_handle_t` points to: targets in order. Each has a place of its own, since C
+/// keeps pointers to them.
 #[expect(clippy::vec_box, reason = "targets do not move: C keeps pointers to them")]
 struct Space {
     targets: Vec<Box<Target>>,
@@ -279,7 +282,8 @@ extern "C" fn umfMemspaceUserFilter(
             handle.get()?.targets.iter().map(|target| core::ptr::from_ref(&**target)).collect();
         let mut kept = Vec::new();
         for target in targets {
-            // SAFETY: the function that C gave, with the argument for it; nothing of the space is borrowed meanwhile.
+            // SAFETY: the function that C gave, with the argument for it; nothing of the space is
+            // borrowed meanwhile.
             match unsafe { filter(handle, Handle::from_ptr(target.cast_mut()), argument) } {
                 0 => {}
                 code if code > 0 => kept.push(target),

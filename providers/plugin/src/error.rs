@@ -34,8 +34,8 @@ pub enum TableFault {
     },
 }
 
-/// Why a plugin is not loaded. After an error nothing of it is left in the process, except what its own
-/// initialisers did.
+/// Why a plugin is not loaded. After an error nothing of it is left in the process, except what its
+/// own initialisers did.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PluginError {
@@ -59,7 +59,7 @@ pub enum PluginError {
         /// The path given.
         path: PathBuf,
     },
-    /// The file belongs to somebody else.
+    /// The file belongs to another user.
     #[error(
         "plugin {path:?}: owned by user {owner}; a plugin is code that runs here, so it must belong to root or to \
          user {user}, as whom this process runs (chown it, or copy it)"

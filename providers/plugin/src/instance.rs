@@ -66,8 +66,8 @@ unsafe impl Send for Instance {}
 unsafe impl Sync for Instance {}
 
 impl Instance {
-    /// A provider that something else finalises, after this is dropped. `observe` is told of each result
-    /// of `alloc`, `free`, purging and the functions for IPC handles.
+    /// A provider that something else finalises, after this is dropped. `observe` is told of each
+    /// result of `alloc`, `free`, purging and the functions for IPC handles.
     ///
     /// # Safety
     /// The state is one that `initialize` of the table made, and its functions do what UMF says.
@@ -103,8 +103,8 @@ impl Instance {
         if code == SUCCESS { Ok(state) } else { Err(error(code, "initialize", 0, 1, "the plugin", None)) }
     }
 
-    /// UMF runs this entry of a provider's control tree after `initialize`, from version 1.1 on; some
-    /// providers start there.
+    /// UMF runs this entry of a provider's control tree after `initialize`, from version 1.1 on;
+    /// some providers start there.
     fn post_initialize(&self) -> Result<()> {
         let Some(ctl) = self.table.functions.ext_ctl.filter(|_| self.table.is_1_1()) else { return Ok(()) };
         const PROGRAMMATIC: i32 = 1;
@@ -164,7 +164,8 @@ impl Instance {
         if message.is_null() {
             return Some((native, ""));
         }
-        // SAFETY: UMF says that the message ends with a NUL and stays this thread's until the next call.
+        // SAFETY: UMF says that the message ends with a NUL and stays this thread's until the next
+        // call.
         let message = unsafe { CStr::from_ptr(message) }.to_string_lossy();
         Some((native, lasting(&message, "")))
     }
@@ -206,7 +207,8 @@ impl Instance {
         (code == SUCCESS && page.is_power_of_two()).then_some(page)
     }
 
-    /// Allocates at a multiple of `align`. Where `asks_any`, the provider is asked for any alignment.
+    /// Allocates at a multiple of `align`. Where `asks_any`, the provider is asked for any
+    /// alignment.
     pub(crate) fn allocate(&self, size: usize, align: usize, asks_any: bool) -> Result<Address> {
         let mut memory = null_mut();
         let asked = if asks_any { 0 } else { align };
@@ -258,7 +260,8 @@ impl Instance {
         // SAFETY: the place lives as long as the call.
         let code = unsafe { get(self.state, &raw mut size) };
         if code == NOT_SUPPORTED || code == INVALID_ARGUMENT {
-            // The first is what the header says; the second is what UMF's own provider says of private memory.
+            // The first is what the header says; the second is what UMF's own provider says of
+            // private memory.
             return Ok(None);
         }
         self.check(code, operation, 0)?;
@@ -295,7 +298,8 @@ impl Instance {
         let operation = "ext_open_ipc_handle";
         let open = self.table.functions.ext_open_ipc_handle.ok_or(self.not_offered(operation))?;
         let mut memory = null_mut();
-        // SAFETY: as many bytes as a handle has, and a place for the address; both live as long as the call.
+        // SAFETY: as many bytes as a handle has, and a place for the address; both live as long as
+        // the call.
         let code = unsafe { open(self.state, bytes.as_mut_ptr(), &raw mut memory) };
         self.check(code, operation, 0)?;
         let memory = NonNull::new(memory).ok_or_else(|| self.broken("opened a handle as NULL"))?;
@@ -380,8 +384,8 @@ fn error(
     }
 }
 
-/// Returns `text`, or its beginning, with a lifetime that [`Error`] can hold: each text is kept once, for
-/// ever. Returns `fallback` if too many different texts were kept already.
+/// Returns `text`, or its beginning, with a lifetime that [`Error`] can hold: each text is kept
+/// once, for ever. Returns `fallback` if too many different texts were kept already.
 fn lasting(text: &str, fallback: &'static str) -> &'static str {
     static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     const MOST: usize = 512;

@@ -100,8 +100,8 @@ fn handle_of(file: Option<OwnedFd>, native: &[u8], len: usize) -> Result<HandleB
 /// Opens handles of a provider's memory. From [`PluginProvider::importer`].
 ///
 /// A handle is refused unless it is as long as the provider's handles are; its content is for the
-/// provider to judge. Of host memory it is checked that all of it is mapped. What a provider opens can
-/// always be written; where it is host memory, a read-only import has its pages protected.
+/// provider to judge. Of host memory it is checked that all of it is mapped. What a provider opens
+/// can always be written; where it is host memory, a read-only import has its pages protected.
 pub struct PluginImport {
     instance: Arc<Instance>,
     kind: ProviderKind,
@@ -163,8 +163,9 @@ impl Pages {
         Ok(Self { start: start.wrapping_sub(inside).cast(), len })
     }
 
-    /// How many bytes from the start on are mapped of the same file, up to as many as there should be; 0
-    /// if the system does not say (`proc_pid_maps(5)`). Another file behind it is not what was opened.
+    /// How many bytes from the start on are mapped of the same file, up to as many as there should
+    /// be; 0 if the system does not say (`proc_pid_maps(5)`). Another file behind it is not what
+    /// was opened.
     fn mapped(&self) -> usize {
         let maps = std::fs::read_to_string("/proc/thread-self/maps").unwrap_or_default();
         let (start, mut end, mut file) = (self.start.addr(), self.start.addr(), None);
@@ -215,9 +216,9 @@ impl<'l> SystemMapping<'l> {
     }
 }
 
-// SAFETY: what the provider opened stays until it is closed, which `release` alone does; the instance is
-// neither finalised nor unloaded before that. That the memory cannot shrink is what the provider is
-// trusted in.
+// SAFETY: what the provider opened stays until it is closed, which `release` alone does; the
+// instance is neither finalised nor unloaded before that. That the memory cannot shrink is what the
+// provider is trusted in.
 unsafe impl Import for PluginImport {
     fn kind(&self) -> ProviderKind {
         self.kind
@@ -237,8 +238,8 @@ unsafe impl Import for PluginImport {
             *OPEN.lock().entry(base.to_bits()).or_default() += 1;
             return examined;
         }
-        // The size is the exporter's: a provider that is told to unmap more than it mapped unmaps what lies
-        // behind. Where the system does not say how much it is, it stays open.
+        // The size is the exporter's: a provider that is told to unmap more than it mapped unmaps
+        // what lies behind. Where the system does not say how much it is, it stays open.
         let size = match self.memory_kind {
             MemoryKind::Host => Pages::around(base, size).map_or(0, |pages| pages.given(base, size)),
             _ => size,

@@ -1,13 +1,12 @@
 //! Providers behind UMF's table of C functions: from a shared object that is loaded at run time
 //! ([`PluginLoader`]), or from a C program ([`PluginProvider::new`]).
 //!
-//! A plugin is a shared object that exports one function,
-//! `const umf_memory_provider_ops_t *umfPluginProviderOps(void)`. The table is that of UMF's
-//! `umf/memory_provider_ops.h`, in version 1.0, 1.1 or 1.2. The function may have any name: see
-//! [`PluginLoader::symbol`]. A provider that was written for UMF is a plugin if its `initialize`
-//! understands JSON or nothing at all. One whose `initialize` takes a structure must not be handed
-//! JSON: wrap it in a function that makes the structure of the JSON. `examples/plugin` is a plugin in
-//! Rust.
+//! A plugin is a shared object that exports one function, `const umf_memory_provider_ops_t
+//! *umfPluginProviderOps(void)`. The table is that of UMF's `umf/memory_provider_ops.h`, in version
+//! 1.0, 1.1 or 1.2. The function may have any name: see [`PluginLoader::symbol`]. A provider that
+//! was written for UMF is a plugin if its `initialize` understands JSON or nothing at all. One
+//! whose `initialize` takes a structure must not be handed JSON: wrap it in a function that makes
+//! the structure of the JSON. `examples/plugin` is a plugin in Rust.
 //!
 //! ```toml
 //! [provider.mine]
@@ -28,10 +27,10 @@
 //! | results | become [`umf_core::Error`], with the native number and the text of `get_last_native_error` |
 //! | `finalize` | is called once, when the provider and its importer are gone; never while a region is not freed |
 //!
-//! A plugin is code that runs with the rights of this process. So its path must be absolute; the file
-//! must belong to root or to the effective user; and neither it nor a directory above it may be
-//! writable by everybody (sticky directories such as `/tmp` excepted). Symbolic links are followed
-//! first.
+//! A plugin is code that runs with the rights of this process. So its path must be absolute; the
+//! file must belong to root or to the effective user; and neither it nor a directory above it may
+//! be writable by everybody (sticky directories such as `/tmp` excepted). Symbolic links are
+//! followed first.
 //!
 //! | module | holds |
 //! |---|---|

@@ -24,8 +24,8 @@ pub const DEFAULT_KIND: ProviderKind = match ProviderKind::new("plugin") {
     None => panic!("a valid name"),
 };
 
-/// Loads the plugin at `path` and has it make a provider of the kind `kind`; what is not said is as [`PluginLoader`]
-/// says.
+/// Loads the plugin at `path` and has it make a provider of the kind `kind`; what is not said is as
+/// [`PluginLoader`] says.
 ///
 /// # Errors
 /// [`PluginError`].
@@ -47,9 +47,9 @@ pub fn load(
 
 /// What to load, and how.
 ///
-/// Loading runs the plugin's code, and trusts it to do what UMF's header says. Naming a file here is what says
-/// that it is to be trusted; so that nobody else can choose what runs, see the rules for the file at
-/// the [crate's page](crate).
+/// Loading runs the plugin's code, and trusts it to do what UMF's header says. Naming a file here
+/// is what says that it is to be trusted; so that no other user can choose what runs, see the rules
+/// for the file at the [crate's page](crate).
 #[derive(Clone, Debug)]
 pub struct PluginLoader {
     path: PathBuf,
@@ -87,23 +87,24 @@ impl PluginLoader {
         self
     }
 
-    /// The kind that stands in handles: importers find the plugin that can open one by it. Default: `plugin`; programs
-    /// that load several give each a name of its own, the same in all processes.
+    /// The kind that stands in handles: importers find the plugin that can open one by it. Default:
+    /// `plugin`; programs that load several give each a name of its own, the same in all processes.
     #[must_use]
     pub const fn kind(mut self, kind: ProviderKind) -> Self {
         self.kind = kind;
         self
     }
 
-    /// What the memory is. Default: what the plugin says of a page that is allocated for this question and freed
-    /// again (the property `POINTER_TYPE`), and host memory if it does not say.
+    /// What the memory is. Default: what the plugin says of a page that is allocated for this
+    /// question and freed again (the property `POINTER_TYPE`), and host memory if it does not say.
     #[must_use]
     pub const fn memory_kind(mut self, memory_kind: MemoryKind) -> Self {
         self.memory_kind = Some(memory_kind);
         self
     }
 
-    /// Whether a forked child shares the memory. Default: shared if the plugin has IPC handles, otherwise private.
+    /// Whether a forked child shares the memory. Default: shared if the plugin has IPC handles,
+    /// otherwise private.
     #[must_use]
     pub const fn visibility(mut self, visibility: Visibility) -> Self {
         self.visibility = Some(visibility);
@@ -118,8 +119,8 @@ impl PluginLoader {
         let path = check_file(&self.path)?;
         let params = self.params.as_ref().map(json).transpose();
         let params = params.map_err(|source| PluginError::Params { path: path.clone(), source })?;
-        // SAFETY: runs the initialisers of a file that the caller named to have it run, and that nobody but root and
-        // this user can have put there.
+        // SAFETY: runs the initialisers of a file that the caller named to have it run, and that only
+        // root and this user can have put there.
         let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|source| PluginError::NotASharedObject { path: path.clone(), source })?;
         let table = self.table(&path, &library)?;
@@ -127,14 +128,16 @@ impl PluginLoader {
     }
 
     fn table(&self, path: &Path, library: &Library) -> Result<Table, PluginError> {
-        // SAFETY: a function without parameters that returns a table is what the caller says that the symbol is.
+        // SAFETY: a function without parameters that returns a table is what the caller says that
+        // the symbol is.
         let get_table = unsafe { library.get::<GetTable>(self.symbol.as_bytes()) };
         let get_table = get_table.map_err(|source| PluginError::NoSymbol {
             path: path.to_owned(),
             symbol: self.symbol.clone(),
             source,
         })?;
-        // SAFETY: as above; and a table that a function of UMF's returns is as long as its version says.
+        // SAFETY: as above; and a table that a function of UMF's returns is as long as its version
+        // says.
         unsafe { Table::read(get_table()) }.map_err(|fault| PluginError::Table {
             path: path.to_owned(),
             symbol: self.symbol.clone(),
@@ -216,7 +219,8 @@ fn json(params: &serde_json::Value) -> serde_json::Result<CString> {
 /// `UMF_MEMORY_PROPERTY_POINTER_TYPE`.
 const POINTER_TYPE: i32 = 20;
 
-/// What the plugin says that its memory is, if it says so. It may say so of an allocation only, so one is made.
+/// What the plugin says that its memory is, if it says so. It may say so of an allocation only, so
+/// one is made.
 fn memory_kind_of(instance: &Instance, page: usize) -> umf_core::Result<Option<MemoryKind>> {
     if instance.table().functions.ext_get_allocation_properties.is_none() {
         return Ok(None);
@@ -241,8 +245,8 @@ const STICKY: u32 = 0o1000;
 /// Returns the file to load, links followed.
 ///
 /// The path is absolute; the file belongs to root or to the effective user; neither the file nor a
-/// directory above it may be written by everybody. In a sticky directory only its owner can replace a
-/// file.
+/// directory above it may be written by everybody. In a sticky directory only its owner can replace
+/// a file.
 fn check_file(path: &Path) -> Result<PathBuf, PluginError> {
     if !path.is_absolute() {
         return Err(PluginError::RelativePath { path: path.to_owned() });

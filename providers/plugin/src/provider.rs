@@ -15,15 +15,15 @@ use super::records::Records;
 
 /// A provider behind UMF's table of C functions. Thread-safe.
 ///
-/// It offers what the table has. What the functions return is checked, and an address that is no live
-/// region of this provider is an error here and never reaches them.
+/// It offers what the table has. What the functions return is checked, and an address that is no
+/// live region of this provider is an error here and never reaches them.
 ///
-/// One from a shared object ([`super::PluginLoader`]) finalises the plugin once it and its importer are
-/// dropped, and then unloads it. If regions were not freed, neither happens, so that they stay.
+/// One from a shared object ([`super::PluginLoader`]) finalises the plugin once it and its importer
+/// are dropped, and then unloads it. If regions were not freed, neither happens, so that they stay.
 ///
 /// In a forked child, a private one works on, as far as the plugin's own code does. A shared one is
-/// frozen there: allocating is [`Error::Frozen`], and freeing does nothing, since the memory is still the
-/// parent's.
+/// frozen there: allocating is [`Error::Frozen`], and freeing does nothing, since the memory is
+/// still the parent's.
 ///
 /// It uses the global allocator for its records, so that a pool over it is not to be the global
 /// allocator.
@@ -50,8 +50,8 @@ pub struct Description {
     pub page: usize,
     /// The bytes of an IPC handle, if it has any.
     pub handle_size: Option<usize>,
-    /// Whether the provider is asked for sizes as they are, as UMF's own pools ask it, and not for whole
-    /// pages.
+    /// Whether the provider is asked for sizes as they are, as UMF's own pools ask it, and not for
+    /// whole pages.
     pub exact_sizes: bool,
 }
 
@@ -88,8 +88,8 @@ impl PluginProvider {
     }
 }
 
-// SAFETY: regions are what the provider allocated, which is trusted in that as UMF trusts it. They are
-// checked for address, alignment and overlap, and are freed by `free` only.
+// SAFETY: regions are what the provider allocated, which is trusted in that as UMF trusts it. They
+// are checked for address, alignment and overlap, and are freed by `free` only.
 unsafe impl Provider for PluginProvider {
     fn kind(&self) -> ProviderKind {
         self.about.kind

@@ -1,8 +1,8 @@
-//! The live regions of all providers of this crate, so that a provider is never handed memory that is
-//! not its own.
+//! The live regions of all providers of this crate, so that a provider is never handed memory that
+//! is not its own.
 //!
-//! Under the lock no memory is allocated or freed and no foreign code runs, so that a fork can wait for
-//! it.
+//! Under the lock no memory is allocated or freed and no foreign code runs, so that a fork can wait
+//! for it.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,7 +46,8 @@ impl Records {
         Self { provider: NEXT.fetch_add(1, Ordering::Relaxed), owner }
     }
 
-    /// Adds a region. Returns `false` if it overlaps one that is live, or the end of the address space.
+    /// Adds a region. Returns `false` if it overlaps one that is live, or the end of the address
+    /// space.
     pub(crate) fn insert(&self, region: Region) -> bool {
         if region.base().checked_add(region.size() as u64).is_none() {
             return false;

@@ -1,15 +1,16 @@
-//! The table of C functions behind which a provider lies: `umf_memory_provider_ops_t`, versions 1.0,
-//! 1.1 and 1.2.
+//! The table of C functions behind which a provider lies: `umf_memory_provider_ops_t`, versions
+//! 1.0, 1.1 and 1.2.
 //!
-//! Each version adds members at the end. Exactly what its version has is read of a table: behind that
-//! there may be anything. The members are copied, so that a table that changes later changes nothing
-//! here.
+//! Each version adds members at the end. Exactly what its version has is read of a table: behind
+//! that there may be anything. The members are copied, so that a table that changes later changes
+//! nothing here.
 
 use core::ffi::{c_char, c_void};
 
 use super::error::TableFault;
 
-/// What `initialize` returns and every call is handed: opaque, and NULL for a provider without state.
+/// What `initialize` returns and every call is handed: opaque, and NULL for a provider without
+/// state.
 pub type State = *mut c_void;
 /// `umf_result_t`.
 pub type Code = i32;
@@ -161,8 +162,8 @@ impl Table {
                 return Err(TableFault::Incomplete { operations });
             }
         }
-        // SAFETY: as many pointers to functions as there are members, of which those that must not be
-        // NULL are not. That each has its member's type is what the caller promises.
+        // SAFETY: as many pointers to functions as there are members, of which those that must not
+        // be NULL are not. That each has its member's type is what the caller promises.
         let functions = unsafe { core::mem::transmute::<[Member; MEMBERS], Functions>(members) };
         Ok(Self { version, functions })
     }
@@ -175,8 +176,8 @@ impl Table {
 }
 
 impl Functions {
-    /// Returns whether both have the same functions, apart from `initialize`. Then a state of one is a
-    /// state of the other.
+    /// Returns whether both have the same functions, apart from `initialize`. Then a state of one
+    /// is a state of the other.
     #[must_use]
     pub fn have_states_of(&self, other: &Self) -> bool {
         self.addresses()[1..] == other.addresses()[1..]
@@ -196,7 +197,7 @@ mod tests {
     /// As many words as the longest table has, and one behind.
     const WORDS: usize = 23;
     const V1_0: u64 = 0x1_0000;
-    /// Something that is not NULL, and that nobody may call.
+    /// Something that is not NULL, and is never called.
     const JUNK: u64 = 0xdead_beef;
 
     /// A table with `version` in which the members at `words` are set.
@@ -210,7 +211,8 @@ mod tests {
     }
 
     fn read(table: &[u64; WORDS]) -> Result<Functions, TableFault> {
-        // SAFETY: the array is longer than any version; its members are NULL or not, and never called.
+        // SAFETY: the array is longer than any version; its members are NULL or not, and never
+        // called.
         unsafe { Table::read(table.as_ptr().cast()) }.map(|table| table.functions)
     }
 

@@ -155,7 +155,8 @@ fn a_table_of_another_version_is_refused() {
     assert!(matches!(error, PluginError::Table { fault: TableFault::Null, .. }), "{error}");
 }
 
-/// A plugin in C with tables of several kinds. It counts what is called, and misbehaves when told to.
+/// A plugin in C with tables of several kinds. It counts what is called, and misbehaves when told
+/// to.
 const C: &str = r#"
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -407,11 +408,13 @@ fn what_a_plugin_may_not_do_is_an_error() {
     unsafe { provider.free(again) }.unwrap();
 
     let export = provider.export().unwrap().export(&region).unwrap();
-    // More than any hole between mappings is likely to spare: the plugin maps one page, as the handle says.
+    // More than any hole between mappings is likely to spare: the plugin maps one page, as the
+    // handle says.
     let longer = request(export.native.as_slice(), 1 << 40, Access::ReadWrite);
     let import = provider.import().unwrap().import(longer);
     assert!(matches!(import, Err(Error::Untrusted { .. })), "{import:?}");
-    // What lies behind the plugin's page, as the kernel places mappings from the top down, is not the plugin's, and stays.
+    // What lies behind the plugin's page, as the kernel places mappings from the top down, is not
+    // the plugin's, and stays.
     // SAFETY: a new mapping at an address of the kernel's choice.
     let neighbour = unsafe {
         let (protection, flags) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);

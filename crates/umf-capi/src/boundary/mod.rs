@@ -1,11 +1,11 @@
-//! The boundary between C and Rust: result codes, pointers that C passes, and calls that neither unwind
-//! nor lose their error.
+//! The boundary between C and Rust: result codes, pointers that C passes, and calls that neither
+//! unwind nor lose their error.
 //!
 //! # What C promises
-//! Everything here rests on what UMF's headers ask of a caller: a pointer is NULL or points to what its
-//! type says for the time of the call; a handle is NULL or one that this library made and did not
-//! destroy (the latest destroyed ones are known); a string ends with a NUL. The types [`Out`], [`Text`],
-//! [`List`] and [`Handle`] are such pointers, and check what can be checked.
+//! Everything here rests on what UMF's headers ask of a caller: a pointer is NULL or points to what
+//! its type says for the time of the call; a handle is NULL or one that this library made and did
+//! not destroy (the latest destroyed ones are known); a string ends with a NUL. The types [`Out`],
+//! [`Text`], [`List`] and [`Handle`] are such pointers, and check what can be checked.
 
 mod pointer;
 mod result;
@@ -16,8 +16,8 @@ pub(crate) use result::*;
 
 /// Defines the C functions that create, destroy and change settings.
 ///
-/// `create` has the arguments of the C function, and a block that makes the settings. A setter has the
-/// settings and its arguments, and a block that changes the settings. Blocks may fail with `?`.
+/// `create` has the arguments of the C function, and a block that makes the settings. A setter has
+/// the settings and its arguments, and a block that changes the settings. Blocks may fail with `?`.
 macro_rules! settings_functions {
     ($settings:ty;
      create fn $create:ident($($given:ident: $given_type:ty),*) $make:block

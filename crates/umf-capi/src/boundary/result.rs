@@ -111,7 +111,8 @@ fn code_of_ipc(error: &umf_ipc::Error) -> Code {
         umf_ipc::Error::LimitReached { .. } | umf_ipc::Error::NoLeaseRow { .. } => OUT_OF_RESOURCES,
         umf_ipc::Error::UnknownProvider { .. } => NOT_SUPPORTED,
         umf_ipc::Error::TimedOut { .. } | umf_ipc::Error::System { .. } => UNKNOWN,
-        // Of a producer that is gone, the original says that the argument is wrong; and so of all else.
+        // Of a producer that is gone, the original says that the argument is wrong; and so of all
+        // else.
         _ => INVALID_ARGUMENT,
     }
 }
@@ -138,7 +139,8 @@ impl From<umf::Error> for Failure {
     }
 }
 
-/// Runs the body of the function `name`; a failure becomes its code, and is logged. So is a panic, which C must not see.
+/// Runs the body of the function `name`; a failure becomes its code, and is logged. So is a panic,
+/// which C must not see.
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Outcome<()>) -> Code {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => SUCCESS,

@@ -1,8 +1,9 @@
 //! Tombstones: addresses of destroyed objects, by which a second use of a handle is found.
 //!
-//! C holds no reference that could be counted. The memory of a destroyed object is kept for a while.
-//! As long as it is kept, no other object has its address, and the address says that the handle was
-//! destroyed. The object that was destroyed first is the first whose memory is given back.
+//! C holds no reference that could be counted. The memory of a destroyed object is kept for a
+//! while. As long as it is kept, no other object has its address, and the address says that the
+//! handle was destroyed. The object that was destroyed first is the first whose memory is given
+//! back.
 
 use core::alloc::Layout;
 use core::ptr::{NonNull, with_exposed_provenance_mut};
@@ -31,7 +32,8 @@ pub(super) fn of<T>() -> &'static Tombstones {
 
 /// The objects that were destroyed last. Thread-safe.
 pub(super) struct Tombstones {
-    /// How many tombstones have each hash: of most addresses it says without a lock that they have none.
+    /// How many tombstones have each hash: of most addresses it says without a lock that they have
+    /// none.
     hashes: [AtomicU16; HASHES],
     ring: Global<Ring>,
 }

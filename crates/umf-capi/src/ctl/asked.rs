@@ -1,5 +1,5 @@
-//! [`Asked`]: one query, and how its answer goes back to C; and [`control`], by which tables of this
-//! library answer.
+//! [`Asked`]: one query, and how its answer goes back to C; and [`control`], by which tables of
+//! this library answer.
 
 use core::ffi::{CStr, c_char, c_void};
 use std::ffi::CString;
@@ -29,8 +29,8 @@ pub(crate) trait Answers {
 
 /// The object behind a state of this library.
 pub(crate) fn object_of<'a, T>(state: State) -> Outcome<&'a T> {
-    // SAFETY: C promises to pass the functions of a table what its `initialize` gave, which is the address
-    // of such an object.
+    // SAFETY: C promises to pass the functions of a table what its `initialize` gave, which is the
+    // address of such an object.
     unsafe { state.cast::<T>().as_ref() }.ok_or(Failure::argument("the state of a provider or pool is NULL"))
 }
 
@@ -245,7 +245,8 @@ impl<'a> Asked<'a> {
         i32::try_from(self.integer::<4>()?).map_err(|_| Failure::argument("a number is too large for an int"))
     }
 
-    /// The argument of a node that is set, a truth: an `int` of any size, or `y`, `n`, `1`, `0` in the configuration.
+    /// The argument of a node that is set, a truth: an `int` of any size, or `y`, `n`, `1`, `0` in
+    /// the configuration.
     pub(super) fn new_bool(&self) -> Outcome<bool> {
         if self.source == CONFIG_INPUT {
             return match self.text()?.unwrap_or_default().as_bytes().first() {
@@ -318,8 +319,8 @@ fn parse(text: &str) -> Option<i128> {
     Some(if negative { -value } else { value })
 }
 
-// The C side of variable arguments (`c/variadic.c`). A `va_list` is passed as one pointer by every 64-bit
-// ABI of Linux.
+// The C side of variable arguments (`c/variadic.c`). A `va_list` is passed as one pointer by every
+// 64-bit ABI of Linux.
 
 unsafe extern "C" {
     fn umf_capi_next_pointer(more: *mut c_void) -> *mut c_void;

@@ -1,7 +1,8 @@
-//! The control tree: what can be read, set and run by path. `umfCtlGet`, `umfCtlSet`, `umfCtlExec`, `UMF_CONF`.
+//! The control tree: what can be read, set and run by path. `umfCtlGet`, `umfCtlSet`, `umfCtlExec`,
+//! `UMF_CONF`.
 //!
-//! Nodes are separated by dots; `{}` stands for the next variable argument. What lies below a provider or a pool is asked of its
-//! table of functions, ours as foreign ones.
+//! Nodes are separated by dots; `{}` stands for the next variable argument. What lies below a
+//! provider or a pool is asked of its table of functions, ours as foreign ones.
 
 mod asked;
 pub(crate) mod registry;
@@ -98,7 +99,8 @@ fn pools_by_name(asked: &Asked<'_>) -> Outcome<()> {
         .map(|_| ())
 }
 
-/// Asks the one with the index that the path begins with, or all. Reading is of one. Whether anyone was asked.
+/// Asks the one with the index that the path begins with, or all. Reading is of one. Whether anyone
+/// was asked.
 fn each(
     all: &[Entry],
     asked: &Asked<'_>,

@@ -1,5 +1,5 @@
-//! Providers and pools by kind and name, and the defaults for new ones: those that C sets, and those of
-//! `UMF_CONF` and `UMF_CONF_FILE`.
+//! Providers and pools by kind and name, and the defaults for new ones: those that C sets, and
+//! those of `UMF_CONF` and `UMF_CONF_FILE`.
 
 use core::ffi::{CStr, c_void};
 use std::ffi::CString;
@@ -20,7 +20,7 @@ pub(crate) enum Kind {
     Provider,
 }
 
-/// Someone with a name. As long as the gate is held for reading, it is not destroyed.
+/// A provider or pool with a name. As long as the gate is held for reading, it is not destroyed.
 #[derive(Clone)]
 pub(super) struct Entry {
     kind: Kind,
@@ -47,7 +47,7 @@ pub(crate) fn enter(kind: Kind, name: &CStr, object: usize) {
     LIVE.lock().push(entry);
 }
 
-/// Forgets it, and waits until nobody asks it any more.
+/// Forgets it, and waits until no query is asking it.
 pub(crate) fn leave(kind: Kind, object: usize) {
     let gone = {
         let mut live = LIVE.lock();

@@ -12,7 +12,8 @@ use crate::pool::Pool;
 use crate::pools::preloaded;
 use crate::provider::part_around;
 
-/// What `umf_ipc_handle_t` points to: the bytes of a handle, and where in its block the pointer was that it is for.
+/// What `umf_ipc_handle_t` points to: the bytes of a handle, and where in its block the pointer was
+/// that it is for.
 #[repr(C, align(8))]
 pub(crate) struct IpcHandle {
     handle: [u8; HANDLE_SIZE],
@@ -30,7 +31,8 @@ const fn check(offset: u64, handle: &[u8; HANDLE_SIZE]) -> u64 {
 
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
-// An offset that differs in one bit has another check: the difference of the products is neither near 0 nor near 2^64.
+// An offset that differs in one bit has another check: the difference of the products is neither
+// near 0 nor near 2^64.
 const _: () = {
     let mut bit = 0;
     while bit < OFFSET_BITS {
@@ -167,7 +169,8 @@ extern "C" fn umfOpenIPCHandle(
         && let Some(offset) = handle.offset()
     {
         let of = pool.opens();
-        // SAFETY: the pool closes all when it goes; its provider, and so the importer, is there longer.
+        // SAFETY: the pool closes all when it goes; its provider, and so the importer, is there
+        // longer.
         if let Some(address) = unsafe { opened::open_again(importer, &handle.handle, offset, of) } {
             memory.set_if_wanted(core::ptr::with_exposed_provenance_mut(address));
             return SUCCESS;
@@ -184,7 +187,8 @@ extern "C" fn open_else(handler: Handle<Pool>, handle: Handle<IpcHandle>, memory
         pool.check_is_pool()?;
         let provider = pool.provider()?;
         let (mapping, address) = handle.open(pool.importer()?).inspect_err(|_| provider.has_failed())?;
-        // SAFETY: the pool closes all when it goes; its provider, and so the importer, is there longer.
+        // SAFETY: the pool closes all when it goes; its provider, and so the importer, is there
+        // longer.
         unsafe { opened::keep(address, mapping, pool.opens()) };
         memory.set(core::ptr::with_exposed_provenance_mut(address))
     })
@@ -243,7 +247,8 @@ pub(crate) mod provider_handle {
     pub(crate) fn open(handle: *mut c_void, importer: &Importer, of: usize) -> Outcome<*mut c_void> {
         let handle = read(handle)?;
         let (mapping, address) = handle.open(importer)?;
-        // SAFETY: the provider closes all when it goes, and its importer after that; the process's own stays.
+        // SAFETY: the provider closes all when it goes, and its importer after that; the process's
+        // own stays.
         unsafe { opened::keep(address, mapping, of) };
         Ok(core::ptr::with_exposed_provenance_mut(address))
     }

@@ -1,4 +1,5 @@
-//! Memory by its address: which pool it is from, its handles for other processes, what is open here, its properties.
+//! Memory by its address: which pool it is from, its handles for other processes, what is open
+//! here, its properties.
 
 mod ipc;
 mod opened;

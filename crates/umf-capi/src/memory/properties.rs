@@ -1,7 +1,7 @@
 //! `umf/experimental/memory_properties.h`.
 //!
-//! What C gets is no address but a number: which place of a table, and which use of that place. So a handle for memory that is
-//! gone is an error, and never read through.
+//! What C gets is no address but a number: which place of a table, and which use of that place. So
+//! a handle for memory that is gone is an error, and never read through.
 
 use core::ffi::c_void;
 
@@ -111,7 +111,8 @@ fn enter(subject: Subject) -> Number {
         let all = if places.len() >= MANY { places.as_slice() } else { &[] };
         all.iter().map(|place| place.subject).collect()
     };
-    // Without the lock: what is opened has a lock of its own, and a fork takes both in an order that is its own.
+    // Without the lock: what is opened has a lock of its own, and a fork takes both in an order
+    // that is its own.
     let gone = subjects.iter().position(|subject| !subject.is_there());
     let mut places = PLACES.lock();
     if let Some(number) = known(&places) {

@@ -28,8 +28,8 @@ const MARK: u64 = 0x756d_6620_706f_6f6c;
 /// A pool with its functions and state.
 #[repr(C, align(64))]
 pub(crate) struct Pool {
-    /// The slab pool behind it, if it is one of ours, and nothing is to be done beside allocating; otherwise null. What the common
-    /// paths read lies in one line, which nobody writes.
+    /// The slab pool behind it, if it is one of ours, and nothing is to be done beside allocating;
+    /// otherwise null. What the common paths read lies in one line, which no thread writes.
     pub(super) slab: *const SlabPool,
     /// What opens handles of such memory, once it was needed; null before, and when the pool goes.
     importer: AtomicPtr<Importer>,
@@ -223,7 +223,8 @@ impl Pool {
         if self.mark != MARK {
             return None;
         }
-        // SAFETY: null, or the importer of the provider, which stays as long as that, and so longer than the pool.
+        // SAFETY: null, or the importer of the provider, which stays as long as that, and so longer
+        // than the pool.
         unsafe { self.importer.load(Ordering::Acquire).as_ref() }
     }
 
@@ -283,7 +284,8 @@ impl Live {
         Self([const { Part(AtomicI64::new(0)) }; PARTS])
     }
 
-    /// Adds to the part of the calling thread. A block may be freed in another thread: only the sum counts.
+    /// Adds to the part of the calling thread. A block may be freed in another thread: only the sum
+    /// counts.
     pub(super) fn add(&self, blocks: i64) {
         let part = thread::current().map_or(0, thread::ThreadIndex::get) as usize % PARTS;
         self.0[part].0.fetch_add(blocks, Ordering::Relaxed);

@@ -66,7 +66,8 @@ pub(super) fn read(table: *const PoolTable) -> Outcome<Functions> {
     if table.is_null() || !table.is_aligned() {
         return Err(Failure::argument("the table of a pool is NULL or not aligned"));
     }
-    // SAFETY: C promises that the table is as long as its version says; every version begins with its number.
+    // SAFETY: C promises that the table is as long as its version says; every version begins with
+    // its number.
     let count = match unsafe { table.cast::<u32>().read() } {
         0x1_0000 => MEMBERS - 1,
         0x1_0001 => MEMBERS,
@@ -81,14 +82,14 @@ pub(super) fn read(table: *const PoolTable) -> Outcome<Functions> {
     if members[..MANDATORY].iter().any(Option::is_none) {
         return Err(Failure::argument("the table of a pool lacks a function that is mandatory"));
     }
-    // SAFETY: as many pointers to functions as there are members, of which those that must not be NULL are
-    // not. That each has its member's type is what C promises.
+    // SAFETY: as many pointers to functions as there are members, of which those that must not be
+    // NULL are not. That each has its member's type is what C promises.
     Ok(unsafe { core::mem::transmute::<[Member; MEMBERS], Functions>(members) })
 }
 
 impl Functions {
-    /// Whether both have the same functions, apart from `initialize`. Then a state of one is a state of the
-    /// other.
+    /// Whether both have the same functions, apart from `initialize`. Then a state of one is a
+    /// state of the other.
     pub(super) fn have_states_of(&self, other: &Self) -> bool {
         self.addresses()[1..] == other.addresses()[1..]
     }

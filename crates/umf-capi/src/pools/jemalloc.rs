@@ -1,5 +1,5 @@
-//! `umf/pools/pool_jemalloc.h`: jemalloc over any provider. Without the feature `jemalloc` it answers as
-//! the original does that was built without it.
+//! `umf/pools/pool_jemalloc.h`: jemalloc over any provider. Without the feature `jemalloc` it
+//! answers as the original does that was built without it.
 
 #[cfg(feature = "jemalloc")]
 mod present {

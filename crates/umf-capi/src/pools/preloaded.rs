@@ -1,7 +1,9 @@
-//! The heap of `libumf_proxy.so`, where that is preloaded: its memory belongs to a pool that this library makes for it.
+//! The heap of `libumf_proxy.so`, where that is preloaded: its memory belongs to a pool that this
+//! library makes for it.
 //!
-//! The two libraries are two copies of umf. The heap stays that one's business: it finds its blocks and exports them. Here are a pool
-//! handle and a provider handle that stand for it, made when somebody first asks for one of its blocks, and never destroyed.
+//! The two libraries are two copies of umf. The heap stays that one's business: it finds its blocks
+//! and exports them. Here are a pool handle and a provider handle that stand for it, made when
+//! somebody first asks for one of its blocks, and never destroyed.
 
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -27,7 +29,7 @@ static HEAP: AtomicUsize = AtomicUsize::new(UNKNOWN_YET);
 const UNKNOWN_YET: usize = 0;
 const NONE: usize = 1;
 
-/// The pool that stands for the heap; null until somebody asks.
+/// The pool that stands for the heap; null until it is asked for.
 static POOL: AtomicPtr<Pool> = AtomicPtr::new(core::ptr::null_mut());
 
 /// The heap, if the process has one of that library.
@@ -35,7 +37,8 @@ fn heap() -> Option<&'static Heap> {
     let known = match HEAP.load(Ordering::Acquire) {
         // What is preloaded was there before this library.
         UNKNOWN_YET => {
-            // SAFETY: a C string; what is looked for are all libraries that the program was started with.
+            // SAFETY: a C string; what is looked for are all libraries that the program was started
+            // with.
             let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, umf_proxy_heap::NAME.as_ptr()) };
             let found = if found.is_null() { NONE } else { found.expose_provenance() };
             HEAP.store(found, Ordering::Release);
@@ -43,7 +46,8 @@ fn heap() -> Option<&'static Heap> {
         }
         known => known,
     };
-    // SAFETY: what has that name, with its version, is such a table, in a library that is never unloaded.
+    // SAFETY: what has that name, with its version, is such a table, in a library that is never
+    // unloaded.
     (known != NONE).then(|| unsafe { &*core::ptr::with_exposed_provenance::<Heap>(known) })
 }
 
@@ -98,8 +102,8 @@ fn pool() -> Outcome<Handle<Pool>> {
     }
 }
 
-/// Exports the block around an address, if it is one of the heap: the bytes of its handle, and how far into the block the address
-/// lies.
+/// Exports the block around an address, if it is one of the heap: the bytes of its handle, and how
+/// far into the block the address lies.
 pub(crate) fn export(address: Address) -> Option<Outcome<([u8; HANDLE], u64)>> {
     let heap = heap()?;
     block(heap, address)?;
@@ -182,7 +186,8 @@ extern "C" fn initialize(provider: Handle<Provider>, _: *const c_void, state: *m
 struct Preloaded(&'static Heap);
 
 impl Preloaded {
-    /// The live block that begins at an address. What is none is an error, and not what `free` makes of it.
+    /// The live block that begins at an address. What is none is an error, and not what `free`
+    /// makes of it.
     fn block(&self, pointer: *const c_void) -> Outcome<Block> {
         let address = Address::from_ptr(pointer.cast::<u8>());
         let foreign = || Failure::from(Error::ForeignAddress { address, owner: "malloc" });

@@ -116,13 +116,14 @@ impl Scalable {
         };
         let mut pool = null_mut();
         let id = core::ptr::from_ref(self).expose_provenance().cast_signed();
-        // SAFETY: a function of the library; the id is what our functions get, and stays as long as the pool.
+        // SAFETY: a function of the library; the id is what our functions get, and stays as long as
+        // the pool.
         let failed = unsafe { (self.tbb.create)(id, &raw const policy, &raw mut pool) };
         if failed != 0 || pool.is_null() {
             return Err(Failure::new(OUT_OF_RESOURCES, "oneTBB made no pool of these settings"));
         }
         if let Err(second) = self.pool.set(Made(pool)) {
-            // SAFETY: made above, and nobody has seen it.
+            // SAFETY: made above, and not in use.
             unsafe { (self.tbb.destroy)(second.0) };
         }
         self.pool.get().map(|made| made.0).ok_or(Failure::new(OUT_OF_RESOURCES, "no pool"))
@@ -318,7 +319,8 @@ fn tbb() -> Option<Tbb> {
 }
 
 fn load() -> Option<Loaded> {
-    // SAFETY: runs the initialisers of oneTBB's allocator, which the program asks for with a scalable pool.
+    // SAFETY: runs the initialisers of oneTBB's allocator, which the program asks for with a
+    // scalable pool.
     let library = unsafe { Library::open(Some("libtbbmalloc.so.2"), RTLD_NOW | RTLD_LOCAL) };
     let library = library.inspect_err(|error| tracing::error!("libtbbmalloc.so.2: {error}")).ok()?;
     // SAFETY: the names carry the types of the C++ functions.

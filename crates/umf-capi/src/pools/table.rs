@@ -1,5 +1,5 @@
-//! [`TablePool`]: the functions of the table of a pool, written once for all pools of this library; and
-//! [`Memory`], what pools know of their memory whose allocator checks nothing.
+//! [`TablePool`]: the functions of the table of a pool, written once for all pools of this library;
+//! and [`Memory`], what pools know of their memory whose allocator checks nothing.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr::null_mut;
@@ -17,8 +17,8 @@ use crate::provider::Provider;
 
 /// The state of a pool. It is in a box, whose address is the [`State`].
 ///
-/// A method that gives a block may give NULL, which is no failure then. Where `pool` is there, blocks are
-/// found and trimmed by it.
+/// A method that gives a block may give NULL, which is no failure then. Where `pool` is there,
+/// blocks are found and trimmed by it.
 pub(crate) trait TablePool: Answers + Sized {
     const KIND: PoolKind;
     /// What the pool is called where there is no state to ask.
@@ -80,7 +80,8 @@ pub(crate) trait TablePool: Answers + Sized {
             return Ok(old);
         }
         let moved = self.malloc(size)?;
-        // SAFETY: both are live blocks of host memory, of at least that many bytes, and not the same.
+        // SAFETY: both are live blocks of host memory, of at least that many bytes, and not the
+        // same.
         unsafe { core::ptr::copy_nonoverlapping(old.cast::<u8>(), moved.cast(), usable.min(size)) };
         self.free(old)?;
         Ok(moved)
@@ -174,7 +175,7 @@ pub(super) fn settings<P: Default + Clone>(params: *const c_void) -> Outcome<P> 
 extern "C" fn finalize<T: TablePool>(state: State) -> Code {
     call("finalize", || {
         if !state.is_null() {
-            // SAFETY: `start` made the box; whoever has this table finalises once.
+            // SAFETY: `start` made the box; C finalises a state once.
             drop(unsafe { Box::from_raw(state.cast::<T>()) });
         }
         Ok(())
@@ -271,8 +272,8 @@ impl Memory {
         Ok(Self { owner: provider.owner(), is_shared, generation: fork::generation() })
     }
 
-    /// Whether this is a forked child, and the memory its parent's, too: two allocators in one heap would
-    /// be its end.
+    /// Whether this is a forked child, and the memory its parent's, too: two allocators in one heap
+    /// would be its end.
     pub(super) fn is_frozen(&self) -> bool {
         self.is_shared && self.generation != fork::generation()
     }

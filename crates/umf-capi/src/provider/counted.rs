@@ -84,7 +84,7 @@ impl Counted {
             return Ok(());
         }
         let Some(start) = region.base().as_ptr() else { return Ok(()) };
-        // SAFETY: a region that was allocated just now, and that nobody has seen.
+        // SAFETY: a region that was allocated just now, and is not in use.
         if unsafe { libc::mprotect(start.cast(), region.size(), self.protection.native()) } == 0 {
             return Ok(());
         }
@@ -92,7 +92,8 @@ impl Counted {
     }
 }
 
-// SAFETY: regions are the inner provider's. What may not be read and written is not called host-accessible.
+// SAFETY: regions are the inner provider's. What may not be read and written is not called
+// host-accessible.
 unsafe impl Provider for Counted {
     fn kind(&self) -> ProviderKind {
         self.inner.kind()
@@ -121,7 +122,7 @@ unsafe impl Provider for Counted {
     fn allocate(&self, layout: Layout) -> Result<Region> {
         let region = self.inner.allocate(layout).inspect_err(self.failed(Failed::Allocation))?;
         if let Err(error) = self.protect(&region) {
-            // SAFETY: allocated above, and nobody has seen it. What matters is the first error.
+            // SAFETY: allocated above, and not in use. The first error counts.
             let _ = unsafe { self.inner.free(region) };
             self.flavour.remember_failed(Failed::Allocation);
             return Err(error);

@@ -58,8 +58,8 @@ fn some_bytes(size: usize) -> Outcome<()> {
     if size == 0 { Err(Failure::argument("a size is 0 that must not be")) } else { Ok(()) }
 }
 
-/// Defines C functions that ask a provider with a function of its table, which has the same arguments
-/// and may be missing. A block checks the arguments, and may fail with `?`.
+/// Defines C functions that ask a provider with a function of its table, which has the same
+/// arguments and may be missing. A block checks the arguments, and may fail with `?`.
 macro_rules! asking_functions {
     ($(fn $name:ident($($argument:ident: $type:ty),*)
        asks |$functions:ident| $function:expr; $check:block)*) => {
@@ -70,7 +70,8 @@ macro_rules! asking_functions {
                 $check
                 let $functions = &provider.functions;
                 let function = $function.ok_or(LACKING)?;
-                // SAFETY: a function of the table with its own state. Pointers were checked, and are C's to give.
+                // SAFETY: a function of the table with its own state. Pointers were checked, and
+                // are C's to give.
                 provider.check(unsafe { function(provider.state $(, $argument)*) })
             })
         })*

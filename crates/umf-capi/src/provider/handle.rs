@@ -38,7 +38,8 @@ struct Tracking {
     pool: AtomicPtr<Pool>,
 }
 
-// SAFETY: UMF requires of every provider that its functions may be called by several threads at once.
+// SAFETY: UMF requires of every provider that its functions may be called by several threads at
+// once.
 unsafe impl Send for Provider {}
 // SAFETY: as above.
 unsafe impl Sync for Provider {}
@@ -92,8 +93,8 @@ impl Provider {
         Ok(provider)
     }
 
-    /// A handle over this provider for a pool: it remembers what is allocated through it, and for which
-    /// pool. Everything else it passes to this provider's functions.
+    /// A handle over this provider for a pool: it remembers what is allocated through it, and for
+    /// which pool. Everything else it passes to this provider's functions.
     pub(crate) fn tracked(&self) -> Outcome<Box<Self>> {
         // Memory of files and the like is not the system's to get back.
         let purges_parts = self.native().is_none_or(Native::purges_parts);
@@ -206,8 +207,8 @@ impl Provider {
         self.base().native().is_some_and(|native| !native.core().memory_kind().is_host_accessible())
     }
 
-    /// Under which number the tracker knows what is allocated through this handle; `None` for a provider
-    /// of the program's.
+    /// Under which number the tracker knows what is allocated through this handle; `None` for a
+    /// provider of the program's.
     pub(crate) fn owner(&self) -> Option<OwnerId> {
         match &self.tracking {
             Some(tracking) => Some(tracking.regions.owner()),
@@ -215,15 +216,15 @@ impl Provider {
         }
     }
 
-    /// A provider that the program brought, for this library's pools. As it does not say what its memory
-    /// is, the CPU does not touch it. Whether a child shares the memory is not known, and the original's
-    /// pools work on in a child.
+    /// A provider that the program brought, for this library's pools. As it does not say what its
+    /// memory is, the CPU does not touch it. Whether a child shares the memory is not known, and
+    /// the original's pools work on in a child.
     fn foreign(&self) -> &Arc<PluginProvider> {
         self.foreign.get_or_init(|| {
             let table = Table { version: Table::NEWEST, functions: self.functions };
             let owner = "a provider that the program brought";
-            // SAFETY: the state is one of these functions. UMF says that the program destroys a provider
-            // after its pools.
+            // SAFETY: the state is one of these functions. UMF says that the program destroys a
+            // provider after its pools.
             let instance = unsafe { Instance::borrowed(table, self.state, owner, last_error::observe) };
             let about = Description {
                 name: self.name().map(CStr::to_string_lossy).unwrap_or_default().into_owned(),

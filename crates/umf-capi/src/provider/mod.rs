@@ -1,5 +1,5 @@
-//! Providers behind C handles: tables of functions, of this library and of programs, and what pools get
-//! of them.
+//! Providers behind C handles: tables of functions, of this library and of programs, and what pools
+//! get of them.
 
 mod counted;
 mod functions;

@@ -1,4 +1,5 @@
-//! [`Native`]: one of this library's providers behind the table of functions that C knows providers by.
+//! [`Native`]: one of this library's providers behind the table of functions that C knows providers
+//! by.
 
 use core::any::Any;
 use core::ffi::{CStr, c_char, c_void};
@@ -230,7 +231,7 @@ extern "C" fn finalize(state: State) -> Code {
             return Err(Failure::argument("the state of a provider is NULL"));
         }
         close_all(state.addr());
-        // SAFETY: `start` made the box; whoever has this table finalises once.
+        // SAFETY: `start` made the box; C finalises a state once.
         drop(unsafe { Box::from_raw(state.cast::<Native>()) });
         Ok(())
     })

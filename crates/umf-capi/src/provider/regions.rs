@@ -1,9 +1,9 @@
-//! [`Regions`]: memory that C got through a provider's functions, which the tracker knows, and the parts
-//! of it that C split off.
+//! [`Regions`]: memory that C got through a provider's functions, which the tracker knows, and the
+//! parts of it that C split off.
 //!
-//! Providers do not split. A region stays one for its provider, for the tracker and for other processes.
-//! This table holds the parts that are live: a freed part is purged at once, and the region is freed
-//! with its last part.
+//! Providers do not split. A region stays one for its provider, for the tracker and for other
+//! processes. This table holds the parts that are live: a freed part is purged at once, and the
+//! region is freed with its last part.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -29,7 +29,7 @@ struct Split {
 
 /// By region id, which is never used again.
 static SPLIT: Global<BTreeMap<u64, Split>> = Global::new(BTreeMap::new());
-/// How many regions are split. While it is 0 nobody takes the lock.
+/// How many regions are split. While it is 0, no call takes the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Runs `body` on what was split, if anything was.
@@ -51,8 +51,8 @@ fn offset(region: &Region, address: Address) -> Option<usize> {
     address.offset_from(region.base()).and_then(|offset| usize::try_from(offset).ok())
 }
 
-/// The live part around an address in a region: where it begins in the region, and its size. All of a
-/// region is one part until it is split; `None` where a part was freed.
+/// The live part around an address in a region: where it begins in the region, and its size. All of
+/// a region is one part until it is split; `None` where a part was freed.
 pub(crate) fn part_around(region: &Region, address: Address) -> Option<(usize, usize)> {
     let at = offset(region, address).filter(|&at| at < region.size())?;
     let part = with_split(|split| {
@@ -84,7 +84,8 @@ impl Regions {
             .ok_or(Error::Untrusted { why: "memory outside of this address space" })
     }
 
-    /// Finds the live part that begins at an address: its region, where it begins in that, and its size.
+    /// Finds the live part that begins at an address: its region, where it begins in that, and its
+    /// size.
     fn part(&self, memory: *mut c_void) -> Result<(Region, usize, usize)> {
         let address = address(memory);
         let foreign = Error::ForeignAddress { address, owner: "this provider" };
@@ -117,7 +118,8 @@ impl Regions {
         let is_last = with_split(|split| Some(split.get(&id)?.parts.len() == 1));
         // Before the part is gone: when all are, the addresses may be another region's.
         if self.purges_parts && is_last == Some(false) {
-            // SAFETY: C does not need the content. Pages that cannot be given back go with the region.
+            // SAFETY: C does not need the content. Pages that cannot be given back go with the
+            // region.
             let _ = unsafe { self.purge_range(address(memory), part, false) };
         }
         let left = with_split(|split| {

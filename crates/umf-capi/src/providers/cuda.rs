@@ -106,7 +106,7 @@ struct CudaDevice {
     memory_type: MemoryType,
 }
 
-// SAFETY: the context is a name, which is told and not looked behind.
+// SAFETY: the context is a number, which is not dereferenced.
 unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
 unsafe impl Sync for CudaDevice {}

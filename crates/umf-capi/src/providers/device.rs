@@ -1,5 +1,5 @@
-//! What providers of devices share: `umf/memory_provider_gpu.h`, drivers' libraries, and importers that
-//! remember what their driver answered.
+//! What providers of devices share: `umf/memory_provider_gpu.h`, drivers' libraries, and importers
+//! that remember what their driver answered.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use umf_core::{Import, ImportRequest, Imported, ProviderKind, Transfer};
 use crate::boundary::{Failure, Outcome};
 use crate::last_error::Flavour;
 
-/// Returns whether the program has loaded this library. A program with a context of a driver has loaded
-/// the driver; nothing is loaded that was not.
+/// Returns whether the program has loaded this library. A program with a context of a driver has
+/// loaded the driver; nothing is loaded that was not.
 pub(super) fn is_loaded(library: impl AsRef<OsStr>) -> bool {
     // SAFETY: no code runs: the library is there already, or it is not opened.
     unsafe { Library::open(Some(library.as_ref()), RTLD_NOW | RTLD_LOCAL | libc::RTLD_NOLOAD) }.is_ok()

@@ -1,4 +1,5 @@
-//! `umf/providers/provider_level_zero.h`: memory of Level Zero devices, in a context that the program has made.
+//! `umf/providers/provider_level_zero.h`: memory of Level Zero devices, in a context that the
+//! program has made.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -116,7 +117,8 @@ impl Params {
             _ => FreePolicy::Default,
         };
         let (context, device) = (ze_context_handle_t(self.context), ze_device_handle_t(self.device));
-        // SAFETY: C promises that both are handles of the loader's, and stay as long as the provider and its memory.
+        // SAFETY: C promises that both are handles of the loader's, and stay as long as the
+        // provider and its memory.
         let builder = unsafe { LevelZeroProvider::over(api, context, device, kind) };
         let builder = builder.name(self.name.to_string_lossy().into_owned());
         let provider = builder.ordinal(self.ordinal).free_policy(policy).build()?;
@@ -137,7 +139,7 @@ struct LevelZeroDevice {
     imports_and_exports: AtomicBool,
 }
 
-// SAFETY: the handles are names, which are told and not looked behind.
+// SAFETY: the handles are numbers, which are not dereferenced.
 unsafe impl Send for LevelZeroDevice {}
 // SAFETY: as above.
 unsafe impl Sync for LevelZeroDevice {}
@@ -226,7 +228,7 @@ extern "C" fn umfLevelZeroMemoryProviderResidentDeviceChange(
     call("umfLevelZeroMemoryProviderResidentDeviceChange", || {
         let other = Failure::argument("that is no Level Zero provider");
         let known = provider.get()?.device::<LevelZeroDevice>().ok_or(other)?;
-        // The loader looks behind handles before anybody checks them.
+        // The loader follows handles before it checks them.
         if device.is_null() {
             return Err(Failure::argument("the device is NULL"));
         }

@@ -101,7 +101,8 @@ impl Params {
                 name.to_str().map_err(|_| Failure::argument("the name of shared memory is not UTF-8"))?;
             host = host.named(format!("/{name}"));
         }
-        // Named memory cannot be sealed. Whoever names memory says that its processes trust each other.
+        // Named memory cannot be sealed. Whoever names memory says that its processes trust each
+        // other.
         let import =
             named.map(|_| Arc::new(HostImport::new().allow_unsealed(true)) as Arc<dyn umf_core::Import>);
         let counted = Counted::new(host.build()?, Flavour::Os, protection);
@@ -144,7 +145,7 @@ impl Params {
         }
     }
 
-    /// Who gets how much: as the partitions say, otherwise all the same.
+    /// What part of the memory each node has: as the partitions say, otherwise the same.
     fn shares(&self) -> Outcome<Vec<NodeShare>> {
         if self.partitions.is_empty() {
             return Ok(self.nodes.iter().map(|&node| NodeShare { node, weight: 1 }).collect());

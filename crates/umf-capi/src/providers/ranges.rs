@@ -1,5 +1,6 @@
-//! Memory that is cut out of one range: of a file (`umf/providers/provider_file_memory.h`), of a DAX device
-//! (`provider_devdax_memory.h`), or memory that the program has already (`provider_fixed_memory.h`).
+//! Memory that is cut out of one range: of a file (`umf/providers/provider_file_memory.h`), of a
+//! DAX device (`provider_devdax_memory.h`), or memory that the program has already
+//! (`provider_fixed_memory.h`).
 
 use core::ffi::c_void;
 use std::ffi::{CStr, CString, OsStr};

@@ -127,7 +127,8 @@ impl Counter {
         }
     }
 
-    /// Slabs are counted as those that the blocks fill: the slab pool cuts them out of regions as it goes.
+    /// Slabs are counted as those that the blocks fill: the slab pool cuts them out of regions as
+    /// it goes.
     fn of(self, made: &Made, bucket: usize, count: &Count) -> u64 {
         let Some(&block) = made.sizes.get(bucket) else {
             // Larger than any bucket: no slabs.

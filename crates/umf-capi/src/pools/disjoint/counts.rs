@@ -1,4 +1,5 @@
-//! [`Counts`]: what a traced pool counts per size of block; and [`Limits`], what several pools keep.
+//! [`Counts`]: what a traced pool counts per size of block; and [`Limits`], what several pools
+//! keep.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -6,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use umf_core::Pool as _;
 use umf_pool_slab::SlabPool;
 
-/// The sizes of blocks that a slab pool has, smallest first: `smallest` (a power of two) to at least `largest`.
+/// The sizes of blocks that a slab pool has, smallest first: `smallest` (a power of two) to at
+/// least `largest`.
 ///
 /// Eight of each doubling, as the slab pool's text says.
 pub(super) fn sizes(smallest: usize, largest: usize) -> Vec<usize> {
@@ -64,7 +66,8 @@ impl Counts {
     }
 }
 
-/// Looking costs a sum over all threads: done after so many frees of small blocks, and after each large one.
+/// Looking costs a sum over all threads: done after so many frees of small blocks, and after each
+/// large one.
 const FREES: u32 = 256;
 const LARGE: usize = 64 << 10;
 

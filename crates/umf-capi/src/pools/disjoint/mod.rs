@@ -83,7 +83,8 @@ fn checked_bucket(size: usize) -> Outcome<usize> {
     }
 }
 
-/// The state. The slab pool is made when its settings are certain: after the defaults of the control tree were written.
+/// The state. The slab pool is made when its settings are certain: after the defaults of the
+/// control tree were written.
 pub(crate) struct Disjoint {
     params: Lock<Params>,
     name: CString,
@@ -99,8 +100,8 @@ unsafe impl Send for Disjoint {}
 // SAFETY: as above.
 unsafe impl Sync for Disjoint {}
 
-/// What a thread may keep in blocks below 64 KiB: as much as the original keeps in its buckets of these sizes by itself, which has
-/// up to four slabs of each.
+/// What a thread may keep in blocks below 64 KiB: as much as the original keeps in its buckets of
+/// these sizes by itself, which has up to four slabs of each.
 const SMALL_CACHE: usize = 32 << 20;
 
 /// The slab pool, and what goes with it.
@@ -112,7 +113,8 @@ pub(crate) struct Made {
     counts: Option<Counts>,
 }
 
-/// What `size` bytes are asked for as. Blocks are aligned to the smallest bucket, a cache line as a rule.
+/// What `size` bytes are asked for as. Blocks are aligned to the smallest bucket, a cache line as a
+/// rule.
 #[inline]
 pub(crate) fn layout(size: usize) -> Result<Layout> {
     Layout::new(size, SlabSettings::SMALLEST_BLOCK)
