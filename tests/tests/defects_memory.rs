@@ -13,50 +13,6 @@ fn bytes_of(producer: &Actor, fd: i32) -> u64 {
     std::fs::metadata(format!("/proc/{}/fd/{fd}", producer.pid())).unwrap().blocks() * 512
 }
 
-/// W13: splitting or merging regions leaves their exports in the cache with the sizes of before, and what was exported of
-/// the upper part is never given back. Here both retire; the parts are exported anew, under the right sizes.
-#[test]
-fn w13_splitting_and_merging_retire_exports() {
-    let mut producer = actor!();
-    let mut importer = actor!();
-    producer.ok("region 65536 -> r");
-    producer.ok("fill r 1");
-    let mut stale = vec![producer.handle("handle r")];
-    importer.ok(&format!("open {} -> whole", stale[0]));
-    importer.ok("close whole");
-    for round in 0..20 {
-        producer.ok("split-region r 16384 -> low high");
-        producer.ok("fill low 2");
-        producer.ok("fill high 3");
-        let [low, high] = ["low", "high"].map(|name| producer.handle(&format!("handle {name}")));
-        assert_eq!((low.length(), high.length()), (16384, 49152));
-        for (handle, length, seed) in [(low, "16384", 2), (high, "49152", 3)] {
-            assert_eq!(importer.ok(&format!("open {handle} -> part")), length);
-            importer.check("part", seed);
-            importer.ok("close part");
-            stale.push(handle);
-        }
-        importer.fails(&format!("open {} -> old", stale[stale.len() - 3]), "Stale");
-        assert_eq!(producer.number("exporter", "entries"), 2);
-        producer.ok("merge-regions low high -> r");
-        assert_eq!(producer.number("exporter", "entries"), 0, "round {round}: nothing stays of the parts");
-        producer.ok("fill r 4");
-        let whole = producer.handle("handle r");
-        assert_eq!(importer.ok(&format!("open {whole} -> whole")), "65536");
-        importer.check("whole", 4);
-        importer.ok("close whole");
-        for old in &stale {
-            importer.fails(&format!("open {old} -> old"), "Stale");
-        }
-        stale.push(whole);
-    }
-    producer.ok("free-region r");
-    for old in &stale {
-        importer.fails(&format!("open {old} -> old"), "Stale");
-    }
-    assert_eq!(producer.number("exporter", "entries"), 0);
-}
-
 /// W16: ranges of the shared file are never used again and keep their pages; the file stays open after its provider.
 /// Here a range that was freed is a hole and is used again, and fds go with their provider.
 #[test]

@@ -312,32 +312,6 @@ fn regions_pools_and_parts_go_when_they_are_closed() {
     importer.ok("close m");
     drains(&mut producer);
     assert_eq!(Census::of(&producer), clean);
-    // Parts of one that was open as a whole.
-    producer.ok("region 131072 -> r");
-    producer.ok("fill r 6");
-    let handle = producer.handle("handle r");
-    importer.ok(&format!("open {handle} -> m"));
-    producer.ok("split-region r 65536 -> low high");
-    producer.ok("free-region low");
-    producer.ok("free-region high");
-    assert_eq!(producer.ok("held"), "blocks=0 regions=2 bytes=131072");
-    importer.check("m", 6);
-    importer.ok("close m");
-    drains(&mut producer);
-    assert_eq!(Census::of(&producer), clean);
-    // One of two that were open, then put together.
-    producer.ok("region 131072 -> r");
-    producer.ok("split-region r 65536 -> low high");
-    producer.ok("fill low 7");
-    let handle = producer.handle("handle low");
-    importer.ok(&format!("open {handle} -> m"));
-    producer.ok("merge-regions low high -> r");
-    producer.ok("free-region r");
-    assert_eq!(producer.ok("held"), "blocks=0 regions=1 bytes=131072");
-    importer.check("m", 7);
-    importer.ok("close m");
-    drains(&mut producer);
-    assert_eq!(Census::of(&producer), clean);
     // A pool that is dropped, with a block that was freed and one that was not.
     for kind in ["shared", "proxy", "isolated"] {
         producer.ok(&format!("pool p {kind}"));

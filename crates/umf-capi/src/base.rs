@@ -12,11 +12,12 @@ static STARTED: AtomicBool = AtomicBool::new(false);
 /// `UMF_VERSION_CURRENT`.
 const VERSION: i32 = 1 << 16;
 
-/// Starts what has to be before the first object is made, if that was not done. Calling `umfInit` is optional.
+/// Starts what has to be before the first object is made, if that was not done. Calling `umfInit`
+/// is optional.
 pub(crate) fn ensure() {
     if !STARTED.load(Ordering::Acquire) && !STARTED.swap(true, Ordering::AcqRel) {
         log::start();
-        ctl::apply_config();
+        ctl::registry::apply_config();
     }
 }
 

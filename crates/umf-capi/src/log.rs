@@ -1,4 +1,5 @@
-//! The log: `UMF_LOG` and the control tree say what goes where. It is off until one of them names an output.
+//! The log: `UMF_LOG` and the control tree say what goes where. It is off until one of them names
+//! an output.
 
 use core::fmt::{self, Write as _};
 use std::io::Write as _;
@@ -212,7 +213,8 @@ impl Said {
     }
 }
 
-/// What all events of this library go to. The library has a copy of `tracing` of its own, which no program shares.
+/// What all events of this library go to. The library has a copy of `tracing` of its own, which no
+/// program shares.
 struct Log;
 
 impl Subscriber for Log {
@@ -276,7 +278,7 @@ impl Form {
 
 impl Output {
     fn write(&mut self, line: &str, flush: bool) {
-        // With a closed output there is nobody to tell.
+        // With a closed output there is nothing to write to.
         let _ = match self {
             Self::Off => Ok(()),
             Self::Stdout => std::io::stdout()

@@ -137,51 +137,6 @@ impl Carver {
         unmapped
     }
 
-    /// Splits a region after `first` bytes, a multiple of `page` inside it.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`]; as [`Carver::place_of`].
-    pub fn split(&self, region: &Region, first: usize, page: usize) -> Result<(Region, Region)> {
-        if first == 0 || first >= region.size() || !first.is_multiple_of(page) {
-            return Err(Error::InvalidArgument {
-                what: "split",
-                why: "must be inside the region, at a multiple of the page size",
-            });
-        }
-        let mut parts = self.parts.lock();
-        let live = self.same(&parts, region)?;
-        let high = region.base().checked_add(first as u64).ok_or(self.foreign(region.base()))?;
-        parts.ranges.split_taken()?;
-        let low = Live { region: Region::new(region.base(), first), place: live.place };
-        let high =
-            Live { region: Region::new(high, region.size() - first), place: live.place + first as u64 };
-        parts.live.insert(low.region.base().to_bits(), low);
-        parts.live.insert(high.region.base().to_bits(), high);
-        Ok((low.region, high.region))
-    }
-
-    /// Merges two regions that are neighbours, in addresses and in places.
-    ///
-    /// # Errors
-    /// As [`Carver::split`].
-    pub fn merge(&self, low: &Region, high: &Region) -> Result<Region> {
-        let mut parts = self.parts.lock();
-        let (first, second) = (self.same(&parts, low)?, self.same(&parts, high)?);
-        let adjacent = low.base().checked_add(low.size() as u64) == Some(high.base())
-            && first.place + low.size() as u64 == second.place;
-        if !adjacent {
-            return Err(Error::InvalidArgument {
-                what: "merge",
-                why: "must be of neighbours, the lower one first",
-            });
-        }
-        parts.ranges.merge_taken();
-        parts.live.remove(&high.base().to_bits());
-        let merged = Live { region: Region::new(low.base(), low.size() + high.size()), place: first.place };
-        parts.live.insert(low.base().to_bits(), merged);
-        Ok(merged.region)
-    }
-
     /// How many regions are live.
     #[must_use]
     pub fn live(&self) -> usize {
@@ -230,20 +185,5 @@ mod tests {
         let whole = carver.allocate(1 << 20, 1, at).unwrap();
         assert_eq!(carver.free(&whole, |_| Err(failed)), Err(failed));
         assert_eq!(carver.place_of(&whole), Ok(0));
-    }
-
-    #[test]
-    fn parts_are_freed_each_by_itself() {
-        let carver = Carver::new(0, 1 << 20, "the test").unwrap();
-        let whole = carver.allocate(3 * PAGE, 4096, at).unwrap();
-        assert!(carver.split(&whole, 100, PAGE).is_err() && carver.split(&whole, 3 * PAGE, PAGE).is_err());
-        let (low, high) = carver.split(&whole, PAGE, PAGE).unwrap();
-        assert!(carver.merge(&high, &low).is_err());
-        let whole = carver.merge(&low, &high).unwrap();
-        assert_eq!((whole.size(), carver.live()), (3 * PAGE, 1));
-        let (low, high) = carver.split(&whole, PAGE, PAGE).unwrap();
-        carver.free(&low, |_| Ok(())).unwrap();
-        carver.free(&high, |_| Ok(())).unwrap();
-        assert!(carver.allocate(1 << 20, 1, at).is_ok());
     }
 }

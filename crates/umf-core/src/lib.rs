@@ -60,6 +60,6 @@ pub use pool::{BlockSpan, Pool};
 pub use provider::{
     Access, CpuAccess, Export, HostAccess, Import, ImportRequest, Imported, MemoryKind, NativeBytes,
     NativeExport, Populate, Properties, Property, PropertyValue, Provider, ProviderKind, Purge, Region,
-    RegionId, SplitMerge, Transfer, Visibility,
+    RegionId, Transfer, Visibility,
 };
 pub use tracker::{ProviderRef, Upstream};

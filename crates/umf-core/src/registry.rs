@@ -4,8 +4,7 @@
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use umf_sync::chunks::Zeroed;
-use umf_sync::visitors::Visitors;
+use umf_sync::{chunks::Zeroed, visitors::Visitors};
 
 use crate::Result;
 use crate::metadata::Table;

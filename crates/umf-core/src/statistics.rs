@@ -119,4 +119,9 @@ impl Gauge {
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
+
+    /// Makes the peak what there is now.
+    pub fn reset_peak(&self) {
+        self.peak.store(self.bytes(), Ordering::Relaxed);
+    }
 }

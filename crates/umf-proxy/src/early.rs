@@ -8,8 +8,7 @@ use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use umf_sync::Lock;
-use umf_sync::fork::Wordless;
+use umf_sync::{Lock, fork::Wordless};
 
 const FIRST: usize = 256 << 10;
 const CHUNKS: usize = 30;

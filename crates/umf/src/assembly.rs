@@ -14,7 +14,7 @@ use umf_provider_dma_buf::DmaBufProvider;
 use umf_provider_host::HostProvider;
 use umf_sync::Lock;
 
-use crate::{Error, Result, leaks, plugin, registry};
+use crate::{Error, Result, leaks, registry};
 
 pub(crate) mod cuda;
 pub(crate) mod level_zero;
@@ -126,8 +126,8 @@ fn loaded(name: &str, set: &umf_config::Provider) -> Result<Arc<dyn Provider>> {
         why: "the name of a plugin set stands in handles: 1 to 16 of a-z, 0-9, - and _",
     })?;
     let params = (!set.params.is_empty()).then(|| serde_json::to_value(&set.params).unwrap_or_default());
-    let provider = plugin::load(path, set.symbol.as_deref(), params.as_ref(), kind)?;
-    if let Some(import) = plugin::import_of(&provider) {
+    let provider = umf_provider_plugin::load(path, set.symbol.as_deref(), params.as_ref(), kind)?;
+    if let Some(import) = provider.importer() {
         registry::import(import);
     }
     Ok(provider)

@@ -50,7 +50,6 @@ pub mod link;
 mod logging;
 pub mod map;
 pub mod memory_space;
-pub mod plugin;
 mod pool;
 mod process;
 pub mod registry;
@@ -89,5 +88,7 @@ pub use umf_provider_dma_buf as dma_buf;
 pub use umf_provider_host as host;
 #[doc(inline)]
 pub use umf_provider_level_zero as level_zero;
+#[doc(inline)]
+pub use umf_provider_plugin as plugin;
 #[doc(inline)]
 pub use umf_topology as topology;

@@ -63,8 +63,8 @@ static TABLE: Table = Table {
     get_name: Some(get_name),
     ext_purge_lazy: Some(purge_lazy),
     ext_purge_force: Some(purge_force),
-    ext_allocation_merge: Some(merge),
-    ext_allocation_split: Some(split),
+    ext_allocation_merge: None,
+    ext_allocation_split: None,
     ext_get_ipc_handle_size: None,
     ext_get_ipc_handle: None,
     ext_put_ipc_handle: None,
@@ -201,15 +201,6 @@ unsafe extern "C" fn purge_force(_: *mut c_void, memory: *mut c_void, size: usiz
     } else {
         native_error()
     }
-}
-
-// Mappings can be unmapped in parts, so splitting and merging need no work.
-unsafe extern "C" fn split(_: *mut c_void, _: *mut c_void, _: usize, _: usize) -> Code {
-    code::SUCCESS
-}
-
-unsafe extern "C" fn merge(_: *mut c_void, _: *mut c_void, _: *mut c_void, _: usize) -> Code {
-    code::SUCCESS
 }
 
 unsafe extern "C" fn get_cache_line_size(_: *mut c_void, size: *mut usize) -> Code {

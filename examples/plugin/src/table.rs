@@ -38,10 +38,8 @@ pub struct Table {
     pub(crate) get_name: Option<unsafe extern "C" fn(*mut c_void, *mut *const c_char) -> Code>,
     pub(crate) ext_purge_lazy: Option<OnRange>,
     pub(crate) ext_purge_force: Option<OnRange>,
-    pub(crate) ext_allocation_merge:
-        Option<unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void, usize) -> Code>,
-    pub(crate) ext_allocation_split:
-        Option<unsafe extern "C" fn(*mut c_void, *mut c_void, usize, usize) -> Code>,
+    pub(crate) ext_allocation_merge: Option<Absent>,
+    pub(crate) ext_allocation_split: Option<Absent>,
     pub(crate) ext_get_ipc_handle_size: Option<GetSize>,
     pub(crate) ext_get_ipc_handle: Option<Absent>,
     pub(crate) ext_put_ipc_handle: Option<OnHandle>,

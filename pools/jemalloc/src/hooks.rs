@@ -11,8 +11,7 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering;
 
 use umf_core::{Address, Result};
-use umf_sync::Lock;
-use umf_sync::fork::Leaf;
+use umf_sync::{Lock, fork::Leaf};
 
 use crate::JemallocPool;
 use crate::je::{self, HookTable, PAGE};

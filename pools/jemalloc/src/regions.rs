@@ -8,9 +8,7 @@ use std::sync::Arc;
 use umf_core::held::Fate;
 use umf_core::tracker::{self, GRANULE, RegionNumber};
 use umf_core::{Address, AddressSpace, Error, Layout, Region, Result, Upstream};
-use umf_sync::LockGuard;
-use umf_sync::chunks::Zeroed;
-use umf_sync::fork::Leaf;
+use umf_sync::{LockGuard, chunks::Zeroed, fork::Leaf};
 
 use crate::JemallocPool;
 use crate::hooks::{Arena, Wanted, sweeping};

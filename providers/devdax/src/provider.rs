@@ -10,7 +10,7 @@ use std::sync::Arc;
 use umf_carve::Carver;
 use umf_core::{
     Address, Error, Export, Import, Layout, MemoryKind, NativeExport, Provider, ProviderKind, Region, Result,
-    SplitMerge, Visibility,
+    Visibility,
 };
 use umf_memory::CheckedFile;
 use umf_sync::fork;
@@ -133,10 +133,6 @@ unsafe impl Provider for DevDaxProvider {
     fn import(&self) -> Option<&dyn Import> {
         Some(&DevDaxImport)
     }
-
-    fn split_merge(&self) -> Option<&dyn SplitMerge> {
-        Some(self)
-    }
 }
 
 impl Export for DevDaxProvider {
@@ -147,16 +143,6 @@ impl Export for DevDaxProvider {
 
     fn uses_fd_per_export(&self) -> bool {
         false
-    }
-}
-
-impl SplitMerge for DevDaxProvider {
-    unsafe fn split(&self, region: Region, first: usize) -> Result<(Region, Region)> {
-        self.carver.split(&region, first, PAGE)
-    }
-
-    unsafe fn merge(&self, low: Region, high: Region) -> Result<Region> {
-        self.carver.merge(&low, &high)
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use umf_carve::Carver;
 use umf_core::{
     Address, Error, Export, Import, Layout, MemoryKind, NativeExport, Provider, ProviderKind, Purge, Region,
-    Result, SplitMerge, Visibility,
+    Result, Visibility,
 };
 use umf_memory::CheckedFile;
 use umf_sync::fork;
@@ -195,10 +195,6 @@ unsafe impl Provider for FileProvider {
     fn purge(&self) -> Option<&dyn Purge> {
         (self.mapped == Mapped::Shared).then_some(self)
     }
-
-    fn split_merge(&self) -> Option<&dyn SplitMerge> {
-        Some(self)
-    }
 }
 
 impl Export for FileProvider {
@@ -231,16 +227,6 @@ impl Purge for FileProvider {
             owner: "this file system, which cannot punch holes",
             native: 0,
         })
-    }
-}
-
-impl SplitMerge for FileProvider {
-    unsafe fn split(&self, region: Region, first: usize) -> Result<(Region, Region)> {
-        self.carver.split(&region, first, self.page)
-    }
-
-    unsafe fn merge(&self, low: Region, high: Region) -> Result<Region> {
-        self.carver.merge(&low, &high)
     }
 }
 

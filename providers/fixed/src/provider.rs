@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use umf_carve::Carver;
 use umf_core::{
-    Address, Error, Layout, MemoryKind, Provider, ProviderKind, Purge, Region, Result, SplitMerge, Visibility,
+    Address, Error, Layout, MemoryKind, Provider, ProviderKind, Purge, Region, Result, Visibility,
 };
 
 const OWNER: &str = "this fixed provider";
@@ -96,10 +96,6 @@ unsafe impl Provider for FixedProvider {
     fn purge(&self) -> Option<&dyn Purge> {
         Some(self)
     }
-
-    fn split_merge(&self) -> Option<&dyn SplitMerge> {
-        Some(self)
-    }
 }
 
 impl Purge for FixedProvider {
@@ -120,16 +116,6 @@ impl Purge for FixedProvider {
             return Ok(());
         }
         Err(Error::native("madvise", std::io::Error::last_os_error().raw_os_error().unwrap_or(0)))
-    }
-}
-
-impl SplitMerge for FixedProvider {
-    unsafe fn split(&self, region: Region, first: usize) -> Result<(Region, Region)> {
-        self.carver.split(&region, first, self.page)
-    }
-
-    unsafe fn merge(&self, low: Region, high: Region) -> Result<Region> {
-        self.carver.merge(&low, &high)
     }
 }
 

@@ -89,14 +89,6 @@ impl Private {
         REGIONS.lock().get(self.number(), region).map(|_| ())
     }
 
-    pub(crate) fn split(&self, region: &Region, first: usize) -> Result<(Region, Region)> {
-        REGIONS.lock().split(self.number(), region, first)
-    }
-
-    pub(crate) fn merge(&self, low: &Region, high: &Region) -> Result<Region> {
-        REGIONS.lock().merge(self.number(), low, high)
-    }
-
     /// Whether the range is that of a live region.
     pub(crate) fn check_range(&self, base: Address, size: usize) -> Result<()> {
         REGIONS.lock().holding(self.number(), base, size).map(drop)

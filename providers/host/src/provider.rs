@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use umf_core::statistics::Gauge;
 use umf_core::{
     Address, Error, Export, Import, Layout, MemoryKind, NativeExport, Populate, Properties, Property,
-    PropertyValue, Provider, ProviderKind, Purge, Region, Result, SplitMerge, Visibility,
+    PropertyValue, Provider, ProviderKind, Purge, Region, Result, Visibility,
 };
 
 use umf_memory::Mapping;
@@ -182,10 +182,6 @@ unsafe impl Provider for HostProvider {
         Some(self)
     }
 
-    fn split_merge(&self) -> Option<&dyn SplitMerge> {
-        Some(self)
-    }
-
     fn properties(&self) -> Option<&dyn Properties> {
         Some(self)
     }
@@ -255,32 +251,6 @@ impl Populate for HostProvider {
             },
             _ => Error::native("madvise(MADV_POPULATE_WRITE)", errno.raw_os_error()),
         })
-    }
-}
-
-impl SplitMerge for HostProvider {
-    unsafe fn split(&self, region: Region, first: usize) -> Result<(Region, Region)> {
-        if !first.is_multiple_of(self.page_size()) {
-            return Err(Error::InvalidArgument {
-                what: "split",
-                why: "must be at a multiple of the page size",
-            });
-        }
-        let parts = match &self.source {
-            Source::Private(private) => private.split(&region, first),
-            Source::Shared(shared) => shared.split(&region, first),
-        }?;
-        self.gauge.add(0);
-        Ok(parts)
-    }
-
-    unsafe fn merge(&self, low: Region, high: Region) -> Result<Region> {
-        let merged = match &self.source {
-            Source::Private(private) => private.merge(&low, &high),
-            Source::Shared(shared) => shared.merge(&low, &high),
-        }?;
-        self.gauge.remove(0);
-        Ok(merged)
     }
 }
 

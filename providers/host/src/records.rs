@@ -20,37 +20,8 @@ pub(crate) enum Backing {
         /// Where in its file, in bytes.
         offset: u64,
     },
-    /// A range of a file that holds nothing else.
-    Own {
-        /// The file.
-        file: Arc<CheckedFile>,
-        /// Where in it, in bytes: not 0 for what was split off.
-        offset: u64,
-    },
-}
-
-impl Backing {
-    /// What is behind the part of a region that begins `bytes` further on.
-    fn further(&self, bytes: u64) -> Self {
-        let mut further = self.clone();
-        match &mut further {
-            Self::Anonymous => {}
-            Self::Arena { offset, .. } | Self::Own { offset, .. } => *offset += bytes,
-        }
-        further
-    }
-
-    /// Whether `other` is the same file at the same place.
-    fn is(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Anonymous, Self::Anonymous) => true,
-            (Self::Arena { arena: a, offset: x }, Self::Arena { arena: b, offset: y }) => a == b && x == y,
-            (Self::Own { file: a, offset: x }, Self::Own { file: b, offset: y }) => {
-                Arc::ptr_eq(a, b) && x == y
-            }
-            _ => false,
-        }
-    }
+    /// A file that holds nothing else.
+    Own(Arc<CheckedFile>),
 }
 
 /// A live region.
@@ -159,41 +130,6 @@ impl Records {
         // SAFETY: the node is out of the tree, and the reference to it is not used any more.
         let node = unsafe { self.nodes.remove(node.number) };
         node.map(|node| node.record).ok_or(gone)
-    }
-
-    /// Makes two regions of one.
-    pub(crate) fn split(&mut self, owner: u32, region: &Region, first: usize) -> Result<(Region, Region)> {
-        self.get(owner, region)?;
-        let outside = Error::InvalidArgument { what: "split", why: "must leave something on both sides" };
-        let rest = region.size().checked_sub(first).filter(|&rest| rest > 0 && first > 0).ok_or(outside)?;
-        let middle = region.base().checked_add(first as u64).ok_or(outside)?;
-        self.ensure(1)?;
-        let whole = self.remove(owner, region)?;
-        let low = Region::new(region.base(), first);
-        let high = Region::new(middle, rest);
-        let backing = whole.backing.further(first as u64);
-        self.insert(Record { region: high, backing, owner })?;
-        self.insert(Record { region: low, ..whole })?;
-        Ok((low, high))
-    }
-
-    /// Makes one region of two.
-    pub(crate) fn merge(&mut self, owner: u32, low: &Region, high: &Region) -> Result<Region> {
-        let apart = Error::InvalidArgument {
-            what: "merge",
-            why: "the second region must begin where the first ends, in memory and in the file behind it",
-        };
-        let (first, second) = (self.get(owner, low)?, self.get(owner, high)?);
-        let end = low.base().checked_add(low.size() as u64);
-        if end != Some(high.base()) || !first.backing.further(low.size() as u64).is(&second.backing) {
-            return Err(apart);
-        }
-        let size = low.size().checked_add(high.size()).ok_or(apart)?;
-        let first = self.remove(owner, low)?;
-        self.remove(owner, high)?;
-        let region = Region::new(low.base(), size);
-        self.insert(Record { region, ..first })?;
-        Ok(region)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -14,7 +14,7 @@ use crate::arena::{self, Arena};
 use crate::named::{self, Name};
 use crate::pages::Pages;
 use crate::records::{Backing, Record, Records};
-use crate::sys::{Advise, FileSystem};
+use crate::sys::Advise;
 use crate::{huge, memfd, private, sys};
 
 /// How regions share files.
@@ -248,7 +248,7 @@ impl Shared {
         // After mapping: a mapping that exists stays writable.
         memfd::seal(file.fd()?, read_only)?;
         let region = Region::new(mapping.address(), size);
-        let backing = Backing::Own { file, offset: 0 };
+        let backing = Backing::Own(file);
         self.state.lock().records.insert(Record { region, owner: OWNER, backing })?;
         mapping.keep();
         Ok(region)
@@ -275,11 +275,9 @@ impl Shared {
         // SAFETY: the region was live until now, and the caller says that nobody uses it.
         let mapping = unsafe { Mapping::of_region(region) };
         let mapped = mapping.as_ref().map(Mapping::base);
+        // The pages of a whole file go with its last mapping, so that importers keep what they mapped.
         let punched = match (&file, &record.backing) {
             (Some(file), Backing::Arena { offset, .. }) => punch(file, *offset, region.size(), mapped),
-            (Some(file), Backing::Own { offset, .. }) if self.goes_with_punch(file, region.size()) => {
-                punch(file, *offset, region.size(), mapped)
-            }
             _ => Ok(()),
         };
         let gone = match (punched, mapping) {
@@ -300,18 +298,6 @@ impl Shared {
         Ok(true)
     }
 
-    /// Whether the pages of a region with a file of its own are to be given back by punching.
-    ///
-    /// Those of a whole file are not: they go with its last mapping, so that importers keep what they mapped.
-    /// Parts that were split off would stay until the last part goes. What is sealed against writing cannot
-    /// be punched, and a huge page that an importer touches again may not be there. Without the
-    /// file's descriptor it is not known what is a part.
-    fn goes_with_punch(&self, file: &CheckedFile, size: usize) -> bool {
-        let read_only = self.form == Form::Isolated { read_only: true };
-        let kind = file.fd().ok().and_then(|fd| sys::size_and_kind(fd.as_fd()).ok());
-        !read_only && kind.is_some_and(|(all, kind)| kind == FileSystem::Tmpfs && all != size as u64)
-    }
-
     pub(crate) fn check(&self, region: &Region) -> Result<()> {
         self.check_not_inherited()?;
         self.state.lock().records.get(OWNER, region).map(|_| ())
@@ -327,46 +313,12 @@ impl Shared {
         let (offset, isolated) = match record.backing {
             Backing::Anonymous => (0, false),
             Backing::Arena { offset, .. } => (offset, false),
-            // Split off parts share their file.
-            Backing::Own { offset, .. } => (offset, offset == 0 && state.is_whole(fd, region.size())),
+            Backing::Own(_) => (0, true),
         };
         let mut export = NativeExport::from_fd(Arc::clone(fd), offset);
         export.isolated = isolated;
         export.read_only = self.form == Form::Isolated { read_only: true };
         Ok(export)
-    }
-
-    pub(crate) fn split(&self, region: &Region, first: usize) -> Result<(Region, Region)> {
-        self.check_not_inherited()?;
-        let mut state = self.state.lock();
-        let State { records, arenas } = &mut *state;
-        let backing = records.get(OWNER, region)?.backing.clone();
-        let mut arena = match backing {
-            Backing::Arena { arena, .. } => arenas.get_mut(arena as usize),
-            _ => None,
-        };
-        if let Some(arena) = &mut arena {
-            arena.ranges.split_taken()?;
-        }
-        let parts = records.split(OWNER, region, first);
-        if let (Err(_), Some(arena)) = (&parts, arena) {
-            arena.ranges.merge_taken();
-        }
-        parts
-    }
-
-    pub(crate) fn merge(&self, low: &Region, high: &Region) -> Result<Region> {
-        self.check_not_inherited()?;
-        let mut state = self.state.lock();
-        let State { records, arenas } = &mut *state;
-        let backing = records.get(OWNER, low)?.backing.clone();
-        let merged = records.merge(OWNER, low, high)?;
-        if let Backing::Arena { arena, .. } = backing
-            && let Some(arena) = arenas.get_mut(arena as usize)
-        {
-            arena.ranges.merge_taken();
-        }
-        Ok(merged)
     }
 
     /// Whether the range is that of a live region.
@@ -384,8 +336,8 @@ impl Shared {
             let gone = Error::NotAllocated { address: base };
             let inside = record.offset_of(base, size).ok_or(gone)?;
             let offset = match record.backing {
-                Backing::Anonymous => 0,
-                Backing::Arena { offset, .. } | Backing::Own { offset, .. } => offset,
+                Backing::Anonymous | Backing::Own(_) => 0,
+                Backing::Arena { offset, .. } => offset,
             };
             (state.file(&record.backing).ok_or(gone)?, offset + inside)
         };
@@ -400,13 +352,8 @@ impl State {
             Backing::Arena { arena, .. } => {
                 self.arenas.get(*arena as usize).map(|arena| Arc::clone(&arena.file))
             }
-            Backing::Own { file, .. } => Some(Arc::clone(file)),
+            Backing::Own(file) => Some(Arc::clone(file)),
         }
-    }
-
-    /// Whether a file has `size` bytes.
-    fn is_whole(&self, file: &OwnedFd, size: usize) -> bool {
-        sys::size_and_kind(file.as_fd()).is_ok_and(|(all, _)| all == size as u64)
     }
 }
 

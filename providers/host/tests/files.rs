@@ -85,18 +85,7 @@ fn isolated_regions_show_nothing_else() {
         assert!(export.isolated);
         assert_eq!(stat.st_size, i64::try_from(region.size()).unwrap());
     }
-    // A part of a region shares its file with the rest.
-    // SAFETY: the region is this test's.
-    let (low, high) = unsafe { provider.split_merge().unwrap().split(regions[1], 4096) }.unwrap();
-    for part in [low, high] {
-        assert!(!export(&provider, &part).isolated);
-    }
-    touch(&low, 2);
-    touch(&high, 3);
-    free(&provider, low);
-    assert_eq!(committed(&*fd(&exports[1])), (1 << 16) - 4096, "the pages of a part go when it does");
-    assert_eq!(byte(&high, 0), 3);
-    free(&provider, high);
+    free(&provider, regions[1]);
     // Importers of a whole one keep what they mapped, whatever the exporter does.
     touch(&regions[0], 4);
     let imports = HostImport::new();
@@ -342,7 +331,6 @@ fn a_child_can_neither_allocate_nor_harm() {
         // SAFETY: refused or without effect, all of them.
         unsafe {
             frozen(provider.purge().unwrap().purge_forced(region.base(), region.size()));
-            frozen(provider.split_merge().unwrap().split(region, 4096).map(|_| ()));
             provider.free(region).unwrap();
         }
         // What it makes itself works.
@@ -406,9 +394,7 @@ fn files_under_numbers_of_closed_descriptors_are_left_alone() {
                 unsafe { purge.purge_forced(regions[0].base(), regions[0].size()) }.unwrap();
                 assert_eq!(byte(&regions[0], 4096), 0);
             }
-            // SAFETY: the region is this test's.
-            let (low, high) = unsafe { provider.split_merge().unwrap().split(regions[2], 1 << 16) }.unwrap();
-            for region in [regions[0], regions[1], low, high] {
+            for &region in &regions {
                 free(&provider, region);
             }
             drop(provider);

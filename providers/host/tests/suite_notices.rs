@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use umf_core::conformance::provider::{self as suite, Make};
 use umf_core::{
     Access, Address, Export, Import, ImportRequest, Imported, Layout, MemoryKind, NativeExport, Provider,
-    ProviderKind, Purge, Region, Result, SplitMerge, Visibility,
+    ProviderKind, Purge, Region, Result, Visibility,
 };
 use umf_provider_host::{HostImport, HostProvider};
 
@@ -34,8 +34,6 @@ enum Fault {
     PartialPages,
     /// Regions are aligned to pages, whatever is asked for.
     Unaligned,
-    /// The second part of a split is one page too short.
-    LosesPages,
     /// A region is handed out while it is live.
     HandsOutTwice,
 }
@@ -116,9 +114,6 @@ unsafe impl Provider for Faulty {
     fn purge(&self) -> Option<&dyn Purge> {
         if self.is(Fault::PurgesNothing) { Some(self) } else { Provider::purge(&*self.sound) }
     }
-    fn split_merge(&self) -> Option<&dyn SplitMerge> {
-        Some(self)
-    }
 }
 
 impl Export for Faulty {
@@ -164,22 +159,6 @@ impl Purge for Faulty {
     }
 }
 
-impl SplitMerge for Faulty {
-    unsafe fn split(&self, region: Region, first: usize) -> Result<(Region, Region)> {
-        // SAFETY: passed on to the caller.
-        let (low, high) = unsafe { self.sound.split_merge().map(|ability| ability.split(region, first)) }
-            .unwrap_or(Ok((region, region)))?;
-        if self.is(Fault::LosesPages) {
-            return Ok((low, Region::new(high.base(), high.size() - 4096)));
-        }
-        Ok((low, high))
-    }
-    unsafe fn merge(&self, low: Region, high: Region) -> Result<Region> {
-        // SAFETY: passed on to the caller.
-        unsafe { self.sound.split_merge().map(|ability| ability.merge(low, high)) }.unwrap_or(Ok(low))
-    }
-}
-
 fn passes(fault: Fault, case: fn(Make<'_>)) -> bool {
     let make = move || -> Arc<dyn Provider> {
         Arc::new(Faulty {
@@ -194,7 +173,7 @@ fn passes(fault: Fault, case: fn(Make<'_>)) -> bool {
 
 #[test]
 fn each_fault_is_noticed() {
-    let faults: [(Fault, fn(Make<'_>)); 12] = [
+    let faults: [(Fault, fn(Make<'_>)); 11] = [
         (Fault::WrongOffset, suite::exports_open_at_the_right_bytes),
         (Fault::PurgesNothing, suite::purged_memory_reads_as_promised),
         (Fault::NotZero, suite::fresh_memory_is_zero_where_promised),
@@ -205,7 +184,6 @@ fn each_fault_is_noticed() {
         (Fault::Trusting, suite::junk_is_not_imported),
         (Fault::PartialPages, suite::sizes_are_whole_pages),
         (Fault::Unaligned, suite::alignments_are_kept_or_refused),
-        (Fault::LosesPages, suite::split_and_merged_regions_keep_content),
         (Fault::HandsOutTwice, suite::regions_do_not_overlap),
     ];
     for (fault, case) in faults {

@@ -16,8 +16,6 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
         ("driver-pool", [name, kind, how]) => driver_pool(actor, name, kind, how),
         ("native-counts", []) => driver::counts(),
         ("alloc-aligned", [pool, size, align, "->", name]) => alloc_aligned(actor, pool, size, align, name),
-        ("split-region", [name, first, "->", low, high]) => split(actor, name, first, low, high),
-        ("merge-regions", [low, high, "->", name]) => merge(actor, low, high, name),
         ("purge-region", [name]) => purge(actor, name),
         ("read-at", [name, offset, length]) => read_at(actor, name, offset, length),
         ("try-storm", [handle, milliseconds]) => try_storm(handle, milliseconds),
@@ -48,24 +46,6 @@ fn alloc_aligned(actor: &mut Actor, pool: &str, size: &str, align: &str, name: &
     let size = pool.as_core().block_at(address)?.size;
     actor.blocks.insert(name.to_owned(), Held { address, size });
     Ok(address.to_string())
-}
-
-fn split(actor: &mut Actor, name: &str, first: &str, low_name: &str, high_name: &str) -> Answer {
-    let (upstream, region) = actor.regions.remove(name).ok_or_else(|| Failure::unknown(name))?;
-    // SAFETY: the actor's own region.
-    let (low, high) = unsafe { upstream.split(region, first.parse()?) }?;
-    actor.regions.insert(low_name.to_owned(), (Arc::clone(&upstream), low));
-    actor.regions.insert(high_name.to_owned(), (upstream, high));
-    Ok(String::new())
-}
-
-fn merge(actor: &mut Actor, low: &str, high: &str, name: &str) -> Answer {
-    let mut take = |name: &str| actor.regions.remove(name).ok_or_else(|| Failure::unknown(name));
-    let ((upstream, low), (_, high)) = (take(low)?, take(high)?);
-    // SAFETY: the actor's own regions.
-    let merged = unsafe { upstream.merge(low, high) }?;
-    actor.regions.insert(name.to_owned(), (upstream, merged));
-    Ok(String::new())
 }
 
 fn purge(actor: &mut Actor, name: &str) -> Answer {

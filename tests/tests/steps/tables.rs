@@ -27,6 +27,7 @@ pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
         "its allocations are the driver's and die with the process; what travels, umf-ipc moves",
     ),
     ("providers/file", "its mappings die with the process; its file stays, which is what files are for"),
+    ("providers/plugin", "what it changes is the plugin's; its files of handles die with the process"),
     ("providers/fixed", "purges memory of its own process, and does nothing else"),
     ("crates/umf-capi", "a face, too: the protection of its own pages is all that it changes itself"),
     (
@@ -81,8 +82,8 @@ pub(crate) const QUESTIONS: &[&str] = &[
 /// Calls that change what others see though they are no system calls: memory that is shared, the traits of providers,
 /// what the caches hold. By crate.
 pub(crate) const CHANGES: &[(&str, &[&str])] = &[
-    ("crates/umf-core", &["provider.allocate", "provider.free", "ability.split", "ability.merge"]),
-    ("crates/umf-domain", &["sys::reserve", "bits::set", "bits::clear"]),
+    ("crates/umf-core", &["provider.allocate", "provider.free"]),
+    ("crates/umf-domain", &["sys::close_inherited", "sys::reserve", "bits::set", "bits::clear"]),
     (
         "crates/umf-ipc",
         &[

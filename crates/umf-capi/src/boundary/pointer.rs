@@ -76,7 +76,8 @@ impl Text {
         if self.0.is_null() {
             return Err(NULL);
         }
-        // SAFETY: C promises that a string that is not NULL ends with a NUL, and lives as long as the call.
+        // SAFETY: C promises that a string that is not NULL ends with a NUL, and lives as long as
+        // the call.
         Ok(unsafe { CStr::from_ptr(self.0) })
     }
 
@@ -158,7 +159,8 @@ impl<T> Handle<T> {
     /// The object; `None` for NULL.
     #[inline]
     pub(crate) fn known<'a>(self) -> Option<&'a T> {
-        // SAFETY: C promises that the handle is NULL, or that the object is there until the call returns.
+        // SAFETY: C promises that the handle is NULL, or that the object is there until the call
+        // returns.
         unsafe { self.0.as_ref() }
     }
 
@@ -180,7 +182,7 @@ impl<T> Handle<T> {
     /// The object, to change it: for settings, which C must not use from two threads at once.
     pub(crate) fn get_mut<'a>(self) -> Outcome<&'a mut T> {
         self.check()?;
-        // SAFETY: as above; and nobody else uses it meanwhile.
+        // SAFETY: as above; and C does not use it from another thread.
         unsafe { self.0.as_mut() }.ok_or(NULL)
     }
 
@@ -198,14 +200,15 @@ impl<T> Deref for Taken<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: C promises that the handle is one of `Handle::new`'s, and that it is destroyed once.
+        // SAFETY: C promises that the handle is one of `Handle::new`'s, and that it is destroyed
+        // once.
         unsafe { self.0.as_ref() }
     }
 }
 
 impl<T> Drop for Taken<T> {
     fn drop(&mut self) {
-        // SAFETY: as above: the content of a box that nobody uses any more, and its memory.
+        // SAFETY: as above: the content of a box that is not in use any more, and its memory.
         unsafe {
             self.0.drop_in_place();
             tombstones::of::<T>().add(self.0.cast(), Layout::new::<T>());

@@ -1,21 +1,22 @@
 //! Tombstones: addresses of destroyed objects, by which a second use of a handle is found.
 //!
-//! C holds no reference that could be counted. The memory of a destroyed object is kept for a while.
-//! As long as it is kept, no other object has its address, and the address says that the handle was
-//! destroyed. The object that was destroyed first is the first whose memory is given back.
+//! C holds no reference that could be counted. The memory of a destroyed object is kept for a
+//! while. As long as it is kept, no other object has its address, and the address says that the
+//! handle was destroyed. The object that was destroyed first is the first whose memory is given
+//! back.
 
 use core::alloc::Layout;
-use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::{AtomicPtr, AtomicU16, Ordering};
+use core::ptr::{NonNull, with_exposed_provenance_mut};
+use core::sync::atomic::{AtomicU16, Ordering};
 use std::alloc::dealloc;
 
 use umf_ipc::HANDLE_SIZE;
 use umf_sync::Lock;
 
 /// Tombstones of a list: for one object, and for 1,024 that are destroyed after it.
-const COUNT: u16 = 1 + 1024;
-/// Chains of a list: tombstones by hash of their address.
-const CHAINS: usize = 4096;
+const COUNT: usize = 1 + 1024;
+/// Hashes of addresses. With a full list, one address of 32 shares its hash with a tombstone.
+const HASHES: usize = 1 << 15;
 /// Bytes of an IPC handle of the C interface.
 const IPC_HANDLE: usize = HANDLE_SIZE + 8;
 
@@ -31,61 +32,40 @@ pub(super) fn of<T>() -> &'static Tombstones {
 
 /// The objects that were destroyed last. Thread-safe.
 pub(super) struct Tombstones {
-    stones: [Tombstone; COUNT as usize],
-    /// The newest tombstone of each chain, by its number; 0 for none.
-    chains: [AtomicU16; CHAINS],
+    /// How many tombstones have each hash: of most addresses it says without a lock that they have
+    /// none.
+    hashes: [AtomicU16; HASHES],
     ring: Lock<Ring>,
 }
 
-/// Its number is one more than its index.
-struct Tombstone {
-    memory: AtomicPtr<u8>,
-    /// The number of the next older one of the chain; 0 for none.
-    older: AtomicU16,
+struct Ring {
+    /// The address and the layout of the memory that each tombstone keeps.
+    stones: [Option<(usize, Layout)>; COUNT],
+    /// The oldest tombstone, which is used next.
+    next: usize,
 }
 
-/// The order of tombstones.
-struct Ring {
-    /// What it takes to give the memory back; `None` for tombstones that were never used.
-    layouts: [Option<Layout>; COUNT as usize],
-    /// The index of the oldest tombstone, which is used next.
-    next: u16,
+const fn hash(address: usize) -> usize {
+    ((address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - HASHES.ilog2())) as usize
 }
 
 impl Tombstones {
     const fn new() -> Self {
         Self {
-            stones: [const { Tombstone { memory: AtomicPtr::new(null_mut()), older: AtomicU16::new(0) } };
-                COUNT as usize],
-            chains: [const { AtomicU16::new(0) }; CHAINS],
-            ring: Lock::new(Ring { layouts: [None; COUNT as usize], next: 0 }),
+            hashes: [const { AtomicU16::new(0) }; HASHES],
+            ring: Lock::new(Ring { stones: [None; COUNT], next: 0 }),
         }
     }
 
+    /// Returns whether an object at this address was destroyed.
     #[inline]
-    fn chain(&self, address: usize) -> &AtomicU16 {
-        let hash = (address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        &self.chains[(hash >> (u64::BITS - CHAINS.ilog2())) as usize]
+    pub(super) fn has(&'static self, address: usize) -> bool {
+        self.hashes[hash(address)].load(Ordering::Relaxed) != 0 && self.has_stone(address)
     }
 
-    /// Returns whether an object at this address was destroyed. Takes no lock.
-    #[inline]
-    pub(super) fn has(&self, address: usize) -> bool {
-        // Acquire: the tombstone and its link were written before.
-        let newest = self.chain(address).load(Ordering::Acquire);
-        newest != 0 && self.has_from(newest, address)
-    }
-
-    #[inline(never)]
-    fn has_from(&self, mut number: u16, address: usize) -> bool {
-        while let Some(index) = usize::from(number).checked_sub(1) {
-            let stone = &self.stones[index];
-            if stone.memory.load(Ordering::Relaxed).addr() == address {
-                return true;
-            }
-            number = stone.older.load(Ordering::Relaxed);
-        }
-        false
+    #[cold]
+    fn has_stone(&'static self, address: usize) -> bool {
+        self.ring.lock().stones.iter().flatten().any(|&(memory, _)| memory == address)
     }
 
     /// Keeps the memory of a destroyed object, and gives back that of the oldest one.
@@ -97,37 +77,23 @@ impl Tombstones {
         if layout.size() == 0 {
             return;
         }
+        let address = memory.as_ptr().expose_provenance();
         let oldest = {
             let mut ring = self.ring.lock();
-            let index = usize::from(ring.next);
-            let number = ring.next + 1;
-            ring.next = number % COUNT;
-            let stone = &self.stones[index];
-            let oldest = ring.layouts[index].replace(layout);
-            let oldest = oldest.map(|layout| (stone.memory.load(Ordering::Relaxed), layout));
+            let index = ring.next;
+            ring.next = (index + 1) % COUNT;
+            let oldest = ring.stones[index].replace((address, layout));
+            self.hashes[hash(address)].fetch_add(1, Ordering::Relaxed);
             if let Some((oldest, _)) = oldest {
-                self.unlink(oldest.addr(), number);
+                self.hashes[hash(oldest)].fetch_sub(1, Ordering::Relaxed);
             }
-            let chain = self.chain(memory.addr().get());
-            stone.memory.store(memory.as_ptr(), Ordering::Relaxed);
-            stone.older.store(chain.load(Ordering::Relaxed), Ordering::Relaxed);
-            chain.store(number, Ordering::Release);
             oldest
         };
         if let Some((memory, layout)) = oldest {
             // SAFETY: the caller of `add` for this memory promised that it is such a block, and its
             // tombstone, which alone had it, is another object's now.
-            unsafe { dealloc(memory, layout) };
+            unsafe { dealloc(with_exposed_provenance_mut(memory), layout) };
         }
-    }
-
-    /// Takes the oldest tombstone out of its chain, of which it is the last. Under the lock.
-    fn unlink(&self, address: usize, number: u16) {
-        let mut link = self.chain(address);
-        while link.load(Ordering::Relaxed) != number {
-            link = &self.stones[usize::from(link.load(Ordering::Relaxed)) - 1].older;
-        }
-        link.store(0, Ordering::Relaxed);
     }
 }
 
@@ -148,7 +114,7 @@ mod tests {
         let mut known = VecDeque::new();
         for _ in 0..4 * COUNT {
             known.push_back(add());
-            if known.len() > usize::from(COUNT) {
+            if known.len() > COUNT {
                 assert!(!LIST.has(known.pop_front().unwrap()));
             }
             assert!(LIST.has(known[0]) && LIST.has(known[known.len() - 1]));

@@ -1,13 +1,51 @@
-//! [`Asked`]: one query, and how its answer goes back to C.
+//! [`Asked`]: one query, and how its answer goes back to C; and [`control`], by which tables of
+//! this library answer.
 
 use core::ffi::{CStr, c_char, c_void};
 use std::ffi::CString;
 
-use umf::plugin::ops::{Ctl, State};
+use umf_provider_plugin::table::{Ctl, State};
 
-use super::path::{ANY, first};
-use super::variadic::{forward, next_pointer, next_size};
-use crate::boundary::{Code, Failure, INVALID_CTL_PATH, Outcome, SUCCESS, Text};
+use crate::boundary::{Code, Failure, INVALID_CTL_PATH, Outcome, SUCCESS, Text, call};
+
+/// The first node of a path, and the rest.
+pub(super) fn first(path: &str) -> (&str, &str) {
+    path.split_once('.').unwrap_or((path, ""))
+}
+
+/// The node that stands for the next variable argument.
+pub(super) const ANY: &str = "{}";
+
+/// A provider or pool of this library with a control tree below it.
+pub(crate) trait Answers {
+    /// Answers a query.
+    ///
+    /// # Errors
+    /// There is no such path, or it is not for that.
+    fn answer(&self, _asked: &Asked<'_>) -> Outcome<()> {
+        Err(no_such_path())
+    }
+}
+
+/// The object behind a state of this library.
+pub(crate) fn object_of<'a, T>(state: State) -> Outcome<&'a T> {
+    // SAFETY: C promises to pass the functions of a table what its `initialize` gave, which is the
+    // address of such an object.
+    unsafe { state.cast::<T>().as_ref() }.ok_or(Failure::argument("the state of a provider or pool is NULL"))
+}
+
+/// `ext_ctl` of a table.
+pub(crate) extern "C" fn control<T: Answers>(
+    state: State,
+    source: i32,
+    name: *const c_char,
+    argument: *mut c_void,
+    size: usize,
+    query: i32,
+    more: *mut c_void,
+) -> Code {
+    call("ext_ctl", || object_of::<T>(state)?.answer(&Asked::new(source, name, argument, size, query, more)?))
+}
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,7 +245,8 @@ impl<'a> Asked<'a> {
         i32::try_from(self.integer::<4>()?).map_err(|_| Failure::argument("a number is too large for an int"))
     }
 
-    /// The argument of a node that is set, a truth: an `int` of any size, or `y`, `n`, `1`, `0` in the configuration.
+    /// The argument of a node that is set, a truth: an `int` of any size, or `y`, `n`, `1`, `0` in
+    /// the configuration.
     pub(super) fn new_bool(&self) -> Outcome<bool> {
         if self.source == CONFIG_INPUT {
             return match self.text()?.unwrap_or_default().as_bytes().first() {
@@ -251,12 +290,12 @@ impl<'a> Asked<'a> {
             Query::Write => 1,
             Query::Run => 2,
         };
-        told(forward(to, state, self.source, &path, self.argument, self.size, query, self.more))
+        check(forward(to, state, self.source, &path, self.argument, self.size, query, self.more))
     }
 }
 
 /// A code as an outcome.
-fn told(code: Code) -> Outcome<()> {
+fn check(code: Code) -> Outcome<()> {
     if code == SUCCESS { Ok(()) } else { Err(Failure::foreign(code)) }
 }
 
@@ -278,6 +317,80 @@ fn parse(text: &str) -> Option<i128> {
         None => digits.parse().ok()?,
     };
     Some(if negative { -value } else { value })
+}
+
+// The C side of variable arguments (`c/variadic.c`). A `va_list` is passed as one pointer by every
+// 64-bit ABI of Linux.
+
+unsafe extern "C" {
+    fn umf_capi_next_pointer(more: *mut c_void) -> *mut c_void;
+    fn umf_capi_next_size(more: *mut c_void) -> usize;
+    fn umf_capi_forward(
+        to: Ctl,
+        state: State,
+        source: i32,
+        name: *const c_char,
+        argument: *mut c_void,
+        size: usize,
+        query: i32,
+        more: *mut c_void,
+    ) -> Code;
+    fn umf_capi_forward_none(
+        to: Ctl,
+        state: State,
+        source: i32,
+        name: *const c_char,
+        argument: *mut c_void,
+        size: usize,
+        query: i32,
+        ...
+    ) -> Code;
+}
+
+/// The next argument, a pointer. The path says that there is one, as C promises with it.
+fn next_pointer(more: *mut c_void) -> *mut c_void {
+    // SAFETY: a `va_list` that C gave, or started in `c/variadic.c`.
+    unsafe { umf_capi_next_pointer(more) }
+}
+
+/// The next argument, a `size_t`.
+fn next_size(more: *mut c_void) -> usize {
+    // SAFETY: as above.
+    unsafe { umf_capi_next_size(more) }
+}
+
+/// Asks a table's `ext_ctl`, with a copy of the arguments.
+#[expect(clippy::too_many_arguments, reason = "those of ext_ctl")]
+fn forward(
+    to: Ctl,
+    state: State,
+    source: i32,
+    name: &CStr,
+    argument: *mut c_void,
+    size: usize,
+    query: i32,
+    more: *mut c_void,
+) -> Code {
+    let name = name.as_ptr();
+    if more.is_null() {
+        // SAFETY: a function of a table, with its own state; it gets an empty list.
+        return unsafe { umf_capi_forward_none(to, state, source, name, argument, size, query) };
+    }
+    // SAFETY: as above, and `more` is a list that C gave.
+    unsafe { umf_capi_forward(to, state, source, name, argument, size, query, more) }
+}
+
+/// The same without arguments.
+pub(crate) fn forward_none(
+    to: Ctl,
+    state: State,
+    source: i32,
+    name: &CStr,
+    argument: *mut c_void,
+    size: usize,
+    query: i32,
+) -> Code {
+    forward(to, state, source, name, argument, size, query, core::ptr::null_mut())
 }
 
 #[cfg(test)]

@@ -1,13 +1,16 @@
-//! Who is there, by kind and name; and the defaults for those who will be.
+//! Providers and pools by kind and name, and the defaults for new ones: those that C sets, and
+//! those of `UMF_CONF` and `UMF_CONF_FILE`.
 
 use core::ffi::{CStr, c_void};
 use std::ffi::CString;
+use std::io::Read as _;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use umf_core::environment::variable;
 use umf_sync::Lock;
 
-use super::asked::Query;
-use super::{Asked, no_such_path};
+use super::asked::{ANY, Query};
+use super::{Asked, dispatch, no_such_path};
 use crate::boundary::{Code, Failure, Outcome};
 
 /// What a name belongs to.
@@ -17,7 +20,7 @@ pub(crate) enum Kind {
     Provider,
 }
 
-/// Someone with a name. As long as the gate is held for reading, it is not destroyed.
+/// A provider or pool with a name. As long as the gate is held for reading, it is not destroyed.
 #[derive(Clone)]
 pub(super) struct Entry {
     kind: Kind,
@@ -44,7 +47,7 @@ pub(crate) fn enter(kind: Kind, name: &CStr, object: usize) {
     LIVE.lock().push(entry);
 }
 
-/// Forgets it, and waits until nobody asks it any more.
+/// Forgets it, and waits until no query is asking it.
 pub(crate) fn leave(kind: Kind, object: usize) {
     let gone = {
         let mut live = LIVE.lock();
@@ -80,7 +83,7 @@ pub(super) fn answer_default(kind: Kind, asked: &Asked<'_>) -> Outcome<()> {
     if path.is_empty() {
         return Err(no_such_path());
     }
-    if path.contains(super::path::ANY) {
+    if path.contains(ANY) {
         return Err(Failure::unsupported("a default has no wildcard below its name"));
     }
     let same = |known: &Default| known.kind == kind && known.name == name && known.path == path;
@@ -125,4 +128,59 @@ pub(crate) fn apply_defaults(
 /// Forgets the defaults, as the end of the library does.
 pub(crate) fn forget_defaults() {
     DEFAULTS.lock().clear();
+}
+
+/// A longer file is refused.
+const FILE_LIMIT: u64 = 1 << 20;
+
+/// Sets what both variables say. What cannot be set is logged.
+pub(crate) fn apply_config() {
+    if let Some(text) = variable("UMF_CONF").and_then(|text| text.into_string().ok()) {
+        set_all("UMF_CONF", &text);
+    }
+    if let Some(path) = variable("UMF_CONF_FILE").filter(|path| !path.is_empty()) {
+        match read(path.as_ref()) {
+            Ok(text) => set_all("UMF_CONF_FILE", &without_comments(&text)),
+            Err(error) => tracing::error!("UMF_CONF_FILE: {}: {error}", path.to_string_lossy()),
+        }
+    }
+}
+
+fn read(path: &std::path::Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(FILE_LIMIT + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > FILE_LIMIT {
+        return Err(std::io::Error::other("longer than 1 MiB"));
+    }
+    Ok(text)
+}
+
+/// What stands behind `#` goes, and so does all white space.
+fn without_comments(text: &str) -> String {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
+    lines.flat_map(str::chars).filter(|character| !character.is_whitespace()).collect()
+}
+
+/// Each `path=value` between semicolons.
+fn set_all(source: &str, text: &str) {
+    for statement in text.split(';').map(str::trim).filter(|statement| !statement.is_empty()) {
+        let Some((path, value)) = statement.split_once('=') else {
+            tracing::error!("{source}: {statement:?} is not of the form path=value");
+            continue;
+        };
+        let Ok(value) = CString::new(value.trim()) else { continue };
+        if let Err(failure) = dispatch(&Asked::configured(path.trim(), &value)) {
+            tracing::error!("{source}: {}: {failure}", path.trim());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_and_white_space_go() {
+        assert_eq!(without_comments("a = 1 ; # one\n b=2,\n 3;#x"), "a=1;b=2,3;");
+    }
 }

@@ -1,16 +1,19 @@
-//! `umf/ipc.h`.
+//! `umf/ipc.h`, and the IPC handles of memory that was allocated without a pool.
 
 use core::ffi::c_void;
+use std::sync::Arc;
 
-use umf_core::Address;
-use umf_ipc::HANDLE_SIZE;
+use umf_core::{Access, Address, Import, Region, tracker};
+use umf_ipc::{HANDLE_SIZE, Importer, Mapping};
 
-use super::{opened, owners, provider_handle};
-use crate::boundary::{Code, Failure, Handle, Out, Outcome, SUCCESS, call};
+use super::{opened, owners};
+use crate::boundary::{Code, Failure, Handle, INVALID_ARGUMENT, Out, Outcome, SUCCESS, call};
 use crate::pool::Pool;
 use crate::pools::preloaded;
+use crate::provider::part_around;
 
-/// What `umf_ipc_handle_t` points to: the bytes of a handle, and where in its block the pointer was that it is for.
+/// What `umf_ipc_handle_t` points to: the bytes of a handle, and where in its block the pointer was
+/// that it is for.
 #[repr(C, align(8))]
 pub(crate) struct IpcHandle {
     handle: [u8; HANDLE_SIZE],
@@ -28,7 +31,8 @@ const fn check(offset: u64, handle: &[u8; HANDLE_SIZE]) -> u64 {
 
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
-// An offset that differs in one bit has another check: the difference of the products is neither near 0 nor near 2^64.
+// An offset that differs in one bit has another check: the difference of the products is neither
+// near 0 nor near 2^64.
 const _: () = {
     let mut bit = 0;
     while bit < OFFSET_BITS {
@@ -54,7 +58,38 @@ impl IpcHandle {
         let offset = place & ((1 << OFFSET_BITS) - 1);
         if check(offset, &self.handle) == place >> OFFSET_BITS { Some(offset) } else { None }
     }
+
+    /// Exports what an address in a region lies in.
+    fn of(region: &Region, address: Address) -> Outcome<Self> {
+        // SAFETY: of this memory C has pointers, and Rust no references.
+        let exported = unsafe { umf::exporter()?.handle(address) }.map_err(|error| match error {
+            // As the original says of it.
+            umf_ipc::Error::NotExportable { .. } => Failure::from(error).with_code(INVALID_ARGUMENT),
+            error => error.into(),
+        })?;
+        let block = region.base().checked_add(exported.offset());
+        let offset = block.and_then(|block| address.offset_from(block));
+        let offset = offset.filter(|&offset| offset < exported.length());
+        Self::new(*exported.as_bytes(), offset.ok_or(FREED)?)
+    }
+
+    /// Opens it; returns the mapping, and the address that the pointer has here.
+    fn open<'i>(&self, importer: &'i Importer) -> Outcome<(Mapping<'i>, usize)> {
+        let mapping = match importer.open_bytes(&self.handle, Access::ReadWrite) {
+            // Reading is better than nothing.
+            Err(umf_ipc::Error::ReadOnly) => importer.open_bytes(&self.handle, Access::ReadOnly)?,
+            opened => opened?,
+        };
+        let offset = self.offset().filter(|&offset| offset < mapping.len() as u64).ok_or(CORRUPT)?;
+        let address = mapping.address().value().checked_add(offset);
+        let address = address.and_then(|address| usize::try_from(address).ok());
+        let outside = Failure::argument("the memory lies in no address space of this process");
+        Ok((mapping, address.ok_or(outside)?))
+    }
 }
+
+const FREED: Failure = Failure::argument("the memory was freed meanwhile");
+const CORRUPT: Failure = Failure::argument("the handle is corrupt: where it points is not what was written");
 
 impl Drop for IpcHandle {
     /// Spoils the check: the memory is kept after `umfPutIPCHandle`, and what opens a handle again
@@ -96,23 +131,11 @@ fn export(address: Address) -> Outcome<IpcHandle> {
         let (handle, offset) = preloaded::export(address).ok_or(unknown)??;
         return IpcHandle::new(handle, offset);
     };
-    // SAFETY: of this memory C has pointers, and Rust no references.
-    let exported = unsafe { umf::exporter()?.handle(address) };
+    let exported = IpcHandle::of(&found.region, address);
     if exported.is_err() {
         Handle::from_ptr(pool).get()?.provider()?.has_failed();
     }
-    let exported = exported.map_err(|error| match error {
-        // As the original says of it.
-        umf_ipc::Error::NotExportable { .. } => {
-            Failure::from(error).with_code(crate::boundary::INVALID_ARGUMENT)
-        }
-        error => error.into(),
-    })?;
-    let block = found.region.base().checked_add(exported.offset());
-    let offset =
-        block.and_then(|block| address.offset_from(block)).filter(|&offset| offset < exported.length());
-    let offset = offset.ok_or(Failure::argument("the memory was freed meanwhile"))?;
-    IpcHandle::new(*exported.as_bytes(), offset)
+    exported
 }
 
 /// The handle stays valid wherever its bytes are, until the memory is freed.
@@ -146,7 +169,8 @@ extern "C" fn umfOpenIPCHandle(
         && let Some(offset) = handle.offset()
     {
         let of = pool.opens();
-        // SAFETY: the pool closes all when it goes; its provider, and so the importer, is there longer.
+        // SAFETY: the pool closes all when it goes; its provider, and so the importer, is there
+        // longer.
         if let Some(address) = unsafe { opened::open_again(importer, &handle.handle, offset, of) } {
             memory.set_if_wanted(core::ptr::with_exposed_provenance_mut(address));
             return SUCCESS;
@@ -162,15 +186,9 @@ extern "C" fn open_else(handler: Handle<Pool>, handle: Handle<IpcHandle>, memory
         let (pool, handle, memory) = (handler.get()?, handle.get()?, memory.check()?);
         pool.check_is_pool()?;
         let provider = pool.provider()?;
-        let mapping = provider_handle::open_bytes(pool.importer()?, &handle.handle)
-            .inspect_err(|_| provider.has_failed())?;
-        let corrupt = Failure::argument("the handle is corrupt: where it points is not what was written");
-        let offset = handle.offset().filter(|&offset| offset < mapping.len() as u64).ok_or(corrupt)?;
-        let address = mapping.address().value().checked_add(offset);
-        let address = address.and_then(|address| usize::try_from(address).ok());
-        let outside = Failure::argument("the memory lies in no address space of this process");
-        let address = address.ok_or(outside)?;
-        // SAFETY: the pool closes all when it goes; its provider, and so the importer, is there longer.
+        let (mapping, address) = handle.open(pool.importer()?).inspect_err(|_| provider.has_failed())?;
+        // SAFETY: the pool closes all when it goes; its provider, and so the importer, is there
+        // longer.
         unsafe { opened::keep(address, mapping, pool.opens()) };
         memory.set(core::ptr::with_exposed_provenance_mut(address))
     })
@@ -185,4 +203,64 @@ extern "C" fn umfCloseIPCHandle(memory: *mut c_void) -> Code {
 #[inline(never)]
 extern "C" fn close_else(memory: *mut c_void) -> Code {
     call("umfCloseIPCHandle", || opened::close(memory.addr()))
+}
+
+/// The IPC handles of providers: the bytes of an [`IpcHandle`].
+pub(crate) mod provider_handle {
+    use super::*;
+
+    /// Their size in bytes.
+    pub(crate) const SIZE: usize = super::SIZE;
+
+    const NULL: Failure = Failure::argument("a handle is NULL");
+
+    fn read(handle: *mut c_void) -> Outcome<IpcHandle> {
+        if handle.is_null() {
+            return Err(NULL);
+        }
+        // SAFETY: C promises as many bytes as the provider says that its handles have.
+        Ok(unsafe { handle.cast::<IpcHandle>().read_unaligned() })
+    }
+
+    /// Exports what the pointer lies in, and writes the handle.
+    pub(crate) fn get(address: Address, handle: *mut c_void) -> Outcome<()> {
+        if handle.is_null() {
+            return Err(NULL);
+        }
+        let unknown = umf_core::Error::ForeignAddress { address, owner: "this provider" };
+        let region = tracker::find(address).ok_or(unknown)?.region;
+        part_around(&region, address).ok_or(umf_core::Error::NotAllocated { address })?;
+        let exported = IpcHandle::of(&region, address)?;
+        // SAFETY: C promises room for as many bytes as the provider says that its handles have.
+        unsafe { handle.cast::<IpcHandle>().write_unaligned(exported) };
+        Ok(())
+    }
+
+    /// Checks whether it is a handle at all.
+    pub(crate) fn check(handle: *mut c_void) -> Outcome<()> {
+        let handle = read(handle)?;
+        umf_ipc::Handle::from_bytes(&handle.handle).map_err(umf_ipc::Error::from)?;
+        handle.offset().map(|_| ()).ok_or(CORRUPT)
+    }
+
+    /// Opens what a handle names.
+    pub(crate) fn open(handle: *mut c_void, importer: &Importer, of: usize) -> Outcome<*mut c_void> {
+        let handle = read(handle)?;
+        let (mapping, address) = handle.open(importer)?;
+        // SAFETY: the provider closes all when it goes, and its importer after that; the process's
+        // own stays.
+        unsafe { opened::keep(address, mapping, of) };
+        Ok(core::ptr::with_exposed_provenance_mut(address))
+    }
+
+    /// Closes it.
+    pub(crate) fn close(memory: *mut c_void) -> Outcome<()> {
+        opened::close(memory.addr())
+    }
+
+    /// An importer for one kind of memory, otherwise as the process's own.
+    pub(crate) fn importer_of(import: Arc<dyn Import>) -> Outcome<Importer> {
+        let settings = umf::importer()?.settings().clone();
+        Ok(Importer::builder().settings(settings).import(import).build()?)
+    }
 }

@@ -1,10 +1,11 @@
 //! What is open here of other processes, by the address that C got.
 //!
-//! Each thread keeps what it opens in a table of its own. Only that thread puts something there; whoever closes takes it out by
-//! exchanging its key, so that closing costs one atomic instruction in the thread that opened, and works in any other. What
-//! finds no place, and what threads without a number open, lies behind a lock ([`ELSEWHERE`]). Others look into a thread's table
-//! under that lock alone, and mark what they look at as [`TAKEN`] meanwhile: a thread that does not find what it closes waits
-//! for the lock, and looks again.
+//! Each thread keeps what it opens in a table of its own. Only that thread puts something there;
+//! whoever closes takes it out by exchanging its key, so that closing costs one atomic instruction
+//! in the thread that opened, and works in any other. What finds no place, and what threads without
+//! a number open, lies behind a lock ([`ELSEWHERE`]). Others look into a thread's table under that
+//! lock alone, and mark what they look at as [`TAKEN`] meanwhile: a thread that does not find what
+//! it closes waits for the lock, and looks again.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -43,10 +44,12 @@ struct Table {
     opens: [UnsafeCell<MaybeUninit<Open>>; PLACES],
 }
 
-// SAFETY: the content of a place belongs to whoever made its key `FREE` (its table's thread) or `TAKEN` (another one); a key
-// that is an address says that the content is whole, and nobody's until it is exchanged.
+// SAFETY: the content of a place belongs to whoever made its key `FREE` (its table's thread) or
+// `TAKEN` (another one); a key that is an address says that the content is whole, and nobody's
+// until it is exchanged.
 unsafe impl Sync for Table {}
-// SAFETY: zeros are places where nothing is. What is open at the end is never dropped, as in any `static`.
+// SAFETY: zeros are places where nothing is. What is open at the end is never dropped, as in any
+// `static`.
 unsafe impl Zeroed for Table {}
 
 /// By the thread's number.
@@ -90,8 +93,8 @@ impl Table {
                 && key.compare_exchange(address, FREE, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         });
         let Some(place) = found else { return false };
-        // SAFETY: the key said that the content is whole; the place is free now, and only this thread fills it again. (Where it
-        // lies: to move it costs as much as all the rest.)
+        // SAFETY: the key said that the content is whole; the place is free now, and only this
+        // thread fills it again. (Where it lies: to move it costs as much as all the rest.)
         unsafe { (*self.opens[place].get()).assume_init_drop() };
         true
     }
@@ -129,8 +132,9 @@ fn own_table() -> Option<&'static Table> {
     TABLES.get(thread::current()?.get())
 }
 
-/// Opens what this thread opened before, and remembers it under the address that C gets: that of the block and `offset` more.
-/// Returns the address, or `None` if that does not go, and nothing is open.
+/// Opens what this thread opened before, and remembers it under the address that C gets: that of
+/// the block and `offset` more. Returns the address, or `None` if that does not go, and nothing is
+/// open.
 ///
 /// # Safety
 /// As [`keep`].
@@ -149,8 +153,8 @@ pub(super) unsafe fn open_again(
             return None;
         }
         place = table.free_place(address)?;
-        // SAFETY: only this thread puts something into a free place; a mapping is what such a place begins with. Only the
-        // lifetime is another, which is what the caller promises.
+        // SAFETY: only this thread puts something into a free place; a mapping is what such a place
+        // begins with. Only the lifetime is another, which is what the caller promises.
         Some(unsafe { &mut *table.opens[place].get().cast::<MaybeUninit<Mapping<'_>>>() })
     });
     if !is_open {
@@ -181,7 +185,8 @@ pub(super) unsafe fn keep(address: usize, mapping: Mapping<'_>, of: usize) {
     }
 }
 
-/// Closes one opening of that address by this thread; `false` if there is none, and [`close`] has to look further.
+/// Closes one opening of that address by this thread; `false` if there is none, and [`close`] has
+/// to look further.
 #[inline(always)]
 pub(super) fn close_own(address: usize) -> bool {
     address > TAKEN && own_table().is_some_and(|table| table.close(address))
@@ -235,7 +240,8 @@ fn find(elsewhere: &[(usize, Open)], address: usize) -> Option<(usize, usize, us
     elsewhere.iter().find_map(|(got, open)| holds(*got, open)).or_else(|| tables().find_map(in_table))
 }
 
-/// What is known of an opening around an address: the address that C got, where its block begins, and its size.
+/// What is known of an opening around an address: the address that C got, where its block begins,
+/// and its size.
 pub(super) fn around(address: usize) -> Option<(usize, usize, usize)> {
     find(&ELSEWHERE.lock(), address)
 }

@@ -39,7 +39,8 @@ pub(crate) fn leave(handle: *mut Pool) {
     }
 }
 
-/// The pool whose memory holds the address, the way it mostly goes: null where [`find`] has to look.
+/// The pool whose memory holds the address, the way it mostly goes: null where [`find`] has to
+/// look.
 #[inline(always)]
 pub(crate) fn pool_at(address: Address) -> *mut Pool {
     let place = tracker::owner(address).and_then(|owner| POOLS.get(owner.number() as usize));

@@ -1,7 +1,7 @@
 //! `umf/experimental/memory_properties.h`.
 //!
-//! What C gets is no address but a number: which place of a table, and which use of that place. So a handle for memory that is
-//! gone is an error, and never read through.
+//! What C gets is no address but a number: which place of a table, and which use of that place. So
+//! a handle for memory that is gone is an error, and never read through.
 
 use core::ffi::c_void;
 
@@ -12,6 +12,7 @@ use super::{opened, owners};
 use crate::boundary::{Code, Failure, Handle, Out, Outcome, call};
 use crate::pool::Pool;
 use crate::pools::preloaded;
+use crate::provider::part_around;
 
 /// `umf_memory_properties_handle_t`.
 type Number = *mut c_void;
@@ -32,17 +33,12 @@ const TYPE_HOST: i32 = 1;
 /// What a handle stands for.
 #[derive(Clone, Copy, PartialEq)]
 enum Subject {
-    Region(Region),
+    /// A region, or the part of it that begins so far into it and has so many bytes.
+    Region { region: Region, start: usize, size: usize },
     /// Memory of another process, open here.
-    Opened {
-        base: usize,
-        size: usize,
-    },
+    Opened { base: usize, size: usize },
     /// A block of the heap of `libumf_proxy.so`.
-    Heap {
-        base: usize,
-        size: usize,
-    },
+    Heap { base: usize, size: usize },
 }
 
 struct Place {
@@ -57,7 +53,8 @@ const MANY: usize = 1024;
 impl Subject {
     fn at(address: Address) -> Option<Self> {
         if let Some((_, found)) = owners::find(address) {
-            return Some(Self::Region(found.region));
+            let (start, size) = part_around(&found.region, address)?;
+            return Some(Self::Region { region: found.region, start, size });
         }
         let opened = opened::around(usize::try_from(address.value()).ok()?);
         let opened = opened.map(|(_, base, size)| Self::Opened { base, size });
@@ -67,7 +64,11 @@ impl Subject {
     fn is_there(self) -> bool {
         match self {
             // The region's number is never another's.
-            Self::Region(region) => self_is_live(region),
+            Self::Region { region, start, size } => {
+                let is_live = tracker::find(region.base()).is_some_and(|found| found.region == region);
+                let part = region.base().checked_add(start as u64);
+                is_live && part.and_then(|part| part_around(&region, part)) == Some((start, size))
+            }
             Self::Opened { base, size } => {
                 opened::around(base).is_some_and(|(_, found, len)| (found, len) == (base, size))
             }
@@ -80,7 +81,7 @@ impl Subject {
 
     fn pool<'a>(self) -> Option<&'a Pool> {
         match self {
-            Self::Region(region) => {
+            Self::Region { region, .. } => {
                 let (pool, found) = owners::find(region.base())?;
                 // A pool that was made of a block of this one's lies inside.
                 (found.region == region).then(|| Handle::from_ptr(pool).get().ok()).flatten()
@@ -89,10 +90,6 @@ impl Subject {
             Self::Heap { base, .. } => preloaded::find(Address::new(base)?)?.known(),
         }
     }
-}
-
-fn self_is_live(region: Region) -> bool {
-    tracker::find(region.base()).is_some_and(|found| found.region == region)
 }
 
 fn number(place: usize, use_number: u32) -> Number {
@@ -114,7 +111,8 @@ fn enter(subject: Subject) -> Number {
         let all = if places.len() >= MANY { places.as_slice() } else { &[] };
         all.iter().map(|place| place.subject).collect()
     };
-    // Without the lock: what is opened has a lock of its own, and a fork takes both in an order that is its own.
+    // Without the lock: what is opened has a lock of its own, and a fork takes both in an order
+    // that is its own.
     let gone = subjects.iter().position(|subject| !subject.is_there());
     let mut places = PLACES.lock();
     if let Some(number) = known(&places) {
@@ -168,9 +166,9 @@ const UNKNOWN: Failure = Failure::unsupported("this memory does not have that pr
 
 fn asked_size(subject: Subject, property: i32, size: Out<usize>) -> Outcome<()> {
     let provider = subject.pool().ok_or(UNKNOWN)?.provider()?;
-    let both = provider.operations.properties.ok_or(UNKNOWN)?;
+    let get = provider.functions.ext_get_allocation_properties_size.ok_or(UNKNOWN)?;
     // SAFETY: a function of the table, with the place for its result that C gave.
-    provider.told(unsafe { (both.size)(provider.state, property, size.to_ptr()) })
+    provider.check(unsafe { get(provider.state, property, size.to_ptr()) })
 }
 
 #[unsafe(no_mangle)]
@@ -181,7 +179,9 @@ extern "C" fn umfGetMemoryProperty(handle: Number, property: i32, value: *mut c_
         }
         let subject = subject(handle)?;
         let (base, size, id) = match subject {
-            Subject::Region(region) => (region.base().value() as usize, region.size(), region.id().get()),
+            Subject::Region { region, start, size } => {
+                (region.base().value() as usize + start, size, region.id().get())
+            }
             Subject::Opened { base, size } | Subject::Heap { base, size } => (base, size, 0),
         };
         let pool = subject.pool();
@@ -210,29 +210,28 @@ fn give<T: Copy>(value: *mut c_void, room: usize, what: &T) -> Outcome<()> {
 
 fn asked(subject: Subject, property: i32, base: usize, value: *mut c_void, room: usize) -> Outcome<()> {
     let provider = subject.pool().ok_or(UNKNOWN)?.provider()?;
-    let both = provider.operations.properties.ok_or(UNKNOWN)?;
+    let get = provider.functions.ext_get_allocation_properties.ok_or(UNKNOWN)?;
     let mut size = 0;
-    // SAFETY: a function of the table, with a place for its result.
-    provider.told(unsafe { (both.size)(provider.state, property, &raw mut size) })?;
+    asked_size(subject, property, Out::to(&mut size))?;
     if room < size {
         return Err(Failure::argument("the place for a property is smaller than the property"));
     }
     let base = core::ptr::with_exposed_provenance(base);
-    // SAFETY: as above, with a place that is large enough.
-    provider.told(unsafe { (both.get)(provider.state, base, property, value) })
+    // SAFETY: a function of the table, with a place that is large enough.
+    provider.check(unsafe { get(provider.state, base, property, value) })
 }
 
 fn pointer_type(subject: Subject, base: usize) -> Outcome<i32> {
     let Some(pool) = subject.pool() else { return Ok(TYPE_UNKNOWN) };
     let provider = pool.provider()?;
-    if provider.operations.properties.is_none() {
+    if provider.functions.ext_get_allocation_properties.is_none() {
         let is_host = provider.core().memory_kind().is_host_accessible();
         return Ok(if is_host { TYPE_HOST } else { TYPE_UNKNOWN });
     }
-    let mut said = TYPE_UNKNOWN;
-    let place = (&raw mut said).cast();
+    let mut answer = TYPE_UNKNOWN;
+    let place = (&raw mut answer).cast();
     match asked(subject, POINTER_TYPE, base, place, size_of::<i32>()) {
-        Ok(()) => Ok(said),
+        Ok(()) => Ok(answer),
         Err(failure) if failure.code() == crate::boundary::NOT_SUPPORTED => Ok(TYPE_UNKNOWN),
         Err(failure) => Err(failure),
     }

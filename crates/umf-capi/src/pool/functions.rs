@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 use umf_core::{Address, Pool as _};
 
 use super::handle::Pool;
-use super::ops::PoolTable;
+use super::table::PoolTable;
 use crate::boundary::{Code, Failure, Handle, Out, Outcome, SUCCESS, call, call_with};
 use crate::memory::owners;
 use crate::pools::{disjoint, preloaded};
@@ -74,7 +74,7 @@ fn malloc_foreign(pool: Handle<Pool>, size: usize) -> *mut c_void {
     call_with("umfPoolMalloc", null_mut(), || {
         let pool = pool.get()?;
         // SAFETY: a function of the table, here and below.
-        Ok(counted(pool, unsafe { (pool.operations.malloc)(pool.state, size) }))
+        Ok(counted(pool, unsafe { (pool.functions.malloc)(pool.state, size) }))
     })
 }
 
@@ -83,7 +83,7 @@ extern "C" fn umfPoolAlignedMalloc(pool: Handle<Pool>, size: usize, align: usize
     call_with("umfPoolAlignedMalloc", null_mut(), || {
         let pool = pool.get()?;
         // SAFETY: as above.
-        Ok(counted(pool, unsafe { (pool.operations.aligned_malloc)(pool.state, size, align) }))
+        Ok(counted(pool, unsafe { (pool.functions.aligned_malloc)(pool.state, size, align) }))
     })
 }
 
@@ -92,7 +92,7 @@ extern "C" fn umfPoolCalloc(pool: Handle<Pool>, count: usize, size: usize) -> *m
     call_with("umfPoolCalloc", null_mut(), || {
         let pool = pool.get()?;
         // SAFETY: as above.
-        Ok(counted(pool, unsafe { (pool.operations.calloc)(pool.state, count, size) }))
+        Ok(counted(pool, unsafe { (pool.functions.calloc)(pool.state, count, size) }))
     })
 }
 
@@ -101,7 +101,7 @@ extern "C" fn umfPoolRealloc(pool: Handle<Pool>, block: *mut c_void, size: usize
     call_with("umfPoolRealloc", null_mut(), || {
         let pool = pool.get()?;
         // SAFETY: as above; the block is C's to give.
-        let moved = unsafe { (pool.operations.realloc)(pool.state, block, size) };
+        let moved = unsafe { (pool.functions.realloc)(pool.state, block, size) };
         match (block.is_null(), moved.is_null()) {
             (true, false) => pool.live.add(1),
             (false, true) if size == 0 => pool.live.add(-1),
@@ -116,7 +116,7 @@ extern "C" fn umfPoolMallocUsableSize(pool: Handle<Pool>, block: *const c_void, 
     call("umfPoolMallocUsableSize", || {
         let (pool, size) = (pool.get()?, size.check()?);
         // SAFETY: as above.
-        told(unsafe { (pool.operations.malloc_usable_size)(pool.state, block, size.to_ptr()) })
+        told(unsafe { (pool.functions.malloc_usable_size)(pool.state, block, size.to_ptr()) })
     })
 }
 
@@ -159,7 +159,7 @@ extern "C" fn free_else(pool: Handle<Pool>, block: *mut c_void) -> Code {
 
 fn free(pool: &Pool, block: *mut c_void) -> Outcome<()> {
     // SAFETY: a function of the table; the block is C's to give.
-    told(unsafe { (pool.operations.free)(pool.state, block) })?;
+    told(unsafe { (pool.functions.free)(pool.state, block) })?;
     if !block.is_null() && pool.slab().is_none() {
         pool.live.add(-1);
     }
@@ -213,7 +213,7 @@ extern "C" fn umfPoolGetLastAllocationError(pool: Handle<Pool>) -> Code {
     call("umfPoolGetLastAllocationError", || {
         let pool = pool.get()?;
         // SAFETY: a function of the table.
-        told(unsafe { (pool.operations.get_last_allocation_error)(pool.state) })
+        told(unsafe { (pool.functions.get_last_allocation_error)(pool.state) })
     })
 }
 
@@ -250,7 +250,8 @@ extern "C" fn umfPoolGetTag(pool: Handle<Pool>, tag: Out<*mut c_void>) -> Code {
 extern "C" fn umfPoolTrimMemory(pool: Handle<Pool>, keep: usize) -> Code {
     call("umfPoolTrimMemory", || {
         let pool = pool.get()?;
-        let trim = pool.operations.trim.ok_or(Failure::unsupported("this kind of pool does not trim"))?;
+        let trim =
+            pool.functions.ext_trim_memory.ok_or(Failure::unsupported("this kind of pool does not trim"))?;
         // SAFETY: a function of the table.
         told(unsafe { trim(pool.state, keep) })
     })

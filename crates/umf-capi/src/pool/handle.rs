@@ -1,22 +1,22 @@
 //! [`Pool`]: what a `umf_memory_pool_handle_t` points to.
 
 use core::ffi::{CStr, c_char, c_void};
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, Ordering};
 
-use umf::plugin::ops::State;
 use umf_core::Pool as _;
 use umf_ipc::Importer;
 use umf_pool_slab::SlabPool;
+use umf_provider_plugin::table::State;
+use umf_sync::thread;
 
-use super::live::Live;
-use super::ops::{self, Functions, PoolTable};
+use super::table::{self, Functions, PoolTable};
 use crate::boundary::{
     Code, Failure, Handle, INVALID_ARGUMENT, INVALID_CTL_PATH, NOT_SUPPORTED, Outcome, SUCCESS,
 };
 use crate::ctl::{self, registry};
 use crate::memory::{close_all, owners};
-use crate::pools::{disjoint, kept, preloaded};
-use crate::provider::{Provider, Tracking};
+use crate::pools::{disjoint, preloaded};
+use crate::provider::Provider;
 
 /// `UMF_POOL_CREATE_FLAG_OWN_PROVIDER`.
 const OWN_PROVIDER: u32 = 1;
@@ -29,15 +29,15 @@ const MARK: u64 = 0x756d_6620_706f_6f6c;
 /// A pool with its functions and state.
 #[repr(C, align(64))]
 pub(crate) struct Pool {
-    /// The slab pool behind it, if it is one of ours, and nothing is to be done beside allocating; otherwise null. What the common
-    /// paths read lies in one line, which nobody writes.
+    /// The slab pool behind it, if it is one of ours, and nothing is to be done beside allocating;
+    /// otherwise null. What the common paths read lies in one line, which no thread writes.
     pub(super) slab: *const SlabPool,
     /// What opens handles of such memory, once it was needed; null before, and when the pool goes.
     importer: AtomicPtr<Importer>,
     /// Whether handles were opened through it.
     has_opened: AtomicBool,
     mark: u64,
-    pub(crate) operations: Functions,
+    pub(crate) functions: Functions,
     pub(crate) state: State,
     flags: u32,
     provider: Handle<Provider>,
@@ -58,24 +58,18 @@ impl Pool {
         params: *const c_void,
         flags: u32,
     ) -> Outcome<Handle<Self>> {
-        let operations = ops::read(table)?;
+        let functions = table::read(table)?;
         let given = provider.get()?;
         if flags & !(OWN_PROVIDER | DISABLE_TRACKING) != 0 {
             return Err(Failure::argument("a flag of a pool is none of those of umf_pool_create_flag_t"));
         }
-        let tracked = flags & DISABLE_TRACKING == 0;
-        let (tracking, owner) = if tracked {
-            let (tracking, owner) = Tracking::over(given)?;
-            (Some(tracking), Some(owner))
-        } else {
-            (None, None)
-        };
+        let tracking = if flags & DISABLE_TRACKING == 0 { Some(given.tracked()?) } else { None };
         let pool = Handle::new(Self {
             slab: core::ptr::null(),
             importer: AtomicPtr::new(core::ptr::null_mut()),
             has_opened: AtomicBool::new(false),
             mark: MARK,
-            operations,
+            functions,
             state: core::ptr::null_mut(),
             flags,
             provider,
@@ -83,10 +77,9 @@ impl Pool {
             tag: AtomicPtr::new(core::ptr::null_mut()),
             live: Live::new(),
         });
-        if let Some(owner) = owner {
-            owners::set(owner, pool.to_ptr());
-            let tracking = pool.get()?.tracking.as_deref().and_then(Tracking::of);
-            tracking.into_iter().for_each(|tracking| tracking.set_pool(pool.to_ptr()));
+        if let Some(tracking) = &pool.get()?.tracking {
+            tracking.owner().into_iter().for_each(|owner| owners::set(owner, pool.to_ptr()));
+            tracking.set_pool(pool.to_ptr());
         }
         let started = Self::start(pool, params);
         if let Err(failure) = started {
@@ -105,7 +98,7 @@ impl Pool {
         };
         let mut state = core::ptr::null_mut();
         // SAFETY: a function of the table, with what C gave for it.
-        let code = unsafe { (pool.operations.initialize)(provider, params, &raw mut state) };
+        let code = unsafe { (pool.functions.initialize)(provider, params, &raw mut state) };
         if code != SUCCESS {
             // Nothing to finalise.
             pool.mark = 0;
@@ -127,8 +120,8 @@ impl Pool {
 
     /// Finds the slab pool of a disjoint pool.
     fn take_short_cut(&mut self) {
-        if self.operations.allocates_as(&disjoint::FUNCTIONS)
-            && let Ok(disjoint) = kept::behind::<disjoint::Disjoint>(self.state)
+        if self.functions.have_states_of(&disjoint::FUNCTIONS)
+            && let Ok(disjoint) = ctl::object_of::<disjoint::Disjoint>(self.state)
             && disjoint.is_plain()
             && let Ok(slab) = disjoint.slab()
         {
@@ -138,7 +131,7 @@ impl Pool {
 
     /// Asks the pool's control tree, without arguments behind the path.
     fn control(&self, source: i32, path: &CStr, argument: *mut c_void, size: usize, query: i32) -> Code {
-        match self.operations.ctl {
+        match self.functions.ext_ctl {
             Some(control) => ctl::forward_none(control, self.state, source, path, argument, size, query),
             None => INVALID_CTL_PATH,
         }
@@ -176,16 +169,14 @@ impl Pool {
         }
         let code = if pool.mark == MARK {
             // SAFETY: a function of the table; a pool is destroyed once.
-            unsafe { (pool.operations.finalize)(pool.state) }
+            unsafe { (pool.functions.finalize)(pool.state) }
         } else {
             SUCCESS
         };
         pool.mark = 0;
         // What the common paths look at, should C go on with the handle.
         pool.slab = core::ptr::null();
-        if let Some(tracking) = pool.tracking.take() {
-            tracking.finalize();
-        }
+        pool.tracking = None;
         owners::leave(handle.to_ptr());
         drop(handle.take());
         code
@@ -233,7 +224,8 @@ impl Pool {
         if self.mark != MARK {
             return None;
         }
-        // SAFETY: null, or the importer of the provider, which stays as long as that, and so longer than the pool.
+        // SAFETY: null, or the importer of the provider, which stays as long as that, and so longer
+        // than the pool.
         unsafe { self.importer.load(Ordering::Acquire).as_ref() }
     }
 
@@ -253,7 +245,7 @@ impl Pool {
     pub(super) fn name<'a>(&self) -> Outcome<&'a CStr> {
         let mut name: *const c_char = core::ptr::null();
         // SAFETY: a function of the table, with a place for its result.
-        let code = unsafe { (self.operations.get_name)(self.state, &raw mut name) };
+        let code = unsafe { (self.functions.get_name)(self.state, &raw mut name) };
         if code != SUCCESS {
             return Err(Failure::foreign(code));
         }
@@ -277,5 +269,31 @@ impl Pool {
             Some(slab) => usize::try_from(slab.statistics().live_blocks).unwrap_or(usize::MAX),
             None => self.live.sum(),
         }
+    }
+}
+
+const PARTS: usize = 32;
+
+#[repr(align(128))]
+struct Part(AtomicI64);
+
+/// How many blocks of a foreign pool are handed out, counted where no two threads meet.
+pub(super) struct Live([Part; PARTS]);
+
+impl Live {
+    const fn new() -> Self {
+        Self([const { Part(AtomicI64::new(0)) }; PARTS])
+    }
+
+    /// Adds to the part of the calling thread. A block may be freed in another thread: only the sum
+    /// counts.
+    pub(super) fn add(&self, blocks: i64) {
+        let part = thread::current().map_or(0, thread::ThreadIndex::get) as usize % PARTS;
+        self.0[part].0.fetch_add(blocks, Ordering::Relaxed);
+    }
+
+    fn sum(&self) -> usize {
+        let sum: i64 = self.0.iter().map(|part| part.0.load(Ordering::Relaxed)).sum();
+        usize::try_from(sum).unwrap_or(0)
     }
 }

@@ -2,8 +2,7 @@
 
 mod functions;
 mod handle;
-mod live;
-mod ops;
+mod table;
 
 pub(crate) use handle::Pool;
-pub(crate) use ops::{Functions, Initialize, PoolTable};
+pub(crate) use table::{Functions, Initialize, PoolTable};

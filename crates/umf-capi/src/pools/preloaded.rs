@@ -1,32 +1,35 @@
-//! The heap of `libumf_proxy.so`, where that is preloaded: its memory belongs to a pool that this library makes for it.
+//! The heap of `libumf_proxy.so`, where that is preloaded: its memory belongs to a pool that this
+//! library makes for it.
 //!
-//! The two libraries are two copies of umf. The heap stays that one's business: it finds its blocks and exports them. Here are a pool
-//! handle and a provider handle that stand for it, made when somebody first asks for one of its blocks, and never destroyed.
+//! The two libraries are two copies of umf. The heap stays that one's business: it finds its blocks
+//! and exports them. Here are a pool handle and a provider handle that stand for it, made when
+//! somebody first asks for one of its blocks, and never destroyed.
 
-use core::ffi::{c_char, c_void};
+use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::Arc;
 
-use umf::plugin::ops::{State, Table1_2};
 use umf_core::{Address, Error, Visibility};
 use umf_ipc::{Exchange, ExporterSettings, LimitPolicy, Mode, Ptracer};
 use umf_provider_host::{HostImport, HostProvider};
+use umf_provider_plugin::table::{State, Table};
 use umf_proxy_heap::{Block, Exports, HANDLE, Heap, LIMIT, NOT_FOUND, NOT_SHARED, OK, PRIVATE, SHARED_SHM};
 
-use super::last_error::{self, Kind};
+use super::table::{TablePool, functions, start as start_pool};
 use crate::boundary::{
-    Code, Failure, Handle, INVALID_ALIGNMENT, OUT_OF_HOST_MEMORY, OUT_OF_RESOURCES, Out, Outcome, UNKNOWN,
-    call, call_with,
+    Code, Failure, Handle, INVALID_ALIGNMENT, OUT_OF_HOST_MEMORY, OUT_OF_RESOURCES, Outcome, UNKNOWN,
 };
+use crate::ctl::Answers;
+use crate::last_error::{Flavour, PoolKind};
 use crate::pool::{Functions, Pool, PoolTable};
-use crate::provider::{Counted, Flavour, Protection, Provider, Start, start, table};
+use crate::provider::{Counted, Protection, Provider, Start, start, table};
 
 /// The table of the heap's functions: not looked for yet, not there, or where it is.
 static HEAP: AtomicUsize = AtomicUsize::new(UNKNOWN_YET);
 const UNKNOWN_YET: usize = 0;
 const NONE: usize = 1;
 
-/// The pool that stands for the heap; null until somebody asks.
+/// The pool that stands for the heap; null until it is asked for.
 static POOL: AtomicPtr<Pool> = AtomicPtr::new(core::ptr::null_mut());
 
 /// The heap, if the process has one of that library.
@@ -34,7 +37,8 @@ fn heap() -> Option<&'static Heap> {
     let known = match HEAP.load(Ordering::Acquire) {
         // What is preloaded was there before this library.
         UNKNOWN_YET => {
-            // SAFETY: a C string; what is looked for are all libraries that the program was started with.
+            // SAFETY: a C string; what is looked for are all libraries that the program was started
+            // with.
             let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, umf_proxy_heap::NAME.as_ptr()) };
             let found = if found.is_null() { NONE } else { found.expose_provenance() };
             HEAP.store(found, Ordering::Release);
@@ -42,7 +46,8 @@ fn heap() -> Option<&'static Heap> {
         }
         known => known,
     };
-    // SAFETY: what has that name, with its version, is such a table, in a library that is never unloaded.
+    // SAFETY: what has that name, with its version, is such a table, in a library that is never
+    // unloaded.
     (known != NONE).then(|| unsafe { &*core::ptr::with_exposed_provenance::<Heap>(known) })
 }
 
@@ -97,8 +102,8 @@ fn pool() -> Outcome<Handle<Pool>> {
     }
 }
 
-/// Exports the block around an address, if it is one of the heap: the bytes of its handle, and how far into the block the address
-/// lies.
+/// Exports the block around an address, if it is one of the heap: the bytes of its handle, and how
+/// far into the block the address lies.
 pub(crate) fn export(address: Address) -> Option<Outcome<([u8; HANDLE], u64)>> {
     let heap = heap()?;
     block(heap, address)?;
@@ -153,7 +158,7 @@ fn exports(settings: &ExporterSettings) -> Exports {
     }
 }
 
-static PROVIDER: Table1_2 = table(initialize_provider);
+static PROVIDER: Table = table(initialize_provider);
 
 /// What it allocates itself is other memory, of the same kind.
 extern "C" fn initialize_provider(_: *const c_void, state: *mut State) -> Code {
@@ -165,115 +170,81 @@ extern "C" fn initialize_provider(_: *const c_void, state: *mut State) -> Code {
         let import = (kind == SHARED_SHM)
             .then(|| Arc::new(HostImport::new().allow_unsealed(true)) as Arc<dyn umf_core::Import>);
         let counted = Counted::new(host.build()?, Flavour::Os, Protection::DEFAULT);
-        Ok(Start { counted, name: c"OS".to_owned(), import, own: None })
+        Ok(Start { counted, name: c"OS".to_owned(), import, device: None })
     })
 }
 
 const NO_HEAP: Failure = Failure::unsupported("there is no heap of libumf_proxy.so in this process");
 
-static TABLE: PoolTable = PoolTable::of(&Functions {
-    initialize,
-    finalize,
-    malloc,
-    calloc,
-    realloc,
-    aligned_malloc,
-    malloc_usable_size,
-    free,
-    get_last_allocation_error,
-    get_name,
-    ctl: None,
-    trim: Some(trim),
-});
+static TABLE: PoolTable = PoolTable::of(Functions { ext_ctl: None, ..functions::<Preloaded>(initialize) });
 
-extern "C" fn initialize(_: Handle<Provider>, _: *const c_void, state: *mut State) -> Code {
-    call("initialize", || {
-        let heap = heap().ok_or(NO_HEAP)?;
-        Out::from_ptr(state).set(core::ptr::from_ref(heap).cast_mut().cast())
-    })
+extern "C" fn initialize(provider: Handle<Provider>, _: *const c_void, state: *mut State) -> Code {
+    start_pool(provider, state, |_| Ok(Preloaded(heap().ok_or(NO_HEAP)?)))
 }
 
-extern "C" fn finalize(_: State) -> Code {
-    call("finalize", || Ok(()))
-}
+/// The heap as a pool.
+struct Preloaded(&'static Heap);
 
-fn allocate(allocate: impl FnOnce(&Heap) -> *mut c_void) -> *mut c_void {
-    call_with("malloc", core::ptr::null_mut(), || {
-        let block = allocate(heap().ok_or(NO_HEAP)?);
-        if block.is_null() {
-            let none = Failure::new(OUT_OF_HOST_MEMORY, "there is no more memory for malloc");
-            return Ok(last_error::failed(Kind::Preloaded, &none));
-        }
-        Ok(block)
-    })
-}
-
-extern "C" fn malloc(_: State, size: usize) -> *mut c_void {
-    allocate(|heap| (heap.malloc)(size))
-}
-
-extern "C" fn aligned_malloc(_: State, size: usize, align: usize) -> *mut c_void {
-    if !align.max(1).is_power_of_two() {
-        let wrong = Failure::new(INVALID_ALIGNMENT, "an alignment is a power of two");
-        return last_error::failed(Kind::Preloaded, &wrong);
+impl Preloaded {
+    /// The live block that begins at an address. What is none is an error, and not what `free`
+    /// makes of it.
+    fn block(&self, pointer: *const c_void) -> Outcome<Block> {
+        let address = Address::from_ptr(pointer.cast::<u8>());
+        let foreign = || Failure::from(Error::ForeignAddress { address, owner: "malloc" });
+        block(self.0, address).filter(|block| block.base == pointer.addr()).ok_or_else(foreign)
     }
-    allocate(|heap| (heap.memalign)(align.max(1), size))
 }
 
-extern "C" fn calloc(_: State, count: usize, size: usize) -> *mut c_void {
-    allocate(|heap| (heap.calloc)(count, size))
+fn there(block: *mut c_void) -> Outcome<*mut c_void> {
+    let none = Failure::new(OUT_OF_HOST_MEMORY, "there is no more memory for malloc");
+    if block.is_null() { Err(none) } else { Ok(block) }
 }
 
-/// What is no live block of the heap is an error, and not what `free` makes of it.
-fn own(pointer: *const c_void) -> Outcome<(&'static Heap, Block)> {
-    let heap = heap().ok_or(NO_HEAP)?;
-    let address = Address::from_ptr(pointer.cast::<u8>());
-    let foreign = || Failure::from(Error::ForeignAddress { address, owner: "malloc" });
-    let block = block(heap, address).filter(|block| block.base == pointer.addr()).ok_or_else(foreign)?;
-    Ok((heap, block))
-}
+impl TablePool for Preloaded {
+    const KIND: PoolKind = PoolKind::Preloaded;
+    const NAME: &'static CStr = c"umf_proxy";
+    const ALIGN: usize = 1;
 
-extern "C" fn realloc(_: State, block: *mut c_void, size: usize) -> *mut c_void {
-    call_with("realloc", core::ptr::null_mut(), || {
-        if block.is_null() {
-            return Ok(allocate(|heap| (heap.malloc)(size)));
+    fn malloc(&self, size: usize) -> Outcome<*mut c_void> {
+        there((self.0.malloc)(size))
+    }
+
+    fn aligned_malloc(&self, size: usize, align: usize) -> Outcome<*mut c_void> {
+        if !align.max(1).is_power_of_two() {
+            return Err(Failure::new(INVALID_ALIGNMENT, "an alignment is a power of two"));
         }
-        let (heap, _) = own(block)?;
+        there((self.0.memalign)(align.max(1), size))
+    }
+
+    fn calloc(&self, count: usize, size: usize) -> Outcome<*mut c_void> {
+        there((self.0.calloc)(count, size))
+    }
+
+    fn realloc(&self, old: *mut c_void, size: usize) -> Outcome<*mut c_void> {
+        if old.is_null() {
+            return self.malloc(size);
+        }
+        self.block(old)?;
         // SAFETY: a function of the table; the block is C's to give.
-        let moved = unsafe { (heap.realloc)(block, size) };
-        Ok(if moved.is_null() && size != 0 { allocate(|_| moved) } else { moved })
-    })
-}
+        let moved = unsafe { (self.0.realloc)(old, size) };
+        if size == 0 { Ok(moved) } else { there(moved) }
+    }
 
-extern "C" fn malloc_usable_size(_: State, block: *const c_void, size: *mut usize) -> Code {
-    call("malloc_usable_size", || {
-        let bytes = if block.is_null() { 0 } else { own(block)?.1.size };
-        Out::from_ptr(size).set(bytes)
-    })
-}
+    fn usable_size(&self, block: *const c_void) -> Outcome<usize> {
+        if block.is_null() { Ok(0) } else { Ok(self.block(block)?.size) }
+    }
 
-extern "C" fn free(_: State, block: *mut c_void) -> Code {
-    call("free", || {
-        if !block.is_null() {
-            let (heap, _) = own(block)?;
-            // SAFETY: a function of the table; the block is C's to give.
-            unsafe { (heap.free)(block) };
-        }
+    fn free(&self, block: *mut c_void) -> Outcome<()> {
+        self.block(block)?;
+        // SAFETY: a function of the table; the block is C's to give.
+        unsafe { (self.0.free)(block) };
         Ok(())
-    })
-}
+    }
 
-extern "C" fn trim(_: State, keep: usize) -> Code {
-    call("trim_memory", || {
-        (heap().ok_or(NO_HEAP)?.trim)(keep);
+    fn trim(&self, keep: usize) -> Outcome<()> {
+        (self.0.trim)(keep);
         Ok(())
-    })
+    }
 }
 
-extern "C" fn get_last_allocation_error(_: State) -> Code {
-    last_error::last(Kind::Preloaded)
-}
-
-extern "C" fn get_name(_: State, name: *mut *const c_char) -> Code {
-    call("get_name", || Out::from_ptr(name).set(c"umf_proxy".as_ptr()))
-}
+impl Answers for Preloaded {}

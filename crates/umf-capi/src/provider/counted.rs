@@ -1,17 +1,15 @@
 //! [`Counted`]: one of this library's providers, with what C asks of it beside memory.
 
-use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
+use umf_core::statistics::Gauge;
 use umf_core::{
     Error, Export, Import, Layout, MemoryKind, NativeExport, Properties, Provider, ProviderKind, Purge,
-    Region, Result, SplitMerge, Visibility,
+    Region, Result, Visibility,
 };
 
-use super::driver_error;
-use super::native_error::{Failed, Flavour, remember};
-use super::said::say;
 use crate::boundary::{Failure, Outcome, SUCCESS};
+use crate::last_error::{Failed, Flavour, observe};
 
 /// What may be done with memory: bits of `umf_mem_protection_flag_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +36,10 @@ impl Protection {
         Ok(Self(bits))
     }
 
+    pub(crate) const fn bits(self) -> u32 {
+        self.0
+    }
+
     fn native(self) -> i32 {
         let flag = |set, flag| if self.0 & set != 0 { flag } else { libc::PROT_NONE };
         flag(Self::READ, libc::PROT_READ)
@@ -55,27 +57,12 @@ pub(crate) struct Counted {
     inner: Arc<dyn Provider>,
     flavour: Flavour,
     protection: Protection,
-    bytes: AtomicU64,
-    peak: AtomicU64,
+    pub(super) gauge: Gauge,
 }
 
 impl Counted {
     pub(crate) fn new(inner: Arc<dyn Provider>, flavour: Flavour, protection: Protection) -> Arc<Self> {
-        Arc::new(Self { inner, flavour, protection, bytes: AtomicU64::new(0), peak: AtomicU64::new(0) })
-    }
-
-    /// Bytes that are allocated.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
-    /// The most that there have been.
-    pub(super) fn peak(&self) -> u64 {
-        self.peak.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn reset_peak(&self) {
-        self.peak.store(self.bytes(), Ordering::Relaxed);
+        Arc::new(Self { inner, flavour, protection, gauge: Gauge::new() })
     }
 
     pub(super) const fn flavour(&self) -> Flavour {
@@ -85,9 +72,9 @@ impl Counted {
     fn failed(&self, what: Failed) -> impl Fn(&Error) + '_ {
         move |error| {
             if self.flavour.is_of_device() {
-                driver_error::remember_and_say(self.flavour, error);
+                self.flavour.remember_answer(error).into_iter().for_each(observe);
             } else if matches!(error, Error::OutOfMemory { .. } | Error::Native { .. }) {
-                remember(self.flavour, what);
+                self.flavour.remember_failed(what);
             }
         }
     }
@@ -97,7 +84,7 @@ impl Counted {
             return Ok(());
         }
         let Some(start) = region.base().as_ptr() else { return Ok(()) };
-        // SAFETY: a region that was allocated just now, and that nobody has seen.
+        // SAFETY: a region that was allocated just now, and is not in use.
         if unsafe { libc::mprotect(start.cast(), region.size(), self.protection.native()) } == 0 {
             return Ok(());
         }
@@ -105,7 +92,8 @@ impl Counted {
     }
 }
 
-// SAFETY: regions are the inner provider's. What may not be read and written is not called host-accessible.
+// SAFETY: regions are the inner provider's. What may not be read and written is not called
+// host-accessible.
 unsafe impl Provider for Counted {
     fn kind(&self) -> ProviderKind {
         self.inner.kind()
@@ -134,21 +122,20 @@ unsafe impl Provider for Counted {
     fn allocate(&self, layout: Layout) -> Result<Region> {
         let region = self.inner.allocate(layout).inspect_err(self.failed(Failed::Allocation))?;
         if let Err(error) = self.protect(&region) {
-            // SAFETY: allocated above, and nobody has seen it. What matters is the first error.
+            // SAFETY: allocated above, and not in use. The first error counts.
             let _ = unsafe { self.inner.free(region) };
-            remember(self.flavour, Failed::Allocation);
+            self.flavour.remember_failed(Failed::Allocation);
             return Err(error);
         }
-        say(SUCCESS);
-        let now = self.bytes.fetch_add(region.size() as u64, Ordering::Relaxed) + region.size() as u64;
-        self.peak.fetch_max(now, Ordering::Relaxed);
+        observe(SUCCESS);
+        self.gauge.add(region.size());
         Ok(region)
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
         // SAFETY: passed on to the caller.
         unsafe { self.inner.free(region) }.inspect_err(self.failed(Failed::Free))?;
-        self.bytes.fetch_sub(region.size() as u64, Ordering::Relaxed);
+        self.gauge.remove(region.size());
         Ok(())
     }
 
@@ -169,10 +156,6 @@ unsafe impl Provider for Counted {
         self.inner.purge().map(|_| self as &dyn Purge)
     }
 
-    fn split_merge(&self) -> Option<&dyn SplitMerge> {
-        self.inner.split_merge()
-    }
-
     fn properties(&self) -> Option<&dyn Properties> {
         self.inner.properties()
     }
@@ -183,7 +166,7 @@ impl Export for Counted {
     fn export(&self, region: &Region) -> Result<NativeExport> {
         let export = self.inner.export().ok_or(UNEXPORTED)?;
         export.export(region).inspect_err(|error| {
-            driver_error::remember(self.flavour, error);
+            self.flavour.remember_answer(error);
         })
     }
 

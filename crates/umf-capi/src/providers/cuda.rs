@@ -4,17 +4,18 @@ use core::ffi::c_void;
 use std::ffi::CString;
 use std::sync::{Arc, OnceLock};
 
-use umf::plugin::ops::{State, Table1_2};
-use umf_core::{Import, ImportRequest, Imported, ProviderKind, Transfer};
 use umf_provider_cuda::driver_api::{Api, CUcontext, LIBRARY};
 use umf_provider_cuda::{CudaMemory, CudaProvider, Driver};
+use umf_provider_plugin::table::{State, Table};
 
-use super::loaded::is_loaded;
-use super::memory_type::{MemoryType, UNKNOWN, checked};
-use crate::boundary::{Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, Out, Outcome, Text, call};
+use super::device::{DriverImport, MemoryType, UNKNOWN, checked, is_loaded};
+use crate::boundary::{
+    Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, Out, Outcome, Text, call, settings_functions,
+};
+use crate::last_error::Flavour;
 use crate::memory::{CONTEXT, DEVICE, POINTER_TYPE};
 use crate::provider::{
-    Counted, Flavour, Own, Protection, Start, Told, refused, remember, short_name, start, table_of_device,
+    Counted, Device, DeviceProperty, Protection, Start, short_name, start, table_of_device,
 };
 
 /// The settings of a provider to be.
@@ -36,10 +37,10 @@ const CACHE_LINE: usize = 128;
 /// What is set where no context is current.
 const NO_DEVICE: i32 = -1;
 
-static TABLE: Table1_2 = table_of_device(initialize);
+static TABLE: Table = table_of_device(initialize);
 
 #[unsafe(no_mangle)]
-extern "C" fn umfCUDAMemoryProviderOps() -> *const Table1_2 {
+extern "C" fn umfCUDAMemoryProviderOps() -> *const Table {
     &raw const TABLE
 }
 
@@ -61,7 +62,7 @@ impl Params {
         if !is_loaded(LIBRARY) {
             return Err(UNAVAILABLE);
         }
-        let provider = self.build(memory_type).map_err(|error| refused(Flavour::Cuda, error))?;
+        let provider = self.build(memory_type).map_err(|error| Flavour::Cuda.refused(error))?;
         if provider.device() != self.device {
             tracing::warn!(
                 set = self.device,
@@ -69,12 +70,16 @@ impl Params {
                 "a CUDA provider has a context of another device than was set: the memory is the context's"
             );
         }
-        let own = CudaOwn { context: self.context, device: self.device, memory_type };
+        let device = CudaDevice { context: self.context, device: self.device, memory_type };
         Ok(Start {
             counted: Counted::new(Arc::clone(&provider) as _, Flavour::Cuda, Protection::DEFAULT),
             name: self.name.clone(),
-            import: Some(Arc::new(Opens(provider))),
-            own: Some(Box::new(own)),
+            import: Some(Arc::new(DriverImport {
+                flavour: Flavour::Cuda,
+                provider,
+                importer: |provider| provider.importer(),
+            })),
+            device: Some(Box::new(device)),
         })
     }
 
@@ -95,54 +100,29 @@ impl Params {
 }
 
 /// What C is told of all memory of a provider.
-struct CudaOwn {
+struct CudaDevice {
     context: *mut c_void,
     device: i32,
     memory_type: MemoryType,
 }
 
-// SAFETY: the context is a name, which is told and not looked behind.
-unsafe impl Send for CudaOwn {}
+// SAFETY: the context is a number, which is not dereferenced.
+unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
-unsafe impl Sync for CudaOwn {}
+unsafe impl Sync for CudaDevice {}
 
-impl Own for CudaOwn {
-    fn property(&self, property: i32) -> Option<Told> {
+impl Device for CudaDevice {
+    fn property(&self, property: i32) -> Option<DeviceProperty> {
         match property {
-            POINTER_TYPE => Some(Told::Int(self.memory_type as i32)),
-            CONTEXT => Some(Told::Handle(self.context)),
-            DEVICE => Some(Told::Int(self.device)),
+            POINTER_TYPE => Some(DeviceProperty::Int(self.memory_type as i32)),
+            CONTEXT => Some(DeviceProperty::Handle(self.context)),
+            DEVICE => Some(DeviceProperty::Int(self.device)),
             _ => None,
         }
     }
 
     fn cache_line(&self) -> usize {
         CACHE_LINE
-    }
-}
-
-/// Opens memory of other processes in the program's context.
-struct Opens(Arc<CudaProvider>);
-
-// SAFETY: the provider's own importer.
-unsafe impl Import for Opens {
-    fn kind(&self) -> ProviderKind {
-        self.0.importer().kind()
-    }
-
-    fn import(&self, request: ImportRequest) -> umf_core::Result<Imported> {
-        self.0.importer().import(request).inspect_err(|error| {
-            remember(Flavour::Cuda, error);
-        })
-    }
-
-    fn transfer(&self) -> Option<&dyn Transfer> {
-        self.0.importer().transfer()
-    }
-
-    unsafe fn release(&self, imported: Imported) -> umf_core::Result<()> {
-        // SAFETY: passed on to the caller.
-        unsafe { self.0.importer().release(imported) }
     }
 }
 
@@ -170,61 +150,19 @@ fn current() -> Outcome<(*mut c_void, i32)> {
     Ok((context.0, device))
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn umfCUDAMemoryProviderParamsCreate(params: Out<Handle<Params>>) -> Code {
-    call("umfCUDAMemoryProviderParamsCreate", || {
-        let params = params.check()?;
+settings_functions! {
+    Params;
+    create fn umfCUDAMemoryProviderParamsCreate() {
         let (context, device) = current()?;
-        let name = c"CUDA".to_owned();
-        params.set(Handle::new(Params { context, device, memory_type: UNKNOWN, flags: 0, name }))
-    })
-}
+        Params { context, device, memory_type: UNKNOWN, flags: 0, name: c"CUDA".to_owned() }
+    }
+    destroy fn umfCUDAMemoryProviderParamsDestroy;
 
-#[unsafe(no_mangle)]
-extern "C" fn umfCUDAMemoryProviderParamsDestroy(params: Handle<Params>) -> Code {
-    call("umfCUDAMemoryProviderParamsDestroy", || {
-        drop(params.take()?);
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfCUDAMemoryProviderParamsSetContext(params: Handle<Params>, context: *mut c_void) -> Code {
-    call("umfCUDAMemoryProviderParamsSetContext", || {
-        params.get_mut()?.context = context;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfCUDAMemoryProviderParamsSetDevice(params: Handle<Params>, device: i32) -> Code {
-    call("umfCUDAMemoryProviderParamsSetDevice", || {
-        params.get_mut()?.device = device;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfCUDAMemoryProviderParamsSetMemoryType(params: Handle<Params>, memory_type: u32) -> Code {
-    call("umfCUDAMemoryProviderParamsSetMemoryType", || {
-        params.get_mut()?.memory_type = checked(memory_type)?;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfCUDAMemoryProviderParamsSetAllocFlags(params: Handle<Params>, flags: u32) -> Code {
-    call("umfCUDAMemoryProviderParamsSetAllocFlags", || {
-        params.get_mut()?.flags = flags;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfCUDAMemoryProviderParamsSetName(params: Handle<Params>, name: Text) -> Code {
-    call("umfCUDAMemoryProviderParamsSetName", || {
-        let (params, name) = (params.get_mut()?, name.get()?);
-        params.name = short_name(name);
-        Ok(())
-    })
+    fn umfCUDAMemoryProviderParamsSetContext(params, context: *mut c_void) { params.context = context; }
+    fn umfCUDAMemoryProviderParamsSetDevice(params, device: i32) { params.device = device; }
+    fn umfCUDAMemoryProviderParamsSetMemoryType(params, memory_type: u32) {
+        params.memory_type = checked(memory_type)?;
+    }
+    fn umfCUDAMemoryProviderParamsSetAllocFlags(params, flags: u32) { params.flags = flags; }
+    fn umfCUDAMemoryProviderParamsSetName(params, name: Text) { params.name = short_name(name.get()?); }
 }

@@ -1,29 +1,30 @@
-//! `umf/providers/provider_level_zero.h`: memory of Level Zero devices, in a context that the program has made.
+//! `umf/providers/provider_level_zero.h`: memory of Level Zero devices, in a context that the
+//! program has made.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::ffi::{CString, OsString};
 use std::sync::Arc;
 
-use umf::plugin::ops::{State, Table1_2};
+use umf_core::Error;
 use umf_core::environment::variable;
-use umf_core::{Error, Import, ImportRequest, Imported, ProviderKind, Transfer};
 use umf_provider_level_zero::sys::{
     Api, LOADER, ZE_MEMORY_TYPE_DEVICE, ZE_MEMORY_TYPE_HOST, ZE_MEMORY_TYPE_SHARED, ze_context_handle_t,
     ze_device_handle_t,
 };
 use umf_provider_level_zero::{FreePolicy, LevelZeroProvider};
+use umf_provider_plugin::table::{State, Table};
 
-use super::loaded::is_loaded;
-use super::memory_type::{MemoryType, UNKNOWN, checked};
+use super::device::{DriverImport, MemoryType, UNKNOWN, checked, is_loaded};
 use crate::boundary::{
     Code, DEPENDENCY_UNAVAILABLE, Failure, Handle, List, Out, Outcome, PROVIDER_SPECIFIC, Text, call,
+    settings_functions,
 };
 use crate::ctl::{Asked, no_such_path};
+use crate::last_error::Flavour;
 use crate::memory::{CONTEXT, DEVICE, POINTER_TYPE};
 use crate::provider::{
-    Counted, Flavour, Own, Protection, Provider, Start, Told, refused, remember, short_name, start,
-    table_of_device,
+    Counted, Device, DeviceProperty, Protection, Provider, Start, short_name, start, table_of_device,
 };
 
 /// The settings of a provider to be.
@@ -50,10 +51,10 @@ const UNAVAILABLE: Failure = Failure::new(
      and make a context before a provider",
 );
 
-static TABLE: Table1_2 = table_of_device(initialize);
+static TABLE: Table = table_of_device(initialize);
 
 #[unsafe(no_mangle)]
-extern "C" fn umfLevelZeroMemoryProviderOps() -> *const Table1_2 {
+extern "C" fn umfLevelZeroMemoryProviderOps() -> *const Table {
     &raw const TABLE
 }
 
@@ -84,8 +85,8 @@ impl Params {
         }
         let api = loader()?;
         let memory_type = MemoryType::new(self.memory_type)?;
-        let provider = self.build(api, memory_type).map_err(|error| refused(Flavour::LevelZero, error))?;
-        let own = LevelZeroOwn {
+        let provider = self.build(api, memory_type).map_err(|error| Flavour::LevelZero.refused(error))?;
+        let device = LevelZeroDevice {
             provider: Arc::clone(&provider),
             context: self.context,
             device: self.device,
@@ -95,8 +96,12 @@ impl Params {
         Ok(Start {
             counted: Counted::new(Arc::clone(&provider) as _, Flavour::LevelZero, Protection::DEFAULT),
             name: self.name.clone(),
-            import: Some(Arc::new(Opens(provider))),
-            own: Some(Box::new(own)),
+            import: Some(Arc::new(DriverImport {
+                flavour: Flavour::LevelZero,
+                provider,
+                importer: |provider| provider.importer(),
+            })),
+            device: Some(Box::new(device)),
         })
     }
 
@@ -112,7 +117,8 @@ impl Params {
             _ => FreePolicy::Default,
         };
         let (context, device) = (ze_context_handle_t(self.context), ze_device_handle_t(self.device));
-        // SAFETY: C promises that both are handles of the loader's, and stay as long as the provider and its memory.
+        // SAFETY: C promises that both are handles of the loader's, and stay as long as the
+        // provider and its memory.
         let builder = unsafe { LevelZeroProvider::over(api, context, device, kind) };
         let builder = builder.name(self.name.to_string_lossy().into_owned());
         let provider = builder.ordinal(self.ordinal).free_policy(policy).build()?;
@@ -124,7 +130,7 @@ impl Params {
 }
 
 /// What C is told of all memory of a provider, and what it can be asked to change.
-struct LevelZeroOwn {
+struct LevelZeroDevice {
     provider: Arc<LevelZeroProvider>,
     context: *mut c_void,
     device: *mut c_void,
@@ -133,17 +139,17 @@ struct LevelZeroOwn {
     imports_and_exports: AtomicBool,
 }
 
-// SAFETY: the handles are names, which are told and not looked behind.
-unsafe impl Send for LevelZeroOwn {}
+// SAFETY: the handles are numbers, which are not dereferenced.
+unsafe impl Send for LevelZeroDevice {}
 // SAFETY: as above.
-unsafe impl Sync for LevelZeroOwn {}
+unsafe impl Sync for LevelZeroDevice {}
 
-impl Own for LevelZeroOwn {
-    fn property(&self, property: i32) -> Option<Told> {
+impl Device for LevelZeroDevice {
+    fn property(&self, property: i32) -> Option<DeviceProperty> {
         match property {
-            POINTER_TYPE => Some(Told::Int(self.memory_type as i32)),
-            CONTEXT => Some(Told::Handle(self.context)),
-            DEVICE => Some(Told::Handle(self.device)),
+            POINTER_TYPE => Some(DeviceProperty::Int(self.memory_type as i32)),
+            CONTEXT => Some(DeviceProperty::Handle(self.context)),
+            DEVICE => Some(DeviceProperty::Handle(self.device)),
             _ => None,
         }
     }
@@ -167,35 +173,10 @@ impl Own for LevelZeroOwn {
     }
 }
 
-/// Opens memory of other processes in the program's context.
-struct Opens(Arc<LevelZeroProvider>);
-
-// SAFETY: the provider's own importer.
-unsafe impl Import for Opens {
-    fn kind(&self) -> ProviderKind {
-        self.0.importer().kind()
-    }
-
-    fn import(&self, request: ImportRequest) -> umf_core::Result<Imported> {
-        self.0.importer().import(request).inspect_err(|error| {
-            remember(Flavour::LevelZero, error);
-        })
-    }
-
-    fn transfer(&self) -> Option<&dyn Transfer> {
-        self.0.importer().transfer()
-    }
-
-    unsafe fn release(&self, imported: Imported) -> umf_core::Result<()> {
-        // SAFETY: passed on to the caller.
-        unsafe { self.0.importer().release(imported) }
-    }
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfLevelZeroMemoryProviderParamsCreate(params: Out<Handle<Params>>) -> Code {
-    call("umfLevelZeroMemoryProviderParamsCreate", || {
-        params.check()?.set(Handle::new(Params {
+settings_functions! {
+    Params;
+    create fn umfLevelZeroMemoryProviderParamsCreate() {
+        Params {
             context: core::ptr::null_mut(),
             device: core::ptr::null_mut(),
             memory_type: UNKNOWN,
@@ -203,99 +184,39 @@ extern "C" fn umfLevelZeroMemoryProviderParamsCreate(params: Out<Handle<Params>>
             policy: 0,
             ordinal: 0,
             name: c"LEVEL_ZERO".to_owned(),
-        }))
-    })
-}
+        }
+    }
+    destroy fn umfLevelZeroMemoryProviderParamsDestroy;
 
-#[unsafe(no_mangle)]
-extern "C" fn umfLevelZeroMemoryProviderParamsDestroy(params: Handle<Params>) -> Code {
-    call("umfLevelZeroMemoryProviderParamsDestroy", || {
-        drop(params.take()?);
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfLevelZeroMemoryProviderParamsSetContext(
-    params: Handle<Params>,
-    context: *mut c_void,
-) -> Code {
-    call("umfLevelZeroMemoryProviderParamsSetContext", || {
-        let params = params.get_mut()?;
+    fn umfLevelZeroMemoryProviderParamsSetContext(params, context: *mut c_void) {
         if context.is_null() {
             return Err(Failure::argument("the context is NULL"));
         }
         params.context = context;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfLevelZeroMemoryProviderParamsSetDevice(params: Handle<Params>, device: *mut c_void) -> Code {
-    call("umfLevelZeroMemoryProviderParamsSetDevice", || {
-        params.get_mut()?.device = device;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfLevelZeroMemoryProviderParamsSetMemoryType(
-    params: Handle<Params>,
-    memory_type: u32,
-) -> Code {
-    call("umfLevelZeroMemoryProviderParamsSetMemoryType", || {
-        params.get_mut()?.memory_type = checked(memory_type)?;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfLevelZeroMemoryProviderParamsSetResidentDevices(
-    params: Handle<Params>,
-    devices: List<*mut c_void>,
-    count: u32,
-) -> Code {
-    call("umfLevelZeroMemoryProviderParamsSetResidentDevices", || {
-        let (params, devices) = (params.get_mut()?, devices.get(count as usize)?);
+    }
+    fn umfLevelZeroMemoryProviderParamsSetDevice(params, device: *mut c_void) { params.device = device; }
+    fn umfLevelZeroMemoryProviderParamsSetMemoryType(params, memory_type: u32) {
+        params.memory_type = checked(memory_type)?;
+    }
+    fn umfLevelZeroMemoryProviderParamsSetResidentDevices(params, devices: List<*mut c_void>, count: u32) {
+        let devices = devices.get(count as usize)?;
         let mut sorted = devices.clone();
         sorted.sort_unstable();
         if sorted.windows(2).any(|pair| pair[0] == pair[1]) || sorted.iter().any(|device| device.is_null()) {
             return Err(Failure::argument("resident devices must differ, and none be NULL"));
         }
         params.resident = devices;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfLevelZeroMemoryProviderParamsSetFreePolicy(params: Handle<Params>, policy: u32) -> Code {
-    call("umfLevelZeroMemoryProviderParamsSetFreePolicy", || {
-        let params = params.get_mut()?;
+    }
+    fn umfLevelZeroMemoryProviderParamsSetFreePolicy(params, policy: u32) {
         if policy > DEFERRED {
             return Err(Failure::argument(
                 "a policy is none of umf_level_zero_memory_provider_free_policy_t",
             ));
         }
         params.policy = policy;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfLevelZeroMemoryProviderParamsSetDeviceOrdinal(params: Handle<Params>, ordinal: u32) -> Code {
-    call("umfLevelZeroMemoryProviderParamsSetDeviceOrdinal", || {
-        params.get_mut()?.ordinal = ordinal;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfLevelZeroMemoryProviderParamsSetName(params: Handle<Params>, name: Text) -> Code {
-    call("umfLevelZeroMemoryProviderParamsSetName", || {
-        let (params, name) = (params.get_mut()?, name.get()?);
-        params.name = short_name(name);
-        Ok(())
-    })
+    }
+    fn umfLevelZeroMemoryProviderParamsSetDeviceOrdinal(params, ordinal: u32) { params.ordinal = ordinal; }
+    fn umfLevelZeroMemoryProviderParamsSetName(params, name: Text) { params.name = short_name(name.get()?); }
 }
 
 #[unsafe(no_mangle)]
@@ -306,15 +227,15 @@ extern "C" fn umfLevelZeroMemoryProviderResidentDeviceChange(
 ) -> Code {
     call("umfLevelZeroMemoryProviderResidentDeviceChange", || {
         let other = Failure::argument("that is no Level Zero provider");
-        let own = provider.get()?.own::<LevelZeroOwn>().ok_or(other)?;
-        // The loader looks behind handles before anybody checks them.
+        let known = provider.get()?.device::<LevelZeroDevice>().ok_or(other)?;
+        // The loader follows handles before it checks them.
         if device.is_null() {
             return Err(Failure::argument("the device is NULL"));
         }
-        let changed = own.provider.set_resident_on(ze_device_handle_t(device), is_adding);
+        let changed = known.provider.set_resident_on(ze_device_handle_t(device), is_adding);
         let changed = changed.map_err(|error| match error {
             // As the original says of whatever a driver answers here.
-            Error::Driver { .. } => refused(Flavour::LevelZero, error).with_code(PROVIDER_SPECIFIC),
+            Error::Driver { .. } => Flavour::LevelZero.refused(error).with_code(PROVIDER_SPECIFIC),
             error => error.into(),
         })?;
         match (changed, is_adding) {

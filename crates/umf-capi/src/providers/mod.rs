@@ -1,12 +1,9 @@
 //! The providers of this library.
 
 mod cuda;
-mod devdax;
-mod file;
-mod fixed;
+mod device;
 mod level_zero;
-mod loaded;
-mod memory_type;
 mod os;
+mod ranges;
 
 pub(crate) use os::{Params, Partition, mode, of_nodes, umfOsMemoryProviderOps};

@@ -1,15 +1,16 @@
 //! `umf/providers/provider_os_memory.h`: memory of the host.
 
 use core::ffi::c_void;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::sync::Arc;
 
-use umf::plugin::ops::{State, Table1_2};
 use umf_core::Visibility;
 use umf_provider_host::{HostImport, HostProvider, NodeSet, NodeShare, Numa};
+use umf_provider_plugin::table::{State, Table};
 
-use crate::boundary::{Code, Failure, Handle, List, Out, Outcome, Text, call};
-use crate::provider::{Counted, Flavour, Protection, Start, short_name, start, table};
+use crate::boundary::{Code, Failure, Handle, List, Out, Outcome, Text, call, settings_functions};
+use crate::last_error::Flavour;
+use crate::provider::{Counted, Protection, Start, short_name, start, table};
 
 /// The settings of a provider to be.
 #[derive(Clone)]
@@ -32,8 +33,11 @@ pub(crate) struct Partition {
     pub(crate) target: u32,
 }
 
-const PRIVATE: u32 = 1;
-const SHARED: u32 = 2;
+/// `umf_memory_visibility_t`.
+pub(super) const PRIVATE: u32 = 1;
+pub(super) const SHARED: u32 = 2;
+pub(super) const WRONG_VISIBILITY: Failure =
+    Failure::argument("a visibility is UMF_MEM_MAP_PRIVATE or UMF_MEM_MAP_SHARED");
 
 /// `umf_numa_mode_t`.
 pub(crate) mod mode {
@@ -51,7 +55,7 @@ const LONGEST_NAME: usize = 253;
 impl Default for Params {
     fn default() -> Self {
         Self {
-            protection: 2 | 4,
+            protection: Protection::DEFAULT.bits(),
             visibility: PRIVATE,
             shm_name: None,
             nodes: Vec::new(),
@@ -68,10 +72,10 @@ pub(crate) fn of_nodes(nodes: Vec<u32>, mode: u32, part_size: usize, partitions:
     Params { nodes, mode, part_size, partitions, ..Params::default() }
 }
 
-static TABLE: Table1_2 = table(initialize);
+static TABLE: Table = table(initialize);
 
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn umfOsMemoryProviderOps() -> *const Table1_2 {
+pub(crate) extern "C" fn umfOsMemoryProviderOps() -> *const Table {
     &raw const TABLE
 }
 
@@ -87,7 +91,7 @@ impl Params {
         let visibility = match self.visibility {
             PRIVATE => Visibility::Private,
             SHARED => Visibility::Shared,
-            _ => return Err(Failure::argument("a visibility is UMF_MEM_MAP_PRIVATE or UMF_MEM_MAP_SHARED")),
+            _ => return Err(WRONG_VISIBILITY),
         };
         let label = self.name.to_string_lossy().into_owned();
         let mut host = HostProvider::builder().name(label).visibility(visibility).numa(self.numa()?);
@@ -97,11 +101,12 @@ impl Params {
                 name.to_str().map_err(|_| Failure::argument("the name of shared memory is not UTF-8"))?;
             host = host.named(format!("/{name}"));
         }
-        // Named memory cannot be sealed. Whoever names memory says that its processes trust each other.
+        // Named memory cannot be sealed. Whoever names memory says that its processes trust each
+        // other.
         let import =
             named.map(|_| Arc::new(HostImport::new().allow_unsealed(true)) as Arc<dyn umf_core::Import>);
         let counted = Counted::new(host.build()?, Flavour::Os, protection);
-        Ok(Start { counted, name: self.name.clone(), import, own: None })
+        Ok(Start { counted, name: self.name.clone(), import, device: None })
     }
 
     fn numa(&self) -> Outcome<Numa> {
@@ -140,7 +145,7 @@ impl Params {
         }
     }
 
-    /// Who gets how much: as the partitions say, otherwise all the same.
+    /// What part of the memory each node has: as the partitions say, otherwise the same.
     fn shares(&self) -> Outcome<Vec<NodeShare>> {
         if self.partitions.is_empty() {
             return Ok(self.nodes.iter().map(|&node| NodeShare { node, weight: 1 }).collect());
@@ -158,97 +163,30 @@ impl Params {
     }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn umfOsMemoryProviderParamsCreate(params: Out<Handle<Params>>) -> Code {
-    call("umfOsMemoryProviderParamsCreate", || params.check()?.set(Handle::new(Params::default())))
+settings_functions! {
+    Params;
+    create fn umfOsMemoryProviderParamsCreate() { Params::default() }
+    destroy fn umfOsMemoryProviderParamsDestroy;
+
+    fn umfOsMemoryProviderParamsSetProtection(params, protection: u32) { params.protection = protection; }
+    fn umfOsMemoryProviderParamsSetVisibility(params, visibility: u32) { params.visibility = visibility; }
+    fn umfOsMemoryProviderParamsSetShmName(params, name: Text) {
+        params.shm_name = if name.is_null() { None } else { Some(shm_name(name.get()?)?) };
+    }
+    fn umfOsMemoryProviderParamsSetNumaList(params, nodes: List<u32>, len: u32) {
+        params.nodes = nodes.get(len as usize)?;
+    }
+    fn umfOsMemoryProviderParamsSetNumaMode(params, mode: u32) { params.mode = mode; }
+    fn umfOsMemoryProviderParamsSetPartSize(params, size: usize) { params.part_size = size; }
+    fn umfOsMemoryProviderParamsSetPartitions(params, partitions: List<Partition>, len: u32) {
+        params.partitions = partitions.get(len as usize)?;
+    }
+    fn umfOsMemoryProviderParamsSetName(params, name: Text) { params.name = short_name(name.get()?); }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn umfOsMemoryProviderParamsDestroy(params: Handle<Params>) -> Code {
-    call("umfOsMemoryProviderParamsDestroy", || {
-        drop(params.take()?);
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfOsMemoryProviderParamsSetProtection(params: Handle<Params>, protection: u32) -> Code {
-    call("umfOsMemoryProviderParamsSetProtection", || {
-        params.get_mut()?.protection = protection;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfOsMemoryProviderParamsSetVisibility(params: Handle<Params>, visibility: u32) -> Code {
-    call("umfOsMemoryProviderParamsSetVisibility", || {
-        params.get_mut()?.visibility = visibility;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfOsMemoryProviderParamsSetShmName(params: Handle<Params>, name: Text) -> Code {
-    call("umfOsMemoryProviderParamsSetShmName", || {
-        let params = params.get_mut()?;
-        if name.is_null() {
-            params.shm_name = None;
-            return Ok(());
-        }
-        let name = name.get()?;
-        if name.count_bytes() == 0 || name.count_bytes() > LONGEST_NAME {
-            return Err(Failure::argument("the name of shared memory has 1 to 253 bytes"));
-        }
-        params.shm_name = Some(name.to_owned());
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfOsMemoryProviderParamsSetNumaList(
-    params: Handle<Params>,
-    nodes: List<u32>,
-    len: u32,
-) -> Code {
-    call("umfOsMemoryProviderParamsSetNumaList", || {
-        params.get_mut()?.nodes = nodes.get(len as usize)?;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfOsMemoryProviderParamsSetNumaMode(params: Handle<Params>, mode: u32) -> Code {
-    call("umfOsMemoryProviderParamsSetNumaMode", || {
-        params.get_mut()?.mode = mode;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfOsMemoryProviderParamsSetPartSize(params: Handle<Params>, size: usize) -> Code {
-    call("umfOsMemoryProviderParamsSetPartSize", || {
-        params.get_mut()?.part_size = size;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfOsMemoryProviderParamsSetPartitions(
-    params: Handle<Params>,
-    partitions: List<Partition>,
-    len: u32,
-) -> Code {
-    call("umfOsMemoryProviderParamsSetPartitions", || {
-        params.get_mut()?.partitions = partitions.get(len as usize)?;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn umfOsMemoryProviderParamsSetName(params: Handle<Params>, name: Text) -> Code {
-    call("umfOsMemoryProviderParamsSetName", || {
-        let (params, name) = (params.get_mut()?, name.get()?);
-        params.name = short_name(name);
-        Ok(())
-    })
+fn shm_name(name: &CStr) -> Outcome<CString> {
+    if name.count_bytes() == 0 || name.count_bytes() > LONGEST_NAME {
+        return Err(Failure::argument("the name of shared memory has 1 to 253 bytes"));
+    }
+    Ok(name.to_owned())
 }

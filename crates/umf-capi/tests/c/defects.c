@@ -619,7 +619,43 @@ static void to_do(void) {
     umfPoolDestroy(pool);
 }
 
+/* An allocation in two parts: each has its handle and is freed by itself. */
+static void parts(void) {
+    umf_memory_provider_handle_t provider = os(1);
+    char *memory = NULL, *low = NULL, *high = NULL;
+    size_t room = 0;
+    umfMemoryProviderGetIPCHandleSize(provider, &room);
+    void *whole = malloc(room), *of_low = malloc(room), *of_high = malloc(room);
+    umfMemoryProviderAlloc(provider, 16384, 0, (void **)&memory);
+    memset(memory, 1, 16384);
+    umfMemoryProviderGetIPCHandle(provider, memory, 16384, whole);
+    umfMemoryProviderAllocationSplit(provider, memory, 16384, 4096);
+    memset(memory + 4096, 2, 12288);
+    umfMemoryProviderGetIPCHandle(provider, memory, 4096, of_low);
+    umfMemoryProviderGetIPCHandle(provider, memory + 4096, 12288, of_high);
+    umfMemoryProviderOpenIPCHandle(provider, of_low, (void **)&low);
+    umfMemoryProviderOpenIPCHandle(provider, of_high, (void **)&high);
+    report("W13 a handle of a part opens something else", !low || !high || low[4095] != 1 || high[0] != 2);
+    umfMemoryProviderCloseIPCHandle(provider, low, 4096);
+    umfMemoryProviderCloseIPCHandle(provider, high, 12288);
+    report("W13 what was split is freed as a whole", umfMemoryProviderFree(provider, memory, 16384) == 0);
+    report("W13 a part cannot be freed", umfMemoryProviderFree(provider, memory + 4096, 12288) != 0);
+    report("W13 a freed part keeps its memory", memory[4096] != 0 || memory[16383] != 0);
+    report("W13 freeing a part touches the other", memory[0] != 1 || memory[4095] != 1);
+    report("W13 a freed part has a handle",
+           umfMemoryProviderGetIPCHandle(provider, memory + 4096, 12288, of_high) == 0);
+    report("W13 a freed part is freed again", umfMemoryProviderFree(provider, memory + 4096, 12288) == 0);
+    umfMemoryProviderFree(provider, memory, 4096);
+    report("W13 a handle outlives all parts", umfMemoryProviderOpenIPCHandle(provider, whole, (void **)&low) == 0);
+    size_t left = 1;
+    umfCtlGet("umf.provider.by_handle.{}.stats.allocated_memory", &left, sizeof left, provider);
+    report("W13 the memory of parts is lost", left != 0);
+    free(whole), free(of_low), free(of_high);
+    umfMemoryProviderDestroy(provider);
+}
+
 int main(void) {
+    parts();
     handles();
     changed_bits();
     sizes();

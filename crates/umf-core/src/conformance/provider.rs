@@ -16,7 +16,6 @@ mod transfer;
 pub use abilities::{
     populated_memory_keeps_its_content, properties_are_told_of_live_regions_only,
     purged_memory_reads_as_promised, purges_apart_from_each_other_may_overlap_in_time,
-    split_and_merged_regions_keep_content,
 };
 pub use allocation::{
     absurd_sizes_are_errors, alignments_are_kept_or_refused, foreign_and_double_frees_are_errors,
@@ -29,8 +28,7 @@ pub use export::{
 };
 pub use host_access::touches_by_the_cpu_are_told_of;
 pub use leases::{
-    held_regions_keep_their_provider, leased_regions_are_held, leases_outlast_splitting_and_merging,
-    the_bound_on_held_regions_is_kept,
+    held_regions_keep_their_provider, leased_regions_are_held, the_bound_on_held_regions_is_kept,
 };
 pub use process::{a_forked_child_does_no_harm, cycles_leak_nothing, dropped_providers_leave_nothing};
 
@@ -80,7 +78,6 @@ macro_rules! provider_conformance {
             threads_do_not_disturb_each_other
             purged_memory_reads_as_promised
             populated_memory_keeps_its_content
-            split_and_merged_regions_keep_content
             properties_are_told_of_live_regions_only
             touches_by_the_cpu_are_told_of
             copies_reach_the_bytes_that_they_name
@@ -96,7 +93,6 @@ macro_rules! provider_conformance {
             purges_apart_from_each_other_may_overlap_in_time
             leased_regions_are_held
             the_bound_on_held_regions_is_kept
-            leases_outlast_splitting_and_merging
             held_regions_keep_their_provider
         );
     };

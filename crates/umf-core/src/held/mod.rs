@@ -13,7 +13,6 @@
 //! | a pool, in `free_after` | [`Upstream::hold_until`] |
 //! | a pool, where it needs memory | [`Upstream::poll_awaited`] |
 //! | [`Upstream::free`] of a region that may still be in use, or in which blocks are held | holds the region |
-//! | [`Upstream::split`], [`Upstream::merge`] | remember the leases until the parts are freed |
 //! | [`poll`] | looks which leases are gone, and lets go: [`crate::Pool::let_go`], [`crate::Provider::free`] |
 //!
 //! Nobody has to tell when a lease goes. It is noticed by looking: at frees that find leases (a few at a time), when a pool is

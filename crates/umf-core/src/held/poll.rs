@@ -110,7 +110,6 @@ fn let_go(held: &mut Item, owner: Option<&OwnerGuard>) -> Result<u64> {
     let size = held.size as u64;
     let pool = owner.and_then(OwnerGuard::pool);
     match &mut held.what {
-        What::Lent => return Ok(0),
         What::Block => {
             let gone = Error::NotAllocated { address: held.base };
             // SAFETY: the pool gave the block to `hold`, and it was detached, so that it is given back once.

@@ -18,8 +18,6 @@ pub(super) enum What {
     Block,
     /// A region on its way to its provider, and its number as long as the tracker knows it.
     Region(Region, Option<RegionNumber>, ProviderRef),
-    /// Memory that is not freed, but whose former exports are still open: it was split or merged.
-    Lent,
 }
 
 /// Who may still use it: other processes, work that was given away, or both.
@@ -168,7 +166,6 @@ impl Account {
         let counter = match item.what {
             What::Block => &self.blocks,
             What::Region(..) => &self.regions,
-            What::Lent => return,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(item.size as u64, Ordering::Relaxed);
@@ -185,7 +182,6 @@ impl Account {
         let counter = match item.what {
             What::Block => &self.blocks,
             What::Region(..) => &self.regions,
-            What::Lent => return,
         };
         counter.fetch_sub(1, Ordering::Relaxed);
         self.bytes.fetch_sub(item.size as u64, Ordering::Relaxed);

@@ -161,7 +161,7 @@ impl Upstream {
 
     fn keep(&self, what: What, base: Address, size: usize, users: Users) {
         // Work that was given away needs the contents.
-        let done = !matches!(what, What::Lent) && users.completion.is_none();
+        let done = users.completion.is_none();
         // Before anybody can let it go.
         let purged =
             done && self.policy().release.load(Ordering::Relaxed) && purge(self.provider(), base, size);
@@ -177,20 +177,6 @@ impl Upstream {
     pub(crate) fn hold_region(&self, region: Region, number: RegionNumber, leases: Arc<dyn Leases>) {
         let what = What::Region(region, Some(number), self.provider().clone());
         self.keep(what, region.base(), region.size(), Users::lessees(leases));
-    }
-
-    /// Remembers leases on memory that is not freed, until it is.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`]: they are not remembered.
-    pub(crate) fn lend(&self, base: Address, size: usize, leases: &Arc<dyn Leases>) -> Result<()> {
-        let users = Users::lessees(Arc::clone(leases));
-        let item = Item { what: What::Lent, base, size, purged: false, refused: false, lost: false, users };
-        let lost = registry::insert(self.id().number(), item).err();
-        match lost {
-            None => Ok(()),
-            Some(item) => Err(Error::OutOfMemory { size: size_of_val(&item), owner: "metadata", native: 0 }),
-        }
     }
 
     /// All leases on what is held in a region that is about to go, and takes out what lies in it.
@@ -246,7 +232,7 @@ impl Upstream {
                     None => registry.orphan(account, number),
                 },
                 // A block of a region that was not freed: neither is ever used again.
-                What::Block | What::Lent => {
+                What::Block => {
                     let item = registry.detach(number);
                     if let Some(item) = &item {
                         registry.forget(account, number, item);

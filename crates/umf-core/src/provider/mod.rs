@@ -2,7 +2,7 @@
 //!
 //! [`Provider`] is the small mandatory part. What a provider can do beyond that it offers through an
 //! accessor that yields the ability, each a trait of its own: [`Export`] and [`Import`] (other
-//! processes), [`Purge`] (give pages back, keep the addresses), [`Populate`] (make them before they are used), [`SplitMerge`],
+//! processes), [`Purge`] (give pages back, keep the addresses), [`Populate`] (make them before they are used),
 //! [`Properties`], [`HostAccess`] (be told when the CPU touches the memory), [`Transfer`] (copy what the CPU must not touch).
 //! A provider is accepted by `umf_core::provider_conformance!` (feature `conformance`), in one line.
 
@@ -14,7 +14,6 @@ mod populate;
 mod properties;
 mod purge;
 mod region;
-mod split_merge;
 mod transfer;
 
 pub use export::{Export, NATIVE_BYTES, NativeBytes, NativeExport};
@@ -25,7 +24,6 @@ pub use populate::Populate;
 pub use properties::{Properties, Property, PropertyValue};
 pub use purge::Purge;
 pub use region::{Region, RegionId};
-pub use split_merge::SplitMerge;
 pub use transfer::Transfer;
 
 use crate::{Layout, Result};
@@ -33,7 +31,7 @@ use crate::{Layout, Result};
 /// A source of regions.
 ///
 /// All methods may be called from several threads at once. Two calls that concern the same region (free,
-/// split, merge, purge) must not overlap; whoever owns the region sees to that. Only purges of ranges that share no page may.
+/// purge) must not overlap; whoever owns the region sees to that. Only purges of ranges that share no page may.
 ///
 /// # Safety
 /// An implementor promises that a region it returns is memory of the stated kind, of at least the size
@@ -104,11 +102,6 @@ pub unsafe trait Provider: Send + Sync {
 
     /// How to make pages before they are used, if this provider can.
     fn populate(&self) -> Option<&dyn Populate> {
-        None
-    }
-
-    /// How to split and merge regions, if this provider can.
-    fn split_merge(&self) -> Option<&dyn SplitMerge> {
         None
     }
 

@@ -98,11 +98,6 @@ impl RegionRecord {
         let old = self.state.swap(0, Ordering::AcqRel);
         (old & LIVE != 0).then_some(old & EXPORTED != 0)
     }
-
-    /// Gives life back after [`RegionRecord::end`]: the provider refused to free.
-    pub(super) fn revive(&self) {
-        self.state.store(LIVE, Ordering::Release);
-    }
 }
 
 fn mark(state: u32) -> Option<u32> {

@@ -1,6 +1,5 @@
 use super::*;
-use crate::{AddressSpace, Layout, MemoryKind, Provider, ProviderKind, SplitMerge, Visibility};
-use core::cell::Cell;
+use crate::{AddressSpace, Layout, MemoryKind, Provider, ProviderKind, Visibility};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -8,17 +7,11 @@ use std::sync::Arc;
 struct Numbers {
     space: AddressSpace,
     next: AtomicU64,
-    /// How often it was asked to split or merge.
-    asked: AtomicU64,
 }
 
 impl Numbers {
     fn new(space: u8) -> Arc<Self> {
-        Arc::new(Self {
-            space: AddressSpace::new(space).unwrap(),
-            next: AtomicU64::new(0x10_0000),
-            asked: AtomicU64::new(0),
-        })
+        Arc::new(Self { space: AddressSpace::new(space).unwrap(), next: AtomicU64::new(0x10_0000) })
     }
 
     fn at(&self, value: u64) -> Address {
@@ -52,21 +45,6 @@ unsafe impl Provider for Numbers {
     }
     unsafe fn free(&self, _region: Region) -> Result<()> {
         Ok(())
-    }
-    fn split_merge(&self) -> Option<&dyn SplitMerge> {
-        Some(self)
-    }
-}
-
-impl SplitMerge for Numbers {
-    unsafe fn split(&self, region: Region, first: usize) -> Result<(Region, Region)> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        let high = region.base().checked_add(first as u64).unwrap();
-        Ok((Region::new(region.base(), first), Region::new(high, region.size() - first)))
-    }
-    unsafe fn merge(&self, low: Region, high: Region) -> Result<Region> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        Ok(Region::new(low.base(), low.size() + high.size()))
     }
 }
 
@@ -161,33 +139,6 @@ fn spans_belong_to_their_region() {
 }
 
 #[test]
-fn split_and_merge_keep_every_address_findable() {
-    let provider = Numbers::new(104);
-    let upstream = Upstream::new(provider.clone()).unwrap();
-    let (region, _) = upstream.allocate(layout(3 * GRANULE, GRANULE)).unwrap();
-    let probe = region.base().checked_add(GRANULE as u64 + 17).unwrap();
-    let stop = core::sync::atomic::AtomicBool::new(false);
-    let whole = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                assert!(find(probe).is_some_and(|found| found.region.contains(probe)));
-            }
-        });
-        let mut whole = region;
-        for _ in 0..5_000 {
-            // SAFETY: this thread owns the regions; nobody touches memory.
-            let (low, high) = unsafe { upstream.split(whole, GRANULE + 4096) }.unwrap();
-            // SAFETY: as above.
-            whole = unsafe { upstream.merge(low, high) }.unwrap();
-        }
-        stop.store(true, Ordering::Relaxed);
-        whole
-    });
-    // SAFETY: nobody uses the region.
-    unsafe { upstream.free(whole) }.unwrap();
-}
-
-#[test]
 fn readers_race_with_churn_and_never_see_a_wrong_region() {
     let provider = Numbers::new(105);
     let upstream = Upstream::new(provider.clone()).unwrap();
@@ -235,131 +186,6 @@ fn owners_are_guarded_and_reused() {
         drop(Upstream::new(provider.clone()).unwrap());
     }
     assert_eq!(Arc::strong_count(&provider), before);
-}
-
-thread_local! {
-    /// After how many more regions this thread has no memory for the record of one.
-    static RECORDS_LEFT: Cell<Option<usize>> = const { Cell::new(None) };
-}
-
-/// What stands for the lack of memory for a record.
-pub(super) fn lack_memory() -> Result<()> {
-    match RECORDS_LEFT.get() {
-        None => Ok(()),
-        Some(0) => Err(Error::OutOfMemory { size: 1, owner: "test", native: 0 }),
-        Some(left) => {
-            RECORDS_LEFT.set(Some(left - 1));
-            Ok(())
-        }
-    }
-}
-
-/// The provider is not asked for what cannot be tracked then: it gives each part and whole a new number, and would know the
-/// regions by that.
-#[test]
-fn without_memory_for_records_nothing_is_split_or_merged() {
-    let provider = Numbers::new(110);
-    let upstream = Upstream::new(provider.clone()).unwrap();
-    let whole = upstream.allocate(layout(1024, 256)).unwrap().0;
-    for left in [0, 1] {
-        RECORDS_LEFT.set(Some(left));
-        // SAFETY: nobody uses the regions, here and below.
-        let split = unsafe { upstream.split(whole, 256) };
-        RECORDS_LEFT.set(None);
-        assert!(matches!(split, Err(Error::OutOfMemory { .. })));
-        assert_eq!(provider.asked.load(Ordering::Relaxed), 0);
-        assert_eq!(find(whole.base()).unwrap().region, whole);
-        let export = mark_exported(find(whole.base()).unwrap().number, whole);
-        assert!(export.is_ok(), "the region is as it was: {export:?}");
-    }
-    // SAFETY: as above.
-    let (low, high) = unsafe { upstream.split(whole, 256) }.unwrap();
-    RECORDS_LEFT.set(Some(0));
-    // SAFETY: as above.
-    let merged = unsafe { upstream.merge(low, high) };
-    RECORDS_LEFT.set(None);
-    assert!(matches!(merged, Err(Error::OutOfMemory { .. })));
-    assert_eq!(provider.asked.load(Ordering::Relaxed), 1);
-    for region in [low, high] {
-        assert_eq!(find(region.base()).unwrap().region, region);
-        // SAFETY: as above.
-        unsafe { upstream.free(region) }.unwrap();
-        assert_eq!(find(region.base()), None);
-    }
-}
-
-/// Says that the parts and the whole lie elsewhere than it was asked.
-struct Awry(Numbers, AtomicU64);
-
-// SAFETY: as that of `Numbers`.
-unsafe impl Provider for Awry {
-    fn kind(&self) -> ProviderKind {
-        self.0.kind()
-    }
-    fn name(&self) -> &str {
-        "awry"
-    }
-    fn memory_kind(&self) -> MemoryKind {
-        MemoryKind::Device
-    }
-    fn visibility(&self) -> Visibility {
-        Visibility::Private
-    }
-    fn page_size(&self) -> usize {
-        256
-    }
-    /// One behind the other.
-    fn allocate(&self, layout: Layout) -> Result<Region> {
-        let base = self.0.next.fetch_add(layout.size() as u64, Ordering::Relaxed);
-        Ok(Region::new(self.0.at(base), layout.size()))
-    }
-    unsafe fn free(&self, _region: Region) -> Result<()> {
-        Ok(())
-    }
-    fn split_merge(&self) -> Option<&dyn SplitMerge> {
-        Some(self)
-    }
-}
-
-impl Awry {
-    /// Reaches past the end of its address space.
-    fn lost(&self) -> Region {
-        Region::new(self.0.at((1 << Address::BITS) - 256), 1 << 20)
-    }
-}
-
-impl SplitMerge for Awry {
-    unsafe fn split(&self, region: Region, _first: usize) -> Result<(Region, Region)> {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        Ok((region, self.lost()))
-    }
-    unsafe fn merge(&self, _low: Region, _high: Region) -> Result<Region> {
-        self.1.fetch_sub(1, Ordering::Relaxed);
-        Ok(self.lost())
-    }
-}
-
-#[test]
-fn a_split_or_merge_that_is_made_elsewhere_is_undone() {
-    let numbers = Numbers {
-        space: AddressSpace::new(109).unwrap(),
-        next: AtomicU64::new(0x10_0000),
-        asked: AtomicU64::new(0),
-    };
-    let provider = Arc::new(Awry(numbers, AtomicU64::new(10)));
-    let upstream = Upstream::new(provider.clone()).unwrap();
-    let [low, high] = [0, 1].map(|_| upstream.allocate(layout(512, 256)).unwrap().0);
-    // SAFETY: nobody uses the regions, here and below.
-    assert!(matches!(unsafe { upstream.split(low, 256) }, Err(Error::ForeignAddress { .. })));
-    // SAFETY: as above.
-    assert!(matches!(unsafe { upstream.merge(low, high) }, Err(Error::ForeignAddress { .. })));
-    // (It counts splits up and merges down.)
-    assert_eq!(provider.1.load(Ordering::Relaxed), 10, "what the provider did is undone");
-    for region in [low, high] {
-        assert_eq!(find(region.base()).unwrap().region, region);
-        // SAFETY: as above.
-        unsafe { upstream.free(region) }.unwrap();
-    }
 }
 
 /// Of the process's own space, as nobody maps it: what [`owner`] finds without a list, and what with one.

@@ -1,19 +1,16 @@
 //! [`Upstream`]: the one way in which pools get regions.
 
 use core::ptr::NonNull;
-use std::sync::Arc;
 
-use super::record::REGIONS;
-use super::reserved::Reserved;
-use super::{OwnerId, ProviderRef, RegionNumber, end, find, insert, mark_exported, remove};
+use super::{OwnerId, ProviderRef, RegionNumber, end, find, insert, remove};
 #[cfg(doc)]
 use crate::Provider;
 use crate::held::{Fate, Joined, Policy};
-use crate::observer::{Freed, Leases, before_free};
+use crate::observer::{Freed, before_free};
 use crate::shortage::Slot;
 use umf_sync::{failpoint, fork};
 
-use crate::{Address, Error, Layout, Pool, Region, Result};
+use crate::{Error, Layout, Pool, Region, Result};
 
 /// A provider as its user sees it: regions that are got here are tracked, and their exports are retired
 /// before they go back.
@@ -46,8 +43,7 @@ impl Upstream {
     }
 
     /// Says which pool the regions belong to, once, when the pool has its final address. From here
-    /// on other threads may be shown the pool, and take its locks: a pool with locks is registered
-    /// for forks before ([`fork::register`]).
+    /// on other threads may be shown the pool, and take its locks.
     ///
     /// # Safety
     /// The pool stays at that address and alive as long as this upstream, which is dropped before the pool
@@ -59,8 +55,8 @@ impl Upstream {
     }
 
     /// Hides the pool from [`for_each_pool`](super::for_each_pool) and [`OwnerId::guard`], and waits
-    /// for the threads that use it. A pool calls it at the end of its `drop`, before
-    /// [`fork::unregister`]: another thread may hold the pool's locks until this returns. Idempotent.
+    /// for the threads that use it. A pool calls it at the end of its `drop`: another thread may hold
+    /// the pool's locks until this returns. Idempotent.
     ///
     /// In a forked child of the process that made the upstream it does not wait: guards of the
     /// parent's threads never end there.
@@ -191,138 +187,6 @@ impl Upstream {
         }
         Ok(())
     }
-
-    /// Remembers the leases on memory that stays in use, for when it is freed.
-    fn remember(&self, base: Address, size: usize, leases: Option<&Arc<dyn Leases>>) -> Result<()> {
-        match leases.filter(|leases| leases.is_leased(base, size)) {
-            Some(leases) => self.lend(base, size, leases),
-            None => Ok(()),
-        }
-    }
-
-    /// Splits a region after `first` bytes, retiring its exports. Where other processes have them open, each part is held when
-    /// it is freed.
-    ///
-    /// # Errors
-    /// [`Error::NotSupported`] if the provider cannot, [`Error::InvalidArgument`] if a part would be empty, [`Error::OutOfMemory`] for
-    /// the tracker's own memory, or what the provider says. The region is as it was then, its exports retired.
-    ///
-    /// # Safety
-    /// The caller owns the region.
-    pub unsafe fn split(&self, region: Region, first: usize) -> Result<(Region, Region)> {
-        let ability = self.split_merge()?;
-        let number = self.number_of(&region)?;
-        let outside = Error::InvalidArgument { what: "split", why: "must leave something on both sides" };
-        let rest = region.size().checked_sub(first).filter(|&rest| rest > 0 && first > 0).ok_or(outside)?;
-        let middle = region.base().checked_add(first as u64).ok_or(outside)?;
-        let parts = [(region.base(), first), (middle, rest)];
-        let reserved =
-            Reserved::new(parts.map(|(base, size)| Region::with_id(base, size, region.id())), self.id)?;
-        let mut leases = Joined::default();
-        self.retire(number, region, &mut leases)?;
-        // What was remembered of the whole before reaches over both parts and stays.
-        if let Err(error) = self.remember(region.base(), region.size(), leases.all().as_ref()) {
-            revive_exported(number, region);
-            return Err(error);
-        }
-        // SAFETY: passed on to the caller.
-        let split = unsafe { ability.split(region, first) };
-        failpoint!("upstream.split");
-        match split {
-            Ok((low, high)) if reserved.fill([(number, region)], [low, high], self.id) => Ok((low, high)),
-            Ok((low, high)) => {
-                // A provider that does something else than it was asked. The whole again, if it can.
-                // SAFETY: both come from the split, and nobody else has seen them.
-                if unsafe { ability.merge(low, high) }.is_ok() {
-                    revive(number);
-                }
-                Err(elsewhere(&low))
-            }
-            Err(error) => {
-                revive(number);
-                Err(error)
-            }
-        }
-    }
-
-    /// Merges two adjacent regions, retiring their exports. Where other processes have them open, the whole is held when it is
-    /// freed.
-    ///
-    /// # Errors
-    /// As [`Upstream::split`].
-    ///
-    /// # Safety
-    /// The caller owns both regions.
-    pub unsafe fn merge(&self, low: Region, high: Region) -> Result<Region> {
-        let ability = self.split_merge()?;
-        let numbers = (self.number_of(&low)?, self.number_of(&high)?);
-        let apart = Error::InvalidArgument {
-            what: "merge",
-            why: "the second region must begin where the first ends",
-        };
-        if low.base().checked_add(low.size() as u64) != Some(high.base()) {
-            return Err(apart);
-        }
-        let size = low.size().checked_add(high.size()).ok_or(apart)?;
-        let reserved = Reserved::new([Region::with_id(low.base(), size, low.id())], self.id)?;
-        for (index, (number, region)) in [(numbers.0, low), (numbers.1, high)].into_iter().enumerate() {
-            let mut leases = Joined::default();
-            let retired = self.retire(number, region, &mut leases).and_then(|()| {
-                self.remember(region.base(), region.size(), leases.all().as_ref())
-                    .inspect_err(|_| revive_exported(number, region))
-            });
-            if let Err(error) = retired {
-                if index == 1 {
-                    revive(numbers.0);
-                }
-                return Err(error);
-            }
-        }
-        let revive_both = || {
-            revive(numbers.0);
-            revive(numbers.1);
-        };
-        // SAFETY: passed on to the caller.
-        let merged = unsafe { ability.merge(low, high) };
-        failpoint!("upstream.merged");
-        match merged {
-            Ok(whole) if reserved.fill([(numbers.0, low), (numbers.1, high)], [whole], self.id) => Ok(whole),
-            Ok(whole) => {
-                // SAFETY: it comes from the merge, and nobody else has seen it.
-                if unsafe { ability.split(whole, low.size()) }.is_ok() {
-                    revive_both();
-                }
-                Err(elsewhere(&whole))
-            }
-            Err(error) => {
-                revive_both();
-                Err(error)
-            }
-        }
-    }
-
-    fn split_merge(&self) -> Result<&dyn crate::SplitMerge> {
-        let unsupported =
-            Error::NotSupported { what: "splitting and merging regions", owner: "this provider", native: 0 };
-        self.provider.split_merge().ok_or(unsupported)
-    }
-}
-
-/// A region is not where its provider was asked to make it.
-fn elsewhere(region: &Region) -> Error {
-    Error::ForeignAddress { address: region.base(), owner: "the memory that was split or merged" }
-}
-
-fn revive(number: RegionNumber) {
-    if let Some(record) = REGIONS.get(number.0) {
-        record.revive();
-    }
-}
-
-/// As [`revive`], where other processes may still have the region open: its free asks the observers again.
-fn revive_exported(number: RegionNumber, region: Region) {
-    revive(number);
-    let _ = mark_exported(number, region);
 }
 
 impl Drop for Upstream {

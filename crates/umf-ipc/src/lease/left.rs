@@ -60,7 +60,7 @@ pub(super) struct Left {
     /// Of blocks, by where they begin. As the memory of one is not used again while it is here, two of different blocks do
     /// not overlap.
     blocks: BTreeMap<u64, Vec<One>>,
-    /// Of whole regions, likewise. A region that was split or merged overlaps with what became of it.
+    /// Of whole regions, likewise. That of a provider over a pool lies in one of the pool.
     regions: BTreeMap<u64, Vec<One>>,
     /// The size of the largest region that was ever in `regions`.
     widest: u64,

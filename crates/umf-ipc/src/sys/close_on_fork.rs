@@ -9,9 +9,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 use umf_core::metadata::Table;
-use umf_sync::chunks::Zeroed;
-use umf_sync::failpoint;
 use umf_sync::fork::{self, Entry, Hooks, Outer};
+use umf_sync::{chunks::Zeroed, failpoint};
 
 use super::{FileIdentity, Result, identity};
 

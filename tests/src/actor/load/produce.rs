@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use umf::core::{Layout, Upstream};
 use umf::host::HostProvider;
 use umf::ipc::ExporterSettings;
 use umf::{Address, Exchange, Exporter, Mapping, Mode, OnFree, Pool, Visibility, VolatileSlice};
@@ -63,7 +62,7 @@ impl<'a> Kind<'a> {
 type Activity<'a> = fn(&mut Thread<'a>) -> Result<(), Failure>;
 
 /// What a thread does besides exporting and freeing blocks.
-fn activities<'a>() -> [Activity<'a>; 9] {
+fn activities<'a>() -> [Activity<'a>; 8] {
     [
         Thread::drop_pool,
         Thread::trim,
@@ -71,7 +70,6 @@ fn activities<'a>() -> [Activity<'a>; 9] {
         Thread::export_elsewhere,
         Thread::other_memory,
         Thread::named_memory,
-        Thread::split_and_merge,
         Thread::poll,
         Thread::fork,
     ]
@@ -277,19 +275,6 @@ impl Thread<'_> {
         let name = format!("/umf-kill-{}-{number:x}", std::process::id());
         let provider = shared_provider().named(name).arena_size(1 << 20).build()?;
         drop(Pool::builder().provider(provider).build()?.allocate(100)?);
-        Ok(())
-    }
-
-    fn split_and_merge(&mut self) -> Result<(), Failure> {
-        let upstream = Upstream::new(shared_provider().arena_size(1 << 20).build()?)?;
-        let (region, _) = upstream.allocate(Layout::new(16384, 4096)?)?;
-        memory::handle(region.base())?;
-        // SAFETY: a region of this function's own; nothing borrows from it.
-        let (low, high) = unsafe { upstream.split(region, 4096) }?;
-        // SAFETY: as above.
-        let region = unsafe { upstream.merge(low, high) }?;
-        // SAFETY: as above.
-        unsafe { upstream.free(region) }?;
         Ok(())
     }
 

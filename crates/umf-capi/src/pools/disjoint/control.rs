@@ -2,21 +2,14 @@
 
 use core::sync::atomic::Ordering;
 
-use umf::plugin::ops::State;
 use umf_core::Pool as _;
 
 use super::counts::Count;
-use super::params::checked_bucket;
-use super::state::{Disjoint, Made};
+use super::{Disjoint, Made, checked_bucket};
 use crate::boundary::{Failure, Outcome};
 use crate::ctl::{Answers, Asked, Query, Value, no_such_path};
-use crate::pools::kept::behind;
 
 impl Answers for Disjoint {
-    fn behind<'a>(state: State) -> Outcome<&'a Self> {
-        behind(state)
-    }
-
     fn answer(&self, asked: &Asked<'_>) -> Outcome<()> {
         let (branch, rest) = asked.path().split_once('.').unwrap_or((asked.path(), ""));
         match branch {
@@ -134,7 +127,8 @@ impl Counter {
         }
     }
 
-    /// Slabs are counted as those that the blocks fill: the slab pool cuts them out of regions as it goes.
+    /// Slabs are counted as those that the blocks fill: the slab pool cuts them out of regions as
+    /// it goes.
     fn of(self, made: &Made, bucket: usize, count: &Count) -> u64 {
         let Some(&block) = made.sizes.get(bucket) else {
             // Larger than any bucket: no slabs.

@@ -1,4 +1,4 @@
-//! Cases about purging, splitting and merging, and properties.
+//! Cases about purging and properties.
 
 use super::memory::{
     allocate, assert_filled, assert_part_filled, fill, free, is_accessible, is_filled, is_zero,
@@ -166,69 +166,6 @@ pub fn purges_apart_from_each_other_may_overlap_in_time(make: Make<'_>) {
         }
     }
     free(&*provider, region);
-}
-
-/// Splitting and merging keep the bytes; parts are regions of their own; errors leave everything as it was.
-pub fn split_and_merged_regions_keep_content(make: Make<'_>) {
-    let _beside = beside_others();
-    let provider = make();
-    let Some(ability) = provider.split_merge() else {
-        return passed_over(&*provider, "it cannot split and merge");
-    };
-    let page = provider.page_size();
-    let whole = allocate(&*provider, 4 * page, 1);
-    let size = whole.size();
-    let accessible = is_accessible(&*provider);
-    if accessible {
-        fill(whole.base(), size, 41);
-    }
-    for first in [0, page / 2, size, size + page, usize::MAX - page + 1] {
-        // SAFETY: the region is this test's; nothing is split, since that is no place to do so.
-        let result = unsafe { ability.split(whole, first) };
-        assert!(result.is_err(), "a region of {size} bytes was split at {first}");
-    }
-    // SAFETY: the region is this test's, here and below.
-    let (low, high) = unsafe { ability.split(whole, page) }.expect("splitting");
-    assert_eq!((low.base(), low.size()), (whole.base(), page));
-    assert_eq!((high.base(), high.size()), (further(whole.base(), page), size - page));
-    if accessible {
-        assert_part_filled(low.base(), page, 41, 0);
-        assert_part_filled(high.base(), size - page, 41, page);
-    }
-    // SAFETY: as above; and what was split is no region any more.
-    unsafe {
-        assert!(provider.free(whole).is_err(), "a region that was split was freed as a whole");
-        assert!(ability.split(whole, page).is_err(), "a region was split twice");
-        assert!(ability.merge(high, low).is_err(), "regions were merged in the wrong order");
-        assert!(ability.merge(low, low).is_err(), "a region was merged with itself");
-    }
-    // SAFETY: as above.
-    let merged = unsafe { ability.merge(low, high) }.expect("merging what was split");
-    assert_eq!((merged.base(), merged.size()), (whole.base(), size));
-    if accessible {
-        assert_filled(merged.base(), size, 41);
-    }
-    // SAFETY: as above.
-    let (low, rest) = unsafe { ability.split(merged, 2 * page) }.expect("splitting");
-    // SAFETY: as above.
-    let (middle, high) = unsafe { ability.split(rest, page) }.expect("splitting a part");
-    // SAFETY: as above.
-    assert!(unsafe { ability.merge(low, high) }.is_err(), "regions with a gap between them were merged");
-    free(&*provider, middle);
-    if accessible {
-        assert_part_filled(low.base(), 2 * page, 41, 0);
-        assert_part_filled(high.base(), size - 3 * page, 41, 3 * page);
-    }
-    // What comes next may lie where the middle was, and must not touch its neighbours.
-    let other = allocate(&*provider, page, 1);
-    if accessible {
-        fill(other.base(), other.size(), 99);
-        assert_part_filled(low.base(), 2 * page, 41, 0);
-        assert_part_filled(high.base(), size - 3 * page, 41, 3 * page);
-    }
-    free(&*provider, low);
-    free(&*provider, other);
-    free(&*provider, high);
 }
 
 /// Properties are told of live regions, and of no others.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::borrower::Borrower;
-use super::memory::{assert_filled, assert_part_filled, fill, is_accessible, is_zero};
+use super::Make;
+use super::memory::{assert_filled, fill, is_accessible, is_zero};
 use super::process::beside_others;
-use super::{Make, passed_over};
 use crate::held::{self, Fate, OnFree};
 use crate::tracker::{self, RegionNumber};
 use crate::{Error, Layout, Provider, Region, Upstream};
@@ -98,60 +98,6 @@ pub fn the_bound_on_held_regions_is_kept(make: Make<'_>) {
     borrower.close_all();
     let next = allocate(&upstream, 1);
     free(&upstream, next.0, Fate::Gone);
-}
-
-/// Leases outlast a split and a merge: each part waits for those on its own bytes.
-pub fn leases_outlast_splitting_and_merging(make: Make<'_>) {
-    let _beside = beside_others();
-    let (provider, borrower) = (make(), Borrower::new());
-    if provider.split_merge().is_none() {
-        return passed_over(&*provider, "it cannot split and merge");
-    }
-    let page = provider.page_size();
-    let upstream = Upstream::new(Arc::clone(&provider)).expect("an upstream");
-    let (whole, number) = allocate(&upstream, 4);
-    if is_accessible(&*provider) {
-        fill(whole.base(), whole.size(), 6);
-    }
-    tracker::mark_exported(number, whole).expect("live");
-    let third = whole.base().checked_add(2 * page as u64).expect("inside");
-    borrower.open(third, page);
-    // SAFETY: the regions are this test's, here and below.
-    let (low, high) = unsafe { upstream.split(whole, 2 * page) }.expect("splitting");
-    assert!(upstream.held().is_empty(), "what is not freed is not held");
-    // Nothing of it goes for being looked at.
-    upstream.poll();
-    // SAFETY: as above.
-    let (third_page, rest) = unsafe { upstream.split(high, page) }.expect("splitting a part");
-    free(&upstream, low, Fate::Gone);
-    free(&upstream, rest, Fate::Gone);
-    free(&upstream, third_page, Fate::Held);
-    others_keep_off(&upstream, &borrower);
-    if is_accessible(&*provider) {
-        assert_part_filled(third, page, 6, 2 * page);
-    }
-    borrower.close_all();
-    assert!(upstream.drain(LONG).is_empty());
-
-    let (whole, _) = allocate(&upstream, 2);
-    // SAFETY: as above.
-    let (low, high) = unsafe { upstream.split(whole, page) }.expect("splitting");
-    let found = tracker::find(low.base()).expect("a live region is found");
-    lend(&borrower, (low, found.number));
-    // SAFETY: as above.
-    let merged = unsafe { upstream.merge(low, high) }.expect("merging");
-    free(&upstream, merged, Fate::Held);
-    others_keep_off(&upstream, &borrower);
-    borrower.close_all();
-    assert!(upstream.drain(LONG).is_empty());
-    // Leases that are gone by the time of the free hold nothing.
-    let (whole, number) = allocate(&upstream, 2);
-    lend(&borrower, (whole, number));
-    // SAFETY: as above.
-    let (low, high) = unsafe { upstream.split(whole, page) }.expect("splitting");
-    borrower.close_all();
-    free(&upstream, low, Fate::Gone);
-    free(&upstream, high, Fate::Gone);
 }
 
 /// A held region keeps its provider, though nobody else does any more.

@@ -1,0 +1,142 @@
+//! `umf/pools/pool_jemalloc.h`: jemalloc over any provider. Without the feature `jemalloc` it
+//! answers as the original does that was built without it.
+
+#[cfg(feature = "jemalloc")]
+mod present {
+    use core::ffi::{CStr, c_char, c_void};
+    use std::ffi::CString;
+    use std::sync::Arc;
+
+    use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
+    use umf_provider_plugin::table::State;
+
+    use crate::boundary::{Code, Handle, Out, Outcome, Text, call, settings_functions};
+    use crate::ctl::{Answers, Asked, no_such_path};
+    use crate::last_error::PoolKind;
+    use crate::pool::PoolTable;
+    use crate::pools::table::{self, TablePool, enter, functions, settings, start};
+    use crate::provider::{Provider, short_name};
+
+    /// The settings of a pool to be.
+    #[derive(Clone)]
+    struct Params {
+        /// How many arenas threads are spread over; 0: as the pool thinks right.
+        arenas: usize,
+        name: CString,
+    }
+
+    impl Default for Params {
+        fn default() -> Self {
+            Self { arenas: 0, name: c"jemalloc".to_owned() }
+        }
+    }
+
+    settings_functions! {
+        Params;
+        create fn umfJemallocPoolParamsCreate() { Params::default() }
+        destroy fn umfJemallocPoolParamsDestroy;
+
+        fn umfJemallocPoolParamsSetNumArenas(params, arenas: usize) { params.arenas = arenas; }
+        fn umfJemallocPoolParamsSetName(params, name: Text) { params.name = short_name(name.get()?); }
+    }
+
+    /// The state.
+    struct Jemalloc {
+        pool: Arc<JemallocPool>,
+        name: CString,
+        /// Whether the CPU may read and write the memory, as far as is known.
+        is_host: bool,
+    }
+
+    static TABLE: PoolTable = PoolTable::of(functions::<Jemalloc>(initialize));
+
+    #[unsafe(no_mangle)]
+    extern "C" fn umfJemallocPoolOps() -> *const PoolTable {
+        &raw const TABLE
+    }
+
+    extern "C" fn initialize(provider: Handle<Provider>, params: *const c_void, state: *mut State) -> Code {
+        start(provider, state, |provider| {
+            let params: Params = settings(params)?;
+            // Of memory of the program's own provider, the caller that clears or copies it knows.
+            let is_host = !provider.is_out_of_reach();
+            let settings = JemallocSettings::default()
+                .name(params.name.to_string_lossy())
+                .arenas(u32::try_from(params.arenas).unwrap_or(u32::MAX));
+            let pool = JemallocPool::with_settings(provider.core(), settings)?;
+            enter(&pool, provider);
+            Ok(Jemalloc { pool, name: params.name, is_host })
+        })
+    }
+
+    impl TablePool for Jemalloc {
+        const KIND: PoolKind = PoolKind::Jemalloc;
+        const NAME: &'static CStr = c"jemalloc";
+        /// Its blocks are aligned to 16 bytes at least.
+        const ALIGN: usize = 1;
+
+        fn name(&self) -> *const c_char {
+            self.name.as_ptr()
+        }
+
+        /// jemalloc gives a block for 0 bytes, too.
+        fn aligned_malloc(&self, size: usize, align: usize) -> Outcome<*mut c_void> {
+            table::allocate(&*self.pool, size.max(1), align)
+        }
+
+        fn free(&self, block: *mut c_void) -> Outcome<()> {
+            table::free_block(&*self.pool, block)
+        }
+
+        fn pool(&self) -> Outcome<&dyn umf_core::Pool> {
+            Ok(&*self.pool)
+        }
+
+        fn is_host(&self) -> bool {
+            self.is_host
+        }
+    }
+
+    impl Answers for Jemalloc {
+        fn answer(&self, asked: &Asked<'_>) -> Outcome<()> {
+            if asked.path() == "post_initialize" && asked.runs() { Ok(()) } else { Err(no_such_path()) }
+        }
+    }
+}
+
+/// No table, and settings that cannot be made.
+#[cfg(not(feature = "jemalloc"))]
+mod absent {
+    use crate::boundary::{Code, Failure, Handle, Out, Text, call};
+    use crate::pool::PoolTable;
+
+    /// Settings that cannot be made.
+    enum Params {}
+
+    const ABSENT: Failure = Failure::unsupported("this library was built without jemalloc");
+
+    #[unsafe(no_mangle)]
+    extern "C" fn umfJemallocPoolOps() -> *const PoolTable {
+        core::ptr::null()
+    }
+
+    #[unsafe(no_mangle)]
+    extern "C" fn umfJemallocPoolParamsCreate(_: Out<Handle<Params>>) -> Code {
+        call("umfJemallocPoolParamsCreate", || Err(ABSENT))
+    }
+
+    #[unsafe(no_mangle)]
+    extern "C" fn umfJemallocPoolParamsDestroy(_: Handle<Params>) -> Code {
+        call("umfJemallocPoolParamsDestroy", || Err(ABSENT))
+    }
+
+    #[unsafe(no_mangle)]
+    extern "C" fn umfJemallocPoolParamsSetNumArenas(_: Handle<Params>, _: usize) -> Code {
+        call("umfJemallocPoolParamsSetNumArenas", || Err(ABSENT))
+    }
+
+    #[unsafe(no_mangle)]
+    extern "C" fn umfJemallocPoolParamsSetName(_: Handle<Params>, _: Text) -> Code {
+        call("umfJemallocPoolParamsSetName", || Err(ABSENT))
+    }
+}

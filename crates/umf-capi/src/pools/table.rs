@@ -1,0 +1,302 @@
+//! [`TablePool`]: the functions of the table of a pool, written once for all pools of this library;
+//! and [`Memory`], what pools know of their memory whose allocator checks nothing.
+
+use core::ffi::{CStr, c_char, c_void};
+use core::ptr::null_mut;
+
+use umf_core::tracker::{self, OwnerId};
+use umf_core::{Address, Error, Layout, Visibility};
+use umf_provider_plugin::table::State;
+use umf_sync::fork;
+
+use crate::boundary::{Code, Failure, Handle, NOT_SUPPORTED, Out, Outcome, call, call_with};
+use crate::ctl::{Answers, control, object_of};
+use crate::last_error::{PoolKind, explain};
+use crate::memory::owners;
+use crate::pool::{Functions, Initialize};
+use crate::provider::Provider;
+
+/// The state of a pool. It is in a box, whose address is the [`State`].
+///
+/// A method that gives a block may give NULL, which is no failure then. Where `pool` is there,
+/// blocks are found and trimmed by it.
+pub(crate) trait TablePool: Answers + Sized {
+    const KIND: PoolKind;
+    /// What the pool is called where there is no state to ask.
+    const NAME: &'static CStr;
+    /// What blocks of `malloc` are aligned to, in bytes.
+    const ALIGN: usize;
+
+    /// Its name, which lives as long as the pool.
+    fn name(&self) -> *const c_char {
+        Self::NAME.as_ptr()
+    }
+
+    /// Allocates at a multiple of `align`, where 0 is any.
+    fn aligned_malloc(&self, size: usize, align: usize) -> Outcome<*mut c_void>;
+
+    /// Frees a block, which is not NULL.
+    fn free(&self, block: *mut c_void) -> Outcome<()>;
+
+    /// The pool, as this library has them.
+    fn pool(&self) -> Outcome<&dyn umf_core::Pool> {
+        Err(Failure::unsupported("this kind of pool does not say what its blocks are"))
+    }
+
+    /// Whether the processor may read and write the memory.
+    fn is_host(&self) -> bool {
+        true
+    }
+
+    fn malloc(&self, size: usize) -> Outcome<*mut c_void> {
+        self.aligned_malloc(size, Self::ALIGN)
+    }
+
+    fn calloc(&self, count: usize, size: usize) -> Outcome<*mut c_void> {
+        check_host(self)?;
+        let bytes = count.checked_mul(size).ok_or(Error::SizeOverflow { size: usize::MAX, align: 1 })?;
+        let block = self.malloc(bytes)?;
+        if !block.is_null() {
+            // SAFETY: a fresh block of host memory of that size.
+            unsafe { block.cast::<u8>().write_bytes(0, bytes) };
+        }
+        Ok(block)
+    }
+
+    fn realloc(&self, old: *mut c_void, size: usize) -> Outcome<*mut c_void> {
+        check_host(self)?;
+        if old.is_null() {
+            return self.malloc(size);
+        }
+        let (start, usable) = block_around(self, old)?;
+        if start.as_ptr().map(<*mut u8>::cast) != Some(old) {
+            return Err(Error::InteriorAddress { address: start }.into());
+        }
+        if size == 0 {
+            self.free(old)?;
+            return Ok(null_mut());
+        }
+        // In place, unless half of it would be wasted.
+        if size <= usable && size > usable / 2 {
+            return Ok(old);
+        }
+        let moved = self.malloc(size)?;
+        // SAFETY: both are live blocks of host memory, of at least that many bytes, and not the
+        // same.
+        unsafe { core::ptr::copy_nonoverlapping(old.cast::<u8>(), moved.cast(), usable.min(size)) };
+        self.free(old)?;
+        Ok(moved)
+    }
+
+    /// Bytes of a block from an address in it on; 0 of NULL.
+    fn usable_size(&self, block: *const c_void) -> Outcome<usize> {
+        if block.is_null() { Ok(0) } else { Ok(block_around(self, block)?.1) }
+    }
+
+    fn trim(&self, keep: usize) -> Outcome<()> {
+        self.pool()?.trim(keep)?;
+        Ok(())
+    }
+}
+
+fn check_host<T: TablePool>(pool: &T) -> Outcome<()> {
+    if pool.is_host() {
+        return Ok(());
+    }
+    Err(Failure::unsupported(
+        "only memory that the processor is known to reach can be cleared or copied here",
+    ))
+}
+
+/// The block around an address of C, and bytes in it from there on.
+fn block_around<T: TablePool>(pool: &T, block: *const c_void) -> Outcome<(Address, usize)> {
+    let address = Address::from_ptr(block.cast::<u8>());
+    let found = pool.pool()?.block_at(address)?;
+    let inside = address.offset_from(found.address).and_then(|offset| usize::try_from(offset).ok());
+    Ok((found.address, found.size - inside.unwrap_or(0)))
+}
+
+/// Allocates from a pool of this library.
+pub(super) fn allocate(pool: &dyn umf_core::Pool, size: usize, align: usize) -> Outcome<*mut c_void> {
+    let address =
+        Layout::new(size, align.max(1)).and_then(|layout| pool.allocate(layout)).map_err(explain)?;
+    let outside = Failure::argument("the memory lies in no address space of this process");
+    address.as_ptr().map(<*mut u8>::cast).ok_or(outside)
+}
+
+/// Frees a block of a pool of this library.
+pub(super) fn free_block(pool: &dyn umf_core::Pool, block: *mut c_void) -> Outcome<()> {
+    // SAFETY: the block is C's to give; one that is none is an error.
+    unsafe { pool.free(Address::from_ptr(block.cast::<u8>())) }.map_err(explain)
+}
+
+/// Has the memory of a pool of this library be that of the pool handle which `provider` is for.
+pub(super) fn enter<P>(pool: &std::sync::Arc<P>, provider: &Provider) {
+    if let Some(handle) = provider.pool() {
+        owners::enter(std::sync::Arc::as_ptr(pool).cast(), handle);
+    }
+}
+
+/// The functions of a table, all but the one that makes the state.
+pub(crate) const fn functions<T: TablePool>(initialize: Initialize) -> Functions {
+    Functions {
+        initialize,
+        finalize: finalize::<T>,
+        malloc: malloc::<T>,
+        calloc: calloc::<T>,
+        realloc: realloc::<T>,
+        aligned_malloc: aligned_malloc::<T>,
+        malloc_usable_size: malloc_usable_size::<T>,
+        free: free::<T>,
+        get_last_allocation_error: get_last_allocation_error::<T>,
+        get_name: get_name::<T>,
+        ext_ctl: Some(control::<T>),
+        ext_trim_memory: Some(trim::<T>),
+    }
+}
+
+/// Runs an `initialize` that makes such a state.
+pub(super) fn start<T: TablePool>(
+    provider: Handle<Provider>,
+    state: *mut State,
+    make: impl FnOnce(&Provider) -> Outcome<T>,
+) -> Code {
+    call("initialize", || {
+        let (provider, place) = (provider.get()?, Out::from_ptr(state).check()?);
+        place.set(Box::into_raw(Box::new(make(provider)?)).cast())
+    })
+}
+
+/// The settings that C passed to `initialize`, or the default ones.
+pub(super) fn settings<P: Default + Clone>(params: *const c_void) -> Outcome<P> {
+    let params = Handle::<P>::from_ptr(params.cast::<P>().cast_mut());
+    if params.is_null() { Ok(P::default()) } else { Ok(params.get()?.clone()) }
+}
+
+extern "C" fn finalize<T: TablePool>(state: State) -> Code {
+    call("finalize", || {
+        if !state.is_null() {
+            // SAFETY: `start` made the box; C finalises a state once.
+            drop(unsafe { Box::from_raw(state.cast::<T>()) });
+        }
+        Ok(())
+    })
+}
+
+/// Allocates, and turns a failure into NULL and the thread's last error.
+fn allocation<T: TablePool>(
+    what: &'static str,
+    state: State,
+    allocate: impl FnOnce(&T) -> Outcome<*mut c_void>,
+) -> *mut c_void {
+    call_with(what, null_mut(), || {
+        Ok(allocate(object_of(state)?).unwrap_or_else(|failure| {
+            T::KIND.set_last(failure.code());
+            tracing::debug!("an allocation failed: {failure}");
+            null_mut()
+        }))
+    })
+}
+
+extern "C" fn malloc<T: TablePool>(state: State, size: usize) -> *mut c_void {
+    allocation("malloc", state, |pool: &T| pool.malloc(size))
+}
+
+extern "C" fn aligned_malloc<T: TablePool>(state: State, size: usize, align: usize) -> *mut c_void {
+    allocation("aligned_malloc", state, |pool: &T| pool.aligned_malloc(size, align))
+}
+
+extern "C" fn calloc<T: TablePool>(state: State, count: usize, size: usize) -> *mut c_void {
+    allocation("calloc", state, |pool: &T| pool.calloc(count, size))
+}
+
+extern "C" fn realloc<T: TablePool>(state: State, old: *mut c_void, size: usize) -> *mut c_void {
+    allocation("realloc", state, |pool: &T| pool.realloc(old, size))
+}
+
+extern "C" fn malloc_usable_size<T: TablePool>(
+    state: State,
+    memory: *const c_void,
+    size: *mut usize,
+) -> Code {
+    call("malloc_usable_size", || {
+        let (pool, size) = (object_of::<T>(state)?, Out::from_ptr(size).check()?);
+        size.set(pool.usable_size(memory)?)
+    })
+}
+
+extern "C" fn free<T: TablePool>(state: State, block: *mut c_void) -> Code {
+    call("free", || {
+        let pool = object_of::<T>(state)?;
+        if block.is_null() { Ok(()) } else { pool.free(block) }
+    })
+}
+
+extern "C" fn get_last_allocation_error<T: TablePool>(_: State) -> Code {
+    T::KIND.last()
+}
+
+extern "C" fn get_name<T: TablePool>(state: State, name: *mut *const c_char) -> Code {
+    call("get_name", || {
+        let name = Out::from_ptr(name).check()?;
+        name.set(object_of(state).map_or(T::NAME.as_ptr(), T::name))
+    })
+}
+
+extern "C" fn trim<T: TablePool>(state: State, keep: usize) -> Code {
+    call("trim", || object_of::<T>(state)?.trim(keep))
+}
+
+/// The memory that a pool's blocks lie in, for an allocator that checks nothing itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    /// `None` where the program brought the provider, and has its pool not tracked.
+    owner: Option<OwnerId>,
+    is_shared: bool,
+    /// The process that made the pool, as [`fork::generation`] counts.
+    generation: u32,
+}
+
+impl Memory {
+    /// What is allocated of this provider, for an allocator that writes into memory itself.
+    ///
+    /// # Errors
+    /// The memory is known not to be for that: of a device, or protected.
+    pub(super) fn of(provider: &Provider) -> Outcome<Self> {
+        if provider.is_out_of_reach() {
+            return Err(Failure::unsupported(
+                "this pool keeps its records in the memory, which the processor cannot reach; use a disjoint or \
+                 proxy pool",
+            ));
+        }
+        let is_shared = provider.core().visibility() == Visibility::Shared;
+        Ok(Self { owner: provider.owner(), is_shared, generation: fork::generation() })
+    }
+
+    /// Whether this is a forked child, and the memory its parent's, too: two allocators in one heap
+    /// would be its end.
+    pub(super) fn is_frozen(&self) -> bool {
+        self.is_shared && self.generation != fork::generation()
+    }
+
+    /// Refuses what must not be done in a forked child.
+    pub(super) fn check_not_frozen(&self) -> Outcome<()> {
+        if !self.is_frozen() {
+            return Ok(());
+        }
+        Err(Failure::new(
+            NOT_SUPPORTED,
+            "the pool's memory is shared with the parent that this process was forked from",
+        ))
+    }
+
+    /// Refuses what is no memory of the pool.
+    pub(super) fn check(&self, block: *const c_void) -> Outcome<()> {
+        self.check_not_frozen()?;
+        let Some(owner) = self.owner else { return Ok(()) };
+        match tracker::find(Address::from_ptr(block.cast::<u8>())) {
+            Some(found) if found.owner == owner => Ok(()),
+            _ => Err(Failure::argument("the block is not one of this pool")),
+        }
+    }
+}

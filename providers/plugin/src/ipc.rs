@@ -1,0 +1,270 @@
+//! Exports of regions, and [`PluginImport`], which opens what the same provider exported in another
+//! process.
+
+use core::fmt;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs::File;
+use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use umf_core::provider::NATIVE_BYTES;
+use umf_core::{
+    Access, Address, Error, Export, Import, ImportRequest, Imported, MemoryKind, NativeBytes, NativeExport,
+    ProviderKind, Region, Result,
+};
+use umf_sync::Lock;
+
+use super::instance::{HandleBytes, Instance};
+use super::provider::PluginProvider;
+
+impl Export for PluginProvider {
+    /// A handle of up to 64 bytes is the export's native bytes; a longer one lies in a file.
+    fn export(&self, region: &Region) -> Result<NativeExport> {
+        self.check_not_frozen()?;
+        self.records.check(region)?;
+        let len = self.handle_size().ok_or(self.instance.not_offered("IPC handles"))?;
+        let mut bytes = self.instance.get_handle(region.base(), region.size(), len)?;
+        if len <= NATIVE_BYTES {
+            let native = NativeBytes::new(bytes.as_mut_slice())?;
+            return Ok(NativeExport::from_bytes(native, region.id().get()));
+        }
+        let file = match file_with(bytes.as_mut_slice()) {
+            Ok(file) => file,
+            Err(error) => {
+                // The first error counts.
+                let _ = self.instance.put_handle(bytes);
+                return Err(error);
+            }
+        };
+        let mut export = NativeExport::from_fd(Arc::new(file), 0);
+        export.isolated = true;
+        export.allocation_id = region.id().get();
+        Ok(export)
+    }
+
+    fn unexport(&self, _region: &Region, export: NativeExport) -> Result<()> {
+        if self.is_frozen() {
+            return Ok(());
+        }
+        let len = self.handle_size().ok_or(self.instance.not_offered("IPC handles"))?;
+        let file = export.fd.as_deref().map(OwnedFd::try_clone).transpose().map_err(|_| WRONG_LENGTH)?;
+        self.instance.put_handle(handle_of(file, export.native.as_slice(), len)?)
+    }
+
+    fn uses_fd_per_export(&self) -> bool {
+        self.handle_size().is_some_and(|size| size > NATIVE_BYTES)
+    }
+}
+
+impl PluginProvider {
+    fn handle_size(&self) -> Option<usize> {
+        self.importer().map(|import| import.handle_size)
+    }
+}
+
+/// A file of memory with these bytes.
+fn file_with(bytes: &[u8]) -> Result<OwnedFd> {
+    let native = |call| move |error: std::io::Error| Error::native(call, error.raw_os_error().unwrap_or(0));
+    // SAFETY: a C string and flags.
+    let fd = unsafe { libc::memfd_create(c"umf-c-handle".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(native("memfd_create")(std::io::Error::last_os_error()));
+    }
+    // SAFETY: made above, and known here alone.
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.write_all_at(bytes, 0).map_err(native("write"))?;
+    Ok(file.into())
+}
+
+const WRONG_LENGTH: Error =
+    Error::Untrusted { why: "the IPC handle is not as long as those of this provider" };
+
+/// The bytes of a handle, of exactly this length.
+fn handle_of(file: Option<OwnedFd>, native: &[u8], len: usize) -> Result<HandleBytes> {
+    let mut bytes = HandleBytes::zeroed(len);
+    match file.map(File::from) {
+        None if native.len() == len => bytes.as_mut_slice().copy_from_slice(native),
+        Some(file) if len > NATIVE_BYTES && native.is_empty() => {
+            if !file.metadata().is_ok_and(|file| file.is_file() && file.len() == len as u64) {
+                return Err(WRONG_LENGTH);
+            }
+            file.read_exact_at(bytes.as_mut_slice(), 0).map_err(|_| WRONG_LENGTH)?;
+        }
+        _ => return Err(WRONG_LENGTH),
+    }
+    Ok(bytes)
+}
+
+/// Opens handles of a provider's memory. From [`PluginProvider::importer`].
+///
+/// A handle is refused unless it is as long as the provider's handles are; its content is for the
+/// provider to judge. Of host memory it is checked that all of it is mapped. What a provider opens
+/// can always be written; where it is host memory, a read-only import has its pages protected.
+pub struct PluginImport {
+    instance: Arc<Instance>,
+    kind: ProviderKind,
+    memory_kind: MemoryKind,
+    handle_size: usize,
+}
+
+/// How many open imports of all providers begin at each address.
+static OPEN: Lock<BTreeMap<u64, u32>> = Lock::new(BTreeMap::new());
+
+impl PluginImport {
+    pub(crate) const fn new(
+        instance: Arc<Instance>,
+        kind: ProviderKind,
+        memory_kind: MemoryKind,
+        handle_size: usize,
+    ) -> Self {
+        Self { instance, kind, memory_kind, handle_size }
+    }
+
+    /// Checks and protects memory that the provider opened.
+    fn examine(&self, base: Address, size: usize, access: Access) -> Result<Imported> {
+        if base.checked_add(size as u64).is_none() {
+            return Err(Error::Untrusted { why: "the region does not fit into the address space" });
+        }
+        if !self.memory_kind.is_host_accessible() {
+            return Ok(Imported::device(base, size));
+        }
+        let pages = Pages::around(base, size)?;
+        if self.memory_kind == MemoryKind::Host && pages.mapped() < pages.len {
+            let why = "the plugin opened less memory than the handle says that there is";
+            return Err(Error::Untrusted { why });
+        }
+        if access == Access::ReadOnly {
+            // Protecting pages that are open for writing, too, would end their users.
+            if self.memory_kind != MemoryKind::Host || OPEN.lock().contains_key(&base.to_bits()) {
+                return Err(self.instance.not_offered("this import as read-only"));
+            }
+            pages.protect(libc::PROT_READ)?;
+        }
+        Ok(Imported::host(base, size, access))
+    }
+}
+
+/// The pages of the system that memory lies in.
+struct Pages {
+    start: *mut libc::c_void,
+    len: usize,
+}
+
+impl Pages {
+    fn around(base: Address, size: usize) -> Result<Self> {
+        const PAGE: usize = 4096;
+        let outside = Error::Untrusted { why: "the plugin opened a handle outside of the address space" };
+        let start = base.as_ptr().ok_or(outside)?;
+        let inside = start.addr() % PAGE;
+        let len =
+            size.checked_add(inside).and_then(|len| len.checked_next_multiple_of(PAGE)).ok_or(outside)?;
+        Ok(Self { start: start.wrapping_sub(inside).cast(), len })
+    }
+
+    /// How many bytes from the start on are mapped of the same file, up to as many as there should
+    /// be; 0 if the system does not say (`proc_pid_maps(5)`). Another file behind it is not what
+    /// was opened.
+    fn mapped(&self) -> usize {
+        let maps = std::fs::read_to_string("/proc/thread-self/maps").unwrap_or_default();
+        let (start, mut end, mut file) = (self.start.addr(), self.start.addr(), None);
+        for mapping in maps.lines().filter_map(SystemMapping::parse) {
+            let goes_on = match file {
+                None => mapping.from <= start && start < mapping.to,
+                Some(file) => mapping.from == end && mapping.file == file,
+            };
+            if goes_on {
+                (end, file) = (mapping.to, Some(mapping.file));
+            } else if file.is_some() {
+                break;
+            }
+        }
+        (end - start).min(self.len)
+    }
+
+    /// Of the `size` bytes from `base` on, which these pages are around, how many are mapped.
+    fn given(&self, base: Address, size: usize) -> usize {
+        let inside = (base.to_bits() as usize).saturating_sub(self.start.addr());
+        self.mapped().saturating_sub(inside).min(size)
+    }
+
+    fn protect(&self, protection: i32) -> Result<()> {
+        // SAFETY: the provider has opened this memory just now, and it is not in use.
+        if unsafe { libc::mprotect(self.start, self.len, protection) } == 0 {
+            return Ok(());
+        }
+        let native = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+        Err(Error::NotSupported { what: "protecting a read-only import", owner: "this system", native })
+    }
+}
+
+/// A line of `/proc/thread-self/maps`.
+struct SystemMapping<'l> {
+    from: usize,
+    to: usize,
+    /// Device and inode.
+    file: (&'l str, &'l str),
+}
+
+impl<'l> SystemMapping<'l> {
+    fn parse(line: &'l str) -> Option<Self> {
+        let mut fields = line.split_ascii_whitespace();
+        let (from, to) = fields.next()?.split_once('-')?;
+        let number = |digits| usize::from_str_radix(digits, 16).ok();
+        Some(Self { from: number(from)?, to: number(to)?, file: (fields.nth(2)?, fields.next()?) })
+    }
+}
+
+// SAFETY: what the provider opened stays until it is closed, which `release` alone does; the
+// instance is neither finalised nor unloaded before that. That the memory cannot shrink is what the
+// provider is trusted in.
+unsafe impl Import for PluginImport {
+    fn kind(&self) -> ProviderKind {
+        self.kind
+    }
+
+    fn import(&self, request: ImportRequest) -> Result<Imported> {
+        if request.offset != 0 || request.size == 0 {
+            let why = "the export has an offset or no size, which exports of plugins do not have";
+            return Err(Error::Untrusted { why });
+        }
+        let native = request.native.get(..request.native_len).unwrap_or_default();
+        let handle = handle_of(request.fd, native, self.handle_size)?;
+        let base = self.instance.open_handle(handle)?;
+        let size = request.size;
+        let examined = self.examine(base, size, request.access);
+        if examined.is_ok() {
+            *OPEN.lock().entry(base.to_bits()).or_default() += 1;
+            return examined;
+        }
+        // The size is the exporter's: a provider that is told to unmap more than it mapped unmaps
+        // what lies behind. Where the system does not say how much it is, it stays open.
+        let size = match self.memory_kind {
+            MemoryKind::Host => Pages::around(base, size).map_or(0, |pages| pages.given(base, size)),
+            _ => size,
+        };
+        if size != 0 {
+            // SAFETY: opened above, and not in use. The first error counts.
+            let _ = unsafe { self.instance.close_handle(base, size) };
+        }
+        examined
+    }
+
+    unsafe fn release(&self, imported: Imported) -> Result<()> {
+        if let Entry::Occupied(mut count) = OPEN.lock().entry(imported.base.to_bits()) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { self.instance.close_handle(imported.base, imported.size) }
+    }
+}
+
+impl fmt::Debug for PluginImport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "import of {} memory by {}", self.kind, self.instance.owner())
+    }
+}

@@ -1,0 +1,241 @@
+//! [`PluginProvider`].
+
+use core::fmt;
+use core::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use umf_core::{
+    Address, Error, Export, Import, Layout, MemoryKind, Properties, Property, PropertyValue, Provider,
+    ProviderKind, Purge, Region, Result, Visibility,
+};
+use umf_sync::fork;
+
+use super::instance::Instance;
+use super::ipc::PluginImport;
+use super::records::Records;
+
+/// A provider behind UMF's table of C functions. Thread-safe.
+///
+/// It offers what the table has. What the functions return is checked, and an address that is no
+/// live region of this provider is an error here and never reaches them.
+///
+/// One from a shared object ([`super::PluginLoader`]) finalises the plugin once it and its importer
+/// are dropped, and then unloads it. If regions were not freed, neither happens, so that they stay.
+///
+/// In a forked child, a private one works on, as far as the plugin's own code does. A shared one is
+/// frozen there: allocating is [`Error::Frozen`], and freeing does nothing, since the memory is
+/// still the parent's.
+///
+/// It uses the global allocator for its records, so that a pool over it is not to be the global
+/// allocator.
+pub struct PluginProvider {
+    pub(crate) instance: ManuallyDrop<Arc<Instance>>,
+    pub(crate) records: Records,
+    about: Description,
+    generation: u32,
+    import: Option<Arc<PluginImport>>,
+}
+
+/// What the table of a provider does not say, or said when it was asked.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// The name of this instance.
+    pub name: String,
+    /// What stands in handles.
+    pub kind: ProviderKind,
+    /// What the memory is.
+    pub memory_kind: MemoryKind,
+    /// Whether a forked child shares the memory.
+    pub visibility: Visibility,
+    /// The granularity of allocation in bytes.
+    pub page: usize,
+    /// The bytes of an IPC handle, if it has any.
+    pub handle_size: Option<usize>,
+    /// Whether the provider is asked for sizes as they are, as UMF's own pools ask it, and not for
+    /// whole pages.
+    pub exact_sizes: bool,
+}
+
+impl PluginProvider {
+    /// A provider over an instance.
+    #[must_use]
+    pub fn new(instance: Instance, about: Description) -> Arc<Self> {
+        let instance = Arc::new(instance);
+        let import =
+            |size| Arc::new(PluginImport::new(Arc::clone(&instance), about.kind, about.memory_kind, size));
+        Arc::new(Self {
+            records: Records::new(instance.owner()),
+            import: about.handle_size.map(import),
+            instance: ManuallyDrop::new(instance),
+            about,
+            generation: fork::generation(),
+        })
+    }
+
+    /// What opens handles of this provider's memory, without the provider; `None` if it has no IPC
+    /// handles. A plugin stays loaded as long as this exists.
+    #[must_use]
+    pub fn importer(&self) -> Option<Arc<PluginImport>> {
+        self.import.clone()
+    }
+
+    /// Whether this is a forked child, to which the memory does not belong.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.about.visibility == Visibility::Shared && self.generation != fork::generation()
+    }
+
+    pub(crate) fn check_not_frozen(&self) -> Result<()> {
+        if self.is_frozen() { Err(Error::Frozen { what: "memory of a plugin" }) } else { Ok(()) }
+    }
+}
+
+// SAFETY: regions are what the provider allocated, which is trusted in that as UMF trusts it. They
+// are checked for address, alignment and overlap, and are freed by `free` only.
+unsafe impl Provider for PluginProvider {
+    fn kind(&self) -> ProviderKind {
+        self.about.kind
+    }
+
+    fn name(&self) -> &str {
+        &self.about.name
+    }
+
+    fn memory_kind(&self) -> MemoryKind {
+        self.about.memory_kind
+    }
+
+    fn visibility(&self) -> Visibility {
+        self.about.visibility
+    }
+
+    fn page_size(&self) -> usize {
+        self.about.page
+    }
+
+    fn recommended_page_size(&self, size: usize) -> usize {
+        let page = self.about.page;
+        self.instance.recommended_page_size(size).unwrap_or(page).max(page)
+    }
+
+    fn allocate(&self, layout: Layout) -> Result<Region> {
+        self.check_not_frozen()?;
+        let page = self.about.page;
+        let exact = self.about.exact_sizes;
+        let layout = if exact { layout } else { layout.pad_to(page)?.align_to(page)? };
+        let base = self.instance.allocate(layout.size(), layout.align(), exact && layout.align() <= page)?;
+        let region = Region::new(base, layout.size());
+        if !self.records.insert(region) {
+            // It is not freed: that would free the other region.
+            return Err(self.instance.broken("returned memory that overlaps memory it returned before"));
+        }
+        Ok(region)
+    }
+
+    unsafe fn free(&self, region: Region) -> Result<()> {
+        if self.is_frozen() {
+            return Ok(());
+        }
+        // The record goes first: once freed, another thread may get the same address.
+        self.records.remove(&region)?;
+        // SAFETY: the region was live until now, and the caller says that it is not in use.
+        let freed = unsafe { self.instance.free(region.base(), region.size()) };
+        if freed.is_err() {
+            self.records.insert(region);
+        }
+        freed
+    }
+
+    fn export(&self) -> Option<&dyn Export> {
+        self.import.is_some().then_some(self)
+    }
+
+    fn import(&self) -> Option<&dyn Import> {
+        self.import.as_deref().map(|import| -> &dyn Import { import })
+    }
+
+    fn purge(&self) -> Option<&dyn Purge> {
+        let functions = &self.instance.table().functions;
+        (functions.ext_purge_lazy.is_some() || functions.ext_purge_force.is_some()).then_some(self)
+    }
+
+    fn properties(&self) -> Option<&dyn Properties> {
+        let functions = &self.instance.table().functions;
+        let any =
+            functions.ext_get_allocation_properties.is_some() || functions.get_cache_line_size.is_some();
+        any.then_some(self)
+    }
+}
+
+impl PluginProvider {
+    /// # Safety
+    /// The content of the range is not needed.
+    unsafe fn purge_range(&self, base: Address, size: usize, lazily: bool) -> Result<()> {
+        self.check_not_frozen()?;
+        let page = self.about.page;
+        if size == 0 || !base.is_aligned_to(page) || !size.is_multiple_of(page) {
+            return Err(Error::InvalidArgument { what: "range", why: "must be one or more whole pages" });
+        }
+        self.records.check_range(base, size)?;
+        // SAFETY: the range lies in a live region; the rest is passed on to the caller.
+        unsafe { self.instance.purge(base, size, lazily) }
+    }
+}
+
+impl Purge for PluginProvider {
+    unsafe fn purge_lazy(&self, base: Address, size: usize) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.purge_range(base, size, true) }
+    }
+
+    unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.purge_range(base, size, false) }
+    }
+}
+
+/// `UMF_MEMORY_PROPERTY_CONTEXT`.
+const CONTEXT: i32 = 21;
+/// `UMF_MEMORY_PROPERTY_DEVICE`.
+const DEVICE: i32 = 22;
+
+impl Properties for PluginProvider {
+    fn property(&self, region: &Region, property: Property) -> Result<PropertyValue> {
+        self.records.check(region)?;
+        let handle = |property| {
+            let value = self.instance.property(region.base(), property)?;
+            let value = usize::try_from(value).map_err(|_| self.instance.broken("has no such property"))?;
+            Ok(PropertyValue::Handle(value))
+        };
+        match property {
+            Property::AllocationId => Ok(PropertyValue::Number(region.id().get())),
+            Property::CacheLine => self.instance.cache_line_size().map(PropertyValue::Number),
+            Property::Context => handle(CONTEXT),
+            Property::Device => handle(DEVICE),
+            _ => Err(self.instance.not_offered("this property")),
+        }
+    }
+}
+
+impl fmt::Debug for PluginProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} provider {:?} behind C functions", self.about.kind, self.about.name)
+    }
+}
+
+impl Drop for PluginProvider {
+    fn drop(&mut self) {
+        let live = self.records.clear();
+        if live > 0 {
+            // Its regions are promised to stay until freed, and finalising may take them away. The
+            // reference that is not dropped keeps a plugin loaded.
+            tracing::warn!(
+                provider = self.about.name,
+                live,
+                "dropped with live regions: not finalised, so that they stay"
+            );
+            return;
+        }
+        // SAFETY: dropped here alone.
+        unsafe { ManuallyDrop::drop(&mut self.instance) };
+    }
+}
