@@ -97,14 +97,15 @@ impl Provider {
     /// which pool. Everything else it passes to this provider's functions.
     pub(crate) fn tracked(&self) -> Outcome<Box<Self>> {
         // Memory of files and the like is not the system's to get back.
-        let purges_parts = self.native().is_none_or(Native::purges_parts);
+        let base = self.base();
+        let purges_parts = base.native().is_none_or(Native::purges_parts);
         let regions = Regions::new(Upstream::new(self.core())?, purges_parts);
         Ok(Box::new(Self {
             functions: self.functions,
             state: self.state,
             is_1_1: self.is_1_1,
             is_native: false,
-            tracking: Some(Tracking { regions, base: self, pool: AtomicPtr::default() }),
+            tracking: Some(Tracking { regions, base, pool: AtomicPtr::default() }),
             foreign: OnceLock::new(),
             importer: OnceLock::new(),
         }))
