@@ -4,7 +4,6 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-mod bench;
 mod config;
 mod demo;
 mod failure;
@@ -29,7 +28,6 @@ struct Umf {
 /// What the user asks for.
 #[derive(Subcommand)]
 enum Command {
-    Bench(bench::BenchCommand),
     Config(config::ConfigCommand),
     Demo(demo::DemoCommand),
     Gc(seeing::gc::GcCommand),
@@ -42,7 +40,6 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Umf::parse().command {
-        Command::Bench(command) => command.run(),
         Command::Config(command) => command.run(),
         Command::Demo(command) => command.run(),
         Command::Gc(command) => command.run(),

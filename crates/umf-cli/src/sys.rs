@@ -2,11 +2,7 @@
 //!
 //! Every function undoes what it did before it returns: descriptors are closed, mappings unmapped.
 
-pub(crate) mod bare_open;
-pub(crate) mod clocks;
 pub(crate) mod pipes;
-pub(crate) mod processors;
-pub(crate) mod remote;
 pub(crate) mod shm;
 
 use std::io::{IoSlice, IoSliceMut};

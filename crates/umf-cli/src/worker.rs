@@ -92,21 +92,6 @@ impl Worker {
         self.unsent.push(b'\n');
     }
 
-    /// Tells it what was put down, without waiting for an answer.
-    pub(crate) fn send_now(&mut self) -> Result<(), Silence> {
-        let deadline = Instant::now() + BURIAL;
-        loop {
-            self.advance()?;
-            if self.unsent.is_empty() {
-                return Ok(());
-            }
-            if Instant::now() >= deadline {
-                return Err(Silence::Late(BURIAL));
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
     /// The answer that [`converse`] waited for.
     pub(crate) fn answer<T: DeserializeOwned>(&mut self) -> Result<T, Silence> {
         let length = self.find_line().ok_or_else(|| Silence::Nonsense("half a line".to_owned()))?;
