@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod child;
 mod config;
 mod demo;
 mod failure;
@@ -13,9 +14,7 @@ mod pool_map;
 mod progress;
 mod seeing;
 mod sys;
-mod timing;
 mod topology;
-mod worker;
 
 /// Memory shared between processes and devices.
 #[derive(Parser)]

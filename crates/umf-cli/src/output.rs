@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 
+use clap::builder::styling::Style;
 use umf::core::environment::variable;
 
 /// Writes `text` to standard output.
@@ -24,4 +25,9 @@ pub(crate) fn colour() -> bool {
     let asked_not_to = variable("NO_COLOR").is_some_and(|value| !value.is_empty());
     let cannot = variable("TERM").is_none_or(|term| term == "dumb");
     std::io::stdout().is_terminal() && !asked_not_to && !cannot
+}
+
+/// Returns `text` in a style if colour is wanted.
+pub(crate) fn styled(text: &str, style: Style, colour: bool) -> String {
+    if colour { format!("{style}{text}{style:#}") } else { text.to_owned() }
 }

@@ -1,18 +1,21 @@
-//! What the kernel has, tried out on this process itself: that is never a matter of permissions between processes.
+//! What the kernel has, tried out on this process itself, or in a child where a seccomp filter might kill for it.
 
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 
+use serde_json::Value;
+
+use super::children::{Role, play};
 use super::finding::{Finding, Group, ask};
-use super::kernel_files;
-use super::trial::{self, Filter, Trial};
+use super::{kernel_files, numa};
+use crate::child::Silence;
 use crate::sys::{self, Outcome};
 
 /// The largest huge page that is worth making for a trial.
 const LARGEST_TRIAL: u64 = 64 << 20;
 
 /// What is tried.
-pub(crate) static TRIALS: [Trial; 10] = [
+static TRIALS: [Trial; 10] = [
     Trial {
         key: "pidfd_open",
         why: "A pidfd names a producer beyond doubt and tells of its death.",
@@ -95,7 +98,7 @@ fn collapse() -> Outcome<()> {
 
 fn seccomp() -> Finding {
     let question = ask("seccomp", "A filter can refuse any of the calls above.");
-    match trial::filter() {
+    match filter() {
         Ok(Filter::None) => question.ok("no filter").value("none"),
         Ok(Filter::Strict) => {
             question.missing("strict", "Nothing works in strict mode: run without it.").value("strict")
@@ -104,5 +107,68 @@ fn seccomp() -> Finding {
             question.ok("a filter is installed; what it refuses shows above and below").value("filter")
         }
         Err(unread) => question.unknown(unread),
+    }
+}
+
+/// One thing to try.
+pub(super) struct Trial {
+    /// The finding's stable name.
+    pub(super) key: &'static str,
+    /// Why it matters to umf.
+    pub(super) why: &'static str,
+    /// The kernel release that brought it.
+    pub(super) since: &'static str,
+    /// Tries it and leaves nothing behind.
+    pub(super) attempt: fn() -> Outcome<()>,
+}
+
+/// What seccomp does to this process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Filter {
+    /// Nothing, or the kernel has no seccomp.
+    None,
+    /// Only read, write and exit are left.
+    Strict,
+    /// A filter looks at every call.
+    Installed,
+}
+
+/// Looks what seccomp does to this process.
+///
+/// # Errors
+/// The file that could not be read.
+pub(super) fn filter() -> Result<Filter, String> {
+    let status = kernel_files::text("/proc/self/status")?;
+    Ok(match kernel_files::field(&status, "Seccomp") {
+        Some("1") => Filter::Strict,
+        Some("2") => Filter::Installed,
+        _ => Filter::None,
+    })
+}
+
+/// The trial of this key.
+pub(super) fn find(key: &str) -> Option<&'static Trial> {
+    TRIALS.iter().chain([&numa::BINDING]).find(|trial| trial.key == key)
+}
+
+impl Trial {
+    /// Runs the trial, here or in a child.
+    pub(super) fn run(&self) -> Finding {
+        let question = ask(self.key, self.why);
+        if filter() != Ok(Filter::Installed) {
+            return question.tried((self.attempt)(), self.since);
+        }
+        match play(&Role::Try(self.key.to_owned())) {
+            Ok(0) => question.tried(Ok(()), self.since),
+            Ok(number) => question.tried(Err(Errno::from_raw_os_error(number)), self.since),
+            Err(Silence::BadCall) => {
+                let remedy = "A seccomp filter kills for it: allow it in the container's profile.";
+                question.missing("killed (SIGSYS)", remedy).value(false)
+            }
+            Err(silence) => {
+                let remedy = "Make room for child processes (ulimit -u, ulimit -n).";
+                question.limited(format!("could not be tried: a child {silence}"), remedy).value(Value::Null)
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ use crate::output;
 use crate::topology::TopologyOptions;
 
 pub(crate) mod bytes;
-mod child;
+mod children;
 mod cpu;
 mod devices;
 pub(crate) mod errno;
@@ -16,12 +16,10 @@ mod huge_pages;
 mod kernel;
 pub(crate) mod kernel_files;
 mod limits;
-mod loader_cache;
 mod numa;
 mod permissions;
 pub(crate) mod text;
 mod transfer;
-mod trial;
 
 use finding::Report;
 
@@ -42,9 +40,9 @@ pub(crate) struct InfoCommand {
     #[command(flatten)]
     topology: TopologyOptions,
 
-    /// The part that a child of this command plays.
-    #[arg(long, hide = true, value_name = "ROLE")]
-    child: Option<child::Role>,
+    /// Serve as a child of this command.
+    #[arg(long, hide = true)]
+    child: bool,
 }
 
 impl InfoCommand {
@@ -54,8 +52,8 @@ impl InfoCommand {
     /// Standard output cannot be written. What a probe meets is a finding, never an error; but a topology that was asked for and
     /// cannot be read is one.
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        if let Some(role) = &self.child {
-            return Ok(role.play()?);
+        if self.child {
+            return Ok(children::serve()?);
         }
         if self.topology.is_wanted() {
             return self.topology.show(self.json);

@@ -5,8 +5,8 @@ use umf::topology::{Error, Figures, Node, Topology};
 
 use super::bytes::human;
 use super::finding::{Finding, Group, ask};
+use super::kernel::Trial;
 use super::kernel_files;
-use super::trial::Trial;
 use crate::sys::{self, Outcome};
 
 /// Whether memory can be bound.

@@ -3,6 +3,7 @@
 use clap::builder::styling::{AnsiColor, Style};
 
 use super::finding::{Finding, Report, State};
+use crate::output::styled;
 
 /// Columns at most.
 pub(crate) const WIDTH: usize = 80;
@@ -60,10 +61,6 @@ fn render_note(out: &mut String, label: &str, note: &str, colour: bool) {
 fn push_line(out: &mut String, line: &str) {
     out.push_str(line.trim_end());
     out.push('\n');
-}
-
-fn styled(text: &str, style: Style, colour: bool) -> String {
-    if colour { format!("{style}{text}{style:#}") } else { text.to_owned() }
 }
 
 /// Breaks `text` at spaces into lines of at most `width` characters; a longer word has its own line.

@@ -1,107 +1,98 @@
-//! The ways in which one process's memory reaches another: which of them work here, and which umf would take.
+//! The modes in which one process's memory reaches another: children try them, and the library's own refusals are
+//! reported.
+//!
+//! One child exports a block, and its siblings open it, each in one mode. A process that tried itself or its own
+//! child would succeed where yama refuses siblings.
 
-use rustix::process::DumpableBehavior;
 use serde_json::{Value, json};
+use umf::Mode;
 
-use super::child::{Reached, Refusal, try_siblings};
-use super::finding::{Finding, Group, Question, ask};
-use super::{errno, permissions};
-use crate::sys;
+use super::children::{Exported, Opened, Refusal, Role, play, start};
+use super::finding::{Finding, Group, Question, State, ask};
+use crate::child::Silence;
 
-/// Tries every way between children of this process.
-pub(crate) fn probe() -> Group {
-    let questions = [
-        ask("pidfd", "Fetches any fd, dma-buf as well, with no help of the producer."),
-        ask("procfs", "Fetches shared memory, not dma-buf, at every yama scope."),
-        ask("socket", "Crosses pid namespaces; costs the producer a thread."),
-        ask("process_vm", "One copy between processes without mapping anything."),
-    ];
-    let auto = ask("auto", "What umf takes when the settings name no way.");
-    let findings = match try_siblings() {
-        Ok(reached) => findings(&reached, questions, auto),
-        Err(reason) => questions
-            .into_iter()
-            .chain([auto])
-            .map(|question| {
-                let remedy = "Make room for child processes (ulimit -u, ulimit -n) and mount /proc.";
-                question.limited(format!("could not be tried: {reason}"), remedy).value(Value::Null)
-            })
-            .collect(),
+const MODES: [(Mode, &str); 3] = [
+    (Mode::Pidfd, "Fetches any fd, dma-buf as well, with no help of the producer."),
+    (Mode::Procfs, "Fetches shared memory, not dma-buf, at every yama scope."),
+    (Mode::Socket, "Crosses pid namespaces; costs the producer a thread."),
+];
+
+/// Tries all modes between children of this process.
+pub(super) fn probe() -> Group {
+    let process_vm = ask("process_vm", "One copy between processes without mapping anything.");
+    let auto = ask("auto", "What umf takes when the settings name no mode.");
+    let modes = MODES.map(|(mode, why)| (mode, ask(mode.name(), why)));
+    let exported = match start::<Exported>(&Role::Export) {
+        Ok((Ok(exported), child)) => Ok((exported, child)),
+        Ok((Err(why), _)) => Err(why),
+        Err(silence) => Err(format!("a child {silence}")),
+    };
+    let findings = match exported {
+        Ok(((handle, address), child)) => {
+            let tried = modes.map(|(mode, question)| {
+                let opened = outcome(&Role::Open(Box::new(handle), mode.name().to_owned()));
+                (mode, opened.as_ref().err().map(|refusal| refusal.reason.clone()), finding(question, opened))
+            });
+            let auto = choice(auto, &tried);
+            let mut findings: Vec<Finding> = tried.into_iter().map(|(.., finding)| finding).collect();
+            findings.push(finding(process_vm, outcome(&Role::Read(child.pid(), address))));
+            findings.push(auto);
+            findings
+        }
+        Err(why) => {
+            let questions = modes.into_iter().map(|(_, question)| question).chain([process_vm, auto]);
+            let remedy = "Make room for child processes (ulimit -u, ulimit -n) and mount /proc.";
+            let untried = |question: Question| {
+                question.limited(format!("could not be tried: {why}"), remedy).value(Value::Null)
+            };
+            questions.map(untried).collect()
+        }
     };
     Group { key: "transfer", title: "Between two processes of this user (tried out with children)", findings }
 }
 
-fn findings(reached: &Reached, questions: [Question; 4], auto: Question) -> Vec<Finding> {
-    let [pidfd, procfs, socket, memory] = questions;
-    vec![
-        finding(pidfd, &reached.pidfd, confinement_remedy),
-        finding(procfs, &reached.procfs, |_| {
-            "Run both as the same user in the same namespaces, dumpable, with /proc mounted.".to_owned()
-        }),
-        finding(socket, &reached.socket, |_| {
-            "Run both in the same network namespace, and allow abstract sockets in the sandbox.".to_owned()
-        }),
-        finding(memory, &reached.memory, confinement_remedy),
-        choice(reached, auto),
-    ]
+fn outcome(role: &Role) -> Opened {
+    match play(role) {
+        Ok(opened) => opened,
+        Err(Silence::BadCall) => {
+            let remedy = "A seccomp filter kills for it: allow it in the container's profile.";
+            Err(Refusal { reason: "killed (SIGSYS)".to_owned(), remedy: Some(remedy.to_owned()) })
+        }
+        Err(silence) => Err(Refusal { reason: format!("a child {silence}"), remedy: None }),
+    }
 }
 
-fn finding(
-    question: Question,
-    outcome: &Result<(), Refusal>,
-    remedy: impl Fn(&Refusal) -> String,
-) -> Finding {
+fn finding(question: Question, outcome: Opened) -> Finding {
     match outcome {
         Ok(()) => question.ok("works").value(true),
-        Err(refusal) if errno::ran_short(refusal.number()) => question
-            .limited(format!("could not be tried ({refusal})"), errno::make_room(refusal.number()))
+        Err(Refusal { reason, remedy: Some(remedy) }) => {
+            question.missing(format!("refused: {reason}"), remedy).value(false)
+        }
+        Err(Refusal { reason, remedy: None }) => question
+            .limited(format!("could not be tried: {reason}"), "Run again when the machine is less busy.")
             .value(Value::Null),
-        Err(refusal) => question.missing(format!("refused ({refusal})"), remedy(refusal)).value(false),
     }
 }
 
-fn choice(reached: &Reached, question: Question) -> Finding {
-    let ways = [("pidfd", &reached.pidfd), ("procfs", &reached.procfs), ("socket", &reached.socket)];
-    // Why not the ways before it.
-    let refused = ways.iter().map_while(|(way, outcome)| Some((way, outcome.as_ref().err()?)));
-    let refused: Vec<_> = refused.map(|(way, refusal)| format!("{way} is refused ({refusal})")).collect();
-    let refused = refused.join(", ");
-    match ways.iter().find(|(_, outcome)| outcome.is_ok()) {
-        Some((way @ "procfs", _)) => question.limited(
-            format!("{way}, and socket for dma-buf, since {refused}"),
-            "Make pidfd work (see above) to need neither a second way nor a thread.",
+/// Which mode `auto` takes: the first one that works.
+fn choice(question: Question, tried: &[(Mode, Option<String>, Finding)]) -> Finding {
+    let works = |(_, _, finding): &&(Mode, Option<String>, Finding)| finding.state == State::Ok;
+    let chosen = tried.iter().find(works).map(|(mode, ..)| *mode);
+    let before =
+        tried.iter().map_while(|(mode, why, _)| Some(format!("{mode} is refused ({})", why.as_ref()?)));
+    let before = before.collect::<Vec<_>>().join(", ");
+    let text = chosen.map_or("none", Mode::name);
+    match chosen {
+        Some(Mode::Pidfd) => question.ok(text),
+        Some(Mode::Procfs) => question.limited(
+            format!("{text}, and socket for dma-buf, since {before}"),
+            "Make pidfd work (see above) to need neither a second mode nor a thread.",
         ),
-        Some((way @ "socket", _)) => question.limited(
-            format!("{way}, since {refused}"),
+        Some(_) => question.limited(
+            format!("{text}, since {before}"),
             "Make pidfd work (see above) to do without a thread in each producer.",
         ),
-        Some((way, _)) => question.ok(*way),
-        None => {
-            question.missing("none", "Remove what refuses them (see above): umf cannot share memory here.")
-        }
+        None => question.missing(text, "Remove what refuses them (see above): umf cannot share memory here."),
     }
-    .value(json!(ways.iter().find(|(_, outcome)| outcome.is_ok()).map(|(way, _)| way)))
-}
-
-/// What to do where the ptrace rules refuse; the first cause that is visible from here.
-fn confinement_remedy(refusal: &Refusal) -> String {
-    let number = refusal.number();
-    if number == rustix::io::Errno::NOSYS {
-        return "This kernel lacks it, or a seccomp filter hides it: use procfs or socket.".to_owned();
-    }
-    if !errno::refused(number) {
-        return "Use procfs or socket.".to_owned();
-    }
-    let scope = permissions::yama_scope().ok().flatten().unwrap_or(0);
-    match scope {
-        _ if !matches!(sys::dumpable(), Ok(DumpableBehavior::Dumpable)) => {
-            "Make the program readable by its user, without set-uid bits or file capabilities.".to_owned()
-        }
-        1 => {
-            "yama: sysctl kernel.yama.ptrace_scope=0, or let producers allow it (PR_SET_PTRACER).".to_owned()
-        }
-        2 => "yama: sysctl kernel.yama.ptrace_scope=0, or --cap-add SYS_PTRACE.".to_owned(),
-        3.. => "yama: boot with kernel.yama.ptrace_scope=0; until then procfs or socket.".to_owned(),
-        0 => "A seccomp filter or security module refuses it: allow it, or --cap-add SYS_PTRACE.".to_owned(),
-    }
+    .value(json!(chosen.map(Mode::name)))
 }
