@@ -5,7 +5,6 @@ use std::fmt::Write;
 use clap::Args;
 use clap::builder::styling::Style;
 use serde_json::{Value, json};
-use umf::ipc::CacheStatistics;
 use umf::ipc::inspect::{self, Search};
 
 use super::ago;
@@ -106,53 +105,8 @@ fn document(search: &Search, processes: &[Process]) -> Value {
     json!({
         "format": 1,
         "now_ns": now,
-        "processes": processes.iter().map(process).collect::<Vec<_>>(),
+        "processes": processes,
         "denied": search.denied,
         "unreadable": search.unreadable,
-    })
-}
-
-fn process(it: &Process) -> Value {
-    let pools = it.pools.iter().map(|pool| {
-        json!({
-            "name": pool.name,
-            "provider": pool.provider,
-            "live_bytes": pool.live_bytes,
-            "live_blocks": pool.live_blocks,
-            "cached_bytes": pool.cached_bytes,
-            "reserved_bytes": pool.reserved_bytes,
-            "held_bytes": pool.held_bytes,
-            "regions": pool.regions,
-        })
-    });
-    json!({
-        "pid": it.pid,
-        "state": it.state(),
-        "name": it.name,
-        "uid": it.uid,
-        "published_ns": it.time,
-        "exports": it.exports,
-        "exporter": cache(&it.exporter),
-        "importer": cache(&it.importer),
-        "leases": it.leases,
-        "held_bytes": it.held_bytes,
-        "importers": it.importers,
-        "pools_in_all": it.pools_in_all,
-        "pools": pools.collect::<Vec<_>>(),
-        "known_to": it.holders,
-    })
-}
-
-fn cache(it: &CacheStatistics) -> Value {
-    json!({
-        "hits": it.hits,
-        "table_hits": it.table_hits,
-        "misses": it.misses,
-        "stale": it.stale,
-        "evictions": it.evictions,
-        "entries": it.entries,
-        "in_use": it.in_use,
-        "bytes": it.bytes,
-        "fds": it.fds,
     })
 }
