@@ -7,9 +7,7 @@ use clap::builder::styling::Style;
 use serde_json::json;
 use umf::config::{Loaded, Loader, Origin};
 
-use crate::failure::Failure;
-use crate::output;
-
+use crate::output::{self, Failure};
 /// Shows the settings in force, and where each came from.
 ///
 /// Defaults, then the settings files, then the environment: later ones win. What is odd is told on standard error; what

@@ -7,11 +7,9 @@ use clap::{Parser, Subcommand};
 mod child;
 mod config;
 mod demo;
-mod failure;
 mod info;
 mod output;
 mod pool_map;
-mod progress;
 mod seeing;
 mod sys;
 mod topology;
@@ -48,5 +46,5 @@ fn main() -> ExitCode {
         Command::Top(command) => command.run(),
         Command::Why(command) => command.run(),
     };
-    failure::exit_code(outcome)
+    output::exit_code(outcome)
 }

@@ -1,9 +1,8 @@
 //! `umf demo`: unrelated processes export blocks of a pool, open each other's, and show what it took.
 //!
 //! The launcher starts the ranks and gives them orders; [`rank`] is the part of a rank. [`report`] prints what they
-//! found, with the help of [`census`], which counts what a process could leave behind.
+//! found, and counts what is left behind.
 
-mod census;
 mod rank;
 mod report;
 
@@ -18,13 +17,10 @@ use umf::Handle;
 use umf::config::{ByteSize, Loader};
 
 use crate::child::Child;
-use crate::failure::Failure;
-use crate::info::{bytes, kernel_files};
-use crate::output;
-use crate::progress::Progress;
-use census::Census;
+use crate::info::kernel_files;
+use crate::output::{self, Failure, Progress};
 use rank::{Order, Report};
-use report::Outcome;
+use report::{Census, Outcome};
 
 /// Starts unrelated processes that share blocks of memory by handles, and shows times, caches and what is left behind.
 ///
@@ -151,7 +147,7 @@ impl DemoCommand {
             self.ranks,
             self.blocks,
             self.size,
-            bytes::human(needs),
+            output::human(needs),
         )))
     }
 }

@@ -7,7 +7,7 @@ use umf::ipc::CacheStatistics;
 use umf::{Block, Handle, Mapping, Pool};
 
 use super::Plan;
-use super::census::Census;
+use super::report::Census;
 use crate::child::Parent;
 
 /// The most handles that one pass over cached ones takes: few enough that the cache of umf is timed, and not the

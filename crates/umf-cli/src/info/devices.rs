@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 use umf::dma_buf::survey::{self, DrmFinding, HeapFinding};
 use umf::dma_buf::{Heap, Udmabuf};
 
-use super::bytes::human;
-use super::children::{Role, play};
 use super::finding::{Finding, Group, Question, ask};
-use super::{errno, kernel_files};
+use super::kernel_files;
+use super::transfer::{Role, play};
 use crate::child::Silence;
+use crate::output::human;
 use crate::sys;
 
 /// Probes the devices.
@@ -266,9 +266,11 @@ fn unusable(question: Question, error: &umf::core::Error, path: &str, absent: &s
     match (number, error) {
         (Some(number), _) if is_absent(number) => question.missing("not there", absent).value(Value::Null),
         (Some(number), umf::core::Error::Native { hint, .. })
-            if errno::refused(number) && !hint.is_empty() =>
+            if kernel_files::refused(number) && !hint.is_empty() =>
         {
-            question.missing(format!("there, but refused ({})", errno::name(number)), *hint).value(value)
+            question
+                .missing(format!("there, but refused ({})", kernel_files::errno_name(number)), *hint)
+                .value(value)
         }
         (Some(number), _) => refused_device(question, number, path, value),
         (None, error) => {
@@ -279,10 +281,10 @@ fn unusable(question: Question, error: &umf::core::Error, path: &str, absent: &s
 
 /// A device that is there and cannot be used.
 fn refused_device(question: Question, number: Errno, path: &str, value: Value) -> Finding {
-    let name = errno::name(number);
-    let finding = if errno::ran_short(number) {
-        question.limited(format!("could not be tried ({name})"), errno::make_room(number))
-    } else if errno::refused(number) {
+    let name = kernel_files::errno_name(number);
+    let finding = if kernel_files::ran_short(number) {
+        question.limited(format!("could not be tried ({name})"), kernel_files::make_room(number))
+    } else if kernel_files::refused(number) {
         let remedy = format!("Join the group that owns {path} (ls -l), or allow it in the container.");
         question.missing(format!("there, but refused ({name})"), remedy)
     } else {

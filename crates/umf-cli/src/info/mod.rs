@@ -2,23 +2,15 @@
 
 use clap::Args;
 
-use crate::failure::Failure;
-use crate::output;
+use crate::output::{self, Failure};
 use crate::topology::TopologyOptions;
 
-pub(crate) mod bytes;
-mod children;
-mod cpu;
 mod devices;
-pub(crate) mod errno;
-mod finding;
-mod huge_pages;
+pub(crate) mod finding;
 mod kernel;
 pub(crate) mod kernel_files;
 mod limits;
 mod numa;
-mod permissions;
-pub(crate) mod text;
 mod transfer;
 
 use finding::Report;
@@ -53,7 +45,7 @@ impl InfoCommand {
     /// cannot be read is one.
     pub(crate) fn run(&self) -> Result<(), Failure> {
         if self.child {
-            return Ok(children::serve()?);
+            return Ok(transfer::serve()?);
         }
         if self.topology.is_wanted() {
             return self.topology.show(self.json);
@@ -64,7 +56,7 @@ impl InfoCommand {
             document.push('\n');
             document
         } else {
-            text::render(&report, output::colour(), self.verbose)
+            finding::render(&report, output::colour(), self.verbose)
         };
         Ok(output::print(&printed)?)
     }
@@ -74,13 +66,13 @@ fn probe() -> Report {
     Report {
         groups: vec![
             kernel::probe(),
-            permissions::probe(),
+            kernel::probe_permissions(),
             transfer::probe(),
             limits::probe(),
-            huge_pages::probe(),
+            limits::probe_huge_pages(),
             numa::probe(),
             devices::probe(),
-            cpu::probe(),
+            limits::probe_processors(),
         ],
     }
 }

@@ -3,10 +3,10 @@
 use serde_json::{Map, Value, json};
 use umf::topology::{Error, Figures, Node, Topology};
 
-use super::bytes::human;
 use super::finding::{Finding, Group, ask};
 use super::kernel::Trial;
 use super::kernel_files;
+use crate::output::human;
 use crate::sys::{self, Outcome};
 
 /// Whether memory can be bound.

@@ -7,11 +7,8 @@ use clap::builder::styling::Style;
 use serde_json::{Value, json};
 use umf::ipc::inspect::{self, Search};
 
-use super::ago;
 use super::processes::{self, Process};
-use crate::failure::Failure;
-use crate::info::bytes;
-use crate::output;
+use crate::output::{self, Failure};
 
 /// Shows the processes that use umf: what they export and have open, their pools and caches.
 ///
@@ -63,11 +60,11 @@ fn table(processes: &[Process], now: u64, colour: bool) -> String {
             it.exports.to_string(),
             it.importer.entries.to_string(),
             it.importer.in_use.to_string(),
-            bytes::human(it.importer.bytes),
+            output::human(it.importer.bytes),
             it.pools_in_all.to_string(),
-            bytes::human(it.live_bytes()),
-            bytes::human(it.reserved_bytes()),
-            bytes::human(it.held_bytes),
+            output::human(it.live_bytes()),
+            output::human(it.reserved_bytes()),
+            output::human(it.held_bytes),
             it.fds().to_string(),
             age(it, now),
         ]
@@ -97,7 +94,7 @@ fn table(processes: &[Process], now: u64, colour: bool) -> String {
 
 /// How old what a process published is.
 pub(super) fn age(process: &Process, now: u64) -> String {
-    if process.time == 0 { "-".to_owned() } else { ago::span(now.saturating_sub(process.time)) }
+    if process.time == 0 { "-".to_owned() } else { processes::span(now.saturating_sub(process.time)) }
 }
 
 fn document(search: &Search, processes: &[Process]) -> Value {

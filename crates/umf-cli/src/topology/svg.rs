@@ -4,8 +4,7 @@ use std::fmt::Write;
 
 use umf::topology::{Node, Topology};
 
-use crate::info::bytes::human;
-
+use crate::output::human;
 /// Nodes that are drawn at most; of more, the picture says how many it leaves out.
 const MOST: usize = 64;
 

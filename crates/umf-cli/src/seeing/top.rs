@@ -1,18 +1,66 @@
-//! [`View`]: the picture of `umf top`.
+//! `umf top`: the processes that use umf, again and again. [`View`] is the picture, which goes to a terminal or becomes text.
 
 use std::collections::HashMap;
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use ratatui::Frame;
+use clap::Args;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{self, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Paragraph, Row, Table};
-use umf::ipc::inspect::{Event, Recorded};
+use ratatui::{Frame, Terminal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use umf::ipc::inspect::{self, Event, Recorded};
 
-use super::super::ago::ago;
-use super::super::processes::Process;
-use super::super::ps;
-use crate::info::bytes;
+use super::processes::{self, Process, ago};
+use super::ps;
+use crate::output::{self, Failure};
+
+/// Shows the processes that use umf, their pools and what happened last, and keeps it up to date.
+///
+/// Arrow keys choose a process, q ends. Read from the ledgers that the processes publish, as by umf ps.
+#[derive(Args)]
+pub(crate) struct TopCommand {
+    /// Print one picture as text, and end; so it does where standard output is no terminal
+    #[arg(long)]
+    once: bool,
+
+    /// Seconds from one look to the next, 0.1 to 3600
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS", value_parser = seconds)]
+    interval: f64,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("must be 0.1 to 3600".to_owned()) }
+}
+
+impl TopCommand {
+    /// Looks and shows until told to end.
+    ///
+    /// # Errors
+    /// `/proc` cannot be read; the terminal cannot be used.
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        let mut view = View::default();
+        look(&mut view)?;
+        if self.once || !std::io::stdout().is_terminal() {
+            output::print(&as_text(&view))?;
+            return Ok(());
+        }
+        show(&mut view, Duration::from_secs_f64(self.interval), look)
+    }
+}
+
+fn look(view: &mut View) -> Result<(), Failure> {
+    let search = processes::find()?;
+    view.update(processes::of(&search), processes::left_out(&search), inspect::now());
+    Ok(())
+}
 
 /// Pools and events that are listed of the chosen process.
 const POOLS: usize = 8;
@@ -112,9 +160,9 @@ impl View {
             self.processes.len(),
             total(|process| process.exports),
             total(|process| process.importer.entries),
-            bytes::human(total(Process::live_bytes)),
-            bytes::human(total(Process::reserved_bytes)),
-            bytes::human(total(|process| process.held_bytes)),
+            output::human(total(Process::live_bytes)),
+            output::human(total(Process::reserved_bytes)),
+            output::human(total(|process| process.held_bytes)),
             total(Process::fds),
         );
         frame.render_widget(Paragraph::new(text), area);
@@ -139,10 +187,10 @@ impl View {
                 it.exports.to_string(),
                 it.importer.entries.to_string(),
                 it.importer.in_use.to_string(),
-                bytes::human(it.importer.bytes),
-                bytes::human(it.live_bytes()),
-                bytes::human(it.reserved_bytes()),
-                bytes::human(it.held_bytes),
+                output::human(it.importer.bytes),
+                output::human(it.live_bytes()),
+                output::human(it.reserved_bytes()),
+                output::human(it.held_bytes),
                 it.fds().to_string(),
                 rate,
                 it.importer.stale.to_string(),
@@ -183,10 +231,10 @@ fn draw_pools(frame: &mut Frame<'_>, area: Rect, process: &Process) {
             pool.name.clone(),
             pool.provider.clone(),
             pool.live_blocks.to_string(),
-            bytes::human(pool.live_bytes),
-            bytes::human(pool.cached_bytes),
-            bytes::human(pool.reserved_bytes),
-            bytes::human(pool.held_bytes),
+            output::human(pool.live_bytes),
+            output::human(pool.cached_bytes),
+            output::human(pool.reserved_bytes),
+            output::human(pool.held_bytes),
             pool.regions.to_string(),
         ])
     });
@@ -197,7 +245,7 @@ fn told(recorded: &Recorded, now: u64) -> String {
     let when = ago(now, recorded.time);
     let what = match recorded.event {
         Event::Export { slot, generation, bytes, .. } => {
-            format!("export   slot {slot}, generation {generation}, {}", bytes::human(bytes))
+            format!("export   slot {slot}, generation {generation}, {}", output::human(bytes))
         }
         Event::Retire { slot, generation, reason, .. } => {
             format!("retire   slot {slot}, generation {generation} ({reason:?})")
@@ -208,9 +256,117 @@ fn told(recorded: &Recorded, now: u64) -> String {
         Event::Refuse { slot, generation, pid, reason, .. } => {
             format!("refuse   slot {slot}, generation {generation} of pid {pid} ({reason:?})")
         }
-        Event::Hold { slot, bytes, .. } => format!("hold     slot {slot}, {}", bytes::human(bytes)),
-        Event::Release { slot, bytes, .. } => format!("release  slot {slot}, {}", bytes::human(bytes)),
+        Event::Hold { slot, bytes, .. } => format!("hold     slot {slot}, {}", output::human(bytes)),
+        Event::Release { slot, bytes, .. } => format!("release  slot {slot}, {}", output::human(bytes)),
         _ => "?".to_owned(),
     };
     format!("  {when:>16}  {what}")
+}
+
+/// How long a signal may go unnoticed.
+const TICK: Duration = Duration::from_millis(100);
+/// Columns of a picture that is text.
+const COLUMNS: u16 = 140;
+
+/// One picture as text, as long as it needs to be.
+pub(super) fn as_text(view: &View) -> String {
+    let mut terminal = match Terminal::new(TestBackend::new(COLUMNS, view.height())) {
+        Ok(terminal) => terminal,
+        Err(never) => match never {},
+    };
+    let drawn = terminal.draw(|frame| view.draw(frame)).map(|_| ());
+    if let Err(never) = drawn {
+        match never {}
+    }
+    let buffer = terminal.backend().buffer();
+    let mut out = String::new();
+    for row in buffer.content().chunks(usize::from(COLUMNS)) {
+        let line: String = row.iter().map(ratatui::buffer::Cell::symbol).collect();
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    let end = out.trim_end().len();
+    out.truncate(end);
+    out.push('\n');
+    out
+}
+
+/// The terminal as it was, whatever happens (a panic too: the hook of [`ratatui::try_init`] sees to that).
+struct Restored;
+
+impl Drop for Restored {
+    fn drop(&mut self) {
+        // Nobody is left to tell if the terminal is gone.
+        let _ = ratatui::try_restore();
+    }
+}
+
+/// Shows pictures until a key or a signal says to end.
+pub(super) fn show(
+    view: &mut View,
+    interval: Duration,
+    look: impl Fn(&mut View) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let ended = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&ended))?;
+    }
+    // Before it is taken over: an error in the middle of that leaves nothing behind either.
+    let _restored = Restored;
+    let mut terminal = ratatui::try_init()?;
+    let mut next = Instant::now() + interval;
+    loop {
+        terminal.draw(|frame| view.draw(frame))?;
+        let left = next.saturating_duration_since(Instant::now());
+        if event::poll(left.min(TICK))? && !obey(view, &event::read()?) {
+            return Ok(());
+        }
+        if ended.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if Instant::now() >= next {
+            look(view)?;
+            next = Instant::now() + interval;
+        }
+    }
+}
+
+/// Does what a key says; `false` if that is to end.
+fn obey(view: &mut View, event: &event::Event) -> bool {
+    let event::Event::Key(key) = event else { return true };
+    if key.kind == KeyEventKind::Release {
+        return true;
+    }
+    match key.code {
+        KeyCode::Char('q') | KeyCode::Esc => return false,
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
+        KeyCode::Down | KeyCode::Char('j') => view.choose(1),
+        KeyCode::Up | KeyCode::Char('k') => view.choose(-1),
+        _ => {}
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratatui::crossterm::event::KeyEvent;
+
+    #[test]
+    fn keys_end_it_and_others_do_not() {
+        let mut view = View::default();
+        let mut press = |code, modifiers| obey(&mut view, &event::Event::Key(KeyEvent::new(code, modifiers)));
+        assert!(!press(KeyCode::Char('q'), KeyModifiers::NONE));
+        assert!(!press(KeyCode::Char('c'), KeyModifiers::CONTROL));
+        assert!(press(KeyCode::Char('c'), KeyModifiers::NONE));
+        assert!(press(KeyCode::Down, KeyModifiers::NONE));
+        assert!(obey(&mut view, &event::Event::Resize(10, 10)));
+    }
+
+    #[test]
+    fn text_of_nothing() {
+        let text = as_text(&View::default());
+        assert!(text.contains("0 processes") && text.ends_with('\n'), "{text}");
+        assert!(!text.contains('\u{1b}'));
+    }
 }
