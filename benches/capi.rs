@@ -93,8 +93,8 @@ impl Libraries {
         Ok(Libraries { paths, _loaded: loaded })
     }
 
-    /// Measures a row of a new pool of each library. A library that was built without jemalloc has no rows of
-    /// jemalloc pools.
+    /// Measures a row of a new pool of each library. A library that was built without jemalloc has
+    /// no rows of jemalloc pools.
     fn row(
         &self,
         bench: &mut Bench,
@@ -142,7 +142,8 @@ fn over_blocks(
     })
 }
 
-/// Nanoseconds of an open and its close of handles that were opened before, the same in all threads.
+/// Nanoseconds of an open and its close of handles that were opened before, the same in all
+/// threads.
 fn open_and_close(bench: &Bench, library: &Libumf, count: usize) -> Result<Vec<f64>> {
     let memory = Memory::Libumf(library.path.clone(), Settings::new(Visibility::Shared));
     let mut producer = Producer::start()?;

@@ -1,4 +1,5 @@
-//! CUDA memory: a pool beside the driver's own, handles beside the driver's, and copies from imported memory.
+//! CUDA memory: a pool beside the driver's own, handles beside the driver's, and copies from
+//! imported memory.
 
 use std::ffi::c_void;
 use std::fs;
@@ -30,7 +31,8 @@ fn main() -> ExitCode {
     bench::main(measure, process::produce)
 }
 
-/// Becomes this program again, with a folder on the linker's path in which `libcuda.so.1` is the software driver.
+/// Becomes this program again, with a folder on the linker's path in which `libcuda.so.1` is the
+/// software driver.
 fn with_software_driver() -> Result<()> {
     const PATH: &str = "LD_LIBRARY_PATH";
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-soft");

@@ -197,7 +197,8 @@ fn bare_opens(time: Duration, pid: u32, handles: &[Handle]) -> Result<Measured> 
             let number = handle.data_fd().ok_or("a handle without a descriptor")?;
             let fd = rustix::process::pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty())?;
             let both = ProtFlags::READ | ProtFlags::WRITE;
-            // SAFETY: a new mapping at an address of the kernel's choice, which is unmapped at once.
+            // SAFETY: a new mapping at an address of the kernel's choice, which is unmapped at
+            // once.
             unsafe { munmap(mmap(std::ptr::null_mut(), SIZE, both, MapFlags::SHARED, &fd, 0)?, SIZE)? };
         }
         Ok(())
@@ -224,8 +225,8 @@ fn frees(bench: &mut Bench) -> Result<()> {
     free("ipc.free.opened_and_closed", &|block| Ok(importer.open(&block.handle()?).map(drop)?))
 }
 
-/// Importer of host memory that has to hear of accesses by the CPU, and does nothing: what remains is the work of
-/// umf around the driver.
+/// Importer of host memory that has to hear of accesses by the CPU, and does nothing: what remains
+/// is the work of umf around the driver.
 struct Heard(HostImport);
 
 impl HostAccess for Heard {

@@ -316,7 +316,8 @@ fn obey(pool: &Pool, link: &mut Link, order: Order) -> Result<f64> {
     }
 }
 
-/// Copies for each message, and answers. Returns the nanoseconds of a copy; the first one brings the pages.
+/// Copies for each message, and answers. Returns the nanoseconds of a copy; the first one brings
+/// the pages.
 fn timed(link: &mut Link, count: u64, mut copy: impl FnMut() -> Result<()>) -> Result<f64> {
     let mut all = 0.0;
     for number in 0..count + 1 {
@@ -367,7 +368,8 @@ fn wait_for(word: &AtomicU64, value: u64) -> Result<()> {
     Err("the other process does not send the line back".into())
 }
 
-/// One rank's part of sums of what both ranks have just written. Returns the nanoseconds of one sum.
+/// One rank's part of sums of what both ranks have just written. Returns the nanoseconds of one
+/// sum.
 fn all_reduce(pool: &Pool, job: &str, rank: usize, size: usize, count: u64, is_pool: bool) -> Result<f64> {
     let mut ranks = umf::link::join(job, rank, 2)?;
     ranks.set_timeout(Some(PATIENCE));
@@ -396,7 +398,8 @@ struct Pair {
 }
 
 impl Pair {
-    /// Measures a row: `run` returns the nanoseconds of each of `count`, which `convert` turns into the unit.
+    /// Measures a row: `run` returns the nanoseconds of each of `count`, which `convert` turns into
+    /// the unit.
     fn row(
         &mut self,
         bench: &mut Bench,
@@ -407,7 +410,8 @@ impl Pair {
     ) -> Result<()> {
         bench.row_in(unit, name, |bench| {
             let warm = run(self, if bench.quick { 2 } else { 8 })?;
-            // Short batches, such that most of them are over before the scheduler runs another process.
+            // Short batches, such that most of them are over before the scheduler runs another
+            // process.
             let count = ((2e5 / warm.max(1.0)) as u64).clamp(4, if bench.quick { 8 } else { 2000 });
             let end = Instant::now() + bench.time;
             let mut values = Vec::new();
@@ -451,7 +455,8 @@ impl Pair {
         Ok(time / (2 * count) as f64)
     }
 
-    /// Half a round trip; of data that was just written, without the time of writing, if it is fresh.
+    /// Half a round trip; of data that was just written, without the time of writing, if it is
+    /// fresh.
     fn echoes(&mut self, size: usize, count: u64, is_pool: bool, is_fresh: bool) -> Result<f64> {
         let Self { second, pool, link } = self;
         let warm = 2;
@@ -476,7 +481,8 @@ impl Pair {
         })
     }
 
-    /// One message after the other; of more than 4 KiB, of data that was just written, without the time of writing.
+    /// One message after the other; of more than 4 KiB, of data that was just written, without the
+    /// time of writing.
     fn stream(&mut self, size: usize, count: u64, is_pool: bool) -> Result<f64> {
         let Self { second, pool, link } = self;
         second.order(&Order::Sink { size, count: count + 1, is_pool })?;
@@ -529,7 +535,8 @@ impl Pair {
         })
     }
 
-    /// Copies without a link, from memory of the same kind as in the rows of an engine, written in the same way.
+    /// Copies without a link, from memory of the same kind as in the rows of an engine, written in
+    /// the same way.
     fn copies(&mut self, size: usize, count: u64, by_kernel: bool) -> Result<f64> {
         let Self { second, pool, link } = self;
         with_buffers(pool, !by_kernel, size, |[mut from, _]| {

@@ -28,7 +28,8 @@ pub trait Allocator: Sync {
     /// Frees a block.
     ///
     /// # Safety
-    /// The block came from `allocate(size)` of this allocator, was not freed since, and is not used any more.
+    /// The block came from `allocate(size)` of this allocator, was not freed since, and is not used
+    /// any more.
     ///
     /// # Errors
     /// The block is unknown.
@@ -37,7 +38,8 @@ pub trait Allocator: Sync {
 
 /// An allocator of any type.
 pub trait Subject {
-    /// Carries a plan out. Returns the nanoseconds of an allocation and its free, once for each batch and thread.
+    /// Carries a plan out. Returns the nanoseconds of an allocation and its free, once for each
+    /// batch and thread.
     ///
     /// # Errors
     /// The allocator's error.
@@ -116,7 +118,8 @@ struct TcMalloc {
 
 impl TcMalloc {
     fn open() -> Result<TcMalloc> {
-        // SAFETY: loading the library only sets it up; the types are those of gperftools/tcmalloc.h.
+        // SAFETY: loading the library only sets it up; the types are those of
+        // gperftools/tcmalloc.h.
         unsafe {
             let library = Library::new("libtcmalloc_minimal.so.4")?;
             let (malloc, free) = (*library.get(b"tc_malloc")?, *library.get(b"tc_free")?);
@@ -144,7 +147,8 @@ impl Allocator for TcMalloc {
     }
 }
 
-/// The crate `offset-allocator`: hands out numbers of a range, one range for each thread, without a lock.
+/// The crate `offset-allocator`: hands out numbers of a range, one range for each thread, without a
+/// lock.
 #[cfg(feature = "peers")]
 struct Offsets;
 

@@ -10,10 +10,11 @@ use serde::Serialize;
 use crate::measure::{self, Measured};
 use crate::{Error, Result};
 
-/// Measures umf and its peers in one run, and prints NAME, OURS, PEER and RATIO (ours to the peer's).
+/// Measures umf and its peers in one run, and prints NAME, OURS, PEER and RATIO (ours to the
+/// peer's).
 ///
-/// Values are medians of many short batches. The rows `marker.*` give the speed of the machine during
-/// this run: compare runs only if they agree.
+/// Values are medians of many short batches. The rows `marker.*` give the speed of the machine
+/// during this run: compare runs only if they agree.
 #[derive(Parser)]
 #[command(name = "cargo bench -p umf-benches --bench NAME --")]
 struct Options {
@@ -228,7 +229,8 @@ pub fn fail(error: &Error) -> ! {
     std::process::exit(1)
 }
 
-/// Returns whether `cargo test` runs this program, and not `cargo bench` or a bench its second process.
+/// Returns whether `cargo test` runs this program, and not `cargo bench` or a bench its second
+/// process.
 #[must_use]
 pub fn is_test() -> bool {
     !std::env::args().any(|argument| argument == "--bench" || argument == "--serve")

@@ -1,4 +1,5 @@
-//! `libumf.so.1` with a pool, opened at run time: the original of release 1.x, and this project's own.
+//! `libumf.so.1` with a pool, opened at run time: the original of release 1.x, and this project's
+//! own.
 //!
 //! The prototypes are those of the original's headers.
 
@@ -15,8 +16,8 @@ use crate::allocators::Allocator;
 /// The original's name in the rows.
 pub const PEER: &str = "umf (C)";
 
-/// Slabs kept per bucket that hold all blocks which the workloads free at a time. With its default, the
-/// original unmaps most large blocks.
+/// Slabs kept per bucket that hold all blocks which the workloads free at a time. With its default,
+/// the original unmaps most large blocks.
 pub const CAPACITY: usize = 64;
 
 type Status = c_int;
@@ -128,7 +129,8 @@ fn check(call: &'static str, status: Status) -> std::result::Result<(), Refused>
     if status == 0 { Ok(()) } else { Err(Refused { call, status }) }
 }
 
-/// Returns the pointer of a block: blocks are addresses with their provenance exposed, since pointers are not `Send`.
+/// Returns the pointer of a block: blocks are addresses with their provenance exposed, since
+/// pointers are not `Send`.
 #[inline]
 fn pointer(block: usize) -> Opaque {
     ptr::with_exposed_provenance_mut(block)
@@ -144,7 +146,8 @@ pub struct Libumf {
     functions: Functions,
 }
 
-// SAFETY: the library's functions may be called from several threads; the handles are plain pointers.
+// SAFETY: the library's functions may be called from several threads; the handles are plain
+// pointers.
 unsafe impl Send for Libumf {}
 // SAFETY: as above.
 unsafe impl Sync for Libumf {}
@@ -155,7 +158,8 @@ impl Libumf {
     /// # Errors
     /// The file cannot be loaded, or is no libumf.
     pub fn open(path: &Path, settings: Settings) -> Result<Libumf> {
-        // SAFETY: the user who names a library trusts its code to run; each type is the prototype in the headers.
+        // SAFETY: the user who names a library trusts its code to run; each type is the prototype
+        // in the headers.
         let functions = unsafe { Library::new(path).map_err(Into::into).and_then(|it| Functions::of(it)) };
         let made = functions.and_then(|functions| Self::with(path, functions, settings));
         made.map_err(|error| match error.source() {
@@ -170,8 +174,8 @@ impl Libumf {
     fn with(path: &Path, functions: Functions, settings: Settings) -> Result<Libumf> {
         let (none, it) = (ptr::null_mut(), &functions);
         let (mut params, mut provider, mut pool, mut handler) = (none, none, none, none);
-        // SAFETY: the calls are in the order that the headers ask for, with pointers to live locals; jemalloc pools
-        // take no settings.
+        // SAFETY: the calls are in the order that the headers ask for, with pointers to live
+        // locals; jemalloc pools take no settings.
         unsafe {
             check("provider settings", (it.umfOsMemoryProviderParamsCreate)(&raw mut params))?;
             let visibility = settings.visibility as c_uint;
@@ -249,7 +253,8 @@ impl Libumf {
     pub fn open_and_close(&self, handle: &[u8]) -> std::result::Result<(), Refused> {
         let mut pointer = ptr::null_mut();
         let handle = handle.as_ptr().cast_mut().cast();
-        // SAFETY: the bytes are a handle that `handle` made in another process; the library does not write to them.
+        // SAFETY: the bytes are a handle that `handle` made in another process; the library does
+        // not write to them.
         unsafe {
             check(
                 "umfOpenIPCHandle",

@@ -50,7 +50,8 @@ pub fn nanoseconds<T>(run: impl FnOnce() -> T) -> (f64, T) {
     (start.elapsed().as_nanos() as f64, result)
 }
 
-/// Repeats `once`, which returns a time, for `time` and at least three times after one that does not count.
+/// Repeats `once`, which returns a time, for `time` and at least three times after one that does
+/// not count.
 ///
 /// # Errors
 /// The first error of `once`.
@@ -64,7 +65,8 @@ pub fn singly(time: Duration, mut once: impl FnMut() -> Result<f64>) -> Result<V
     Ok(values)
 }
 
-/// Repeats `batch`, which does `count` operations. Returns the nanoseconds per operation of each batch.
+/// Repeats `batch`, which does `count` operations. Returns the nanoseconds per operation of each
+/// batch.
 ///
 /// # Errors
 /// The first error of a batch.
@@ -75,8 +77,8 @@ pub fn batches(time: Duration, count: usize, mut batch: impl FnMut() -> Result<(
     })
 }
 
-/// Runs `run` on `count` threads that start together, each on a processor of its own if there are enough.
-/// The first error ends the process.
+/// Runs `run` on `count` threads that start together, each on a processor of its own if there are
+/// enough. The first error ends the process.
 pub fn threads<T: Send>(count: usize, run: impl Fn(usize) -> Result<T> + Sync) -> Vec<T> {
     let barrier = Barrier::new(count);
     let start = |number| {
@@ -94,8 +96,8 @@ pub fn threads<T: Send>(count: usize, run: impl Fn(usize) -> Result<T> + Sync) -
     })
 }
 
-/// Measures subjects in turns, such that a change of the machine's speed falls on all of them. The first
-/// subject is ours. The order rotates.
+/// Measures subjects in turns, such that a change of the machine's speed falls on all of them. The
+/// first subject is ours. The order rotates.
 ///
 /// # Errors
 /// The first error of `measure`.
@@ -118,8 +120,8 @@ pub fn in_turns<S: ?Sized>(
     Ok(Figures { ours, peers: peers.collect::<Result<_>>()? })
 }
 
-/// Keeps the calling thread on one of the processors that it may use. Without effect if that is refused:
-/// the marker shows how threads ran.
+/// Keeps the calling thread on one of the processors that it may use. Without effect if that is
+/// refused: the marker shows how threads ran.
 pub fn stay_on(number: usize) {
     let Ok(usable) = rustix::thread::sched_getaffinity(None) else { return };
     let processors: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|processor| usable.is_set(*processor)).collect();
@@ -136,7 +138,8 @@ pub fn thread_time() -> f64 {
     clock(ClockId::ThreadCPUTime)
 }
 
-/// Returns the processor time of all threads of the process, those that ended included, in nanoseconds.
+/// Returns the processor time of all threads of the process, those that ended included, in
+/// nanoseconds.
 #[must_use]
 pub fn process_time() -> f64 {
     clock(ClockId::ProcessCPUTime)

@@ -44,8 +44,8 @@ pub enum Order {
     Random,
     /// One thread allocates and another one frees.
     CrossFree,
-    /// As `Random`; the live set goes to a new thread again and again, and the old thread ends (the server of
-    /// Larson and Krishnan).
+    /// As `Random`; the live set goes to a new thread again and again, and the old thread ends (the
+    /// server of Larson and Krishnan).
     Larson,
 }
 
@@ -81,7 +81,8 @@ impl Plan {
     }
 }
 
-/// Carries a plan out. Returns the nanoseconds of an allocation and its free, once for each batch and thread.
+/// Carries a plan out. Returns the nanoseconds of an allocation and its free, once for each batch
+/// and thread.
 pub(crate) fn run<A: Allocator>(allocator: &A, plan: &Plan) -> Result<Vec<f64>> {
     match plan.order {
         Order::CrossFree => Ok(cross_free(allocator, plan)),
@@ -114,8 +115,8 @@ fn alone<A: Allocator>(allocator: &A, plan: &Plan) -> Vec<f64> {
     values.concat()
 }
 
-/// Threads that begin, replace blocks of a set that another thread filled, and end: processor time of the process,
-/// beginnings and ends of threads included.
+/// Threads that begin, replace blocks of a set that another thread filled, and end: processor time
+/// of the process, beginnings and ends of threads included.
 fn larson<A: Allocator>(allocator: &A, plan: &Plan) -> Vec<f64> {
     /// Batches that one thread works.
     const TERM: usize = 4;
@@ -134,7 +135,8 @@ fn larson<A: Allocator>(allocator: &A, plan: &Plan) -> Vec<f64> {
     values
 }
 
-/// Pairs of threads, as many as the plan has threads: time on the wall per block, through all pairs.
+/// Pairs of threads, as many as the plan has threads: time on the wall per block, through all
+/// pairs.
 fn cross_free<A: Allocator>(allocator: &A, plan: &Plan) -> Vec<f64> {
     /// Parts of a queue, each with several blocks: what is measured is not the queue.
     const PARTS: usize = 8;

@@ -1,7 +1,7 @@
 //! Children of this command: this program again, spoken to in lines of JSON through a socket.
 //!
-//! A child is started by `exec`, such that it shares nothing with this process or with other children. Each wait
-//! is bounded, and a child outlives neither its [`Child`] nor this process.
+//! A child is started by `exec`, such that it shares nothing with this process or with other
+//! children. Each wait is bounded, and a child outlives neither its [`Child`] nor this process.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::Shutdown;
@@ -41,8 +41,8 @@ pub(crate) enum Silence {
 }
 
 impl Child {
-    /// Starts this program with `arguments`, and `variables` added to its environment. What it prints goes to
-    /// `output`.
+    /// Starts this program with `arguments`, and `variables` added to its environment. What it
+    /// prints goes to `output`.
     pub(crate) fn start(
         arguments: &[&str],
         variables: &[(&str, &str)],

@@ -1,4 +1,5 @@
-//! The `umf` command. Each subcommand is a module with an argument type that has `run`, and a variant of [`Command`].
+//! The `umf` command. Each subcommand is a module with an argument type that has `run`, and a
+//! variant of [`Command`].
 
 use std::process::ExitCode;
 

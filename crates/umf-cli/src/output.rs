@@ -1,4 +1,5 @@
-//! What the command prints: results and progress, sizes and styles, and how a failure becomes an exit code.
+//! What the command prints: results and progress, sizes and styles, and how a failure becomes an
+//! exit code.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
@@ -48,7 +49,8 @@ pub(crate) enum Failure {
     Told(String),
 }
 
-/// Turns the outcome of a subcommand into the exit code. A reader that went away (`umf info | head`) is no failure.
+/// Turns the outcome of a subcommand into the exit code. A reader that went away (`umf info |
+/// head`) is no failure.
 pub(crate) fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -63,8 +65,8 @@ pub(crate) fn exit_code(outcome: Result<(), Failure>) -> ExitCode {
 /// How long a run may be silent where standard error is not a terminal, and between its lines.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Says what is being done: at once on a terminal, in one line that changes; elsewhere once a second, from the second
-/// second on.
+/// Says what is being done: at once on a terminal, in one line that changes; elsewhere once a
+/// second, from the second second on.
 pub(crate) struct Progress {
     said: Instant,
     terminal: bool,
@@ -117,7 +119,8 @@ impl Drop for Progress {
     }
 }
 
-/// A number of bytes in the largest binary unit that keeps it above one, with one decimal where it matters.
+/// A number of bytes in the largest binary unit that keeps it above one, with one decimal where it
+/// matters.
 pub(crate) fn human(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {

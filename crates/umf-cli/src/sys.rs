@@ -61,7 +61,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nothing borrows from it. An error leaves it mapped, harmlessly.
+        // SAFETY: the mapping is this value's own, and nothing borrows from it. An error leaves it
+        // mapped, harmlessly.
         let _ = unsafe { rustix::mm::munmap(self.address, self.size) };
     }
 }
@@ -110,8 +111,8 @@ pub(crate) fn file_system(path: &str) -> Outcome<StatVfs> {
     rustix::fs::statvfs(path)
 }
 
-/// Whether this process may open `path` for reading and writing. Does not open it: a DRM card makes its first opener
-/// the display master.
+/// Whether this process may open `path` for reading and writing. Does not open it: a DRM card makes
+/// its first opener the display master.
 pub(crate) fn may_read_and_write(path: &Path) -> Outcome<()> {
     rustix::fs::accessat(CWD, path, Access::READ_OK | Access::WRITE_OK, AtFlags::empty())
 }
@@ -143,7 +144,8 @@ pub(crate) fn pidfd_of_self() -> Outcome<OwnedFd> {
     rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
 }
 
-/// Fetches a descriptor of this process through a pidfd of itself, and looks whether it is the same file.
+/// Fetches a descriptor of this process through a pidfd of itself, and looks whether it is the same
+/// file.
 pub(crate) fn fetch_own_fd() -> Outcome<()> {
     let own = memfd(page_size(), MemfdFlags::empty())?;
     let fetched = rustix::process::pidfd_getfd(pidfd_of_self()?, own.as_raw_fd(), PidfdGetfdFlags::empty())?;
@@ -159,7 +161,8 @@ pub(crate) fn read_remote(pid: i32, address: u64) -> Outcome<[u8; 8]> {
         iov_base: std::ptr::with_exposed_provenance_mut(usize::try_from(address).map_err(|_| Errno::FAULT)?),
         iov_len: bytes.len(),
     };
-    // SAFETY: the local vector is `bytes`, borrowed for the call; the kernel checks the remote address itself.
+    // SAFETY: the local vector is `bytes`, borrowed for the call; the kernel checks the remote
+    // address itself.
     let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
     match usize::try_from(read) {
         Ok(read) if read == bytes.len() => Ok(bytes),
@@ -207,13 +210,15 @@ pub(crate) fn wipe_on_fork() -> Outcome<()> {
     unsafe { rustix::mm::madvise(page.address, page.size, Advice::LinuxWipeOnFork) }
 }
 
-/// Maps one huge page's worth of a memfd and collapses it into a huge page. `size` is the huge page's size in bytes.
+/// Maps one huge page's worth of a memfd and collapses it into a huge page. `size` is the huge
+/// page's size in bytes.
 pub(crate) fn collapse_memfd(size: usize) -> Outcome<()> {
     let fd = memfd(size, MemfdFlags::empty())?;
     // Twice the size, so that an aligned address lies in it.
     let reserved = Mapping::anonymous(size.checked_mul(2).ok_or(Errno::NOMEM)?, MapFlags::NORESERVE)?;
     let aligned = reserved.address.map_addr(|address| address.next_multiple_of(size));
-    // SAFETY: `aligned..aligned + size` lies inside `reserved`, which is ours and has no other user; it is unmapped with it.
+    // SAFETY: `aligned..aligned + size` lies inside `reserved`, which is ours and has no other
+    // user; it is unmapped with it.
     unsafe {
         rustix::mm::mmap(
             aligned,
@@ -236,7 +241,8 @@ pub(crate) fn private_membarrier() -> Outcome<()> {
     rustix::thread::membarrier(MembarrierCommand::PrivateExpedited)
 }
 
-/// Reserves one huge page of `size` bytes (a power of two) through a memfd, and gives it back untouched.
+/// Reserves one huge page of `size` bytes (a power of two) through a memfd, and gives it back
+/// untouched.
 pub(crate) fn reserve_huge_page(size: usize) -> Outcome<()> {
     let encoded = MemfdFlags::from_bits_retain(size.trailing_zeros() << 26);
     let fd = memfd(size, MemfdFlags::HUGETLB | encoded)?;
@@ -251,7 +257,8 @@ pub(crate) fn bind_to_node(node: u32) -> Outcome<()> {
     let mut nodes: [libc::c_ulong; WORDS] = [0; WORDS];
     let node = node as usize;
     *nodes.get_mut(node / BITS).ok_or(Errno::INVAL)? |= 1 << (node % BITS);
-    // SAFETY: the mapping is ours, and the mask is a live local of the size given (the kernel wants one bit more).
+    // SAFETY: the mapping is ours, and the mask is a live local of the size given (the kernel wants
+    // one bit more).
     let rc = unsafe {
         libc::syscall(
             libc::SYS_mbind,

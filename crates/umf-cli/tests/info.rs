@@ -55,7 +55,8 @@ fn is_root() -> bool {
 fn run(mut command: Command) -> String {
     let Output { status, stdout, stderr } = loop {
         match command.output() {
-            // A copy that was just written: another thread's child has it open for writing until it calls exec.
+            // A copy that was just written: another thread's child has it open for writing until it
+            // calls exec.
             Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
             other => break other.unwrap(),
         }
@@ -371,7 +372,8 @@ fn a_full_disk_is_a_failure_that_says_so() {
 /// Whether the process group still has members. Orphans of it that have ended are buried.
 fn alive(group: u32) -> bool {
     let group = libc::pid_t::try_from(group).unwrap();
-    // SAFETY: only members of this group are waited for, whose leader is gone already; signal 0 only looks.
+    // SAFETY: only members of this group are waited for, whose leader is gone already; signal 0
+    // only looks.
     unsafe {
         while libc::waitpid(-group, std::ptr::null_mut(), libc::WNOHANG) > 0 {}
         libc::kill(-group, 0) == 0

@@ -1,5 +1,6 @@
-//! What `umf info` says in the guest of `tests/vm/run dma-buf-sources`: of dma-bufs, of which it has every source, to root and to somebody who
-//! may not; and of the ways between two processes, at each scope of yama that can be taken back.
+//! What `umf info` says in the guest of `tests/vm/run dma-buf-sources`: of dma-bufs, of which it
+//! has every source, to root and to somebody who may not; and of the ways between two processes, at
+//! each scope of yama that can be taken back.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -87,7 +88,8 @@ fn who_may_not_is_told_what_would_help() {
     assert_eq!(devices["udmabuf"]["value"]["size_limit_mb"], 64);
 }
 
-/// What was tried between two processes. (A trial has two seconds, which a busy guest may not get: then it says so.)
+/// What was tried between two processes. (A trial has two seconds, which a busy guest may not get:
+/// then it says so.)
 fn transfer(test: &str, user: Option<u32>) -> Value {
     let mut last = Value::Null;
     for _ in 0..10 {

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
-/// The feature `fail-points` of umf-core is for the kill matrix, which is built on its own. If some package switched it on
-/// for the whole workspace, the variable's name would be in every program.
+/// The feature `fail-points` of umf-core is for the kill matrix, which is built on its own. If some
+/// package switched it on for the whole workspace, the variable's name would be in every program.
 #[test]
 fn the_command_knows_no_steps() {
     let program = std::fs::read(env!("CARGO_BIN_EXE_umf")).unwrap();

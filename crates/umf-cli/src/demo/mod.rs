@@ -1,7 +1,8 @@
-//! `umf demo`: unrelated processes export blocks of a pool, open each other's, and show what it took.
+//! `umf demo`: unrelated processes export blocks of a pool, open each other's, and show what it
+//! took.
 //!
-//! The launcher starts the ranks and gives them orders; [`rank`] is the part of a rank. [`report`] prints what they
-//! found, and counts what is left behind.
+//! The launcher starts the ranks and gives them orders; [`rank`] is the part of a rank. [`report`]
+//! prints what they found, and counts what is left behind.
 
 mod rank;
 mod report;
@@ -22,11 +23,13 @@ use crate::output::{self, Failure, Progress};
 use rank::{Order, Report};
 use report::{Census, Outcome};
 
-/// Starts unrelated processes that share blocks of memory by handles, and shows times, caches and what is left behind.
+/// Starts unrelated processes that share blocks of memory by handles, and shows times, caches and
+/// what is left behind.
 ///
-/// Every process exports its blocks and opens everybody else's by handles that travel as text; readers check what the
-/// owner wrote and answer in the block, and the owner checks the answers. In the end all blocks are freed, their
-/// handles have to fail as stale, and nothing may be left: no file descriptor, mapping, name, socket or process.
+/// Every process exports its blocks and opens everybody else's by handles that travel as text;
+/// readers check what the owner wrote and answer in the block, and the owner checks the answers. In
+/// the end all blocks are freed, their handles have to fail as stale, and nothing may be left: no
+/// file descriptor, mapping, name, socket or process.
 #[derive(Args)]
 pub(crate) struct DemoCommand {
     /// Processes
@@ -45,8 +48,8 @@ pub(crate) struct DemoCommand {
     #[arg(long)]
     exchange: Option<Exchange>,
 
-    /// Where the memory comes from: a provider set of the settings, or level-zero, cuda or dma-buf [default: shared memory of the
-    /// host]
+    /// Where the memory comes from: a provider set of the settings, or level-zero, cuda or dma-buf
+    /// [default: shared memory of the host]
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
 

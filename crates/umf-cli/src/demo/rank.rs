@@ -10,8 +10,8 @@ use super::Plan;
 use super::report::Census;
 use crate::child::Parent;
 
-/// The most handles that one pass over cached ones takes: few enough that the cache of umf is timed, and not the
-/// processor's.
+/// The most handles that one pass over cached ones takes: few enough that the cache of umf is
+/// timed, and not the processor's.
 const PASS: usize = 1024;
 /// Bytes that are written, checked and copied at a time.
 const CHUNK: usize = 1 << 20;
@@ -136,8 +136,8 @@ fn obey(
     Ok(rank.report)
 }
 
-/// Makes what a process has one of (its ledger, the socket if the settings call for one, a device's driver), such that
-/// only what comes after that counts as left behind.
+/// Makes what a process has one of (its ledger, the socket if the settings call for one, a device's
+/// driver), such that only what comes after that counts as left behind.
 fn warm_up(plan: &Plan) -> umf::Result<Report> {
     let pool = plan.pool()?;
     let (exporter, importer) = (umf::exporter()?, umf::importer()?);
@@ -155,8 +155,8 @@ fn warm_up(plan: &Plan) -> umf::Result<Report> {
     Ok(Report { process: std::process::id(), nonce, before: Census::now(), ..Report::default() })
 }
 
-/// Counts once everything that the rank had is gone. The thread that serves the socket may need a moment to see that a
-/// reader has left.
+/// Counts once everything that the rank had is gone. The thread that serves the socket may need a
+/// moment to see that a reader has left.
 fn settled(before: &Census) -> Census {
     let deadline = Instant::now() + SETTLING;
     loop {
@@ -319,7 +319,8 @@ impl Rank<'_> {
     }
 }
 
-/// What one writer puts into one block: bytes that are different for each run, block, writer and place.
+/// What one writer puts into one block: bytes that are different for each run, block, writer and
+/// place.
 struct Content<'a> {
     plan: &'a Plan,
     owner: u32,

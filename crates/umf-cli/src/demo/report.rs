@@ -1,5 +1,5 @@
-//! What came of a demo: as JSON, and as a table of at most 80 columns. [`Census`] counts what a process could leave
-//! behind.
+//! What came of a demo: as JSON, and as a table of at most 80 columns. [`Census`] counts what a
+//! process could leave behind.
 
 use std::fmt::Write;
 

@@ -1,4 +1,5 @@
-//! What `umf info` finds: one [`Finding`] per question, in groups; and the report as text of at most 80 columns.
+//! What `umf info` finds: one [`Finding`] per question, in groups; and the report as text of at
+//! most 80 columns.
 
 use std::borrow::Cow;
 
@@ -72,7 +73,8 @@ impl Question {
             .value(Value::Null)
     }
 
-    /// The outcome of trying out an ability of the kernel that exists since release `since`. `value` is whether it works.
+    /// The outcome of trying out an ability of the kernel that exists since release `since`.
+    /// `value` is whether it works.
     pub(crate) fn tried(self, outcome: Result<(), Errno>, since: &str) -> Finding {
         let Err(number) = outcome else {
             return self.ok("works").value(true);
@@ -156,7 +158,8 @@ const STATE_WIDTH: usize = 7;
 const KEY_WIDTH: usize = 20;
 const INDENT: usize = 2 + STATE_WIDTH + 2 + KEY_WIDTH + 2;
 
-/// Renders the report. Findings that are not ok say why they matter and what to do; `verbose` has all say why.
+/// Renders the report. Findings that are not ok say why they matter and what to do; `verbose` has
+/// all say why.
 pub(crate) fn render(report: &Report, colour: bool, verbose: bool) -> String {
     let mut out = String::new();
     for group in &report.groups {
@@ -208,7 +211,8 @@ fn push_line(out: &mut String, line: &str) {
     out.push('\n');
 }
 
-/// Breaks `text` at spaces into lines of at most `width` characters; a longer word has its own line.
+/// Breaks `text` at spaces into lines of at most `width` characters; a longer word has its own
+/// line.
 pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();

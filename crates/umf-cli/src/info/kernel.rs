@@ -1,5 +1,5 @@
-//! What the kernel has, tried out on this process itself, or in a child where a seccomp filter might kill for it; and
-//! what this process may do to its peers.
+//! What the kernel has, tried out on this process itself, or in a child where a seccomp filter
+//! might kill for it; and what this process may do to its peers.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -177,7 +177,8 @@ impl Trial {
     }
 }
 
-/// `PROC_USER_INIT_INO` and `PROC_PID_INIT_INO` of the kernel: the inodes of the initial namespaces.
+/// `PROC_USER_INIT_INO` and `PROC_PID_INIT_INO` of the kernel: the inodes of the initial
+/// namespaces.
 const INITIAL_USER: u64 = 0xEFFF_FFFD;
 const INITIAL_PID: u64 = 0xEFFF_FFFC;
 
@@ -209,7 +210,8 @@ pub(super) fn probe_permissions() -> Group {
     Group { key: "permissions", title: "Permissions", findings }
 }
 
-/// The scope of yama's restriction; none where yama is absent. `Err` where it is there and cannot be read.
+/// The scope of yama's restriction; none where yama is absent. `Err` where it is there and cannot
+/// be read.
 fn yama_scope() -> Result<Option<u64>, String> {
     // Without this one /proc is not there, and tells nothing of yama.
     kernel_files::text("/proc/sys/kernel/osrelease")?;

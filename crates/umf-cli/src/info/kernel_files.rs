@@ -1,4 +1,5 @@
-//! Words of the kernel: files in `/proc` and `/sys`, any of which may be absent or refused, and error numbers.
+//! Words of the kernel: files in `/proc` and `/sys`, any of which may be absent or refused, and
+//! error numbers.
 
 use std::path::{Path, PathBuf};
 
@@ -104,7 +105,8 @@ pub(crate) fn errno_name(errno: Errno) -> String {
     known.to_owned()
 }
 
-/// Whether the error says that something ran short just now, so that nothing is known about what was tried.
+/// Whether the error says that something ran short just now, so that nothing is known about what
+/// was tried.
 pub(crate) fn ran_short(errno: Errno) -> bool {
     matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::BUSY | Errno::NOBUFS)
 }

@@ -1,4 +1,5 @@
-//! `umf info`: what this machine can do for umf, found by trying, with the remedy where something is missing.
+//! `umf info`: what this machine can do for umf, found by trying, with the remedy where something
+//! is missing.
 
 use clap::Args;
 
@@ -17,8 +18,8 @@ use finding::Report;
 
 /// Shows what this machine can do for umf, and what to do where something is missing.
 ///
-/// Everything is tried out where it can be, as the user who asks: short-lived children try to reach each other,
-/// as two processes of a job would. Nothing is changed or left behind.
+/// Everything is tried out where it can be, as the user who asks: short-lived children try to reach
+/// each other, as two processes of a job would. Nothing is changed or left behind.
 #[derive(Args)]
 pub(crate) struct InfoCommand {
     /// Print one JSON document: GROUP.FINDING has state, text, value, why and remedy
@@ -41,8 +42,8 @@ impl InfoCommand {
     /// Probes the machine and prints what was found.
     ///
     /// # Errors
-    /// Standard output cannot be written. What a probe meets is a finding, never an error; but a topology that was asked for and
-    /// cannot be read is one.
+    /// Standard output cannot be written. What a probe meets is a finding, never an error; but a
+    /// topology that was asked for and cannot be read is one.
     pub(crate) fn run(&self) -> Result<(), Failure> {
         if self.child {
             return Ok(transfer::serve()?);

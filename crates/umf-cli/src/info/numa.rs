@@ -1,4 +1,5 @@
-//! NUMA nodes: their memory, processors, distances and, where the firmware tells, speed. (`umf info --topology` shows all of it.)
+//! NUMA nodes: their memory, processors, distances and, where the firmware tells, speed. (`umf info
+//! --topology` shows all of it.)
 
 use serde_json::{Map, Value, json};
 use umf::topology::{Error, Figures, Node, Topology};

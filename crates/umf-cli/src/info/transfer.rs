@@ -1,8 +1,9 @@
-//! The modes in which one process's memory reaches another, and the children of `umf info` that try them.
+//! The modes in which one process's memory reaches another, and the children of `umf info` that try
+//! them.
 //!
-//! One child exports a block, and its siblings open it, each in one mode: the library's own refusals are reported. A
-//! process that tried itself or its own child would succeed where yama refuses siblings. Other children make
-//! what is too dangerous to try in this process.
+//! One child exports a block, and its siblings open it, each in one mode: the library's own
+//! refusals are reported. A process that tried itself or its own child would succeed where yama
+//! refuses siblings. Other children make what is too dangerous to try in this process.
 
 use std::process::Stdio;
 use std::sync::Arc;

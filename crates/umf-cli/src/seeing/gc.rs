@@ -16,9 +16,10 @@ const FOLDER: &str = "/dev/shm";
 
 /// Shows and removes what killed processes left.
 ///
-/// That can be nothing but named shared memory, in /dev/shm, of providers that were given a name: everything else has
-/// none, and goes with the last process that has it. Removed is only what a provider of umf marked as its own, what
-/// nobody has open or mapped any more (the kernel grants a lease on it): its maker has ended, or become another program.
+/// That can be nothing but named shared memory, in /dev/shm, of providers that were given a name:
+/// everything else has none, and goes with the last process that has it. Removed is only what a
+/// provider of umf marked as its own, what nobody has open or mapped any more (the kernel grants a
+/// lease on it): its maker has ended, or become another program.
 #[derive(Args)]
 pub(crate) struct GcCommand {
     /// Show what would be removed, and remove nothing

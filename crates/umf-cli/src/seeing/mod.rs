@@ -1,4 +1,5 @@
-//! Looking at running processes: `umf ps`, `umf top`, `umf why`, and `umf gc` for what killed ones left.
+//! Looking at running processes: `umf ps`, `umf top`, `umf why`, and `umf gc` for what killed ones
+//! left.
 
 pub(crate) mod gc;
 mod processes;

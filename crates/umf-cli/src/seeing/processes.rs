@@ -129,7 +129,8 @@ pub(super) fn find() -> Result<Search, Failure> {
     umf::ipc::inspect::find().map_err(|error| Failure::Told(format!("cannot look for processes: {error}")))
 }
 
-/// The processes of all ledgers that were found, by process id; those that run before those that ended.
+/// The processes of all ledgers that were found, by process id; those that run before those that
+/// ended.
 pub(super) fn of(search: &Search) -> Vec<Process> {
     let key = |found: &Found| {
         let identity = found.ledger.identity();
@@ -205,7 +206,8 @@ pub(super) fn span(nanoseconds: u64) -> String {
     }
 }
 
-/// How long ago something was that another process timed: it may have lied, and clocks of two processors may differ a little.
+/// How long ago something was that another process timed: it may have lied, and clocks of two
+/// processors may differ a little.
 pub(super) fn ago(now: u64, then: u64) -> String {
     match now.checked_sub(then) {
         Some(_) if then == 0 => "at an unknown time".to_owned(),

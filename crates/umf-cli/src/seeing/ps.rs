@@ -12,9 +12,10 @@ use crate::output::{self, Failure};
 
 /// Shows the processes that use umf: what they export and have open, their pools and caches.
 ///
-/// Read from the ledgers that they publish: no process is stopped or asked. A process appears with its first export or
-/// its first open. Counters are as the process published them last, at its last export, miss, refusal or free; AGE says
-/// how long ago that was. A killed process appears as long as another has its ledger open.
+/// Read from the ledgers that they publish: no process is stopped or asked. A process appears with
+/// its first export or its first open. Counters are as the process published them last, at its last
+/// export, miss, refusal or free; AGE says how long ago that was. A killed process appears as long
+/// as another has its ledger open.
 #[derive(Args)]
 pub(crate) struct PsCommand {
     /// Print one JSON document

@@ -1,4 +1,5 @@
-//! `umf top`: the processes that use umf, again and again. [`View`] is the picture, which goes to a terminal or becomes text.
+//! `umf top`: the processes that use umf, again and again. [`View`] is the picture, which goes to a
+//! terminal or becomes text.
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
@@ -23,7 +24,8 @@ use crate::output::{self, Failure};
 
 /// Shows the processes that use umf, their pools and what happened last, and keeps it up to date.
 ///
-/// Arrow keys choose a process, q ends. Read from the ledgers that the processes publish, as by umf ps.
+/// Arrow keys choose a process, q ends. Read from the ledgers that the processes publish, as by umf
+/// ps.
 #[derive(Args)]
 pub(crate) struct TopCommand {
     /// Print one picture as text, and end; so it does where standard output is no terminal
@@ -291,7 +293,8 @@ pub(super) fn as_text(view: &View) -> String {
     out
 }
 
-/// The terminal as it was, whatever happens (a panic too: the hook of [`ratatui::try_init`] sees to that).
+/// The terminal as it was, whatever happens (a panic too: the hook of [`ratatui::try_init`] sees to
+/// that).
 struct Restored;
 
 impl Drop for Restored {

@@ -12,8 +12,8 @@ use crate::output::{self, Failure};
 
 /// Says whether a handle is current, and if it is not, what became of it and when.
 ///
-/// Read from the ledgers of the processes that made it and that opened it: nobody is asked, and the producer may have
-/// been killed, as long as another process has its ledger open.
+/// Read from the ledgers of the processes that made it and that opened it: nobody is asked, and the
+/// producer may have been killed, as long as another process has its ledger open.
 #[derive(Args)]
 pub(crate) struct WhyCommand {
     /// The handle as text (umf1....), or - to read it from standard input
@@ -160,7 +160,8 @@ fn from_ledger(out: &mut String, handle: &Handle, found: &Found, now: u64) {
     }
 }
 
-/// The importers that count the handle's export as open, by their rows in the producer's lease table.
+/// The importers that count the handle's export as open, by their rows in the producer's lease
+/// table.
 fn open_in(out: &mut String, handle: &Handle, found: &Found) {
     let rows = found.lease_rows(handle.slot());
     for row in rows.iter().filter(|row| row.is_owned && row.count > 0) {

@@ -1,4 +1,5 @@
-//! `umf info --topology`: NUMA nodes and memory spaces, as text, as JSON, or as a picture ([`svg`]).
+//! `umf info --topology`: NUMA nodes and memory spaces, as text, as JSON, or as a picture
+//! ([`svg`]).
 
 mod svg;
 

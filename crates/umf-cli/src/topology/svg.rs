@@ -1,4 +1,5 @@
-//! A topology as a picture: a box for each node, and a matrix each for distance, bandwidth and latency.
+//! A topology as a picture: a box for each node, and a matrix each for distance, bandwidth and
+//! latency.
 
 use std::fmt::Write;
 
@@ -164,7 +165,8 @@ impl Picture {
         self.text(x, y + 9, "dashed: not for this process");
     }
 
-    /// A matrix, a line for each node that has a value; returns where it ends. Nothing where there are no values.
+    /// A matrix, a line for each node that has a value; returns where it ends. Nothing where there
+    /// are no values.
     fn matrix(
         &mut self,
         y: usize,
