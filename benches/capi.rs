@@ -1,5 +1,160 @@
-//! `umf bench capi`, of a libumf.so.1 that is built for it.
+//! The C interface: this project's `libumf.so.1` beside the original's, in the same process.
 
-fn main() -> std::process::ExitCode {
-    umf_benches::umf_bench_capi(std::path::Path::new(env!("CARGO_TARGET_TMPDIR")))
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use umf_benches::Result;
+use umf_benches::allocators::{Allocator, Subject};
+use umf_benches::bench::{self, Bench};
+use umf_benches::libumf::{CAPACITY, FreeAny, Libumf, PEER, Refused, Settings, Visibility};
+use umf_benches::measure::{batches, in_turns, threads};
+use umf_benches::process::{self, Memory, Producer};
+use umf_benches::workload::{MIDDLE, Order, Plan, SMALL};
+
+/// Blocks that are used in turn.
+const SET: usize = 8;
+/// Bytes of such a block.
+const SIZE: usize = 64 << 10;
+/// How often the set is gone through in a batch.
+const PASSES: usize = 128;
+
+fn main() -> ExitCode {
+    let compiler = umf::core::environment::variable("CC").unwrap_or_else(|| "cc".into());
+    if bench::is_test() && Command::new(compiler).arg("--version").output().is_err() {
+        println!("umf-skip: capi: no C compiler to link libumf.so.1 with");
+        return ExitCode::SUCCESS;
+    }
+    bench::main(measure, process::produce)
+}
+
+fn measure(bench: &mut Bench) -> Result<()> {
+    let libraries = Libraries::find(bench)?;
+    let default = Settings::new(Visibility::Private);
+    let keeping = Settings { capacity: Some(CAPACITY), ..default };
+    let jemalloc = Settings { jemalloc: true, ..default };
+    for (name, order, sizes, threads, settings) in [
+        ("capi.small.pair.1t", Order::Pair, SMALL, 1, default),
+        ("capi.small.pair.2t", Order::Pair, SMALL, 2, default),
+        ("capi.small.random.1t", Order::Random, SMALL, 1, default),
+        ("capi.small.random.2t", Order::Random, SMALL, 2, default),
+        ("capi.1k_64k.random.1t", Order::Random, MIDDLE, 1, default),
+        ("capi.1k_64k.random.2t", Order::Random, MIDDLE, 2, default),
+        ("capi.1k_64k.random.1t.capacity_64", Order::Random, MIDDLE, 1, keeping),
+        ("capi.1k_64k.random.2t.capacity_64", Order::Random, MIDDLE, 2, keeping),
+        ("capi.small.xfree.1t", Order::CrossFree, SMALL, 1, default),
+        ("capi.jemalloc.small.pair.1t", Order::Pair, SMALL, 1, jemalloc),
+        ("capi.jemalloc.small.random.1t", Order::Random, SMALL, 1, jemalloc),
+        ("capi.jemalloc.small.random.2t", Order::Random, SMALL, 2, jemalloc),
+        ("capi.jemalloc.1k_64k.random.1t", Order::Random, MIDDLE, 1, jemalloc),
+        ("capi.jemalloc.small.xfree.1t", Order::CrossFree, SMALL, 1, jemalloc),
+    ] {
+        let plan = Plan::new(bench.quick, order, sizes, threads);
+        libraries.row(bench, name, settings, |_, library| library.run(&plan))?;
+    }
+    let plan = Plan::new(bench.quick, Order::Random, SMALL, 1);
+    libraries.row(bench, "capi.free_any", default, |_, library| FreeAny(library).run(&plan))?;
+    libraries.row(bench, "capi.pool_by_ptr", default, |bench, library| {
+        over_blocks(bench, library, |block| library.find_pool(block))
+    })?;
+    let shared = Settings::new(Visibility::Shared);
+    libraries.row(bench, "capi.get_put", shared, |bench, library| {
+        over_blocks(bench, library, |block| library.get_and_put(block))
+    })?;
+    for (name, count) in [("capi.open_close.1t", 1), ("capi.open_close.2t", 2)] {
+        libraries.row(bench, name, shared, |bench, library| open_and_close(bench, library, count))?;
+    }
+    Ok(())
+}
+
+/// Ours, and the original if it is named.
+struct Libraries {
+    paths: Vec<PathBuf>,
+    /// A pool of each, such that no library is unloaded between two rows.
+    _loaded: Vec<Libumf>,
+}
+
+impl Libraries {
+    fn find(bench: &Bench) -> Result<Libraries> {
+        let mut paths = vec![bench.ours.clone().map_or_else(|| install(bench.quick), Ok)?];
+        match &bench.peer_umf {
+            Some(path) => paths.push(path.clone()),
+            None => eprintln!("--peer-umf names no libumf.so.1 of release 1.x: ours is measured alone"),
+        }
+        let settings = Settings::new(Visibility::Private);
+        let loaded = paths.iter().map(|path| Libumf::open(path, settings)).collect::<Result<_>>()?;
+        let file = |path| fs::metadata(path).map(|file| (file.dev(), file.ino()));
+        if let [ours, peer] = &paths[..]
+            && file(ours)? == file(peer)?
+        {
+            return Err("--ours and --peer-umf are the same file".into());
+        }
+        Ok(Libraries { paths, _loaded: loaded })
+    }
+
+    /// Measures a row of a new pool of each library. A library that was built without jemalloc has
+    /// no rows of jemalloc pools.
+    fn row(
+        &self,
+        bench: &mut Bench,
+        name: &str,
+        settings: Settings,
+        values: impl Fn(&Bench, &Libumf) -> Result<Vec<f64>>,
+    ) -> Result<()> {
+        let mut pools = Vec::new();
+        for (path, whose) in self.paths.iter().zip(["umf", PEER]) {
+            match Libumf::open(path, settings) {
+                Ok(pool) => pools.push((whose, pool)),
+                Err(error) if settings.jemalloc => eprintln!("{name}: without {whose}: {error}"),
+                Err(error) => return Err(error),
+            }
+        }
+        if pools.first().is_none_or(|(whose, _)| *whose == PEER) {
+            return Ok(());
+        }
+        let subjects: Vec<_> = pools.iter().map(|(whose, pool)| (*whose, pool)).collect();
+        bench.row(name, |bench| in_turns(bench, &subjects, |pool| values(bench, pool)))
+    }
+}
+
+/// Builds and installs this project's library.
+fn install(quick: bool) -> Result<PathBuf> {
+    let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join("umf-capi-bench");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/umf-capi/install");
+    let profile = if quick { "dev" } else { "capi" };
+    let status = Command::new(script).arg(&prefix).arg(profile).stdout(Stdio::null()).status()?;
+    if status.success() { Ok(prefix.join("lib/libumf.so.1")) } else { Err("libumf.so.1 is not built".into()) }
+}
+
+/// Nanoseconds of a call for each of a few blocks in turn.
+fn over_blocks(
+    bench: &Bench,
+    library: &Libumf,
+    call: impl Fn(usize) -> std::result::Result<(), Refused>,
+) -> Result<Vec<f64>> {
+    let blocks = (0..SET).map(|_| Ok(library.allocate(SIZE)?)).collect::<Result<Vec<_>>>()?;
+    batches(bench.turn(), PASSES * SET, || {
+        for _ in 0..PASSES {
+            blocks.iter().try_for_each(|block| call(*block))?;
+        }
+        Ok(())
+    })
+}
+
+/// Nanoseconds of an open and its close of handles that were opened before, the same in all
+/// threads.
+fn open_and_close(bench: &Bench, library: &Libumf, count: usize) -> Result<Vec<f64>> {
+    let memory = Memory::Libumf(library.path.clone(), Settings::new(Visibility::Shared));
+    let mut producer = Producer::start()?;
+    let handles = producer.bytes(memory, SET, SIZE)?;
+    let values = threads(count, |_| {
+        batches(bench.turn(), PASSES * SET, || {
+            for _ in 0..PASSES {
+                handles.iter().try_for_each(|handle| library.open_and_close(handle))?;
+            }
+            Ok(())
+        })
+    });
+    Ok(values.concat())
 }

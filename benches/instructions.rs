@@ -1,5 +1,6 @@
-//! What the common paths of the slab pool cost, in instructions: they do not depend on the machine's mood, and a figure above the ceiling
-//! that is recorded here fails. Runs under valgrind's callgrind, in a release build:
+//! What the common paths of the slab pool cost, in instructions: they do not depend on the
+//! machine's mood, and a figure above the ceiling that is recorded here fails. Runs under
+//! valgrind's callgrind, in a release build:
 //! `cargo test --release --package umf-benches --test instructions -- --nocapture`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
@@ -14,8 +15,8 @@ use umf_core::conformance::pool::Pages;
 use umf_core::{Address, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
 
-/// Name of the workload, sizes, and the most instructions that an allocation and a free may take together. The loop
-/// around them is in that, with 25 to 60.
+/// Name of the workload, sizes, and the most instructions that an allocation and a free may take
+/// together. The loop around them is in that, with 25 to 60.
 const CEILINGS: [(&str, (usize, usize), u64); 8] = [
     ("pair", (8, 4 << 10), 83),
     ("lifo", (8, 4 << 10), 107),

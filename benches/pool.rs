@@ -1,5 +1,44 @@
-//! `umf bench pool`.
+//! Allocation: a slab pool beside other allocators.
 
-fn main() -> std::process::ExitCode {
-    umf_benches::umf_bench("pool")
+use std::process::ExitCode;
+
+use umf_benches::allocators::{Peer, Slab, Subject, peers};
+use umf_benches::bench::{self, Bench};
+use umf_benches::libumf::{Libumf, PEER, Settings, Visibility};
+use umf_benches::measure::in_turns;
+use umf_benches::workload::{LARGE, Order, Plan, SMALL};
+use umf_benches::{Result, process};
+
+fn main() -> ExitCode {
+    bench::main(measure, process::produce)
+}
+
+fn measure(bench: &mut Bench) -> Result<()> {
+    let mut peers = peers();
+    if let Some(path) = &bench.peer_umf {
+        peers.push(Peer::new(PEER, Libumf::open(path, Settings::pooling(Visibility::Private))?));
+    }
+    let orders = [
+        ("pair", Order::Pair),
+        ("random", Order::Random),
+        ("xfree", Order::CrossFree),
+        ("larson", Order::Larson),
+    ];
+    for (size, sizes) in [("small", SMALL), ("large", LARGE)] {
+        for (order_name, order) in orders {
+            for threads in [1, 2, 4] {
+                let plan = Plan::new(bench.quick, order, sizes, threads);
+                bench.row(&format!("pool.{size}.{order_name}.{threads}t"), |bench| {
+                    // A new pool for each row, such that no row depends on those before.
+                    let ours = Slab::new()?;
+                    let taking_part =
+                        peers.iter().filter(|peer| plan.is_of_one_thread() || !peer.is_for_one_thread);
+                    let mut subjects: Vec<(&str, &dyn Subject)> = vec![("umf", &ours)];
+                    subjects.extend(taking_part.map(|peer| (peer.name, &*peer.subject)));
+                    in_turns(bench, &subjects, |subject| subject.run(&plan))
+                })?;
+            }
+        }
+    }
+    Ok(())
 }

@@ -1,4 +1,4 @@
-/* What two ranks of MPI take for what `umf bench link` measures: prints `name value` with the bench's names, microseconds or GB/s.
+/* What two ranks of MPI take for what the bench `link` measures: prints `name value` with the bench's names, microseconds or GB/s.
  * Data is written anew before each message of 64 KiB and more, and the time for that is left out, as in the bench.
  *
  *     mpirun -n 2 mpi [seconds for each row]

@@ -1,4 +1,4 @@
-"""What allocating and freeing costs with PyTorch's caching allocator, beside `umf bench cuda`."""
+"""What allocating and freeing costs with PyTorch's caching allocator, beside the bench `cuda`."""
 
 import time
 

@@ -7,13 +7,11 @@ use clap::builder::styling::Style;
 use serde_json::json;
 use umf::config::{Loaded, Loader, Origin};
 
-use crate::failure::Failure;
-use crate::output;
-
+use crate::output::{self, Failure};
 /// Shows the settings in force, and where each came from.
 ///
-/// Defaults, then the settings files, then the environment: later ones win. What is odd is told on standard error; what
-/// is wrong ends with exit code 2.
+/// Defaults, then the settings files, then the environment: later ones win. What is odd is told on
+/// standard error; what is wrong ends with exit code 2.
 #[derive(Args)]
 pub(crate) struct ConfigCommand {
     /// Print one JSON document: settings, files, variables obeyed elsewhere, warnings

@@ -1,22 +1,19 @@
-//! The `umf` command. Each subcommand is a module with an argument type that has `run`, and a variant of [`Command`].
+//! The `umf` command. Each subcommand is a module with an argument type that has `run`, and a
+//! variant of [`Command`].
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-mod bench;
+mod child;
 mod config;
 mod demo;
-mod failure;
 mod info;
 mod output;
 mod pool_map;
-mod progress;
 mod seeing;
 mod sys;
-mod timing;
 mod topology;
-mod worker;
 
 /// Memory shared between processes and devices.
 #[derive(Parser)]
@@ -29,7 +26,6 @@ struct Umf {
 /// What the user asks for.
 #[derive(Subcommand)]
 enum Command {
-    Bench(bench::BenchCommand),
     Config(config::ConfigCommand),
     Demo(demo::DemoCommand),
     Gc(seeing::gc::GcCommand),
@@ -42,7 +38,6 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Umf::parse().command {
-        Command::Bench(command) => command.run(),
         Command::Config(command) => command.run(),
         Command::Demo(command) => command.run(),
         Command::Gc(command) => command.run(),
@@ -52,5 +47,5 @@ fn main() -> ExitCode {
         Command::Top(command) => command.run(),
         Command::Why(command) => command.run(),
     };
-    failure::exit_code(outcome)
+    output::exit_code(outcome)
 }

@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::failure::Failure;
-use crate::output;
-
+use crate::output::{self, Failure};
 /// The largest map that is read.
 const MOST: u64 = 1 << 30;
 

@@ -2,28 +2,16 @@
 //!
 //! Every function undoes what it did before it returns: descriptors are closed, mappings unmapped.
 
-pub(crate) mod bare_open;
-pub(crate) mod clocks;
-pub(crate) mod pipes;
-pub(crate) mod processors;
-pub(crate) mod remote;
 pub(crate) mod shm;
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{Access, AtFlags, CWD, MemfdFlags, Mode, OFlags, SealFlags, StatVfs};
+use rustix::fs::{Access, AtFlags, CWD, MemfdFlags, SealFlags, StatVfs};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-};
-use rustix::process::{DumpableBehavior, Pid, PidfdFlags, PidfdGetfdFlags, Resource, Rlimit};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::{DumpableBehavior, PidfdFlags, PidfdGetfdFlags, Resource, Rlimit};
 use rustix::thread::{CapabilitySet, MembarrierCommand};
 
 /// What a system call gave, or the error number that it ended with.
@@ -73,7 +61,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nothing borrows from it. An error leaves it mapped, harmlessly.
+        // SAFETY: the mapping is this value's own, and nothing borrows from it. An error leaves it
+        // mapped, harmlessly.
         let _ = unsafe { rustix::mm::munmap(self.address, self.size) };
     }
 }
@@ -122,8 +111,8 @@ pub(crate) fn file_system(path: &str) -> Outcome<StatVfs> {
     rustix::fs::statvfs(path)
 }
 
-/// Whether this process may open `path` for reading and writing. Does not open it: a DRM card makes its first opener
-/// the display master.
+/// Whether this process may open `path` for reading and writing. Does not open it: a DRM card makes
+/// its first opener the display master.
 pub(crate) fn may_read_and_write(path: &Path) -> Outcome<()> {
     rustix::fs::accessat(CWD, path, Access::READ_OK | Access::WRITE_OK, AtFlags::empty())
 }
@@ -155,21 +144,11 @@ pub(crate) fn pidfd_of_self() -> Outcome<OwnedFd> {
     rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
 }
 
-/// A pidfd of process `pid`.
-pub(crate) fn pidfd(pid: i32) -> Outcome<OwnedFd> {
-    let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
-    rustix::process::pidfd_open(pid, PidfdFlags::empty())
-}
-
-/// A copy of descriptor `number` of the process that `pidfd` names.
-pub(crate) fn fetch_fd(pidfd: BorrowedFd<'_>, number: RawFd) -> Outcome<OwnedFd> {
-    rustix::process::pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())
-}
-
-/// Fetches a descriptor of this process through a pidfd of itself, and looks whether it is the same file.
+/// Fetches a descriptor of this process through a pidfd of itself, and looks whether it is the same
+/// file.
 pub(crate) fn fetch_own_fd() -> Outcome<()> {
     let own = memfd(page_size(), MemfdFlags::empty())?;
-    let fetched = fetch_fd(pidfd_of_self()?.as_fd(), own.as_raw_fd())?;
+    let fetched = rustix::process::pidfd_getfd(pidfd_of_self()?, own.as_raw_fd(), PidfdGetfdFlags::empty())?;
     let (own, fetched) = (rustix::fs::fstat(&own)?, rustix::fs::fstat(&fetched)?);
     if (own.st_dev, own.st_ino) == (fetched.st_dev, fetched.st_ino) { Ok(()) } else { Err(Errno::BADF) }
 }
@@ -182,7 +161,8 @@ pub(crate) fn read_remote(pid: i32, address: u64) -> Outcome<[u8; 8]> {
         iov_base: std::ptr::with_exposed_provenance_mut(usize::try_from(address).map_err(|_| Errno::FAULT)?),
         iov_len: bytes.len(),
     };
-    // SAFETY: the local vector is `bytes`, borrowed for the call; the kernel checks the remote address itself.
+    // SAFETY: the local vector is `bytes`, borrowed for the call; the kernel checks the remote
+    // address itself.
     let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
     match usize::try_from(read) {
         Ok(read) if read == bytes.len() => Ok(bytes),
@@ -230,13 +210,15 @@ pub(crate) fn wipe_on_fork() -> Outcome<()> {
     unsafe { rustix::mm::madvise(page.address, page.size, Advice::LinuxWipeOnFork) }
 }
 
-/// Maps one huge page's worth of a memfd and collapses it into a huge page. `size` is the huge page's size in bytes.
+/// Maps one huge page's worth of a memfd and collapses it into a huge page. `size` is the huge
+/// page's size in bytes.
 pub(crate) fn collapse_memfd(size: usize) -> Outcome<()> {
     let fd = memfd(size, MemfdFlags::empty())?;
     // Twice the size, so that an aligned address lies in it.
     let reserved = Mapping::anonymous(size.checked_mul(2).ok_or(Errno::NOMEM)?, MapFlags::NORESERVE)?;
     let aligned = reserved.address.map_addr(|address| address.next_multiple_of(size));
-    // SAFETY: `aligned..aligned + size` lies inside `reserved`, which is ours and has no other user; it is unmapped with it.
+    // SAFETY: `aligned..aligned + size` lies inside `reserved`, which is ours and has no other
+    // user; it is unmapped with it.
     unsafe {
         rustix::mm::mmap(
             aligned,
@@ -259,7 +241,8 @@ pub(crate) fn private_membarrier() -> Outcome<()> {
     rustix::thread::membarrier(MembarrierCommand::PrivateExpedited)
 }
 
-/// Reserves one huge page of `size` bytes (a power of two) through a memfd, and gives it back untouched.
+/// Reserves one huge page of `size` bytes (a power of two) through a memfd, and gives it back
+/// untouched.
 pub(crate) fn reserve_huge_page(size: usize) -> Outcome<()> {
     let encoded = MemfdFlags::from_bits_retain(size.trailing_zeros() << 26);
     let fd = memfd(size, MemfdFlags::HUGETLB | encoded)?;
@@ -274,7 +257,8 @@ pub(crate) fn bind_to_node(node: u32) -> Outcome<()> {
     let mut nodes: [libc::c_ulong; WORDS] = [0; WORDS];
     let node = node as usize;
     *nodes.get_mut(node / BITS).ok_or(Errno::INVAL)? |= 1 << (node % BITS);
-    // SAFETY: the mapping is ours, and the mask is a live local of the size given (the kernel wants one bit more).
+    // SAFETY: the mapping is ours, and the mask is a live local of the size given (the kernel wants
+    // one bit more).
     let rc = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -287,90 +271,6 @@ pub(crate) fn bind_to_node(node: u32) -> Outcome<()> {
         )
     };
     if rc == 0 { Ok(()) } else { Err(last_error()) }
-}
-
-/// Eight random bytes.
-pub(crate) fn random() -> Outcome<u64> {
-    let mut bytes = [0_u8; 8];
-    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK)?;
-    if filled == bytes.len() { Ok(u64::from_ne_bytes(bytes)) } else { Err(Errno::AGAIN) }
-}
-
-/// Reads the first eight bytes of a file.
-pub(crate) fn read_word(fd: BorrowedFd<'_>) -> Outcome<u64> {
-    let mut bytes = [0_u8; 8];
-    let read = rustix::io::pread(fd, &mut bytes, 0)?;
-    if read == bytes.len() { Ok(u64::from_ne_bytes(bytes)) } else { Err(Errno::IO) }
-}
-
-/// Writes the first eight bytes of a file.
-pub(crate) fn write_word(fd: BorrowedFd<'_>, word: u64) -> Outcome<()> {
-    let written = rustix::io::pwrite(fd, &word.to_ne_bytes(), 0)?;
-    if written == size_of::<u64>() { Ok(()) } else { Err(Errno::IO) }
-}
-
-/// Opens a file for reading.
-pub(crate) fn open_to_read(path: &str) -> Outcome<OwnedFd> {
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
-}
-
-/// Sends one byte and descriptor `fd` over a socket.
-pub(crate) fn send_fd(socket: BorrowedFd<'_>, fd: BorrowedFd<'_>) -> Outcome<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = [fd];
-    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
-        return Err(Errno::NOBUFS);
-    }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    rustix::net::sendmsg(socket, &[IoSlice::new(&[0])], &mut control, flags).map(drop)
-}
-
-/// Receives the descriptor that [`send_fd`] sends.
-pub(crate) fn receive_fd(socket: BorrowedFd<'_>) -> Outcome<OwnedFd> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0_u8; 1];
-    rustix::net::recvmsg(
-        socket,
-        &mut [IoSliceMut::new(&mut byte)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
-    )?;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(mut fds) = message
-            && let Some(fd) = fds.next()
-        {
-            return Ok(fd);
-        }
-    }
-    Err(Errno::BADF)
-}
-
-/// The effective user id of the process at the other end of a socket.
-pub(crate) fn peer_uid(socket: BorrowedFd<'_>) -> Outcome<u32> {
-    rustix::net::sockopt::socket_peercred(socket).map(|credentials| credentials.uid.as_raw())
-}
-
-/// Waits until one of `fds` can be read, has an error or is closed. False when `timeout` passed first.
-pub(crate) fn wait_readable(fds: &[BorrowedFd<'_>], timeout: Duration) -> Outcome<bool> {
-    let mut polled: Vec<PollFd<'_>> =
-        fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-    let timeout = Timespec::try_from(timeout).map_err(|_| Errno::INVAL)?;
-    match rustix::event::poll(&mut polled, Some(&timeout)) {
-        Ok(ready) => Ok(ready > 0),
-        // The caller looks at its deadline and waits again.
-        Err(Errno::INTR) => Ok(true),
-        Err(errno) => Err(errno),
-    }
-}
-
-/// Ends this process by `SIGALRM` after `seconds`, and at once when its parent dies.
-pub(crate) fn live_no_longer_than(seconds: u32) {
-    // Best effort: the parent kills this process as well.
-    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-    // SAFETY: the signal's default action ends the process, and this program installs no other.
-    unsafe { libc::alarm(seconds) };
 }
 
 fn last_error() -> Errno {

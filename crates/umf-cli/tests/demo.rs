@@ -114,7 +114,7 @@ fn the_table_names_every_rank() {
 fn what_cannot_be_is_refused_in_one_line() {
     for (arguments, code, part) in [
         (["--size", "0"], 1, "at least 1 byte"),
-        (["--size", "8000000TiB"], 1, "of memory are free"),
+        (["--size", "8000000TiB"], 1, "more than is free: ask for less"),
         (["--size", "64KB"], 2, "not a unit of bytes"),
         (["--ranks", "0"], 2, "1..=1024"),
         (["--ranks", "99999999999"], 2, "1..=1024"),

@@ -1,4 +1,5 @@
-//! The `umf` command over Level Zero: with the software driver under the system's loader, and without any.
+//! The `umf` command over Level Zero: with the software driver under the system's loader, and
+//! without any.
 
 // Functions that tests share are tests to us, if not to clippy.
 #![allow(clippy::unwrap_used)]

@@ -83,7 +83,8 @@ impl Terminal {
         }
     }
 
-    /// What was changed is as it was: the alternate screen left, the cursor shown, the line discipline the same.
+    /// What was changed is as it was: the alternate screen left, the cursor shown, the line
+    /// discipline the same.
     fn is_restored(&self) {
         assert!(self.shows("\u{1b}[?1049h") && self.shows("\u{1b}[?1049l"), "the alternate screen");
         let now = settings(&self.slave);

@@ -284,7 +284,7 @@ pub(crate) fn after_fork() {
 /// After it, in the child.
 pub(crate) fn after_fork_in_child() {
     let Some(mut state) = STATE.try_lock() else {
-        snapshot::end_child(format_args!("the fork came in the middle of an allocation"));
+        snapshot::end_child(format_args!("the fork came in the middle of an allocation or of another fork"));
     };
     state.snapshot.put_in_place();
     state.regions.clear();

@@ -1,29 +1,35 @@
-//! `umf demo`: unrelated processes export blocks of a pool, open each other's, and show what it took.
+//! `umf demo`: unrelated processes export blocks of a pool, open each other's, and show what it
+//! took.
+//!
+//! The launcher starts the ranks and gives them orders; [`rank`] is the part of a rank. [`report`]
+//! prints what they found, and counts what is left behind.
 
-mod census;
-mod content;
-mod outcome;
-mod plan;
 mod rank;
-mod ranks;
-mod table;
-mod words;
+mod report;
 
+use std::os::fd::AsFd;
+use std::process::Stdio;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use umf::Handle;
 use umf::config::{ByteSize, Loader};
 
-use crate::failure::Failure;
-use crate::output;
-use outcome::Outcome;
-use plan::Plan;
+use crate::child::Child;
+use crate::info::kernel_files;
+use crate::output::{self, Failure, Progress};
+use rank::{Order, Report};
+use report::{Census, Outcome};
 
-/// Starts unrelated processes that share blocks of memory by handles, and shows times, caches and what is left behind.
+/// Starts unrelated processes that share blocks of memory by handles, and shows times, caches and
+/// what is left behind.
 ///
-/// Every process exports its blocks and opens everybody else's by handles that travel as text; readers check what the
-/// owner wrote and answer in the block, and the owner checks the answers. In the end all blocks are freed, their
-/// handles have to fail as stale, and nothing may be left: no file descriptor, mapping, name, socket or process.
+/// Every process exports its blocks and opens everybody else's by handles that travel as text;
+/// readers check what the owner wrote and answer in the block, and the owner checks the answers. In
+/// the end all blocks are freed, their handles have to fail as stale, and nothing may be left: no
+/// file descriptor, mapping, name, socket or process.
 #[derive(Args)]
 pub(crate) struct DemoCommand {
     /// Processes
@@ -42,8 +48,8 @@ pub(crate) struct DemoCommand {
     #[arg(long)]
     exchange: Option<Exchange>,
 
-    /// Where the memory comes from: a provider set of the settings, or level-zero, cuda or dma-buf [default: shared memory of the
-    /// host]
+    /// Where the memory comes from: a provider set of the settings, or level-zero, cuda or dma-buf
+    /// [default: shared memory of the host]
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
 
@@ -55,9 +61,9 @@ pub(crate) struct DemoCommand {
     #[arg(long)]
     json: bool,
 
-    /// The rank that this process plays, and the plan.
-    #[arg(long, hide = true, num_args = 2)]
-    rank: Option<Vec<String>>,
+    /// Serve as a rank.
+    #[arg(long, hide = true)]
+    rank: bool,
 }
 
 /// The values of `--exchange`.
@@ -69,15 +75,18 @@ enum Exchange {
     Auto,
 }
 
-impl Exchange {
-    const fn name(self) -> &'static str {
-        match self {
-            Exchange::Pidfd => "pidfd",
-            Exchange::Procfs => "procfs",
-            Exchange::Socket => "socket",
-            Exchange::Auto => "auto",
-        }
-    }
+/// A demo, as every process in it knows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Plan {
+    /// The provider set of the memory; shared memory of the host if `None`.
+    provider: Option<String>,
+    ranks: u32,
+    /// Blocks per rank.
+    blocks: u32,
+    /// Bytes per block, at least 1.
+    size: usize,
+    /// Makes the contents of each run different.
+    run: u64,
 }
 
 impl DemoCommand {
@@ -86,49 +95,207 @@ impl DemoCommand {
     /// # Errors
     /// Anything that did not go as it should.
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        if let Some([number, plan]) = self.rank.as_deref() {
-            let wrong = |error: &dyn std::fmt::Display| Failure::Told(format!("--rank: {error}"));
-            let number = number.parse().map_err(|error: std::num::ParseIntError| wrong(&error))?;
-            let plan: Plan = serde_json::from_str(plan).map_err(|error| wrong(&error))?;
-            return rank::play(&plan, number);
+        if self.rank {
+            return Ok(rank::serve()?);
         }
         let loaded = Loader::new().load()?;
         for warning in &loaded.warnings {
             output::tell(&format!("warning: {warning}"));
         }
         let plan = self.plan()?;
-        let exchange = match self.exchange {
-            Some(exchange) => exchange.name().to_owned(),
-            None => outcome::setting(&loaded.settings, "ipc.exchange"),
+        let exchange = match self.exchange.and_then(|exchange| exchange.to_possible_value()) {
+            Some(exchange) => exchange.get_name().to_owned(),
+            None => {
+                let mut settings = loaded.settings.report().into_iter();
+                settings.find(|row| row.key == "ipc.exchange").map_or_else(String::new, |row| row.value)
+            }
         };
         if plan.provider.is_some() {
-            // What is lacking is said once, and not by a rank.
+            // What is missing is reported once, and not by each rank.
             drop(plan.pool().map_err(|error| Failure::Told(error.to_string()))?);
         }
-        let reports = ranks::run(&plan, &exchange, self.timeout.map(Duration::from_secs))?;
-        let outcome = Outcome::new(&plan, exchange, reports);
-        let printed = if self.json { outcome.json()? } else { table::render(&outcome, output::colour()) };
+        let outcome = launch(plan, exchange, self.timeout.map(Duration::from_secs))?;
+        let printed = if self.json { outcome.json()? } else { outcome.table(output::colour()) };
         output::print(&printed)?;
-        outcome.verdict().map_err(Failure::Told)
+        if outcome.left.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::Told(format!("left behind: {}", outcome.left.join(", "))))
     }
 
     fn plan(&self) -> Result<Plan, Failure> {
+        /// What each rank needs, and each block beside its memory, and each handle in its reader.
+        const NEEDS: (u64, u64, u64) = (8 << 20, 2 << 10, 1 << 10);
         let size = usize::try_from(self.size.get()).unwrap_or(usize::MAX);
         if size == 0 {
             return Err(Failure::Told("--size 0: a block has at least 1 byte".to_owned()));
         }
-        let launcher = std::process::id();
         let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let plan = Plan {
-            provider: self.provider.clone(),
-            ranks: self.ranks,
-            blocks: self.blocks,
-            size,
-            run: clock.as_nanos() as u64 ^ u64::from(launcher).rotate_left(40),
-            measure_ms: (2000 / u64::from(self.ranks)).clamp(15, 150),
-            launcher,
+        let run = clock.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(40);
+        let plan =
+            Plan { provider: self.provider.clone(), ranks: self.ranks, blocks: self.blocks, size, run };
+        let ranks = u64::from(self.ranks);
+        // Slabs and large blocks are rounded up by at most an eighth.
+        let block = (size as u64).saturating_add(size as u64 / 8).saturating_add(NEEDS.1);
+        let needs = (ranks * u64::from(self.blocks)).saturating_mul(block);
+        let needs =
+            needs.saturating_add(ranks * NEEDS.0).saturating_add(plan.opens().saturating_mul(NEEDS.2));
+        let is_there = usize::try_from(needs).is_ok_and(|it| umf_memory::Room::find().check(it, "").is_ok());
+        if is_there {
+            return Ok(plan);
+        }
+        Err(Failure::Told(format!(
+            "{} ranks with {} blocks of {} need about {} of memory, which is more than is free: ask for less with \
+             --ranks, --blocks or --size",
+            self.ranks,
+            self.blocks,
+            self.size,
+            output::human(needs),
+        )))
+    }
+}
+
+impl Plan {
+    /// Makes a pool over the provider.
+    fn pool(&self) -> umf::Result<umf::Pool> {
+        match &self.provider {
+            Some(provider) => umf::Pool::over(provider),
+            None => umf::Pool::shared(),
+        }
+    }
+
+    /// Bytes of one rank's blocks.
+    fn rank_bytes(&self) -> u64 {
+        u64::from(self.blocks).saturating_mul(self.size as u64)
+    }
+
+    /// Handles that all ranks open, together.
+    fn opens(&self) -> u64 {
+        let ranks = u64::from(self.ranks);
+        (ranks * (ranks - 1)).saturating_mul(self.blocks.into())
+    }
+}
+
+/// Runs the demo. No rank is left when it returns.
+///
+/// # Errors
+/// The rank that failed, when, and why.
+fn launch(plan: Plan, exchange: String, timeout: Option<Duration>) -> Result<Outcome, Failure> {
+    let before = Census::now();
+    let mut ranks = Ranks::start(&plan, &exchange, timeout)?;
+    let carried = ranks.play(&plan)?;
+    let reports = ranks.leave()?;
+    let mut left = Census::now().more_than(&before);
+    // Abstract sockets that bear the names of the ranks.
+    let sockets = kernel_files::text("/proc/net/unix").unwrap_or_default();
+    let nonces: Vec<&str> = reports.iter().filter_map(|report| report.nonce.as_deref()).collect();
+    let sockets = sockets.lines().filter_map(|line| line.split('@').nth(1));
+    let sockets = sockets.filter(|name| nonces.iter().any(|nonce| name.contains(nonce)));
+    left.extend(sockets.map(|name| format!("socket @{name}")));
+    for (number, report) in reports.iter().enumerate() {
+        let names = report.before.shared_memory_names().filter(|name| std::path::Path::new(name).exists());
+        left.extend(names.map(|name| format!("name {name}")));
+        let more = report.after.more_than(&report.before);
+        left.extend(more.into_iter().map(|what| format!("rank {number}: {what}")));
+    }
+    Ok(Outcome { plan, exchange, carried, ranks: reports, left })
+}
+
+/// Returns what a handle carries besides its own bytes.
+fn carried(handle: &Handle) -> String {
+    match (handle.data_fd().is_some(), handle.native().len()) {
+        (true, 0) => "a descriptor".to_owned(),
+        (true, native) => format!("a descriptor and {native} bytes of the driver's"),
+        (false, native) => format!("{native} bytes of the driver's"),
+    }
+}
+
+struct Ranks {
+    children: Vec<Child>,
+    timeout: Duration,
+    progress: Progress,
+}
+
+impl Ranks {
+    fn start(plan: &Plan, exchange: &str, timeout: Option<Duration>) -> Result<Ranks, Failure> {
+        // A rank that gets little time writes 20 MB and opens 5,000 handles a second.
+        let work = u64::from(plan.ranks) * plan.rank_bytes() / (20 << 20) + plan.opens() / 5_000;
+        let timeout = timeout.unwrap_or(Duration::from_secs(30 + work));
+        let mut ranks = Ranks { children: Vec::new(), timeout, progress: Progress::new() };
+        let output =
+            || std::io::stderr().as_fd().try_clone_to_owned().map_or_else(|_| Stdio::null(), Stdio::from);
+        for number in 0..plan.ranks {
+            ranks.progress.step(format!("starting process {} of {}", number + 1, plan.ranks));
+            let child = Child::start(&["demo", "--rank"], &[("UMF_IPC_EXCHANGE", exchange)], output);
+            ranks.children.push(child.map_err(|error| Failure::Told(format!("rank {number}: {error}")))?);
+        }
+        for number in 0..plan.ranks {
+            ranks.ask::<()>("starting", &[number as usize], &(plan, number))?;
+        }
+        Ok(ranks)
+    }
+
+    /// Has the ranks do one thing after the other. Returns what a handle carries.
+    fn play(&mut self, plan: &Plan) -> Result<String, Failure> {
+        let exported: Vec<Vec<Handle>> = self.ask_all("filling and exporting blocks", &Order::Export)?;
+        let carried = exported.iter().flatten().next().map_or_else(String::new, carried);
+        for (owner, handles) in (0..).zip(exported) {
+            let others: Vec<usize> = (0..self.children.len()).filter(|number| *number != owner).collect();
+            let step = format!("opening the blocks of rank {owner} ({} of {})", owner + 1, plan.ranks);
+            self.ask::<()>(&step, &others, &Order::Open { owner: owner as u32, handles })?;
+        }
+        for distance in 1..plan.ranks {
+            self.ask_all::<()>("answering", &Order::Answer { distance })?;
+            self.ask_all::<()>("checking answers", &Order::Verify { distance })?;
+        }
+        for number in 0..self.children.len() {
+            self.ask::<()>(&format!("rank {number}: measuring"), &[number], &Order::Measure)?;
+        }
+        self.ask_all::<()>("freeing blocks", &Order::Free)?;
+        self.ask_all::<()>("trying handles of freed blocks", &Order::OpenStale)?;
+        self.ask_all::<()>("emptying the caches", &Order::EmptyCaches)?;
+        Ok(carried)
+    }
+
+    fn leave(mut self) -> Result<Vec<Report>, Failure> {
+        let reports = self.ask_all("leaving", &Order::Leave)?;
+        for (number, child) in self.children.into_iter().enumerate() {
+            let pid = child.pid();
+            let fail = |silence| Failure::Told(format!("rank {number} (process {pid}) {silence}"));
+            child.finish().map_err(fail)?;
+        }
+        Ok(reports)
+    }
+
+    fn ask_all<T: DeserializeOwned>(&mut self, step: &str, order: &Order) -> Result<Vec<T>, Failure> {
+        let all: Vec<usize> = (0..self.children.len()).collect();
+        self.ask(step, &all, order)
+    }
+
+    /// Gives an order to ranks and waits for their answers.
+    fn ask<T: DeserializeOwned>(
+        &mut self,
+        step: &str,
+        numbers: &[usize],
+        order: &impl Serialize,
+    ) -> Result<Vec<T>, Failure> {
+        let Self { children, timeout, progress } = self;
+        progress.step(step);
+        let line = serde_json::to_string(order).map_err(std::io::Error::from)?;
+        let fail = |number: usize, pid: u32, why: &dyn std::fmt::Display| {
+            Failure::Told(format!("rank {number} (process {pid}) {why}, while {step}"))
         };
-        plan.fits().map_err(Failure::Told)?;
-        Ok(plan)
+        for &number in numbers {
+            let child = &mut children[number];
+            child.order(&line, *timeout).map_err(|silence| fail(number, child.pid(), &silence))?;
+        }
+        let mut answers = Vec::new();
+        for &number in numbers {
+            let child = &mut children[number];
+            let answer = child.answer::<Result<T, String>>(*timeout, || progress.tick());
+            let answer = answer.map_err(|silence| fail(number, child.pid(), &silence))?;
+            answers.push(answer.map_err(|why| fail(number, child.pid(), &format!("failed: {why}")))?);
+        }
+        Ok(answers)
     }
 }

@@ -2,71 +2,143 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use umf::ipc::CacheStatistics;
 use umf::{Block, Handle, Mapping, Pool};
 
-use super::census::Census;
-use super::content::Content;
-use super::plan::{Plan, Round};
-use super::words::{Answer, Counters, Order, Report};
-use crate::failure::Failure;
-use crate::timing;
-use crate::worker::Launcher;
+use super::Plan;
+use super::report::Census;
+use crate::child::Parent;
 
-/// The most handles that one pass over cached ones takes: few enough that what is timed is the cache, not the
-/// processor's.
+/// The most handles that one pass over cached ones takes: few enough that the cache of umf is
+/// timed, and not the processor's.
 const PASS: usize = 1024;
-/// What is copied at a time, in bytes.
-const COPY: usize = 1 << 20;
+/// Bytes that are written, checked and copied at a time.
+const CHUNK: usize = 1 << 20;
+/// How long each of the three measurements takes.
+const MEASURED: Duration = Duration::from_millis(50);
 const SETTLING: Duration = Duration::from_secs(2);
 
-/// Plays rank `number` until the launcher has no more orders.
+/// What the launcher tells a rank to do. Each order has one answer.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// Allocates, fills and exports the blocks. Answers their handles.
+    Export,
+    /// Opens another rank's blocks and checks what they hold.
+    Open { owner: u32, handles: Vec<Handle> },
+    /// Writes into the opened blocks of the rank that is `distance` below this one, in a circle.
+    Answer { distance: u32 },
+    /// Checks what the rank that is `distance` above this one wrote into the own blocks.
+    Verify { distance: u32 },
+    /// Times cached exports and opens, and copies.
+    Measure,
+    /// Closes what is open and frees the blocks.
+    Free,
+    /// Opens handles of blocks that other ranks have freed, which has to fail.
+    OpenStale,
+    /// Closes what the caches keep.
+    EmptyCaches,
+    /// Drops the pool, and answers the report.
+    Leave,
+}
+
+/// What a rank reports.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Report {
+    pub process: u32,
+    pub exported: u64,
+    pub opened: u64,
+    pub times: Times,
+    /// Counted until the end; entries, bytes and fds are those while everything was open.
+    pub importer: CacheStatistics,
+    pub exporter: CacheStatistics,
+    /// Handles of freed blocks that were refused as stale.
+    pub stale_refused: u64,
+    pub before: Census,
+    pub after: Census,
+    /// The random name of this producer, which its socket would have.
+    pub nonce: Option<String>,
+}
+
+/// Medians; `None` if there was nothing to time.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Times {
+    pub get_cold_ns: Option<f64>,
+    pub get_cached_ns: Option<f64>,
+    /// The first open of a producer: it is found and its ledger mapped.
+    pub open_first_ns: Option<f64>,
+    pub open_cold_ns: Option<f64>,
+    pub open_cached_ns: Option<f64>,
+    /// Out of the mappings into private memory.
+    pub copy_bytes_per_s: Option<f64>,
+}
+
+/// Why a rank fails.
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error(transparent)]
+    Umf(#[from] umf::Error),
+    #[error("{what} of rank {owner}, block {index}: {error}")]
+    Block { what: &'static str, owner: u32, index: u32, error: umf::Error },
+    #[error(
+        "block {index} of rank {owner} does not hold what rank {writer} wrote, in the {CHUNK} bytes from {offset}"
+    )]
+    Content { owner: u32, index: u32, writer: u32, offset: usize },
+    #[error("block {index} of rank {owner} was freed, and its handle {outcome}")]
+    NotStale { owner: u32, index: usize, outcome: String },
+}
+
+/// Plays a rank until the launcher has no more orders.
 ///
 /// # Errors
-/// The launcher cannot be spoken to. What else goes wrong is an answer.
-pub(super) fn play(plan: &Plan, number: u32) -> Result<(), Failure> {
-    let Some(mut launcher) = Launcher::listen(plan.launcher)? else { return Ok(()) };
-    let answer = match take_part(plan, number, &mut launcher)? {
-        Ok(report) => Answer::Left(Box::new(Report { after: settled(&report.before), ..report })),
-        Err(why) => Answer::Failed(why.to_string()),
-    };
-    launcher.answer(&answer)?;
-    Ok(())
+/// The launcher cannot be spoken to. Other errors are answers.
+pub(super) fn serve() -> std::io::Result<()> {
+    let mut launcher = Parent::listen()?;
+    let Some((plan, number)) = launcher.order::<(Plan, u32)>()? else { return Ok(()) };
+    let warm = warm_up(&plan).and_then(|report| Ok((plan.pool()?, report)));
+    launcher.answer(&warm.as_ref().map(|_| ()).map_err(ToString::to_string))?;
+    let Ok((pool, report)) = warm else { return Ok(()) };
+    let report = obey(&plan, number, &pool, report, &mut launcher)?;
+    drop(pool);
+    launcher.answer(&Ok::<_, String>(Report { after: settled(&report.before), ..report }))
 }
 
 /// Obeys until it is time to leave.
-fn take_part(plan: &Plan, number: u32, launcher: &mut Launcher) -> std::io::Result<Result<Report, Trouble>> {
-    let (pool, report) = match warm_up(plan) {
-        Ok(warm) => warm,
-        Err(error) => return launcher.order::<Order>().map(|_| Err(error.into())),
-    };
-    let mut rank = Rank::new(plan, number, &pool, report);
+fn obey(
+    plan: &Plan,
+    number: u32,
+    pool: &Pool,
+    report: Report,
+    launcher: &mut Parent,
+) -> std::io::Result<Report> {
+    let times = <[_; 3]>::default();
+    let mut rank = Rank { plan, number, pool, blocks: Vec::new(), opened: Vec::new(), times, report };
     while let Some(order) = launcher.order()? {
-        match rank.obey(order) {
-            Ok(Some(answer)) => launcher.answer(&answer)?,
-            Ok(None) => break,
-            Err(trouble) => return Ok(Err(trouble)),
-        }
+        let done = match order {
+            Order::Export => {
+                launcher.answer(&rank.export().map_err(|trouble| trouble.to_string()))?;
+                continue;
+            }
+            Order::Open { owner, handles } => rank.open(owner, handles),
+            Order::Answer { distance } => rank.answer(distance),
+            Order::Verify { distance } => rank.verify(distance),
+            Order::Measure => rank.measure(),
+            Order::Free => {
+                rank.free();
+                Ok(())
+            }
+            Order::OpenStale => rank.open_stale(),
+            Order::EmptyCaches => rank.empty_caches(),
+            Order::Leave => break,
+        };
+        launcher.answer(&done.map_err(|trouble| trouble.to_string()))?;
     }
-    Ok(Ok(rank.report))
+    Ok(rank.report)
 }
 
-/// What is here once everything that the rank had is gone. The thread that serves the socket may need a moment to see
-/// that a reader has left.
-fn settled(before: &Census) -> Census {
-    let deadline = Instant::now() + SETTLING;
-    loop {
-        let now = Census::now();
-        if now.more_than(before).is_empty() || Instant::now() > deadline {
-            return now;
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// Makes what a process has one of (its ledger, the socket if the settings call for one, a device's driver), so that only what
-/// comes after that counts as left behind.
-fn warm_up(plan: &Plan) -> umf::Result<(Pool, Report)> {
+/// Makes what a process has one of (its ledger, the socket if the settings call for one, a device's
+/// driver), such that only what comes after that counts as left behind.
+fn warm_up(plan: &Plan) -> umf::Result<Report> {
     let pool = plan.pool()?;
     let (exporter, importer) = (umf::exporter()?, umf::importer()?);
     let block = pool.allocate(1)?;
@@ -79,26 +151,21 @@ fn warm_up(plan: &Plan) -> umf::Result<(Pool, Report)> {
     drop(pool);
     importer.evict_idle();
     exporter.evict_idle();
-    let report = Report {
-        process: std::process::id(),
-        nonce: exporter.nonce().map(|nonce| nonce.to_string()),
-        before: Census::now(),
-        ..Report::default()
-    };
-    Ok((plan.pool()?, report))
+    let nonce = exporter.nonce().map(|nonce| nonce.to_string());
+    Ok(Report { process: std::process::id(), nonce, before: Census::now(), ..Report::default() })
 }
 
-/// Why a rank gives up.
-#[derive(Debug, thiserror::Error)]
-enum Trouble {
-    #[error(transparent)]
-    Umf(#[from] umf::Error),
-    #[error("{what} of rank {owner}, block {index}: {error}")]
-    Block { what: &'static str, owner: u32, index: u32, error: umf::Error },
-    #[error("block {index} of rank {owner} does not hold what rank {writer} wrote, from byte {offset} on")]
-    Content { owner: u32, index: u32, writer: u32, offset: usize },
-    #[error("block {index} of rank {owner} was freed, and its handle {outcome}")]
-    NotStale { owner: u32, index: u32, outcome: String },
+/// Counts once everything that the rank had is gone. The thread that serves the socket may need a
+/// moment to see that a reader has left.
+fn settled(before: &Census) -> Census {
+    let deadline = Instant::now() + SETTLING;
+    loop {
+        let now = Census::now();
+        if now.more_than(before).is_empty() || Instant::now() > deadline {
+            return now;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// Another rank's blocks, open here.
@@ -114,54 +181,21 @@ struct Rank<'a> {
     pool: &'a Pool,
     blocks: Vec<Block<'a>>,
     opened: Vec<Opened>,
-    get_cold: Vec<f64>,
-    open_first: Vec<f64>,
-    open_cold: Vec<f64>,
+    /// Of the first export of each block, the first open of each owner, and the other opens.
+    times: [Vec<f64>; 3],
     report: Report,
 }
 
-impl<'a> Rank<'a> {
-    fn new(plan: &'a Plan, number: u32, pool: &'a Pool, report: Report) -> Rank<'a> {
-        Rank {
-            plan,
-            number,
-            pool,
-            blocks: Vec::new(),
-            opened: Vec::new(),
-            get_cold: Vec::new(),
-            open_first: Vec::new(),
-            open_cold: Vec::new(),
-            report,
-        }
-    }
-
-    /// Obeys; `None` when it is time to leave.
-    fn obey(&mut self, order: Order) -> Result<Option<Answer>, Trouble> {
-        match order {
-            Order::Export => return Ok(Some(Answer::Exported(self.export()?))),
-            Order::Open { owner, handles } => self.open(owner, handles)?,
-            Order::Answer(round) => self.answer(round)?,
-            Order::Verify(round) => self.verify(round)?,
-            Order::Measure => self.measure()?,
-            Order::Free => self.free(),
-            Order::OpenStale => self.open_stale()?,
-            Order::LetGo => self.let_go(),
-            Order::Leave => return Ok(None),
-        }
-        Ok(Some(Answer::Done))
-    }
-
+impl Rank<'_> {
     fn export(&mut self) -> Result<Vec<Handle>, Trouble> {
         let mut handles = Vec::new();
         for index in 0..self.plan.blocks {
             let owner = self.number;
             let trouble = |error| Trouble::Block { what: "making a block", owner, index, error };
             let block = self.pool.allocate(self.plan.size).map_err(trouble)?;
-            Content::of_owner(self.plan.run, owner, index)
-                .put(0..self.plan.size, |offset, bytes| block.write(offset, bytes))
-                .map_err(trouble)?;
-            let (time, export) = timing::nanoseconds(|| block.export());
-            self.get_cold.push(time);
+            let content = Content::new(self.plan, owner, index, owner);
+            content.write(|offset, bytes| block.write(offset, bytes)).map_err(trouble)?;
+            let export = timed(&mut self.times[0], || block.export());
             handles.push(export.map_err(trouble)?.keep());
             self.blocks.push(block);
         }
@@ -173,16 +207,11 @@ impl<'a> Rank<'a> {
         let mut mappings = Vec::new();
         for (index, handle) in (0..).zip(&handles) {
             let trouble = |error| Trouble::Block { what: "opening", owner, index, error };
-            let (time, mapping) = timing::nanoseconds(|| umf::open(handle));
-            let times = if index == 0 { &mut self.open_first } else { &mut self.open_cold };
-            times.push(time);
+            let mapping = timed(&mut self.times[if index == 0 { 1 } else { 2 }], || umf::open(handle));
             let mapping = mapping.map_err(trouble)?;
-            let wrong = Content::of_owner(self.plan.run, owner, index)
-                .check(0..self.plan.size, |offset, bytes| mapping.read(offset, bytes))
-                .map_err(|error| trouble(error.into()))?;
-            if let Some(offset) = wrong {
-                return Err(Trouble::Content { owner, index, writer: owner, offset });
-            }
+            let content = Content::new(self.plan, owner, index, owner);
+            let read = |offset, bytes: &mut [u8]| mapping.read(offset, bytes);
+            content.check(read).map_err(|error| trouble(error.into()))??;
             mappings.push(mapping);
         }
         self.report.opened += mappings.len() as u64;
@@ -190,106 +219,77 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    fn answer(&self, round: Round) -> Result<(), Trouble> {
-        for opened in &self.opened {
-            let owner = opened.owner;
-            let distance = self.plan.distance(owner, self.number);
-            if !round.has(distance) {
-                continue;
-            }
-            for (index, mapping) in (0..).zip(&opened.mappings) {
-                Content::of_reader(self.plan.run, owner, index, self.number)
-                    .put(self.plan.answer_place(distance), |offset, bytes| mapping.write(offset, bytes))
-                    .map_err(|error| Trouble::Block {
-                        what: "answering in the mapping",
-                        owner,
-                        index,
-                        error: error.into(),
-                    })?;
-            }
+    fn answer(&mut self, distance: u32) -> Result<(), Trouble> {
+        let owner = (self.number + self.plan.ranks - distance) % self.plan.ranks;
+        let opened = self.opened.iter().filter(|opened| opened.owner == owner);
+        for (index, mapping) in (0..).zip(opened.flat_map(|opened| &opened.mappings)) {
+            let content = Content::new(self.plan, owner, index, self.number);
+            content.write(|offset, bytes| mapping.write(offset, bytes)).map_err(|error| Trouble::Block {
+                what: "answering in the mapping",
+                owner,
+                index,
+                error: error.into(),
+            })?;
         }
         Ok(())
     }
 
-    fn verify(&self, round: Round) -> Result<(), Trouble> {
+    fn verify(&mut self, distance: u32) -> Result<(), Trouble> {
         let owner = self.number;
-        for distance in round.first..=round.last {
-            let writer = (owner + distance) % self.plan.ranks;
-            for (index, block) in (0..).zip(&self.blocks) {
-                let wrong = Content::of_reader(self.plan.run, owner, index, writer)
-                    .check(self.plan.answer_place(distance), |offset, bytes| block.read(offset, bytes))
-                    .map_err(|error| Trouble::Block { what: "reading", owner, index, error })?;
-                if let Some(offset) = wrong {
-                    return Err(Trouble::Content { owner, index, writer, offset });
-                }
-            }
+        let writer = (owner + distance) % self.plan.ranks;
+        for (index, block) in (0..).zip(&self.blocks) {
+            let content = Content::new(self.plan, owner, index, writer);
+            let read = |offset, bytes: &mut [u8]| block.read(offset, bytes);
+            let trouble = |error| Trouble::Block { what: "reading", owner, index, error };
+            content.check(read).map_err(trouble)??;
         }
         Ok(())
     }
 
     fn measure(&mut self) -> Result<(), Trouble> {
-        let time = Duration::from_millis(self.plan.measure_ms) / 3;
-        let exporter = umf::exporter()?;
+        let (exporter, importer) = (umf::exporter()?, umf::importer()?);
         let addresses: Vec<_> = self.blocks.iter().take(PASS).map(Block::address).collect();
-        let gets = timing::batches(time, || {
-            // SAFETY: blocks of this rank, which are touched by copies alone.
-            addresses.iter().try_for_each(|address| unsafe { exporter.get(*address) }.map(drop))?;
-            Ok::<_, umf::ipc::Error>(addresses.len() as u64)
-        });
+        let get_cached_ns = median_of_passes(addresses.len(), || {
+            // SAFETY: blocks of this rank, which are accessed by copies alone.
+            let get = |address| unsafe { exporter.get(address) }.map(drop);
+            addresses.iter().try_for_each(|address| get(*address)).map_err(umf::Error::from)
+        })?;
         let handles: Vec<_> = self.opened.iter().flat_map(|opened| &opened.handles).take(PASS).collect();
-        let importer = umf::importer()?;
-        let opens = timing::batches(time, || {
-            handles.iter().try_for_each(|handle| importer.open(handle).map(drop))?;
-            Ok::<_, umf::ipc::Error>(handles.len() as u64)
-        });
-        let copies = self.copies(time)?;
-        let times = &mut self.report.times;
-        times.get_cold_ns = timing::median(std::mem::take(&mut self.get_cold));
-        times.get_cached_ns = timing::median(gets.map_err(umf::Error::from)?);
-        times.open_first_ns = timing::median(std::mem::take(&mut self.open_first));
-        times.open_cold_ns = timing::median(std::mem::take(&mut self.open_cold));
-        times.open_cached_ns = timing::median(opens.map_err(umf::Error::from)?);
-        times.copy_bytes_per_s = timing::median(copies).map(|ns_per_byte| 1e9 / ns_per_byte);
-        self.report.importer = held(importer.statistics());
-        self.report.exporter = held(exporter.statistics());
+        let open_cached_ns = median_of_passes(handles.len(), || {
+            handles.iter().try_for_each(|handle| importer.open(handle).map(drop)).map_err(umf::Error::from)
+        })?;
+        let mappings: Vec<_> = self.opened.iter().flat_map(|opened| &opened.mappings).collect();
+        let mappings = &mappings[..mappings.len().min((CHUNK / self.plan.size).max(1))];
+        let mut into = vec![0; CHUNK.min(self.plan.size)];
+        let copy_ns = median_of_passes(mappings.len() * into.len(), || {
+            for mapping in mappings {
+                mapping.read(0, &mut into)?;
+                std::hint::black_box(&mut into);
+            }
+            Ok(())
+        })?;
+        let [get_cold_ns, open_first_ns, open_cold_ns] = std::mem::take(&mut self.times).map(median);
+        let copy_bytes_per_s = copy_ns.map(|nanoseconds| 1e9 / nanoseconds);
+        self.report.times = Times {
+            get_cold_ns,
+            get_cached_ns,
+            open_first_ns,
+            open_cold_ns,
+            open_cached_ns,
+            copy_bytes_per_s,
+        };
+        (self.report.importer, self.report.exporter) = (importer.statistics(), exporter.statistics());
         Ok(())
     }
 
-    /// Nanoseconds per byte of copies out of everything that is open.
-    fn copies(&self, time: Duration) -> Result<Vec<f64>, Trouble> {
-        let mappings: Vec<_> = self.opened.iter().flat_map(|opened| &opened.mappings).collect();
-        let mut into = vec![0; COPY.min(self.plan.size)];
-        let mut next = mappings.iter().cycle();
-        let copy = || -> umf::Result<u64> {
-            let mut copied = 0;
-            // About a megabyte at a time.
-            while copied < COPY {
-                let Some(mapping) = next.next() else { break };
-                let mut offset = 0;
-                while offset < mapping.len().min(COPY) {
-                    let part = into.len().min(mapping.len() - offset);
-                    mapping.read(offset, &mut into[..part])?;
-                    std::hint::black_box(&mut into);
-                    offset += part;
-                }
-                copied += offset;
-            }
-            Ok(copied as u64)
-        };
-        Ok(timing::batches(time, copy)?)
-    }
-
     fn free(&mut self) {
-        for opened in &mut self.opened {
-            opened.mappings.clear();
-        }
+        self.opened.iter_mut().for_each(|opened| opened.mappings.clear());
         self.blocks.clear();
     }
 
     fn open_stale(&mut self) -> Result<(), Trouble> {
         for Opened { owner, handles, .. } in &self.opened {
-            let (owner, index) = (*owner, handles.len().saturating_sub(1));
-            let Some(handle) = handles.get(index) else { continue };
+            let Some((index, handle)) = handles.iter().enumerate().next_back() else { continue };
             let outcome = match umf::open(handle) {
                 Err(umf::Error::Ipc(umf::ipc::Error::Stale { .. })) => {
                     self.report.stale_refused += 1;
@@ -298,36 +298,126 @@ impl<'a> Rank<'a> {
                 Err(error) => format!("failed otherwise than as stale: {error}"),
                 Ok(_) => "can still be opened".to_owned(),
             };
-            return Err(Trouble::NotStale { owner, index: index as u32, outcome });
+            return Err(Trouble::NotStale { owner: *owner, index, outcome });
         }
         Ok(())
     }
 
-    /// Closes what the caches keep.
-    fn let_go(&mut self) {
-        self.free();
-        if let (Ok(exporter), Ok(importer)) = (umf::exporter(), umf::importer()) {
-            done(&mut self.report.importer, importer.statistics());
-            done(&mut self.report.exporter, exporter.statistics());
-            importer.evict_idle();
-            exporter.evict_idle();
+    fn empty_caches(&mut self) -> Result<(), Trouble> {
+        let (exporter, importer) = (umf::exporter()?, umf::importer()?);
+        for (report, now) in [
+            (&mut self.report.importer, importer.statistics()),
+            (&mut self.report.exporter, exporter.statistics()),
+        ] {
+            let CacheStatistics { entries, bytes, fds, .. } = *report;
+            *report = now;
+            (report.entries, report.bytes, report.fds) = (entries, bytes, fds);
+        }
+        importer.evict_idle();
+        exporter.evict_idle();
+        Ok(())
+    }
+}
+
+/// What one writer puts into one block: bytes that are different for each run, block, writer and
+/// place.
+struct Content<'a> {
+    plan: &'a Plan,
+    owner: u32,
+    index: u32,
+    writer: u32,
+}
+
+impl<'a> Content<'a> {
+    fn new(plan: &'a Plan, owner: u32, index: u32, writer: u32) -> Content<'a> {
+        Content { plan, owner, index, writer }
+    }
+
+    /// Returns the bytes of each chunk with their offset.
+    fn chunks(&self) -> impl Iterator<Item = (usize, Vec<u8>)> {
+        let seed = mix(self.plan.run) ^ mix(u64::from(self.owner) << 32 | u64::from(self.index));
+        let seed = mix(seed ^ u64::from(self.writer));
+        let size = self.plan.size;
+        (0..size).step_by(CHUNK).map(move |offset| {
+            let end = size.min(offset + CHUNK);
+            let words = (offset / 8..end.div_ceil(8)).flat_map(|word| mix(seed ^ word as u64).to_le_bytes());
+            (offset, words.take(end - offset).collect())
+        })
+    }
+
+    fn write<E>(&self, write: impl Fn(usize, &[u8]) -> Result<(), E>) -> Result<(), E> {
+        self.chunks().try_for_each(|(offset, bytes)| write(offset, &bytes))
+    }
+
+    /// Reads the block; the inner error says that it holds something else.
+    fn check<E>(&self, read: impl Fn(usize, &mut [u8]) -> Result<(), E>) -> Result<Result<(), Trouble>, E> {
+        for (offset, expected) in self.chunks() {
+            let mut found = vec![0; expected.len()];
+            read(offset, &mut found)?;
+            if found != expected {
+                let Content { owner, index, writer, .. } = *self;
+                return Ok(Err(Trouble::Content { owner, index, writer, offset }));
+            }
+        }
+        Ok(Ok(()))
+    }
+}
+
+/// The finaliser of SplitMix64.
+fn mix(word: u64) -> u64 {
+    let word = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    word ^ (word >> 31)
+}
+
+/// Adds the nanoseconds that `run` takes.
+fn timed<T>(times: &mut Vec<f64>, run: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = run();
+    times.push(start.elapsed().as_nanos() as f64);
+    result
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+/// Returns the nanoseconds per operation of passes, each of `count` operations; `None` of nothing.
+fn median_of_passes(count: usize, mut pass: impl FnMut() -> umf::Result<()>) -> umf::Result<Option<f64>> {
+    if count == 0 {
+        return Ok(None);
+    }
+    let (end, mut times) = (Instant::now() + MEASURED, Vec::new());
+    while times.len() < 3 || Instant::now() < end {
+        timed(&mut times, &mut pass)?;
+    }
+    Ok(median(times).map(|nanoseconds| nanoseconds / count as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn check_finds_a_changed_byte_and_other_writers() {
+        for size in [1, 7, 8, CHUNK, CHUNK + 1, 2 * CHUNK + 13] {
+            let plan = Plan { provider: None, ranks: 3, blocks: 1, size, run: 1 };
+            let mut memory: Vec<u8> =
+                Content::new(&plan, 1, 2, 1).chunks().flat_map(|(_, bytes)| bytes).collect();
+            assert_eq!(memory.len(), size);
+            let is_right = |memory: &[u8], writer, run| {
+                let plan = Plan { run, ..plan.clone() };
+                let read = |offset: usize, bytes: &mut [u8]| {
+                    bytes.copy_from_slice(&memory[offset..offset + bytes.len()]);
+                    Ok::<(), ()>(())
+                };
+                Content::new(&plan, 1, 2, writer).check(read).unwrap().is_ok()
+            };
+            assert!(is_right(&memory, 1, 1) && !is_right(&memory, 2, 1) && !is_right(&memory, 1, 2));
+            memory[size - 1] ^= 1;
+            assert!(!is_right(&memory, 1, 1));
         }
     }
-}
-
-fn held(statistics: CacheStatistics) -> Counters {
-    Counters {
-        held_entries: statistics.entries,
-        held_bytes: statistics.bytes,
-        held_fds: statistics.fds,
-        ..Counters::default()
-    }
-}
-
-fn done(counters: &mut Counters, statistics: CacheStatistics) {
-    counters.hits = statistics.hits;
-    counters.table_hits = statistics.table_hits;
-    counters.misses = statistics.misses;
-    counters.stale = statistics.stale;
-    counters.evictions = statistics.evictions;
 }

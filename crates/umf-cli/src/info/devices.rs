@@ -1,34 +1,32 @@
 //! Devices, and the libraries that drive them.
 
+use std::ffi::CStr;
+
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use umf::dma_buf::survey::{self, DrmFinding, HeapFinding};
 use umf::dma_buf::{Heap, Udmabuf};
 
-use super::bytes::human;
 use super::finding::{Finding, Group, Question, ask};
-use super::{child, errno, kernel_files, loader_cache};
+use super::kernel_files;
+use super::transfer::{Role, play};
+use crate::child::Silence;
+use crate::output::human;
 use crate::sys;
 
 /// Probes the devices.
-pub(crate) fn probe() -> Group {
+pub(super) fn probe() -> Group {
     let mut findings = vec![udmabuf()];
     findings.extend(heaps());
     findings.extend(drm());
-    let loader = library(
-        "libze_loader.so.1",
-        "Finds the drivers of Level Zero devices.",
-        "Install the Level Zero loader (Debian: libze1) and the driver of the device.",
-    );
-    let has_loader = loader_cache::find("libze_loader.so.1").is_some();
-    findings.push(loader);
-    if has_loader {
-        findings.push(level_zero());
-    }
+    findings.extend(level_zero());
     findings.push(cuda());
     findings.push(nvidia());
     Group { key: "devices", title: "Devices", findings }
 }
+
+const LOADER: &CStr = c"libze_loader.so.1";
 
 fn udmabuf() -> Finding {
     let question = ask("udmabuf", "Makes dma-bufs, which devices can import, of shared memory.");
@@ -93,76 +91,155 @@ fn drm() -> Vec<Finding> {
     nodes.into_iter().map(one).collect()
 }
 
-fn library(name: &'static str, why: &'static str, remedy: &str) -> Finding {
-    let question = ask(name, why);
-    match loader_cache::find(name) {
-        Some(path) => {
-            let path = path.display().to_string();
-            question.ok(path.clone()).value(path)
-        }
-        None => question.missing("not found", remedy).value(Value::Null),
-    }
+/// A driver of devices, as its finding has it.
+#[derive(Serialize, Deserialize)]
+struct Driver {
+    /// The version of the interface.
+    version: Option<String>,
+    devices: Vec<Device>,
 }
 
-fn level_zero() -> Finding {
+#[derive(Serialize, Deserialize)]
+struct Device {
+    name: String,
+    /// In bytes.
+    memory: u64,
+    /// Parts of it that are devices by themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parts: Option<usize>,
+    /// What it has of what umf uses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    has: Option<Vec<String>>,
+}
+
+/// What a child finds. Drivers are asked in a child: they start threads, and some crash or hang.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Found {
+    /// The library that was loaded.
+    library: Option<String>,
+    /// The drivers, or why there are none.
+    drivers: Result<Vec<Driver>, String>,
+}
+
+/// Loads a library for the rest of the process's life, and returns its path.
+fn load(name: &CStr) -> Option<String> {
+    // SAFETY: loading a driver runs its code, in a child of this command that is there for that.
+    if unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) }.is_null() {
+        return None;
+    }
+    let maps = kernel_files::text("/proc/self/maps").unwrap_or_default();
+    let mut paths = maps.lines().filter_map(|line| Some(&line[line.find('/')?..]));
+    let name = name.to_string_lossy();
+    paths.find(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(&*name))).map(str::to_owned)
+}
+
+/// In a child: asks the drivers that the loader of Level Zero finds.
+pub(super) fn ask_level_zero() -> Found {
+    let library = load(LOADER);
+    let drivers = umf::level_zero::survey::survey().map_err(|error| error.to_string());
+    let driver = |found: umf::level_zero::survey::Driver| Driver {
+        version: found.version.map(|(major, minor)| format!("{major}.{minor}")),
+        devices: found
+            .devices
+            .into_iter()
+            .map(|it| Device { name: it.name, memory: it.memory, parts: Some(it.parts), has: None })
+            .collect(),
+    };
+    Found { library, drivers: drivers.map(|drivers| drivers.into_iter().map(driver).collect()) }
+}
+
+/// In a child: asks the driver of CUDA.
+pub(super) fn ask_cuda() -> Found {
+    if let Some(why) = umf::cuda::Driver::lacks(None) {
+        return Found { library: None, drivers: Err(why) };
+    }
+    let device = |found: umf::cuda::DeviceInfo| {
+        let has = [
+            ("virtual", found.has_virtual),
+            ("fds", found.has_fds),
+            ("fabric", found.has_fabric),
+            ("dma-buf", found.has_dma_buf),
+            ("managed", found.has_managed),
+        ];
+        let has = has.into_iter().filter(|(_, has)| *has).map(|(what, _)| what.to_owned()).collect();
+        Device { name: found.name, memory: found.memory, parts: None, has: Some(has) }
+    };
+    let found = umf::cuda::survey::look(None).map(|found| Driver {
+        version: Some(format!("{}.{}", found.version / 1000, found.version % 1000 / 10)),
+        devices: found.devices.into_iter().map(device).collect(),
+    });
+    let drivers = found.map(|driver| vec![driver]).map_err(|error| error.to_string());
+    Found { library: Some("libcuda.so.1".to_owned()), drivers }
+}
+
+/// A child that did not answer.
+fn not_told(question: Question, silence: &Silence) -> Finding {
+    let remedy = "Look in dmesg; a driver that crashes or hangs cannot be used.";
+    question.limited(format!("not told: a child {silence}"), remedy).value(Value::Null)
+}
+
+fn level_zero() -> Vec<Finding> {
+    let loader = ask("libze_loader.so.1", "Finds the drivers of Level Zero devices.");
     let question = ask("level-zero", "Memory of devices, and handles of it by value.");
-    let drivers = match child::level_zero() {
-        Ok(child::LevelZero::Drivers(drivers)) => drivers,
-        Ok(child::LevelZero::None(why)) => {
-            let remedy = "Install the driver of the device (Debian: libze-intel-gpu1), or name one in ZE_ENABLE_ALT_DRIVERS.";
-            return question.missing(why, remedy).value(json!([]));
-        }
+    let Found { library, drivers } = match play::<Found>(&Role::LevelZero) {
+        Ok(found) => found,
+        Err(silence) => return vec![not_told(loader, &silence), not_told(question, &silence)],
+    };
+    let Some(path) = library else {
+        let remedy = "Install the Level Zero loader (Debian: libze1) and the driver of the device.";
+        return vec![loader.missing("not found", remedy).value(Value::Null)];
+    };
+    let drivers = match drivers {
+        Ok(drivers) => drivers,
         Err(why) => {
-            let remedy = "Look in dmesg; a driver that crashes or hangs cannot be used.";
-            return question.limited(format!("not told: {why}"), remedy).value(Value::Null);
+            let remedy = "Install the driver of the device (Debian: libze-intel-gpu1), or name one in ZE_ENABLE_ALT_DRIVERS.";
+            return vec![loader.ok(path), question.missing(why, remedy).value(json!([]))];
         }
     };
-    let value = json!(drivers);
     let devices: Vec<String> = drivers
         .iter()
         .flat_map(|driver| &driver.devices)
         .map(|device| format!("{} ({})", device.name, human(device.memory)))
         .collect();
     let versions: Vec<&str> = drivers.iter().filter_map(|driver| driver.version.as_deref()).collect();
-    if devices.is_empty() {
+    let found = if devices.is_empty() {
         let remedy =
             "Pass the device into the container (--device /dev/dri), and join the groups video and render.";
-        return question.missing("a driver, and no device", remedy).value(value);
-    }
-    question.ok(format!("{}; version {}", devices.join(", "), versions.join(", "))).value(value)
+        question.missing("a driver, and no device", remedy)
+    } else {
+        question.ok(format!("{}; version {}", devices.join(", "), versions.join(", ")))
+    };
+    vec![loader.ok(path), found.value(json!(drivers))]
 }
 
 fn cuda() -> Finding {
     let question = ask("libcuda.so.1", "Memory of NVIDIA devices, and handles of it by value.");
-    let (version, devices) = match child::cuda() {
-        Ok(child::Cuda::Found { version, devices }) => (version, devices),
-        Ok(child::Cuda::NoLibrary(why)) => {
+    let driver = match play::<Found>(&Role::Cuda) {
+        Ok(Found { library: None, drivers: Err(why) }) => {
             let remedy = "Install the NVIDIA driver, or run the container with --gpus all.";
             let text = if why.contains("No such file") { "not found".to_owned() } else { why };
             return question.missing(text, remedy).value(Value::Null);
         }
-        Ok(child::Cuda::None(why)) => {
+        Ok(Found { drivers: Err(why), .. }) => {
             let remedy = "nvidia-smi says more of the driver and its devices.";
             return question.missing(why, remedy).value(json!({ "devices": [] }));
         }
-        Err(why) => {
-            let remedy = "Look in dmesg; a driver that crashes or hangs cannot be used.";
-            return question.limited(format!("not told: {why}"), remedy).value(Value::Null);
-        }
+        Ok(Found { drivers: Ok(mut drivers), .. }) => drivers.swap_remove(0),
+        Err(silence) => return not_told(question, &silence),
     };
-    let names: Vec<String> = devices
-        .iter()
-        .map(|device| format!("{} ({}: {})", device.name, human(device.memory), device.has.join(", ")))
-        .collect();
-    let shares = |device: &child::CudaDevice| device.has.iter().any(|has| has == "fds" || has == "fabric");
-    let value = json!({ "version": version, "devices": devices });
-    let text = format!("CUDA {version}; {}", names.join(", "));
-    if devices.iter().all(shares) {
-        return question.ok(text).value(value);
-    }
-    let remedy =
-        "Where virtual memory has no descriptors, memory = \"device\" travels by the driver's own handles.";
-    question.limited(text, remedy).value(value)
+    let has = |device: &Device| device.has.as_deref().unwrap_or_default().join(", ");
+    let names = driver.devices.iter();
+    let names = names.map(|device| format!("{} ({}: {})", device.name, human(device.memory), has(device)));
+    let version = driver.version.as_deref().unwrap_or("?");
+    let text = format!("CUDA {version}; {}", names.collect::<Vec<_>>().join(", "));
+    let shares = |device: &Device| device.has.iter().flatten().any(|has| has == "fds" || has == "fabric");
+    let finding = if driver.devices.iter().all(shares) {
+        question.ok(text)
+    } else {
+        let remedy = "Where virtual memory has no descriptors, memory = \"device\" travels by the driver's own handles.";
+        question.limited(text, remedy)
+    };
+    finding.value(json!(driver))
 }
 
 fn nvidia() -> Finding {
@@ -189,9 +266,11 @@ fn unusable(question: Question, error: &umf::core::Error, path: &str, absent: &s
     match (number, error) {
         (Some(number), _) if is_absent(number) => question.missing("not there", absent).value(Value::Null),
         (Some(number), umf::core::Error::Native { hint, .. })
-            if errno::refused(number) && !hint.is_empty() =>
+            if kernel_files::refused(number) && !hint.is_empty() =>
         {
-            question.missing(format!("there, but refused ({})", errno::name(number)), *hint).value(value)
+            question
+                .missing(format!("there, but refused ({})", kernel_files::errno_name(number)), *hint)
+                .value(value)
         }
         (Some(number), _) => refused_device(question, number, path, value),
         (None, error) => {
@@ -202,10 +281,10 @@ fn unusable(question: Question, error: &umf::core::Error, path: &str, absent: &s
 
 /// A device that is there and cannot be used.
 fn refused_device(question: Question, number: Errno, path: &str, value: Value) -> Finding {
-    let name = errno::name(number);
-    let finding = if errno::ran_short(number) {
-        question.limited(format!("could not be tried ({name})"), errno::make_room(number))
-    } else if errno::refused(number) {
+    let name = kernel_files::errno_name(number);
+    let finding = if kernel_files::ran_short(number) {
+        question.limited(format!("could not be tried ({name})"), kernel_files::make_room(number))
+    } else if kernel_files::refused(number) {
         let remedy = format!("Join the group that owns {path} (ls -l), or allow it in the container.");
         question.missing(format!("there, but refused ({name})"), remedy)
     } else {

@@ -1,12 +1,14 @@
-//! How much this process may have.
+//! What this process may have: limits, huge pages, processors.
+
+use std::path::Path;
 
 use rustix::process::Resource;
 use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
-use super::bytes::human;
 use super::finding::{Finding, Group, ask};
-use super::{errno, kernel_files, permissions};
+use super::{kernel, kernel_files};
+use crate::output::human;
 use crate::sys;
 
 /// Linux's default number of open files, which umf's arenas are made to live with.
@@ -52,7 +54,7 @@ fn locked() -> Finding {
     let limit = sys::resource_limit(Resource::Memlock);
     let value = json!({ "soft": limit.current, "hard": limit.maximum });
     // The kernel wants it in the initial user namespace.
-    let free = permissions::in_initial_user_namespace() == Some(true)
+    let free = kernel::in_initial_user_namespace() == Some(true)
         && sys::effective_capabilities().is_ok_and(|held| held.contains(CapabilitySet::IPC_LOCK));
     match limit.current {
         None => question.ok("unlimited").value(value),
@@ -117,7 +119,7 @@ fn dev_shm() -> Finding {
         Ok(found) => found,
         Err(number) => {
             return question
-                .missing(format!("not there ({})", errno::name(number)), remedy)
+                .missing(format!("not there ({})", kernel_files::errno_name(number)), remedy)
                 .value(Value::Null);
         }
     };
@@ -153,4 +155,131 @@ fn cgroup_memory() -> Finding {
 
 fn count(limit: Option<u64>) -> String {
     limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string())
+}
+
+/// Probes the huge pages.
+pub(super) fn probe_huge_pages() -> Group {
+    let mut findings: Vec<Finding> =
+        kernel_files::entries("/sys/kernel/mm/hugepages", |name| name.starts_with("hugepages-"))
+            .iter()
+            .filter_map(|folder| reserved(folder))
+            .collect();
+    if findings.is_empty() {
+        findings.push(
+            ask("hugetlb", "For providers that ask for them: never swapped, few TLB misses.")
+                .missing("none", "A kernel with CONFIG_HUGETLBFS, and /sys mounted.")
+                .value(Value::Null),
+        );
+    }
+    findings.push(transparent());
+    findings.push(transparent_shared());
+    Group { key: "huge_pages", title: "Huge pages", findings }
+}
+
+fn reserved(folder: &Path) -> Option<Finding> {
+    let kilobytes: u64 =
+        kernel_files::name(folder).strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+    let size = kilobytes.checked_mul(1024)?;
+    let question = ask(
+        format!("hugetlb_{}", human(size).replace(' ', "")),
+        "For providers that ask for them: never swapped, few TLB misses.",
+    );
+    let number = |file| kernel_files::number(folder.join(file));
+    let (total, free) = match (number("nr_hugepages"), number("free_hugepages")) {
+        (Ok(total), Ok(free)) => (total, free),
+        (Err(unread), _) | (_, Err(unread)) => return Some(question.unknown(unread)),
+    };
+    let promised = number("resv_hugepages").unwrap_or(0);
+    let on_demand = number("nr_overcommit_hugepages").unwrap_or(0);
+    let usable = free.saturating_sub(promised);
+    let value = json!({ "size": size, "total": total, "free": usable, "on_demand": on_demand });
+    let pages = if size < 1 << 30 { 64 } else { 2 };
+    let remedy = format!("echo {pages} > {}/nr_hugepages", folder.display());
+    if usable == 0 {
+        let text = match (total, on_demand) {
+            (0, 0) => "none reserved".to_owned(),
+            (_, 0) => format!("all {total} in use"),
+            _ => format!("{on_demand} on demand, none free now"),
+        };
+        let finding = if total == 0 && on_demand == 0 {
+            question.missing(text, remedy)
+        } else {
+            question.limited(text, remedy)
+        };
+        return Some(finding.value(value));
+    }
+    let tried = usize::try_from(size).map_err(|_| rustix::io::Errno::NOMEM).and_then(sys::reserve_huge_page);
+    Some(match tried {
+        Ok(()) => question.ok(format!("{usable} of {total} free")).value(value),
+        Err(number) => question
+            .limited(
+                format!("{usable} of {total} free, but refused ({})", kernel_files::errno_name(number)),
+                "Raise the hugetlb control group's limit of this job.",
+            )
+            .value(value),
+    })
+}
+
+fn transparent() -> Finding {
+    let question = ask("thp", "Fewer TLB misses in private memory, without reserving anything.");
+    let path = "/sys/kernel/mm/transparent_hugepage/enabled";
+    let text = match kernel_files::text(path) {
+        Ok(text) => text,
+        Err(unread) => return question.unknown(unread),
+    };
+    match kernel_files::chosen(&text) {
+        Some("never") | None => question.limited(text, format!("echo madvise > {path}")).value("never"),
+        Some(choice) => question.ok(choice).value(choice),
+    }
+}
+
+fn transparent_shared() -> Finding {
+    let question = ask("thp_shared", "The same for shared memory; umf collapses it where this is off.");
+    let path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let text = match kernel_files::text(path) {
+        Ok(text) => text,
+        Err(unread) => return question.unknown(unread),
+    };
+    match kernel_files::chosen(&text) {
+        Some(choice @ ("never" | "deny")) => {
+            question.limited(choice, format!("echo advise > {path}")).value(choice)
+        }
+        Some(choice) => question.ok(choice).value(choice),
+        None => question.unknown(text),
+    }
+}
+
+/// The line that umf keeps its hot words apart by.
+const PADDED_TO: u64 = 128;
+
+/// Probes the processors.
+pub(super) fn probe_processors() -> Group {
+    Group { key: "cpu", title: "Processors", findings: vec![processors(), cache_line()] }
+}
+
+fn processors() -> Finding {
+    let question = ask("count", "Two processes exchange at full speed only on processors of their own.");
+    let online = kernel_files::text("/sys/devices/system/cpu/online").ok();
+    let online = online.map(|list| format!(" (online: {list})")).unwrap_or_default();
+    match std::thread::available_parallelism() {
+        Ok(usable) if usable.get() == 1 => question
+            .limited(
+                format!("1 usable{online}"),
+                "Give the job a second processor (taskset, cpuset, cpu quota).",
+            )
+            .value(1),
+        Ok(usable) => question.ok(format!("{usable} usable{online}")).value(usable.get()),
+        Err(error) => question.unknown(error.to_string()),
+    }
+}
+
+fn cache_line() -> Finding {
+    let question = ask("cache_line", "Words that different processes write must not share one.");
+    match kernel_files::number("/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size") {
+        Ok(size) if size <= PADDED_TO => question.ok(format!("{size} bytes")).value(size),
+        Ok(size) => question
+            .limited(format!("{size} bytes"), "None: expect shared counters to be slower.")
+            .value(size),
+        Err(unread) => question.unknown(unread),
+    }
 }

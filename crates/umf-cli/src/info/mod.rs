@@ -1,34 +1,25 @@
-//! `umf info`: what this machine can do for umf, found by trying, with the remedy where something is missing.
+//! `umf info`: what this machine can do for umf, found by trying, with the remedy where something
+//! is missing.
 
 use clap::Args;
 
-use crate::failure::Failure;
-use crate::output;
+use crate::output::{self, Failure};
 use crate::topology::TopologyOptions;
 
-pub(crate) mod bytes;
-mod child;
-mod cpu;
 mod devices;
-pub(crate) mod errno;
-mod finding;
-mod huge_pages;
+pub(crate) mod finding;
 mod kernel;
 pub(crate) mod kernel_files;
 mod limits;
-mod loader_cache;
 mod numa;
-mod permissions;
-pub(crate) mod text;
 mod transfer;
-mod trial;
 
 use finding::Report;
 
 /// Shows what this machine can do for umf, and what to do where something is missing.
 ///
-/// Everything is tried out where it can be, as the user who asks: short-lived children try to reach each other,
-/// as two processes of a job would. Nothing is changed or left behind.
+/// Everything is tried out where it can be, as the user who asks: short-lived children try to reach
+/// each other, as two processes of a job would. Nothing is changed or left behind.
 #[derive(Args)]
 pub(crate) struct InfoCommand {
     /// Print one JSON document: GROUP.FINDING has state, text, value, why and remedy
@@ -42,20 +33,20 @@ pub(crate) struct InfoCommand {
     #[command(flatten)]
     topology: TopologyOptions,
 
-    /// The part that a child of this command plays.
-    #[arg(long, hide = true, value_name = "ROLE")]
-    child: Option<child::Role>,
+    /// Serve as a child of this command.
+    #[arg(long, hide = true)]
+    child: bool,
 }
 
 impl InfoCommand {
     /// Probes the machine and prints what was found.
     ///
     /// # Errors
-    /// Standard output cannot be written. What a probe meets is a finding, never an error; but a topology that was asked for and
-    /// cannot be read is one.
+    /// Standard output cannot be written. What a probe meets is a finding, never an error; but a
+    /// topology that was asked for and cannot be read is one.
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        if let Some(role) = &self.child {
-            return Ok(role.play()?);
+        if self.child {
+            return Ok(transfer::serve()?);
         }
         if self.topology.is_wanted() {
             return self.topology.show(self.json);
@@ -66,7 +57,7 @@ impl InfoCommand {
             document.push('\n');
             document
         } else {
-            text::render(&report, output::colour(), self.verbose)
+            finding::render(&report, output::colour(), self.verbose)
         };
         Ok(output::print(&printed)?)
     }
@@ -76,13 +67,13 @@ fn probe() -> Report {
     Report {
         groups: vec![
             kernel::probe(),
-            permissions::probe(),
+            kernel::probe_permissions(),
             transfer::probe(),
             limits::probe(),
-            huge_pages::probe(),
+            limits::probe_huge_pages(),
             numa::probe(),
             devices::probe(),
-            cpu::probe(),
+            limits::probe_processors(),
         ],
     }
 }

@@ -1,12 +1,13 @@
-//! NUMA nodes: their memory, processors, distances and, where the firmware tells, speed. (`umf info --topology` shows all of it.)
+//! NUMA nodes: their memory, processors, distances and, where the firmware tells, speed. (`umf info
+//! --topology` shows all of it.)
 
 use serde_json::{Map, Value, json};
 use umf::topology::{Error, Figures, Node, Topology};
 
-use super::bytes::human;
 use super::finding::{Finding, Group, ask};
+use super::kernel::Trial;
 use super::kernel_files;
-use super::trial::Trial;
+use crate::output::human;
 use crate::sys::{self, Outcome};
 
 /// Whether memory can be bound.

@@ -8,9 +8,7 @@ use clap::Args;
 use rustix::io::Errno;
 
 use super::processes::plain;
-use crate::failure::Failure;
-use crate::info::bytes;
-use crate::output;
+use crate::output::{self, Failure};
 use crate::sys::shm;
 
 /// Where named shared memory lies (`shm_overview(7)`).
@@ -18,9 +16,10 @@ const FOLDER: &str = "/dev/shm";
 
 /// Shows and removes what killed processes left.
 ///
-/// That can be nothing but named shared memory, in /dev/shm, of providers that were given a name: everything else has
-/// none, and goes with the last process that has it. Removed is only what a provider of umf marked as its own, what
-/// nobody has open or mapped any more (the kernel grants a lease on it): its maker has ended, or become another program.
+/// That can be nothing but named shared memory, in /dev/shm, of providers that were given a name:
+/// everything else has none, and goes with the last process that has it. Removed is only what a
+/// provider of umf marked as its own, what nobody has open or mapped any more (the kernel grants a
+/// lease on it): its maker has ended, or become another program.
 #[derive(Args)]
 pub(crate) struct GcCommand {
     /// Show what would be removed, and remove nothing
@@ -92,7 +91,7 @@ impl Tally {
                 let _ = writeln!(out, "{name}: stays: {why}");
             }
             Verdict::Left { maker, bytes, lease } => {
-                let size = bytes::human(bytes);
+                let size = output::human(bytes);
                 let made = format!("{name}: {size}, left by {maker}");
                 if dry_run {
                     let _ = writeln!(out, "{made}: would be removed");
@@ -115,7 +114,7 @@ impl Tally {
         } else {
             let done = if dry_run { "would be removed" } else { "removed" };
             let _ =
-                writeln!(out, "{done}: {}, {}; stay: {}", self.removed, bytes::human(self.bytes), self.kept);
+                writeln!(out, "{done}: {}, {}; stay: {}", self.removed, output::human(self.bytes), self.kept);
         }
         if self.marks_missing {
             let _ = writeln!(
@@ -160,7 +159,7 @@ fn verdict(path: &Path) -> Verdict {
         Ok(None) => Verdict::Stays(format!("{maker} has ended, but another process has it open or mapped")),
         Err(errno) => Verdict::Stays(format!(
             "{maker} has ended, but the kernel does not tell whether another process has it open ({})",
-            crate::info::errno::name(errno)
+            crate::info::kernel_files::errno_name(errno)
         )),
     }
 }

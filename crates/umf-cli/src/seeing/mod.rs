@@ -1,6 +1,6 @@
-//! Looking at running processes: `umf ps`, `umf top`, `umf why`, and `umf gc` for what killed ones left.
+//! Looking at running processes: `umf ps`, `umf top`, `umf why`, and `umf gc` for what killed ones
+//! left.
 
-mod ago;
 pub(crate) mod gc;
 mod processes;
 pub(crate) mod ps;

@@ -1,16 +1,18 @@
-//! [`Process`]: all that the ledgers of one process say.
+//! [`Process`]: all that the ledgers of one process say; and times as text.
 
+use serde::{Serialize, Serializer};
 use umf::ipc::CacheStatistics;
 use umf::ipc::inspect::{Found, Owner, PoolFigures, Recorded, Search, Statistics};
 
-use crate::failure::Failure;
+use crate::output::Failure;
 use crate::sys;
 
 /// A process that uses umf, or did.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(super) struct Process {
     /// Its process id here, or the one that it had.
     pub pid: u32,
+    #[serde(rename = "state", serialize_with = "state")]
     pub owner: Owner,
     pub name: String,
     /// Of its users, as it made the first ledger.
@@ -25,20 +27,18 @@ pub(super) struct Process {
     pub pools: Vec<PoolFigures>,
     pub pools_in_all: u64,
     /// When its counters were published last, in nanoseconds of the boot's clock; 0 if never.
+    #[serde(rename = "published_ns")]
     pub time: u64,
+    #[serde(skip)]
     pub events: Vec<Recorded>,
     /// Other processes that have a ledger of it open.
+    #[serde(rename = "known_to")]
     pub holders: Vec<u32>,
 }
 
 impl Process {
     pub(super) const fn state(&self) -> &'static str {
-        match self.owner {
-            Owner::Alive { .. } => "runs",
-            Owner::Left { .. } => "left",
-            Owner::Ended => "ended",
-            Owner::Unknown => "?",
-        }
+        state_of(self.owner)
     }
 
     pub(super) fn fds(&self) -> u64 {
@@ -95,8 +95,8 @@ impl Process {
         if self.name.is_empty() {
             self.name.clone_from(&it.name);
         }
-        self.exporter = both(&self.exporter, &it.exporter.unwrap_or_default());
-        self.importer = both(&self.importer, &it.importer.unwrap_or_default());
+        self.exporter = self.exporter.saturating_add(&it.exporter.unwrap_or_default());
+        self.importer = self.importer.saturating_add(&it.importer.unwrap_or_default());
         self.leases = self.leases.saturating_add(it.leases);
         self.held_bytes = self.held_bytes.saturating_add(it.held_bytes);
         self.importers = self.importers.saturating_add(it.importers);
@@ -104,23 +104,22 @@ impl Process {
     }
 }
 
+const fn state_of(owner: Owner) -> &'static str {
+    match owner {
+        Owner::Alive { .. } => "runs",
+        Owner::Left { .. } => "left",
+        Owner::Ended => "ended",
+        Owner::Unknown => "?",
+    }
+}
+
+fn state<S: Serializer>(owner: &Owner, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(state_of(*owner))
+}
+
 /// Numbers that others wrote may be anything.
 fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
-}
-
-fn both(one: &CacheStatistics, other: &CacheStatistics) -> CacheStatistics {
-    let mut sum = *one;
-    sum.hits = one.hits.saturating_add(other.hits);
-    sum.table_hits = one.table_hits.saturating_add(other.table_hits);
-    sum.misses = one.misses.saturating_add(other.misses);
-    sum.stale = one.stale.saturating_add(other.stale);
-    sum.evictions = one.evictions.saturating_add(other.evictions);
-    sum.entries = one.entries.saturating_add(other.entries);
-    sum.in_use = one.in_use.saturating_add(other.in_use);
-    sum.bytes = one.bytes.saturating_add(other.bytes);
-    sum.fds = one.fds.saturating_add(other.fds);
-    sum
 }
 
 /// Looks for all ledgers.
@@ -130,7 +129,8 @@ pub(super) fn find() -> Result<Search, Failure> {
     umf::ipc::inspect::find().map_err(|error| Failure::Told(format!("cannot look for processes: {error}")))
 }
 
-/// The processes of all ledgers that were found, by process id; those that run before those that ended.
+/// The processes of all ledgers that were found, by process id; those that run before those that
+/// ended.
 pub(super) fn of(search: &Search) -> Vec<Process> {
     let key = |found: &Found| {
         let identity = found.ledger.identity();
@@ -191,4 +191,52 @@ pub(super) fn left_out(search: &Search) -> String {
         );
     }
     text
+}
+
+/// A span of nanoseconds in the unit that fits.
+pub(super) fn span(nanoseconds: u64) -> String {
+    let time = nanoseconds as f64;
+    match nanoseconds {
+        0..1_000 => format!("{nanoseconds} ns"),
+        1_000..1_000_000 => format!("{:.1} us", time / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", time / 1e6),
+        1_000_000_000..60_000_000_000 => format!("{:.1} s", time / 1e9),
+        60_000_000_000..3_600_000_000_000 => format!("{:.0} min", time / 60e9),
+        _ => format!("{:.1} h", time / 3_600e9),
+    }
+}
+
+/// How long ago something was that another process timed: it may have lied, and clocks of two
+/// processors may differ a little.
+pub(super) fn ago(now: u64, then: u64) -> String {
+    match now.checked_sub(then) {
+        Some(_) if then == 0 => "at an unknown time".to_owned(),
+        Some(since) => format!("{} ago", span(since)),
+        None if then - now < 1_000_000_000 => "just now".to_owned(),
+        None => "in the future, it says".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units() {
+        let texts = [
+            (0, "0 ns"),
+            (3_200_000, "3.2 ms"),
+            (2_000_000_000, "2.0 s"),
+            (90_000_000_000, "2 min"),
+            (7_200_000_000_000, "2.0 h"),
+        ];
+        for (nanoseconds, text) in texts {
+            assert_eq!(span(nanoseconds), text);
+        }
+        assert!(span(u64::MAX).ends_with(" h"));
+        assert_eq!(ago(5_000, 2_000), "3.0 us ago");
+        assert_eq!(ago(5_000, 0), "at an unknown time");
+        assert_eq!(ago(5_000, 6_000), "just now");
+        assert_eq!(ago(5_000, u64::MAX), "in the future, it says");
+    }
 }

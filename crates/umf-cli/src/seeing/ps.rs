@@ -5,20 +5,17 @@ use std::fmt::Write;
 use clap::Args;
 use clap::builder::styling::Style;
 use serde_json::{Value, json};
-use umf::ipc::CacheStatistics;
 use umf::ipc::inspect::{self, Search};
 
-use super::ago;
 use super::processes::{self, Process};
-use crate::failure::Failure;
-use crate::info::bytes;
-use crate::output;
+use crate::output::{self, Failure};
 
 /// Shows the processes that use umf: what they export and have open, their pools and caches.
 ///
-/// Read from the ledgers that they publish: no process is stopped or asked. A process appears with its first export or
-/// its first open. Counters are as the process published them last, at its last export, miss, refusal or free; AGE says
-/// how long ago that was. A killed process appears as long as another has its ledger open.
+/// Read from the ledgers that they publish: no process is stopped or asked. A process appears with
+/// its first export or its first open. Counters are as the process published them last, at its last
+/// export, miss, refusal or free; AGE says how long ago that was. A killed process appears as long
+/// as another has its ledger open.
 #[derive(Args)]
 pub(crate) struct PsCommand {
     /// Print one JSON document
@@ -64,11 +61,11 @@ fn table(processes: &[Process], now: u64, colour: bool) -> String {
             it.exports.to_string(),
             it.importer.entries.to_string(),
             it.importer.in_use.to_string(),
-            bytes::human(it.importer.bytes),
+            output::human(it.importer.bytes),
             it.pools_in_all.to_string(),
-            bytes::human(it.live_bytes()),
-            bytes::human(it.reserved_bytes()),
-            bytes::human(it.held_bytes),
+            output::human(it.live_bytes()),
+            output::human(it.reserved_bytes()),
+            output::human(it.held_bytes),
             it.fds().to_string(),
             age(it, now),
         ]
@@ -98,7 +95,7 @@ fn table(processes: &[Process], now: u64, colour: bool) -> String {
 
 /// How old what a process published is.
 pub(super) fn age(process: &Process, now: u64) -> String {
-    if process.time == 0 { "-".to_owned() } else { ago::span(now.saturating_sub(process.time)) }
+    if process.time == 0 { "-".to_owned() } else { processes::span(now.saturating_sub(process.time)) }
 }
 
 fn document(search: &Search, processes: &[Process]) -> Value {
@@ -106,53 +103,8 @@ fn document(search: &Search, processes: &[Process]) -> Value {
     json!({
         "format": 1,
         "now_ns": now,
-        "processes": processes.iter().map(process).collect::<Vec<_>>(),
+        "processes": processes,
         "denied": search.denied,
         "unreadable": search.unreadable,
-    })
-}
-
-fn process(it: &Process) -> Value {
-    let pools = it.pools.iter().map(|pool| {
-        json!({
-            "name": pool.name,
-            "provider": pool.provider,
-            "live_bytes": pool.live_bytes,
-            "live_blocks": pool.live_blocks,
-            "cached_bytes": pool.cached_bytes,
-            "reserved_bytes": pool.reserved_bytes,
-            "held_bytes": pool.held_bytes,
-            "regions": pool.regions,
-        })
-    });
-    json!({
-        "pid": it.pid,
-        "state": it.state(),
-        "name": it.name,
-        "uid": it.uid,
-        "published_ns": it.time,
-        "exports": it.exports,
-        "exporter": cache(&it.exporter),
-        "importer": cache(&it.importer),
-        "leases": it.leases,
-        "held_bytes": it.held_bytes,
-        "importers": it.importers,
-        "pools_in_all": it.pools_in_all,
-        "pools": pools.collect::<Vec<_>>(),
-        "known_to": it.holders,
-    })
-}
-
-fn cache(it: &CacheStatistics) -> Value {
-    json!({
-        "hits": it.hits,
-        "table_hits": it.table_hits,
-        "misses": it.misses,
-        "stale": it.stale,
-        "evictions": it.evictions,
-        "entries": it.entries,
-        "in_use": it.in_use,
-        "bytes": it.bytes,
-        "fds": it.fds,
     })
 }

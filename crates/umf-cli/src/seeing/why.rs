@@ -7,16 +7,13 @@ use clap::Args;
 use umf::Handle;
 use umf::ipc::inspect::{self, Event, Events, Found, Owner, Recorded, RefuseReason, RetireReason, Search};
 
-use super::ago::{ago, span};
-use super::processes;
-use crate::failure::Failure;
-use crate::info::bytes;
-use crate::output;
+use super::processes::{self, ago, span};
+use crate::output::{self, Failure};
 
 /// Says whether a handle is current, and if it is not, what became of it and when.
 ///
-/// Read from the ledgers of the processes that made it and that opened it: nobody is asked, and the producer may have
-/// been killed, as long as another process has its ledger open.
+/// Read from the ledgers of the processes that made it and that opened it: nobody is asked, and the
+/// producer may have been killed, as long as another process has its ledger open.
 #[derive(Args)]
 pub(crate) struct WhyCommand {
     /// The handle as text (umf1....), or - to read it from standard input
@@ -65,10 +62,10 @@ fn explain(handle: &Handle, search: &Search, now: u64) -> String {
     let _ = writeln!(
         out,
         "  names: {kind} of {} at offset {} of region {} ({}), provider {}",
-        bytes::human(handle.length()),
+        output::human(handle.length()),
         handle.offset(),
         handle.region_id(),
-        bytes::human(handle.region_size()),
+        output::human(handle.region_size()),
         handle.provider_kind(),
     );
     importers(&mut out, handle, search, now);
@@ -163,7 +160,8 @@ fn from_ledger(out: &mut String, handle: &Handle, found: &Found, now: u64) {
     }
 }
 
-/// The importers that count the handle's export as open, by their rows in the producer's lease table.
+/// The importers that count the handle's export as open, by their rows in the producer's lease
+/// table.
 fn open_in(out: &mut String, handle: &Handle, found: &Found) {
     let rows = found.lease_rows(handle.slot());
     for row in rows.iter().filter(|row| row.is_owned && row.count > 0) {
@@ -248,10 +246,10 @@ fn held(out: &mut String, events: &Events, handle: &Handle, now: u64) {
     let last = event_of(events, handle, |event| matches!(event, Event::Hold { .. } | Event::Release { .. }));
     let _ = match last.map(|recorded| (recorded.event, ago(now, recorded.time))) {
         Some((Event::Hold { bytes, .. }, when)) => {
-            writeln!(out, "  held: {} since {when}, until the last process closes it", bytes::human(bytes))
+            writeln!(out, "  held: {} since {when}, until the last process closes it", output::human(bytes))
         }
         Some((Event::Release { bytes, .. }, when)) => {
-            writeln!(out, "  let go: {} {when}, as the last process closed it", bytes::human(bytes))
+            writeln!(out, "  let go: {} {when}, as the last process closed it", output::human(bytes))
         }
         _ => Ok(()),
     };

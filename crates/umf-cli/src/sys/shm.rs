@@ -17,8 +17,8 @@ pub(crate) struct Object {
     size: u64,
 }
 
-/// The kernel's word that nobody else has an object open or mapped, for as long as this lives: whoever opens it meanwhile
-/// waits (`F_SETLEASE`, `fcntl(2)`).
+/// The kernel's word that nobody else has an object open or mapped, for as long as this lives:
+/// whoever opens it meanwhile waits (`F_SETLEASE`, `fcntl(2)`).
 pub(crate) struct Lease {
     file: OwnedFd,
 }
@@ -61,7 +61,8 @@ impl Object {
             Err(Errno::AGAIN) => return Ok(None),
             other => other?,
         };
-        // Whoever opens it while the lease is there has the kernel send this signal, which would end this process.
+        // Whoever opens it while the lease is there has the kernel send this signal, which would
+        // end this process.
         // SAFETY: ignoring a signal runs no code.
         unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
         // The fd that found it does not count: it opened nothing.

@@ -1,17 +1,18 @@
-//! `umf info --topology`: NUMA nodes and memory spaces, as text, JSON or a picture.
+//! `umf info --topology`: NUMA nodes and memory spaces, as text, as JSON, or as a picture
+//! ([`svg`]).
 
+mod svg;
+
+use std::fmt::Write;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use umf::topology::{Initiator, Quality, Recording, Source, SpaceName, Topology};
+use serde_json::{Map, Value, json};
+use umf::topology::{Access, IdList, Initiator, Node, Quality, Recording, Source, SpaceName, Topology};
 
-use crate::failure::Failure;
-use crate::output;
-
-mod json;
-mod svg;
-mod text;
+use crate::info::finding::{WIDTH, wrap};
+use crate::output::{self, Failure, human};
 
 /// The largest recording that is read.
 const MOST: u64 = 64 << 20;
@@ -56,7 +57,7 @@ impl TopologyOptions {
         if let Some(path) = &self.svg {
             write(path, &svg::draw(&topology))?;
         }
-        let printed = if as_json { json::render(&topology) } else { text::render(&topology) };
+        let printed = if as_json { render_json(&topology) } else { render_text(&topology) };
         Ok(output::print(&printed)?)
     }
 
@@ -89,4 +90,220 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
 fn spaces() -> [SpaceName; 4] {
     let best = |quality| SpaceName::best(quality, Initiator::Process);
     [SpaceName::ALL, best(Quality::Capacity), best(Quality::Bandwidth), best(Quality::Latency)]
+}
+
+/// Renders a topology as one JSON document.
+fn render_json(topology: &Topology) -> String {
+    let document = json!({
+        "format": 1,
+        "version": env!("CARGO_PKG_VERSION"),
+        "numa": topology.has_numa(),
+        "nodes": topology.nodes().iter().map(|node| of_node(node)).collect::<Vec<_>>(),
+        "offline": numbers(&topology.offline()),
+        "tiers": topology.tiers().iter().map(|tier| json!({ "tier": tier.id, "nodes": numbers(&tier.nodes) })).collect::<Vec<_>>(),
+        "spaces": spaces_by_name(topology),
+    });
+    format!("{document:#}\n")
+}
+
+fn numbers(list: &IdList) -> Value {
+    list.iter().map(Value::from).collect()
+}
+
+fn of_node(node: &Node) -> Value {
+    let distances: Map<String, Value> =
+        node.distances.iter().map(|(to, distance)| (to.to_string(), (*distance).into())).collect();
+    json!({
+        "node": node.id,
+        // A list in the kernel's form: there may be very many.
+        "cpus": if node.cpus.is_empty() { String::new() } else { node.cpus.to_string() },
+        "memory": node.memory.total,
+        "free": node.memory.free,
+        "allowed": node.is_allowed,
+        "generic_initiator": node.has_generic_initiator,
+        "distances": distances,
+        "access_from_cpus": node.access_from_cpus.as_ref().map(of_access),
+        "access": node.access.as_ref().map(of_access),
+        "tier": node.tier,
+        "interleave_weight": node.interleave_weight,
+        "huge_pages": node.huge_pools.iter().map(|pool| {
+            json!({ "size": pool.page_size, "pages": pool.pages, "free": pool.free })
+        }).collect::<Vec<_>>(),
+        "side_caches": node.side_caches.iter().map(|cache| {
+            json!({ "level": cache.level, "size": cache.size, "line_size": cache.line_size })
+        }).collect::<Vec<_>>(),
+    })
+}
+
+fn of_access(access: &Access) -> Value {
+    let figures = access.figures;
+    json!({
+        "initiators": numbers(&access.initiators),
+        "read_bandwidth": figures.read_bandwidth,
+        "write_bandwidth": figures.write_bandwidth,
+        "read_latency": figures.read_latency,
+        "write_latency": figures.write_latency,
+    })
+}
+
+fn spaces_by_name(topology: &Topology) -> Value {
+    let space = |name: SpaceName| match name.find(topology) {
+        Ok(choice) => {
+            let nodes: Vec<u32> = choice.space.ids().collect();
+            json!({ "nodes": nodes, "basis": choice.basis.to_string(), "error": null })
+        }
+        Err(error) => json!({ "nodes": null, "basis": null, "error": error.to_string() }),
+    };
+    spaces().into_iter().map(|name| (name.to_string(), space(name))).collect::<Map<_, _>>().into()
+}
+
+/// Renders a topology.
+fn render_text(topology: &Topology) -> String {
+    let mut out = String::new();
+    nodes(&mut out, topology);
+    distances(&mut out, topology);
+    figures(&mut out, topology);
+    named_spaces(&mut out, topology);
+    out
+}
+
+/// Lines of cells in columns: text to the left, with two blanks between.
+fn table(out: &mut String, rows: &[Vec<String>]) {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let _ = write!(line, "  {cell:<width$}");
+        }
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+}
+
+fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(str::to_owned).to_vec()
+}
+
+fn nodes(out: &mut String, topology: &Topology) {
+    let _ = writeln!(out, "NUMA nodes");
+    let mut rows = vec![row(["node", "memory", "free", "cpus", "tier", "weight", "huge pages", "cache"])];
+    for node in topology.nodes() {
+        let number = |number: Option<u32>| number.map_or("-".to_owned(), |number| number.to_string());
+        rows.push(vec![
+            node.id.to_string(),
+            if node.memory.total == 0 { "none".to_owned() } else { human(node.memory.total) },
+            if node.memory.total == 0 { "-".to_owned() } else { human(node.memory.free) },
+            node.cpus.to_string(),
+            number(node.tier),
+            number(node.interleave_weight),
+            huge_pages(node),
+            caches(node),
+        ]);
+    }
+    table(out, &rows);
+    let offline = topology.offline();
+    if !offline.is_empty() {
+        let _ = writeln!(out, "  offline: {offline}");
+    }
+    let forbidden: Vec<String> = topology
+        .nodes()
+        .iter()
+        .filter(|node| !node.is_allowed && node.memory.total > 0)
+        .map(|node| node.id.to_string())
+        .collect();
+    if !forbidden.is_empty() {
+        let _ = writeln!(out, "  outside this process's cpuset (cpuset.mems): {}", forbidden.join(", "));
+    }
+    if !topology.has_numa() {
+        let _ = writeln!(out, "  This kernel knows no nodes (CONFIG_NUMA): placing memory does nothing.");
+    }
+}
+
+/// Huge pages that are set aside.
+fn huge_pages(node: &Node) -> String {
+    let pools: Vec<String> = node
+        .huge_pools
+        .iter()
+        .filter(|pool| pool.pages > 0)
+        .map(|pool| format!("{} of {}, {} free", pool.pages, human(pool.page_size), pool.free))
+        .collect();
+    if pools.is_empty() { "-".to_owned() } else { pools.join("; ") }
+}
+
+fn caches(node: &Node) -> String {
+    let caches: Vec<String> = node.side_caches.iter().map(|cache| human(cache.size)).collect();
+    if caches.is_empty() { "-".to_owned() } else { caches.join(", ") }
+}
+
+fn distances(out: &mut String, topology: &Topology) {
+    let told: Vec<_> = topology.nodes().iter().filter(|node| !node.distances.is_empty()).collect();
+    if told.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "\nDistances from the node of the line (10: itself)");
+    let mut rows = vec![vec!["node".to_owned()]];
+    rows[0].extend(topology.nodes().iter().map(|node| node.id.to_string()));
+    for node in told {
+        let mut row = vec![node.id.to_string()];
+        row.extend(node.distances.iter().map(|(_, distance)| distance.to_string()));
+        rows.push(row);
+    }
+    table(out, &rows);
+}
+
+fn figures(out: &mut String, topology: &Topology) {
+    let _ = writeln!(out, "\nSpeed as the nearest nodes see it, rated by the firmware (HMAT)");
+    let mut rows = vec![row(["node", "from", "read MB/s", "write MB/s", "read ns", "write ns"])];
+    for node in topology.nodes() {
+        let classes = [&node.access_from_cpus, &node.access].into_iter().flatten();
+        let mut shown: Option<&Access> = None;
+        // Both say the same where no device is nearer than processors.
+        for access in classes {
+            if shown == Some(access) {
+                continue;
+            }
+            shown = Some(access);
+            let figure = |figure: Option<u64>| figure.map_or("-".to_owned(), |figure| figure.to_string());
+            let figures = access.figures;
+            rows.push(vec![
+                node.id.to_string(),
+                access.initiators.to_string(),
+                figure(figures.read_bandwidth),
+                figure(figures.write_bandwidth),
+                figure(figures.read_latency),
+                figure(figures.write_latency),
+            ]);
+        }
+    }
+    if rows.len() > 1 {
+        table(out, &rows);
+    } else {
+        let _ = writeln!(out, "  not told: there is no HMAT table, or the kernel is older than 5.2");
+    }
+}
+
+fn named_spaces(out: &mut String, topology: &Topology) {
+    let _ = writeln!(out, "\nMemory spaces, seen from the processors that this process may run on");
+    let mut rows = Vec::new();
+    let mut untold = Vec::new();
+    for name in spaces() {
+        match name.find(topology) {
+            Ok(choice) if name == SpaceName::ALL => {
+                rows.push(vec![name.to_string(), choice.space.to_string()])
+            }
+            Ok(choice) => {
+                rows.push(vec![name.to_string(), choice.space.to_string(), choice.basis.to_string()]);
+            }
+            Err(error) => {
+                rows.push(vec![name.to_string(), "-".to_owned(), "(below)".to_owned()]);
+                untold.push(format!("{name}: {error}"));
+            }
+        }
+    }
+    table(out, &rows);
+    for line in untold.iter().flat_map(|why| wrap(why, WIDTH - 2)) {
+        let _ = writeln!(out, "  {line}");
+    }
 }

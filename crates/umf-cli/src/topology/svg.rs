@@ -1,11 +1,11 @@
-//! A topology as a picture: a box for each node, and a matrix each for distance, bandwidth and latency.
+//! A topology as a picture: a box for each node, and a matrix each for distance, bandwidth and
+//! latency.
 
 use std::fmt::Write;
 
 use umf::topology::{Node, Topology};
 
-use crate::info::bytes::human;
-
+use crate::output::human;
 /// Nodes that are drawn at most; of more, the picture says how many it leaves out.
 const MOST: usize = 64;
 
@@ -165,7 +165,8 @@ impl Picture {
         self.text(x, y + 9, "dashed: not for this process");
     }
 
-    /// A matrix, a line for each node that has a value; returns where it ends. Nothing where there are no values.
+    /// A matrix, a line for each node that has a value; returns where it ends. Nothing where there
+    /// are no values.
     fn matrix(
         &mut self,
         y: usize,

@@ -26,7 +26,7 @@ pub(crate) struct Limits {
 }
 
 /// What a cache counts. Hits are summed over the threads when asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct CacheStatistics {
     /// Found without a lock.
@@ -47,6 +47,27 @@ pub struct CacheStatistics {
     pub bytes: u64,
     /// File descriptors held.
     pub fds: u64,
+}
+
+impl CacheStatistics {
+    /// Returns the counters in the order of their declaration, as ledgers have them.
+    pub(crate) const fn words(&self) -> [u64; 9] {
+        let Self { hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds } = *self;
+        [hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds]
+    }
+
+    pub(crate) const fn from_words(words: [u64; 9]) -> Self {
+        let [hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds] = words;
+        Self { hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds }
+    }
+
+    /// Returns the sum of the counters of two caches. Sums stay where a `u64` ends: another process may
+    /// have published anything.
+    #[must_use]
+    pub fn saturating_add(&self, other: &Self) -> Self {
+        let (one, other) = (self.words(), other.words());
+        Self::from_words(core::array::from_fn(|place| one[place].saturating_add(other[place])))
+    }
 }
 
 /// The counters that are written on misses only.

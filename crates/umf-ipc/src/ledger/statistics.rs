@@ -71,8 +71,8 @@ impl<'m> StatisticsArea<'m> {
             let flags =
                 flag(figures.exporter.is_some(), EXPORTER) | flag(figures.importer.is_some(), IMPORTER);
             store(&words[..2], [time, flags]);
-            store(&words[2..11], cache_words(&figures.exporter.unwrap_or_default()));
-            store(&words[11..20], cache_words(&figures.importer.unwrap_or_default()));
+            store(&words[2..11], figures.exporter.unwrap_or_default().words());
+            store(&words[11..20], figures.importer.unwrap_or_default().words());
             store(&words[20..23], [figures.leases, figures.held_bytes, figures.importers]);
         });
     }
@@ -107,10 +107,6 @@ fn store_pool(words: &[AtomicU64], pool: &dyn Pool) {
 
 fn figures(it: &PoolStatistics) -> [u64; 6] {
     [it.live_bytes, it.live_blocks, it.cached_bytes, it.reserved_bytes, it.held_bytes, it.regions]
-}
-
-fn cache_words(it: &CacheStatistics) -> [u64; 9] {
-    [it.hits, it.table_hits, it.misses, it.stale, it.evictions, it.entries, it.in_use, it.bytes, it.fds]
 }
 
 fn words_of<const N: usize>(bytes: &[u8]) -> [u64; N] {
@@ -164,7 +160,7 @@ pub struct Statistics {
 }
 
 /// What a process published about one of its pools.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct PoolFigures {
     /// Its name, cut to 32 bytes.
@@ -194,7 +190,9 @@ impl Statistics {
         }
         let mut found = Self { name: shown(&facts[2..4]), started: facts[4], ..Self::default() };
         if let Some(words) = caches.filter(|words| words.len() == CACHES.words - 1) {
-            let cache = |flag, from: usize| (words[1] & flag != 0).then(|| cache(&words[from..from + 9]));
+            let counters = |from: usize| core::array::from_fn(|place| words[from + place]);
+            let cache =
+                |flag, from| (words[1] & flag != 0).then(|| CacheStatistics::from_words(counters(from)));
             found.time = words[0];
             (found.exporter, found.importer) = (cache(EXPORTER, 2), cache(IMPORTER, 11));
             (found.leases, found.held_bytes, found.importers) = (words[20], words[21], words[22]);
@@ -207,12 +205,6 @@ impl Statistics {
         }
         Some(found)
     }
-}
-
-fn cache(words: &[u64]) -> CacheStatistics {
-    let [hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds] =
-        core::array::from_fn(|place| words.get(place).copied().unwrap_or(0));
-    CacheStatistics { hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds }
 }
 
 impl PoolFigures {

@@ -53,7 +53,7 @@ fn a_handler_of_signals_forks() {
     // Shared memory cannot be copied while it is being allocated: then the child ends, and the parent goes on.
     let said = run(Command::new(&program).arg("few"), Some("page.disposition=shared-fd"));
     assert!(said.status == 0 && said.output.ends_with(" 0 wrong\n"), "{said:?}");
-    let failed = said.errors.lines().filter(|line| line.contains("amid an allocation")).count();
+    let failed = said.errors.lines().filter(|line| line.contains("in the middle of an allocation")).count();
     assert!(said.output.contains(&format!(" {failed} failed,")), "{said:?}");
 }
 
@@ -70,7 +70,7 @@ fn a_handler_of_signals_forks_amid_a_fork() {
             "{settings}: {said:?}"
         );
         // (Nothing is copied for the child of the handler while copies are being made.)
-        let ended = said.errors.lines().filter(|line| line.contains("amid another fork")).count();
+        let ended = said.errors.lines().filter(|line| line.contains("or of another fork")).count();
         assert!(said.output.starts_with(&format!("{ended} failed,")), "{settings}: {said:?}");
     }
 }

@@ -1,8 +1,10 @@
 //! [`PoolMap`] as a JSON document.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde::de::Error as _;
+use serde_json::{Value, json};
 use umf_core::Address;
-use umf_core::map::{ClassMap, Piece, PieceState, PoolMap, RegionMap};
+use umf_core::map::{ClassMap, Piece, PieceState, PoolMap, RegionMap, SizeTotals};
 
 /// Format 1 knew no quarantined blocks, and nothing of classes.
 const FORMAT: u32 = 2;
@@ -30,21 +32,19 @@ pub enum MapError {
     },
 }
 
-#[derive(Serialize, Deserialize)]
+/// The parts of a document that are read.
+#[derive(Deserialize)]
 struct Document {
     format: u32,
     pool: String,
     #[serde(default)]
     peak_reserved_bytes: u64,
-    /// What the regions add up to: for people, and not read.
-    #[serde(default, skip_deserializing)]
-    totals: Totals,
     #[serde(default)]
     classes: Vec<Class>,
     regions: Vec<Region>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 struct Class {
     block_size: u64,
     slabs: u64,
@@ -52,51 +52,21 @@ struct Class {
     requested_bytes: u64,
 }
 
-#[derive(Default, Serialize)]
-struct Totals {
-    reserved_bytes: u64,
-    live_bytes: u64,
-    requested_bytes: u64,
-    held_bytes: u64,
-    quarantined_bytes: u64,
-    cached_bytes: u64,
-    free_bytes: u64,
-    unusable_bytes: u64,
-    largest_free_bytes: u64,
-    external_fragmentation: f64,
-    internal_fragmentation: f64,
-    sizes: Vec<Size>,
-}
-
-#[derive(Serialize)]
-struct Size {
-    block_size: u64,
-    live: u64,
-    held: u64,
-    quarantined: u64,
-    cached: u64,
-    slabs: u64,
-    waste_bytes: u64,
-    requested_bytes: u64,
-}
-
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 struct Region {
     base: u64,
     size: u64,
-    /// Offset, size of a block, blocks, state.
-    pieces: Vec<(u64, u64, u64, State)>,
+    /// Offset, size of a block, blocks, name of the state.
+    pieces: Vec<(u64, u64, u64, String)>,
 }
 
-#[derive(Clone, Copy, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum State {
-    Live,
-    Held,
-    Quarantined,
-    Cached,
-    Free,
-}
+const STATES: [(PieceState, &str); 5] = [
+    (PieceState::Live, "live"),
+    (PieceState::Held, "held"),
+    (PieceState::Quarantined, "quarantined"),
+    (PieceState::Cached, "cached"),
+    (PieceState::Free, "free"),
+];
 
 /// The document: `format`, `pool`, `peak_reserved_bytes`, `totals` (bytes, fragmentation, blocks by size), `classes` (slabs and what
 /// is wasted in them, by size), and `regions` with `base`, `size` and `pieces`, each
@@ -104,69 +74,56 @@ enum State {
 #[must_use]
 pub fn to_json(map: &PoolMap) -> String {
     let totals = map.totals();
-    let region = |region: &RegionMap| Region {
-        base: region.base.to_bits(),
-        size: region.size,
-        pieces: region
-            .pieces
-            .iter()
-            .map(|piece| {
-                let state = match piece.state {
-                    PieceState::Live => State::Live,
-                    PieceState::Held => State::Held,
-                    PieceState::Quarantined => State::Quarantined,
-                    PieceState::Cached => State::Cached,
-                    _ => State::Free,
-                };
-                (piece.offset, piece.block_size, piece.count, state)
-            })
-            .collect(),
+    let piece = |piece: &Piece| {
+        let state = STATES.iter().find(|(state, _)| *state == piece.state).map_or("free", |(_, name)| name);
+        json!([piece.offset, piece.block_size, piece.count, state])
     };
-    let document = Document {
-        format: FORMAT,
-        pool: map.pool.clone(),
-        peak_reserved_bytes: map.peak_reserved,
-        totals: Totals {
-            reserved_bytes: totals.reserved,
-            live_bytes: totals.live,
-            requested_bytes: totals.requested,
-            held_bytes: totals.held,
-            quarantined_bytes: totals.quarantined,
-            cached_bytes: totals.cached,
-            free_bytes: totals.free,
-            unusable_bytes: totals.unusable,
-            largest_free_bytes: totals.largest_free,
-            external_fragmentation: totals.external_fragmentation(),
-            internal_fragmentation: totals.internal_fragmentation(),
-            sizes: totals
-                .sizes
-                .iter()
-                .map(|size| Size {
-                    block_size: size.block_size,
-                    live: size.live,
-                    held: size.held,
-                    quarantined: size.quarantined,
-                    cached: size.cached,
-                    slabs: size.slabs,
-                    waste_bytes: size.waste,
-                    requested_bytes: size.requested,
-                })
-                .collect(),
+    let region = |region: &RegionMap| {
+        let pieces: Vec<Value> = region.pieces.iter().map(piece).collect();
+        json!({ "base": region.base.to_bits(), "size": region.size, "pieces": pieces })
+    };
+    let size = |size: &SizeTotals| {
+        json!({
+            "block_size": size.block_size,
+            "live": size.live,
+            "held": size.held,
+            "quarantined": size.quarantined,
+            "cached": size.cached,
+            "slabs": size.slabs,
+            "waste_bytes": size.waste,
+            "requested_bytes": size.requested,
+        })
+    };
+    let class = |class: &ClassMap| {
+        json!({
+            "block_size": class.block_size,
+            "slabs": class.slabs,
+            "waste_bytes": class.waste,
+            "requested_bytes": class.requested,
+        })
+    };
+    json!({
+        "format": FORMAT,
+        "pool": map.pool,
+        "peak_reserved_bytes": map.peak_reserved,
+        "totals": {
+            "reserved_bytes": totals.reserved,
+            "live_bytes": totals.live,
+            "requested_bytes": totals.requested,
+            "held_bytes": totals.held,
+            "quarantined_bytes": totals.quarantined,
+            "cached_bytes": totals.cached,
+            "free_bytes": totals.free,
+            "unusable_bytes": totals.unusable,
+            "largest_free_bytes": totals.largest_free,
+            "external_fragmentation": totals.external_fragmentation(),
+            "internal_fragmentation": totals.internal_fragmentation(),
+            "sizes": totals.sizes.iter().map(size).collect::<Vec<_>>(),
         },
-        classes: map
-            .classes
-            .iter()
-            .map(|class| Class {
-                block_size: class.block_size,
-                slabs: class.slabs,
-                waste_bytes: class.waste,
-                requested_bytes: class.requested,
-            })
-            .collect(),
-        regions: map.regions.iter().map(region).collect(),
-    };
-    // Numbers and names: nothing that JSON cannot say.
-    serde_json::to_string(&document).unwrap_or_default()
+        "classes": map.classes.iter().map(class).collect::<Vec<_>>(),
+        "regions": map.regions.iter().map(region).collect::<Vec<_>>(),
+    })
+    .to_string()
 }
 
 /// What [`to_json`] wrote.
@@ -189,13 +146,9 @@ pub fn from_json(text: &str) -> Result<PoolMap, MapError> {
                 Some(behind) => end = behind,
                 None => return Err(MapError::Piece { region, piece }),
             }
-            let state = match state {
-                State::Live => PieceState::Live,
-                State::Held => PieceState::Held,
-                State::Quarantined => PieceState::Quarantined,
-                State::Cached => PieceState::Cached,
-                State::Free => PieceState::Free,
-            };
+            let state = STATES.iter().find(|(_, name)| *name == state).map(|(state, _)| *state);
+            let unknown = || serde_json::Error::custom("no state of a piece");
+            let state = state.ok_or_else(unknown)?;
             known.push(Piece { offset, block_size, count, state });
         }
         regions.push(RegionMap { base: Address::from_bits(base), size, pieces: known });

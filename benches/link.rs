@@ -1,0 +1,589 @@
+//! Messages between two processes, by size and engine, beside what the machine can do at all.
+//!
+//! The first process gives an [`Order`] for each round, and both do their part in it.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use umf::ipc::VolatileMemory;
+use umf::link::{
+    Destination, Engine, KEY_SIZE, Link, LinkAddress, LinkSettings, Memory, Operation, Reduction,
+    RemoteAccess, RemoteKey, Source, Span, TagMatch,
+};
+use umf::{Block, Handle, Pool, VolatileSlice};
+use umf_benches::Result;
+use umf_benches::bench::{self, Bench};
+use umf_benches::measure::{Measured, nanoseconds, stay_on};
+use umf_benches::process::{self, Second};
+
+/// How long either side waits for the other one.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const SIZES: [(&str, usize); 3] = [("64k", 64 << 10), ("1m", 1 << 20), ("16m", 16 << 20)];
+
+/// An engine, and whether its rows have memory of a pool.
+const ENGINES: [(&str, bool); 4] = [("both", true), ("mapped", true), ("cma", false), ("bounce", false)];
+
+/// Bytes of a strided entry, and from one to the next.
+const ENTRY: usize = 2048;
+const STRIDE: usize = 3072;
+
+fn main() -> ExitCode {
+    bench::main(measure, serve)
+}
+
+fn measure(bench: &mut Bench) -> Result<()> {
+    let mut second = Second::start()?;
+    stay_on(0);
+    let link = connect(&mut second, None)?;
+    eprintln!("the link of this run:\n{}", link.engines());
+    let mut pair = Pair { second, pool: Pool::shared()?, link };
+    pair.row(bench, "us", "link.line", |time| time / 1e3, |pair, count| pair.line(count))?;
+    for (name, size) in [("8b", 8), ("1k", 1024), ("4k", 4096)] {
+        let row = format!("link.latency.{name}");
+        pair.row(bench, "us", &row, |time| time / 1e3, |pair, count| pair.echoes(size, count, false, false))?;
+    }
+    let rate = |time| 1e3 / time;
+    pair.row(bench, "M/s", "link.rate.8b", rate, |pair, count| pair.stream(8, count.max(1000), false))?;
+    for (name, size) in SIZES {
+        let row = format!("link.exchange.{name}");
+        pair.row(
+            bench,
+            "GB/s",
+            &row,
+            |time| 2.0 * size as f64 / time,
+            |pair, count| pair.exchanges(size, count),
+        )?;
+    }
+    for (name, size) in &SIZES[1..] {
+        let row = format!("link.handover.{name}");
+        pair.row(bench, "us", &row, |time| time / 1e3, |pair, count| pair.handovers(*size, count))?;
+    }
+    for (name, size) in SIZES {
+        let rate = |time| size as f64 / time;
+        let row = format!("link.raw.{name}.copy_out");
+        pair.row(bench, "GB/s", &row, rate, |pair, count| pair.copies(size, count, false))?;
+        if pair.link.engines().cma().is_ok() {
+            let row = format!("link.raw.{name}.readv");
+            pair.row(bench, "GB/s", &row, rate, |pair, count| pair.copies(size, count, true))?;
+        }
+    }
+    for (engine, is_pool) in ENGINES {
+        if !pair.uses(engine)? {
+            continue;
+        }
+        for (name, size) in SIZES {
+            let row = format!("link.halfrtt.{name}.{engine}");
+            pair.row(
+                bench,
+                "us",
+                &row,
+                |time| time / 1e3,
+                |pair, count| pair.echoes(size, count, is_pool, true),
+            )?;
+            let row = format!("link.bandwidth.{name}.{engine}");
+            let rate = |time| size as f64 / time;
+            pair.row(bench, "GB/s", &row, rate, |pair, count| pair.stream(size, count, is_pool))?;
+        }
+    }
+    for engine in ["mapped", "cma", "raw"] {
+        let is_raw = engine == "raw";
+        if !pair.uses(if is_raw { "cma" } else { engine })? {
+            continue;
+        }
+        for count in [16, 512] {
+            let row = format!("link.strided.{count}.{engine}");
+            let rate = |time| (ENTRY * count) as f64 / time;
+            pair.row(bench, "GB/s", &row, rate, |pair, times| pair.gets(count, times, is_raw))?;
+        }
+    }
+    let mut job = 0;
+    for (name, size) in [("8b", 8), SIZES[1], SIZES[2]] {
+        for (kind, is_pool) in [("2r", true), ("2r.private", false)] {
+            let row = format!("link.allreduce.{name}.{kind}");
+            pair.row(
+                bench,
+                "us",
+                &row,
+                |time| time / 1e3,
+                |pair, count| {
+                    job += 1;
+                    let job = format!("bench-{}-{job}", std::process::id());
+                    pair.second.order(&Order::AllReduce { job: job.clone(), size, count, is_pool })?;
+                    let time = all_reduce(&pair.pool, &job, 0, size, count, is_pool)?;
+                    pair.second.answer::<f64>()?;
+                    Ok(time)
+                },
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// What the second process does. Its answer is a time in nanoseconds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Order {
+    /// Connects, with this engine.
+    Connect { address: LinkAddress, engine: Option<String> },
+    /// Sends back each message; `is_fresh`: after writing it anew. Answers the time of writing.
+    Echo { size: usize, warm: u64, count: u64, is_pool: bool, is_fresh: bool },
+    /// Receives messages.
+    Sink { size: usize, count: u64, is_pool: bool },
+    /// Receives and sends at the same time.
+    Exchange { size: usize, count: u64 },
+    /// Opens what is handed over, and hands over its own.
+    Views { size: usize, count: u64 },
+    /// Copies out of a mapping. Answers the time of a copy.
+    CopyOut { handle: Box<Handle>, size: usize, count: u64 },
+    /// Reads by the kernel. Answers the time of a copy.
+    Read { pid: u32, address: u64, size: usize, count: u64 },
+    /// Registers memory that the first process fetches.
+    Expose { size: usize },
+    /// Sums with the first process.
+    AllReduce { job: String, size: usize, count: u64, is_pool: bool },
+    /// Sends a cache line back.
+    Line { handle: Box<Handle>, count: u64 },
+}
+
+fn settings(engine: Option<&str>) -> Result<LinkSettings> {
+    let mut settings = umf::link::link_settings()?;
+    let engine = engine.map(str::parse::<Engine>).transpose();
+    settings.engine = engine.map_err(|()| "no such engine")?;
+    settings.timeout = Some(PATIENCE);
+    Ok(settings)
+}
+
+fn connect(second: &mut Second, engine: Option<&str>) -> Result<Link> {
+    let endpoint = umf::link::builder()?.settings(settings(engine)?).bind()?;
+    second.order(&Order::Connect { address: endpoint.address(), engine: engine.map(str::to_owned) })?;
+    let link = endpoint.accept(Some(PATIENCE))?;
+    second.answer::<f64>()?;
+    Ok(link)
+}
+
+/// Memory of a row: a pool's, or the process's own.
+enum Buffer<'b> {
+    Pool(&'b Memory<'b>),
+    Plain(Vec<u8>),
+}
+
+impl Buffer<'_> {
+    fn source(&self) -> Source<'_> {
+        match self {
+            Self::Pool(memory) => (*memory).into(),
+            Self::Plain(bytes) => bytes.into(),
+        }
+    }
+
+    fn destination(&mut self) -> Destination<'_> {
+        match self {
+            Self::Pool(memory) => (*memory).into(),
+            Self::Plain(bytes) => bytes.into(),
+        }
+    }
+
+    /// Writes all bytes and returns the nanoseconds.
+    fn write(&mut self, value: u8) -> f64 {
+        let (time, ()) = nanoseconds(|| match self {
+            Self::Pool(memory) => fill(&memory.slice(), value),
+            Self::Plain(bytes) => bytes.fill(value),
+        });
+        time
+    }
+}
+
+fn fill(memory: &VolatileSlice<'_>, value: u8) {
+    let line = [value; 4096];
+    let mut offset = 0;
+    while let Ok(rest) = memory.offset(offset)
+        && !rest.is_empty()
+    {
+        rest.copy_from(&line[..]);
+        offset += line.len().min(rest.len());
+    }
+}
+
+/// Makes two buffers of a kind: one to send from, one to receive into.
+fn with_buffers<T>(
+    pool: &Pool,
+    is_pool: bool,
+    size: usize,
+    run: impl FnOnce([Buffer<'_>; 2]) -> Result<T>,
+) -> Result<T> {
+    if !is_pool {
+        return run([Buffer::Plain(vec![1; size]), Buffer::Plain(vec![2; size])]);
+    }
+    let blocks: [Block<'_>; 2] = [pool.allocate(size)?, pool.allocate(size)?];
+    for block in &blocks {
+        fill(&block.memory()?, 1);
+    }
+    let [one, other] = [blocks[0].linked()?, blocks[1].linked()?];
+    run([Buffer::Pool(&one), Buffer::Pool(&other)])
+}
+
+/// The part of the second process.
+fn serve() -> Result<()> {
+    stay_on(1);
+    let pool = Pool::shared()?;
+    let mut link = None;
+    process::serve(|order| {
+        if let Order::Connect { address, engine } = &order {
+            let builder = umf::link::builder()?.settings(settings(engine.as_deref())?);
+            link = Some(builder.connect(address, Some(PATIENCE))?);
+            return Ok(0.0);
+        }
+        obey(&pool, link.as_mut().ok_or("there is no link yet")?, order)
+    })
+}
+
+fn obey(pool: &Pool, link: &mut Link, order: Order) -> Result<f64> {
+    match order {
+        Order::Connect { .. } => Ok(0.0),
+        Order::Echo { size, warm, count, is_pool, is_fresh } => {
+            with_buffers(pool, is_pool, size, |[mut one, mut other]| {
+                let mut writing = 0.0;
+                for number in 0..warm + count {
+                    link.recv(TagMatch::ANY, other.destination())?;
+                    if is_fresh {
+                        let time = one.write(number as u8);
+                        writing += if number < warm { 0.0 } else { time };
+                    }
+                    link.send(0, one.source())?;
+                }
+                Ok(writing)
+            })
+        }
+        Order::Sink { size, count, is_pool } => with_buffers(pool, is_pool, size, |[_, mut into]| {
+            for _ in 0..count {
+                link.recv(TagMatch::ANY, into.destination())?;
+            }
+            Ok(0.0)
+        }),
+        Order::Exchange { size, count } => with_buffers(pool, true, size, |[from, mut into]| {
+            for _ in 0..count {
+                link.exchange(0, from.source(), TagMatch::ANY, into.destination())?;
+            }
+            Ok(0.0)
+        }),
+        Order::Views { size, count } => with_buffers(pool, true, size, |[one, _]| {
+            let mut last = None;
+            for _ in 0..count {
+                drop(link.recv_view(TagMatch::ANY)?);
+                last = Some(link.hand_over(0, one.source())?);
+            }
+            // The peer opens the last one before it is freed.
+            last.map_or(Ok(()), |lent| lent.wait(None))?;
+            Ok(0.0)
+        }),
+        Order::CopyOut { handle, size, count } => {
+            let mapping = umf::open(&handle)?;
+            let from = mapping.memory()?.subslice(0, size)?;
+            with_buffers(pool, true, size, |[_, into]| {
+                let Buffer::Pool(into) = into else { return Err("no memory of a pool".into()) };
+                timed(link, count, || {
+                    from.copy_to_volatile_slice(into.slice());
+                    Ok(())
+                })
+            })
+        }
+        Order::Read { pid, address, size, count } => {
+            let mut into = vec![0; size];
+            timed(link, count, || read(pid, &[(address, size)], &mut into))
+        }
+        Order::Expose { size } => {
+            let block = pool.allocate(size)?;
+            fill(&block.memory()?, 7);
+            link.exposing(&block.linked()?, RemoteAccess::Get, |link, key| {
+                link.send(0, &key.to_bytes())?;
+                link.send(0, &block.address().value().to_le_bytes())?;
+                link.recv(TagMatch::ANY, &mut [0; 8])
+            })??;
+            Ok(0.0)
+        }
+        Order::AllReduce { job, size, count, is_pool } => all_reduce(pool, &job, 1, size, count, is_pool),
+        Order::Line { handle, count } => {
+            let mapping = umf::open(&handle)?;
+            let memory = mapping.memory()?;
+            let [there, back] = words(&memory)?;
+            for number in 1..=count {
+                wait_for(there, number)?;
+                back.store(number, Ordering::Release);
+            }
+            Ok(0.0)
+        }
+    }
+}
+
+/// Copies for each message, and answers. Returns the nanoseconds of a copy; the first one brings
+/// the pages.
+fn timed(link: &mut Link, count: u64, mut copy: impl FnMut() -> Result<()>) -> Result<f64> {
+    let mut all = 0.0;
+    for number in 0..count + 1 {
+        link.recv(TagMatch::ANY, &mut [0; 8])?;
+        let (time, copied) = nanoseconds(&mut copy);
+        copied?;
+        all += if number == 0 { 0.0 } else { time };
+        link.send(0, &[0; 8])?;
+    }
+    Ok(all / count as f64)
+}
+
+/// Reads a list of addresses and lengths of another process in one call (`process_vm_readv(2)`).
+fn read(pid: u32, list: &[(u64, usize)], into: &mut [u8]) -> Result<()> {
+    let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    let entry = |&(address, iov_len): &(u64, usize)| libc::iovec {
+        iov_base: std::ptr::with_exposed_provenance_mut(address as usize),
+        iov_len,
+    };
+    let remote: Vec<libc::iovec> = list.iter().map(entry).collect();
+    // SAFETY: `into` may be written; the kernel checks the other process's memory.
+    let count = unsafe {
+        let (pid, length) = (pid.cast_signed(), remote.len() as libc::c_ulong);
+        libc::process_vm_readv(pid, &raw const local, 1, remote.as_ptr(), length, 0)
+    };
+    match usize::try_from(count) {
+        Ok(count) if count == into.len() => Ok(()),
+        Ok(count) => Err(format!("process_vm_readv read {count} bytes").into()),
+        Err(_) => Err(std::io::Error::last_os_error().into()),
+    }
+}
+
+/// The two words of [`Order::Line`], on cache lines of their own.
+fn words<'m>(memory: &'m VolatileSlice<'_>) -> Result<[&'m AtomicU64; 2]> {
+    Ok([memory.get_atomic_ref(0)?, memory.get_atomic_ref(128)?])
+}
+
+/// Spins until a word has a value.
+fn wait_for(word: &AtomicU64, value: u64) -> Result<()> {
+    for spins in 0..1 << 24 {
+        if word.load(Ordering::Acquire) == value {
+            return Ok(());
+        }
+        if spins > 1 << 14 {
+            std::thread::yield_now();
+        }
+    }
+    Err("the other process does not send the line back".into())
+}
+
+/// One rank's part of sums of what both ranks have just written. Returns the nanoseconds of one
+/// sum.
+fn all_reduce(pool: &Pool, job: &str, rank: usize, size: usize, count: u64, is_pool: bool) -> Result<f64> {
+    let mut ranks = umf::link::join(job, rank, 2)?;
+    ranks.set_timeout(Some(PATIENCE));
+    let sum = Reduction::of::<f32>(Operation::Sum)?;
+    with_buffers(pool, is_pool, size, |[mut own, _]| {
+        let mut all = 0.0;
+        for number in 0..count + 1 {
+            // The bits of small floats.
+            own.write(0x3c);
+            ranks.barrier()?;
+            let (time, reduced) = nanoseconds(|| ranks.allreduce(own.destination(), sum));
+            reduced?;
+            // The first one connects.
+            all += if number == 0 { 0.0 } else { time };
+        }
+        ranks.barrier()?;
+        Ok(all / count as f64)
+    })
+}
+
+/// Both processes, and the link of the engine that is measured.
+struct Pair {
+    second: Second,
+    pool: Pool,
+    link: Link,
+}
+
+impl Pair {
+    /// Measures a row: `run` returns the nanoseconds of each of `count`, which `convert` turns into
+    /// the unit.
+    fn row(
+        &mut self,
+        bench: &mut Bench,
+        unit: &'static str,
+        name: &str,
+        convert: impl Fn(f64) -> f64,
+        mut run: impl FnMut(&mut Pair, u64) -> Result<f64>,
+    ) -> Result<()> {
+        bench.row_in(unit, name, |bench| {
+            let warm = run(self, if bench.quick { 2 } else { 8 })?;
+            // Short batches, such that most of them are over before the scheduler runs another
+            // process.
+            let count = ((2e5 / warm.max(1.0)) as u64).clamp(4, if bench.quick { 8 } else { 2000 });
+            let end = Instant::now() + bench.time;
+            let mut values = Vec::new();
+            while values.len() < 3 || Instant::now() < end {
+                values.push(run(self, count)?);
+            }
+            Ok(Measured::of(values)?.map(convert))
+        })
+    }
+
+    /// Connects with an engine. Returns whether it works here.
+    fn uses(&mut self, engine: &str) -> Result<bool> {
+        self.link = connect(&mut self.second, Some(engine))?;
+        match self.link.engines().cma() {
+            Err(why) if engine == "cma" => {
+                eprintln!("no rows of cma: {why}");
+                Ok(false)
+            }
+            _ => Ok(true),
+        }
+    }
+
+    fn line(&mut self, count: u64) -> Result<f64> {
+        const WARM: u64 = 100;
+        let block = self.pool.allocate(4096)?;
+        let memory = block.memory()?;
+        fill(&memory, 0);
+        let count = count.max(100);
+        self.second.order(&Order::Line { handle: Box::new(block.handle()?), count: WARM + count })?;
+        let [there, back] = words(&memory)?;
+        let mut start = Instant::now();
+        for number in 1..=WARM + count {
+            there.store(number, Ordering::Release);
+            wait_for(back, number)?;
+            if number == WARM {
+                start = Instant::now();
+            }
+        }
+        let time = start.elapsed().as_nanos() as f64;
+        self.second.answer::<f64>()?;
+        Ok(time / (2 * count) as f64)
+    }
+
+    /// Half a round trip; of data that was just written, without the time of writing, if it is
+    /// fresh.
+    fn echoes(&mut self, size: usize, count: u64, is_pool: bool, is_fresh: bool) -> Result<f64> {
+        let Self { second, pool, link } = self;
+        let warm = 2;
+        second.order(&Order::Echo { size, warm, count, is_pool, is_fresh })?;
+        with_buffers(pool, is_pool, size, |[mut one, mut other]| {
+            let mut echo = |count: u64| -> Result<f64> {
+                let (start, mut own_writing) = (Instant::now(), 0.0);
+                for number in 0..count {
+                    if is_fresh {
+                        own_writing += one.write(number as u8);
+                    }
+                    link.send(0, one.source())?;
+                    link.recv(TagMatch::ANY, other.destination())?;
+                }
+                Ok(start.elapsed().as_nanos() as f64 - own_writing)
+            };
+            // In the same memory: the first use of a mapping brings its pages.
+            echo(warm)?;
+            let all = echo(count)?;
+            let writing: f64 = second.answer()?;
+            Ok((all - writing) / (2 * count) as f64)
+        })
+    }
+
+    /// One message after the other; of more than 4 KiB, of data that was just written, without the
+    /// time of writing.
+    fn stream(&mut self, size: usize, count: u64, is_pool: bool) -> Result<f64> {
+        let Self { second, pool, link } = self;
+        second.order(&Order::Sink { size, count: count + 1, is_pool })?;
+        with_buffers(pool, is_pool, size, |[mut one, _]| {
+            link.send(0, one.source())?;
+            let (start, mut writing) = (Instant::now(), 0.0);
+            for number in 0..count {
+                if size > 4096 {
+                    writing += one.write(number as u8);
+                }
+                link.send(0, one.source())?;
+            }
+            let all = start.elapsed().as_nanos() as f64 - writing;
+            second.answer::<f64>()?;
+            Ok(all / count as f64)
+        })
+    }
+
+    /// Both send and receive at once.
+    fn exchanges(&mut self, size: usize, count: u64) -> Result<f64> {
+        let Self { second, pool, link } = self;
+        second.order(&Order::Exchange { size, count: count + 1 })?;
+        with_buffers(pool, true, size, |[from, mut into]| {
+            let mut exchange =
+                || link.exchange(0, from.source(), TagMatch::ANY, into.destination()).map(drop);
+            exchange()?;
+            let (all, done) = nanoseconds(|| (0..count).try_for_each(|_| exchange()));
+            done?;
+            second.answer::<f64>()?;
+            Ok(all / count as f64)
+        })
+    }
+
+    /// Half a round trip of memory that is handed over and opened.
+    fn handovers(&mut self, size: usize, count: u64) -> Result<f64> {
+        let Self { second, pool, link } = self;
+        let warm = 70;
+        second.order(&Order::Views { size, count: warm + count })?;
+        with_buffers(pool, true, size, |[one, _]| {
+            let mut round = |_| -> Result<()> {
+                link.hand_over(0, one.source())?;
+                drop(link.recv_view(TagMatch::ANY)?);
+                Ok(())
+            };
+            (0..warm).try_for_each(&mut round)?;
+            let (all, done) = nanoseconds(|| (0..count).try_for_each(&mut round));
+            done?;
+            second.answer::<f64>()?;
+            Ok(all / (2 * count) as f64)
+        })
+    }
+
+    /// Copies without a link, from memory of the same kind as in the rows of an engine, written in
+    /// the same way.
+    fn copies(&mut self, size: usize, count: u64, by_kernel: bool) -> Result<f64> {
+        let Self { second, pool, link } = self;
+        with_buffers(pool, !by_kernel, size, |[mut from, _]| {
+            let order = match &from {
+                Buffer::Pool(memory) => Order::CopyOut { handle: Box::new(*memory.handle()), size, count },
+                Buffer::Plain(bytes) => {
+                    let address = bytes.as_ptr().expose_provenance() as u64;
+                    Order::Read { pid: std::process::id(), address, size, count }
+                }
+            };
+            second.order(&order)?;
+            for number in 0..count + 1 {
+                from.write(number as u8);
+                link.send(0, &[0; 8])?;
+                link.recv(TagMatch::ANY, &mut [0; 8])?;
+            }
+            second.answer()
+        })
+    }
+
+    /// Fetches entries with gaps between them, by the link or in one call of the kernel's.
+    fn gets(&mut self, count: usize, times: u64, is_raw: bool) -> Result<f64> {
+        let Self { second, link, .. } = self;
+        let pid = link.peer_pid();
+        second.order(&Order::Expose { size: STRIDE * count })?;
+        let (mut key, mut address) = ([0; KEY_SIZE], [0; 8]);
+        link.recv(TagMatch::ANY, &mut key)?;
+        link.recv(TagMatch::ANY, &mut address)?;
+        let (key, address) = (RemoteKey::from_bytes(&key)?, u64::from_le_bytes(address));
+        let spans: Vec<Span> =
+            (0..count).map(|number| Span { offset: STRIDE * number, length: ENTRY }).collect();
+        let list: Vec<_> = spans.iter().map(|span| (address + span.offset as u64, span.length)).collect();
+        let mut into = vec![0; ENTRY * count];
+        let mut fetch = || -> Result<()> {
+            if is_raw {
+                read(pid, &list, &mut into)?
+            } else {
+                link.get(&key, &spans, &mut into).map(drop)?
+            }
+            std::hint::black_box(&mut into);
+            Ok(())
+        };
+        fetch()?;
+        let (all, done) = nanoseconds(|| (0..times).try_for_each(|_| fetch()));
+        done?;
+        link.send(0, &[0; 8])?;
+        second.answer::<f64>()?;
+        Ok(all / times as f64)
+    }
+}
