@@ -74,7 +74,7 @@ impl Inner {
         handle: &Handle,
         access: Access,
     ) -> Result<PinnedRegion<'_>> {
-        let key = Key { nonce: handle.nonce(), extent: Extent::Region(handle.region_id()), access };
+        let key = Key { producer: handle.producer(), extent: Extent::Region(handle.region_id()), access };
         self.cache.get_or_make(&key, handle.region_size(), || {
             let import = self.importing(handle)?;
             let fd = producer.fetch(handle, &self.settings.exchange)?;
@@ -109,7 +109,7 @@ impl Inner {
         window: Window,
         access: Access,
     ) -> Result<Option<PinnedRegion<'_>>> {
-        let key = Key { nonce: handle.nonce(), extent: window.extent(handle), access };
+        let key = Key { producer: handle.producer(), extent: window.extent(handle), access };
         let has_none = Cell::new(false);
         let map = || {
             let import = self.importing(handle)?;
