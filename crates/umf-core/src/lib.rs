@@ -49,6 +49,7 @@ mod model;
 pub mod observer;
 pub mod pool;
 pub mod provider;
+mod received;
 pub mod shortage;
 pub mod statistics;
 pub mod step;
@@ -67,4 +68,5 @@ pub use provider::{
     NativeExport, Populate, Properties, Property, PropertyValue, Provider, ProviderKind, Purge, Region,
     RegionId, SplitMerge, Transfer, Visibility,
 };
+pub use received::ReceivedFd;
 pub use tracker::{ProviderRef, Upstream};

@@ -7,6 +7,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
+use umf_core::ReceivedFd;
 use umf_core::step::{Step, step};
 use umf_ipc::Nonce;
 use umf_ipc::fd_socket::{Answer, Deadline, Request, peer, receive};
@@ -44,7 +45,7 @@ pub(crate) fn ask<T>(
     places: impl IntoIterator<Item = u16>,
     request: Request,
     deadline: Deadline,
-    mut check: impl FnMut(OwnedFd) -> Result<Option<T>>,
+    mut check: impl FnMut(ReceivedFd) -> Result<Option<T>>,
 ) -> Result<Asked<T>> {
     let request = request.encode(PROTOCOL);
     let mut queue: VecDeque<u16> = places.into_iter().collect();

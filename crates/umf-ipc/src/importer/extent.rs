@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use umf_core::step::{Step, step};
-use umf_core::{Access, Import, ImportRequest};
+use umf_core::{Access, Import, ImportRequest, ReceivedFd};
 
 use super::Inner;
 use super::producer::Producer;
@@ -79,7 +79,8 @@ impl Inner {
             let import = self.importing(handle)?;
             let fd = producer.fetch(handle, &self.settings.exchange)?;
             let size = usize::try_from(handle.region_size()).unwrap_or(usize::MAX);
-            let mut request = ImportRequest::new(fd, handle.data_offset(), size, access);
+            let mut request =
+                ImportRequest::new(fd.map(ReceivedFd::into_inner), handle.data_offset(), size, access);
             let native = handle.native();
             request.native[..native.len()].copy_from_slice(native);
             request.native_len = native.len();
@@ -122,7 +123,7 @@ impl Inner {
                 return Err(Error::Misbehaved { pid: producer.pid(), what: "its region lies in no window" });
             }
             let size = usize::try_from(size).unwrap_or(usize::MAX);
-            let mut request = ImportRequest::new(fd, window.start, size, access);
+            let mut request = ImportRequest::new(fd.map(ReceivedFd::into_inner), window.start, size, access);
             request.is_window = true;
             step(Step::WindowFetched);
             let imported = import.import(request)?;

@@ -7,11 +7,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
-use umf_core::fork;
 use umf_core::lock::Lock;
 use umf_core::metadata::Wiped;
 use umf_core::step::{Step, step};
-use umf_core::thread;
+use umf_core::{ReceivedFd, fork, thread};
 
 use super::layout::{Head, MAGIC, MAX_ROWS, ROW_HEADER, Shape, VERSION, mark};
 use crate::identity::{self, Nonce};
@@ -115,7 +114,7 @@ impl ImporterLeases {
     /// Maps what should be a producer's lease table, checks that it is, and takes a row. With
     /// `own_since` no other process has the description behind `fd`; it is what [`sys::forks`] said
     /// before that came.
-    pub(crate) fn open(fd: OwnedFd, own_since: Option<u32>, producer: Producer) -> Result<Self> {
+    pub(crate) fn open(fd: ReceivedFd, own_since: Option<u32>, producer: Producer) -> Result<Self> {
         let pid = producer.pid;
         let misbehaved = |what| Error::Misbehaved { pid, what };
         let system = |call| move |errno| Error::system(call, errno);
@@ -124,6 +123,7 @@ impl ImporterLeases {
             Ok(seals) if seals.contains(SealFlags::SHRINK | SealFlags::GROW) => {}
             _ => return Err(misbehaved("its lease table is not sealed as one is")),
         }
+        let fd = fd.into_inner();
         if sys::filesystem(&fd).map_err(system("fstatfs of the lease table"))? != sys::TMPFS_MAGIC {
             return Err(misbehaved("its lease table is no shared memory"));
         }

@@ -1,14 +1,14 @@
 //! [`Channel`]: the importer's way to one producer's fds.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use umf_core::fork;
 use umf_core::lock::Lock;
 use umf_core::step::{Step, step};
+use umf_core::{ReceivedFd, fork};
 
 use super::socket::client::{Answer, Client};
 use super::{Exchange, Mode, diagnosis};
@@ -60,7 +60,7 @@ pub(crate) struct Channel {
 /// A descriptor that came from a producer.
 #[derive(Debug)]
 pub(crate) struct Fetched {
-    pub fd: OwnedFd,
+    pub fd: ReceivedFd,
     pub mode: Mode,
     /// The producer opened it for this process, which alone has its description.
     pub is_own: bool,
@@ -216,7 +216,7 @@ impl Channel {
         })
     }
 
-    fn by_pidfd(&self, wanted: Wanted) -> core::result::Result<OwnedFd, Failure> {
+    fn by_pidfd(&self, wanted: Wanted) -> core::result::Result<ReceivedFd, Failure> {
         if !self.same_pid_namespace {
             return Err(Self::other_namespace(Mode::Pidfd));
         }
@@ -225,7 +225,7 @@ impl Channel {
             .map_err(|errno| Failure::Refused(diagnosis::refused(Mode::Pidfd, self.pid, errno)))?;
         let fetched = sys::pidfd_getfd(pidfd, wanted.number());
         step(Step::FetchedByPidfd);
-        fetched.map_err(|errno| match errno {
+        fetched.map(ReceivedFd::from).map_err(|errno| match errno {
             // The main thread has exited and others run (`pthread_exit(3)`): EBADF before Linux 6.9.
             Errno::SRCH | Errno::BADF
                 if !self.has_ended_by_pidfd() && sys::fds_of_other_thread(self.pid).is_some() =>
@@ -244,7 +244,7 @@ impl Channel {
         })
     }
 
-    fn by_procfs(&self, wanted: Wanted) -> core::result::Result<OwnedFd, Failure> {
+    fn by_procfs(&self, wanted: Wanted) -> core::result::Result<ReceivedFd, Failure> {
         if !self.same_pid_namespace {
             return Err(Self::other_namespace(Mode::Procfs));
         }
@@ -296,7 +296,7 @@ impl Channel {
         }
         judged?;
         // The ledger too as its producer has it (its seals let nobody write): who only looks at one opens it for reading.
-        let opened = sys::reopen(found.as_fd(), true).map_err(failed);
+        let opened = sys::reopen(found.as_fd(), true).map(ReceivedFd::from).map_err(failed);
         step(Step::FetchedByProcfs);
         opened
     }
@@ -344,7 +344,7 @@ impl Channel {
         })
     }
 
-    fn by_socket(&self, wanted: Wanted) -> core::result::Result<(OwnedFd, bool), Failure> {
+    fn by_socket(&self, wanted: Wanted) -> core::result::Result<(ReceivedFd, bool), Failure> {
         if !self.served {
             return Err(Failure::Refused(Refusal {
                 mode: Mode::Socket,

@@ -11,8 +11,8 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType,
 };
-use umf_core::fork;
 use umf_core::step::{Step, step};
+use umf_core::{ReceivedFd, fork};
 
 use super::wire::{self, REPLY_SIZE, Reply, Request};
 use crate::identity::Nonce;
@@ -25,7 +25,7 @@ pub enum Answer {
     /// What was asked for.
     Fd {
         /// The descriptor.
-        fd: OwnedFd,
+        fd: ReceivedFd,
         /// It was opened for this process, which alone has its description.
         is_own: bool,
     },
@@ -192,17 +192,18 @@ fn connect(nonce: Nonce, deadline: Deadline) -> Result<OwnedFd, Errno> {
 /// [`Errno::TIMEDOUT`]; [`Errno::CONNRESET`] if the other side closed; what `recvmsg(2)` says.
 pub fn receive(connection: &OwnedFd, deadline: Deadline) -> Result<Answer, Errno> {
     let mut bytes = [0; REPLY_SIZE + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    // As many as one message can have (SCM_MAX_FD): what does not fit the kernel closes in this thread.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let received = deadline.wait_for(connection, PollFlags::IN, || {
         rustix::net::recvmsg(connection, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
     })?;
     // All fds that came are owned here, so that surplus ones are closed.
-    let mut fds: Vec<OwnedFd> = Vec::new();
+    let mut fds: Vec<ReceivedFd> = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = message {
-            fds.extend(received);
+            fds.extend(received.map(ReceivedFd::from));
         }
     }
     step(Step::SocketAnswered);
