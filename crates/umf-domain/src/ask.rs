@@ -93,7 +93,9 @@ pub(crate) fn ask<T>(
                     None => misbehaved = Some("it sent another file than it was asked for"),
                 },
                 Ok(Answer::Stale(_)) => {}
-                Ok(Answer::NotPermitted | Answer::Nameless) => misbehaved = Some("it refuses its own user"),
+                Ok(Answer::NotPermitted | Answer::OtherUser | Answer::Nameless) => {
+                    misbehaved = Some("it refuses its own user")
+                }
                 Ok(Answer::Misbehaved(what)) => misbehaved = Some(what),
                 Err(Errno::TIMEDOUT) => waiting.push(connection),
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {

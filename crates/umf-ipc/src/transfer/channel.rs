@@ -370,6 +370,14 @@ impl Channel {
                 reason: format!("the producer does not serve uid {}", sys::effective_uid()),
                 remedy: "run both as the same user",
             })),
+            Ok(Answer::OtherUser) => Err(Failure::Refused(Refusal {
+                mode: Mode::Socket,
+                reason: format!(
+                    "the producer's socket belongs to another user than uid {}",
+                    sys::effective_uid()
+                ),
+                remedy: "run both as the same user",
+            })),
             Ok(Answer::Nameless) => Err(Failure::Refused(Refusal {
                 mode: Mode::Socket,
                 reason: "this user namespace has no number for the user of this process, so that the producer's user \

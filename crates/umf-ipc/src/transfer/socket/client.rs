@@ -33,6 +33,8 @@ pub enum Answer {
     Stale(u64),
     /// Its process serves another user.
     NotPermitted,
+    /// The socket belongs to another user.
+    OtherUser,
     /// This process cannot tell whose socket it is.
     Nameless,
     /// What it did.
@@ -89,7 +91,7 @@ impl Client {
                 let connection = connect(self.nonce, deadline)?;
                 match sys::peer_of(connection.as_fd())? {
                     Peer::Trusted => connection,
-                    Peer::Other => return Ok(Answer::Misbehaved("its socket belongs to another user")),
+                    Peer::Other => return Ok(Answer::OtherUser),
                     Peer::Nameless => return Ok(Answer::Nameless),
                 }
             }
