@@ -241,6 +241,61 @@ fn w11_a_ledger_that_lies_about_its_size() {
     importer.ok(&format!("open {} -> m", hostile.handle(&[])));
 }
 
+/// The nonce of a producer is public. A process that has it in a ledger of its own is not taken for that
+/// producer, even if it exports the same file.
+#[test]
+fn impostor_with_nonce_of_another_producer_is_told_apart() {
+    for kind in ["shared", "isolated"] {
+        let mut producer = actor!();
+        producer.ok(&format!("pool p {kind}"));
+        producer.ok("alloc p 8192 -> p.b");
+        producer.ok("fill p.b 3");
+        let honest = producer.handle("handle p.b");
+        let mut impostor = Hostile::new();
+        let file = format!("/proc/{}/fd/{}", honest.pid(), honest.data_fd().unwrap());
+        impostor.data = File::options().read(true).write(true).open(file).unwrap();
+        let nonce = &honest.to_bytes()[field::NONCE];
+        impostor.put(16, nonce);
+        impostor.lease_words.put(16, nonce);
+        let data = u64::from(impostor.data.as_raw_fd().cast_unsigned());
+        let (device, inode) = honest.data_identity();
+        for (place, value) in [
+            (32, data << 32),
+            (40, honest.offset()),
+            (48, honest.length()),
+            (56, honest.requested()),
+            (64, device),
+            (72, inode),
+            (80, honest.data_offset()),
+            (88, honest.region_id()),
+            (96, honest.region_size()),
+        ] {
+            impostor.put(HEADER + SLOT + place, &value.to_le_bytes());
+        }
+        let changes = [
+            (field::PID, u64::from(std::process::id())),
+            (field::PIDFS_INODE, 0),
+            (field::LEDGER_FD, u64::from(impostor.ledger.as_raw_fd().cast_unsigned())),
+            (field::DATA_FD, data),
+            (field::SLOT, 1),
+            (field::GENERATION, GENERATION),
+        ];
+        let forged = forge::with_all(&honest, &changes);
+        let mut importer = actor!();
+        for _ in 0..2 {
+            importer.ok(&format!("open {forged} -> i"));
+            importer.ok("close i");
+            importer.ok(&format!("open {honest} -> h"));
+            importer.check("h", 3);
+            importer.ok("close h");
+        }
+        // Its lease is counted where the producer looks.
+        importer.ok(&format!("open {honest} -> h"));
+        producer.ok("free p p.b");
+        assert!(producer.number("held", "bytes") > 0, "{kind}");
+    }
+}
+
 /// W11: a producer writes whatever it likes into its ledger while others read that.
 #[test]
 fn w11_a_ledger_that_changes_while_it_is_read() {

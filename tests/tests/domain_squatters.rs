@@ -52,6 +52,27 @@ fn a_squatter_of_another_user_is_refused() {
     late.ok(&format!("register {domain} {number} 1 -> o"));
 }
 
+/// `connect` fails at a socket whose queue is full, and does not say whose it is.
+#[test]
+fn squatter_with_full_queue_is_refused() {
+    if !machine::is_root() {
+        return machine::skip("squatter_with_full_queue", "changing the user needs root");
+    }
+    let domain = name("full");
+    let mut squatter = actor!();
+    squatter.ok(&format!("setuid {NOBODY}"));
+    let place = format!("umf-domain-0-0-{domain}");
+    squatter.ok(&format!("bind {place}"));
+    squatter.ok(&format!("connect {place} 9"));
+    let first = member(&domain);
+    assert_eq!(Census::of(&first).sockets, [format!("umf-domain-0-1-{domain}")]);
+    let arbiter = format!("umf-domain-0-arbiter-{domain}");
+    squatter.ok(&format!("bind {arbiter}"));
+    squatter.ok(&format!("connect {arbiter} 9"));
+    let message = actor!().fails(&format!("join {domain} 5000"), "OtherUser");
+    assert!(message.contains(&format!("of user {NOBODY} has bound \"{arbiter}\"")), "{message}");
+}
+
 /// Equal names of two users are two domains; neither is asked by, nor answers, the other's processes.
 #[test]
 fn users_have_domains_of_their_own() {

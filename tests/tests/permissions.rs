@@ -58,6 +58,27 @@ fn another_user_is_refused_with_reason_and_remedy() {
     }
 }
 
+/// Of two users of whom neither is root, neither trusts the other's socket. No mode's reason is lost.
+#[test]
+fn socket_of_another_user_is_refused_like_other_modes() {
+    if !machine::is_root() {
+        return machine::skip("socket_of_another_user", "changing the user needs root");
+    }
+    let mut producer = as_nobody(in_mode("pidfd,procfs,socket"), true);
+    let handle = one_block(&mut producer);
+    assert!(handle.is_served());
+    for (mode, tried) in [("auto", &["pidfd", "procfs", "socket"][..]), ("socket", &["socket"])] {
+        let mut importer = in_mode(mode).start();
+        importer.ok(&format!("setuid {}", NOBODY - 1));
+        let message = importer.fails(&format!("open {handle} -> m"), "NotPermitted");
+        for mode in tried {
+            assert!(message.contains(&format!(" {mode}: ")), "{message}");
+        }
+        assert!(message.contains("socket belongs to another user than uid 65533"), "{message}");
+        assert!(message.contains("run both as the same user"), "{message}");
+    }
+}
+
 /// Two processes of one user, neither root: the case that works without any right.
 #[test]
 fn the_same_user_needs_no_rights() {

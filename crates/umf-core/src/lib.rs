@@ -45,6 +45,7 @@ mod model;
 pub mod observer;
 pub mod pool;
 pub mod provider;
+mod received;
 pub mod registry;
 pub mod shortage;
 pub mod statistics;
@@ -62,4 +63,5 @@ pub use provider::{
     NativeExport, Populate, Properties, Property, PropertyValue, Provider, ProviderKind, Purge, Region,
     RegionId, Transfer, Visibility,
 };
+pub use received::ReceivedFd;
 pub use tracker::{ProviderRef, Upstream};

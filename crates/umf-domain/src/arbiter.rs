@@ -9,7 +9,7 @@ use std::time::Duration;
 use umf_ipc::fd_socket::{Deadline, peer};
 use umf_sync::failpoint;
 
-use crate::knock::{Knock, knock};
+use crate::knock::{Knock, knock, stranger};
 use crate::name::Name;
 use crate::sockets::bind;
 use crate::sys::CloseOnFork;
@@ -64,17 +64,21 @@ pub(crate) fn turn(name: &Name, deadline: Deadline, timeout: Duration) -> Result
 
 /// The process that has the name now; an error if it is a stranger.
 fn check_holder(name: &Name, address: &[u8]) -> Result<Option<i32>> {
-    match knock(address).map_err(Error::system("connect to the arbiter's name"))? {
-        Knock::Stranger { uid, pid } => Err(Error::OtherUser {
-            domain: name.as_str().to_owned(),
-            socket: String::from_utf8_lossy(address).into_owned(),
-            uid,
-            pid,
-            mine: crate::sys::effective_uid(),
-        }),
-        Knock::Open(connection) => Ok(peer(connection.as_fd()).ok().map(|(_, pid)| pid)),
-        Knock::Nobody | Knock::Busy => Ok(None),
-    }
+    let found = match knock(address).map_err(Error::system("connect to the arbiter's name"))? {
+        Knock::Stranger { uid, pid } => Some((uid, pid)),
+        Knock::Open(connection) => return Ok(peer(connection.as_fd()).ok().map(|(_, pid)| pid)),
+        // It may be bound, and its owner does not listen.
+        Knock::Nobody => stranger(address).map(|uid| (uid, 0)),
+        Knock::Busy => None,
+    };
+    let Some((uid, pid)) = found else { return Ok(None) };
+    Err(Error::OtherUser {
+        domain: name.as_str().to_owned(),
+        socket: String::from_utf8_lossy(address).into_owned(),
+        uid,
+        pid,
+        mine: crate::sys::effective_uid(),
+    })
 }
 
 pub(crate) fn milliseconds(timeout: Duration) -> u64 {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
+use umf_core::ReceivedFd;
 use umf_ipc::Nonce;
 use umf_ipc::fd_socket::{Answer, Deadline, Request, peer, receive};
 use umf_sync::failpoint;
@@ -44,7 +45,7 @@ pub(crate) fn ask<T>(
     places: impl IntoIterator<Item = u16>,
     request: Request,
     deadline: Deadline,
-    mut check: impl FnMut(OwnedFd) -> Result<Option<T>>,
+    mut check: impl FnMut(ReceivedFd) -> Result<Option<T>>,
 ) -> Result<Asked<T>> {
     let request = request.encode(PROTOCOL);
     let mut queue: VecDeque<u16> = places.into_iter().collect();
@@ -92,7 +93,9 @@ pub(crate) fn ask<T>(
                     None => misbehaved = Some("it sent another file than it was asked for"),
                 },
                 Ok(Answer::Stale(_)) => {}
-                Ok(Answer::NotPermitted | Answer::Nameless) => misbehaved = Some("it refuses its own user"),
+                Ok(Answer::NotPermitted | Answer::OtherUser | Answer::Nameless) => {
+                    misbehaved = Some("it refuses its own user")
+                }
                 Ok(Answer::Misbehaved(what)) => misbehaved = Some(what),
                 Err(Errno::TIMEDOUT) => waiting.push(connection),
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {

@@ -88,7 +88,7 @@ pub enum Error {
         socket: String,
         /// The user of that process.
         uid: u32,
-        /// Its process id; 0 where this pid namespace does not see it.
+        /// Its process id; 0 where this pid namespace does not see it, or the process accepts no connection.
         pid: i32,
         /// The user of this process.
         mine: u32,

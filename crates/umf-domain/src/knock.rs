@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use umf_ipc::fd_socket::{Peer, peer, peer_of};
 use umf_sync::failpoint;
 
+use crate::diag::owner;
 use crate::sys;
 
 /// Who answers the door.
@@ -14,7 +15,7 @@ use crate::sys;
 pub(crate) enum Knock {
     /// The name is free, or its owner is dead.
     Nobody,
-    /// Somebody of another user, who has no business there.
+    /// A process of another user, which has no business there. The pid is 0 if it is unknown.
     Stranger { uid: u32, pid: i32 },
     /// Somebody who has more connections waiting than the kernel keeps.
     Busy,
@@ -35,7 +36,9 @@ pub(crate) fn knock(name: &[u8]) -> sys::Result<Knock> {
     match rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)) {
         Ok(()) => {}
         Err(Errno::CONNREFUSED) => return Ok(Knock::Nobody),
-        Err(Errno::AGAIN) => return Ok(Knock::Busy),
+        Err(Errno::AGAIN) => {
+            return Ok(stranger(name).map_or(Knock::Busy, |uid| Knock::Stranger { uid, pid: 0 }));
+        }
         Err(errno) => return Err(errno),
     }
     failpoint!("domain.knocked");
@@ -44,6 +47,11 @@ pub(crate) fn knock(name: &[u8]) -> sys::Result<Knock> {
         return Ok(Knock::Stranger { uid, pid });
     }
     if sys::listener_has_ended(socket.as_fd()) { Ok(Knock::Nobody) } else { Ok(Knock::Open(socket)) }
+}
+
+/// The user who has the name, if that is neither root nor the user of this process; `None` if it is unknown.
+pub(crate) fn stranger(name: &[u8]) -> Option<u32> {
+    owner(name).filter(|&uid| uid != 0 && uid != sys::effective_uid())
 }
 
 /// Whether the process at the other end has neither closed the connection nor ended.

@@ -18,6 +18,7 @@
 
 mod arbiter;
 mod ask;
+mod diag;
 mod domain;
 mod error;
 mod join;

@@ -160,7 +160,7 @@ impl Participant {
             let count = places.len().max(1);
             places.rotate_left(usize::from(self.place) % count);
             let request = Request::Data { slot: u32::from(number.slot()), generation: number.into() };
-            let check = |fd: OwnedFd| Ok(region::open(&fd, entry.file)?.map(|memory| (fd, memory)));
+            let check = |fd| region::open(fd, entry.file);
             match ask(&self.name, places, request, deadline, check)? {
                 Asked::Found((fd, memory), _) => {
                     let turn = self.turn(deadline)?;

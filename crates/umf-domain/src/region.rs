@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
+use umf_core::ReceivedFd;
 use umf_sync::failpoint;
 
 use crate::sys::{self, File, Mapping};
@@ -24,11 +25,15 @@ pub(crate) fn create(domain: &str, size: usize) -> Result<(OwnedFd, File, Mappin
 }
 
 /// What a participant sent for an object, mapped; `None` if it is not what the table says.
-pub(crate) fn open(fd: &OwnedFd, expected: File) -> Result<Option<Mapping>> {
-    let found = sys::sealed_file(fd).map_err(Error::system("fstat of a region"))?;
+pub(crate) fn open(fd: ReceivedFd, expected: File) -> Result<Option<(OwnedFd, Mapping)>> {
+    let found = sys::sealed_file(&fd).map_err(Error::system("fstat of a region"))?;
     let size = usize::try_from(expected.size).ok().filter(|&size| size > 0);
     match size {
-        Some(size) if found == Some(expected) => map(fd, size).map(Some),
+        Some(size) if found == Some(expected) => {
+            let fd = fd.into_inner();
+            let mapping = map(&fd, size)?;
+            Ok(Some((fd, mapping)))
+        }
         _ => Ok(None),
     }
 }
@@ -51,14 +56,15 @@ mod tests {
         }
         let (fd, file, mapping) = create("test", 1).unwrap();
         assert_eq!((file.size, mapping.size()), (sys::page_size() as u64, sys::page_size()));
-        assert!(open(&fd, file).unwrap().is_some());
+        let received = || ReceivedFd::from(fd.try_clone().unwrap());
+        assert!(open(received(), file).unwrap().is_some());
         for other in [
             File { size: file.size * 2, ..file },
             File { size: 0, ..file },
             File { inode: file.inode + 1, ..file },
             File { device: file.device + 1, ..file },
         ] {
-            assert!(open(&fd, other).unwrap().is_none());
+            assert!(open(received(), other).unwrap().is_none());
         }
     }
 }

@@ -33,6 +33,17 @@ impl Nonce {
     }
 }
 
+/// What an importer knows a producer by. The nonce alone does not do: it is public (the name of a socket
+/// has it), so that any process can write it into a ledger and handles of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ProducerId {
+    pub nonce: Nonce,
+    pub pid: u32,
+    pub pid_namespace: u64,
+    /// 0 before Linux 6.9.
+    pub pidfs_inode: u64,
+}
+
 impl fmt::Display for Nonce {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))

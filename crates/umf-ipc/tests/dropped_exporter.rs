@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use umf_core::{Layout, Pool, Visibility};
+use umf_core::{Layout, Pool, Visibility, held};
 use umf_ipc::{Error, Exporter, ExporterSettings, Importer};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_provider_host::{HostImport, HostProvider};
@@ -39,4 +39,33 @@ fn handle_of_dropped_exporter_is_of_a_producer_that_is_gone() {
     // SAFETY: as above.
     drop(unsafe { second.get(address) }.unwrap());
     assert_eq!(open(), gone, "its number is another exporter's, or free");
+}
+
+/// What a dropped exporter kept for memory that was open elsewhere goes when that is closed, whether the
+/// block was freed or not.
+#[test]
+fn ledger_of_dropped_exporter_goes_with_last_open() {
+    let provider: Arc<HostProvider> = HostProvider::builder().visibility(Visibility::Shared).build().unwrap();
+    let pool = SlabPool::new(provider, SlabSettings::new()).unwrap();
+    for is_freed in [true, false] {
+        let address = pool.allocate(Layout::new(4096, 16).unwrap()).unwrap();
+        let exporter = Exporter::new(ExporterSettings::default()).unwrap();
+        // SAFETY: the test does not touch the memory.
+        let handle = unsafe { exporter.handle(address) }.unwrap();
+        let importer = || Importer::builder().import(Arc::new(HostImport::new())).build().unwrap();
+        let first = importer();
+        let mapping = first.open(&handle).unwrap();
+        let error = || importer().open(&handle).map(drop).unwrap_err();
+        if is_freed {
+            // SAFETY: allocated above, and not used any more.
+            unsafe { pool.free(address) }.unwrap();
+        }
+        drop(exporter);
+        held::poll();
+        assert!(matches!(error(), Error::Stale { .. }), "open elsewhere: {:?}", error());
+        drop(mapping);
+        held::poll();
+        let gone = error();
+        assert!(matches!(gone, Error::ProducerGone { .. } | Error::ProducerReplaced { .. }), "{gone:?}");
+    }
 }

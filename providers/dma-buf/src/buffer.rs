@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use umf_core::{Access, Error, Result};
+use umf_core::{Access, Error, ReceivedFd, Result};
 use umf_memory::{CheckedFile, Mapping, is_dma_buf, map_error};
 
 use crate::sys::{self, dma_buf};
@@ -33,10 +33,11 @@ impl DmaBuf {
     /// # Errors
     /// [`Error::Untrusted`] if it is something else, [`Error::Native`] if that cannot be found out (no `/proc`).
     pub fn from_fd(fd: OwnedFd) -> Result<Self> {
+        let fd = ReceivedFd::from(fd);
         if !is_dma_buf(fd.as_fd())? {
             return Err(Error::Untrusted { why: "the descriptor is not a dma-buf" });
         }
-        Self::made(fd)
+        Self::made(fd.into_inner())
     }
 
     /// What a device has just made, which is a dma-buf.

@@ -4,7 +4,7 @@ use core::ptr::NonNull;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
-use umf_core::{Access, Error, Import, ImportRequest, Imported, ProviderKind, Result};
+use umf_core::{Access, Error, Import, ImportRequest, Imported, ProviderKind, ReceivedFd, Result};
 use umf_memory::{Mapping, Part, map_error, page_size};
 
 use crate::advice;
@@ -49,8 +49,7 @@ impl HostImport {
         self
     }
 
-    fn map(self, request: &ImportRequest) -> Result<Imported> {
-        let file = request.fd.as_ref().ok_or(Error::Untrusted { why: "no file descriptor came along" })?;
+    fn map(self, request: &ImportRequest, file: &ReceivedFd) -> Result<Imported> {
         let file = file.as_fd();
         // First of all, because it is the one question that only the kernel answers.
         let seals = sys::seals(file).map_err(|errno| match errno {
@@ -108,8 +107,9 @@ unsafe impl Import for HostImport {
         ProviderKind::HOST
     }
 
-    fn import(&self, request: ImportRequest) -> Result<Imported> {
-        self.map(&request)
+    fn import(&self, mut request: ImportRequest) -> Result<Imported> {
+        let file = request.fd.take().ok_or(Error::Untrusted { why: "no file descriptor came along" })?;
+        self.map(&request, &ReceivedFd::from(file))
     }
 
     fn window(&self) -> Option<u64> {

@@ -97,7 +97,17 @@ impl HeldStatistics {
 /// What a provider or pool refuses to take back stays held, and is tried again at the next call.
 pub fn poll() -> u64 {
     let end = REGISTRY.lock().end();
-    (0..end).map(|account| poll::account(account, u32::MAX)).sum()
+    let went = (0..end).map(|account| poll::account(account, u32::MAX)).sum();
+    let after_poll = REGISTRY.lock().after_poll;
+    after_poll.inspect(|after_poll| after_poll());
+    went
+}
+
+/// Has [`poll`] call a function each time when it has looked at everything, without a lock. For the crate
+/// that keeps leases, which drops then what it kept for them. A second function replaces the first.
+#[doc(hidden)]
+pub fn after_poll(call: fn()) {
+    REGISTRY.lock().after_poll = Some(call);
 }
 
 /// Waits until nothing is held any more, but no longer than `timeout`. Returns what still is.

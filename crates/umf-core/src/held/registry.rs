@@ -25,9 +25,11 @@ pub(super) struct Registry {
     end: u32,
     /// The last number of a claim.
     claims: u64,
+    /// Called by [`super::poll`] when it has looked at all items.
+    pub(super) after_poll: Option<fn()>,
 }
 
-pub(super) static REGISTRY: Lock<Registry> = Lock::new(Registry { end: 0, claims: 0 });
+pub(super) static REGISTRY: Lock<Registry> = Lock::new(Registry { end: 0, claims: 0, after_poll: None });
 
 /// An item that the caller looks at, and what is to be known for that.
 pub(super) struct Begun {

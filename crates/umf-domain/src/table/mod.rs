@@ -15,13 +15,13 @@ mod rules;
 mod tests;
 
 use core::sync::atomic::Ordering;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use layout::{HEADER_SIZE, Header, MAGIC, SLOT_SIZE, Slot, VERSION};
 pub(crate) use layout::{MAX_SLOTS, PLACES};
 pub(crate) use rules::{Entry, Listed, NoRoom, Refused, Rules};
 
+use umf_core::ReceivedFd;
 use umf_ipc::fd_socket::SharedFd;
 use umf_sync::failpoint;
 
@@ -71,7 +71,7 @@ impl Table {
     }
 
     /// The table that a participant sent; `None` if it is none of this domain.
-    pub(crate) fn open(file: OwnedFd, tag: Tag) -> Result<Option<Self>> {
+    pub(crate) fn open(file: ReceivedFd, tag: Tag) -> Result<Option<Self>> {
         let Some(File { size, .. }) = sys::sealed_file(&file).map_err(Error::system("fstat of the table"))?
         else {
             return Ok(None);
@@ -83,7 +83,7 @@ impl Table {
         };
         let slots = size - HEADER_SIZE;
         let capacity = (slots / SLOT_SIZE) as u32;
-        let file = CloseOnFork::new(file).map_err(Error::system("fstat of the table"))?;
+        let file = CloseOnFork::new(file.into_inner()).map_err(Error::system("fstat of the table"))?;
         let table = Self::map(file, size, capacity, tag)?;
         let header = table.header();
         let good = capacity > 0

@@ -206,17 +206,17 @@ fn deaths_between_two_stores() {
 fn only_a_table_of_the_domain_is_opened() {
     let tag = Tag::of(b"test");
     let good = table(3);
-    let copy = |table: &Table| table.file.as_fd().try_clone_to_owned().unwrap();
+    let copy = |table: &Table| ReceivedFd::from(table.file.as_fd().try_clone_to_owned().unwrap());
     let opened = Table::open(copy(&good), tag).unwrap().unwrap();
     let number = Rules::alone(&opened).create(1, &entry(5, 1)).unwrap();
     assert!(Rules::alone(&good).register(2, number, 5).is_ok());
     assert!(Table::open(copy(&good), Tag::of(b"other")).unwrap().is_none());
     for size in [0, 8, HEADER_SIZE, HEADER_SIZE + 1, HEADER_SIZE + SLOT_SIZE, 1 << 40] {
         let file = sys::memfd("umf-test", size as u64).unwrap();
-        assert!(Table::open(file, tag).unwrap().is_none(), "{size}");
+        assert!(Table::open(file.into(), tag).unwrap().is_none(), "{size}");
     }
     good.header().capacity.store(4, Ordering::Relaxed);
     assert!(Table::open(copy(&good), tag).unwrap().is_none());
-    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let file = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
     assert!(Table::open(file.into(), tag).unwrap().is_none());
 }

@@ -139,6 +139,9 @@ impl<K: Hash + Eq + Clone, V: Cached> Drop for Room<'_, K, V> {
 /// How far an eviction looks in each shard before a soft limit gives way.
 const LOOK: usize = 32;
 
+/// How often an eviction under a hard limit looks through all shards before it locks them together.
+const HARD_LOOKS: u32 = 4;
+
 /// So many entries and bytes may be dead, or as many as were alive, before they are looked for.
 const DEAD: [u64; 2] = [16, 64 << 20];
 
@@ -301,47 +304,69 @@ impl<K: Hash + Eq + Clone, V: Cached> Cache<K, V> {
             let too_large = limits.bytes != 0 && held > limits.bytes;
             (too_many, too_large)
         };
+        let mut looks = 0;
         loop {
             if is_over() == (false, false) {
                 return Ok(room);
             }
             let hard = limits.policy == LimitPolicy::Hard;
             if self.evict_one(hard) {
+                looks = 0;
                 continue;
             }
             if !hard {
                 return Ok(room);
             }
-            // Another thread may have evicted what this one looked for.
+            // Threads that close one entry and use another meanwhile can hide each idle one from a look
+            // that goes from shard to shard.
+            looks += 1;
+            if looks < HARD_LOOKS {
+                std::thread::yield_now();
+                continue;
+            }
+            // None of them closes or uses an entry by its key while all shards are locked.
+            let mut shards: Vec<_> = self.shards.iter().map(Lock::lock).collect();
             let (too_many, too_large) = is_over();
             if !too_many && !too_large {
                 return Ok(room);
             }
-            let limit = if too_many { limits.entries } else { limits.bytes };
-            return Err(Error::LimitReached { what: limits.what, limit, setting: limits.setting });
+            let evicted = shards.iter_mut().find_map(|shard| self.evict_from(shard, true));
+            if evicted.is_none() {
+                // With the locks held, so that of several threads that come here only as many fail as must.
+                drop(room);
+                let limit = if too_many { limits.entries } else { limits.bytes };
+                return Err(Error::LimitReached { what: limits.what, limit, setting: limits.setting });
+            }
+            drop(shards);
         }
     }
 
     /// Evicts the entry that was used least recently, of those that are idle. `thorough` looks at all.
     fn evict_one(&self, thorough: bool) -> bool {
         let start = self.counters.evictions.load(Ordering::Relaxed) as usize;
-        for step in 0..self.shards.len() {
-            let mut shard = self.shards[(start + step) % self.shards.len()].lock();
-            // Twice round: the first time heeds and clears the marks of use, the second time idle is enough.
-            let round = if thorough { shard.table.len() } else { shard.table.len().min(LOOK) };
-            for look in 0..2 * round {
-                let Some(entry) = shard.order.pop_back() else { break };
-                let spared = self.pins.take_touched(entry.number) && look < round;
-                if !spared && self.close(&entry) {
-                    self.unlink(&mut shard, &entry);
-                    drop(shard);
-                    Counters::count(&self.counters.evictions);
-                    return true;
-                }
-                shard.order.push_front(entry);
+        let mut shards = (0..self.shards.len()).map(|step| &self.shards[(start + step) % self.shards.len()]);
+        // The entry is dropped outside of the lock.
+        shards.any(|shard| {
+            let evicted = self.evict_from(&mut shard.lock(), thorough);
+            evicted.is_some()
+        })
+    }
+
+    /// The same in one shard; yields the entry, which is to be dropped outside of the lock.
+    fn evict_from(&self, shard: &mut Shard<K, V>, thorough: bool) -> Option<Arc<Entry<K, V>>> {
+        // Twice round: the first time heeds and clears the marks of use, the second time idle is enough.
+        let round = if thorough { shard.table.len() } else { shard.table.len().min(LOOK) };
+        for look in 0..2 * round {
+            let entry = shard.order.pop_back()?;
+            let spared = self.pins.take_touched(entry.number) && look < round;
+            if !spared && self.close(&entry) {
+                self.unlink(shard, &entry);
+                Counters::count(&self.counters.evictions);
+                return Some(entry);
             }
+            shard.order.push_front(entry);
         }
-        false
+        None
     }
 
     /// Keeps an entry from being pinned any more, if it is idle. Under its shard's lock.

@@ -140,6 +140,28 @@ fn soft_gives_way_and_comes_back_and_hard_is_an_error() {
     drop(second);
 }
 
+/// Each thread opens its next entry before it closes the one that it has, so that together they use
+/// fewer entries than a hard limit allows.
+#[test]
+fn hard_limit_is_reached_only_if_all_entries_are_in_use() {
+    const THREADS: u64 = 8;
+    let cache = Cache::new(limits(2 * THREADS, 0, LimitPolicy::Hard), 16);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let cache = &cache;
+            scope.spawn(move || {
+                let mut held = None;
+                for round in 0..20_000 {
+                    let key = (round * 7 + thread * 5) % (4 * THREADS);
+                    held = Some(cache.get_or_make(&key, 1, || Ok(key)).unwrap());
+                }
+                drop(held);
+            });
+        }
+    });
+    assert!(cache.statistics().entries <= 2 * THREADS);
+}
+
 /// UMF W7: a failed open leaves an entry behind.
 #[test]
 fn failing_to_make_leaves_nothing() {

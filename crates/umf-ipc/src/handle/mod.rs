@@ -11,7 +11,7 @@ pub(crate) use fields::Fields;
 pub use layout::SIZE;
 pub(crate) use layout::{FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET};
 
-use crate::identity::{BootHalf, Nonce};
+use crate::identity::{BootHalf, Nonce, ProducerId};
 use umf_core::ProviderKind;
 
 /// The by-value name of a block or region: copy it through MPI, a socket, a file or argv, and open it in any
@@ -131,6 +131,16 @@ impl Handle {
     #[must_use]
     pub fn nonce(&self) -> Nonce {
         Nonce::from_bytes(self.array_at(layout::NONCE))
+    }
+
+    /// The producer, as an importer knows it.
+    pub(crate) fn producer(&self) -> ProducerId {
+        ProducerId {
+            nonce: self.nonce(),
+            pid: self.pid(),
+            pid_namespace: self.pid_namespace(),
+            pidfs_inode: self.pidfs_inode(),
+        }
     }
 
     /// The boot of the machine on which it was made.

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use umf_core::{Access, Import, ImportRequest};
+use umf_core::{Access, Import, ImportRequest, ReceivedFd};
 use umf_sync::failpoint;
 
 use super::Inner;
@@ -74,12 +74,13 @@ impl Inner {
         handle: &Handle,
         access: Access,
     ) -> Result<PinnedRegion<'_>> {
-        let key = Key { nonce: handle.nonce(), extent: Extent::Region(handle.region_id()), access };
+        let key = Key { producer: handle.producer(), extent: Extent::Region(handle.region_id()), access };
         self.cache.get_or_make(&key, handle.region_size(), || {
             let import = self.importing(handle)?;
             let fd = producer.fetch(handle, &self.settings.exchange)?;
             let size = usize::try_from(handle.region_size()).unwrap_or(usize::MAX);
-            let mut request = ImportRequest::new(fd, handle.data_offset(), size, access);
+            let mut request =
+                ImportRequest::new(fd.map(ReceivedFd::into_inner), handle.data_offset(), size, access);
             let native = handle.native();
             request.native[..native.len()].copy_from_slice(native);
             request.native_len = native.len();
@@ -109,7 +110,7 @@ impl Inner {
         window: Window,
         access: Access,
     ) -> Result<Option<PinnedRegion<'_>>> {
-        let key = Key { nonce: handle.nonce(), extent: window.extent(handle), access };
+        let key = Key { producer: handle.producer(), extent: window.extent(handle), access };
         let has_none = Cell::new(false);
         let map = || {
             let import = self.importing(handle)?;
@@ -122,7 +123,7 @@ impl Inner {
                 return Err(Error::Misbehaved { pid: producer.pid(), what: "its region lies in no window" });
             }
             let size = usize::try_from(size).unwrap_or(usize::MAX);
-            let mut request = ImportRequest::new(fd, window.start, size, access);
+            let mut request = ImportRequest::new(fd.map(ReceivedFd::into_inner), window.start, size, access);
             request.is_window = true;
             failpoint!("window.fetched");
             let imported = import.import(request)?;

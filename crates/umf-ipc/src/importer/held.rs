@@ -125,23 +125,27 @@ impl Inner {
     }
 }
 
-const NAME: usize = 64;
+const NAME: usize = 72;
 
 /// What stands for the window among the handles that a thread remembers: the beginning of no handle, for want of the magic bytes.
 fn name(handle: &Handle) -> [u8; NAME] {
     let mut name = [0; NAME];
     let (device, inode) = handle.data_identity();
-    name[16..32].copy_from_slice(handle.nonce().as_bytes());
-    name[32..40].copy_from_slice(&device.to_le_bytes());
-    name[40..48].copy_from_slice(&inode.to_le_bytes());
+    let producer = handle.producer();
+    name[4..8].copy_from_slice(&producer.pid.to_le_bytes());
+    name[8..16].copy_from_slice(&producer.pidfs_inode.to_le_bytes());
+    name[16..32].copy_from_slice(producer.nonce.as_bytes());
+    name[32..40].copy_from_slice(&producer.pid_namespace.to_le_bytes());
+    name[40..48].copy_from_slice(&device.to_le_bytes());
+    name[48..56].copy_from_slice(&inode.to_le_bytes());
     // Only who imports that kind may open it.
-    name[48..64].copy_from_slice(&handle.provider_kind().to_bytes());
+    name[56..72].copy_from_slice(&handle.provider_kind().to_bytes());
     name
 }
 
 fn hash(name: &[u8; NAME]) -> u64 {
     let word = |at: usize| name[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
-    word(16) ^ word(40)
+    word(16) ^ word(48)
 }
 
 fn key(name: &[u8; NAME]) -> u64 {

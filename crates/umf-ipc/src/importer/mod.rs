@@ -23,7 +23,7 @@ use umf_sync::Lock;
 use crate::Result;
 use crate::cache::{Cache, CacheStatistics, Memo};
 use crate::handle::Handle;
-use crate::identity::Nonce;
+use crate::identity::ProducerId;
 use board::Board;
 use producer::Producer;
 use region::{ImportedRegion, Key};
@@ -47,7 +47,7 @@ pub(crate) struct Inner {
     imports: Lock<HashMap<ProviderKind, Arc<dyn Import>>>,
     cache: Cache<Key, ImportedRegion>,
     memo: [Memo; 2],
-    producers: Lock<HashMap<Nonce, Arc<Producer>>>,
+    producers: Lock<HashMap<ProducerId, Arc<Producer>>>,
     board: Board,
 }
 

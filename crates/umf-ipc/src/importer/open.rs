@@ -129,7 +129,7 @@ impl Inner {
                     window.and_then(|size| Window::of(handle, size)).map(|window| window.extent(handle));
                 for extent in [Some(Extent::Region(handle.region_id())), window].into_iter().flatten() {
                     for access in [Access::ReadOnly, Access::ReadWrite] {
-                        let key = Key { nonce: handle.nonce(), extent, access };
+                        let key = Key { producer: handle.producer(), extent, access };
                         self.cache.evict_if(&key, ImportedRegion::is_gone);
                     }
                 }
@@ -242,7 +242,7 @@ impl Inner {
 
     /// The producer of a handle, found if it is not known.
     fn producer(&self, handle: &Handle) -> Result<Arc<Producer>> {
-        if let Some(producer) = self.producers.lock().get(&handle.nonce()) {
+        if let Some(producer) = self.producers.lock().get(&handle.producer()) {
             return Ok(Arc::clone(producer));
         }
         let found = Arc::new(Producer::contact(handle, &self.settings.exchange, self.settings.open_timeout)?);
@@ -258,14 +258,14 @@ impl Inner {
             }
             keep
         });
-        let producer = Arc::clone(producers.entry(handle.nonce()).or_insert(found));
+        let producer = Arc::clone(producers.entry(handle.producer()).or_insert(found));
         drop(producers);
         drop(forgotten);
         Ok(producer)
     }
 
     fn forget_producer(&self, handle: &Handle) {
-        let known = self.producers.lock().remove(&handle.nonce());
+        let known = self.producers.lock().remove(&handle.producer());
         if let Some(producer) = known {
             self.cache.evict_idle(|entry| Arc::ptr_eq(&entry.value.producer, &producer));
         }

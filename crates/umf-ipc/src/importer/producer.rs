@@ -2,9 +2,9 @@
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use umf_core::ReceivedFd;
 use umf_sync::{Lock, failpoint, fork};
 
 use crate::handle::Handle;
@@ -210,7 +210,7 @@ impl Producer {
     /// The file's identity must be what the ledger says, and the ledger must still say it *after* the fetch:
     /// then the producer had that file under that number when it was fetched. (Identity alone does not do:
     /// two eventfds have the same inode.)
-    pub(super) fn fetch(&self, handle: &Handle, exchange: &Exchange) -> Result<Option<OwnedFd>> {
+    pub(super) fn fetch(&self, handle: &Handle, exchange: &Exchange) -> Result<Option<ReceivedFd>> {
         let Some(number) = handle.data_fd() else {
             // Of a descriptor, fetching it would tell.
             return if self.has_ended() { Err(Error::ProducerGone { pid: self.pid() }) } else { Ok(None) };

@@ -8,13 +8,13 @@ use umf_sync::failpoint;
 
 use super::producer::Producer;
 use crate::cache::Cached;
-use crate::identity::Nonce;
+use crate::identity::ProducerId;
 use crate::sys::FileIdentity;
 
 /// What is mapped: of which producer, which part of its memory, with which access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
-    pub nonce: Nonce,
+    pub producer: ProducerId,
     pub extent: Extent,
     pub access: Access,
 }

@@ -3,8 +3,8 @@
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use umf_core::Address;
 use umf_core::observer::{self, ExportObserver, Freed, Leases, Observing};
+use umf_core::{Address, held};
 use umf_sync::{Lock, failpoint, fork};
 
 use super::left::{self, Left, One, Range};
@@ -52,6 +52,28 @@ pub(crate) enum Quick {
     Ended(Scan),
     /// Nothing.
     Nothing,
+}
+
+/// Those of dropped exporters of which something is leased. (Those of a parent process stay where they
+/// are: nothing of them may be touched here.)
+static ALONE: Lock<Vec<(Arc<Exports>, Observing)>> = Lock::new(Vec::new());
+
+/// Takes out those of which nothing is leased any more. Dropping them waits for frees that go on: not
+/// with a lock.
+fn take_closed() -> Vec<(Arc<Exports>, Observing)> {
+    let is_closed = |(one, _): &mut (Arc<Exports>, Observing)| one.belongs_here() && !one.may_be_leased();
+    ALONE.lock().extract_if(.., is_closed).collect()
+}
+
+/// Looks which are closed by now, and drops their ledgers and lease tables.
+fn drop_closed() {
+    let all = ALONE.lock().iter().map(|(one, _)| Arc::clone(one)).collect::<Vec<_>>();
+    for one in &all {
+        // Without the lock: native exports may go back to their providers now.
+        one.is_leased(Address::from_bits(0), usize::MAX);
+    }
+    drop(all);
+    drop(take_closed());
 }
 
 impl Exports {
@@ -172,7 +194,6 @@ impl Exports {
     /// The exporter is gone. If retired exports of it are leased, their memory may not be freed
     /// yet: from here on this object itself is asked when that is freed.
     pub(crate) fn outlive_exporter(self: &Arc<Self>) {
-        static ALONE: Lock<Vec<(Arc<Exports>, Observing)>> = Lock::new(Vec::new());
         self.is_orphan.store(true, Ordering::SeqCst);
         core::sync::atomic::fence(Ordering::SeqCst);
         if !self.may_be_leased() {
@@ -185,12 +206,9 @@ impl Exports {
                 return;
             }
         };
-        let mut alone = ALONE.lock();
-        let done = |(one, _): &mut (Arc<Self>, Observing)| one.belongs_here() && !one.may_be_leased();
-        // (Those of a parent process stay where they are: nothing of them may be touched here.)
-        let closed: Vec<_> = alone.extract_if(.., done).collect();
-        alone.push((Arc::clone(self), observing));
-        drop(alone);
+        let closed = take_closed();
+        ALONE.lock().push((Arc::clone(self), observing));
+        held::after_poll(drop_closed);
         drop(closed);
     }
 

@@ -3,10 +3,11 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
+use umf_core::ReceivedFd;
 use umf_sync::{Lock, Wiped, failpoint, fork, thread};
 
 use super::layout::{Head, MAGIC, MAX_ROWS, ROW_HEADER, Shape, VERSION, mark};
@@ -111,7 +112,7 @@ impl ImporterLeases {
     /// Maps what should be a producer's lease table, checks that it is, and takes a row. With
     /// `own_since` no other process has the description behind `fd`; it is what [`fork::begun`] said
     /// before that came.
-    pub(crate) fn open(fd: OwnedFd, own_since: Option<u32>, producer: Producer) -> Result<Self> {
+    pub(crate) fn open(fd: ReceivedFd, own_since: Option<u32>, producer: Producer) -> Result<Self> {
         let pid = producer.pid;
         let misbehaved = |what| Error::Misbehaved { pid, what };
         let system = |call| move |errno| Error::system(call, errno);
@@ -120,6 +121,7 @@ impl ImporterLeases {
             Ok(seals) if seals.contains(SealFlags::SHRINK | SealFlags::GROW) => {}
             _ => return Err(misbehaved("its lease table is not sealed as one is")),
         }
+        let fd = fd.into_inner();
         if sys::filesystem(&fd).map_err(system("fstatfs of the lease table"))? != sys::TMPFS_MAGIC {
             return Err(misbehaved("its lease table is no shared memory"));
         }

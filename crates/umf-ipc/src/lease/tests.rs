@@ -38,7 +38,7 @@ fn producer(table: &LeaseTable) -> Producer {
 }
 
 fn try_importer(table: &LeaseTable) -> Result<ImporterLeases> {
-    ImporterLeases::open(fd(table), None, producer(table))
+    ImporterLeases::open(fd(table).into(), None, producer(table))
 }
 
 fn importer(table: &LeaseTable) -> ImporterLeases {
@@ -205,7 +205,7 @@ fn device_memory_of_a_killed_importer_is_held_for_a_moment() {
         let fd = exports.leases.shared_fd().as_fd().try_clone_to_owned().unwrap();
         let slots = exports.ledger.capacity();
         let producer = Producer { pid: 1, nonce, slots, rows: exports.leases.rows() };
-        let importer = ImporterLeases::open(fd, None, producer).unwrap();
+        let importer = ImporterLeases::open(fd.into(), None, producer).unwrap();
         open(&importer, slot);
         importer.die();
         let begun = std::time::Instant::now();
@@ -343,7 +343,7 @@ fn head(table: &LeaseTable) -> SharedMapping {
 fn what_is_no_lease_table_is_refused() {
     let table = table();
     let is_refused = |fd: OwnedFd, producer: Producer| {
-        assert!(matches!(ImporterLeases::open(fd, None, producer), Err(Error::Misbehaved { .. })));
+        assert!(matches!(ImporterLeases::open(fd.into(), None, producer), Err(Error::Misbehaved { .. })));
     };
     let good = producer(&table);
     is_refused(fd(&table), Producer { nonce: Nonce::from_bytes([2; 16]), ..good });
@@ -355,7 +355,7 @@ fn what_is_no_lease_table_is_refused() {
     }
     is_refused(sys::memfd("no-table", Shape { slots: SLOTS, rows: good.rows }.size()).unwrap(), good);
     is_refused(std::fs::File::open("/dev/null").unwrap().into(), good);
-    assert!(ImporterLeases::open(fd(&table), None, good).is_ok());
+    assert!(ImporterLeases::open(fd(&table).into(), None, good).is_ok());
     assert!(matches!(LeaseTable::within(SLOTS, nonce(), 65536), Err(Error::System { .. })));
 }
 

@@ -2,9 +2,9 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::os::fd::OwnedFd;
 
 use rustix::fs::SealFlags;
+use umf_core::ReceivedFd;
 use umf_sync::failpoint;
 
 use super::areas::Areas;
@@ -34,7 +34,7 @@ impl LedgerReader {
     ///
     /// The fd came from a process that may be another one by now, or hostile: nothing is mapped before the kernel
     /// has said that it is a sealed tmpfs file, so that no read can fault or hang.
-    pub(crate) fn open(fd: OwnedFd, handle: &Handle) -> Result<Self> {
+    pub(crate) fn open(fd: ReceivedFd, handle: &Handle) -> Result<Self> {
         let pid = handle.pid();
         let other = |evidence| Error::ProducerReplaced { pid, evidence };
         let system = |call| move |errno| Error::system(call, errno);
@@ -44,6 +44,7 @@ impl LedgerReader {
             Ok(seals) if seals.contains(needed) => {}
             _ => return Err(other("its ledger fd is not sealed as a ledger is")),
         }
+        let fd = fd.into_inner();
         if sys::filesystem(&fd).map_err(system("fstatfs of the ledger"))? != sys::TMPFS_MAGIC {
             return Err(other("its ledger fd is no shared memory"));
         }

@@ -55,7 +55,7 @@ fn handle(ledger: &LedgerWriter, nonce: Nonce) -> Handle {
 
 fn reader(ledger: &LedgerWriter) -> LedgerReader {
     let fd = ledger.shared_fd().try_clone().unwrap();
-    LedgerReader::open(fd, &handle(ledger, ledger.nonce())).unwrap()
+    LedgerReader::open(fd.into(), &handle(ledger, ledger.nonce())).unwrap()
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn readers_see_an_export_whole_or_not_at_all() {
 fn what_is_no_ledger_is_refused() {
     let ledger = LedgerWriter::new(4, false).unwrap();
     let good = handle(&ledger, ledger.nonce());
-    let open = |fd: OwnedFd| -> Result<()> { LedgerReader::open(fd, &good).map(drop) };
+    let open = |fd: OwnedFd| -> Result<()> { LedgerReader::open(fd.into(), &good).map(drop) };
     let (pipe, _other) = rustix::pipe::pipe().unwrap();
     assert!(matches!(open(pipe), Err(Error::ProducerReplaced { .. })));
     let file = std::fs::File::open("/proc/self/exe").unwrap();

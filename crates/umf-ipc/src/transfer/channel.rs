@@ -1,11 +1,12 @@
 //! [`Channel`]: the importer's way to one producer's fds.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use umf_core::ReceivedFd;
 use umf_sync::{Lock, failpoint, fork};
 
 use super::socket::client::{Answer, Client};
@@ -58,7 +59,7 @@ pub(crate) struct Channel {
 /// A descriptor that came from a producer.
 #[derive(Debug)]
 pub(crate) struct Fetched {
-    pub fd: OwnedFd,
+    pub fd: ReceivedFd,
     pub mode: Mode,
     /// The producer opened it for this process, which alone has its description.
     pub is_own: bool,
@@ -214,7 +215,7 @@ impl Channel {
         })
     }
 
-    fn by_pidfd(&self, wanted: Wanted) -> core::result::Result<OwnedFd, Failure> {
+    fn by_pidfd(&self, wanted: Wanted) -> core::result::Result<ReceivedFd, Failure> {
         if !self.same_pid_namespace {
             return Err(Self::other_namespace(Mode::Pidfd));
         }
@@ -223,7 +224,7 @@ impl Channel {
             .map_err(|errno| Failure::Refused(diagnosis::refused(Mode::Pidfd, self.pid, errno)))?;
         let fetched = sys::pidfd_getfd(pidfd, wanted.number());
         failpoint!("fetched.by_pidfd");
-        fetched.map_err(|errno| match errno {
+        fetched.map(ReceivedFd::from).map_err(|errno| match errno {
             // The main thread has exited and others run (`pthread_exit(3)`): EBADF before Linux 6.9.
             Errno::SRCH | Errno::BADF
                 if !self.has_ended_by_pidfd() && sys::fds_of_other_thread(self.pid).is_some() =>
@@ -242,7 +243,7 @@ impl Channel {
         })
     }
 
-    fn by_procfs(&self, wanted: Wanted) -> core::result::Result<OwnedFd, Failure> {
+    fn by_procfs(&self, wanted: Wanted) -> core::result::Result<ReceivedFd, Failure> {
         if !self.same_pid_namespace {
             return Err(Self::other_namespace(Mode::Procfs));
         }
@@ -294,7 +295,7 @@ impl Channel {
         }
         judged?;
         // The ledger too as its producer has it (its seals let nobody write): who only looks at one opens it for reading.
-        let opened = sys::reopen(found.as_fd(), true).map_err(failed);
+        let opened = sys::reopen(found.as_fd(), true).map(ReceivedFd::from).map_err(failed);
         failpoint!("fetched.by_procfs");
         opened
     }
@@ -342,7 +343,7 @@ impl Channel {
         })
     }
 
-    fn by_socket(&self, wanted: Wanted) -> core::result::Result<(OwnedFd, bool), Failure> {
+    fn by_socket(&self, wanted: Wanted) -> core::result::Result<(ReceivedFd, bool), Failure> {
         if !self.served {
             return Err(Failure::Refused(Refusal {
                 mode: Mode::Socket,
@@ -366,6 +367,14 @@ impl Channel {
             Ok(Answer::NotPermitted) => Err(Failure::Refused(Refusal {
                 mode: Mode::Socket,
                 reason: format!("the producer does not serve uid {}", sys::effective_uid()),
+                remedy: "run both as the same user",
+            })),
+            Ok(Answer::OtherUser) => Err(Failure::Refused(Refusal {
+                mode: Mode::Socket,
+                reason: format!(
+                    "the producer's socket belongs to another user than uid {}",
+                    sys::effective_uid()
+                ),
                 remedy: "run both as the same user",
             })),
             Ok(Answer::Nameless) => Err(Failure::Refused(Refusal {

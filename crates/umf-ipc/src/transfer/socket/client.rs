@@ -11,6 +11,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType,
 };
+use umf_core::ReceivedFd;
 use umf_sync::{failpoint, fork};
 
 use super::wire::{self, REPLY_SIZE, Reply, Request};
@@ -24,7 +25,7 @@ pub enum Answer {
     /// What was asked for.
     Fd {
         /// The descriptor.
-        fd: OwnedFd,
+        fd: ReceivedFd,
         /// It was opened for this process, which alone has its description.
         is_own: bool,
     },
@@ -32,6 +33,8 @@ pub enum Answer {
     Stale(u64),
     /// Its process serves another user.
     NotPermitted,
+    /// The socket belongs to another user.
+    OtherUser,
     /// This process cannot tell whose socket it is.
     Nameless,
     /// What it did.
@@ -88,7 +91,7 @@ impl Client {
                 let connection = connect(self.nonce, deadline)?;
                 match sys::peer_of(connection.as_fd())? {
                     Peer::Trusted => connection,
-                    Peer::Other => return Ok(Answer::Misbehaved("its socket belongs to another user")),
+                    Peer::Other => return Ok(Answer::OtherUser),
                     Peer::Nameless => return Ok(Answer::Nameless),
                 }
             }
@@ -191,17 +194,18 @@ fn connect(nonce: Nonce, deadline: Deadline) -> Result<OwnedFd, Errno> {
 /// [`Errno::TIMEDOUT`]; [`Errno::CONNRESET`] if the other side closed; what `recvmsg(2)` says.
 pub fn receive(connection: &OwnedFd, deadline: Deadline) -> Result<Answer, Errno> {
     let mut bytes = [0; REPLY_SIZE + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    // As many as one message can have (SCM_MAX_FD): what does not fit the kernel closes in this thread.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let received = deadline.wait_for(connection, PollFlags::IN, || {
         rustix::net::recvmsg(connection, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
     })?;
     // All fds that came are owned here, so that surplus ones are closed.
-    let mut fds: Vec<OwnedFd> = Vec::new();
+    let mut fds: Vec<ReceivedFd> = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = message {
-            fds.extend(received);
+            fds.extend(received.map(ReceivedFd::from));
         }
     }
     failpoint!("socket.answered");
