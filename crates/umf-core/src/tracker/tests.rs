@@ -1,5 +1,7 @@
 use super::*;
-use crate::{AddressSpace, Layout, MemoryKind, Provider, ProviderKind, SplitMerge, Visibility};
+use crate::{
+    AddressSpace, Completion, Layout, MemoryKind, Progress, Provider, ProviderKind, SplitMerge, Visibility,
+};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -286,6 +288,45 @@ fn without_memory_for_records_nothing_is_split_or_merged() {
         unsafe { upstream.free(region) }.unwrap();
         assert_eq!(find(region.base()), None);
     }
+}
+
+struct Unfinished(AtomicU64);
+
+impl Completion for Unfinished {
+    fn progress(&self) -> Progress {
+        match self.0.load(Ordering::Relaxed) {
+            0 => Progress::Ready,
+            1 => Progress::Pending,
+            _ => Progress::Lost,
+        }
+    }
+}
+
+#[test]
+fn a_region_that_waits_for_a_completion_counts_as_awaited_and_lost() {
+    let upstream = Upstream::new(Numbers::new(117)).unwrap();
+    let region = upstream.allocate(layout(1024, 256)).unwrap().0;
+    let blocks = [1, 2].map(|progress| Arc::new(Unfinished(AtomicU64::new(progress))));
+    for (offset, block) in [0, 512].into_iter().zip(&blocks) {
+        let address = region.base().checked_add(offset).unwrap();
+        assert!(upstream.hold_until(address, 512, block.clone(), None));
+    }
+    let sums = || {
+        let held = upstream.held();
+        (held.blocks, held.regions, held.bytes, held.awaited_bytes, held.lost_bytes)
+    };
+    assert_eq!(sums(), (2, 0, 1024, 1024, 0));
+    // SAFETY: nobody uses the region.
+    assert_eq!(unsafe { upstream.free(region) }, Ok(crate::held::Fate::Held));
+    assert_eq!(sums(), (0, 1, 1024, 1024, 0));
+    upstream.poll();
+    assert_eq!(sums(), (0, 1, 1024, 1024, 1024));
+    blocks[1].0.store(0, Ordering::Relaxed);
+    upstream.poll();
+    assert_eq!(sums(), (0, 1, 1024, 1024, 0));
+    blocks[0].0.store(0, Ordering::Relaxed);
+    upstream.poll();
+    assert_eq!(sums(), (0, 0, 0, 0, 0));
 }
 
 /// Says that the parts and the whole lie elsewhere than it was asked.
