@@ -47,6 +47,7 @@ pub mod metadata;
 #[cfg(test)]
 mod model;
 pub mod observer;
+pub mod output;
 pub mod pool;
 pub mod provider;
 pub mod shortage;

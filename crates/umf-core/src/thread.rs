@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::lock::Lock;
 use crate::metadata::Chunks;
-use crate::{Error, Result};
+use crate::{Error, Result, output};
 
 /// The number of a living thread: dense, from 0, reused after the thread's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -158,7 +158,8 @@ extern "C" fn leave(_value: *mut libc::c_void) {
     }
     let hooks = { EXIT_HOOKS.lock().0 };
     for hook in hooks.into_iter().flatten() {
-        hook(ThreadIndex(number - 1));
+        // Subscribers of events may panic, and nothing may unwind from here.
+        output::event(|| hook(ThreadIndex(number - 1)));
     }
     word::set(ENDED);
     release(number - 1);

@@ -506,7 +506,9 @@ impl Drop for JemallocPool {
             if let Err(error) = unsafe { self.retire(arena) } {
                 // Its blocks are not used again, and its hooks not called: nobody allocates from it.
                 let arena = arena.number().unwrap_or_default();
-                tracing::error!(pool = self.settings.name, arena, %error, "jemalloc keeps an arena");
+                umf_core::output::event(|| {
+                    tracing::error!(pool = self.settings.name, arena, %error, "jemalloc keeps an arena");
+                });
             }
         }
         self.give_all_back();

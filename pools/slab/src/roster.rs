@@ -143,8 +143,19 @@ pub(crate) fn visit(mut look: impl FnMut(&SlabPool)) {
     }
 }
 
+thread_local! {
+    static IS_THREAD_ENDING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread has given back what it kept, or does so now. Subscribers of events
+/// may not work any more.
+pub(crate) fn is_thread_ending() -> bool {
+    IS_THREAD_ENDING.get()
+}
+
 /// A thread ends: every pool takes back what it keeps.
 fn flush(index: ThreadIndex) {
+    IS_THREAD_ENDING.set(true);
     visit(|pool| pool.flush_thread(index));
 }
 

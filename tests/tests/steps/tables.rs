@@ -184,7 +184,7 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
     ("crates/umf-core", "fork::stay_loaded", OWN_STATE),
     ("crates/umf-core", "Mapped::deallocate", OWN_MEMORY),
     ("crates/umf-core", "sys::at_exit", OWN_STATE),
-    ("crates/umf-core", "sys::write_error", "tells people something, and changes nothing"),
+    ("crates/umf-core", "sys::write_standard", "tells people something, and changes nothing"),
     ("crates/umf-core", "background::spawn", OWN_STATE),
     ("crates/umf-core", "thread::enter", OWN_STATE),
     ("crates/umf-core", "thread::exit_key", OWN_STATE),
