@@ -186,6 +186,10 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
     ("crates/umf-core", "sys::at_exit", OWN_STATE),
     ("crates/umf-core", "sys::write_standard", "tells people something, and changes nothing"),
     ("crates/umf-core", "background::spawn", OWN_STATE),
+    ("crates/umf-core", "background::with_stack_size", OWN_STATE),
+    ("crates/umf-core", "background::run", OWN_STATE),
+    ("crates/umf-core", "Thread::join", OWN_STATE),
+    ("crates/umf-core", "Thread::drop", OWN_STATE),
     ("crates/umf-core", "thread::enter", OWN_STATE),
     ("crates/umf-core", "thread::exit_key", OWN_STATE),
     (
@@ -234,7 +238,6 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
     ("crates/umf-ipc", "ProcessIdentity::current", "a pidfd that is asked about and closed at once"),
     ("crates/umf-ipc", "sys::memfd_device", "a file that is asked about and closed at once"),
     ("crates/umf-ipc", "server::refuse", "ends what a stranger sends; `reply` and the accepting have steps"),
-    ("pools/slab", "exit::end", "a thread that tells people something while the process ends"),
     (
         "providers/host",
         "sys::advise",

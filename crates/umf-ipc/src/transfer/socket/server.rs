@@ -5,7 +5,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::{Mutex, PoisonError};
-use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -13,6 +12,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix,
     SocketFlags, SocketType,
 };
+use umf_core::background::{self, Thread};
 use umf_core::fork;
 use umf_core::lock::Lock;
 use umf_core::step::{Step, step};
@@ -57,7 +57,7 @@ const CONNECTIONS: usize = 256;
 #[derive(Debug)]
 pub struct Server {
     wake: Arc<OwnedFd>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<Thread>>,
     /// All fds of the server, for a forked child to close: those of the thread as long as it has them.
     fds: Arc<Lock<Vec<RawFd>>>,
     generation: u32,
@@ -100,13 +100,13 @@ impl Server {
             fds: Arc::clone(&fds),
             connections: Vec::new(),
         };
-        let thread = std::thread::Builder::new()
-            .name("umf-fd-server".to_owned())
-            .spawn(move || serving.run())
-            .map_err(|error| Error::System {
-                call: "starting the socket's thread",
-                errno: error.raw_os_error().map_or(Errno::AGAIN, Errno::from_raw_os_error),
-                hint: "; raise RLIMIT_NPROC, or set UMF_IPC_EXCHANGE=pidfd,procfs",
+        let thread =
+            background::spawn(c"umf-fd-server", 256 << 10, move || serving.run()).map_err(|error| {
+                Error::System {
+                    call: "starting the socket's thread",
+                    errno: error.raw_os_error().map_or(Errno::AGAIN, Errno::from_raw_os_error),
+                    hint: "; raise RLIMIT_NPROC, or set UMF_IPC_EXCHANGE=pidfd,procfs",
+                }
             })?;
         step(Step::ServerStarted);
         Ok(Self { wake, thread: Mutex::new(Some(thread)), fds, generation: fork::generation() })
@@ -171,12 +171,12 @@ impl Drop for Server {
 
 /// A server's thread that was told to end. Dropping it waits until it has.
 #[derive(Debug)]
-pub struct Ending(Option<JoinHandle<()>>);
+pub struct Ending(Option<Thread>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
         if let Some(thread) = self.0.take() {
-            let _ = thread.join();
+            thread.join();
         }
     }
 }
@@ -193,7 +193,6 @@ struct Serving {
 
 impl Serving {
     fn run(mut self) {
-        block_signals();
         self.serve();
         // As in `close`, all of it.
         let Self { listener, connections, wake, fds, .. } = self;
@@ -350,15 +349,4 @@ fn reply(
     })?;
     step(Step::ServerAnswered);
     Ok(())
-}
-
-/// Signals are for the application's threads.
-fn block_signals() {
-    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `set` is valid for the write and is initialised by sigfillset before it is read; the mask concerns
-    // this thread alone.
-    unsafe {
-        libc::sigfillset(set.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), core::ptr::null_mut());
-    }
 }
