@@ -250,13 +250,13 @@ impl JemallocPool {
             [arena] => arena,
             arenas => &arenas[index as usize % arenas.len()],
         };
-        let mut attempt = 0;
+        let (mut attempt, mut was_gathered) = (0, false);
         loop {
             if let Some(block) = Self::ask(arena, &request, own) {
                 return self.hand_out(block, &request, own);
             }
             let wanted = hooks::wanted().filter(|_| attempt < ATTEMPTS).ok_or(none)?;
-            if let Err(error) = self.make_room(arena, wanted, attempt == 0) {
+            if let Err(error) = self.make_room(arena, wanted, attempt == 0, &mut was_gathered) {
                 let lacks_memory = matches!(error, Error::OutOfMemory { .. } | Error::LimitReached { .. });
                 return if lacks_memory {
                     self.allocate_elsewhere(arena, &request, own, error)
