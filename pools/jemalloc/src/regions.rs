@@ -289,9 +289,14 @@ impl JemallocPool {
             taken => taken,
         };
         let (region, number) = taken?;
-        self.make_region(arena, (region, number), need, least).or_else(|error| {
-            self.return_region(region)?;
-            Err(error)
+        self.make_region(arena, (region, number), need, least).inspect_err(|_| {
+            if self.return_region(region).is_err()
+                && let Some(found) = tracker::find(region.base()).filter(|found| found.region == region)
+            {
+                // The provider does not take it back: it stays with the pool, for whatever fits.
+                // (Where there is no memory for its record it cannot be used, nor given back.)
+                let _ = self.make_region(arena, (region, found.number), 0, PAGE);
+            }
         })
     }
 
