@@ -49,6 +49,7 @@ mod model;
 pub mod observer;
 pub mod output;
 pub mod pool;
+pub mod process;
 pub mod provider;
 pub mod shortage;
 pub mod statistics;

@@ -59,6 +59,7 @@ pub(crate) const QUESTIONS: &[&str] = &[
     "getppid",
     "getrandom",
     "getrlimit",
+    "getrlimit64",
     "getsockopt",
     "gettid",
     "major",
@@ -190,6 +191,7 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
     ("crates/umf-core", "background::run", OWN_STATE),
     ("crates/umf-core", "Thread::join", OWN_STATE),
     ("crates/umf-core", "Thread::drop", OWN_STATE),
+    ("crates/umf-core", "process::effective_uid", "asks the kernel, and changes nothing"),
     ("crates/umf-core", "thread::enter", OWN_STATE),
     ("crates/umf-core", "thread::exit_key", OWN_STATE),
     (

@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
-use rustix::process::Resource;
 use umf_core::step::{Step, step};
 
 use crate::sys::{Result, identity};
@@ -35,12 +34,6 @@ pub fn reserve(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
     rustix::io::retry_on_intr(|| {
         rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::KEEP_SIZE, offset, size)
     })
-}
-
-/// The largest file that this process may make, in bytes (`RLIMIT_FSIZE`, `getrlimit(2)`).
-#[must_use]
-pub fn file_size_limit() -> u64 {
-    rustix::process::getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 pub(crate) fn seals(fd: impl AsFd) -> Result<SealFlags> {
