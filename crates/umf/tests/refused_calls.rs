@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::io::{Read, Write};
+
 use umf::{Pool, PoolBuilder, open};
 
 /// From now on the kernel refuses this call of this thread, and of threads that it starts, with
@@ -51,4 +53,35 @@ fn pools_work_where_calls_that_cannot_fail_are_refused() {
             std::thread::spawn(work).join().unwrap_or_else(|_| panic!("call {call} is refused with {errno}"));
         }
     }
+}
+
+/// What a child answers to that opens `handle` where such a call is refused.
+fn opened_without(handle: &umf::Handle, call: libc::c_long, second: Option<i32>) -> String {
+    let (mut answer, mut to) = std::io::pipe().unwrap();
+    // SAFETY: the child runs code that is made for forked children, and ends below.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        refuse(call, second, libc::EPERM);
+        let text = open(handle).map_or_else(|error| error.to_string(), |_| "open".to_owned());
+        let _ = to.write_all(text.as_bytes());
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(0) };
+    }
+    drop(to);
+    let mut text = String::new();
+    answer.read_to_string(&mut text).unwrap();
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) }, child);
+    text
+}
+
+#[test]
+fn errors_name_the_call_that_was_refused_and_what_may_refuse_it() {
+    let pool = Pool::shared().unwrap();
+    let block = pool.allocate(100_000).unwrap();
+    let handle = block.handle().unwrap();
+    let text = opened_without(&handle, libc::SYS_fcntl, Some(libc::F_GET_SEALS));
+    assert!(text.contains("F_GET_SEALS") && text.contains("seccomp"), "{text}");
+    let text = opened_without(&handle, libc::SYS_madvise, None);
+    assert!(text == "open" || text.contains("madvise") && text.contains("seccomp"), "{text}");
 }

@@ -12,7 +12,7 @@ pub(crate) use files::{
 };
 pub use locks::Reopened;
 pub(crate) use locks::{Locks, forks, register_reopening};
-pub(crate) use memory::{SharedMapping, add_seals, memfd_device, populate, punch, seals, wipe_on_fork};
+pub(crate) use memory::{SharedMapping, add_seals, is_sealed, memfd_device, populate, punch, wipe_on_fork};
 pub use memory::{memfd, reserve};
 pub use peers::{Peer, peer, peer_of, so_peerpidfd};
 pub(crate) use peers::{refuse_descriptors, unread};
