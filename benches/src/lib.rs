@@ -4,7 +4,7 @@
 //! `docs/bench.md` lists the rows. The programs `ipc.rs`, `link.rs`, `cuda.rs`, `capi.rs` and
 //! `pool.rs` hold the measurements; this library holds what several of them use:
 //!
-//! - [`bench`]: the command line, the rows and the table
+//! - [`mod@bench`]: the command line, the rows and the table
 //! - [`measure`]: batches, threads, turns, and the marker of the machine's speed
 //! - [`process`]: the second process of a bench, and the producer of handles
 //! - [`workload`]: the allocations and frees that every allocator is asked for

@@ -86,7 +86,7 @@ impl Plan {
 pub(crate) fn run<A: Allocator>(allocator: &A, plan: &Plan) -> Result<Vec<f64>> {
     match plan.order {
         Order::CrossFree => Ok(cross_free(allocator, plan)),
-        Order::Larson => Ok(larson(allocator, plan)),
+        Order::Larson => larson(allocator, plan),
         Order::Pair | Order::Random => Ok(alone(allocator, plan)),
     }
 }
@@ -117,11 +117,12 @@ fn alone<A: Allocator>(allocator: &A, plan: &Plan) -> Vec<f64> {
 
 /// Threads that begin, replace blocks of a set that another thread filled, and end: processor time
 /// of the process, beginnings and ends of threads included.
-fn larson<A: Allocator>(allocator: &A, plan: &Plan) -> Vec<f64> {
+fn larson<A: Allocator>(allocator: &A, plan: &Plan) -> Result<Vec<f64>> {
     /// Batches that one thread works.
     const TERM: usize = 4;
-    let sets =
-        threads(plan.threads, |thread| Set::new(allocator, plan, thread).map(Mutex::new).map_err(Into::into));
+    // The calling thread fills the sets and lives on: it is the first owner of the blocks.
+    let set = |thread| Set::new(allocator, plan, thread).map(Mutex::new);
+    let sets = (0..plan.threads).map(set).collect::<Outcome<Vec<_>, A>>().map_err(Into::into)?;
     let work = || {
         let start = process_time();
         threads(plan.threads, |thread| {
@@ -131,8 +132,8 @@ fn larson<A: Allocator>(allocator: &A, plan: &Plan) -> Vec<f64> {
     };
     work();
     let values = (0..BATCHES).map(|_| work()).collect();
-    threads(plan.threads, |thread| lock(&sets[thread]).free().map_err(Into::into));
-    values
+    sets.iter().try_for_each(|set| lock(set).free()).map_err(Into::into)?;
+    Ok(values)
 }
 
 /// Pairs of threads, as many as the plan has threads: time on the wall per block, through all

@@ -3,7 +3,7 @@
 
 use core::fmt::{self, Write as _};
 use std::io::Write as _;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tracing::field::{Field, Visit};
@@ -12,6 +12,8 @@ use tracing::span;
 use tracing::subscriber::Interest;
 use tracing::{Event, Metadata, Subscriber};
 use umf_core::environment::variable;
+use umf_core::output;
+use umf_sync::Lock;
 
 use crate::boundary::{Failure, Outcome};
 
@@ -76,11 +78,16 @@ impl Level {
 }
 
 /// What lines look like, and which there are.
+#[derive(Clone, Copy)]
 pub(crate) struct Form {
     pub(crate) level: Level,
     pub(crate) flush: Level,
     pub(crate) timestamp: bool,
     pub(crate) pid: bool,
+}
+
+struct State {
+    form: Form,
     output: Output,
 }
 
@@ -88,36 +95,32 @@ enum Output {
     Off,
     Stdout,
     Stderr,
-    File { name: String, file: std::io::BufWriter<std::fs::File> },
+    File { name: Arc<str>, file: std::io::BufWriter<std::fs::File> },
 }
 
-static FORM: Mutex<Form> = Mutex::new(Form {
-    level: Level::Error,
-    flush: Level::Error,
-    timestamp: false,
-    pid: false,
+/// Where it is taken, nothing is allocated or freed: the program's allocator may be a pool, and an
+/// event may come from one.
+static STATE: Lock<State> = Lock::new(State {
+    form: Form { level: Level::Error, flush: Level::Error, timestamp: false, pid: false },
     output: Output::Off,
 });
 
-fn form() -> MutexGuard<'static, Form> {
-    FORM.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Reads or changes the form.
 pub(crate) fn change<T>(change: impl FnOnce(&mut Form) -> T) -> T {
-    let changed = change(&mut form());
+    let changed = change(&mut STATE.lock().form);
     tracing::callsite::rebuild_interest_cache();
     changed
 }
 
 /// Where lines go: `stdout`, `stderr`, a path, or `disabled`.
 pub(crate) fn output_name() -> String {
-    match &form().output {
-        Output::Off => "disabled".to_owned(),
-        Output::Stdout => "stdout".to_owned(),
-        Output::Stderr => "stderr".to_owned(),
-        Output::File { name, .. } => name.clone(),
-    }
+    let name = match &STATE.lock().output {
+        Output::Off => Ok("disabled"),
+        Output::Stdout => Ok("stdout"),
+        Output::Stderr => Ok("stderr"),
+        Output::File { name, .. } => Err(Arc::clone(name)),
+    };
+    name.map_or_else(|name| name.to_string(), str::to_owned)
 }
 
 /// Says where lines go; `None` turns the log off.
@@ -129,10 +132,12 @@ pub(crate) fn set_output(name: Option<&str>) -> Outcome<()> {
         Some(name) => {
             let open = std::fs::OpenOptions::new().create(true).append(true).open(name);
             let file = open.map_err(|_| Failure::argument("the file for the log cannot be opened"))?;
-            Output::File { name: name.to_owned(), file: std::io::BufWriter::new(file) }
+            Output::File { name: name.into(), file: std::io::BufWriter::new(file) }
         }
     };
-    change(|form| form.output = output);
+    let before = core::mem::replace(&mut STATE.lock().output, output);
+    drop(before);
+    tracing::callsite::rebuild_interest_cache();
     Ok(())
 }
 
@@ -146,7 +151,7 @@ pub(crate) fn start() {
         None if text.is_empty() => {}
         None => {
             let _ = writeln!(
-                std::io::stderr(),
+                output::stderr(),
                 "umf: UMF_LOG={text:?} is not understood; parts separated by `;`: output:stdout|stderr|file,<path>, \
                  level:debug|info|warning|error|fatal, flush:<level>, timestamp:yes|no, pid:yes|no"
             );
@@ -156,7 +161,7 @@ pub(crate) fn start() {
 
 /// Writes what is buffered.
 pub(crate) fn flush() {
-    if let Output::File { file, .. } = &mut form().output {
+    if let Output::File { file, .. } = &mut STATE.lock().output {
         let _ = file.flush();
     }
 }
@@ -200,15 +205,15 @@ impl Said {
 
     fn apply(self) {
         // Without an output the log stays off, whatever else is said.
-        let Some(output) = self.output else { return };
+        let Some(place) = self.output else { return };
         change(|form| {
             form.level = self.level.unwrap_or(Level::Error);
             form.flush = self.flush.unwrap_or(Level::Error);
             form.timestamp = self.timestamp;
             form.pid = self.pid;
         });
-        if let Err(failure) = set_output(Some(&output)) {
-            let _ = writeln!(std::io::stderr(), "umf: UMF_LOG: {output}: {failure}; the log is off");
+        if let Err(failure) = set_output(Some(&place)) {
+            let _ = writeln!(output::stderr(), "umf: UMF_LOG: {place}: {failure}; the log is off");
         }
     }
 }
@@ -242,13 +247,12 @@ impl Subscriber for Log {
         let level = Level::of(*event.metadata().level());
         let mut words = Words(String::new());
         event.record(&mut words);
-        let mut form = form();
+        let form = STATE.lock().form;
         if level < form.level {
             return;
         }
         let line = form.line(level, &words.0);
-        let flush = level >= form.flush;
-        form.output.write(&line, flush);
+        STATE.lock().output.write(&line, level >= form.flush);
     }
 
     fn enter(&self, _: &span::Id) {}
@@ -257,8 +261,8 @@ impl Subscriber for Log {
 }
 
 fn threshold() -> LevelFilter {
-    let form = form();
-    if matches!(form.output, Output::Off) { LevelFilter::OFF } else { form.level.filter() }
+    let state = STATE.lock();
+    if matches!(state.output, Output::Off) { LevelFilter::OFF } else { state.form.level.filter() }
 }
 
 impl Form {
@@ -281,10 +285,8 @@ impl Output {
         // With a closed output there is nothing to write to.
         let _ = match self {
             Self::Off => Ok(()),
-            Self::Stdout => std::io::stdout()
-                .write_all(line.as_bytes())
-                .and_then(|()| if flush { std::io::stdout().flush() } else { Ok(()) }),
-            Self::Stderr => std::io::stderr().write_all(line.as_bytes()),
+            Self::Stdout => output::stdout().write_all(line.as_bytes()),
+            Self::Stderr => output::stderr().write_all(line.as_bytes()),
             Self::File { file, .. } => {
                 file.write_all(line.as_bytes()).and_then(|()| if flush { file.flush() } else { Ok(()) })
             }
@@ -320,14 +322,37 @@ mod tests {
     }
 
     #[test]
+    fn a_child_may_log_though_a_thread_of_its_parent_was_logging() {
+        let (to, from) = std::sync::mpsc::channel();
+        let other = std::thread::spawn(move || {
+            change(|_| {
+                to.send(()).unwrap();
+                // The fork below comes meanwhile, most likely.
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            });
+        });
+        from.recv().unwrap();
+        // SAFETY: the child takes a lock that comes through forks, and ends below.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: a timer of this process, which ends it if it waits for the lock, and the end
+            // of this process.
+            unsafe {
+                libc::alarm(30);
+                threshold();
+                libc::_exit(0);
+            }
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child waits for a lock of its parent's");
+        other.join().unwrap();
+    }
+
+    #[test]
     fn lines_show_what_is_asked_for() {
-        let mut form = Form {
-            level: Level::Error,
-            flush: Level::Error,
-            timestamp: false,
-            pid: false,
-            output: Output::Off,
-        };
+        let mut form = Form { level: Level::Error, flush: Level::Error, timestamp: false, pid: false };
         assert_eq!(form.line(Level::Error, " it broke"), "[ERROR UMF] it broke\n");
         form.pid = true;
         assert!(

@@ -81,7 +81,7 @@ pub(crate) fn kernel_release() -> String {
 
 /// The effective user id.
 pub(crate) fn effective_uid() -> u32 {
-    rustix::process::geteuid().as_raw()
+    umf::core::process::effective_uid()
 }
 
 /// The effective capabilities of this thread.

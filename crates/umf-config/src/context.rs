@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use umf_core::environment;
+use umf_core::{environment, process};
 
 /// Environment, folders and trust: everything outside that loading looks at.
 ///
@@ -43,8 +43,7 @@ impl Context {
             .collect();
         Self {
             env,
-            // SAFETY: `geteuid` always succeeds and touches no memory of this process.
-            user: unsafe { libc::geteuid() },
+            user: process::effective_uid(),
             cwd: std::env::current_dir().ok(),
             home: environment::home_dir(),
             system: Some(PathBuf::from("/etc")),

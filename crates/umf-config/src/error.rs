@@ -3,17 +3,14 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::Origin;
+use crate::{Origin, shown};
 
 /// Why settings could not be loaded: what happened, to what, and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A settings file could not be opened or read.
-    #[error(
-        "cannot read settings file {}: {source}; make it readable, or name another with UMF_TOML",
-        path.display()
-    )]
+    #[error("cannot read settings file {}: {source}; {}", shown::path(path), remedy(source))]
     FileUnreadable {
         /// The file.
         path: PathBuf,
@@ -21,7 +18,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The path of a settings file names a folder, a pipe or a device.
-    #[error("settings file {} is not a regular file; put a regular file there", path.display())]
+    #[error("settings file {} is not a regular file; put a regular file there", shown::path(path))]
     FileNotRegular {
         /// The file.
         path: PathBuf,
@@ -29,7 +26,7 @@ pub enum Error {
     /// A settings file is larger than this crate reads.
     #[error(
         "settings file {} is larger than {limit} bytes; settings are short, so check that the path is right",
-        path.display()
+        shown::path(path)
     )]
     FileTooLarge {
         /// The file.
@@ -40,7 +37,7 @@ pub enum Error {
     /// A settings file is not UTF-8 text.
     #[error(
         "settings file {} is not UTF-8 text (first wrong byte at offset {offset}); save it as UTF-8",
-        path.display()
+        shown::path(path)
     )]
     FileNotText {
         /// The file.
@@ -49,7 +46,7 @@ pub enum Error {
         offset: usize,
     },
     /// A settings file is not TOML.
-    #[error("settings file {} is not valid TOML: {reason}", path.display())]
+    #[error("settings file {} is not valid TOML: {reason}", shown::path(path))]
     FileSyntax {
         /// The file.
         path: PathBuf,
@@ -173,6 +170,16 @@ pub enum Error {
     },
 }
 
+fn remedy(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EMFILE) => {
+            "this process has no descriptors left: raise RLIMIT_NOFILE (ulimit -n) or close some"
+        }
+        Some(libc::ENFILE) => "the system has no descriptors left: raise fs.file-max",
+        _ => "make it readable, or name another with UMF_TOML",
+    }
+}
+
 fn suggestion(closest: Option<&str>) -> String {
     closest.map_or_else(String::new, |key| format!("did you mean `{key}`? "))
 }
@@ -182,5 +189,39 @@ fn existing(valid: &[String]) -> String {
         "none is defined: define it first".to_owned()
     } else {
         format!("define it, or use one of: {}", valid.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Warning;
+
+    #[test]
+    fn paths_are_shown_without_what_would_act_on_a_terminal() {
+        let path = PathBuf::from("/a\u{1b}[2Jb\nc\u{202e}d/".to_owned() + &"e".repeat(200));
+        let texts = [
+            Error::FileNotRegular { path: path.clone() }.to_string(),
+            Warning::LinkedFile { path: path.clone() }.to_string(),
+            Origin::File(path).to_string(),
+        ];
+        for text in texts {
+            assert!(!text.chars().any(|char| char.is_control() || char == '\u{202e}'), "{text:?}");
+            assert!(
+                text.contains("/a\\u{1b}[2Jb\\nc\\u{202e}d/eee") && text.contains(&"e".repeat(200)),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_for_which_there_is_no_descriptor_needs_no_other_rights() {
+        let unreadable = |errno| {
+            let source = io::Error::from_raw_os_error(errno);
+            Error::FileUnreadable { path: PathBuf::from("/etc/umf.toml"), source }.to_string()
+        };
+        assert!(unreadable(libc::EMFILE).contains("RLIMIT_NOFILE"));
+        assert!(unreadable(libc::ENFILE).contains("fs.file-max"));
+        assert!(unreadable(libc::EACCES).contains("make it readable"));
     }
 }

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
+use crate::shown;
+
 /// The source of a value; later ones in this list win over earlier ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -24,7 +26,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
-            Self::File(path) => write!(f, "file {}", path.display()),
+            Self::File(path) => write!(f, "file {}", shown::path(path)),
             Self::Environment(name) => write!(f, "environment variable {name}"),
             Self::Builder => f.write_str("builder"),
         }

@@ -1,5 +1,7 @@
 //! Foreign text in messages: quoted, escaped and short, so that it cannot disturb a terminal or a log.
 
+use std::path::Path;
+
 use config::{Value, ValueKind};
 
 const LONGEST: usize = 120;
@@ -16,6 +18,11 @@ pub(crate) fn plain(text: &str) -> String {
         short.push_str("...");
     }
     short
+}
+
+/// A path, whole: it says where to look.
+pub(crate) fn path(path: &Path) -> String {
+    path.to_string_lossy().chars().flat_map(char::escape_debug).collect()
 }
 
 /// A value from a source.

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::shown;
+
 /// Something that the user should hear of. This crate prints nothing: showing warnings is up to the
 /// program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,7 +43,7 @@ pub enum Warning {
     /// A file in a usual place exists and may not be read.
     #[error(
         "settings file {} may not be read and is skipped; make it readable, or remove it",
-        path.display()
+        shown::path(path)
     )]
     UnreadableFile {
         /// The file.
@@ -52,7 +54,7 @@ pub enum Warning {
         "settings file {} is ignored: it belongs to uid {owner} and has mode {mode:04o}, and the file of the working \
          directory counts only if it belongs to uid {user} or root, and neither its group nor other users can write it; \
          to use it, take it over with `chown` and `chmod go-w`, or name it with UMF_TOML",
-        path.display()
+        shown::path(path)
     )]
     UntrustedFile {
         /// The file.
@@ -68,7 +70,7 @@ pub enum Warning {
     #[error(
         "settings file {} is ignored: it is a symbolic link, which is not followed in the working directory; \
          name its target with UMF_TOML",
-        path.display()
+        shown::path(path)
     )]
     LinkedFile {
         /// The link.

@@ -1,24 +1,159 @@
 //! Threads that work in the background, for those who asked for one.
+//!
+//! They are started by `pthread_create(3)`. A thread of `std::thread` takes a lock of the standard
+//! library as it starts and as it ends. A child that is forked meanwhile finds that lock taken for
+//! ever, so that no such thread starts in it.
 
+use core::ffi::{CStr, c_void};
+use core::mem::MaybeUninit;
+use core::ptr;
 use std::io;
-use std::thread::{Builder, JoinHandle};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Begins a thread that runs `work` and gets none of the process's signals. `name`: for people, up to 15 bytes.
+type Work = Box<dyn FnOnce() + Send>;
+
+/// A started thread. It goes on without one if this is dropped.
+#[derive(Debug)]
+pub struct Thread(libc::pthread_t);
+
+// SAFETY: a number of a thread, which any thread may join or detach, once.
+unsafe impl Send for Thread {}
+// SAFETY: as above; a shared reference allows nothing.
+unsafe impl Sync for Thread {}
+
+impl Thread {
+    /// Waits until the thread has ended.
+    pub fn join(self) {
+        let thread = core::mem::ManuallyDrop::new(self);
+        // SAFETY: the thread was neither joined nor detached, and is not any more after this.
+        unsafe { libc::pthread_join(thread.0, ptr::null_mut()) };
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        // SAFETY: the thread was neither joined nor detached.
+        unsafe { libc::pthread_detach(self.0) };
+    }
+}
+
+/// Starts a thread that runs `work` and gets none of the process's signals. `name`: for people, up
+/// to 15 bytes. `stack_size`: bytes; the system's default where that is too little for the
+/// thread-local values of the program. A panic of `work` ends the thread.
 ///
 /// # Errors
 /// What the system says, if it has no more threads.
-pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(move || {
-        block_signals();
-        work();
-    })
+pub fn spawn(
+    name: &'static CStr,
+    stack_size: usize,
+    work: impl FnOnce() + Send + 'static,
+) -> io::Result<Thread> {
+    let start: Box<(&'static CStr, Work)> = Box::new((name, Box::new(work)));
+    let start = Box::into_raw(start);
+    let mut thread = MaybeUninit::<libc::pthread_t>::uninit();
+    let mut create = |attributes| {
+        // SAFETY: `thread` is valid for the write, the attributes are null or initialised, and
+        // `run` gets what it casts to.
+        unsafe { libc::pthread_create(thread.as_mut_ptr(), attributes, run, start.cast()) }
+    };
+    let result = without_signals(|| match with_stack_size(stack_size, &mut create) {
+        libc::EINVAL => create(ptr::null()),
+        result => result,
+    });
+    if result != 0 {
+        // SAFETY: it is of `Box::into_raw`, and no thread got it.
+        drop(unsafe { Box::from_raw(start) });
+        return Err(io::Error::from_raw_os_error(result));
+    }
+    // SAFETY: the thread was made, so that its number was written.
+    Ok(Thread(unsafe { thread.assume_init() }))
 }
 
-fn block_signals() {
-    let mut set = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `sigfillset` initialises the set; the mask is this thread's own.
+fn with_stack_size(size: usize, create: impl FnOnce(*const libc::pthread_attr_t) -> i32) -> i32 {
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    // SAFETY: `attributes` is valid for the write.
+    let result = unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) };
+    if result != 0 {
+        return result;
+    }
+    // SAFETY: they were initialised.
+    let result = match unsafe { libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), size) } {
+        0 => create(attributes.as_ptr()),
+        error => error,
+    };
+    // SAFETY: as above, and they are not used afterwards.
+    unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
+    result
+}
+
+/// A thread begins with the signal mask of the one that starts it.
+fn without_signals<T>(call: impl FnOnce() -> T) -> T {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `sigfillset` initialises the set; `before` is valid for the write; the mask is this
+    // thread's own.
     unsafe {
-        libc::sigfillset(set.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), core::ptr::null_mut());
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+    }
+    let result = call();
+    // SAFETY: `before` was written above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
+    result
+}
+
+extern "C" fn run(start: *mut c_void) -> *mut c_void {
+    // SAFETY: `spawn` made it for this thread alone.
+    let (name, work) = *unsafe { Box::from_raw(start.cast::<(&'static CStr, Work)>()) };
+    // SAFETY: the number is this thread's. (A name that is too long is not set.)
+    unsafe { libc::pthread_setname_np(libc::pthread_self(), name.as_ptr()) };
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
+        // Dropping it may panic again, and nothing may unwind from here.
+        core::mem::forget(payload);
+    }
+    ptr::null_mut()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// Whether the calling thread has an alternate stack for signals.
+    fn has_signal_stack() -> bool {
+        let mut stack = MaybeUninit::<libc::stack_t>::uninit();
+        // SAFETY: `stack` is valid for the write; nothing is changed.
+        assert_eq!(unsafe { libc::sigaltstack(ptr::null(), stack.as_mut_ptr()) }, 0);
+        // SAFETY: it was written.
+        unsafe { stack.assume_init() }.ss_flags & libc::SS_DISABLE == 0
+    }
+
+    /// The standard library makes one for each of its threads, where it takes its lock.
+    #[test]
+    #[cfg(not(miri))]
+    fn threads_start_without_the_standard_library() {
+        assert!(std::thread::spawn(has_signal_stack).join().unwrap(), "this test notices nothing any more");
+        let (to, from) = mpsc::channel();
+        spawn(c"umf-test", 256 << 10, move || to.send(has_signal_stack()).unwrap()).unwrap().join();
+        assert!(!from.recv().unwrap());
+    }
+
+    #[test]
+    fn a_thread_has_its_name_and_no_signals_and_may_panic() {
+        let (to, from) = mpsc::channel();
+        let work = move || {
+            let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
+            // SAFETY: `mask` is valid for the write, and written before it is read.
+            let blocked = unsafe {
+                libc::pthread_sigmask(libc::SIG_SETMASK, ptr::null(), mask.as_mut_ptr());
+                libc::sigismember(mask.as_ptr(), libc::SIGTERM)
+            };
+            to.send((std::fs::read_to_string("/proc/thread-self/comm").unwrap(), blocked)).unwrap();
+            // Without the hook's message.
+            std::panic::resume_unwind(Box::new("a mistake"));
+        };
+        // Too small for any thread: the system's default is taken.
+        spawn(c"umf-test", 1, work).unwrap().join();
+        assert_eq!(from.recv().unwrap(), ("umf-test\n".to_owned(), 1));
     }
 }

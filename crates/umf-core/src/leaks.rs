@@ -7,8 +7,9 @@ use core::fmt;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use core::time::Duration;
+use std::io::Write as _;
 
-use crate::sys;
+use crate::{output, sys};
 
 /// The most frames that are kept of a stack.
 pub const FRAMES: usize = 32;
@@ -246,7 +247,8 @@ pub fn write_to_stderr(text: &dyn fmt::Display) {
     struct Stderr([u8; 512], usize);
     impl Stderr {
         fn flush(&mut self) {
-            sys::write_error(&self.0[..self.1]);
+            // With a closed stderr there is nobody to tell.
+            let _ = output::stderr().write_all(&self.0[..self.1]);
             self.1 = 0;
         }
     }

@@ -43,7 +43,9 @@ pub mod metadata;
 #[cfg(test)]
 mod model;
 pub mod observer;
+pub mod output;
 pub mod pool;
+pub mod process;
 pub mod provider;
 mod received;
 pub mod registry;

@@ -57,7 +57,7 @@ fn close_in_thread(fd: OwnedFd) {
         tracing::warn!(number, "a descriptor of another process stays open: too many are being closed");
         return;
     }
-    let begun = background::spawn("umf-close", move || {
+    let begun = background::spawn(c"umf-close", 256 << 10, move || {
         // SAFETY: it was given up above, to this thread alone.
         drop(unsafe { OwnedFd::from_raw_fd(number) });
         CLOSERS.fetch_sub(1, Ordering::Relaxed);

@@ -69,11 +69,10 @@ pub(crate) fn at_exit(function: extern "C" fn()) -> bool {
     unsafe { libc::atexit(function) == 0 }
 }
 
-/// Writes to standard error, as far as that goes.
-pub(crate) fn write_error(text: &[u8]) {
-    // With a closed stderr there is nobody to tell.
+/// Writes to standard output (1) or standard error (2), as far as that goes.
+pub(crate) fn write_standard(number: i32, text: &[u8]) -> core::result::Result<usize, rustix::io::Errno> {
     // SAFETY: nobody closes what is behind the number while it is borrowed for this one call, or it is an error.
-    let _ = rustix::io::write(unsafe { rustix::fd::BorrowedFd::borrow_raw(2) }, text);
+    rustix::io::write(unsafe { rustix::fd::BorrowedFd::borrow_raw(number) }, text)
 }
 
 /// Returns `AT_SECURE` of the auxiliary vector.

@@ -199,6 +199,9 @@ impl Error {
                 "; the program closed a descriptor of umf, or opened another file under its number: let it close only \
                  descriptors that it opened"
             }
+            Errno::PERM | Errno::NOSYS => {
+                "; a sandbox, a seccomp filter or a security module refuses it, or this kernel lacks it: allow it there"
+            }
             _ => "",
         };
         Self::System { call, errno, hint }

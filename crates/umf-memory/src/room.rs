@@ -29,7 +29,7 @@ impl Room {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn check_machine(size: usize) -> Result<()> {
-        if size as u64 <= sys::whole_memory() || sys::promises_everything() {
+        if sys::whole_memory().is_none_or(|whole| size as u64 <= whole) || sys::promises_everything() {
             return Ok(());
         }
         Err(Error::OutOfMemory { size, owner: "this machine, all of it and its swap", native: 0 })
@@ -41,7 +41,8 @@ impl Room {
     /// [`Error::OutOfMemory`] with what to do about it.
     pub fn check(&self, size: usize, owner: &'static str) -> Result<()> {
         let wanted = size as u64;
-        let (free, swap) = sys::free_memory();
+        // Where neither is known, swap may hold any amount.
+        let (free, swap) = sys::free_memory().unwrap_or((0, u64::MAX));
         if wanted > free
             && sys::available_memory().is_some_and(|available| wanted > available.saturating_add(swap))
         {

@@ -2,6 +2,7 @@
 //! the rest of the crate.
 
 use core::ffi::CStr;
+use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
 use std::os::fd::BorrowedFd;
 
@@ -73,17 +74,27 @@ pub(crate) unsafe fn unmap(base: NonNull<u8>, size: usize) -> Result<()> {
     unmapped
 }
 
-/// Bytes of memory, and of swap, that nobody uses.
-pub(crate) fn free_memory() -> (u64, u64) {
-    let info = rustix::system::sysinfo();
-    let unit = u64::from(info.mem_unit);
-    (info.freeram.saturating_mul(unit), info.freeswap.saturating_mul(unit))
+/// What `sysinfo(2)` says. `None` where a seccomp filter refuses it. (Not from rustix, which
+/// expects that it cannot fail.)
+fn system_information() -> Option<libc::sysinfo> {
+    let mut info = MaybeUninit::<libc::sysinfo>::uninit();
+    // SAFETY: `info` is valid for the write.
+    let result = unsafe { libc::sysinfo(info.as_mut_ptr()) };
+    // SAFETY: it succeeded, so that `info` was written.
+    (result == 0).then(|| unsafe { info.assume_init() })
 }
 
-/// Bytes of memory and swap that there are, in use or not.
-pub(crate) fn whole_memory() -> u64 {
-    let info = rustix::system::sysinfo();
-    info.totalram.saturating_add(info.totalswap).saturating_mul(u64::from(info.mem_unit))
+/// Bytes of memory, and of swap, that nobody uses. `None` where the system does not say.
+pub(crate) fn free_memory() -> Option<(u64, u64)> {
+    let info = system_information()?;
+    let unit = u64::from(info.mem_unit);
+    Some((info.freeram.saturating_mul(unit), info.freeswap.saturating_mul(unit)))
+}
+
+/// Bytes of memory and swap that there are, in use or not. `None` where the system does not say.
+pub(crate) fn whole_memory() -> Option<u64> {
+    let info = system_information()?;
+    Some(info.totalram.saturating_add(info.totalswap).saturating_mul(u64::from(info.mem_unit)))
 }
 
 /// Whether the kernel lets processes have addresses for any amount of memory.

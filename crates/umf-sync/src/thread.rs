@@ -6,6 +6,7 @@
 //! of being lost, and thread-local storage is one const-initialised word without a destructor.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::panic::catch_unwind;
 
 use crate::chunks::Chunks;
 use crate::fork::{self, Wordless};
@@ -136,7 +137,11 @@ extern "C" fn leave(_value: *mut libc::c_void) {
     }
     let hooks = { EXIT_HOOKS.lock().0 };
     for hook in hooks.into_iter().flatten() {
-        hook(ThreadIndex(number - 1));
+        // Subscribers of events may panic, and nothing may unwind from here.
+        if let Err(payload) = catch_unwind(|| hook(ThreadIndex(number - 1))) {
+            // Dropping it may panic again.
+            core::mem::forget(payload);
+        }
     }
     word::set(ENDED);
     release(number - 1);

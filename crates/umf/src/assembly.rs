@@ -52,6 +52,9 @@ fn host(name: &str, set: &umf_config::Provider) -> Result<Arc<HostProvider>> {
         umf_config::Visibility::Shared => Visibility::Shared,
         _ => Visibility::Private,
     };
+    if visibility == Visibility::Private && name == "shared" {
+        return Err(contradiction("this set is for shared memory: leave visibility out, or rename the set"));
+    }
     if visibility == Visibility::Private && (set.isolate || set.name.is_some()) {
         return Err(contradiction("isolate and name are for shared memory: set visibility = \"shared\""));
     }
@@ -243,4 +246,19 @@ fn shared_limit(settings: &Settings, name: &str) -> Result<Arc<SharedLimit>> {
     let mut limits = LIMITS.lock();
     let limit = limits.entry(name.to_owned()).or_insert_with(|| Arc::new(SharedLimit::new(bytes.get())));
     Ok(Arc::clone(limit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_set_shared_is_of_shared_memory() {
+        let mut set = umf_config::Provider::of_name("shared");
+        assert_eq!(host("shared", &set).unwrap().visibility(), Visibility::Shared);
+        set.visibility = umf_config::Visibility::Private;
+        let refused = host("shared", &set).map(drop);
+        assert!(matches!(refused, Err(Error::Contradiction { .. })), "{refused:?}");
+        assert_eq!(host("other", &set).unwrap().visibility(), Visibility::Private);
+    }
 }

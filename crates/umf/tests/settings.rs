@@ -14,7 +14,7 @@ fn pools_and_providers_are_built_by_name() {
     let toml = format!(
         r#"
         [provider.shared]
-        visibility = "shared"
+        numa = "local"
         [provider.alone]
         visibility = "shared"
         isolate = true
@@ -133,6 +133,9 @@ fn pools_and_providers_are_built_by_name() {
     umf::init(loader()).unwrap();
     assert!(matches!(umf::init(loader()), Err(Error::AlreadyInitialised)));
 
+    // The set of this name is of shared memory unless it says otherwise.
+    let shared = Pool::shared().unwrap();
+    assert!(shared.allocate(100).unwrap().handle().is_ok());
     let fine = Pool::named("fine").unwrap();
     let block = fine.allocate(100).unwrap();
     let handle = block.handle().unwrap();

@@ -1,6 +1,7 @@
 //! What was never freed.
 
 use umf_core::leaks::{LeakReport, LeakSize, LeakTime};
+use umf_core::output;
 
 use crate::JemallocPool;
 use crate::classes::Class;
@@ -35,12 +36,14 @@ impl JemallocPool {
 
     /// The pool goes: says what was never freed, to whoever listens for details.
     pub(crate) fn tell_leaks(&self) {
-        if !tracing::enabled!(tracing::Level::DEBUG) || self.caches.counts().live_blocks() == 0 {
-            return;
-        }
-        self.show_leaks(LeakTime::PoolEnd, &mut |report| {
-            let (pool, blocks, bytes) = (report.pool, report.blocks, report.bytes);
-            tracing::debug!(pool, blocks, bytes, "{report}");
+        output::event(|| {
+            if !tracing::enabled!(tracing::Level::DEBUG) || self.caches.counts().live_blocks() == 0 {
+                return;
+            }
+            self.show_leaks(LeakTime::PoolEnd, &mut |report| {
+                let (pool, blocks, bytes) = (report.pool, report.blocks, report.bytes);
+                tracing::debug!(pool, blocks, bytes, "{report}");
+            });
         });
     }
 }

@@ -234,13 +234,13 @@ impl JemallocPool {
             [arena] => arena,
             arenas => &arenas[index as usize % arenas.len()],
         };
-        let mut attempt = 0;
+        let (mut attempt, mut was_gathered) = (0, false);
         loop {
             if let Some(block) = Self::ask(arena, &request, own) {
                 return self.hand_out(block, &request, own);
             }
             let wanted = hooks::wanted().filter(|_| attempt < ATTEMPTS).ok_or(none)?;
-            if let Err(error) = self.make_room(arena, wanted, attempt == 0) {
+            if let Err(error) = self.make_room(arena, wanted, attempt == 0, &mut was_gathered) {
                 let lacks_memory = matches!(error, Error::OutOfMemory { .. } | Error::LimitReached { .. });
                 return if lacks_memory {
                     self.allocate_elsewhere(arena, &request, own, error)
@@ -488,7 +488,9 @@ impl Drop for JemallocPool {
             if let Err(error) = unsafe { self.retire(arena) } {
                 // Its blocks are not used again, and its hooks not called: nobody allocates from it.
                 let arena = arena.number().unwrap_or_default();
-                tracing::error!(pool = self.settings.name, arena, %error, "jemalloc keeps an arena");
+                umf_core::output::event(|| {
+                    tracing::error!(pool = self.settings.name, arena, %error, "jemalloc keeps an arena");
+                });
             }
         }
         self.give_all_back();

@@ -170,8 +170,16 @@ impl JemallocPool {
         self.has_work.store(true, Ordering::Release);
     }
 
-    /// Sees to it that jemalloc finds what it lacked: by what it has itself and does not use, or by a region more.
-    pub(crate) fn make_room(&self, arena: &Arena, wanted: Wanted, is_first: bool) -> Result<()> {
+    /// Sees to it that jemalloc finds what it lacked: by what it has itself and does not use, or by
+    /// a region more. Where that fails, once per allocation (`was_gathered`) by everything that can
+    /// be had without the provider.
+    pub(crate) fn make_room(
+        &self,
+        arena: &Arena,
+        wanted: Wanted,
+        is_first: bool,
+        was_gathered: &mut bool,
+    ) -> Result<()> {
         let was_at_bound = self.is_held_at_bound();
         // Without any lock: what is let go of meanwhile goes to jemalloc.
         self.upstream.admit()?;
@@ -180,7 +188,9 @@ impl JemallocPool {
         }
         match self.grow(arena, wanted) {
             // What nobody uses any more may be what is lacking; or what is free, in pieces or with those who share the limit.
-            Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) if is_first && self.gather() => {
+            Err(Error::OutOfMemory { .. } | Error::LimitReached { .. })
+                if !core::mem::replace(was_gathered, true) && self.gather() =>
+            {
                 Ok(())
             }
             Err(error) if self.reserved.reclaim(&error) => self.grow(arena, wanted),
@@ -278,9 +288,14 @@ impl JemallocPool {
             taken => taken,
         };
         let (region, number) = taken?;
-        self.make_region(arena, (region, number), need, least).or_else(|error| {
-            self.return_region(region)?;
-            Err(error)
+        self.make_region(arena, (region, number), need, least).inspect_err(|_| {
+            if self.return_region(region).is_err()
+                && let Some(found) = tracker::find(region.base()).filter(|found| found.region == region)
+            {
+                // The provider does not take it back: it stays with the pool, for whatever fits.
+                // (Where there is no memory for its record it cannot be used, nor given back.)
+                let _ = self.make_region(arena, (region, found.number), 0, PAGE);
+            }
         })
     }
 

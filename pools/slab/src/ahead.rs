@@ -65,8 +65,11 @@ impl SlabPool {
             part = part.min(missing);
             match self.add_populated(part) {
                 Ok(()) => {}
-                // Perhaps in more than one piece.
-                Err(Error::OutOfMemory { .. }) if part > LEAST_PART => part = (part / 2).max(LEAST_PART),
+                // Perhaps in more than one piece. (Not if there are more regions now: the provider
+                // did not take one back that lacks its pages.)
+                Err(Error::OutOfMemory { .. }) if part > LEAST_PART && self.cut_up_bytes() <= there => {
+                    part = (part / 2).max(LEAST_PART);
+                }
                 Err(error) => {
                     self.ahead.floor.store(floor, Ordering::Relaxed);
                     // What came goes again. (What somebody uses by now stays.)

@@ -331,7 +331,7 @@ impl SlabPool {
             caches().sum::<usize>() as u64 + self.stock_bytes.load(Ordering::Relaxed) + self.depot.bytes();
         let keepers = caches().filter(|&bytes| bytes > 0).count().clamp(1, KEEPERS);
         let reserved = self.reserve.bytes();
-        let most = self.settings.thread_cache_size as u64 / 4 * 5 * keepers as u64;
+        let most = (self.settings.thread_cache_size as u64 / 4).saturating_mul(5 * keepers as u64);
         let allowed = most.saturating_sub(reserved / 4).max(reserved / 32);
         let free = self.large.lock().free_units() * UNIT as u64 + kept;
         if free <= allowed {

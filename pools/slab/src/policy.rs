@@ -37,12 +37,15 @@ pub(crate) struct Policy {
     pub(crate) seen: Chunks<Seen>,
 }
 
-/// The calling thread gives memory back until this is dropped.
+/// The calling thread gives memory back until this is dropped, and looks again then
+/// ([`SlabPool::look_again`]): a thread that found it at work gave blocks and left.
 struct AtWork<'a>(&'a AtomicBool);
 
 impl Drop for AtWork<'_> {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        // An exchange, not a store: it sees what threads that found this one at work have counted
+        // before.
+        self.0.swap(false, Ordering::AcqRel);
     }
 }
 
@@ -89,7 +92,15 @@ impl Policy {
     }
 
     fn begin(&self) -> Option<AtWork<'_>> {
-        (!self.at_work.swap(true, Ordering::Acquire)).then(|| AtWork(&self.at_work))
+        (!self.at_work.swap(true, Ordering::AcqRel)).then(|| AtWork(&self.at_work))
+    }
+
+    /// Whether so much came back since somebody looked, of `returned` bytes, that it is time to
+    /// look.
+    fn is_much(&self, returned: u64) -> bool {
+        // Where more than may be free could not be given back, an eighth of that has to come first.
+        let slack = (self.most / 8).max(self.stuck.load(Ordering::Relaxed) / 8);
+        self.most != 0 && returned >= slack.max(LEAST_SLACK)
     }
 }
 
@@ -110,10 +121,8 @@ impl SlabPool {
     fn follow_policy(&self, bytes: usize) {
         let policy = &self.policy;
         if policy.most != 0 && bytes != 0 {
-            let returned = policy.returned.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
-            // Where more than may be free could not be given back, an eighth of that has to come first.
-            let slack = (policy.most / 8).max(policy.stuck.load(Ordering::Relaxed) / 8);
-            if returned >= slack.max(LEAST_SLACK) {
+            let returned = policy.returned.fetch_add(bytes as u64, Ordering::AcqRel) + bytes as u64;
+            if policy.is_much(returned) {
                 self.stay_below();
             }
         }
@@ -143,14 +152,33 @@ impl SlabPool {
         }
     }
 
-    /// If more is free than may be, gives it back.
+    /// If more is free than may be, gives it back, unless another thread is at work: that one looks
+    /// again.
     fn stay_below(&self) {
+        if let Some(at_work) = self.policy.begin() {
+            self.give_excess();
+            drop(at_work);
+            self.look_again();
+        }
+    }
+
+    /// After work: does what threads that found this one at work have left.
+    fn look_again(&self) {
+        while self.policy.is_much(self.policy.returned.load(Ordering::Acquire))
+            && let Some(at_work) = self.policy.begin()
+        {
+            self.give_excess();
+            drop(at_work);
+        }
+    }
+
+    fn give_excess(&self) {
         let policy = &self.policy;
-        policy.returned.store(0, Ordering::Relaxed);
+        // What comes back from here on counts again. What came before is in the sums below.
+        policy.returned.swap(0, Ordering::AcqRel);
         if self.reserve.bytes() <= policy.most || self.is_frozen() {
             return;
         }
-        let Some(_at_work) = policy.begin() else { return };
         if self.sum_up().cached_bytes <= policy.most {
             return policy.stuck.store(0, Ordering::Relaxed);
         }
@@ -171,11 +199,13 @@ impl SlabPool {
             return;
         }
         // One of those who come here at one time looks.
-        let Some(_at_work) = policy.begin() else { return };
+        let Some(at_work) = policy.begin() else { return };
         if now >= policy.due.load(Ordering::Relaxed) {
             policy.due.store(now.saturating_add(policy.age), Ordering::Relaxed);
             self.expire();
         }
+        drop(at_work);
+        self.look_again();
     }
 }
 

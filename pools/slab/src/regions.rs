@@ -113,10 +113,21 @@ impl SlabPool {
         };
         let entered = ready(region).and_then(|()| self.make_region(region, number, need, align));
         if entered.is_err() {
-            self.return_region(region)?;
+            self.return_unused(region);
         }
         self.trace_region("got", region);
         entered
+    }
+
+    /// Gives a region back that could not be used as it was meant to be. If the provider refuses,
+    /// it is entered, and given back when it is idle: at the next trimming, for one.
+    fn return_unused(&self, region: Region) {
+        if self.return_region(region).is_err()
+            && let Some(found) = tracker::find(region.base()).filter(|found| found.region == region)
+        {
+            // Where there is no memory for its record it cannot be used, nor given back.
+            let _ = self.make_region(region, found.number, UNIT, GRANULE);
+        }
     }
 
     fn make_region(&self, region: Region, number: RegionNumber, need: usize, align: usize) -> Result<()> {
@@ -214,7 +225,7 @@ impl SlabPool {
             })
         });
         if let Err(error) = entered {
-            self.return_region(region)?;
+            self.return_unused(region);
             return Err(error);
         }
         self.direct.add(region.size());

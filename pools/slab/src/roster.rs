@@ -1,6 +1,7 @@
 //! The living slab pools: what a thread that ends gives its blocks back to, and what a forked child
 //! goes on with.
 
+use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
@@ -32,8 +33,19 @@ pub(crate) unsafe fn enter(pool: NonNull<SlabPool>) -> Result<()> {
     unsafe { POOLS.enter(pool) }
 }
 
+thread_local! {
+    static IS_THREAD_ENDING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread has given back what it kept, or does so now. Subscribers of events
+/// may not work any more.
+pub(crate) fn is_thread_ending() -> bool {
+    IS_THREAD_ENDING.get()
+}
+
 /// A thread ends: every pool takes back what it keeps.
 fn flush(index: ThreadIndex) {
+    IS_THREAD_ENDING.set(true);
     POOLS.visit(|pool| pool.flush_thread(index));
 }
 

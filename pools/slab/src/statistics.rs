@@ -1,12 +1,12 @@
 //! What is counted, and told.
 
 use umf_core::statistics::PoolStatistics;
-use umf_core::{Address, Region};
+use umf_core::{Address, Region, output};
 use umf_sync::thread;
 
-use crate::SlabPool;
 use crate::classes::MAX_CLASSES;
 use crate::large::UNIT;
+use crate::{SlabPool, roster};
 
 /// What blocks that are regions count as among the classes.
 pub(crate) const DIRECT: usize = MAX_CLASSES;
@@ -89,37 +89,41 @@ impl SlabPool {
 
     #[cold]
     pub(crate) fn trace_block(&self, what: &str, size: usize, address: Option<&Address>) {
-        match address {
+        output::event(|| match address {
             Some(address) => tracing::trace!(pool = self.settings.name.as_str(), what, size, %address),
             None => tracing::trace!(pool = self.settings.name.as_str(), what, size, "failed"),
-        }
+        });
     }
 
     pub(crate) fn trace_slab(&self, what: &str, class: usize, size: usize) {
-        if self.settings.trace >= 2 {
+        if self.settings.trace >= 2 && !roster::is_thread_ending() {
             let block = self.classes.size(class);
-            tracing::debug!(pool = self.settings.name.as_str(), slab = what, size, block);
+            output::event(|| tracing::debug!(pool = self.settings.name.as_str(), slab = what, size, block));
         }
     }
 
     pub(crate) fn trace_region(&self, what: &str, region: Region) {
-        if self.settings.trace >= 2 {
+        if self.settings.trace >= 2 && !roster::is_thread_ending() {
             let (address, size) = (region.base(), region.size());
-            tracing::debug!(pool = self.settings.name.as_str(), region = what, %address, size);
+            output::event(
+                || tracing::debug!(pool = self.settings.name.as_str(), region = what, %address, size),
+            );
         }
     }
 
     pub(crate) fn trace_end(&self) {
         if self.settings.trace >= 1 {
             let statistics = self.sum_up();
-            tracing::info!(
-                pool = self.settings.name.as_str(),
-                allocations = statistics.allocations,
-                never_freed = statistics.live_blocks,
-                never_freed_bytes = statistics.live_bytes,
-                peak_reserved_bytes = statistics.peak_reserved_bytes,
-                "dropped"
-            );
+            output::event(|| {
+                tracing::info!(
+                    pool = self.settings.name.as_str(),
+                    allocations = statistics.allocations,
+                    never_freed = statistics.live_blocks,
+                    never_freed_bytes = statistics.live_bytes,
+                    peak_reserved_bytes = statistics.peak_reserved_bytes,
+                    "dropped"
+                );
+            });
         }
     }
 }

@@ -12,8 +12,8 @@ use crate::roster;
 struct State {
     /// Pools that ask for it.
     pools: u32,
-    /// The thread, and the process that it is of.
-    thread: Option<(Thread, u32)>,
+    /// The thread, once it runs, and the process that it is of.
+    thread: Option<(Option<Thread>, u32)>,
 }
 
 static STATE: Lock<State> = Lock::new(State { pools: 0, thread: None });
@@ -31,7 +31,7 @@ pub(crate) fn begin() {
 pub(crate) fn done() {
     let mut state = STATE.lock();
     state.pools = state.pools.saturating_sub(1);
-    if let Some((thread, _)) = state.thread.as_ref().filter(|_| state.pools == 0) {
+    if let Some((Some(thread), _)) = state.thread.as_ref().filter(|_| state.pools == 0) {
         thread.unpark();
     }
 }
@@ -49,8 +49,8 @@ pub(crate) fn see_to_it() {
     if state.thread.as_ref().is_some_and(|(_, of)| *of == generation) {
         return;
     }
-    match background::spawn("umf-tidier", work) {
-        Ok(handle) => state.thread = Some((handle.thread().clone(), generation)),
+    match background::spawn(c"umf-tidier", 256 << 10, work) {
+        Ok(_) => state.thread = Some((None, generation)),
         Err(error) => {
             tracing::warn!(%error, "no thread to give memory back in the background; pools do it on their slow paths");
         }
@@ -58,6 +58,10 @@ pub(crate) fn see_to_it() {
 }
 
 fn work() {
+    let this = std::thread::current();
+    if let Some((thread, _)) = &mut STATE.lock().thread {
+        *thread = Some(this);
+    }
     loop {
         let mut pause = Duration::from_secs(1);
         roster::POOLS.visit(|pool| {

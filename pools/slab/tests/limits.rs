@@ -239,3 +239,13 @@ fn aligned_blocks_are_used_again() {
         assert_eq!(pool.statistics().reserved_bytes, 0);
     }
 }
+
+/// The largest cache there can be is one without a bound.
+#[test]
+fn a_thread_may_cache_any_number_of_bytes() {
+    let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().thread_cache_size(usize::MAX)).unwrap();
+    let blocks: Vec<Address> = (1..200).map(|n| pool.allocate(layout(n * 100_000)).unwrap()).collect();
+    blocks.into_iter().for_each(|address| free(&pool, address));
+    pool.trim(0).unwrap();
+    assert_eq!(pool.statistics().reserved_bytes, 0);
+}

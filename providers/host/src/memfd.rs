@@ -47,7 +47,7 @@ fn create_error(errno: Errno, huge_page: Option<usize>, size: u64) -> Error {
         Errno::MFILE => Error::Native {
             call: "memfd_create",
             native: errno.raw_os_error(),
-            hint: "raise RLIMIT_NOFILE, or let regions share a file (no isolate)",
+            hint: "raise RLIMIT_NOFILE (ulimit -n), or close descriptors; each region of an isolated provider needs one",
         },
         Errno::NFILE => Error::Native {
             call: "memfd_create",

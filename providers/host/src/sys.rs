@@ -9,6 +9,7 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+pub(crate) use umf_core::process::file_size_limit;
 use umf_memory::{Place, page_size};
 use umf_sync::failpoint;
 
@@ -21,12 +22,6 @@ pub(crate) fn cache_line() -> u64 {
     // SAFETY: sysconf reads no memory of ours.
     let line = unsafe { libc::sysconf(libc::_SC_LEVEL1_DCACHE_LINESIZE) };
     u64::try_from(line).ok().filter(|&line| line > 0).unwrap_or(64)
-}
-
-/// The largest file that this process may make, in bytes (`RLIMIT_FSIZE`). Growing a file past it is not just
-/// an error but a signal that ends the process.
-pub(crate) fn file_size_limit() -> u64 {
-    rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 /// `MAP_HUGETLB` with the size bits of `huge_page` bytes; nothing for `None`.

@@ -258,8 +258,7 @@ fn check_file(path: &Path) -> Result<PathBuf, PluginError> {
     if !metadata.is_file() {
         return Err(PluginError::NotAFile { path: file });
     }
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    let user = unsafe { libc::geteuid() };
+    let user = umf_core::process::effective_uid();
     let owner = metadata.uid();
     if owner != 0 && owner != user {
         return Err(PluginError::ForeignOwner { path: file, owner, user });

@@ -164,10 +164,7 @@ fn name_of(owner: Owner) -> String {
     plain(String::from_utf8_lossy(&name).trim_end())
 }
 
-/// A text of another process, without what would do something to a terminal.
-pub(super) fn plain(text: &str) -> String {
-    text.chars().map(|char| if char.is_control() { char::REPLACEMENT_CHARACTER } else { char }).collect()
-}
+pub(super) use umf::ipc::inspect::plain;
 
 /// What could not be looked at, and what to do about it; empty if everything could.
 pub(super) fn left_out(search: &Search) -> String {

@@ -213,13 +213,14 @@ fn is_file_name(name: &str) -> bool {
 /// The set `host` always exists. The keys of the kind `host` come first, those of dma-bufs, Level Zero and of a plugin behind;
 /// any other kind finds what it needs in [`Provider::params`].
 ///
-/// A set that has the name of one of [`Provider::DEVICE_KINDS`] is of that kind by default.
+/// A set that has the name of one of [`Provider::DEVICE_KINDS`] is of that kind by default. The set
+/// `shared` is of shared memory by default.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Provider {
     /// `host`, `dma-buf`, `level-zero`, `cuda`, `plugin` or a kind that the program registered. Default: `host`.
     pub kind: String,
-    /// Host: who sees the memory. Default: `private`.
+    /// Host: who sees the memory. Default: `private`; in the set `shared`: `shared`.
     pub visibility: Visibility,
     /// Host: name of the shared memory, without a slash, at most 253 bytes. Default: none.
     pub name: Option<String>,
@@ -313,7 +314,8 @@ impl Provider {
     #[must_use]
     pub fn of_name(name: &str) -> Self {
         let kind = Self::DEVICE_KINDS.into_iter().find(|kind| *kind == name).unwrap_or("host");
-        Self { kind: kind.to_owned(), ..Self::default() }
+        let visibility = if name == "shared" { Visibility::Shared } else { Visibility::Private };
+        Self { kind: kind.to_owned(), visibility, ..Self::default() }
     }
 }
 

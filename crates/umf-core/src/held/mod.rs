@@ -76,9 +76,10 @@ pub struct HeldStatistics {
     pub regions: u64,
     /// Bytes in these blocks and regions.
     pub bytes: u64,
-    /// Of these, bytes in blocks that wait for a [`crate::Completion`].
+    /// Of these, bytes in blocks that wait for a [`crate::Completion`], and in regions that hold
+    /// such a block of a pool that is gone.
     pub awaited_bytes: u64,
-    /// Of those, bytes whose completion is [`crate::Progress::Lost`].
+    /// Of those, bytes of which a completion is [`crate::Progress::Lost`].
     pub lost_bytes: u64,
     /// Bytes that were in use when there was no memory to note that: they are never used again.
     pub unrecorded_bytes: u64,

@@ -5,7 +5,6 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use super::Joined;
 use crate::observer::Leases;
 use crate::tracker::RegionNumber;
 use crate::{Address, Completion, Progress, ProviderRef, Region};
@@ -43,31 +42,12 @@ impl Users {
             progress => progress,
         }
     }
-
-    /// Adds them to those of a region around it.
-    pub(super) fn join(self, all: &mut Joined) {
-        if let Some(leases) = self.leases {
-            all.add(leases);
-        }
-        if let Some(completion) = self.completion {
-            all.add(Arc::new(Awaited(completion)));
-        }
-    }
 }
 
 fn ask(completion: &dyn Completion) -> Progress {
     // What has panicked is not known to be done.
     let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| completion.progress()));
     asked.unwrap_or(Progress::Lost)
-}
-
-/// A completion as leases, for a region that is held as a whole.
-struct Awaited(Arc<dyn Completion>);
-
-impl Leases for Awaited {
-    fn is_leased(&self, _base: Address, _size: usize) -> bool {
-        ask(&*self.0) != Progress::Ready
-    }
 }
 
 /// One thing that is held.

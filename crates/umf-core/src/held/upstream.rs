@@ -49,7 +49,7 @@ impl Upstream {
         if !leases.is_leased(address, size) {
             return false;
         }
-        self.keep(What::Block, address, size, Users::lessees(leases));
+        self.keep(What::Block, address, size, Users::lessees(leases), false);
         true
     }
 
@@ -74,7 +74,7 @@ impl Upstream {
             users.leases = None;
         }
         self.policy().has_awaited.store(true, Ordering::Relaxed);
-        self.keep(What::Block, address, size, users);
+        self.keep(What::Block, address, size, users, false);
         true
     }
 
@@ -159,28 +159,36 @@ impl Upstream {
         }
     }
 
-    fn keep(&self, what: What, base: Address, size: usize, users: Users) {
+    /// `lost`: their completion is lost, and the log says so already.
+    fn keep(&self, what: What, base: Address, size: usize, users: Users, lost: bool) {
         // Work that was given away needs the contents.
         let done = users.completion.is_none();
         // Before anybody can let it go.
         let purged =
             done && self.policy().release.load(Ordering::Relaxed) && purge(self.provider(), base, size);
-        let item = Item { what, base, size, purged, refused: false, lost: false, users };
-        let lost = registry::insert(self.id().number(), item).err();
-        if let Some(item) = lost {
+        let item = Item { what, base, size, purged, refused: false, lost, users };
+        let unrecorded = registry::insert(self.id().number(), item).err();
+        if let Some(item) = unrecorded {
             registry::lose(&item);
         }
         failpoint!("held.kept");
     }
 
-    /// Holds a region whose life was taken.
-    pub(crate) fn hold_region(&self, region: Region, number: RegionNumber, leases: Arc<dyn Leases>) {
+    /// Holds a region whose life was taken, if any of the users is left.
+    #[must_use]
+    pub(crate) fn hold_region(&self, region: Region, number: RegionNumber, joined: Joined) -> bool {
+        let lost = joined.lost;
+        let users = joined.users();
+        if users.progress(region.base(), region.size()) == Progress::Ready {
+            return false;
+        }
         let what = What::Region(region, Some(number), self.provider().clone());
-        self.keep(what, region.base(), region.size(), Users::lessees(leases));
+        self.keep(what, region.base(), region.size(), users, lost);
+        true
     }
 
-    /// All leases on what is held in a region that is about to go, and takes out what lies in it.
-    pub(crate) fn claim(&self, region: &Region, leases: &mut Joined) {
+    /// All users of what is held in a region that is about to go, and takes out what lies in it.
+    pub(crate) fn claim(&self, region: &Region, users: &mut Joined) {
         let account = self.id().number();
         loop {
             let claimed = REGISTRY.lock().claim(account, region);
@@ -188,12 +196,13 @@ impl Upstream {
                 Claimed::Chain(0) => break,
                 Claimed::Busy => std::thread::yield_now(),
                 Claimed::Chain(mut chain) => {
-                    // The lock is free again while leases are gathered, which may take memory.
+                    // The lock is free again while users are gathered, which may take memory.
                     loop {
                         let popped = REGISTRY.lock().pop(account, chain);
                         let Some((item, rest)) = popped else { break };
                         chain = rest;
-                        item.users.join(leases);
+                        users.lost |= item.lost;
+                        users.add_users(item.users);
                     }
                 }
             }
@@ -202,7 +211,7 @@ impl Upstream {
         loop {
             let met = REGISTRY.lock().peek(account, region, claim);
             let Some(met) = met else { break };
-            met.join(leases);
+            users.add_users(met);
         }
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{AddressSpace, Layout, MemoryKind, Provider, ProviderKind, Visibility};
+use crate::{AddressSpace, Completion, Layout, MemoryKind, Progress, Provider, ProviderKind, Visibility};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -186,6 +186,45 @@ fn owners_are_guarded_and_reused() {
         drop(Upstream::new(provider.clone()).unwrap());
     }
     assert_eq!(Arc::strong_count(&provider), before);
+}
+
+struct Unfinished(AtomicU64);
+
+impl Completion for Unfinished {
+    fn progress(&self) -> Progress {
+        match self.0.load(Ordering::Relaxed) {
+            0 => Progress::Ready,
+            1 => Progress::Pending,
+            _ => Progress::Lost,
+        }
+    }
+}
+
+#[test]
+fn a_region_that_waits_for_a_completion_counts_as_awaited_and_lost() {
+    let upstream = Upstream::new(Numbers::new(117)).unwrap();
+    let region = upstream.allocate(layout(1024, 256)).unwrap().0;
+    let blocks = [1, 2].map(|progress| Arc::new(Unfinished(AtomicU64::new(progress))));
+    for (offset, block) in [0, 512].into_iter().zip(&blocks) {
+        let address = region.base().checked_add(offset).unwrap();
+        assert!(upstream.hold_until(address, 512, block.clone(), None));
+    }
+    let sums = || {
+        let held = upstream.held();
+        (held.blocks, held.regions, held.bytes, held.awaited_bytes, held.lost_bytes)
+    };
+    assert_eq!(sums(), (2, 0, 1024, 1024, 0));
+    // SAFETY: nobody uses the region.
+    assert_eq!(unsafe { upstream.free(region) }, Ok(crate::held::Fate::Held));
+    assert_eq!(sums(), (0, 1, 1024, 1024, 0));
+    upstream.poll();
+    assert_eq!(sums(), (0, 1, 1024, 1024, 1024));
+    blocks[1].0.store(0, Ordering::Relaxed);
+    upstream.poll();
+    assert_eq!(sums(), (0, 1, 1024, 1024, 0));
+    blocks[0].0.store(0, Ordering::Relaxed);
+    upstream.poll();
+    assert_eq!(sums(), (0, 0, 0, 0, 0));
 }
 
 /// Of the process's own space, as nobody maps it: what [`owner`] finds without a list, and what with one.

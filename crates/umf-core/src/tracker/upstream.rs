@@ -156,14 +156,13 @@ impl Upstream {
             return Ok(Fate::Gone);
         }
         let number = self.number_of(&region)?;
-        let mut leases = Joined::default();
-        self.retire(number, region, &mut leases)?;
+        let mut users = Joined::default();
+        self.retire(number, region, &mut users)?;
         failpoint!("upstream.retired");
         if self.may_hold() {
-            self.claim(&region, &mut leases);
+            self.claim(&region, &mut users);
         }
-        if let Some(leases) = leases.all().filter(|leases| leases.is_leased(region.base(), region.size())) {
-            self.hold_region(region, number, leases);
+        if self.hold_region(region, number, users) {
             return Ok(Fate::Held);
         }
         remove(number, region);

@@ -83,7 +83,7 @@ impl State {
             regions: Chunks::new(),
             server: Lock::new(None),
             served,
-            fd_limit: sys::fd_limit() / 2,
+            fd_limit: sys::descriptor_limit() / 2,
             settings: settings.clone(),
             key: sys::random().map_err(|errno| Error::system("getrandom", errno))?,
         });

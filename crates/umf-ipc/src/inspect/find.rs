@@ -170,7 +170,7 @@ fn memfd(path: &str) -> Option<(FileIdentity, OwnedFd)> {
 /// Whether nobody but its maker can have written a file, and nobody can cut it.
 fn sealed(file: &OwnedFd) -> bool {
     let needed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
-    sys::seals(file).is_ok_and(|seals| seals.contains(needed))
+    sys::is_sealed(file, needed).unwrap_or(false)
         && sys::filesystem(file).is_ok_and(|magic| magic == sys::TMPFS_MAGIC)
 }
 

@@ -48,7 +48,7 @@ impl Found {
         }
         let table = sys::reopen(found.as_fd(), true).ok()?;
         let locks = Locks::of_file(&table);
-        let is_sealed = sys::seals(&table).ok()?.contains(SealFlags::SHRINK | SealFlags::GROW);
+        let is_sealed = sys::is_sealed(&table, SealFlags::SHRINK | SealFlags::GROW).ok()?;
         if !is_sealed || sys::size(&table).ok()? != shape.size() || sys::identity(&table).ok()? != identity {
             return None;
         }

@@ -11,7 +11,7 @@ mod ledger;
 mod owner;
 
 pub use crate::ledger::event::{Event, Recorded, RefuseReason, RetireReason, half_of};
-pub use crate::ledger::statistics::{PoolFigures, Statistics};
+pub use crate::ledger::statistics::{PoolFigures, Statistics, plain};
 pub use find::{Found, Search, find};
 pub use leases::LeaseRow;
 pub use ledger::{Events, Identity, Ledger, Slot, SlotContent};

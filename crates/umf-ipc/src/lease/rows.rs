@@ -117,9 +117,9 @@ impl ImporterLeases {
         let misbehaved = |what| Error::Misbehaved { pid, what };
         let system = |call| move |errno| Error::system(call, errno);
         // First of all, because it is the one question that no file system answers.
-        match sys::seals(&fd) {
-            Ok(seals) if seals.contains(SealFlags::SHRINK | SealFlags::GROW) => {}
-            _ => return Err(misbehaved("its lease table is not sealed as one is")),
+        let needed = SealFlags::SHRINK | SealFlags::GROW;
+        if !sys::is_sealed(&fd, needed).map_err(system("fcntl(F_GET_SEALS) of the lease table"))? {
+            return Err(misbehaved("its lease table is not sealed as one is"));
         }
         let fd = fd.into_inner();
         if sys::filesystem(&fd).map_err(system("fstatfs of the lease table"))? != sys::TMPFS_MAGIC {

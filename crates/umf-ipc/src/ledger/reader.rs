@@ -40,9 +40,8 @@ impl LedgerReader {
         let system = |call| move |errno| Error::system(call, errno);
         // First of all, because it is the one question that no file system answers: a FUSE mount could keep us waiting.
         let needed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
-        match sys::seals(&fd) {
-            Ok(seals) if seals.contains(needed) => {}
-            _ => return Err(other("its ledger fd is not sealed as a ledger is")),
+        if !sys::is_sealed(&fd, needed).map_err(system("fcntl(F_GET_SEALS) of the ledger"))? {
+            return Err(other("its ledger fd is not sealed as a ledger is"));
         }
         let fd = fd.into_inner();
         if sys::filesystem(&fd).map_err(system("fstatfs of the ledger"))? != sys::TMPFS_MAGIC {

@@ -128,7 +128,15 @@ pub(crate) fn shown(words: &[u64]) -> String {
     let bytes: Vec<u8> =
         words.iter().flat_map(|word| word.to_le_bytes()).take_while(|&byte| byte != 0).collect();
     let text = String::from_utf8_lossy(&bytes);
-    text.chars().map(|char| if char.is_control() { char::REPLACEMENT_CHARACTER } else { char }).collect()
+    plain(&text)
+}
+
+/// A text of another process, without what would do something to a terminal: control characters,
+/// and those that change the direction of what follows.
+pub fn plain(text: &str) -> String {
+    let acts =
+        |char: char| char.is_control() || matches!(char, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.chars().map(|char| if acts(char) { char::REPLACEMENT_CHARACTER } else { char }).collect()
 }
 
 /// What a process published about itself. Numbers are as it wrote them.
@@ -305,6 +313,7 @@ mod tests {
     #[test]
     fn hostile_text_is_shown_as_such() {
         assert_eq!(shown(&text::<4>("a\u{1b}[2Jb\nc")), "a\u{FFFD}[2Jb\u{FFFD}c");
+        assert_eq!(plain("a\u{202e}b\u{2066}c\u{2069}"), "a\u{FFFD}b\u{FFFD}c\u{FFFD}");
         assert_eq!(shown(&[u64::MAX]), "\u{FFFD}".repeat(8));
         assert_eq!(shown(&text::<1>("äöüä!")), "äöüä");
         assert_eq!(shown(&text::<1>("äöüxä")), "äöüx");

@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
-use rustix::process::Resource;
 use umf_sync::failpoint;
 
 use crate::sys::{Result, identity};
@@ -37,14 +36,18 @@ pub fn reserve(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
     })
 }
 
-/// The largest file that this process may make, in bytes (`RLIMIT_FSIZE`, `getrlimit(2)`).
-#[must_use]
-pub fn file_size_limit() -> u64 {
-    rustix::process::getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
-}
-
-pub(crate) fn seals(fd: impl AsFd) -> Result<SealFlags> {
-    rustix::fs::fcntl_get_seals(fd)
+/// Whether a file has these seals. No file system is asked: a FUSE mount could keep the caller
+/// waiting.
+///
+/// # Errors
+/// What `fcntl(2)` says, unless that is that the file cannot have seals.
+pub(crate) fn is_sealed(fd: impl AsFd, needed: SealFlags) -> Result<bool> {
+    match rustix::fs::fcntl_get_seals(fd) {
+        Ok(seals) => Ok(seals.contains(needed)),
+        // Of another file system, or opened with O_PATH.
+        Err(Errno::INVAL | Errno::BADF) => Ok(false),
+        Err(errno) => Err(errno),
+    }
 }
 
 pub(crate) fn add_seals(fd: impl AsFd, seals: SealFlags) -> Result<()> {
@@ -121,8 +124,10 @@ impl SharedMapping {
             rustix::mm::munlock(base.as_ptr().cast(), size)?;
             rustix::mm::mprotect(base.as_ptr().cast(), size, access)?;
         }
-        // SAFETY: the range is this mapping. (A sparse file would make a core dump of its whole size.)
-        unsafe { rustix::mm::madvise(base.as_ptr().cast(), size, Advice::LinuxDontDump) }?;
+        // A sparse file would make a core dump of its whole size. That is all that comes of a
+        // refusal.
+        // SAFETY: the range is this mapping; the advice changes nothing in this process.
+        let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), size, Advice::LinuxDontDump) };
         Ok(mapping)
     }
 

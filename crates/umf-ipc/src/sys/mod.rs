@@ -14,14 +14,16 @@ pub(crate) use files::{
 };
 pub(crate) use locks::Locks;
 pub use locks::Reopened;
-pub(crate) use memory::{SharedMapping, add_seals, memfd_device, populate, punch, seals, wipe_on_fork};
-pub use memory::{file_size_limit, memfd, reserve};
+pub(crate) use memory::{SharedMapping, add_seals, is_sealed, memfd_device, populate, punch, wipe_on_fork};
+pub use memory::{memfd, reserve};
 pub use peers::{Peer, peer, peer_of, so_peerpidfd};
 pub(crate) use peers::{refuse_descriptors, unread};
 pub(crate) use processes::{
-    boot_time, fd_limit, fds_of_other_thread, is_dumpable, pid, pidfd_getfd, pidfd_open, sees_itself_in_proc,
+    boot_time, fds_of_other_thread, is_dumpable, pid, pidfd_getfd, pidfd_open, sees_itself_in_proc,
     set_ptracer,
 };
-pub use processes::{effective_uid, has_ended, random};
+pub use processes::{has_ended, random};
+pub(crate) use umf_core::process::descriptor_limit;
+pub use umf_core::process::{effective_uid, file_size_limit};
 
 pub(crate) type Result<T> = core::result::Result<T, rustix::io::Errno>;

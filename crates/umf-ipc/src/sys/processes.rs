@@ -3,18 +3,12 @@
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 
 use crate::sys::Result;
 
 pub(crate) fn pid() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get().cast_unsigned()
-}
-
-/// The effective user id of this process (`geteuid(2)`).
-#[must_use]
-pub fn effective_uid() -> u32 {
-    rustix::process::geteuid().as_raw()
 }
 
 /// Random bytes of the kernel's (`getrandom(2)`).
@@ -63,11 +57,6 @@ pub(crate) fn fds_of_other_thread(pid: u32) -> Option<String> {
     let thread =
         threads.find(|thread| *thread != pid && !has_exited(format!("/proc/{pid}/task/{thread}/stat")))?;
     Some(format!("/proc/{pid}/task/{thread}/fd"))
-}
-
-/// How many fds this process may have open.
-pub(crate) fn fd_limit() -> u64 {
-    rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 pub(crate) fn pidfd_open(pid: u32) -> Result<OwnedFd> {

@@ -7,7 +7,6 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use umf_core::background;
@@ -69,7 +68,7 @@ struct Inner {
 #[derive(Debug)]
 pub(super) struct Door {
     inner: ManuallyDrop<Arc<Inner>>,
-    thread: ManuallyDrop<JoinHandle<()>>,
+    thread: ManuallyDrop<background::Thread>,
     process: u32,
 }
 
@@ -99,10 +98,11 @@ impl Door {
             is_over: AtomicBool::new(false),
         });
         let serving = Arc::clone(&inner);
-        let thread = background::spawn("umf-fabric", move || serving.serve()).map_err(|error| {
-            let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
-            Error::system("starting the thread of a fabric")(errno)
-        })?;
+        let thread =
+            background::spawn(c"umf-fabric", 256 << 10, move || serving.serve()).map_err(|error| {
+                let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
+                Error::system("starting the thread of a fabric")(errno)
+            })?;
         let (inner, thread) = (ManuallyDrop::new(inner), ManuallyDrop::new(thread));
         let door = Self { inner, thread, process: fork::generation() };
         // Last: who was told of this rank is told of its end, too.
@@ -427,7 +427,7 @@ impl Drop for Door {
         // SAFETY: neither is used afterwards.
         let (thread, inner) =
             unsafe { (ManuallyDrop::take(&mut self.thread), ManuallyDrop::take(&mut self.inner)) };
-        let _ = thread.join();
+        thread.join();
         drop(inner);
     }
 }

@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use umf_core::conformance::pool::{Numbers, Random};
-use umf_core::{Address, Layout, Pool};
+use umf_core::{Address, Layout, MemoryKind, Pool, Provider, ProviderKind, Region, Visibility};
 
 use super::*;
 
@@ -82,6 +82,102 @@ fn what_cannot_go_is_not_tried_all_the_time() {
     assert!(before > 8 * MIB as u64, "{before}");
     // From 1 MiB to 64 by eighths.
     assert!((2..=60).contains(&looks), "{looks}");
+}
+
+/// Has blocks freed by other threads while it takes regions back.
+struct Amid {
+    inner: Arc<Numbers>,
+    pool: OnceLock<Weak<SlabPool>>,
+    /// Blocks to free, the last first: when a region goes in which the one before them lay.
+    batches: Mutex<Vec<Vec<Address>>>,
+    before: Mutex<Vec<Address>>,
+}
+
+// SAFETY: passes everything on to another provider.
+unsafe impl Provider for Amid {
+    fn kind(&self) -> ProviderKind {
+        self.inner.kind()
+    }
+    fn name(&self) -> &str {
+        "amid"
+    }
+    fn memory_kind(&self) -> MemoryKind {
+        self.inner.memory_kind()
+    }
+    fn visibility(&self) -> Visibility {
+        self.inner.visibility()
+    }
+    fn page_size(&self) -> usize {
+        self.inner.page_size()
+    }
+    fn allocate(&self, layout: Layout) -> Result<Region> {
+        self.inner.allocate(layout)
+    }
+    unsafe fn free(&self, region: Region) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.free(region) }?;
+        let mut before = self.before.lock().unwrap();
+        if before.iter().any(|&address| region.contains(address)) {
+            let next = self.batches.lock().unwrap().pop().unwrap_or_default();
+            before.clone_from(&next);
+            drop(before);
+            let Some(pool) = self.pool.get().and_then(Weak::upgrade) else { return Ok(()) };
+            std::thread::scope(|scope| {
+                scope.spawn(|| next.into_iter().for_each(|address| free(&pool, address))).join().unwrap();
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A thread that finds another one at work leaves; that one looks again.
+#[test]
+fn what_comes_back_while_a_thread_gives_back_goes_too() {
+    // More than looks that the frees of this test cause by themselves.
+    const BATCHES: usize = 16;
+    let provider = Arc::new(Amid {
+        inner: Numbers::new(4096),
+        pool: OnceLock::new(),
+        batches: Mutex::default(),
+        before: Mutex::default(),
+    });
+    let most = 2 * MIB as u64;
+    let pool = SlabPool::new(provider.clone(), SlabSettings::new().max_cached(most)).unwrap();
+    provider.pool.set(Arc::downgrade(&pool)).unwrap();
+    // The first to go lies behind all others, so that a look that is under way does not meet those.
+    let batches: Vec<_> = (0..BATCHES).map(|_| fill(&pool, 24 * MIB, 3 * MIB)).collect();
+    let first = fill(&pool, 6 * MIB, 3 * MIB);
+    provider.before.lock().unwrap().clone_from(&first);
+    *provider.batches.lock().unwrap() = batches;
+    std::thread::scope(|scope| {
+        scope.spawn(|| first.into_iter().for_each(|address| free(&pool, address))).join().unwrap();
+    });
+    assert_eq!(provider.batches.lock().unwrap().len(), 0, "the blocks of a batch stay");
+    let statistics = pool.statistics();
+    assert_eq!(statistics.live_blocks, 0);
+    assert!(statistics.cached_bytes <= most + most / 2, "{} bytes stay", statistics.cached_bytes);
+}
+
+#[test]
+fn threads_that_free_beside_each_other_leave_no_more_than_may_be_free() {
+    let most = MIB as u64;
+    for round in 0..60 {
+        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().max_cached(most)).unwrap();
+        std::thread::scope(|scope| {
+            for seed in 0..3 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    let mut random = Random(3 * round + seed);
+                    let blocks: Vec<_> =
+                        (0..400).map(|_| allocate(pool, 1 + random.below(200_000))).collect();
+                    blocks.into_iter().for_each(|address| free(pool, address));
+                });
+            }
+        });
+        let statistics = pool.statistics();
+        assert_eq!(statistics.live_blocks, 0);
+        assert!(statistics.cached_bytes <= 8 * most, "round {round}: {} bytes stay", statistics.cached_bytes);
+    }
 }
 
 #[test]
@@ -194,7 +290,7 @@ fn threads_are_not_disturbed_by_looks() {
     let provider = Numbers::new(4096);
     let settings = SlabSettings::new().max_cached(4 << 20).release_after(Duration::from_millis(1));
     let pool = SlabPool::new(provider.clone(), settings).unwrap();
-    let shelf: Arc<std::sync::Mutex<Vec<Address>>> = Arc::default();
+    let shelf: Arc<Mutex<Vec<Address>>> = Arc::default();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _ends = umf_core::conformance::Ends(&stop);

@@ -39,9 +39,8 @@ extern "C" fn end() {
         return;
     }
     // In another thread: the thread-local values of this one may be gone, and subscribers of events have such.
-    let teller = std::thread::Builder::new().name("umf-leaks".to_owned()).spawn(move || tell(false));
-    match teller {
-        Ok(teller) => drop(teller.join()),
+    match umf_core::background::spawn(c"umf-leaks", 2 << 20, move || tell(false)) {
+        Ok(teller) => teller.join(),
         Err(error) => {
             umf_core::leaks::write_to_stderr(&format_args!("no thread to tell what was never freed: {error}"))
         }

@@ -68,7 +68,7 @@ impl SlabPool {
         if self.watch.is_global {
             umf_core::leaks::write_to_stderr(text);
         } else {
-            tracing::error!(pool = self.settings.name.as_str(), "{text}");
+            umf_core::output::event(|| tracing::error!(pool = self.settings.name.as_str(), "{text}"));
         }
     }
 }

@@ -5,6 +5,7 @@ use core::fmt;
 use allocator_api2::vec::Vec;
 use umf_core::leaks::{LeakReport, LeakSize, LeakTime, write_to_stderr};
 use umf_core::metadata::Mapped;
+use umf_core::output;
 
 use crate::SlabPool;
 use crate::classes::MAX_CLASSES;
@@ -94,7 +95,7 @@ impl SlabPool {
             write_to_stderr(text);
         } else {
             let (pool, blocks, bytes) = (report.pool, report.blocks, report.bytes);
-            tracing::warn!(pool, blocks, bytes, "{text}");
+            output::event(|| tracing::warn!(pool, blocks, bytes, "{text}"));
         }
     }
 }

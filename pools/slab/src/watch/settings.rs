@@ -63,7 +63,9 @@ fn without_unwinding(call: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(call)) {
         // Dropping it may panic again.
         core::mem::forget(payload);
-        tracing::error!("a function that a slab pool was given to report leaks or faults panicked");
+        umf_core::output::event(|| {
+            tracing::error!("a function that a slab pool was given to report leaks or faults panicked");
+        });
     }
 }
 

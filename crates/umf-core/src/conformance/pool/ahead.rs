@@ -80,9 +80,14 @@ pub fn reserving_too_much_changes_nothing(make: Make<'_>) {
     let refused = pool.reserve(64 * MIB);
     assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
     assert_eq!((provider.live_regions(), provider.live_bytes(), pool.statistics().reserved_bytes), before);
+    // What the provider does not take back then is not lost.
+    provider.refuse_frees(true);
+    let refused = pool.reserve(64 * MIB);
+    assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
+    provider.refuse_frees(false);
     // What was not to be had is not kept in mind either.
     provider.be_full(false);
     free(&*pool, kept);
     pool.trim(0).expect("the provider takes everything back");
-    assert_eq!(provider.live_regions(), 0);
+    assert_eq!((provider.live_regions(), pool.statistics().reserved_bytes), (0, 0));
 }

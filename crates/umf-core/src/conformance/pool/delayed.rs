@@ -205,13 +205,20 @@ pub fn lost_completions_hold_their_blocks(make: Make<'_>) {
     }
 }
 
-/// A pool that goes does not wait: what may be in use is given back later, and nothing else stays.
+/// A pool that goes does not wait: what may be in use keeps its contents and is given back later,
+/// and nothing else stays.
 pub fn delayed_blocks_outlive_their_pool(make: Make<'_>) {
     for size in SIZES {
         let provider = Pages::private();
         let pool = make(provider.clone().into());
+        pool.set_on_free(OnFree::Release, 0).expect("a pool holds");
         let tokens = [Token::new(), Token::new()];
         let blocks = [(); 2].map(|()| allocate(&*pool, size));
+        let pointers = blocks.map(|address| address.as_ptr().expect("host memory"));
+        for pointer in pointers {
+            // SAFETY: the block is this test's, and of that size.
+            unsafe { pointer.write_bytes(7, size) };
+        }
         let others: Vec<_> = (0..10).map(|_| allocate(&*pool, 2 << 20)).collect();
         blocks.iter().zip(&tokens).for_each(|(&address, token)| free_after(&*pool, address, token));
         tokens[1].be_lost();
@@ -221,6 +228,12 @@ pub fn delayed_blocks_outlive_their_pool(make: Make<'_>) {
                 blocks.iter().all(|&address| provider.contains(address, size)),
                 "{size} bytes went too early"
             );
+            for pointer in pointers {
+                // SAFETY: its region is there, and nobody writes to it.
+                let is_same =
+                    (0..size).step_by(997).all(|at| unsafe { pointer.add(at).read_volatile() } == 7);
+                assert!(is_same, "{size} bytes that may be in use lost their contents");
+            }
             assert!(provider.live_bytes() <= (64 << 20), "{others:?}: more is held than may be in use");
             held::poll();
         }

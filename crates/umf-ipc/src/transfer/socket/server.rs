@@ -5,7 +5,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::{Mutex, PoisonError};
-use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -13,6 +12,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix,
     SocketFlags, SocketType,
 };
+use umf_core::background::{self, Thread};
 use umf_sync::{failpoint, fork};
 
 use super::wire::{self, Reply, Request};
@@ -58,7 +58,7 @@ const CONNECTIONS: usize = 256;
 #[derive(Debug)]
 pub struct Server {
     wake: Arc<CloseOnFork>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<Thread>>,
     generation: u32,
 }
 
@@ -88,13 +88,13 @@ impl Server {
         let wake = CloseOnFork::make(|| rustix::event::eventfd(0, flags));
         let wake = Arc::new(wake.map_err(|errno| Error::system("eventfd", errno))?);
         let serving = Serving { listener, nonce, source, wake: Arc::clone(&wake), connections: Vec::new() };
-        let thread = std::thread::Builder::new()
-            .name("umf-fd-server".to_owned())
-            .spawn(move || serving.run())
-            .map_err(|error| Error::System {
-                call: "starting the socket's thread",
-                errno: error.raw_os_error().map_or(Errno::AGAIN, Errno::from_raw_os_error),
-                hint: "; raise RLIMIT_NPROC, or set UMF_IPC_EXCHANGE=pidfd,procfs",
+        let thread =
+            background::spawn(c"umf-fd-server", 256 << 10, move || serving.run()).map_err(|error| {
+                Error::System {
+                    call: "starting the socket's thread",
+                    errno: error.raw_os_error().map_or(Errno::AGAIN, Errno::from_raw_os_error),
+                    hint: "; raise RLIMIT_NPROC, or set UMF_IPC_EXCHANGE=pidfd,procfs",
+                }
             })?;
         failpoint!("server.started");
         Ok(Self { wake, thread: Mutex::new(Some(thread)), generation: fork::generation() })
@@ -113,7 +113,7 @@ impl Drop for Server {
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
         failpoint!("server.ending");
         if let Some(thread) = thread {
-            let _ = thread.join();
+            thread.join();
         }
     }
 }
@@ -129,7 +129,6 @@ struct Serving {
 
 impl Serving {
     fn run(mut self) {
-        block_signals();
         self.serve();
     }
 
@@ -272,15 +271,4 @@ fn reply(
     })?;
     failpoint!("server.answered");
     Ok(())
-}
-
-/// Signals are for the application's threads.
-fn block_signals() {
-    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `set` is valid for the write and is initialised by sigfillset before it is read; the mask concerns
-    // this thread alone.
-    unsafe {
-        libc::sigfillset(set.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), core::ptr::null_mut());
-    }
 }

@@ -1,0 +1,71 @@
+//! Subscribers of events that need thread-local storage, in threads whose storage is gone.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tracing::{Event, Metadata, Subscriber, span};
+use umf_core::conformance::pool::Pages;
+use umf_core::{Layout, Pool};
+use umf_pool_slab::{Leaks, SlabPool, SlabSettings};
+
+static EVENTS: AtomicUsize = AtomicUsize::new(0);
+/// Events in threads whose storage is gone.
+static LATE: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static LAST: RefCell<Option<Arc<SlabPool>>> = const { RefCell::new(None) };
+}
+
+struct Buffering;
+
+impl Subscriber for Buffering {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+    fn event(&self, _: &Event<'_>) {
+        EVENTS.fetch_add(1, Ordering::Relaxed);
+        if BUFFER.try_with(|buffer| buffer.borrow_mut().push(0)).is_err() {
+            LATE.fetch_add(1, Ordering::Relaxed);
+            // Without the hook's message.
+            std::panic::resume_unwind(Box::new("storage that is gone"));
+        }
+    }
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[test]
+fn a_thread_ends_though_the_subscriber_of_events_panics() {
+    tracing::subscriber::set_global_default(Buffering).unwrap();
+    let settings = || SlabSettings::new().trace(2).leaks(Leaks::Count);
+    let pool = SlabPool::new(Pages::private(), settings()).unwrap();
+    let work = || {
+        let block = |_| pool.allocate(Layout::new(3000, 16).unwrap()).unwrap();
+        for address in (0..2000).map(block).collect::<Vec<_>>() {
+            // SAFETY: the block is this thread's, and nobody uses it.
+            unsafe { pool.free(address) }.unwrap();
+        }
+    };
+    std::thread::scope(|scope| scope.spawn(work).join().unwrap());
+    let (events, late) = (EVENTS.load(Ordering::Relaxed), LATE.load(Ordering::Relaxed));
+    assert!(events > 0, "this test notices nothing any more");
+    assert_eq!(late, 0, "a thread that ends sends no events");
+    // The last of a pool goes with a thread's storage.
+    let last = move || {
+        let pool = SlabPool::new(Pages::private(), settings()).unwrap();
+        pool.allocate(Layout::new(100, 1).unwrap()).unwrap();
+        LAST.set(Some(pool));
+        BUFFER.with(|_| ());
+    };
+    std::thread::spawn(last).join().unwrap();
+    assert_eq!(pool.statistics().live_blocks, 0);
+}
