@@ -175,7 +175,13 @@ impl SecondCopy {
 
     /// Opens a handle of the other copy. `None` if the library refuses.
     fn open_handle(&self, handle: &[u8; HANDLE_SIZE]) -> Option<NonNull<u64>> {
-        let (mut bytes, mut opened) = (*handle, null_mut());
+        // A handle of the C interface has a word more: an offset, here 0, and in the upper 16 bits what checks it.
+        let of_handle = u32::from_le_bytes([handle[252], handle[253], handle[254], handle[255]]);
+        let place = (u64::from(of_handle) << 32) >> 48 << 48;
+        let mut bytes = [0; HANDLE_SIZE + 8];
+        bytes[..HANDLE_SIZE].copy_from_slice(handle);
+        bytes[HANDLE_SIZE..].copy_from_slice(&place.to_le_bytes());
+        let mut opened = null_mut();
         let at: *mut c_void = bytes.as_mut_ptr().cast();
         // SAFETY: the provider lives as long as `self`; the handle has as many bytes as a
         // provider's handle has.

@@ -52,8 +52,11 @@ impl Campaign {
         println!("kill matrix: {rounds} rounds, seed {}", self.seed);
         let mut shown = Instant::now();
         let mut setup = None;
-        // As many, and up to eight times as many until all steps had their kill: a busy machine gets to fewer in a round.
-        let is_enough = |tally: &Tally, round| round >= rounds && tally.steps_without_kill().is_empty();
+        // As many. Where these can get to all steps: up to eight times as many until all had their kill, as a
+        // busy machine gets to fewer in a round.
+        let is_enough = |tally: &Tally, round| {
+            round >= rounds && (!plan::can_get_to_all(rounds) || tally.steps_without_kill().is_empty())
+        };
         for round in 0..8 * rounds {
             if is_enough(&self.tally, round) {
                 break;

@@ -17,6 +17,11 @@ pub(crate) fn steps() -> &'static [Failpoint] {
     &STEPS
 }
 
+/// Whether so many rounds are enough for a kill at each step.
+pub(crate) fn can_get_to_all(rounds: u64) -> bool {
+    rounds >= 2 * steps().len() as u64
+}
+
 /// Whether the regions are dma-bufs: `UMF_KILL_PROVIDER=dma-buf`.
 pub(crate) fn is_over_dma_bufs() -> bool {
     match std::env::var("UMF_KILL_PROVIDER").as_deref() {

@@ -84,7 +84,7 @@ pub(crate) const QUESTIONS: &[&str] = &[
 /// what the caches hold. By crate.
 pub(crate) const CHANGES: &[(&str, &[&str])] = &[
     ("crates/umf-core", &["provider.allocate", "provider.free"]),
-    ("crates/umf-domain", &["sys::close_inherited", "sys::reserve", "bits::set", "bits::clear"]),
+    ("crates/umf-domain", &["sys::reserve", "bits::set", "bits::clear"]),
     (
         "crates/umf-ipc",
         &[
@@ -180,6 +180,7 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
     ("crates/umf-core", "Thread::drop", OWN_STATE),
     ("crates/umf-core", "process::effective_uid", "asks the kernel, and changes nothing"),
     ("crates/umf-domain", "sys::is_free", ASKED),
+    ("crates/umf-domain", "diag::owner", "a socket that asks the kernel, and is closed at once"),
     (
         "crates/umf-link",
         "endpoint::pidfd_of",
