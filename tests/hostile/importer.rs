@@ -237,8 +237,10 @@ fn judge(worker: &Worker<'_>, only: OnlyMode, notice: &Notice, was_alive: bool, 
         }
         Error::NotPermitted { .. } if is_alive => {
             let socket = flags.served && only.is_none_or(|mode| mode == Mode::Socket);
-            let foreign = worker.user && !flags.user;
             let elsewhere = worker.namespace || flags.namespace;
+            // The socket of a producer of another user is not trusted, not even by root.
+            let by_socket = only == Some(Mode::Socket) || elsewhere;
+            let foreign = worker.user && !flags.user || worker.user != flags.user && by_socket;
             // Memory that devices share does not travel through /proc.
             let wrong_way = only == Some(Mode::Socket) || flags.device && only == Some(Mode::Procfs);
             let explained = foreign || !socket && (elsewhere || wrong_way);
@@ -247,10 +249,7 @@ fn judge(worker: &Worker<'_>, only: OnlyMode, notice: &Notice, was_alive: bool, 
             }
         }
         Error::ReadOnly if !flags.read_only => refused(Promise::Interface),
-        // The socket of a producer of another user is not trusted, not even by root.
-        Error::Misbehaved { .. } if !flags.evictable && worker.user == flags.user => {
-            refused(Promise::Interface)
-        }
+        Error::Misbehaved { .. } if !flags.evictable => refused(Promise::Interface),
         Error::Stale { .. }
         | Error::OtherObject { .. }
         | Error::ProducerGone { .. }

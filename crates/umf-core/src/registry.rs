@@ -4,24 +4,26 @@
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use umf_sync::{chunks::Zeroed, visitors::Visitors};
+use umf_sync::chunks::Zeroed;
+use umf_sync::fork::{Entry, Outer};
+use umf_sync::visitors::Visitors;
 
 use crate::Result;
 use crate::metadata::Table;
 
 #[derive(Debug)]
-struct Entry<P> {
+struct Place<P> {
     pool: AtomicPtr<P>,
     visitors: Visitors,
 }
 
 // SAFETY: all fields are atomics; a zeroed entry is a free one.
-unsafe impl<P> Zeroed for Entry<P> {}
+unsafe impl<P> Zeroed for Place<P> {}
 
 /// The living pools of one kind. For a `static`.
 #[derive(Debug)]
 pub struct Registry<P: 'static> {
-    entries: Table<Entry<P>, 64>,
+    entries: Table<Place<P>, 64>,
     /// No entry from here on was ever used.
     end: AtomicU32,
 }
@@ -33,12 +35,12 @@ impl<P: Sync> Registry<P> {
         Self { entries: Table::new(limit), end: AtomicU32::new(0) }
     }
 
-    fn entries(&self) -> impl Iterator<Item = (u32, &Entry<P>)> {
+    fn entries(&self) -> impl Iterator<Item = (u32, &Place<P>)> {
         let end = self.end.load(Ordering::SeqCst);
         (0..end).filter_map(|number| Some((number, self.entries.get(number)?)))
     }
 
-    fn find(&self, pool: NonNull<P>) -> Option<(u32, &Entry<P>)> {
+    fn find(&self, pool: NonNull<P>) -> Option<(u32, &Place<P>)> {
         self.entries().find(|(_, entry)| entry.pool.load(Ordering::Relaxed) == pool.as_ptr())
     }
 
@@ -68,6 +70,8 @@ impl<P: Sync> Registry<P> {
     /// Shows a pool, unless it has left. `look` must not drop it.
     pub fn visit_one<T>(&self, pool: NonNull<P>, look: impl FnOnce(&P) -> T) -> Option<T> {
         let (_, entry) = self.find(pool)?;
+        // Before the visit, for which others wait: locks are taken in it.
+        let _no_fork = Entry::<Outer>::new();
         let _visit = entry.visitors.enter();
         let found = entry.pool.load(Ordering::SeqCst);
         // SAFETY: the pool stays until `leave`, which waits for this visitor.
@@ -80,6 +84,7 @@ impl<P: Sync> Registry<P> {
             if entry.pool.load(Ordering::Relaxed).is_null() {
                 continue;
             }
+            let _no_fork = Entry::<Outer>::new();
             // Before the pool is looked at: `leave` takes it out before it waits.
             let _visit = entry.visitors.enter();
             // SAFETY: as in `visit_one`.

@@ -12,12 +12,13 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering
 
 use crate::chunks::{Chunks, Zeroed};
 use crate::gate::{Gate, Machine, Patience, Word};
+pub use crate::sys::BlockedSignals;
 use crate::{Error, Result, failpoint, fence, sys, thread};
 
 /// The gates, by [`Gates::NUMBER`].
 static GATES: [Gate<AtomicUsize>; 2] = [const {
-    let [owner, depth, openings, others] = [const { AtomicUsize::new(0) }; 4];
-    Gate::from_words(owner, depth, openings, others)
+    let [owner, depth, is_closed, openings, others] = [const { AtomicUsize::new(0) }; 5];
+    Gate::from_words(owner, depth, is_closed, openings, others)
 }; 2];
 
 /// The words of a thread: how many locks it is inside of, by gate. Only that thread writes there.
@@ -38,6 +39,11 @@ pub trait Gates {
     /// Whether threads use their own words. Not for locks that are taken to get one.
     #[doc(hidden)]
     const BY_WORD: bool = true;
+    /// What keeps signal handlers away while a thread is inside, if that is needed.
+    #[doc(hidden)]
+    type Signals: core::fmt::Debug;
+    #[doc(hidden)]
+    fn signals() -> Self::Signals;
 }
 
 /// The gate of most locks. A fork closes it first.
@@ -51,21 +57,30 @@ pub struct Leaf;
 
 /// The leaf gate, for locks that may be taken while the calling thread gets its index
 /// ([`thread::current`] calls `pthread_setspecific(3)`, which may allocate): those of an allocator that
-/// serves that. Costs two atomic additions more.
+/// serves that. Signals are blocked inside; costs two system calls and two atomic additions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wordless;
 
 impl Gates for Outer {
     const NUMBER: usize = 0;
+    type Signals = ();
+    fn signals() {}
 }
 
 impl Gates for Leaf {
     const NUMBER: usize = 1;
+    type Signals = ();
+    fn signals() {}
 }
 
 impl Gates for Wordless {
     const NUMBER: usize = 1;
     const BY_WORD: bool = false;
+    // A handler that forks would wait for its own thread, which no word tells apart.
+    type Signals = BlockedSignals;
+    fn signals() -> BlockedSignals {
+        BlockedSignals::new()
+    }
 }
 
 /// A thread is inside of a gate until this is dropped: no fork happens in another thread.
@@ -76,6 +91,8 @@ impl Gates for Wordless {
 pub struct Entry<G: Gates = Outer> {
     /// The thread's word; `None` for threads that have none.
     word: Option<&'static AtomicUsize>,
+    /// Dropped after the gate was left.
+    _signals: G::Signals,
     /// The word is the calling thread's.
     not_send: PhantomData<(G, *const ())>,
 }
@@ -85,12 +102,13 @@ impl<G: Gates> Entry<G> {
     #[inline]
     #[must_use]
     pub fn new() -> Self {
+        let signals = G::signals();
         let word = if G::BY_WORD { own_words().map(|words| &words.0[G::NUMBER]) } else { None };
         match word {
             Some(word) => GATES[G::NUMBER].enter::<Kernel>(word),
             None => GATES[G::NUMBER].enter_without_word::<Kernel>(),
         }
-        Self { word, not_send: PhantomData }
+        Self { word, _signals: signals, not_send: PhantomData }
     }
 }
 
@@ -177,6 +195,11 @@ impl Machine for Kernel {
     fn wake_all(word: &AtomicUsize) {
         sys::futex_wake(sys::low_half(word), i32::MAX);
     }
+
+    fn uninterrupted<T>(act: impl FnOnce() -> T) -> T {
+        let _signals = BlockedSignals::new();
+        act()
+    }
 }
 
 /// A span of time.
@@ -222,8 +245,10 @@ fn words(gate: usize) -> impl Iterator<Item = &'static AtomicUsize> {
     (0..thread::end()).filter_map(move |index| Some(&WORDS.get(index)?.0[gate]))
 }
 
+/// The word of the calling thread. A thread without an index has none, and gets none here: a fork may
+/// have interrupted just that.
 fn own_word(gate: usize) -> Option<&'static AtomicUsize> {
-    own_words().map(|words| &words.0[gate])
+    Some(&WORDS.get(thread::known()?.get())?.0[gate])
 }
 
 fn close(gate: usize) {
@@ -247,6 +272,8 @@ extern "C" fn prepare() {
 }
 
 extern "C" fn parent() {
+    // Again, so that what was read in the middle of the fork differs.
+    BEGUN.fetch_add(1, Ordering::Relaxed);
     each(|hooks| (hooks.parent)());
     open(Leaf::NUMBER);
     open(Outer::NUMBER);
@@ -257,7 +284,8 @@ extern "C" fn child() {
     failpoint!("fork.child_begun");
     // Where MADV_WIPEONFORK is refused (before Linux 4.14) this is how a child is noticed.
     match canary() {
-        Some(canary) => canary.store(0, Ordering::Relaxed),
+        Some(canary) if !IS_WIPED.load(Ordering::Relaxed) => canary.store(0, Ordering::Relaxed),
+        Some(_) => {}
         None => _ = GENERATION.fetch_add(1, Ordering::Relaxed),
     }
     open_in_child(Leaf::NUMBER);
@@ -266,10 +294,11 @@ extern "C" fn child() {
     failpoint!("fork.child_ready");
 }
 
-/// How many forks this process began.
+/// How many forks this process began and ended.
 static BEGUN: AtomicU32 = AtomicU32::new(0);
 
-/// How many forks this process has begun, with `fork(3)`.
+/// A number that differs before and after each fork of this process with `fork(3)`, and while it goes
+/// on.
 #[must_use]
 pub fn begun() -> u32 {
     generation();
@@ -329,6 +358,8 @@ static HOOKS: [AtomicPtr<Hooks>; MOST_HOOKS] = [const { AtomicPtr::new(core::ptr
 /// [`Error::TooMany`] past 32 of them.
 pub fn add_hooks(hooks: &'static Hooks) -> Result<()> {
     generation();
+    // No fork finds them between its start and its end.
+    let _no_fork = Entry::<Outer>::new();
     let hooks = core::ptr::from_ref(hooks).cast_mut();
     for place in &HOOKS {
         match place.compare_exchange(core::ptr::null_mut(), hooks, Ordering::AcqRel, Ordering::Acquire) {
@@ -353,6 +384,8 @@ const PAGE: usize = 4096;
 
 /// A word that the kernel wipes in a child: the generation, or 0 in a child that does not know its own yet.
 static CANARY: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+/// Whether the kernel wipes it.
+static IS_WIPED: AtomicBool = AtomicBool::new(false);
 /// At least what the canary says, or said in the parent.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
@@ -435,7 +468,7 @@ fn install() {
     let Ok(page) = sys::map(PAGE) else { return };
     // Without the advice (Linux before 4.14) the handlers alone notice forks.
     // SAFETY: the page was mapped above and is not shared yet.
-    let _ = unsafe { sys::wipe_on_fork(page, PAGE) };
+    IS_WIPED.store(unsafe { sys::wipe_on_fork(page, PAGE) }.is_ok(), Ordering::Relaxed);
     let canary = page.cast::<AtomicU32>();
     // SAFETY: a zeroed page is a valid AtomicU32.
     unsafe { canary.as_ref() }.store(GENERATION.load(Ordering::Relaxed), Ordering::Relaxed);

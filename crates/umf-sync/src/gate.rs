@@ -19,7 +19,8 @@
 //! 5. A thread that sleeps on a lock is inside. A thread that waits for a condition is not.
 //!
 //! Limits: a thread that forks inside of a lock for which another thread waits (the other one is
-//! inside and cannot leave); two threads that fork inside of locks; raw `clone(2)`.
+//! inside and cannot leave); two threads that fork inside of locks; a thread without a word that forks
+//! inside of a lock; raw `clone(2)`.
 
 use core::sync::atomic::Ordering;
 
@@ -50,6 +51,8 @@ pub(crate) trait Machine {
     fn sleep(word: &Self::Word, expected: usize);
     /// Wakes all threads that sleep on the word.
     fn wake_all(word: &Self::Word);
+    /// Runs `act`, which no signal handler of the calling thread interrupts.
+    fn uninterrupted<T>(act: impl FnOnce() -> T) -> T;
 }
 
 /// A time span, measured from its start.
@@ -71,6 +74,8 @@ pub(crate) struct Gate<W> {
     owner: W,
     /// How many forks, each begun inside of the last, it is closed for. Belongs to the owner.
     depth: W,
+    /// 1 once no other thread is inside. Belongs to the owner.
+    is_closed: W,
     /// How often the gate was opened. Threads sleep on it.
     openings: W,
     /// How many threads without a word are inside, and how often.
@@ -78,8 +83,8 @@ pub(crate) struct Gate<W> {
 }
 
 impl<W: Word> Gate<W> {
-    pub(crate) const fn from_words(owner: W, depth: W, openings: W, others: W) -> Self {
-        Self { owner, depth, openings, others }
+    pub(crate) const fn from_words(owner: W, depth: W, is_closed: W, openings: W, others: W) -> Self {
+        Self { owner, depth, is_closed, openings, others }
     }
 
     /// Enters. `mine` is the calling thread's word.
@@ -152,36 +157,50 @@ impl<W: Word> Gate<W> {
         W: 'w,
     {
         let me = M::me();
-        let depth = self.take::<M>(me);
+        let depth = self.take::<M>(me, None);
+        // A fork inside of one that waits no more: other libraries' handlers ran since, and may hold
+        // locks for which a thread would wait that this lets in.
+        if self.is_closed.load(Ordering::Relaxed) != 0 {
+            return;
+        }
         let mut patience = M::Patience::start();
         'closed: loop {
-            self.depth.store(depth, Ordering::Relaxed);
             M::heavy();
             let is_mine = |word: &W| mine.is_some_and(|mine| core::ptr::eq(mine, word));
             for word in threads().filter(|word| !is_mine(word)) {
                 if !self.wait_until_outside::<M>(word, &mut patience) {
                     patience = self.open_a_while::<M>(word, patience);
-                    self.take::<M>(me);
+                    self.take::<M>(me, Some(depth));
                     continue 'closed;
                 }
             }
             if !self.wait_until_outside::<M>(&self.others, &mut patience) {
                 patience = self.open_a_while::<M>(&self.others, patience);
-                self.take::<M>(me);
+                self.take::<M>(me, Some(depth));
                 continue 'closed;
             }
+            self.is_closed.store(1, Ordering::Relaxed);
             return;
         }
     }
 
-    /// Becomes the gate's owner. Returns how many forks it is closed for.
-    fn take<M: Machine<Word = W>>(&self, me: usize) -> usize {
+    /// Becomes the gate's owner, for one fork more, or for as many as `depth`. Returns for how many.
+    fn take<M: Machine<Word = W>>(&self, me: usize, depth: Option<usize>) -> usize {
         loop {
             let openings = self.openings.load(Ordering::Acquire);
-            match self.owner.replace(0, me) {
-                Ok(()) => return 1,
-                Err(owner) if owner == me => return self.depth.load(Ordering::Relaxed) + 1,
-                Err(_) => M::sleep(&self.openings, openings),
+            let taken = M::uninterrupted(|| {
+                let inside = match self.owner.replace(0, me) {
+                    Ok(()) => 0,
+                    Err(owner) if owner == me => self.depth.load(Ordering::Relaxed),
+                    Err(_) => return None,
+                };
+                let depth = depth.unwrap_or(inside + 1);
+                self.depth.store(depth, Ordering::Relaxed);
+                Some(depth)
+            });
+            match taken {
+                Some(depth) => return depth,
+                None => M::sleep(&self.openings, openings),
             }
         }
     }
@@ -206,6 +225,7 @@ impl<W: Word> Gate<W> {
     }
 
     fn set_open<M: Machine<Word = W>>(&self) {
+        self.is_closed.store(0, Ordering::Relaxed);
         self.owner.store(0, Ordering::Release);
         self.openings.add(1, Ordering::Release);
         M::wake_all(&self.openings);
@@ -213,11 +233,13 @@ impl<W: Word> Gate<W> {
 
     /// Ends one [`Gate::close`] of the calling thread, in the parent.
     pub(crate) fn open<M: Machine<Word = W>>(&self) {
-        let depth = self.depth.load(Ordering::Relaxed);
-        self.depth.store(depth - 1, Ordering::Relaxed);
-        if depth == 1 {
-            self.set_open::<M>();
-        }
+        M::uninterrupted(|| {
+            let depth = self.depth.load(Ordering::Relaxed);
+            self.depth.store(depth - 1, Ordering::Relaxed);
+            if depth == 1 {
+                self.set_open::<M>();
+            }
+        });
     }
 
     /// The same in the child, which has no other thread. The others' words may count an entry that

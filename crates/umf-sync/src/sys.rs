@@ -1,5 +1,7 @@
 //! The system calls of this crate.
 
+use core::marker::PhantomData;
+use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU32, AtomicUsize};
 
@@ -106,5 +108,38 @@ pub(crate) fn pause(nanoseconds: u32) {
         let time = libc::timespec { tv_sec: 0, tv_nsec: libc::c_long::from(nanoseconds as i32) };
         // SAFETY: the structure is valid for the read; a signal may end the sleep.
         unsafe { libc::nanosleep(&raw const time, ptr::null_mut()) };
+    }
+}
+
+/// All signals of the calling thread are blocked until this is dropped.
+#[derive(Debug)]
+pub struct BlockedSignals {
+    /// The mask before; `None` if it could not be changed.
+    before: Option<libc::sigset_t>,
+    /// The mask is the calling thread's.
+    not_send: PhantomData<*const ()>,
+}
+
+impl BlockedSignals {
+    pub(crate) fn new() -> Self {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: `sigfillset` initialises the set, and `before` is valid for the write.
+        let is_blocked = unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0
+        };
+        // SAFETY: a call that succeeds writes it.
+        let before = is_blocked.then(|| unsafe { before.assume_init() });
+        Self { before, not_send: PhantomData }
+    }
+}
+
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            // SAFETY: the mask that this thread had.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, ptr::null_mut()) };
+        }
     }
 }

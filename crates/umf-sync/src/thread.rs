@@ -60,6 +60,14 @@ pub fn current() -> Option<ThreadIndex> {
     }
 }
 
+/// The number of the calling thread, if it has asked for it before.
+pub(crate) fn known() -> Option<ThreadIndex> {
+    match word::get() as u32 {
+        NONE | ENDED => None,
+        number => Some(ThreadIndex(number - 1)),
+    }
+}
+
 /// The number of the calling thread plus one, if it has asked for it before ([`current`]); 0 if it has not, and more than any number
 /// where there is none. For common paths: it calls nothing.
 #[inline(always)]

@@ -18,8 +18,11 @@ static DONE: AtomicU32 = AtomicU32::new(0);
 static FAILED: AtomicU32 = AtomicU32::new(0);
 
 fn is_right() -> bool {
+    // For a handler that comes while this looks, and holds the lock.
+    let holds_not = HOLDS_NOT.swap(false, Ordering::Relaxed);
     let is_free = OUTER.try_lock().is_some();
-    !(is_free && HOLDS.load(Ordering::Relaxed) || !is_free && HOLDS_NOT.load(Ordering::Relaxed))
+    HOLDS_NOT.store(holds_not, Ordering::Relaxed);
+    !(is_free && HOLDS.load(Ordering::Relaxed) || !is_free && holds_not)
 }
 
 /// Forks; whether parent and child find the locks as they were.

@@ -136,8 +136,9 @@ impl Registry {
         }
         let is_part = self.item(number).is_some_and(|item| item.is_part());
         let Some(list) = self.list(account) else { return };
-        list.count -= 1;
-        list.parts -= u32::from(is_part);
+        // (A child that is forked in the middle of a look begins at 0.)
+        list.count = list.count.saturating_sub(1);
+        list.parts = list.parts.saturating_sub(u32::from(is_part));
         if list.first == number {
             list.first = next;
         }
@@ -211,7 +212,7 @@ impl Registry {
             slot.busy = false;
         }
         if let Some(list) = self.list(account) {
-            list.busy -= 1;
+            list.busy = list.busy.saturating_sub(1);
         }
     }
 

@@ -141,14 +141,17 @@ impl AsFd for CloseOnFork {
 
 impl Drop for CloseOnFork {
     fn drop(&mut self) {
-        if self.in_children.belongs_here() {
-            // A fork finds it open and in the table, or neither.
-            let _no_fork = Entry::<Outer>::new();
-            if let Some(slot) = SLOTS.get(self.in_children.slot) {
-                slot.fd.store(0, Ordering::Release);
+        // A fork finds it open and in the table, or neither.
+        let _no_fork = Entry::<Outer>::new();
+        if self.in_children.belongs_here()
+            && let Some(slot) = SLOTS.get(self.in_children.slot)
+        {
+            slot.fd.store(0, Ordering::Release);
+            // A program may have closed it, and given the number to another file.
+            if identity(&*self.fd) == Ok(slot.file()) {
+                // SAFETY: not used again.
+                unsafe { ManuallyDrop::drop(&mut self.fd) };
             }
-            // SAFETY: not used again.
-            unsafe { ManuallyDrop::drop(&mut self.fd) };
         }
     }
 }

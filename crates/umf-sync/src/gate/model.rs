@@ -108,6 +108,10 @@ impl<const FENCE: bool, const PAUSES: usize> Machine for Loom<FENCE, PAUSES> {
         }
     }
 
+    fn uninterrupted<T>(act: impl FnOnce() -> T) -> T {
+        act()
+    }
+
     fn wake_all(word: &ModelWord) {
         drop(word.queue.lock().unwrap());
         word.woken.notify_all();
@@ -128,7 +132,13 @@ unsafe impl Sync for Process {}
 impl Process {
     fn new() -> Self {
         Self {
-            gate: Gate::from_words(ModelWord::new(), ModelWord::new(), ModelWord::new(), ModelWord::new()),
+            gate: Gate::from_words(
+                ModelWord::new(),
+                ModelWord::new(),
+                ModelWord::new(),
+                ModelWord::new(),
+                ModelWord::new(),
+            ),
             words: [(); 2].map(|()| ModelWord::new()),
             data: [(); 2].map(|()| UnsafeCell::new(0)),
             flag: ModelWord::new(),

@@ -146,6 +146,11 @@ impl Serving {
                         return;
                     }
                 }
+                // The program closed a descriptor that is not its own.
+                if fds[..2].iter().any(|fd| fd.revents().contains(PollFlags::NVAL)) {
+                    tracing::error!("the fd server ends: a descriptor of it was closed");
+                    return;
+                }
                 let happened = |fd: &PollFd<'_>| !fd.revents().is_empty();
                 (happened(&fds[0]), happened(&fds[1]), fds[2..].iter().map(happened).collect::<Vec<_>>())
             };
