@@ -242,7 +242,8 @@ fn a_ledger_fd_that_names_another_file_now() {
         let message = importer.fails(&format!("open {} -> n", handles[0]), variant);
         assert!(variant == "ProducerGone" || message.contains(evidence), "{message}");
         importer.ok("evict");
-        assert_eq!(Census::of(&importer), clean);
+        // (A thread closes what is not shared memory.)
+        clean.comes_back(&importer);
     }
 }
 
@@ -262,7 +263,7 @@ fn a_stopped_producer_is_a_timeout_over_the_socket_and_no_matter_otherwise() {
                 begun.elapsed() >= Duration::from_millis(390) && begun.elapsed() < Duration::from_secs(2)
             );
             importer.ok("evict");
-            assert_eq!(Census::of(&importer), clean);
+            clean.comes_back(&importer);
         } else {
             importer.ok(&format!("open {} -> m", handles[0]));
             importer.check("m", 1);
