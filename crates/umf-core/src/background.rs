@@ -10,6 +10,8 @@ use core::ptr;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use umf_sync::BlockedSignals;
+
 type Work = Box<dyn FnOnce() + Send>;
 
 /// A started thread. It goes on without one if this is dropped.
@@ -56,10 +58,13 @@ pub fn spawn(
         // `run` gets what it casts to.
         unsafe { libc::pthread_create(thread.as_mut_ptr(), attributes, run, start.cast()) }
     };
-    let result = without_signals(|| match with_stack_size(stack_size, &mut create) {
+    // A thread begins with the signal mask of the one that starts it.
+    let blocked = BlockedSignals::new();
+    let result = match with_stack_size(stack_size, &mut create) {
         libc::EINVAL => create(ptr::null()),
         result => result,
-    });
+    };
+    drop(blocked);
     if result != 0 {
         // SAFETY: it is of `Box::into_raw`, and no thread got it.
         drop(unsafe { Box::from_raw(start) });
@@ -83,22 +88,6 @@ fn with_stack_size(size: usize, create: impl FnOnce(*const libc::pthread_attr_t)
     };
     // SAFETY: as above, and they are not used afterwards.
     unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
-    result
-}
-
-/// A thread begins with the signal mask of the one that starts it.
-fn without_signals<T>(call: impl FnOnce() -> T) -> T {
-    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `sigfillset` initialises the set; `before` is valid for the write; the mask is this
-    // thread's own.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-    }
-    let result = call();
-    // SAFETY: `before` was written above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
     result
 }
 

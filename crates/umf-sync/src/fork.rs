@@ -2,18 +2,17 @@
 //!
 //! - Each [`crate::Lock`] passes a gate, which a fork closes (see `gate.rs` for the rules). No object
 //!   is registered for that.
-//! - [`generation`] reads one page that the kernel wipes in a forked child (`MADV_WIPEONFORK`). State
-//!   that a child must not use remembers the generation that it was made in and compares.
+//! - State that a child must not use remembers the [`generation`] that it was made in and compares.
 //! - [`add_hooks`] adds functions that run before and after each fork.
 
 use core::marker::PhantomData;
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use crate::chunks::{Chunks, Zeroed};
 use crate::gate::{Gate, Machine, Patience, Word};
-pub use crate::sys::BlockedSignals;
-use crate::{Error, Result, failpoint, fence, sys, thread};
+use crate::generation;
+pub use crate::generation::generation;
+use crate::{BlockedSignals, Error, Result, failpoint, fence, sys, thread};
 
 /// The gates, by [`Gates::NUMBER`].
 static GATES: [Gate<AtomicUsize>; 2] = [const {
@@ -282,12 +281,7 @@ extern "C" fn parent() {
 
 extern "C" fn child() {
     failpoint!("fork.child_begun");
-    // Where MADV_WIPEONFORK is refused (before Linux 4.14) this is how a child is noticed.
-    match canary() {
-        Some(canary) if !IS_WIPED.load(Ordering::Relaxed) => canary.store(0, Ordering::Relaxed),
-        Some(_) => {}
-        None => _ = GENERATION.fetch_add(1, Ordering::Relaxed),
-    }
+    generation::begin_child();
     open_in_child(Leaf::NUMBER);
     open_in_child(Outer::NUMBER);
     each(|hooks| (hooks.child)());
@@ -380,48 +374,8 @@ fn each(run: impl Fn(&'static Hooks)) {
     }
 }
 
-const PAGE: usize = 4096;
-
-/// A word that the kernel wipes in a child: the generation, or 0 in a child that does not know its own yet.
-static CANARY: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
-/// Whether the kernel wipes it.
-static IS_WIPED: AtomicBool = AtomicBool::new(false);
-/// At least what the canary says, or said in the parent.
-static GENERATION: AtomicU32 = AtomicU32::new(1);
-
-fn canary() -> Option<&'static AtomicU32> {
-    // SAFETY: a published canary page is never unmapped.
-    NonNull::new(CANARY.load(Ordering::Acquire)).map(|canary| unsafe { canary.as_ref() })
-}
-
-/// A number of this process, not 0, that is larger than those of the processes it was forked from.
-///
-/// Two loads. Everything that belongs to one process only remembers this number and compares.
-/// A child made by raw `clone` without `CLONE_VM` is noticed as well as one made by `fork(3)`.
-#[inline]
-pub fn generation() -> u32 {
-    match canary().map(|canary| canary.load(Ordering::Relaxed)) {
-        Some(generation) if generation != 0 => generation,
-        _ => notice(),
-    }
-}
-
-/// Threads of a child may come here at the same time, and signal handlers in between: none waits for
-/// another.
-#[cold]
-fn notice() -> u32 {
-    let Some(canary) = canary() else {
-        install();
-        return GENERATION.load(Ordering::Relaxed);
-    };
-    let new = GENERATION.load(Ordering::Relaxed) + 1;
-    // Before the canary has it: a child forked in between gets a larger one.
-    GENERATION.fetch_max(new, Ordering::AcqRel);
-    canary.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire).err().unwrap_or(new)
-}
-
-/// When the program or library that this is part of is loaded: before there are threads, one of which could have a lock in the
-/// middle of another's fork that began without the handlers.
+/// When the program or library that this is part of is loaded: before there are threads, one of which
+/// could have a lock in the middle of another's fork that began without the handlers.
 ///
 /// A linker that is handed an archive of objects may leave it out; then the first use installs them.
 #[used]
@@ -434,8 +388,8 @@ static AT_LOAD: extern "C" fn() = {
     at_load
 };
 
-/// Keeps the library that `own` is part of loaded, if it is not the program: a thread that has a number calls into it when it
-/// ends, which may be after a `dlclose` (of a plugin, say).
+/// Keeps the library that `own` is part of loaded, if it is not the program: a thread that has a number
+/// calls into it when it ends, which may be after a `dlclose` (of a plugin, say).
 ///
 /// Called by the loader, which has its locks: not later, when they might come after locks of umf.
 fn stay_loaded(own: extern "C" fn()) {
@@ -446,37 +400,28 @@ fn stay_loaded(own: extern "C" fn()) {
     }
     // SAFETY: it was found, so `info` was written.
     let info = unsafe { info.assume_init() };
-    // SAFETY: asks for a number. The program headers follow the ELF header, in the first page of the program.
+    // SAFETY: asks for a number. The program headers follow the ELF header, in the first page of the
+    // program.
     let headers = unsafe { libc::getauxval(libc::AT_PHDR) } as usize;
     let begin = info.dli_fbase.addr();
-    if info.dli_fname.is_null() || (begin..begin.saturating_add(PAGE)).contains(&headers) {
+    if info.dli_fname.is_null() || (begin..begin.saturating_add(sys::PAGE)).contains(&headers) {
         return;
     }
-    // SAFETY: a name that the loader gave; nothing is loaded that is not, so no code runs. The handle is for ever.
+    // SAFETY: a name that the loader gave; nothing is loaded that is not, so no code runs. The handle
+    // is for ever.
     unsafe { libc::dlopen(info.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
 }
 
-/// Makes the canary page and the fork handlers. Nobody waits for another thread here (as with `std::sync::Once`): a child
-/// forked meanwhile does not have that thread.
-fn install() {
+/// Registers the fork handlers and makes the canary page. No thread waits for another one here (as with
+/// `std::sync::Once`): a child that is forked meanwhile does not have that thread.
+pub(crate) fn install() {
     static INSTALLING: AtomicBool = AtomicBool::new(false);
     if !INSTALLING.swap(true, Ordering::AcqRel) {
         // SAFETY: the handlers are functions of this crate that stay loaded with it; they only take and
         // release locks. A failure (no memory) leaves forks with locks unhandled, as if never called.
         let _ = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
     }
-    let Ok(page) = sys::map(PAGE) else { return };
-    // Without the advice (Linux before 4.14) the handlers alone notice forks.
-    // SAFETY: the page was mapped above and is not shared yet.
-    IS_WIPED.store(unsafe { sys::wipe_on_fork(page, PAGE) }.is_ok(), Ordering::Relaxed);
-    let canary = page.cast::<AtomicU32>();
-    // SAFETY: a zeroed page is a valid AtomicU32.
-    unsafe { canary.as_ref() }.store(GENERATION.load(Ordering::Relaxed), Ordering::Relaxed);
-    let none = core::ptr::null_mut();
-    if CANARY.compare_exchange(none, canary.as_ptr(), Ordering::AcqRel, Ordering::Acquire).is_err() {
-        // SAFETY: another thread was first, and no thread has seen this page.
-        unsafe { sys::unmap(page, PAGE) };
-    }
+    generation::make_canary();
 }
 
 #[cfg(test)]
@@ -543,6 +488,44 @@ mod tests {
             assert!(all);
         });
         assert_eq!(generation(), before);
+    }
+
+    /// Runs `act` in a thread that the standard library, which takes a lock for that, does not start.
+    fn in_plain_thread(act: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void) -> bool {
+        let mut thread = 0;
+        let none = core::ptr::null_mut();
+        // SAFETY: `thread` is valid for the write, and joined once.
+        unsafe {
+            libc::pthread_create(&raw mut thread, core::ptr::null(), act, none) == 0
+                && libc::pthread_join(thread, core::ptr::null_mut()) == 0
+        }
+    }
+
+    #[test]
+    fn threads_of_a_child_pass_both_gates() {
+        extern "C" fn take_both(_: *mut libc::c_void) -> *mut libc::c_void {
+            change();
+            core::ptr::null_mut()
+        }
+        assert!(in_fork(|| in_plain_thread(take_both) && are_whole()));
+    }
+
+    #[test]
+    fn signals_are_blocked_inside_without_a_word() {
+        static WORDLESS: Lock<(), Wordless> = Lock::new(());
+        let is_blocked = || {
+            let mut mask = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
+            // SAFETY: `mask` is valid for the write, and written before it is read.
+            unsafe {
+                libc::pthread_sigmask(libc::SIG_SETMASK, core::ptr::null(), mask.as_mut_ptr());
+                libc::sigismember(mask.as_ptr(), libc::SIGALRM) == 1
+            }
+        };
+        assert!(!is_blocked());
+        let inside = WORDLESS.lock();
+        assert!(is_blocked());
+        drop(inside);
+        assert!(!is_blocked());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! - [`visitors`]: how many threads are inside of something
 //! - [`chunks`]: an array that grows without moving its elements
 //! - [`failpoint!`]: points at which tests kill processes
+//! - [`BlockedSignals`]: signals wait for a moment
 //! - `gate`: how a fork waits until no other thread is inside of a lock, as loom models it
 
 pub mod chunks;
@@ -16,6 +17,7 @@ pub mod failpoint;
 pub mod fence;
 pub mod fork;
 mod gate;
+mod generation;
 mod lock;
 mod sys;
 pub mod thread;
@@ -25,6 +27,7 @@ mod word;
 
 pub use error::{Error, Result};
 pub use lock::{Lock, LockGuard};
+pub use sys::BlockedSignals;
 pub use wiped::Wiped;
 
 /// A point at which tests end, stop or delay the process: `failpoint!("ledger.published")`. Compiles

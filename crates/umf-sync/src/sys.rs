@@ -7,6 +7,9 @@ use core::sync::atomic::{AtomicU32, AtomicUsize};
 
 use crate::{Error, Result};
 
+/// Bytes of a page; larger ones are multiples.
+pub(crate) const PAGE: usize = 4096;
+
 fn last_errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
@@ -121,7 +124,9 @@ pub struct BlockedSignals {
 }
 
 impl BlockedSignals {
-    pub(crate) fn new() -> Self {
+    /// Blocks them.
+    #[must_use]
+    pub fn new() -> Self {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: `sigfillset` initialises the set, and `before` is valid for the write.
@@ -132,6 +137,12 @@ impl BlockedSignals {
         // SAFETY: a call that succeeds writes it.
         let before = is_blocked.then(|| unsafe { before.assume_init() });
         Self { before, not_send: PhantomData }
+    }
+}
+
+impl Default for BlockedSignals {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

@@ -293,3 +293,22 @@ fn loom_forks_nest_and_may_begin_inside() {
         vec![other]
     });
 }
+
+/// The second of two nested closes: handlers of others ran in between, and hold locks.
+#[test]
+fn loom_a_fork_inside_of_another_lets_no_thread_in() {
+    type M = Loom<true, 1>;
+    explore(2, |process| {
+        let other = spawn(process, 2, |process| {
+            process.inside::<M>(0, || _ = process.flag.add(1, Ordering::Relaxed));
+        });
+        let close = || process.gate.close::<M, _>(None, || process.words.iter());
+        close();
+        let entered = process.flag.load(Ordering::Relaxed);
+        close();
+        assert_eq!(process.flag.load(Ordering::Relaxed), entered);
+        process.gate.open::<M>();
+        process.gate.open::<M>();
+        vec![other]
+    });
+}
