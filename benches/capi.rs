@@ -21,7 +21,7 @@ const SIZE: usize = 64 << 10;
 const PASSES: usize = 128;
 
 fn main() -> ExitCode {
-    let compiler = umf::core::environment::variable("CC").unwrap_or_else(|| "cc".into());
+    let compiler = umf_os::environment::variable("CC").unwrap_or_else(|| "cc".into());
     if bench::is_test() && Command::new(compiler).arg("--version").output().is_err() {
         println!("umf-skip: capi: no C compiler to link libumf.so.1 with");
         return ExitCode::SUCCESS;

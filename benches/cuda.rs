@@ -36,7 +36,7 @@ fn main() -> ExitCode {
 fn with_software_driver() -> Result<()> {
     const PATH: &str = "LD_LIBRARY_PATH";
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-soft");
-    if umf::core::environment::variable(PATH).is_some_and(|path| path == *folder.as_os_str()) {
+    if umf_os::environment::variable(PATH).is_some_and(|path| path == *folder.as_os_str()) {
         return Err("the software driver cannot be loaded".into());
     }
     fs::create_dir_all(&folder)?;

@@ -11,9 +11,9 @@ use std::hint::black_box;
 use std::process::Command;
 use std::sync::Arc;
 
-use umf_core::conformance::pool::Pages;
 use umf_core::{Address, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_testkit::pool::Pages;
 
 /// Name of the workload, sizes, and the most instructions that an allocation and a free may take
 /// together. The loop around them is in that, with 25 to 60.

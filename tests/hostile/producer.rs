@@ -4,8 +4,9 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use umf::core::{Error, Layout, Pool, held, pool};
+use umf::core::{Error, Layout, Pool, pool};
 use umf::ipc::{self, Export, ExporterSettings};
+use umf::runtime::held;
 use umf::{Address, Exporter, Handle};
 
 use crate::checker::{Promise, broken};

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use umf::core::held;
 use umf::host::HostProvider;
 use umf::ipc::{ExporterSettings, ImporterSettings, LimitPolicy};
+use umf::runtime::held;
 use umf::slab::{SlabPool, SlabSettings};
 use umf::{Exchange, Exporter, Importer, Mode};
 use umf_tests::{Census, Sequence, machine};

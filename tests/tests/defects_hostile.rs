@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use umf_core::conformance::Ends;
+use umf_testkit::Ends;
 use umf_tests::forge::{self, field};
 use umf_tests::{Actor, Census, actor};
 

@@ -14,9 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use umf::core::{Layout, held};
+use umf::core::Layout;
 use umf::host::{HostImport, HostProvider};
 use umf::ipc::ExporterSettings;
+use umf::runtime::held;
 use umf::slab::{SlabPool, SlabSettings};
 use umf::{Address, Exporter, Handle, Importer, Mapping, Visibility};
 

@@ -13,7 +13,7 @@ use umf::ipc::Nonce;
 use umf::ipc::fd_socket::{Answer, Deadline, Request, receive};
 use umf::ipc::inspect::Owner;
 use umf::{Exchange, Handle, Importer};
-use umf_core::conformance::Ends;
+use umf_testkit::Ends;
 use umf_tests::{Actor, Census, spawn};
 
 fn in_mode(mode: &str) -> Actor {

@@ -11,8 +11,8 @@ use tracing::level_filters::LevelFilter;
 use tracing::span;
 use tracing::subscriber::Interest;
 use tracing::{Event, Metadata, Subscriber};
-use umf_core::environment::variable;
-use umf_core::output;
+use umf_os::environment::variable;
+use umf_os::output;
 use umf_sync::Lock;
 
 use crate::boundary::{Failure, Outcome};

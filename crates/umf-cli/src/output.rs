@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::builder::styling::Style;
-use umf::core::environment::variable;
+use umf_os::environment::variable;
 
 /// Writes `text` to standard output.
 ///

@@ -81,7 +81,7 @@ pub(crate) fn kernel_release() -> String {
 
 /// The effective user id.
 pub(crate) fn effective_uid() -> u32 {
-    umf::core::process::effective_uid()
+    umf_os::process::effective_uid()
 }
 
 /// The effective capabilities of this thread.

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use umf_core::{environment, process};
+use umf_os::{environment, process};
 
 /// Environment, folders and trust: everything outside that loading looks at.
 ///

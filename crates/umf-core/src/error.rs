@@ -12,14 +12,12 @@ pub type Result<T, E = Error> = core::result::Result<T, E>;
 ///
 /// Holds no heap memory: a pool may be the global allocator, and an allocator that fails must not
 /// allocate in order to say so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
     /// A size of zero bytes was asked for.
-    #[error("a size of 0 bytes was asked for; ask for at least 1")]
     ZeroSize,
     /// A size, after rounding up to its alignment, exceeds what an address space can hold.
-    #[error("{size} bytes aligned to {align} overflow the address space; ask for less")]
     SizeOverflow {
         /// The size asked for, in bytes.
         size: usize,
@@ -27,13 +25,11 @@ pub enum Error {
         align: usize,
     },
     /// An alignment is not a power of two, or more than the provider can give.
-    #[error("alignment {align} is not a power of two or exceeds what this provider or pool can give")]
     BadAlignment {
         /// The alignment asked for, in bytes.
         align: usize,
     },
     /// The address belongs to no live region that this pool or provider owns.
-    #[error("address {address} does not belong to {owner}; free a block where it was allocated")]
     ForeignAddress {
         /// The address given.
         address: Address,
@@ -41,14 +37,12 @@ pub enum Error {
         owner: &'static str,
     },
     /// The address was freed before.
-    #[error("address {address} is not allocated: freed twice, or never handed out")]
     NotAllocated {
         /// The address given.
         address: Address,
     },
     /// The address was freed before, and the pool's history says by whom. Without a history this is
     /// [`Error::NotAllocated`].
-    #[error("address {address} was freed before, {by}; free each block once")]
     FreedTwice {
         /// The address given.
         address: Address,
@@ -56,10 +50,6 @@ pub enum Error {
         by: PastFree,
     },
     /// A block was written to after it was freed.
-    #[error(
-        "byte {offset} of the free block of {size} bytes at {address} was written to after it was freed, {}; whoever had it \
-         still uses it", By(.by)
-    )]
     WrittenAfterFree {
         /// Where the block begins.
         address: Address,
@@ -71,13 +61,11 @@ pub enum Error {
         by: Option<PastFree>,
     },
     /// The address lies inside a block, not at its start.
-    #[error("address {address} lies inside a block and not at its start; pass what allocate returned")]
     InteriorAddress {
         /// The address given.
         address: Address,
     },
     /// The system or device has no memory left.
-    #[error("out of memory: {size} bytes from {owner}{}", NativeSuffix(*.native))]
     OutOfMemory {
         /// Bytes asked for.
         size: usize,
@@ -87,7 +75,6 @@ pub enum Error {
         native: i32,
     },
     /// A limit set by the user would be exceeded.
-    #[error("{what} limit of {limit} bytes would be exceeded by {size} more; raise it or free some")]
     LimitReached {
         /// The name of the limit.
         what: &'static str,
@@ -97,10 +84,6 @@ pub enum Error {
         size: usize,
     },
     /// As much freed memory as the user allows is still open in other processes.
-    #[error(
-        "{held} bytes that were freed are still open in other processes, and no more than {limit} may be (max_held); have \
-         them closed there, wait with drain, or raise the limit"
-    )]
     HeldLimit {
         /// Bytes that are held.
         held: u64,
@@ -108,13 +91,11 @@ pub enum Error {
         limit: u64,
     },
     /// What is frozen cannot be used: shared memory that a forked child inherited.
-    #[error("{what} was inherited through fork and is frozen in the child; make a new one here")]
     Frozen {
         /// What was used.
         what: &'static str,
     },
     /// The provider, pool or this system cannot do that.
-    #[error("{what} is not supported by {owner}{}", NativeSuffix(*.native))]
     NotSupported {
         /// What was asked.
         what: &'static str,
@@ -124,7 +105,6 @@ pub enum Error {
         native: i32,
     },
     /// An argument makes no sense.
-    #[error("{what}: {why}")]
     InvalidArgument {
         /// Which argument.
         what: &'static str,
@@ -132,7 +112,6 @@ pub enum Error {
         why: &'static str,
     },
     /// A native call failed.
-    #[error("{call} failed{}{}", NativeSuffix(*.native), Hint(.hint))]
     Native {
         /// The system or driver call.
         call: &'static str,
@@ -142,7 +121,6 @@ pub enum Error {
         hint: &'static str,
     },
     /// The driver of a device refused.
-    #[error("{call} failed: {name} ({meaning})")]
     Driver {
         /// The driver's function.
         call: &'static str,
@@ -154,13 +132,11 @@ pub enum Error {
         meaning: &'static str,
     },
     /// A memory object that came from elsewhere is not what it was said to be.
-    #[error("refused to map: {why}")]
     Untrusted {
         /// What was found instead.
         why: &'static str,
     },
     /// The fixed number of something is used up.
-    #[error("no more than {limit} {what} are possible in one process")]
     TooMany {
         /// What there are too many of.
         what: &'static str,
@@ -168,6 +144,67 @@ pub enum Error {
         limit: usize,
     },
 }
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ZeroSize => f.write_str("a size of 0 bytes was asked for; ask for at least 1"),
+            Self::SizeOverflow { size, align } => {
+                write!(f, "{size} bytes aligned to {align} overflow the address space; ask for less")
+            }
+            Self::BadAlignment { align } => write!(
+                f,
+                "alignment {align} is not a power of two or exceeds what this provider or pool can give"
+            ),
+            Self::ForeignAddress { address, owner } => {
+                write!(f, "address {address} does not belong to {owner}; free a block where it was allocated")
+            }
+            Self::NotAllocated { address } => {
+                write!(f, "address {address} is not allocated: freed twice, or never handed out")
+            }
+            Self::FreedTwice { address, by } => {
+                write!(f, "address {address} was freed before, {by}; free each block once")
+            }
+            Self::WrittenAfterFree { address, size, offset, by } => write!(
+                f,
+                "byte {offset} of the free block of {size} bytes at {address} was written to after it was freed, {}; its former owner still uses it",
+                By(by)
+            ),
+            Self::InteriorAddress { address } => write!(
+                f,
+                "address {address} lies inside a block and not at its start; pass what allocate returned"
+            ),
+            Self::OutOfMemory { size, owner, native } => {
+                write!(f, "out of memory: {size} bytes from {owner}{}", NativeSuffix(*native))
+            }
+            Self::LimitReached { what, limit, size } => write!(
+                f,
+                "{what} limit of {limit} bytes would be exceeded by {size} more; raise it or free some"
+            ),
+            Self::HeldLimit { held, limit } => write!(
+                f,
+                "{held} bytes that were freed are still open in other processes, and no more than {limit} may be (max_held); have them closed there, wait with drain, or raise the limit"
+            ),
+            Self::Frozen { what } => {
+                write!(f, "{what} was inherited through fork and is frozen in the child; make a new one here")
+            }
+            Self::NotSupported { what, owner, native } => {
+                write!(f, "{what} is not supported by {owner}{}", NativeSuffix(*native))
+            }
+            Self::InvalidArgument { what, why } => write!(f, "{what}: {why}"),
+            Self::Native { call, native, hint } => {
+                write!(f, "{call} failed{}{}", NativeSuffix(*native), Hint(hint))
+            }
+            Self::Driver { call, name, meaning, .. } => write!(f, "{call} failed: {name} ({meaning})"),
+            Self::Untrusted { why } => write!(f, "refused to map: {why}"),
+            Self::TooMany { what, limit } => {
+                write!(f, "no more than {limit} {what} are possible in one process")
+            }
+        }
+    }
+}
+
+impl core::error::Error for Error {}
 
 /// A free that a pool's history remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,16 +228,24 @@ impl fmt::Display for By<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(by) => by.fmt(f),
-            None => f.write_str("by whom a (longer) history would tell"),
+            None => f.write_str("enable `history`, or lengthen it, to record where it was freed"),
         }
     }
 }
 
 impl Error {
-    /// A failed system call, without a hint.
+    /// A failed system call and its errno. EPERM and ENOSYS get a hint at what may refuse it.
     #[must_use]
     pub const fn native(call: &'static str, native: i32) -> Self {
-        Self::Native { call, native, hint: "" }
+        const EPERM: i32 = 1;
+        const ENOSYS: i32 = 38;
+        let hint = match native {
+            EPERM | ENOSYS => {
+                "a missing right, a seccomp filter or a security module refuses it, or this kernel lacks it"
+            }
+            _ => "",
+        };
+        Self::Native { call, native, hint }
     }
 
     /// The number of the system (errno) behind this error, if there is one.
@@ -240,18 +285,6 @@ impl fmt::Display for Hint {
     }
 }
 
-impl From<umf_sync::Error> for Error {
-    fn from(error: umf_sync::Error) -> Self {
-        match error {
-            umf_sync::Error::OutOfMemory { size, native } => {
-                Self::OutOfMemory { size, owner: "metadata", native }
-            }
-            umf_sync::Error::TooMany { what, limit } => Self::TooMany { what, limit },
-            umf_sync::Error::System { call, native } => Self::native(call, native),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -266,6 +299,7 @@ mod tests {
         let text = Error::Driver { call, code: 0x7000_0001, name, meaning: "the device is gone" }.to_string();
         assert_eq!(text, "zeMemAllocDevice failed: ZE_RESULT_ERROR_DEVICE_LOST (the device is gone)");
         assert_eq!(Error::native("mmap", 22).native_code(), Some(22));
+        assert!(Error::native("fcntl(F_GET_SEALS)", 1).to_string().contains("seccomp"));
         assert_eq!(Error::ZeroSize.native_code(), None);
         let (address, by) =
             (Address::from_bits(4096), PastFree { thread: 7, ago: Duration::from_micros(1500) });

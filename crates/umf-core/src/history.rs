@@ -1,12 +1,8 @@
 //! What happened in a pool lately: [`PoolHistory`].
 
-use core::cell::Cell;
 use core::fmt;
 use core::time::Duration;
 
-use umf_sync::fork;
-
-use crate::metadata::SLOT_WORDS;
 use crate::{Address, Error};
 
 /// What kind of thing happened.
@@ -93,6 +89,9 @@ pub const fn reason(error: &Error) -> &'static str {
     REASONS[index]
 }
 
+/// How many words an [`Event`] is in a ring.
+pub const WORDS: usize = 5;
+
 /// One thing that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
@@ -113,9 +112,9 @@ pub struct Event {
 }
 
 impl Event {
-    /// As words for a ring of [`crate::metadata::Slot`]s.
+    /// As words, for a ring of such.
     #[must_use]
-    pub fn to_words(&self) -> [u64; SLOT_WORDS] {
+    pub fn to_words(&self) -> [u64; WORDS] {
         let kind = KINDS.iter().position(|(kind, _)| *kind == self.kind).unwrap_or(0) as u64;
         let reason = REASONS.iter().position(|reason| *reason == self.reason).unwrap_or(0) as u64;
         let what = kind | reason << 8 | u64::from(self.thread) << 32;
@@ -125,7 +124,7 @@ impl Event {
 
     /// What such words say; `None` if they are of no event.
     #[must_use]
-    pub fn from_words([at, what, address, size, block_size]: [u64; SLOT_WORDS]) -> Option<Self> {
+    pub fn from_words([at, what, address, size, block_size]: [u64; WORDS]) -> Option<Self> {
         let (kind, _) = KINDS.get((what & 0xff) as usize)?;
         Some(Self {
             at: Duration::from_nanos(at),
@@ -180,25 +179,6 @@ impl fmt::Display for PoolHistory {
             self.forgotten
         )?;
         self.events.iter().try_for_each(|event| writeln!(f, "{event}"))
-    }
-}
-
-/// The system's number of the calling thread, as `gettid(2)` returns it and `top -H` shows it. Asks
-/// the system once per thread and fork.
-#[must_use]
-pub fn thread_id() -> u32 {
-    thread_local! {
-        /// The number, and the process in which it was asked for, as [`fork::generation`] counts.
-        static KNOWN: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
-    }
-    let generation = fork::generation();
-    match KNOWN.get() {
-        (id, known) if id != 0 && known == generation => id,
-        _ => {
-            let id = crate::sys::thread_id();
-            KNOWN.set((id, generation));
-            id
-        }
     }
 }
 

@@ -7,9 +7,6 @@ use core::fmt;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use core::time::Duration;
-use std::io::Write as _;
-
-use crate::{output, sys};
 
 /// The most frames that are kept of a stack.
 pub const FRAMES: usize = 32;
@@ -24,16 +21,12 @@ impl Stack {
     /// No frames.
     pub const EMPTY: Self = Self { frames: [0; FRAMES] };
 
-    /// The calling thread's stack, as deep as [`FRAMES`]; empty where this system's C library cannot tell. The first call of a process
-    /// may allocate from the C library.
+    /// A stack of these return addresses, innermost first; those beyond [`FRAMES`] are left out.
     #[must_use]
-    #[inline(never)]
-    pub fn capture() -> Self {
-        let mut found = [ptr::null_mut(); FRAMES];
-        let count = sys::return_addresses(&mut found);
+    pub fn new(addresses: impl IntoIterator<Item = usize>) -> Self {
         let mut stack = Self::EMPTY;
-        for (frame, found) in stack.frames.iter_mut().zip(&found[..count]) {
-            *frame = found.addr();
+        for (frame, address) in stack.frames.iter_mut().zip(addresses) {
+            *frame = address;
         }
         stack
     }
@@ -46,7 +39,7 @@ impl Stack {
     /// Shows it with the names that a [`Resolver`] finds, or, `plainly`, with what the loader knows: file, offset in it, and
     /// the names of exported functions. `addr2line -e FILE OFFSET` tells more.
     fn show(&self, f: &mut fmt::Formatter<'_>, plainly: bool) -> fmt::Result {
-        let resolver = if plainly { None } else { resolver() };
+        let resolver = if plainly { None } else { RESOLVER.get() };
         let (mut count, mut skipped) = (0, 0);
         self.places(resolver, &mut |_, place| {
             count += 1;
@@ -106,13 +99,18 @@ const BEGIN: &str = "__rust_begin_short_backtrace";
 
 /// Whether every allocation goes through it.
 fn is_of_umf(place: &CodePlace<'_>) -> bool {
-    const NAMES: [&str; 4] = ["umf_core::", "umf_pool_slab::", "umf::pool::", "umf::global::"];
+    const NAMES: [&str; 6] =
+        ["umf_core::", "umf_os::", "umf_runtime::", "umf_pool_slab::", "umf::pool::", "umf::global::"];
     // Of what is inlined only the last part of the name is known, but its file. (Folders of this repository, and of a registry.)
-    const FILES: [&str; 6] = [
+    const FILES: [&str; 10] = [
         "umf-core/src/",
+        "umf-os/src/",
+        "umf-runtime/src/",
         "pools/slab/src/",
         "crates/umf/src/",
         "/umf-core-0.",
+        "/umf-os-0.",
+        "/umf-runtime-0.",
         "/umf-pool-slab-0.",
         "/umf-0.",
     ];
@@ -129,10 +127,18 @@ fn show_place(f: &mut fmt::Formatter<'_>, place: &CodePlace<'_>) -> fmt::Result 
 fn show_address(f: &mut fmt::Formatter<'_>, address: usize) -> fmt::Result {
     // A return address is behind the call.
     let call = address - 1;
-    let Some((file, base, name)) = sys::code_at(call) else { return write!(f, "\n    {address:#x}") };
-    let file = file.to_str().unwrap_or("?");
-    write!(f, "\n    {file}+{:#x}", call.wrapping_sub(base))?;
-    name.and_then(|name| name.to_str().ok()).map_or(Ok(()), |name| write!(f, " {name}"))
+    let (mut is_known, mut result) = (false, Ok(()));
+    if let Some(look_up) = LOADER.get() {
+        look_up(call, &mut |place| {
+            is_known = true;
+            let (file, offset) = (place.file.unwrap_or("?"), place.offset.unwrap_or(0));
+            result = write!(f, "\n    {file}+{offset:#x}");
+            if let (Ok(()), Some(name)) = (result, place.name) {
+                result = write!(f, " {name}");
+            }
+        });
+    }
+    if is_known { result } else { write!(f, "\n    {address:#x}") }
 }
 
 /// What is known of an address in code.
@@ -140,26 +146,48 @@ fn show_address(f: &mut fmt::Formatter<'_>, address: usize) -> fmt::Result {
 pub struct CodePlace<'a> {
     /// The function.
     pub name: Option<&'a str>,
-    /// The source file.
+    /// The source file, or the loaded file (see [`set_loader`]).
     pub file: Option<&'a str>,
-    /// The line in it.
+    /// The line in the source file.
     pub line: Option<u32>,
+    /// The offset in the loaded file, in bytes.
+    pub offset: Option<usize>,
 }
 
 /// Finds what stands at a return address, and tells it: the innermost first, where functions are inlined into each other.
 pub type Resolver = fn(address: usize, tell: &mut dyn FnMut(CodePlace<'_>));
 
-static RESOLVER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+/// A function that is set while other threads call it.
+struct Set(AtomicPtr<()>);
+
+impl Set {
+    const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    fn set(&self, resolver: Resolver) {
+        self.0.store(resolver as *mut (), Ordering::Release);
+    }
+
+    fn get(&self) -> Option<Resolver> {
+        let resolver = self.0.load(Ordering::Acquire);
+        // SAFETY: what is not null was stored by `set`, and is such a function.
+        (!resolver.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Resolver>(resolver) })
+    }
+}
+
+static RESOLVER: Set = Set::new();
+static LOADER: Set = Set::new();
 
 /// Has stacks shown with the names that `resolver` finds. The last one counts.
 pub fn set_resolver(resolver: Resolver) {
-    RESOLVER.store(resolver as *mut (), Ordering::Release);
+    RESOLVER.set(resolver);
 }
 
-fn resolver() -> Option<Resolver> {
-    let resolver = RESOLVER.load(Ordering::Acquire);
-    // SAFETY: what is not null was stored by `set_resolver`, and is such a function.
-    (!resolver.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Resolver>(resolver) })
+/// Has addresses without a name shown with what `look_up` finds, which asks the loader for the loaded
+/// file, the offset in it and an exported name, and allocates nothing. Crate `umf-os` sets it.
+pub fn set_loader(look_up: Resolver) {
+    LOADER.set(look_up);
 }
 
 /// When a [`LeakReport`] is made.
@@ -239,93 +267,5 @@ impl fmt::Display for LeakReport<'_> {
             site.stack.show(f, self.is_global)?;
         }
         Ok(())
-    }
-}
-
-/// Writes a text to standard error, without the global allocator.
-pub fn write_to_stderr(text: &dyn fmt::Display) {
-    struct Stderr([u8; 512], usize);
-    impl Stderr {
-        fn flush(&mut self) {
-            // With a closed stderr there is nobody to tell.
-            let _ = output::stderr().write_all(&self.0[..self.1]);
-            self.1 = 0;
-        }
-    }
-    impl fmt::Write for Stderr {
-        fn write_str(&mut self, text: &str) -> fmt::Result {
-            for part in text.as_bytes().chunks(self.0.len()) {
-                if self.1 + part.len() > self.0.len() {
-                    self.flush();
-                }
-                self.0[self.1..self.1 + part.len()].copy_from_slice(part);
-                self.1 += part.len();
-            }
-            Ok(())
-        }
-    }
-    let mut stderr = Stderr([0; 512], 0);
-    let _ = fmt::write(&mut stderr, format_args!("umf: {text}\n"));
-    stderr.flush();
-}
-
-/// Has `function` called when the process ends by `exit(3)` or by returning from `main`. `false` if that cannot be.
-///
-/// It runs in the thread that ends the process, whose thread-local values may be gone.
-pub fn at_exit(function: extern "C" fn()) -> bool {
-    sys::at_exit(function)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[inline(never)]
-    fn place() -> Stack {
-        std::hint::black_box(Stack::capture())
-    }
-
-    #[test]
-    fn stacks_tell_places_apart_and_are_shown() {
-        let same: Vec<Stack> = (0..2).map(|_| place()).collect();
-        let other = place();
-        if same[0].frames().next().is_none() {
-            println!("umf-skip: this C library does not tell where something is called");
-            return;
-        }
-        assert_eq!(same[0], same[1]);
-        assert_ne!(same[0], other);
-        let plain = other.to_string();
-        assert!(plain.contains("+0x"), "{plain}");
-        set_resolver(|address, tell| {
-            let name = format!("function_{address:x}");
-            tell(CodePlace { name: Some(&name), file: Some("f.rs"), line: Some(7) });
-        });
-        let resolved = other.to_string();
-        let (sites, sizes) = (
-            [LeakSite { stack: other, blocks: 2, bytes: 30, oldest: Duration::from_millis(1) }],
-            [LeakSize { block_size: 16, blocks: 2 }],
-        );
-        let mut report = LeakReport {
-            pool: "p",
-            time: LeakTime::PoolEnd,
-            blocks: 2,
-            bytes: 32,
-            sizes: &sizes,
-            sampled: 1,
-            sites: &sites,
-            is_global: false,
-        };
-        let text = report.to_string();
-        report.is_global = true;
-        let global = report.to_string();
-        RESOLVER.store(ptr::null_mut(), Ordering::Relaxed);
-        assert!(resolved.contains("function_") && resolved.contains(" at f.rs:7"), "{resolved}");
-        assert!(
-            text.starts_with("pool p: 2 blocks, 32 bytes were never freed, at the end of the pool\n"),
-            "{text}"
-        );
-        assert!(text.contains("2 of 16 bytes") && text.contains("function_"), "{text}");
-        assert!(!global.contains("function_") && global.contains("+0x"), "{global}");
     }
 }

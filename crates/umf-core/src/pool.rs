@@ -8,11 +8,9 @@ use crate::history::PoolHistory;
 use crate::leaks::LeakReport;
 use crate::limit::SharedLimit;
 use crate::map::PoolMap;
-use crate::observer::Freed;
 use crate::shortage::OutOfMemory;
 use crate::statistics::PoolStatistics;
-use crate::tracker::ProviderRef;
-use crate::{Address, Completion, Layout, Result};
+use crate::{Address, Completion, Layout, ProviderRef, Region, Result};
 
 /// A live block: what [`Pool::block_at`] finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,6 +19,18 @@ pub struct BlockSpan {
     pub address: Address,
     /// Bytes that its owner may use, at least what was asked for.
     pub size: usize,
+}
+
+/// Memory that is freed, in one of two sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freed {
+    /// A block goes back to its pool, which may hand it out again.
+    Block {
+        /// Its address, as the pool handed it out.
+        address: Address,
+    },
+    /// A region goes back to its provider.
+    Region(Region),
 }
 
 /// Hands out blocks from regions.
@@ -33,7 +43,7 @@ pub struct BlockSpan {
 /// [`Layout`]; a foreign, interior or twice freed address by [`Pool::free`]. (What cannot be detected is a
 /// block freed by someone who does not own it, while it is live.)
 ///
-/// A pool is accepted by `umf_core::pool_conformance!` (feature `conformance`), in one line.
+/// A pool is accepted by `umf_testkit::pool_conformance!`, in one line.
 ///
 /// # Safety
 /// An implementor promises that the blocks it hands out lie in regions of its provider, are aligned, do not

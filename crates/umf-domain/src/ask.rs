@@ -7,9 +7,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use umf_core::ReceivedFd;
 use umf_ipc::Nonce;
 use umf_ipc::fd_socket::{Answer, Deadline, Request, peer, receive};
+use umf_os::ReceivedFd;
 use umf_sync::failpoint;
 
 use crate::knock::{Knock, knock};

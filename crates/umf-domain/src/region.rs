@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use umf_core::ReceivedFd;
+use umf_os::ReceivedFd;
 use umf_sync::failpoint;
 
 use crate::sys::{self, File, Mapping};

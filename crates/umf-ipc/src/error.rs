@@ -182,12 +182,6 @@ pub enum Error {
     },
 }
 
-impl From<umf_sync::Error> for Error {
-    fn from(error: umf_sync::Error) -> Self {
-        Self::Memory(error.into())
-    }
-}
-
 impl Error {
     pub(crate) fn system(call: &'static str, errno: Errno) -> Self {
         let hint = match errno {

@@ -5,10 +5,11 @@
 
 use std::sync::Arc;
 
-use umf_core::{Layout, Pool, Visibility, held};
+use umf_core::{Layout, Pool, Visibility};
 use umf_ipc::{Error, Exporter, ExporterSettings, Importer};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_provider_host::{HostImport, HostProvider};
+use umf_runtime::held;
 
 /// A handle of a dropped exporter names no other process, whatever has the exporter's descriptors by
 /// now.

@@ -6,10 +6,11 @@ use std::collections::HashSet;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use umf_core::{Address, Layout, Pool, Visibility, held};
+use umf_core::{Address, Layout, Pool, Visibility};
 use umf_ipc::{Exporter, ExporterSettings, Handle, Importer};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_provider_host::{HostImport, HostProvider};
+use umf_runtime::held;
 
 const SIZE: usize = 4096;
 

@@ -4,7 +4,8 @@ use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::{Error, Result, sys};
+use crate::sys;
+use umf_core::{Error, Result};
 
 /// Types for which memory full of zeros is a valid value.
 ///

@@ -12,7 +12,9 @@ use crate::chunks::{Chunks, Zeroed};
 use crate::gate::{Gate, Machine, Patience, Word};
 use crate::generation;
 pub use crate::generation::generation;
-use crate::{BlockedSignals, Error, Result, failpoint, fence, sys, thread};
+use umf_core::{Error, Result};
+
+use crate::{BlockedSignals, failpoint, fence, sys, thread};
 
 /// The gates, by [`Gates::NUMBER`].
 static GATES: [Gate<AtomicUsize>; 2] = [const {
@@ -318,7 +320,7 @@ pub fn close_outer_gate_earlier() -> Result<()> {
     // SAFETY: the handlers are functions of this crate, which stays loaded.
     match unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) } {
         0 => Ok(()),
-        native => Err(Error::System { call: "pthread_atfork", native }),
+        native => Err(Error::native("pthread_atfork", native)),
     }
 }
 

@@ -11,7 +11,6 @@
 //! - `gate`: how a fork waits until no other thread is inside of a lock, as loom models it
 
 pub mod chunks;
-mod error;
 #[cfg(feature = "failpoints")]
 pub mod failpoint;
 pub mod fence;
@@ -25,7 +24,6 @@ pub mod visitors;
 mod wiped;
 mod word;
 
-pub use error::{Error, Result};
 pub use lock::{Lock, LockGuard};
 pub use sys::BlockedSignals;
 pub use wiped::Wiped;

@@ -5,7 +5,7 @@ use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU32, AtomicUsize};
 
-use crate::{Error, Result};
+use umf_core::{Error, Result};
 
 /// Bytes of a page; larger ones are multiples.
 pub(crate) const PAGE: usize = 4096;
@@ -21,9 +21,9 @@ pub(crate) fn map(size: usize) -> Result<NonNull<u8>> {
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
     let mapped = unsafe { libc::mmap(ptr::null_mut(), size, access, flags, -1, 0) };
     if mapped == libc::MAP_FAILED {
-        return Err(Error::OutOfMemory { size, native: last_errno() });
+        return Err(Error::OutOfMemory { size, owner: "metadata", native: last_errno() });
     }
-    NonNull::new(mapped.cast()).ok_or(Error::OutOfMemory { size, native: 0 })
+    NonNull::new(mapped.cast()).ok_or(Error::OutOfMemory { size, owner: "metadata", native: 0 })
 }
 
 /// Unmaps.
@@ -43,7 +43,7 @@ pub(crate) unsafe fn wipe_on_fork(page: NonNull<u8>, size: usize) -> Result<()> 
     // SAFETY: the caller has the mapping; the advice changes nothing in this process.
     match unsafe { libc::madvise(page.as_ptr().cast(), size, libc::MADV_WIPEONFORK) } {
         0 => Ok(()),
-        _ => Err(Error::System { call: "madvise(MADV_WIPEONFORK)", native: last_errno() }),
+        _ => Err(Error::native("madvise(MADV_WIPEONFORK)", last_errno())),
     }
 }
 

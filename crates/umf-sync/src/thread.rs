@@ -10,7 +10,9 @@ use std::panic::catch_unwind;
 
 use crate::chunks::Chunks;
 use crate::fork::{self, Wordless};
-use crate::{Error, Lock, Result, word};
+use umf_core::{Error, Result};
+
+use crate::{Lock, word};
 
 /// The number of a living thread: dense, from 0, reused after the thread's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

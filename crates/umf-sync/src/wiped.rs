@@ -3,7 +3,9 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::{Result, sys};
+use umf_core::Result;
+
+use crate::sys;
 
 const PAGE: usize = 4096;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use umf_config::{DmaBufExporter, HugePages, NumaMode, Settings, SharedLimit as LimitSetting};
+use umf_core::ProviderRef;
 use umf_core::held::OnFree;
-use umf_core::tracker::ProviderRef;
 use umf_core::{Provider, ProviderKind, Visibility};
 use umf_pool_proxy::{ProxyPool, ProxySettings};
 use umf_pool_slab::{Leaks, Poison, SharedLimit, SlabPool, SlabSettings};

@@ -25,6 +25,6 @@ fn resolve(address: usize, tell: &mut dyn FnMut(CodePlace<'_>)) {
         // Without the hash behind it.
         let name = symbol.name().map(|name| format!("{name:#}"));
         let (file, line) = (symbol.filename().and_then(Path::to_str), symbol.lineno());
-        tell(CodePlace { name: name.as_deref(), file, line });
+        tell(CodePlace { name: name.as_deref(), file, line, offset: None });
     });
 }

@@ -60,13 +60,14 @@ pub use error::{Error, Result};
 pub use global::GlobalPool;
 pub use pool::{Pool, PoolBuilder};
 pub use process::{exporter, importer, init, open, open_read_only, settings, warnings};
-pub use umf_core::held::{HeldStatistics, OnFree, drain};
+pub use umf_core::held::{HeldStatistics, OnFree};
 pub use umf_core::shortage::{Relief, Shortage};
 pub use umf_core::{
     Access, Address, Completion, CpuAccess, Layout, MemoryKind, Progress, ProviderKind, Visibility,
 };
 pub use umf_ipc::{Exchange, Export, Exporter, Handle, Importer, Mapping, Mode, VolatileSlice};
 pub use umf_pool_slab::{Leaks, Poison};
+pub use umf_runtime::held::drain;
 
 #[doc(inline)]
 pub use umf_config as config;
@@ -90,5 +91,7 @@ pub use umf_provider_host as host;
 pub use umf_provider_level_zero as level_zero;
 #[doc(inline)]
 pub use umf_provider_plugin as plugin;
+/// What pools and exporters share: tracker, upstream, deferred free.
+pub use umf_runtime as runtime;
 #[doc(inline)]
 pub use umf_topology as topology;

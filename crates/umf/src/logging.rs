@@ -10,7 +10,7 @@ use tracing_subscriber::fmt::FormatFields as _;
 use tracing_subscriber::fmt::format::{DefaultFields, Writer};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use umf_config::{Log, LogLevel, LogOutput};
-use umf_core::output;
+use umf_os::output;
 
 /// Sends events where the settings say, unless the application has a subscriber of its own, which then gets them.
 pub(crate) fn start(log: &Log) {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use umf_core::ProviderRef;
 use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::history::PoolHistory;
 use umf_core::leaks::LeakReport;
 use umf_core::map::PoolMap;
 use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::PoolStatistics;
-use umf_core::tracker::ProviderRef;
 use umf_core::{Layout, Visibility};
 use umf_provider_host::HostProvider;
 

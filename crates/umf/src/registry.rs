@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use umf_core::tracker::ProviderRef;
+use umf_core::ProviderRef;
 use umf_core::{Import, Pool, Provider};
 use umf_sync::Lock;
 

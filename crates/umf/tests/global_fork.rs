@@ -13,7 +13,7 @@ fn children_come_through() {
     let handles: Vec<_> = blocks.iter().map(|block| block.handle().unwrap()).collect();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = umf_core::conformance::Ends(&stop);
+        let _ends = umf_testkit::Ends(&stop);
         // Another thread is always in the middle of allocating, opening or exporting.
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {

@@ -5,7 +5,6 @@
 
 use std::process::{Command, Stdio};
 
-use umf::leaks::Stack;
 use umf::{GlobalPool, Leaks};
 
 #[global_allocator]
@@ -20,7 +19,7 @@ fn leaking_place() {
 
 #[test]
 fn the_global_allocator_tells_what_is_live_at_the_end() {
-    if Stack::capture().frames().next().is_none() {
+    if umf_os::stack::capture().frames().next().is_none() {
         println!("umf-skip: this C library does not tell where something is called");
         return;
     }

@@ -7,7 +7,6 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use umf::leaks::Stack;
 use umf::{Leaks, Pool, PoolBuilder};
 
 /// Says to a run of this test what it is to do.
@@ -94,7 +93,7 @@ fn a_process_tells_at_its_end_what_it_never_freed() {
     assert_eq!(told("fork", "count").matches("never freed").count(), 1);
     let text = told("hook", "off");
     assert!(text.contains("told of 1024 bytes") && text.contains("a mistake"), "{text}");
-    if Stack::capture().frames().next().is_none() {
+    if umf_os::stack::capture().frames().next().is_none() {
         println!("umf-skip: this C library does not tell where something is called");
         return;
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use umf::config::{Context, Loader};
 use umf::{Error, Pool, Relief, Shortage};
-use umf_core::conformance::pool::Token;
+use umf_testkit::pool::Token;
 
 const MIB: usize = 1 << 20;
 
@@ -134,7 +134,7 @@ fn a_block_is_freed_when_its_completion_is_ready() {
     drop(mapping);
     assert_eq!(pool.drain(Duration::from_millis(1)).blocks, 1);
     // SAFETY: an error is expected: it is freed.
-    let twice = unsafe { umf_core::tracker::free_after(address, Token::new()) };
+    let twice = unsafe { umf_runtime::tracker::free_after(address, Token::new()) };
     assert!(twice.is_err());
     token.be_ready();
     assert!(pool.drain(Duration::from_secs(20)).is_empty());

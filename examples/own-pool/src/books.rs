@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use umf_core::held::Fate;
 use umf_core::statistics::PoolStatistics;
-use umf_core::{Address, Error, Layout, Region, Result, Upstream};
+use umf_core::{Address, Error, Layout, Region, Result};
+use umf_runtime::Upstream;
+use umf_runtime::held::Fate;
 
 use crate::slab::{Slab, State};
 

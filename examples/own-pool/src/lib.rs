@@ -6,7 +6,7 @@
 //!
 //! What is worth copying:
 //!
-//! - Regions come through an [`umf_core::Upstream`], which tracks them; so addresses are found, exports of regions are
+//! - Regions come through an [`umf_runtime::Upstream`], which tracks them; so addresses are found, exports of regions are
 //!   retired, and a forked child is kept off shared memory.
 //! - Nothing is written into the memory: it may be a device's.
 //! - A foreign, interior or twice freed address is an error that changes nothing.

@@ -5,11 +5,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use umf_core::Freed;
 use umf_core::held::{HeldStatistics, OnFree};
-use umf_core::observer::{Freed, before_free};
 use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::PoolStatistics;
-use umf_core::{Address, BlockSpan, Completion, Layout, Pool, ProviderRef, Result, Upstream};
+use umf_core::{Address, BlockSpan, Completion, Layout, Pool, ProviderRef, Result};
+use umf_runtime::Upstream;
+use umf_runtime::observer::before_free;
 use umf_sync::Lock;
 
 use crate::books::Books;

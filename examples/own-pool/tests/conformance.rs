@@ -2,4 +2,4 @@
 
 use own_pool::ClassPool;
 
-umf_core::pool_conformance!(classes, |provider| ClassPool::new(provider).unwrap());
+umf_testkit::pool_conformance!(classes, |provider| ClassPool::new(provider).unwrap());

@@ -10,9 +10,9 @@
 use std::hint::black_box;
 
 use tikv_jemalloc_sys as je;
-use umf_core::conformance::pool::{Pages, Random};
 use umf_core::{Address, Layout, Pool};
 use umf_pool_jemalloc::JemallocPool;
+use umf_testkit::pool::{Pages, Random};
 
 const ROUNDS: usize = 200_000;
 const TURNS: usize = 9;

@@ -8,7 +8,7 @@
 use core::ptr::NonNull;
 
 use umf_core::Result;
-use umf_core::registry::Registry;
+use umf_runtime::registry::Registry;
 use umf_sync::fork::{self, Hooks};
 use umf_sync::thread::{self, ThreadIndex};
 

@@ -4,8 +4,9 @@
 
 use std::sync::Arc;
 
-use umf_core::observer::{Freed, Leases, before_free};
+use umf_core::Freed;
 use umf_core::{Completion, Error, Result};
+use umf_runtime::observer::{Leases, before_free};
 
 use crate::JemallocPool;
 use crate::blocks::Block;
@@ -51,7 +52,6 @@ impl JemallocPool {
                 self.reserved.region_went(region.size());
                 Ok(())
             }
-            _ => Ok(()),
         }
     }
 

@@ -263,8 +263,8 @@ impl JemallocPool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use umf_core::conformance::pool::{Numbers, Pages};
     use umf_core::{Layout, Pool, ProviderRef};
+    use umf_testkit::pool::{Numbers, Pages};
 
     /// What jemalloc may ask for, whatever [`je::fills_blocks`] could find out.
     #[test]

@@ -1,7 +1,7 @@
 //! What was never freed.
 
 use umf_core::leaks::{LeakReport, LeakSize, LeakTime};
-use umf_core::output;
+use umf_os::output;
 
 use crate::JemallocPool;
 use crate::classes::Class;

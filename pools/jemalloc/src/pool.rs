@@ -7,14 +7,17 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use std::sync::{Arc, OnceLock};
 
+use umf_core::Freed;
 use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::leaks::{LeakReport, LeakTime};
-use umf_core::limit::{Reserved, SharedLimit};
-use umf_core::metadata::Table;
-use umf_core::observer::{Freed, before_free};
+use umf_core::limit::SharedLimit;
 use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::PoolStatistics;
-use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result, Upstream};
+use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result};
+use umf_runtime::Upstream;
+use umf_runtime::limit::Reserved;
+use umf_runtime::metadata::Table;
+use umf_runtime::observer::before_free;
 
 use crate::JemallocSettings;
 use crate::blocks::{Block, Blocks, Life};
@@ -488,7 +491,7 @@ impl Drop for JemallocPool {
             if let Err(error) = unsafe { self.retire(arena) } {
                 // Its blocks are not used again, and its hooks not called: nobody allocates from it.
                 let arena = arena.number().unwrap_or_default();
-                umf_core::output::event(|| {
+                umf_os::output::event(|| {
                     tracing::error!(pool = self.settings.name, arena, %error, "jemalloc keeps an arena");
                 });
             }

@@ -5,9 +5,10 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use umf_core::held::Fate;
-use umf_core::tracker::{self, GRANULE, RegionNumber};
-use umf_core::{Address, AddressSpace, Error, Layout, Region, Result, Upstream};
+use umf_core::{Address, AddressSpace, Error, Layout, Region, Result};
+use umf_runtime::Upstream;
+use umf_runtime::held::Fate;
+use umf_runtime::tracker::{self, GRANULE, RegionNumber};
 use umf_sync::{LockGuard, chunks::Zeroed, fork::Leaf};
 
 use crate::JemallocPool;

@@ -4,8 +4,8 @@
 //! back whole. Room lies in between. It counts with places: a region's number, and below it where in the address space that
 //! jemalloc sees. So regions never touch each other, and what is aligned as a place is aligned as an address.
 
-use umf_carve::Ranges;
 use umf_core::Result;
+use umf_suballoc::Ranges;
 
 /// Bits of a place below the region's number.
 const BITS: u32 = 44;

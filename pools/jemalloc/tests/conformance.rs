@@ -2,8 +2,8 @@
 
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
 
-umf_core::pool_conformance!(jemalloc, |provider| JemallocPool::new(provider).unwrap());
+umf_testkit::pool_conformance!(jemalloc, |provider| JemallocPool::new(provider).unwrap());
 
-umf_core::pool_conformance!(one_arena, |provider| {
+umf_testkit::pool_conformance!(one_arena, |provider| {
     JemallocPool::with_settings(provider, JemallocSettings::default().arenas(1)).unwrap()
 });

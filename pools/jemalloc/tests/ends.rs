@@ -5,9 +5,9 @@
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 
-use umf_core::conformance::pool::{Numbers, Pages, Random};
 use umf_core::{Address, Error, Layout, Pool};
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
+use umf_testkit::pool::{Numbers, Pages, Random};
 
 /// Arenas and caches are the process's: these tests use up either.
 fn alone() -> MutexGuard<'static, ()> {
@@ -99,7 +99,7 @@ fn arenas_run_out_and_are_used_again() {
         assert_eq!(pool.arena_count(), 500);
         let block = allocate(&pool, 100);
         drop(pool);
-        assert_eq!((provider.live_regions(), umf_core::tracker::find(block)), (0, None));
+        assert_eq!((provider.live_regions(), umf_runtime::tracker::find(block)), (0, None));
     }
     assert!(matches!(of(5000), Err(Error::TooMany { what: "arenas of jemalloc", .. })));
     let many: Vec<_> = core::iter::from_fn(|| of(500).ok()).collect();

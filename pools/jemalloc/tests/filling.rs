@@ -5,9 +5,9 @@
 
 use std::process::Command;
 
-use umf_core::conformance::pool::{Numbers, Pages};
 use umf_core::{Error, Layout, Pool};
 use umf_pool_jemalloc::JemallocPool;
+use umf_testkit::pool::{Numbers, Pages};
 
 #[test]
 fn filling_is_refused_over_memory_that_must_not_be_touched() {

@@ -4,9 +4,9 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use umf_core::conformance::pool::Pages;
 use umf_core::{Layout, Pool};
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
+use umf_testkit::pool::Pages;
 
 #[test]
 fn forks_come_through_amid_hooks() {

@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use umf_core::conformance::pool::Pages;
 use umf_core::{Layout, Pool};
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
+use umf_testkit::pool::Pages;
 
 /// Half of the limit is had in one piece once everything else was freed, whatever is kept of that.
 #[test]

@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use umf_core::conformance::pool::{Numbers, Pages};
 use umf_core::{Address, BlockSpan, Error, Layout, Pool, ProviderRef};
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
+use umf_testkit::pool::{Numbers, Pages};
 
 #[derive(Clone, Debug)]
 enum Step {

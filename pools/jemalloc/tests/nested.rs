@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use umf_core::conformance::pool::{Pages, Random};
 use umf_core::{Address, Layout, MemoryKind, Pool, Provider, ProviderKind, Region, Result, Visibility};
 use umf_pool_jemalloc::JemallocPool;
+use umf_testkit::pool::{Pages, Random};
 
 /// Regions are blocks of a pool.
 struct OfPool(Arc<JemallocPool>);

@@ -7,10 +7,10 @@ use core::alloc::{GlobalAlloc, Layout as Sized};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use tikv_jemalloc_sys as je;
-use umf_core::conformance::pool::Pages;
 use umf_core::{Layout, Pool};
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
 use umf_sync::Lock;
+use umf_testkit::pool::Pages;
 
 struct Jemalloc;
 

@@ -5,12 +5,12 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use umf_core::conformance::Borrower;
-use umf_core::conformance::pool::{Pages, Random};
 use umf_core::{
     Address, Layout, MemoryKind, Pool, Provider, ProviderKind, Purge, Region, Result, Visibility,
 };
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
+use umf_testkit::Borrower;
+use umf_testkit::pool::{Pages, Random};
 
 /// Pages whose content goes when it is told to.
 struct Purging {
@@ -150,7 +150,7 @@ fn leased_blocks_keep_their_content_without_their_pool() {
             assert!(bytes.iter().all(|&byte| byte == value), "{address} lost its content");
         }
         borrower.close_all();
-        umf_core::held::poll();
+        umf_runtime::held::poll();
         assert_eq!(provider.pages.live_regions(), 0);
     }
 }

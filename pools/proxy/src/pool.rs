@@ -6,14 +6,17 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::sync::Arc;
 
-use umf_core::held::{Fate, HeldStatistics, OnFree};
-use umf_core::limit::Reserved;
-use umf_core::metadata::Table;
-use umf_core::observer::{Freed, before_free};
+use umf_core::Freed;
+use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::{Gauge, PoolStatistics};
-use umf_core::tracker::{self, Found};
-use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Region, Result, Upstream};
+use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Region, Result};
+use umf_runtime::Upstream;
+use umf_runtime::held::Fate;
+use umf_runtime::limit::Reserved;
+use umf_runtime::metadata::Table;
+use umf_runtime::observer::before_free;
+use umf_runtime::tracker::{self, Found};
 
 use crate::ProxySettings;
 use crate::block::Block;
@@ -227,7 +230,6 @@ unsafe impl Pool for ProxyPool {
                 self.reserved.region_went(region.size());
                 Ok(())
             }
-            _ => Ok(()),
         }
     }
 

@@ -2,4 +2,4 @@
 
 use umf_pool_proxy::ProxyPool;
 
-umf_core::pool_conformance!(proxy, |provider| ProxyPool::new(provider).unwrap());
+umf_testkit::pool_conformance!(proxy, |provider| ProxyPool::new(provider).unwrap());

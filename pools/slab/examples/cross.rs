@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use umf_core::conformance::pool::Pages;
 use umf_core::{Address, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_testkit::pool::Pages;
 
 /// Blocks that go from one thread to the other at a time, and how many such portions are on the way.
 const PORTION: usize = 25;

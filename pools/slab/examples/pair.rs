@@ -5,9 +5,9 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use umf_core::conformance::pool::{Numbers, Pages};
 use umf_core::{Address, Layout, Pool, ProviderRef};
 use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_testkit::pool::{Numbers, Pages};
 
 const CYCLES: u32 = 4_000_000;
 

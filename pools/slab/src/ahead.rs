@@ -5,8 +5,8 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use umf_core::tracker::GRANULE;
 use umf_core::{Error, Result};
+use umf_runtime::tracker::GRANULE;
 use umf_sync::Lock;
 
 use crate::SlabPool;

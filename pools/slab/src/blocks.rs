@@ -8,7 +8,8 @@
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
-use umf_core::{Address, Error, Result, tracker};
+use umf_core::{Address, Error, Result};
+use umf_runtime::tracker;
 use umf_sync::thread;
 
 use crate::SlabPool;

@@ -9,8 +9,9 @@
 use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use umf_core::metadata::Table;
-use umf_core::{Address, tracker};
+use umf_core::Address;
+use umf_runtime::metadata::Table;
+use umf_runtime::tracker;
 
 use crate::caches::Caches;
 use crate::pool::SPANS;

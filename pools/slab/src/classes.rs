@@ -1,7 +1,7 @@
 //! Size classes: eight per doubling, so that rounding up wastes at most 12.5 %.
 
 use umf_core::Layout;
-use umf_core::tracker::GRANULE;
+use umf_runtime::tracker::GRANULE;
 
 use crate::large::UNIT;
 use crate::thread_cache::BinPlace;

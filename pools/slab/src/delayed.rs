@@ -6,8 +6,9 @@
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use umf_core::observer::{Freed, before_free};
+use umf_core::Freed;
 use umf_core::{Address, Completion, Error, Result};
+use umf_runtime::observer::before_free;
 
 use crate::SlabPool;
 use crate::pool::{SHARED, TRACED, WATCHED};

@@ -6,8 +6,9 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use umf_core::observer::{Freed, before_free};
+use umf_core::Freed;
 use umf_core::{Address, Error, Result};
+use umf_runtime::observer::before_free;
 
 use crate::SlabPool;
 use crate::span::{Kind, Place, Span};
@@ -96,7 +97,6 @@ impl SlabPool {
                 self.region_went(region);
                 Ok(())
             }
-            _ => Ok(()),
         }
     }
 

@@ -90,5 +90,6 @@ mod watch;
 
 pub use pool::SlabPool;
 pub use settings::SlabSettings;
-pub use umf_core::limit::{SharedLimit, SharedLimitRef};
+pub use umf_core::limit::SharedLimit;
+pub use umf_core::limit::SharedLimitRef;
 pub use watch::{Leaks, Poison};

@@ -2,7 +2,8 @@
 
 use core::sync::atomic::Ordering;
 
-use umf_core::{Address, BlockSpan, Error, Result, tracker};
+use umf_core::{Address, BlockSpan, Error, Result};
+use umf_runtime::tracker;
 
 use crate::SlabPool;
 use crate::large::UNIT;

@@ -152,9 +152,9 @@ fn pieces(taken: &[Taken], Whole { base, begin, end, .. }: Whole) -> Vec<Piece> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use umf_core::conformance::Borrower;
-    use umf_core::conformance::pool::Pages;
     use umf_core::{Layout, Pool};
+    use umf_testkit::Borrower;
+    use umf_testkit::pool::Pages;
 
     use crate::SlabSettings;
 
@@ -224,7 +224,7 @@ mod tests {
         let pool = SlabPool::new(Pages::shared(), SlabSettings::default()).unwrap();
         let stop = core::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let _ends = umf_core::conformance::Ends(&stop);
+            let _ends = umf_testkit::Ends(&stop);
             for seed in 0..2_usize {
                 let (pool, stop) = (&pool, &stop);
                 scope.spawn(move || {

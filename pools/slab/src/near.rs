@@ -12,7 +12,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::AtomicU8;
 
 use umf_core::Address;
-use umf_core::tracker::GRANULE;
+use umf_runtime::tracker::GRANULE;
 
 use crate::span::{Divisor, Span};
 use crate::thread_cache::BinPlace;

@@ -3,7 +3,8 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use umf_core::{Address, Error, Layout, Result, tracker};
+use umf_core::{Address, Error, Layout, Result};
+use umf_runtime::tracker;
 use umf_sync::thread;
 
 use crate::SlabPool;

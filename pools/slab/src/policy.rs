@@ -7,7 +7,8 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 
-use umf_core::{Result, clock};
+use umf_core::Result;
+use umf_os::clock;
 use umf_sync::chunks::Chunks;
 
 use crate::aging::Seen;

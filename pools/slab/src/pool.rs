@@ -6,16 +6,18 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize
 use core::time::Duration;
 use std::sync::Arc;
 
+use umf_core::Freed;
 use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::history::PoolHistory;
 use umf_core::leaks::{LeakReport, LeakTime};
-use umf_core::limit::{Reserved, SharedLimit};
+use umf_core::limit::SharedLimit;
 use umf_core::map::PoolMap;
-use umf_core::metadata::Table;
-use umf_core::observer::Freed;
 use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::{Gauge, PoolStatistics};
-use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result, Upstream, tracker};
+use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result};
+use umf_runtime::limit::Reserved;
+use umf_runtime::metadata::Table;
+use umf_runtime::{Upstream, tracker};
 use umf_sync::{Lock, Wiped, thread};
 
 use crate::SlabSettings;

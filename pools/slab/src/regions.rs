@@ -3,10 +3,10 @@
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
-use umf_core::held::Fate;
 use umf_core::history::EventKind;
-use umf_core::tracker::{self, GRANULE, RegionNumber};
 use umf_core::{Address, Error, Layout, Region, Result};
+use umf_runtime::held::Fate;
+use umf_runtime::tracker::{self, GRANULE, RegionNumber};
 use umf_sync::failpoint;
 
 use crate::SlabPool;

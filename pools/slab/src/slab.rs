@@ -4,7 +4,8 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU8;
 
-use umf_core::{Result, tracker};
+use umf_core::Result;
+use umf_runtime::tracker;
 use umf_sync::failpoint;
 
 use crate::SlabPool;

@@ -16,8 +16,8 @@ use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
-use umf_core::tracker::RegionNumber;
 use umf_core::{Address, Region};
+use umf_runtime::tracker::RegionNumber;
 use umf_sync::chunks::Zeroed;
 
 use crate::arena::Run;

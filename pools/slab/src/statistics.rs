@@ -1,7 +1,8 @@
 //! What is counted, and told.
 
 use umf_core::statistics::PoolStatistics;
-use umf_core::{Address, Region, output};
+use umf_core::{Address, Region};
+use umf_os::output;
 use umf_sync::thread;
 
 use crate::classes::MAX_CLASSES;

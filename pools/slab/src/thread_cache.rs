@@ -12,7 +12,7 @@ use core::sync::atomic::{
 };
 
 use umf_core::Address;
-use umf_core::tracker::GRANULE;
+use umf_runtime::tracker::GRANULE;
 use umf_sync::chunks::Zeroed;
 
 use crate::classes::MAX_CLASSES;

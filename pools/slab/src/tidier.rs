@@ -4,7 +4,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 use std::thread::Thread;
 
-use umf_core::{background, held};
+use umf_os::background;
+use umf_runtime::held;
 use umf_sync::{Lock, fork};
 
 use crate::roster;

@@ -11,9 +11,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use umf_core::conformance::pool::{Pages, Random};
 use umf_core::{Address, Error, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_testkit::pool::{Pages, Random};
 
 const WORD: usize = 8;
 
@@ -119,7 +119,7 @@ fn run(settings: SlabSettings, generations: u64, steps: usize) {
     let world = World { pool, inboxes: [const { Mutex::new(Vec::new()) }; THREADS] };
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = umf_core::conformance::Ends(&stop);
+        let _ends = umf_testkit::Ends(&stop);
         let trimming = scope.spawn(|| {
             let mut keep = Random(1);
             while !stop.load(Ordering::Relaxed) {

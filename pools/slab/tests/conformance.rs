@@ -2,25 +2,25 @@
 
 use umf_pool_slab::{Leaks, SlabPool, SlabSettings};
 
-umf_core::pool_conformance!(defaults, |provider| SlabPool::new(provider, SlabSettings::new()).unwrap());
+umf_testkit::pool_conformance!(defaults, |provider| SlabPool::new(provider, SlabSettings::new()).unwrap());
 
-umf_core::pool_conformance!(coarse, |provider| {
+umf_testkit::pool_conformance!(coarse, |provider| {
     let settings = SlabSettings::new().min_block_size(256).slab_min_size(1 << 20).capacity(0);
     SlabPool::new(provider, settings.max_poolable_size(16 << 20)).unwrap()
 });
 
-umf_core::pool_conformance!(without_thread_caches_for_large_blocks, |provider| {
+umf_testkit::pool_conformance!(without_thread_caches_for_large_blocks, |provider| {
     SlabPool::new(provider, SlabSettings::new().thread_cache_size(0).max_poolable_size(100_000)).unwrap()
 });
 
-umf_core::pool_conformance!(nothing_poolable, |provider| {
+umf_testkit::pool_conformance!(nothing_poolable, |provider| {
     SlabPool::new(provider, SlabSettings::new().max_poolable_size(0)).unwrap()
 });
 
-umf_core::pool_conformance!(with_a_history_and_sites, |provider| {
+umf_testkit::pool_conformance!(with_a_history_and_sites, |provider| {
     SlabPool::new(provider, SlabSettings::new().history(1000).leaks(Leaks::Sites).leak_sample(64)).unwrap()
 });
 
-umf_core::pool_conformance!(with_a_quarantine, |provider| {
+umf_testkit::pool_conformance!(with_a_quarantine, |provider| {
     SlabPool::new(provider, SlabSettings::new().min_block_size(4096).quarantine(64 << 10)).unwrap()
 });

@@ -6,9 +6,9 @@
 
 use std::sync::Barrier;
 
-use umf_core::conformance::pool::Numbers;
 use umf_core::{Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_testkit::pool::Numbers;
 
 /// 0 if a pool could be made and used; a process that hangs is ended by its alarm, which its parent sees.
 fn use_a_pool() -> i32 {

@@ -5,10 +5,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use umf_core::conformance::pool::{Numbers, Random, Token};
 use umf_core::shortage::Relief;
 use umf_core::{Address, Error, Layout, Pool};
 use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
+use umf_testkit::pool::{Numbers, Random, Token};
 
 const MIB: usize = 1 << 20;
 
@@ -40,7 +40,7 @@ fn what_is_free_in_one_pool_goes_before_a_shared_limit_refuses_another() {
                 // In the caches of a thread that goes on living, too.
                 let (freed, stop) = (AtomicBool::new(false), AtomicBool::new(false));
                 std::thread::scope(|scope| {
-                    let _ends = umf_core::conformance::Ends(&stop);
+                    let _ends = umf_testkit::Ends(&stop);
                     let other = scope.spawn(|| {
                         fill(mine, most / 4 * 3, size).into_iter().for_each(|address| free(mine, address));
                         freed.store(true, Ordering::SeqCst);
@@ -95,7 +95,7 @@ fn pools_come_and_go_while_others_take_what_is_free() {
     let stop = AtomicBool::new(false);
     let served = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        let _ends = umf_core::conformance::Ends(&stop);
+        let _ends = umf_testkit::Ends(&stop);
         for seed in 0..2 {
             let (limit, stop, served) = (&limit, &stop, &served);
             scope.spawn(move || {
@@ -115,7 +115,7 @@ fn pools_come_and_go_while_others_take_what_is_free() {
                 free(&pool, address);
             }
             if round % 4 == 0 {
-                limit.reclaim(u64::MAX);
+                umf_runtime::limit::reclaim(&limit, u64::MAX);
             }
         }
     });

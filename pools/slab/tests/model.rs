@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use umf_core::conformance::Borrower;
-use umf_core::conformance::pool::{Numbers, Token};
 use umf_core::map::PieceState;
 use umf_core::{Address, BlockSpan, Error, Layout, Pool};
 use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
+use umf_testkit::Borrower;
+use umf_testkit::pool::{Numbers, Token};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -293,7 +293,7 @@ proptest! {
                     }
                 },
                 Step::Poll => {
-                    umf_core::held::poll();
+                    umf_runtime::held::poll();
                     closed.clear();
                     check_map(&pool, &live)?;
                 }
@@ -365,7 +365,7 @@ proptest! {
             prop_assert!(delayed.iter().all(|(&start, (end, _))| provider.contains(Address::from_bits(start), (end - start) as usize)));
             borrower.close_all();
             tokens.iter().for_each(|token| token.be_ready());
-            umf_core::held::poll();
+            umf_runtime::held::poll();
         } else {
             borrower.close_all();
             tokens.iter().for_each(|token| token.be_ready());

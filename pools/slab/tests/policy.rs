@@ -5,9 +5,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use umf_core::conformance::pool::{Numbers, Pages, Token};
 use umf_core::{Address, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_testkit::pool::{Numbers, Pages, Token};
 
 /// What nothing here takes as long as.
 const LONG: Duration = Duration::from_secs(30);

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
-use umf_core::conformance::Borrower;
-use umf_core::conformance::pool::{Numbers, Pages};
 use umf_core::{Address, Completion, Error, Layout, Pool, Progress};
 use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_testkit::Borrower;
+use umf_testkit::pool::{Numbers, Pages};
 
 const SIZES: [usize; 4] = [64, 5_000, 70_000, 1 << 20];
 
@@ -85,14 +85,14 @@ fn what_is_held_is_not_its_threads_own() {
         borrower.open(address, size);
         free(pool, address).unwrap();
         borrower.close_all();
-        umf_core::held::poll();
+        umf_runtime::held::poll();
     };
     let free_after = |pool: &SlabPool, address: Address, _: usize| {
         let ready = Arc::new(Ready(AtomicBool::new(false)));
         // SAFETY: nobody uses the memory of these tests' blocks.
         unsafe { pool.free_after(address, ready.clone()) }.unwrap();
         ready.0.store(true, Ordering::Relaxed);
-        umf_core::held::poll();
+        umf_runtime::held::poll();
     };
     let free_later: [Free<'_>; 3] =
         [&free_exported, &free_after, &|pool, address, _| free(pool, address).unwrap()];
@@ -170,7 +170,7 @@ fn lives_change_hands_amid_trims() {
     let shelf: Mutex<Vec<(Address, usize, u8)>> = Mutex::default();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = umf_core::conformance::Ends(&stop);
+        let _ends = umf_testkit::Ends(&stop);
         let (pool, shelf, stop) = (&*pool, &shelf, &stop);
         scope.spawn(move || {
             while !stop.load(Ordering::Relaxed) {

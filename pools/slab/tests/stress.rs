@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use umf_core::conformance::pool::Pages;
 use umf_core::{Address, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_testkit::pool::Pages;
 
 struct Owned {
     address: Address,
@@ -41,7 +41,7 @@ fn every_byte_has_one_owner_while_threads_come_trim_and_go() {
     let shelf: Mutex<Vec<Owned>> = Mutex::new(Vec::new());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = umf_core::conformance::Ends(&stop);
+        let _ends = umf_testkit::Ends(&stop);
         let trimming = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 pool.trim(1 << 20).unwrap();

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tracing::{Event, Metadata, Subscriber, span};
-use umf_core::conformance::pool::Pages;
 use umf_core::{Layout, Pool};
 use umf_pool_slab::{Leaks, SlabPool, SlabSettings};
+use umf_testkit::pool::Pages;
 
 static EVENTS: AtomicUsize = AtomicUsize::new(0);
 /// Events in threads whose storage is gone.

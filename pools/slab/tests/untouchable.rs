@@ -5,10 +5,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use umf_core::conformance::Borrower;
-use umf_core::conformance::pool::{Pages, Random};
 use umf_core::{Address, Error, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_testkit::Borrower;
+use umf_testkit::pool::{Pages, Random};
 
 /// Of all magnitudes from 8 bytes to 8 MiB.
 fn layout(random: &mut Random) -> Layout {
@@ -61,7 +61,7 @@ fn use_everything(pool: &SlabPool, seed: u64, others: &Mutex<Vec<Address>>) {
                 free(pool, address);
                 if step % 3 == 0 {
                     borrower.close(address);
-                    umf_core::held::poll();
+                    umf_runtime::held::poll();
                 }
             }
             98 => drop(pool.trim(random.below(32 << 20)).unwrap()),
@@ -73,7 +73,7 @@ fn use_everything(pool: &SlabPool, seed: u64, others: &Mutex<Vec<Address>>) {
         }
     }
     borrower.close_all();
-    umf_core::held::poll();
+    umf_runtime::held::poll();
     live.into_iter().for_each(|address| free(pool, address));
 }
 

@@ -5,12 +5,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use umf_core::conformance::pool::{Numbers, Pages};
 use umf_core::history::{Event, EventKind};
-use umf_core::leaks::{LeakTime, Stack};
+use umf_core::leaks::LeakTime;
 use umf_core::map::PieceState;
-use umf_core::{Address, Error, Layout, Pool, history};
+use umf_core::{Address, Error, Layout, Pool};
 use umf_pool_slab::{Leaks, Poison, SlabPool, SlabSettings};
+use umf_testkit::pool::{Numbers, Pages};
 
 fn allocate(pool: &SlabPool, size: usize) -> Address {
     pool.allocate(Layout::new(size, 8).unwrap()).unwrap()
@@ -36,7 +36,7 @@ fn a_history_tells_what_happened_and_in_which_thread() {
     let other = std::thread::scope(|scope| {
         let freeing = scope.spawn(|| {
             free(&pool, small).unwrap();
-            history::thread_id()
+            umf_os::process::thread_id()
         });
         freeing.join().unwrap()
     });
@@ -57,7 +57,7 @@ fn a_history_tells_what_happened_and_in_which_thread() {
     assert_eq!(rest.last(), Some(&Trim));
     let [_, allocated, freed, refused, ..] = history.events[..] else { panic!("eight and more") };
     assert_eq!((allocated.address, allocated.size, allocated.block_size), (small, 100, 104));
-    assert_eq!((allocated.thread, allocated.reason), (history::thread_id(), ""));
+    assert_eq!((allocated.thread, allocated.reason), (umf_os::process::thread_id(), ""));
     assert_eq!((freed.address, freed.thread, freed.block_size), (small, other, 104));
     assert_eq!((refused.address, refused.reason), (small, "freed twice"));
     assert!(history.events.is_sorted_by_key(|event| event.at));
@@ -94,7 +94,7 @@ fn histories_are_read_while_threads_write_them() {
     let pool = SlabPool::new(Pages::private(), SlabSettings::new().history(64)).unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = umf_core::conformance::Ends(&stop);
+        let _ends = umf_testkit::Ends(&stop);
         for size in [24_usize, 1000, 100_000] {
             let (pool, stop) = (&pool, &stop);
             scope.spawn(move || {
@@ -147,7 +147,7 @@ fn another_place(pool: &SlabPool) -> Address {
 
 #[test]
 fn leaks_are_told_with_their_sites_when_the_pool_goes() {
-    if Stack::capture().frames().next().is_none() {
+    if umf_os::stack::capture().frames().next().is_none() {
         println!("umf-skip: this C library does not tell where something is called");
         return;
     }
@@ -194,7 +194,7 @@ fn leaks_are_counted_without_being_watched_and_only_where_there_are_some() {
 
 #[test]
 fn of_many_allocations_a_few_are_remembered() {
-    if Stack::capture().frames().next().is_none() {
+    if umf_os::stack::capture().frames().next().is_none() {
         println!("umf-skip: this C library does not tell where something is called");
         return;
     }
@@ -250,7 +250,7 @@ fn whoever_writes_to_what_was_freed_is_found_when_it_is_used_again() {
         let Some(Error::WrittenAfterFree { address, offset, by: Some(by), size: whole }) = found else {
             panic!("{size}: {found:?}")
         };
-        assert_eq!((address, offset, by.thread), (block, size / 2, history::thread_id()));
+        assert_eq!((address, offset, by.thread), (block, size / 2, umf_os::process::thread_id()));
         assert!(whole >= size && !others.contains(&block));
         assert_eq!(told.lock().unwrap()[..], [found.unwrap()]);
         assert!(kinds(&pool).contains(&EventKind::WrittenAfterFree));

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_sys::*;
-use umf_carve::Carver;
 use umf_core::{Access, Address, Error, Layout, Region, Result};
+use umf_suballoc::Carver;
 
 use crate::allocated::is_gone;
 use crate::context::Context;

@@ -5,8 +5,8 @@
 mod machine;
 
 use machine::builder;
-use umf_core::provider_conformance;
 use umf_provider_cuda::CudaMemory;
+use umf_testkit::provider_conformance;
 
 provider_conformance!(virtual_memory, || builder(CudaMemory::Virtual).build().unwrap());
 provider_conformance!(device, || builder(CudaMemory::Device).build().unwrap());

@@ -5,8 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use umf_core::{Access, Error, ReceivedFd, Result};
-use umf_memory::{CheckedFile, Mapping, is_dma_buf, map_error};
+use umf_core::{Access, Error, Result};
+use umf_os::ReceivedFd;
+use umf_os::{CheckedFile, Mapping, is_dma_buf, map_error};
 
 use crate::sys::{self, dma_buf};
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use umf_core::{Error, Result};
-use umf_memory::page_size;
+use umf_os::page_size;
 
 use crate::buffer::DmaBuf;
 use crate::carved::Carved;

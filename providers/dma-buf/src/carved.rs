@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use umf_core::{Error, Layout, NativeExport, Region, Result};
-use umf_memory::{Mapping, page_size};
+use umf_os::{Mapping, page_size};
 use umf_sync::Lock;
 
 use crate::buffer::DmaBuf;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use umf_core::{Error, Layout, NativeExport, Region, Result};
-use umf_memory::{Mapping, Room};
+use umf_os::{Mapping, Room};
 use umf_sync::Lock;
 
 use crate::buffer::DmaBuf;

@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 
 use umf_core::{Access, Error, HostAccess, Import, ImportRequest, Imported, ProviderKind, Result};
-use umf_memory::{Mapping, Part, page_size};
+use umf_os::{Mapping, Part, page_size};
 
 use crate::buffer::DmaBuf;
 use crate::host_access::Bracket;

@@ -9,7 +9,7 @@ use umf_core::{
     Error, Export, HostAccess, Import, Layout, MemoryKind, NativeExport, Properties, Property, PropertyValue,
     Provider, ProviderKind, Region, Result, Visibility,
 };
-use umf_memory::page_size;
+use umf_os::page_size;
 use umf_sync::fork;
 
 use crate::builder::DmaBufBuilder;

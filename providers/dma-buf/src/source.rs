@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 use umf_core::{Error, Result};
-use umf_memory::page_size;
+use umf_os::page_size;
 
 use crate::buffer::DmaBuf;
 use crate::drm::DrmCard;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use umf_core::Error;
-use umf_memory::page_size;
+use umf_os::page_size;
 
 use crate::drm::DrmCard;
 use crate::heap::Heap;

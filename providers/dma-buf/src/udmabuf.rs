@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use umf_core::{Error, Result};
-use umf_memory::page_size;
+use umf_os::page_size;
 
 use crate::buffer::DmaBuf;
 use crate::source::{self, Remedies};

@@ -8,8 +8,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use machine::{lacks, lacks_huge_pages};
-use umf_core::{Layout, Provider, provider_conformance};
+use umf_core::{Layout, Provider};
 use umf_provider_dma_buf::DmaBufProvider;
+use umf_testkit::provider_conformance;
 
 provider_conformance!(udmabuf, || DmaBufProvider::udmabuf().unwrap().build().unwrap(),
     lacks: || lacks(DmaBufProvider::udmabuf()));

@@ -7,12 +7,12 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use umf_carve::Carver;
 use umf_core::{
     Address, Error, Export, Import, Layout, MemoryKind, NativeExport, Provider, ProviderKind, Purge, Region,
     Result, Visibility,
 };
-use umf_memory::CheckedFile;
+use umf_os::CheckedFile;
+use umf_suballoc::Carver;
 use umf_sync::fork;
 
 use crate::FileImport;

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use umf_core::{Error, Result};
-use umf_memory::{Mapping, Place};
+use umf_os::{Mapping, Place};
 
 fn last_errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)

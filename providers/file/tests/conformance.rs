@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use umf_core::provider_conformance;
 use umf_provider_file::{FileProvider, Mapped};
+use umf_testkit::provider_conformance;
 
 /// The file has no name any more when it is used.
 fn provider(mapped: Mapped) -> Arc<FileProvider> {

@@ -3,10 +3,10 @@
 use core::fmt;
 use std::sync::Arc;
 
-use umf_carve::Carver;
 use umf_core::{
     Address, Error, Layout, MemoryKind, Provider, ProviderKind, Purge, Region, Result, Visibility,
 };
+use umf_suballoc::Carver;
 
 const OWNER: &str = "this fixed provider";
 

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use umf_core::provider_conformance;
 use umf_provider_fixed::FixedProvider;
+use umf_testkit::provider_conformance;
 
 const SIZE: usize = 256 << 20;
 

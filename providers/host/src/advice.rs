@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 use umf_core::{Error, Result};
-use umf_memory::Mapping;
+use umf_os::Mapping;
 
 use crate::sys::{self, Advise};
 

@@ -1,7 +1,7 @@
 //! Private mappings.
 
 use rustix::io::Errno;
-use umf_memory::{Mapping, Place, page_size};
+use umf_os::{Mapping, Place, page_size};
 
 use crate::sys;
 

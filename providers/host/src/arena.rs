@@ -3,9 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use umf_carve::Ranges;
 use umf_core::Result;
-use umf_memory::CheckedFile;
+use umf_os::CheckedFile;
+use umf_suballoc::Ranges;
 
 use crate::{memfd, sys};
 

@@ -1,7 +1,7 @@
 //! [`HugePages`]: which pages memory is made of.
 
 use umf_core::{Error, Result};
-use umf_memory::page_size;
+use umf_os::page_size;
 
 /// Which pages memory is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

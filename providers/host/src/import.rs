@@ -4,8 +4,9 @@ use core::ptr::NonNull;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
-use umf_core::{Access, Error, Import, ImportRequest, Imported, ProviderKind, ReceivedFd, Result};
-use umf_memory::{Mapping, Part, map_error, page_size};
+use umf_core::{Access, Error, Import, ImportRequest, Imported, ProviderKind, Result};
+use umf_os::ReceivedFd;
+use umf_os::{Mapping, Part, map_error, page_size};
 
 use crate::advice;
 use crate::private;

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use umf_core::{Error, Result};
-use umf_memory::Mapping;
+use umf_os::Mapping;
 
 use crate::sys::{self, Policy};
 

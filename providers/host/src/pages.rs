@@ -4,7 +4,7 @@ use core::sync::atomic::AtomicU64;
 
 use rustix::io::Errno;
 use umf_core::{Error, Layout, Result};
-use umf_memory::{Mapping, Room};
+use umf_os::{Mapping, Room};
 
 use crate::huge::{self, HugePages};
 use crate::numa::Numa;

@@ -6,7 +6,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use umf_core::{Address, Error, Layout, Region, Result};
-use umf_memory::{Mapping, map_error};
+use umf_os::{Mapping, map_error};
 use umf_sync::Lock;
 
 use crate::pages::Pages;

@@ -11,7 +11,7 @@ use umf_core::{
     PropertyValue, Provider, ProviderKind, Purge, Region, Result, Visibility,
 };
 
-use umf_memory::Mapping;
+use umf_os::Mapping;
 
 use crate::builder::HostBuilder;
 use crate::import::HostImport;

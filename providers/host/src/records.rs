@@ -4,9 +4,9 @@ use core::ptr::NonNull;
 use std::sync::Arc;
 
 use intrusive_collections::{Bound, KeyAdapter, RBTree, RBTreeLink, UnsafeRef, intrusive_adapter};
-use umf_carve::Nodes;
 use umf_core::{Address, Error, Region, Result};
-use umf_memory::CheckedFile;
+use umf_os::CheckedFile;
+use umf_suballoc::Nodes;
 
 /// What is behind a region.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use umf_core::{Address, Error, Layout, NativeExport, Region, Result};
-use umf_memory::{CheckedFile, Mapping, Room, map_error};
+use umf_os::{CheckedFile, Mapping, Room, map_error};
 use umf_sync::{Lock, failpoint, fork};
 
 use crate::arena::{self, Arena};

@@ -9,8 +9,8 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-pub(crate) use umf_core::process::file_size_limit;
-use umf_memory::{Place, page_size};
+pub(crate) use umf_os::process::file_size_limit;
+use umf_os::{Place, page_size};
 use umf_sync::failpoint;
 
 use crate::numa::NodeSet;

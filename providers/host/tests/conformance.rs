@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use umf_core::{Visibility, provider_conformance};
+use umf_core::Visibility;
 use umf_provider_host::{HostBuilder, HostProvider, HugePages};
+use umf_testkit::provider_conformance;
 
 fn shared() -> HostBuilder {
     HostProvider::builder().visibility(Visibility::Shared)

@@ -135,7 +135,7 @@ fn running_out_of_mappings_leaves_shared_memory_in_order() {
 fn a_child_of_a_process_with_many_threads_allocates() {
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = umf_core::conformance::Ends(&stop);
+        let _ends = umf_testkit::Ends(&stop);
         for _ in 0..3 {
             scope.spawn(|| {
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {

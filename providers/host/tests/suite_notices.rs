@@ -4,12 +4,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
-use umf_core::conformance::provider::{self as suite, Make};
 use umf_core::{
     Access, Address, Export, Import, ImportRequest, Imported, Layout, MemoryKind, NativeExport, Provider,
     ProviderKind, Purge, Region, Result, Visibility,
 };
 use umf_provider_host::{HostImport, HostProvider};
+use umf_testkit::provider::{self as suite, Make};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {

@@ -5,7 +5,7 @@ use level_zero_sys::{
     ZE_MEMORY_TYPE_HOST, ze_device_handle_t, ze_memory_type_t,
 };
 use umf_core::{Layout, Result};
-use umf_memory::page_size;
+use umf_os::page_size;
 
 use crate::context::Context;
 use crate::failure::error;

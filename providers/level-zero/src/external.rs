@@ -7,7 +7,7 @@ use level_zero_sys::{
     ze_external_memory_type_flags_t,
 };
 use umf_core::{Error, Layout, Region, Result};
-use umf_memory::is_dma_buf;
+use umf_os::is_dma_buf;
 
 use crate::failure::error;
 use crate::native;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use umf_core::provider::NATIVE_BYTES;
 use umf_core::{Error, NativeBytes, NativeExport, Result};
-use umf_memory::is_dma_buf;
+use umf_os::is_dma_buf;
 
 use crate::context::Context;
 use crate::failure::error;

@@ -258,7 +258,7 @@ fn check_file(path: &Path) -> Result<PathBuf, PluginError> {
     if !metadata.is_file() {
         return Err(PluginError::NotAFile { path: file });
     }
-    let user = umf_core::process::effective_uid();
+    let user = umf_os::process::effective_uid();
     let owner = metadata.uid();
     if owner != 0 && owner != user {
         return Err(PluginError::ForeignOwner { path: file, owner, user });

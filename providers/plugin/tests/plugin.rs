@@ -29,7 +29,7 @@ fn load_example() -> Arc<PluginProvider> {
     load(&example(), None, None, kind()).unwrap()
 }
 
-umf_core::provider_conformance!(rust_plugin, load_example);
+umf_testkit::provider_conformance!(rust_plugin, load_example);
 
 #[test]
 fn params_reach_the_plugin() {

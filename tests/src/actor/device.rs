@@ -2,7 +2,7 @@
 
 use umf::Address;
 use umf::cuda::CudaProvider;
-use umf::{Pool, core::tracker};
+use umf::{Pool, runtime::tracker};
 
 use crate::Failure;
 use crate::memory::Actor;

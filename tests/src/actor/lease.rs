@@ -7,8 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use umf::core::{Layout, Upstream};
+use umf::core::Layout;
 use umf::host::HostProvider;
+use umf::runtime::Upstream;
 use umf::{Access, Mapping, Visibility};
 
 use crate::memory::{self, Actor, decode};

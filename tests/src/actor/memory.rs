@@ -6,8 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use umf::core::{Layout, Region, Upstream};
+use umf::core::{Layout, Region};
 use umf::host::HostProvider;
+use umf::runtime::Upstream;
 use umf::{Access, Address, Export, Handle, Mapping, Pool, Visibility, VolatileSlice};
 use umf_tests::board::Board;
 
@@ -58,7 +59,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
             Ok(umf::drain(time).bytes.to_string())
         }
         ("held", []) => {
-            let held = umf::core::held::statistics();
+            let held = umf::runtime::held::statistics();
             Ok(format!("blocks={} regions={} bytes={}", held.blocks, held.regions, held.bytes))
         }
         ("trim", [name]) => actor.pool(name).and_then(|pool| Ok(pool.trim(0)?.to_string())),

@@ -56,7 +56,6 @@ pub(crate) fn folder(source: &Path) -> Vec<Function> {
 fn is_for_tests(file: &str) -> bool {
     ["tests.rs", "model.rs", "fuzz.rs"].iter().any(|name| file.ends_with(name))
         || ["/tests/", "/model/"].iter().any(|folder| file.contains(folder))
-        || file.starts_with("conformance")
 }
 
 /// All functions of one file.

@@ -3,6 +3,7 @@
 /// Crates that change nothing that another process or the kernel keeps: who is in none of these lists is looked at.
 pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
     ("crates/umf-config", "reads files and the environment"),
+    ("crates/umf-testkit", "tests"),
     ("crates/umf-sync", "locks, and memory for metadata: state of this process alone"),
     ("crates/umf-cli", "a program over the crate umf"),
     ("crates/umf-topology", "reads files"),
@@ -31,10 +32,9 @@ pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
     ("providers/fixed", "purges memory of its own process, and does nothing else"),
     ("crates/umf-capi", "a face, too: the protection of its own pages is all that it changes itself"),
     (
-        "crates/umf-proxy",
+        "crates/umf-malloc",
         "mappings of its own process; its file, named or not, is made and marked by the host provider",
     ),
-    ("crates/umf-proxy-heap", "declarations of functions"),
     ("crates/umf", "the face: what it changes, it changes through the crates below it"),
 ];
 
@@ -83,7 +83,7 @@ pub(crate) const QUESTIONS: &[&str] = &[
 /// Calls that change what others see though they are no system calls: memory that is shared, the traits of providers,
 /// what the caches hold. By crate.
 pub(crate) const CHANGES: &[(&str, &[&str])] = &[
-    ("crates/umf-core", &["provider.allocate", "provider.free"]),
+    ("crates/umf-runtime", &["provider.allocate", "provider.free"]),
     ("crates/umf-domain", &["sys::reserve", "bits::set", "bits::clear"]),
     (
         "crates/umf-ipc",
@@ -168,17 +168,17 @@ const ASKED: &str = "an fd that is asked about, and closed when the caller has i
 
 /// Functions that change something, and need no step.
 pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
-    ("crates/umf-core", "sys::map_metadata", OWN_MEMORY),
-    ("crates/umf-memory", "sys::open_unlocked", OWN_STATE),
-    ("crates/umf-core", "Mapped::deallocate", OWN_MEMORY),
-    ("crates/umf-core", "sys::at_exit", OWN_STATE),
-    ("crates/umf-core", "sys::write_standard", "tells people something, and changes nothing"),
-    ("crates/umf-core", "background::spawn", OWN_STATE),
-    ("crates/umf-core", "background::with_stack_size", OWN_STATE),
-    ("crates/umf-core", "background::run", OWN_STATE),
-    ("crates/umf-core", "Thread::join", OWN_STATE),
-    ("crates/umf-core", "Thread::drop", OWN_STATE),
-    ("crates/umf-core", "process::effective_uid", "asks the kernel, and changes nothing"),
+    ("crates/umf-os", "metadata::map", OWN_MEMORY),
+    ("crates/umf-os", "memory_calls::open_unlocked", OWN_STATE),
+    ("crates/umf-os", "metadata::unmap", OWN_MEMORY),
+    ("crates/umf-os", "process::at_exit", OWN_STATE),
+    ("crates/umf-os", "Stream::write", "tells people something, and changes nothing"),
+    ("crates/umf-os", "background::spawn", OWN_STATE),
+    ("crates/umf-os", "background::with_stack_size", OWN_STATE),
+    ("crates/umf-os", "background::run", OWN_STATE),
+    ("crates/umf-os", "Thread::join", OWN_STATE),
+    ("crates/umf-os", "Thread::drop", OWN_STATE),
+    ("crates/umf-os", "process::effective_uid", "asks the kernel, and changes nothing"),
     ("crates/umf-domain", "sys::is_free", ASKED),
     ("crates/umf-domain", "diag::owner", "a socket that asks the kernel, and is closed at once"),
     (
@@ -227,8 +227,8 @@ pub(crate) const WITHOUT: &[(&str, &str, &str)] = &[
         "how the kernel keeps memory of this process, whose mapping has a step",
     ),
     ("providers/host", "sys::bind", "as advice: where the kernel keeps it"),
-    ("crates/umf-memory", "sys::reserve_addresses", "addresses that are given up at once"),
-    ("crates/umf-memory", "sys::read_into", "a file of the kernel's that is asked, and closed at once"),
+    ("crates/umf-os", "memory_calls::reserve_addresses", "addresses that are given up at once"),
+    ("crates/umf-os", "memory_calls::read_into", "a file of the kernel's that is asked, and closed at once"),
     ("providers/host", "sys::open_named", "a file that is asked about and closed at once"),
     ("providers/host", "sys::allowed_nodes", "asks, by a call that has no name in libc"),
     ("providers/host", "sys::node_of_page", "asks, by a call that has no name in libc"),

@@ -6,7 +6,7 @@ use std::ffi::CString;
 use std::io::Read as _;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use umf_core::environment::variable;
+use umf_os::environment::variable;
 use umf_sync::Lock;
 
 use super::asked::{ANY, Query};

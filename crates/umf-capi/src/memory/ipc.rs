@@ -3,8 +3,9 @@
 use core::ffi::c_void;
 use std::sync::Arc;
 
-use umf_core::{Access, Address, Import, Region, tracker};
+use umf_core::{Access, Address, Import, Region};
 use umf_ipc::{HANDLE_SIZE, Importer, Mapping};
+use umf_runtime::tracker;
 
 use super::{opened, owners};
 use crate::boundary::{Code, Failure, Handle, INVALID_ARGUMENT, Out, Outcome, SUCCESS, call};

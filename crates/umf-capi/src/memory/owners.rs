@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use umf_core::Address;
-use umf_core::tracker::{self, Found, OwnerId};
+use umf_runtime::tracker::{self, Found, OwnerId};
 use umf_sync::Lock;
 
 use crate::pool::Pool;

@@ -5,7 +5,8 @@
 
 use core::ffi::c_void;
 
-use umf_core::{Address, Region, tracker};
+use umf_core::{Address, Region};
+use umf_runtime::tracker;
 use umf_sync::Lock;
 
 use super::{opened, owners};

@@ -13,7 +13,9 @@ use umf_core::{Address, Error, Visibility};
 use umf_ipc::{Exchange, ExporterSettings, LimitPolicy, Mode, Ptracer};
 use umf_provider_host::{HostImport, HostProvider};
 use umf_provider_plugin::table::{State, Table};
-use umf_proxy_heap::{Block, Exports, HANDLE, Heap, LIMIT, NOT_FOUND, NOT_SHARED, OK, PRIVATE, SHARED_SHM};
+use umf_runtime::preloaded_heap::{
+    Block, Exports, HANDLE, Heap, LIMIT, NOT_FOUND, NOT_SHARED, OK, PRIVATE, SHARED_SHM,
+};
 
 use super::table::{TablePool, functions, start as start_pool};
 use crate::boundary::{
@@ -39,7 +41,8 @@ fn heap() -> Option<&'static Heap> {
         UNKNOWN_YET => {
             // SAFETY: a C string; what is looked for are all libraries that the program was started
             // with.
-            let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, umf_proxy_heap::NAME.as_ptr()) };
+            let found =
+                unsafe { libc::dlsym(libc::RTLD_DEFAULT, umf_runtime::preloaded_heap::NAME.as_ptr()) };
             let found = if found.is_null() { NONE } else { found.expose_provenance() };
             HEAP.store(found, Ordering::Release);
             found

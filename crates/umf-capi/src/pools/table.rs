@@ -4,9 +4,9 @@
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr::null_mut;
 
-use umf_core::tracker::{self, OwnerId};
 use umf_core::{Address, Error, Layout, Visibility};
 use umf_provider_plugin::table::State;
+use umf_runtime::tracker::{self, OwnerId};
 use umf_sync::fork;
 
 use crate::boundary::{Code, Failure, Handle, NOT_SUPPORTED, Out, Outcome, call, call_with};

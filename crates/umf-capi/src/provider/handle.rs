@@ -4,11 +4,12 @@ use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use umf_core::tracker::OwnerId;
-use umf_core::{MemoryKind, ProviderKind, Upstream, Visibility};
+use umf_core::{MemoryKind, ProviderKind, Visibility};
 use umf_ipc::Importer;
 use umf_provider_plugin::table::{Code, Functions, State, Table};
 use umf_provider_plugin::{Description, Instance, PluginProvider, TableFault};
+use umf_runtime::Upstream;
+use umf_runtime::tracker::OwnerId;
 
 use super::native::{self, Device, Native};
 use super::regions::Regions;

@@ -6,10 +6,11 @@ use core::ffi::{CStr, c_char, c_void};
 use std::ffi::CString;
 use std::sync::{Arc, OnceLock};
 
-use umf_core::tracker::OwnerId;
-use umf_core::{Error, Provider as _, Upstream, Visibility};
+use umf_core::{Error, Provider as _, Visibility};
 use umf_ipc::Importer;
 use umf_provider_plugin::table::{Functions, Initialize, State, Table};
+use umf_runtime::Upstream;
+use umf_runtime::tracker::OwnerId;
 
 use super::Counted;
 use super::regions::{Regions, address};

@@ -9,8 +9,9 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::BTreeMap;
 
-use umf_core::tracker::{self, Found, OwnerId};
-use umf_core::{Address, Error, Layout, Region, Result, Upstream};
+use umf_core::{Address, Error, Layout, Region, Result};
+use umf_runtime::Upstream;
+use umf_runtime::tracker::{self, Found, OwnerId};
 use umf_sync::Lock;
 
 /// What was allocated through one provider handle.

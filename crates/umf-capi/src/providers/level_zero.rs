@@ -7,7 +7,7 @@ use std::ffi::{CString, OsString};
 use std::sync::Arc;
 
 use umf_core::Error;
-use umf_core::environment::variable;
+use umf_os::environment::variable;
 use umf_provider_level_zero::sys::{
     Api, LOADER, ZE_MEMORY_TYPE_DEVICE, ZE_MEMORY_TYPE_HOST, ZE_MEMORY_TYPE_SHARED, ze_context_handle_t,
     ze_device_handle_t,

@@ -136,7 +136,7 @@ fn dev_shm() -> Finding {
 
 fn cgroup_memory() -> Finding {
     let question = ask("cgroup_memory", "Shared memory counts against whoever touches a page first.");
-    match umf_memory::group::tightest() {
+    match umf_os::group::tightest() {
         Ok(None) => question.ok("no limit").value(Value::Null),
         Ok(Some((group, limit))) => {
             let used = group.used();

@@ -4,7 +4,7 @@
 //! accessor that yields the ability, each a trait of its own: [`Export`] and [`Import`] (other
 //! processes), [`Purge`] (give pages back, keep the addresses), [`Populate`] (make them before they are used),
 //! [`Properties`], [`HostAccess`] (be told when the CPU touches the memory), [`Transfer`] (copy what the CPU must not touch).
-//! A provider is accepted by `umf_core::provider_conformance!` (feature `conformance`), in one line.
+//! A provider is accepted by `umf_testkit::provider_conformance!`, in one line.
 
 mod export;
 mod host_access;
@@ -13,6 +13,7 @@ mod kind;
 mod populate;
 mod properties;
 mod purge;
+mod reference;
 mod region;
 mod transfer;
 
@@ -23,6 +24,7 @@ pub use kind::{MemoryKind, ProviderKind, Visibility};
 pub use populate::Populate;
 pub use properties::{Properties, Property, PropertyValue};
 pub use purge::Purge;
+pub use reference::ProviderRef;
 pub use region::{Region, RegionId};
 pub use transfer::Transfer;
 

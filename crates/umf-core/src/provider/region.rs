@@ -25,7 +25,9 @@ impl RegionId {
         self.0.get()
     }
 
-    pub(crate) const fn from_raw(id: u64) -> Option<Self> {
+    /// The id with this number, which [`RegionId::get`] returned; `None` for 0.
+    #[must_use]
+    pub const fn from_number(id: u64) -> Option<Self> {
         match NonZeroU64::new(id) {
             Some(id) => Some(Self(id)),
             None => None,
@@ -48,7 +50,9 @@ impl Region {
         Self { base, size, id: RegionId::next() }
     }
 
-    pub(crate) const fn with_id(base: Address, size: usize, id: RegionId) -> Self {
+    /// A region that exists already, as a registry recorded it.
+    #[must_use]
+    pub const fn with_id(base: Address, size: usize, id: RegionId) -> Self {
         Self { base, size, id }
     }
 

@@ -21,8 +21,8 @@ use layout::{HEADER_SIZE, Header, MAGIC, SLOT_SIZE, Slot, VERSION};
 pub(crate) use layout::{MAX_SLOTS, PLACES};
 pub(crate) use rules::{Entry, Listed, NoRoom, Refused, Rules};
 
-use umf_core::ReceivedFd;
 use umf_ipc::fd_socket::SharedFd;
+use umf_os::ReceivedFd;
 use umf_sync::failpoint;
 
 use crate::number::{Reuse, Tag};

@@ -15,8 +15,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Arc;
 
-use umf_core::observer::{self, ExportObserver, Freed, Leases, Observing};
+use umf_core::Freed;
 use umf_core::{Address, Region};
+use umf_runtime::observer::{self, ExportObserver, Leases, Observing};
 use umf_sync::Lock;
 
 use crate::Result;
@@ -158,7 +159,7 @@ impl Inner {
         if let Some(state) = self.current() {
             return Ok(state);
         }
-        let procfs = umf_core::tracker::find(first)
+        let procfs = umf_runtime::tracker::find(first)
             .and_then(|found| found.owner.guard())
             .and_then(|owner| owner.provider()?.export().map(umf_core::Export::fd_opens_through_procfs));
         let state = State::new(&self.settings, procfs.unwrap_or(true))?;
@@ -174,7 +175,6 @@ impl ExportObserver for Inner {
         match freed {
             Freed::Block { address } => state.retire_block(address),
             Freed::Region(region) => state.retire_region(&region),
-            _ => None,
         }
     }
 }
@@ -220,7 +220,8 @@ mod tests {
     #[test]
     fn descriptor_of_another_file_is_neither_sent_nor_closed() {
         use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-        use umf_core::{Layout, Upstream, Visibility};
+        use umf_core::{Layout, Visibility};
+        use umf_runtime::Upstream;
 
         let host = umf_provider_host::HostProvider::builder().visibility(Visibility::Shared);
         let upstream = Upstream::new(host.isolate(true).build().unwrap()).unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
-use umf_core::tracker::ProviderRef;
+use umf_core::ProviderRef;
 use umf_core::{Address, NativeExport, ProviderKind, Region};
 use umf_sync::{Lock, failpoint};
 

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use umf_core::Address;
-use umf_core::tracker::{self, Found};
+use umf_runtime::tracker::{self, Found};
 use umf_sync::{Lock, chunks::Chunks, failpoint, fork, thread};
 
 use super::fd_source::Source;

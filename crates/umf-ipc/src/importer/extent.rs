@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use umf_core::{Access, Import, ImportRequest, ReceivedFd};
+use umf_core::{Access, Import, ImportRequest};
+use umf_os::ReceivedFd;
 use umf_sync::failpoint;
 
 use super::Inner;

@@ -4,7 +4,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::Duration;
 
-use umf_core::ReceivedFd;
+use umf_os::ReceivedFd;
 use umf_sync::{Lock, failpoint, fork};
 
 use crate::handle::Handle;

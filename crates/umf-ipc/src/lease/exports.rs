@@ -3,8 +3,10 @@
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use umf_core::observer::{self, ExportObserver, Freed, Leases, Observing};
-use umf_core::{Address, held};
+use umf_core::Address;
+use umf_core::Freed;
+use umf_runtime::held;
+use umf_runtime::observer::{self, ExportObserver, Leases, Observing};
 use umf_sync::{Lock, failpoint, fork};
 
 use super::left::{self, Left, One, Range};
@@ -254,7 +256,6 @@ impl ExportObserver for Exports {
             // Its size is what was exported of it.
             Freed::Block { address } => (address, 1),
             Freed::Region(region) => (region.base(), region.size()),
-            _ => return None,
         };
         let me = self.me.upgrade()?;
         self.is_leased(base, size).then_some(me as _)

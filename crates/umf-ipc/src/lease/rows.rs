@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
-use umf_core::ReceivedFd;
+use umf_os::ReceivedFd;
 use umf_sync::{Lock, Wiped, failpoint, fork, thread};
 
 use super::layout::{Head, MAGIC, MAX_ROWS, ROW_HEADER, Shape, VERSION, mark};

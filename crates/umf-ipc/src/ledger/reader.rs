@@ -4,7 +4,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::SealFlags;
-use umf_core::ReceivedFd;
+use umf_os::ReceivedFd;
 use umf_sync::failpoint;
 
 use super::areas::Areas;

@@ -3,7 +3,8 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use umf_core::statistics::PoolStatistics;
-use umf_core::{Pool, ProviderKind, tracker};
+use umf_core::{Pool, ProviderKind};
+use umf_runtime::tracker;
 
 use super::ring::{Ring, Shape};
 use crate::CacheStatistics;

@@ -8,7 +8,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
-use umf_core::metadata::Table;
+use umf_runtime::metadata::Table;
 use umf_sync::fork::{self, Entry, Hooks, Outer};
 use umf_sync::{chunks::Zeroed, failpoint};
 

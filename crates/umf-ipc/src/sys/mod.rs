@@ -23,7 +23,7 @@ pub(crate) use processes::{
     set_ptracer,
 };
 pub use processes::{has_ended, random};
-pub(crate) use umf_core::process::descriptor_limit;
-pub use umf_core::process::{effective_uid, file_size_limit};
+pub(crate) use umf_os::process::descriptor_limit;
+pub use umf_os::process::{effective_uid, file_size_limit};
 
 pub(crate) type Result<T> = core::result::Result<T, rustix::io::Errno>;

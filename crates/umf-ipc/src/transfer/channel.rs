@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use umf_core::ReceivedFd;
+use umf_os::ReceivedFd;
 use umf_sync::{Lock, failpoint, fork};
 
 use super::socket::client::{Answer, Client};

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use umf_core::background;
+use umf_os::background;
 use umf_sync::fork;
 
 use super::intro::{Channel, Intro, Reply};

@@ -10,8 +10,8 @@ use crate::{Error, Health, Result, lock};
 /// Returns the value of an environment variable; `None` if it is unset, is not UTF-8, or the
 /// process has more rights than the user who started it (`AT_SECURE`).
 ///
-/// Drivers read the environment with this function and not with `umf_core::environment`: they stand
-/// for drivers that share no code with umf. A library that contains umf-core is never unloaded, and
+/// Drivers read the environment with this function and not with `umf_os::environment`: they stand
+/// for drivers that share no code with umf. A library that contains umf-sync is never unloaded, and
 /// loaders unload drivers.
 #[expect(clippy::disallowed_methods, reason = "checks `AT_SECURE` itself, and shares no code with umf")]
 #[must_use]

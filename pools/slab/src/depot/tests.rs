@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::sync::{Barrier, mpsc};
 
 use proptest::prelude::*;
-use umf_core::conformance::pool::Numbers;
 use umf_core::{Address, Error, Layout, Pool};
+use umf_testkit::pool::Numbers;
 
 use super::*;
 use crate::arena::Arena;

@@ -3,7 +3,8 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use umf_core::leaks::{LeakTime, at_exit};
+use umf_core::leaks::LeakTime;
+use umf_os::process::at_exit;
 
 use crate::{SlabPool, roster};
 
@@ -39,10 +40,10 @@ extern "C" fn end() {
         return;
     }
     // In another thread: the thread-local values of this one may be gone, and subscribers of events have such.
-    match umf_core::background::spawn(c"umf-leaks", 2 << 20, move || tell(false)) {
+    match umf_os::background::spawn(c"umf-leaks", 2 << 20, move || tell(false)) {
         Ok(teller) => teller.join(),
         Err(error) => {
-            umf_core::leaks::write_to_stderr(&format_args!("no thread to tell what was never freed: {error}"))
+            umf_os::output::write_to_stderr(&format_args!("no thread to tell what was never freed: {error}"))
         }
     }
 }

@@ -66,9 +66,9 @@ impl SlabPool {
 
     fn tell(&self, text: &dyn core::fmt::Display) {
         if self.watch.is_global {
-            umf_core::leaks::write_to_stderr(text);
+            umf_os::output::write_to_stderr(text);
         } else {
-            umf_core::output::event(|| tracing::error!(pool = self.settings.name.as_str(), "{text}"));
+            umf_os::output::event(|| tracing::error!(pool = self.settings.name.as_str(), "{text}"));
         }
     }
 }

@@ -5,8 +5,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use core::time::Duration;
 
 use umf_core::history::{Event, EventKind, PoolHistory};
-use umf_core::metadata::Slot;
 use umf_core::{Address, Error, PastFree, Result};
+use umf_runtime::metadata::Slot;
 use umf_sync::chunks::{Chunks, Zeroed};
 use umf_sync::thread;
 

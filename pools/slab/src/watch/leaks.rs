@@ -3,9 +3,10 @@
 use core::fmt;
 
 use allocator_api2::vec::Vec;
-use umf_core::leaks::{LeakReport, LeakSize, LeakTime, write_to_stderr};
-use umf_core::metadata::Mapped;
-use umf_core::output;
+use umf_core::leaks::{LeakReport, LeakSize, LeakTime};
+use umf_os::output;
+use umf_os::output::write_to_stderr;
+use umf_runtime::metadata::Mapped;
 
 use crate::SlabPool;
 use crate::classes::MAX_CLASSES;

@@ -31,7 +31,7 @@ use std::time::Instant;
 
 use umf_core::history::{Event, EventKind, reason};
 use umf_core::leaks::LeakTime;
-use umf_core::{Address, Error, Layout, Result, history as events};
+use umf_core::{Address, Error, Layout, Result};
 
 use crate::SlabPool;
 use crate::pool::WATCHED;
@@ -97,7 +97,7 @@ impl SlabPool {
         reason: &'static str,
     ) {
         if self.watch.history.is_on() {
-            let (at, thread) = (self.watch.now(), events::thread_id());
+            let (at, thread) = (self.watch.now(), umf_os::process::thread_id());
             let event = Event { at, thread, kind, address, size, block_size, reason };
             self.watch.history.record(&self.arena, &event);
         }

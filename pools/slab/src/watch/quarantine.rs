@@ -4,8 +4,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use allocator_api2::vec::Vec;
-use umf_core::metadata::Mapped;
 use umf_core::{Address, Result};
+use umf_runtime::metadata::Mapped;
 use umf_sync::Lock;
 
 use crate::SlabPool;

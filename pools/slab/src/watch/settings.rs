@@ -4,7 +4,7 @@ use core::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use umf_core::leaks::{LeakReport, Stack};
+use umf_core::leaks::LeakReport;
 use umf_core::{Error, ProviderRef, Result};
 
 use crate::SlabSettings;
@@ -63,7 +63,7 @@ fn without_unwinding(call: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(call)) {
         // Dropping it may panic again.
         core::mem::forget(payload);
-        umf_core::output::event(|| {
+        umf_os::output::event(|| {
             tracing::error!("a function that a slab pool was given to report leaks or faults panicked");
         });
     }
@@ -112,7 +112,7 @@ impl Watched {
             return Err(Error::InvalidArgument { what: "poison", why });
         }
         // (Also the first time, at which the C library may allocate.)
-        if matches!(self.leaks, Leaks::Sites) && Stack::capture().frames().next().is_none() {
+        if matches!(self.leaks, Leaks::Sites) && umf_os::stack::capture().frames().next().is_none() {
             let what = "finding out where something is allocated (leaks = sites; count works)";
             return Err(Error::NotSupported { what, owner: "this C library", native: 0 });
         }

@@ -10,7 +10,7 @@ use allocator_api2::vec::Vec;
 use hashbrown::HashMap;
 use umf_core::Address;
 use umf_core::leaks::{LeakSite, Stack};
-use umf_core::metadata::Mapped;
+use umf_runtime::metadata::Mapped;
 use umf_sync::Lock;
 
 /// Of a kind that needs no memory for being made.
@@ -70,7 +70,7 @@ impl Sites {
         if !turn || LOOKS.replace(true) {
             return false;
         }
-        let stack = Stack::capture();
+        let stack = umf_os::stack::capture();
         LOOKS.set(false);
         self.known.lock().insert(address, stack, bytes, at).is_some()
     }

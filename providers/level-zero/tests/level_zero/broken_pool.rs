@@ -4,8 +4,9 @@
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Mutex;
 
-use umf_core::{Address, Layout, Region, Upstream};
+use umf_core::{Address, Layout, Region};
 use umf_provider_level_zero::LevelZeroProvider;
+use umf_runtime::Upstream;
 
 use super::driver::{child, shown};
 use super::{built, device, soft};

@@ -1,7 +1,7 @@
 //! The conformance suite over every kind of memory, and every way in which handles travel.
 
-use umf_core::provider_conformance;
 use umf_provider_level_zero::{Choice, FdForm, FreePolicy, Handles, LevelZeroProvider};
+use umf_testkit::provider_conformance;
 
 use super::{built, device, soft};
 

@@ -120,7 +120,7 @@ pub(super) fn run(work: &Work<'_>, who: &str, kind: &Kind<'_>) -> Answer {
     drop(shared);
     umf::exporter()?.evict_idle();
     umf::importer()?.evict_idle();
-    umf::core::held::poll();
+    umf::runtime::held::poll();
     let blocks = work.numbers.load(Ordering::Relaxed);
     Ok(format!("blocks={blocks} children_killed={}", killed.into_inner()))
 }
@@ -233,7 +233,7 @@ impl Thread<'_> {
 
     /// What nobody has open any more is let go.
     fn poll(&mut self) -> Result<(), Failure> {
-        umf::core::held::poll();
+        umf::runtime::held::poll();
         Ok(())
     }
 

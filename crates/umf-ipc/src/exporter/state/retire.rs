@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use umf_core::observer::Leases;
-use umf_core::{Address, Region, tracker};
+use umf_core::{Address, Region};
+use umf_runtime::observer::Leases;
+use umf_runtime::tracker;
 
 use super::super::region_export::NativeGuard;
 use super::{DEVICE, KEPT, State};

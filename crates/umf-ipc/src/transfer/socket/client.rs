@@ -11,7 +11,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType,
 };
-use umf_core::ReceivedFd;
+use umf_os::ReceivedFd;
 use umf_sync::{failpoint, fork};
 
 use super::wire::{self, REPLY_SIZE, Reply, Request};

@@ -12,7 +12,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix,
     SocketFlags, SocketType,
 };
-use umf_core::background::{self, Thread};
+use umf_os::background::{self, Thread};
 use umf_sync::{failpoint, fork};
 
 use super::wire::{self, Reply, Request};

@@ -1,0 +1,215 @@
+//! The memory limits that control groups put on this process, of either version.
+
+use std::ffi::CString;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use crate::memory_calls;
+
+/// A control group that limits the memory of this process.
+#[derive(Clone, Debug)]
+pub struct Group {
+    folder: PathBuf,
+    limit: CString,
+    used: CString,
+    statistics: CString,
+}
+
+/// A file of `/proc` that could not be read.
+#[derive(Debug)]
+pub struct Unreadable {
+    /// Which.
+    pub path: &'static str,
+    /// Why.
+    pub error: std::io::Error,
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path, self.error)
+    }
+}
+
+impl std::error::Error for Unreadable {}
+
+/// Version 1 writes "none" as a number of pages that fills a signed word.
+const NONE_IN_VERSION_1: u64 = 1 << 62;
+
+/// Of version 2 and of version 1: the limit, and what is used.
+const FILES: [(&str, &str); 2] =
+    [("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")];
+
+/// What a group would give up before it is out of memory: files that are cached, and what the kernel can make anew. (Shared memory
+/// is in none of these.) With "total_" in front, version 1 counts the groups below, too.
+const RECLAIMABLE: [&str; 6] = [
+    "inactive_file",
+    "active_file",
+    "slab_reclaimable",
+    "total_inactive_file",
+    "total_active_file",
+    "total_slab_reclaimable",
+];
+
+impl Group {
+    /// The group in this folder, if it can limit memory.
+    fn of(folder: &Path) -> Option<Self> {
+        let (limit, used) = FILES.into_iter().find(|(limit, _)| folder.join(limit).exists())?;
+        let file = |name| CString::new(folder.join(name).as_os_str().as_bytes()).ok();
+        Some(Self {
+            folder: folder.to_owned(),
+            limit: file(limit)?,
+            used: file(used)?,
+            statistics: file("memory.stat")?,
+        })
+    }
+
+    /// Its folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The limit in bytes, if it has one now.
+    #[must_use]
+    pub fn limit(&self) -> Option<u64> {
+        // "max" is no number.
+        memory_calls::number(&self.limit).filter(|&bytes| bytes < NONE_IN_VERSION_1)
+    }
+
+    /// Bytes that it uses now, where that can be read.
+    #[must_use]
+    pub fn used(&self) -> Option<u64> {
+        memory_calls::number(&self.used)
+    }
+
+    /// Bytes that it can have beside what it cannot give up, where that can be read; `None` without a limit.
+    #[must_use]
+    pub fn room(&self) -> Option<u64> {
+        let left = self.limit()?.saturating_sub(self.used()?);
+        let mut buffer = [0; 8192];
+        let statistics = memory_calls::read_into(&self.statistics, &mut buffer).unwrap_or_default();
+        Some(left.saturating_add(reclaimable(statistics)))
+    }
+}
+
+fn reclaimable(statistics: &[u8]) -> u64 {
+    let fields = statistics.split(|&byte| byte == b'\n').filter_map(|line| {
+        let (name, value) = str::from_utf8(line).ok()?.split_once(' ')?;
+        let place = RECLAIMABLE.iter().position(|known| *known == name)?;
+        Some((place, value.trim().parse::<u64>().ok()?))
+    });
+    let (mut own, mut total) = (0_u64, 0_u64);
+    for (place, bytes) in fields {
+        let sum = if place < RECLAIMABLE.len() / 2 { &mut own } else { &mut total };
+        *sum = sum.saturating_add(bytes);
+    }
+    own.max(total)
+}
+
+/// The groups that can limit this process's memory: its own, and those above it up to the root of what is mounted.
+///
+/// # Errors
+/// What could not be read.
+pub fn groups() -> Result<Vec<Group>, Unreadable> {
+    let read = |path| {
+        let bytes = std::fs::read(path).map_err(|error| Unreadable { path, error })?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let groups: String = read("/proc/self/cgroup")?;
+    let mounts = read("/proc/self/mountinfo")?;
+    let mut found = Vec::new();
+    let folders = [folder_version_2(&groups, &mounts), folder_version_1(&groups, &mounts)];
+    for (top, group) in folders.into_iter().flatten() {
+        found.extend(group.ancestors().take_while(|folder| folder.starts_with(&top)).filter_map(Group::of));
+    }
+    Ok(found)
+}
+
+/// The group with the lowest limit, and that limit in bytes; `None` where nothing is limited.
+///
+/// # Errors
+/// As [`groups`].
+pub fn tightest() -> Result<Option<(Group, u64)>, Unreadable> {
+    let limited = groups()?.into_iter().filter_map(|group| {
+        let limit = group.limit()?;
+        Some((group, limit))
+    });
+    Ok(limited.min_by_key(|(_, limit)| *limit))
+}
+
+/// The mount point and the group's folder, from `0::/path`.
+fn folder_version_2(groups: &str, mounts: &str) -> Option<(PathBuf, PathBuf)> {
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    folder(group, mounts, |kind, _| kind == "cgroup2")
+}
+
+/// The mount point and the group's folder, from `4:memory:/path`.
+fn folder_version_1(groups: &str, mounts: &str) -> Option<(PathBuf, PathBuf)> {
+    let group = groups.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, group) = (parts.next()?, parts.next()?, parts.next()?);
+        controllers.split(',').any(|controller| controller == "memory").then_some(group)
+    })?;
+    folder(group, mounts, |kind, options| {
+        kind == "cgroup" && options.split(',').any(|option| option == "memory")
+    })
+}
+
+/// Finds the mount that `wanted(type, super options)` accepts, and the folder of `group` in it.
+fn folder(group: &str, mounts: &str, wanted: impl Fn(&str, &str) -> bool) -> Option<(PathBuf, PathBuf)> {
+    mounts.lines().find_map(|line| {
+        // ID PARENT MAJ:MIN ROOT MOUNT-POINT OPTIONS [TAGS] - TYPE SOURCE SUPER-OPTIONS
+        let (mount, details) = line.split_once(" - ")?;
+        let mut details = details.split(' ');
+        let (kind, options) = (details.next()?, details.nth(1)?);
+        if !wanted(kind, options) {
+            return None;
+        }
+        let mut mount = mount.split(' ').skip(3);
+        let (root, top) = (mount.next()?, PathBuf::from(mount.next()?));
+        let below = Path::new(group).strip_prefix(root).unwrap_or(Path::new(""));
+        // A group outside of what is mounted shows as "/../..".
+        let known = below.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        let folder = if known { top.join(below) } else { top.clone() };
+        Some((top, folder))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+29 24 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate
+31 24 0:27 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory";
+
+    #[test]
+    fn finds_the_folder_of_either_version() {
+        let (top, folder) = folder_version_2("0::/user.slice/a b\n", MOUNTS).unwrap();
+        assert_eq!((top, folder), ("/sys/fs/cgroup".into(), "/sys/fs/cgroup/user.slice/a b".into()));
+        let (top, folder) = folder_version_1("4:cpu,memory:/docker/abc/job\n", MOUNTS).unwrap();
+        assert_eq!((top, folder), ("/sys/fs/cgroup/memory".into(), "/sys/fs/cgroup/memory/job".into()));
+    }
+
+    #[test]
+    fn a_group_outside_the_mount_is_its_top() {
+        let (top, folder) = folder_version_2("0::/../other", MOUNTS).unwrap();
+        assert_eq!(top, folder);
+        assert!(folder_version_1("0::/", MOUNTS).is_none());
+        assert!(folder_version_2("garbage", "more garbage").is_none());
+    }
+
+    #[test]
+    fn what_can_be_had_back_is_counted_once() {
+        assert_eq!(
+            reclaimable(b"anon 7\ninactive_file 10\nactive_file 3\nslab_reclaimable 1\nfile 99\n"),
+            14
+        );
+        let version_1 =
+            b"cache 5\ninactive_file 1\nactive_file 1\ntotal_inactive_file 4\ntotal_active_file 2\n";
+        assert_eq!(reclaimable(version_1), 6);
+        assert_eq!(reclaimable(b""), 0);
+        assert_eq!(reclaimable(b"inactive_file lots\n\xff\xff 3\nactive_file"), 0);
+    }
+}

@@ -1,0 +1,45 @@
+//! What the kernel gives, owned, and what it says of this process.
+//!
+//! | what | where |
+//! |---|---|
+//! | a mapping that is unmapped when dropped, at any alignment | [`Mapping`] |
+//! | a descriptor that is compared with its file before each use | [`CheckedFile`] |
+//! | a descriptor that came from another process | [`ReceivedFd`] |
+//! | which part of a file an import asks for, checked | [`Part`] |
+//! | whether a descriptor is a dma-buf | [`is_dma_buf`] |
+//! | available memory, before it is populated | [`Room`] |
+//! | the memory limit of control groups | [`group`] |
+//! | memory for metadata | [`metadata`] |
+//! | environment variables, where the process may read them | [`environment`] |
+//! | ids and limits of this process | [`process`] |
+//! | threads without signals | [`background`] |
+//! | a clock for slow paths | [`clock`] |
+//! | standard output and error without locks | [`output`] |
+//! | stacks of the calling thread | [`stack`] |
+//!
+//! Only [`CheckedFile`], [`Room::find`], [`is_dma_buf`], [`background`] and [`group`] use the global
+//! allocator: a pool may be it.
+
+pub mod background;
+mod checked_file;
+pub mod clock;
+mod dma_buf;
+pub mod environment;
+pub mod group;
+mod mapping;
+mod memory_calls;
+pub mod metadata;
+pub mod output;
+mod part;
+pub mod process;
+mod received;
+mod room;
+pub mod stack;
+
+pub use checked_file::CheckedFile;
+pub use dma_buf::is_dma_buf;
+pub use mapping::{Mapping, Place, map_error};
+pub use memory_calls::page_size;
+pub use part::Part;
+pub use received::ReceivedFd;
+pub use room::Room;

@@ -1,0 +1,292 @@
+//! [`Mapping`]: mapped memory that is unmapped when dropped, and how it gets its alignment.
+
+use core::mem::ManuallyDrop;
+use core::ptr::{self, NonNull};
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use umf_core::{Address, Error, Region, Result};
+
+use crate::memory_calls;
+
+/// How often to try for an address that another thread may take first.
+const TRIES: usize = 64;
+
+/// Where a mapping shall lie.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    /// Where the kernel likes.
+    Anywhere,
+    /// Exactly there, if nothing is mapped there; otherwise `EEXIST`, or on kernels before 4.17 elsewhere.
+    At(usize),
+}
+
+impl Place {
+    /// What `mmap(2)` is to be told.
+    #[must_use]
+    pub fn hint(self) -> (*mut core::ffi::c_void, MapFlags) {
+        match self {
+            Self::Anywhere => (ptr::null_mut(), MapFlags::empty()),
+            Self::At(address) => (ptr::without_provenance_mut(address), MapFlags::FIXED_NOREPLACE),
+        }
+    }
+}
+
+/// Memory that is mapped, and unmapped when this is dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: it is memory that belongs to nobody else, and unmapping may be done by any thread.
+unsafe impl Send for Mapping {}
+// SAFETY: nothing is done through a shared reference but to tell where it is.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// `size` bytes of `file` at `offset`, shared with everyone who maps it, at a multiple of `align`.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`; `ENOMEM` also if no aligned place is found.
+    pub fn of_file(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        size: usize,
+        align: usize,
+        writable: bool,
+    ) -> Result<Self, Errno> {
+        let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: the function maps that much, for nobody else.
+        unsafe {
+            Self::placed(size, align, |place| memory_calls::map_file(place, file, offset, size, access))
+        }
+    }
+
+    /// Maps as [`Mapping::of_file`] does. Pages are allocated when they are touched, and are not
+    /// locked, even after `mlockall(MCL_FUTURE)`.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`, `munlock(2)` and `mprotect(2)`.
+    pub fn of_file_on_demand(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        size: usize,
+        align: usize,
+        writable: bool,
+    ) -> Result<Self, Errno> {
+        let map = |place| memory_calls::map_file(place, file, offset, size, ProtFlags::empty());
+        // SAFETY: the function maps that much, and no other mapping owns it.
+        let mapping = unsafe { Self::placed(size, align, map) }?;
+        // SAFETY: the mapping was made above, and nothing uses it yet.
+        unsafe { memory_calls::open_unlocked(mapping.base, size, writable) }?;
+        Ok(mapping)
+    }
+
+    /// Maps at a multiple of `align` what cannot be trimmed: the byte at the base must be the first of what `map` maps.
+    ///
+    /// Never replaces a mapping (`MAP_FIXED` would, and leaves a hole when it fails, into which another thread may map something
+    /// before it can be closed).
+    ///
+    /// # Errors
+    /// Those of `map`; `ENOMEM` if no aligned place is found.
+    ///
+    /// # Safety
+    /// `map` makes a mapping of `size` bytes that nobody else has, or fails.
+    pub unsafe fn placed(
+        size: usize,
+        align: usize,
+        map: impl Fn(Place) -> Result<NonNull<u8>, Errno>,
+    ) -> Result<Self, Errno> {
+        // Often right at once: the kernel aligns what can have huge pages.
+        let first = Self { base: map(Place::Anywhere)?, size };
+        if first.base.addr().get().is_multiple_of(align) {
+            return Ok(first);
+        }
+        drop(first);
+        let room = size.checked_add(align).ok_or(Errno::NOMEM)?;
+        for _ in 0..TRIES {
+            let free = Self { base: memory_calls::reserve_addresses(room)?, size: room };
+            let target = free.base.addr().get().next_multiple_of(align);
+            drop(free);
+            match map(Place::At(target)) {
+                Ok(base) if base.addr().get() == target => return Ok(Self { base, size }),
+                // Before Linux 4.17: something else lies there.
+                Ok(base) => drop(Self { base, size }),
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Errno::NOMEM)
+    }
+
+    /// Takes over a mapping.
+    ///
+    /// # Safety
+    /// `size` bytes from `base` on are mapped, and nobody else has or uses them.
+    #[must_use]
+    pub const unsafe fn from_parts(base: NonNull<u8>, size: usize) -> Self {
+        Self { base, size }
+    }
+
+    /// The mapping of a region that [`Mapping::keep`] left.
+    ///
+    /// # Safety
+    /// The region is live, was such a mapping, and nobody uses it while this exists unless it is kept again.
+    #[must_use]
+    pub unsafe fn of_region(region: &Region) -> Option<Self> {
+        let base = NonNull::new(region.base().as_ptr()?)?;
+        Some(Self { base, size: region.size() })
+    }
+
+    /// Whether there are `size` bytes of addresses in one piece.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`, if there are not.
+    pub fn probe(size: usize) -> Result<(), Errno> {
+        drop(Self { base: memory_calls::reserve_addresses(size)?, size });
+        Ok(())
+    }
+
+    /// Unmaps all but `size` bytes at the first multiple of `align`, which must lie inside: else it stays as it is.
+    #[must_use]
+    pub fn trimmed(self, size: usize, align: usize) -> Self {
+        let start = self.base.addr().get();
+        let head = start.checked_next_multiple_of(align).map(|aligned| aligned - start);
+        let Some((head, end)) = head
+            .and_then(|head| Some((head, head.checked_add(size)?)))
+            .filter(|&(_, end)| end <= self.size && size > 0)
+        else {
+            return self;
+        };
+        let whole = ManuallyDrop::new(self);
+        // SAFETY: both lie inside of the mapping, as was just checked, or at its end.
+        let (base, behind) = unsafe { (whole.base.add(head), whole.base.add(end)) };
+        // Each part is a mapping of its own from here on, and is unmapped when dropped. That may fail only for want of memory in
+        // the kernel; the part then stays mapped, unused.
+        for (base, size) in [(whole.base, head), (behind, whole.size - end)] {
+            if size > 0 {
+                drop(Self { base, size });
+            }
+        }
+        Self { base, size }
+    }
+
+    /// Its first byte.
+    #[must_use]
+    pub const fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Its first byte, as an address.
+    #[must_use]
+    pub fn address(&self) -> Address {
+        Address::from_ptr(self.base.as_ptr())
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub const fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Leaves the memory mapped, for a region that is to be had back with [`Mapping::of_region`].
+    pub fn keep(self) -> Address {
+        ManuallyDrop::new(self).address()
+    }
+
+    /// Unmaps.
+    ///
+    /// # Errors
+    /// [`Error::Native`] together with the mapping, which is as it was.
+    pub fn unmap(self) -> Result<(), (Self, Error)> {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: our own mapping, which nobody uses any more (see `of_region`).
+        match unsafe { memory_calls::unmap(this.base, this.size) } {
+            Ok(()) => Ok(()),
+            Err(errno) => {
+                let hint = "raise vm.max_map_count if this process has that many mappings";
+                let error = Error::Native { call: "munmap", native: errno.raw_os_error(), hint };
+                Err((ManuallyDrop::into_inner(this), error))
+            }
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, which nobody uses any more.
+        let _ = unsafe { memory_calls::unmap(self.base, self.size) };
+    }
+}
+
+/// The error for `size` bytes of `owner`'s memory that could not be mapped.
+#[must_use]
+pub fn map_error(size: usize, owner: &'static str, errno: Errno) -> Error {
+    match errno {
+        Errno::NOMEM | Errno::OVERFLOW | Errno::AGAIN => {
+            Error::OutOfMemory { size, owner, native: errno.raw_os_error() }
+        }
+        _ => Error::native("mmap", errno.raw_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn files_are_mapped_at_their_offset_whatever_the_alignment() {
+        let file = rustix::fs::memfd_create(c"umf-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+        rustix::io::pwrite(&file, b"here", 8192).unwrap();
+        for align in [4096, 1 << 16, 1 << 21, 1 << 30] {
+            let mapping = Mapping::of_file(file.as_fd(), 8192, 4096, align, true).unwrap();
+            assert_eq!(mapping.base().addr().get() % align, 0);
+            // SAFETY: the mapping has 4096 bytes.
+            assert_eq!(unsafe { mapping.base().cast::<[u8; 4]>().read() }, *b"here");
+        }
+    }
+
+    #[test]
+    fn what_is_trimmed_keeps_its_part_and_no_more() {
+        let anonymous = |size| {
+            let flags = MapFlags::PRIVATE;
+            // SAFETY: at an address of the kernel's choice.
+            let mapped = unsafe {
+                rustix::mm::mmap_anonymous(ptr::null_mut(), size, ProtFlags::READ | ProtFlags::WRITE, flags)
+            };
+            // SAFETY: it was just mapped, for this test.
+            unsafe { Mapping::from_parts(NonNull::new(mapped.unwrap().cast()).unwrap(), size) }
+        };
+        for align in [4096, 1 << 16, 1 << 21] {
+            let mapping = anonymous(8192 + align).trimmed(8192, align);
+            assert_eq!((mapping.base().addr().get() % align, mapping.size()), (0, 8192));
+            // SAFETY: both bytes lie in the mapping.
+            unsafe {
+                mapping.base().write(1);
+                mapping.base().add(8191).write(1);
+            }
+        }
+        // What does not lie inside is not trimmed to.
+        assert_eq!(anonymous(4096).trimmed(8192, 4096).size(), 4096);
+        assert_eq!(anonymous(4096).trimmed(0, 4096).size(), 4096);
+        assert_eq!(anonymous(4096).trimmed(usize::MAX, 4096).size(), 4096);
+    }
+
+    #[test]
+    fn what_is_kept_is_had_back() {
+        let file = rustix::fs::memfd_create(c"umf-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 4096).unwrap();
+        let mapping = Mapping::of_file(file.as_fd(), 0, 4096, 4096, true).unwrap();
+        let region = Region::new(mapping.keep(), 4096);
+        // SAFETY: a mapping of this test's own.
+        let mapping = unsafe { Mapping::of_region(&region) }.unwrap();
+        assert_eq!((mapping.address(), mapping.size()), (region.base(), 4096));
+        mapping.unmap().unwrap();
+        assert!(Mapping::probe(1 << 62).is_err() && Mapping::probe(1 << 20).is_ok());
+    }
+}

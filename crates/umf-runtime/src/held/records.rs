@@ -1,0 +1,175 @@
+//! What is known of one thing that is held, and of all that one [`crate::Upstream`] holds.
+
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use crate::observer::Leases;
+use crate::tracker::RegionNumber;
+use umf_core::{Address, Completion, Progress, ProviderRef, Region};
+use umf_sync::chunks::Zeroed;
+
+/// What is held.
+#[derive(Clone, Debug)]
+pub(super) enum What {
+    /// A block, which its pool took out of everyone's reach.
+    Block,
+    /// A region on its way to its provider, and its number as long as the tracker knows it.
+    Region(Region, Option<RegionNumber>, ProviderRef),
+}
+
+/// Who may still use it: other processes, work that was given away, or both.
+#[derive(Clone)]
+pub(super) struct Users {
+    pub(super) leases: Option<Arc<dyn Leases>>,
+    pub(super) completion: Option<Arc<dyn Completion>>,
+}
+
+impl Users {
+    pub(super) const NONE: Self = Self { leases: None, completion: None };
+
+    pub(super) const fn lessees(leases: Arc<dyn Leases>) -> Self {
+        Self { leases: Some(leases), completion: None }
+    }
+
+    /// Whether they still do. Without a lock.
+    pub(super) fn progress(&self, base: Address, size: usize) -> Progress {
+        match self.completion.as_deref().map_or(Progress::Ready, ask) {
+            Progress::Ready if self.leases.as_ref().is_some_and(|leases| leases.is_leased(base, size)) => {
+                Progress::Pending
+            }
+            progress => progress,
+        }
+    }
+}
+
+fn ask(completion: &dyn Completion) -> Progress {
+    // What has panicked is not known to be done.
+    let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| completion.progress()));
+    asked.unwrap_or(Progress::Lost)
+}
+
+/// One thing that is held.
+#[derive(Clone)]
+pub(super) struct Item {
+    pub(super) what: What,
+    pub(super) base: Address,
+    pub(super) size: usize,
+    /// Its pages were given back, and are to be again.
+    pub(super) purged: bool,
+    /// Whoever was to take it refused, and that was told.
+    pub(super) refused: bool,
+    /// Its completion was lost when it was last asked.
+    pub(super) lost: bool,
+    pub(super) users: Users,
+}
+
+impl Item {
+    const fn is_awaited(&self) -> bool {
+        self.users.completion.is_some()
+    }
+
+    pub(super) const fn is_part(&self) -> bool {
+        !matches!(self.what, What::Region(..))
+    }
+
+    /// Whether it shares a byte with the region.
+    pub(super) fn touches(&self, region: &Region) -> bool {
+        let begins_inside = region.contains(self.base);
+        begins_inside || region.base().offset_from(self.base).is_some_and(|bytes| bytes < self.size as u64)
+    }
+
+    /// Whether all of it lies in the region.
+    pub(super) fn lies_in(&self, region: &Region) -> bool {
+        let offset = self.base.offset_from(region.base());
+        offset
+            .and_then(|offset| offset.checked_add(self.size as u64))
+            .is_some_and(|end| end <= region.size() as u64)
+    }
+}
+
+/// An item's place in a list. All of it is guarded by the registry's lock.
+pub(super) struct Slot {
+    pub(super) next: u32,
+    pub(super) prev: u32,
+    pub(super) account: u32,
+    /// The last claim that has seen it.
+    pub(super) claim: u64,
+    /// Somebody asks whether it is leased.
+    pub(super) busy: bool,
+    /// Whether `item` holds one.
+    pub(super) full: bool,
+    pub(super) item: MaybeUninit<Item>,
+}
+
+/// A [`Slot`] in the table of all.
+pub(super) struct Record(pub(super) UnsafeCell<Slot>);
+
+// SAFETY: the slot is reached through `Registry` alone, of which there is one, behind a lock; items are `Send`.
+unsafe impl Sync for Record {}
+// SAFETY: zeros are valid integers, flags that are not set, and a `MaybeUninit`.
+unsafe impl Zeroed for Record {}
+
+/// The items of one upstream, in the order in which they were looked at. Guarded by the registry's lock.
+pub(super) struct List {
+    pub(super) first: u32,
+    pub(super) last: u32,
+    pub(super) count: u32,
+    /// Those of them that are not regions, and so may lie in one that is not freed yet.
+    pub(super) parts: u32,
+    /// Items that somebody is looking at, or letting go.
+    pub(super) busy: u32,
+    /// The pool goes: its items are left alone.
+    pub(super) closed: bool,
+}
+
+/// All that one upstream holds, by the number of its owner; number 0 are regions whose upstream is gone.
+pub(super) struct Account {
+    pub(super) bytes: AtomicU64,
+    pub(super) blocks: AtomicU64,
+    pub(super) regions: AtomicU64,
+    /// Bytes that wait for a completion, and those whose completion is lost.
+    pub(super) awaited: AtomicU64,
+    pub(super) lost: AtomicU64,
+    pub(super) list: UnsafeCell<List>,
+}
+
+// SAFETY: the list is reached through `Registry` alone, as in `Record`; all else is atomic.
+unsafe impl Sync for Account {}
+// SAFETY: zeros are an empty list that is open.
+unsafe impl Zeroed for Account {}
+
+impl Account {
+    /// Counts an item. Under the registry's lock.
+    pub(super) fn count(&self, item: &Item) {
+        let counter = match item.what {
+            What::Block => &self.blocks,
+            What::Region(..) => &self.regions,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(item.size as u64, Ordering::Relaxed);
+        if item.is_awaited() {
+            self.awaited.fetch_add(item.size as u64, Ordering::Relaxed);
+        }
+        if item.lost {
+            self.lost.fetch_add(item.size as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts an item less. Under the registry's lock.
+    pub(super) fn discount(&self, item: &Item) {
+        let counter = match item.what {
+            What::Block => &self.blocks,
+            What::Region(..) => &self.regions,
+        };
+        counter.fetch_sub(1, Ordering::Relaxed);
+        self.bytes.fetch_sub(item.size as u64, Ordering::Relaxed);
+        if item.is_awaited() {
+            self.awaited.fetch_sub(item.size as u64, Ordering::Relaxed);
+        }
+        if item.lost {
+            self.lost.fetch_sub(item.size as u64, Ordering::Relaxed);
+        }
+    }
+}

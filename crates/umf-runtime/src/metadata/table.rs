@@ -1,0 +1,115 @@
+//! [`Table`]: records with small numbers that are handed out and taken back.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use umf_sync::Lock;
+use umf_sync::chunks::{Chunks, Zeroed};
+
+use umf_core::{Error, Result};
+
+#[derive(Debug)]
+struct Numbers {
+    /// The first number never handed out.
+    next: u32,
+    /// The number given back last, 0 for none.
+    free: u32,
+}
+
+/// Records by number. Number 0 is never handed out, so that 0 can mean "none".
+///
+/// Reading by number takes no lock; handing out and taking back take one. A record keeps its memory
+/// (and its old content) when its number is free; its owner marks it as such.
+#[derive(Debug)]
+pub struct Table<T: Zeroed, const FIRST: usize = 4096> {
+    records: Chunks<T, FIRST>,
+    links: Chunks<AtomicU32>,
+    numbers: Lock<Numbers>,
+    limit: u32,
+}
+
+impl<T: Zeroed, const FIRST: usize> Table<T, FIRST> {
+    /// An empty table for up to `limit` records.
+    #[must_use]
+    pub const fn new(limit: u32) -> Self {
+        Self {
+            records: Chunks::new(),
+            links: Chunks::new(),
+            numbers: Lock::new(Numbers { next: 1, free: 0 }),
+            limit,
+        }
+    }
+
+    /// The record with this number, in use or not; `None` if it was never handed out.
+    #[inline]
+    pub fn get(&self, number: u32) -> Option<&T> {
+        self.records.get(number)
+    }
+
+    /// Record 0, which is never handed out, and behind which those up to `FIRST` lie: for common paths, which have another
+    /// for numbers from there on.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if no memory can be mapped.
+    pub fn first(&self) -> Result<&T> {
+        Ok(self.records.get_or_grow(0)?)
+    }
+
+    /// A number that nobody uses, with its record.
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] at the limit, [`Error::OutOfMemory`] if no memory can be mapped.
+    pub fn allocate(&self) -> Result<(u32, &T)> {
+        let mut numbers = self.numbers.lock();
+        let number = numbers.free;
+        if number != 0 {
+            let link = self.links.get_or_grow(number)?;
+            let record = self.records.get_or_grow(number)?;
+            numbers.free = link.load(Ordering::Relaxed);
+            return Ok((number, record));
+        }
+        let number = numbers.next;
+        if number > self.limit {
+            return Err(Error::TooMany { what: "records", limit: self.limit as usize });
+        }
+        // Both must exist before the number does: `release` cannot fail.
+        self.links.get_or_grow(number)?;
+        let record = self.records.get_or_grow(number)?;
+        numbers.next += 1;
+        Ok((number, record))
+    }
+
+    /// Takes a number back. The caller got it from [`Table::allocate`] and gives it back once.
+    pub fn release(&self, number: u32) {
+        let mut numbers = self.numbers.lock();
+        if let Some(link) = self.links.get(number) {
+            link.store(numbers.free, Ordering::Relaxed);
+            numbers.free = number;
+        }
+    }
+
+    /// The numbers handed out so far, whether in use or given back: `1..end`.
+    pub fn end(&self) -> u32 {
+        self.numbers.lock().next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicU64;
+
+    #[test]
+    fn numbers_are_unique_until_released() {
+        let table: Table<AtomicU64> = Table::new(100);
+        let mut numbers: Vec<u32> = (0..100).map(|_| table.allocate().unwrap().0).collect();
+        assert!(matches!(table.allocate(), Err(Error::TooMany { .. })));
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!((numbers.len(), numbers[0]), (100, 1));
+        table.release(50);
+        table.release(60);
+        assert_eq!(table.allocate().unwrap().0, 60);
+        assert_eq!(table.allocate().unwrap().0, 50);
+        assert_eq!(table.end(), 101);
+    }
+}

@@ -1,0 +1,164 @@
+//! The seam between memory and whoever exports it.
+//!
+//! A block or region that is exported carries a flag. When a flagged one is freed, its observers are told
+//! *before* the memory goes, so that they can retire the export first. What was never exported pays a test
+//! of the flag, which lies in state that the free path reads anyway.
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::Arc;
+
+use crate::held::Joined;
+use crate::visits::Visits;
+use umf_core::{Address, Freed, Result};
+use umf_sync::{chunks::Chunks, failpoint};
+
+/// Is told before exported memory goes.
+pub trait ExportObserver: Send + Sync {
+    /// Called in the freeing thread, before the memory can be used again. Must not allocate from or free to
+    /// pools, and must not fail: whatever names the memory has to be invalid when it returns.
+    ///
+    /// `Some` if other processes may still use the memory: then it is not to be used again before
+    /// [`Leases::is_leased`] says no.
+    fn before_free(&self, freed: Freed) -> Option<Arc<dyn Leases>>;
+}
+
+/// What other processes still use of memory that was freed. It knows that by itself: nobody has to tell it, and a process
+/// that died uses nothing.
+pub trait Leases: Send + Sync {
+    /// Whether anything that was exported from this range and is freed by now is still open in another process. It may be
+    /// asked at any time and in any thread; once it has said no it does not say yes again before something of the range is
+    /// exported anew.
+    fn is_leased(&self, base: Address, size: usize) -> bool;
+}
+
+struct Known(Arc<dyn ExportObserver>);
+
+/// Where observers are; null where there is none. Nobody moves: a walk that goes on meanwhile must not miss anyone.
+static PLACES: Chunks<AtomicPtr<Known>> = Chunks::new();
+/// Places from here on were never used.
+static END: AtomicU32 = AtomicU32::new(0);
+/// Threads that walk over them.
+static WALKS: Visits = Visits::new();
+
+/// An observer is told what goes, until this is dropped.
+///
+/// Dropping waits for the calls of [`ExportObserver::before_free`] that are going on, of whatever observer: not with a lock
+/// that one takes. (Dropped by an observer that is just told something, or by what that calls, it does not wait; then the
+/// observer is never dropped.)
+#[derive(Debug)]
+#[must_use = "it observes until this is dropped"]
+pub struct Observing {
+    place: &'static AtomicPtr<Known>,
+}
+
+/// Adds an observer.
+///
+/// # Errors
+/// [`umf_core::Error::OutOfMemory`] if there is no memory to keep it in mind.
+pub fn observe(observer: Arc<dyn ExportObserver>) -> Result<Observing> {
+    let known = Box::into_raw(Box::new(Known(observer)));
+    let mut index = 0;
+    loop {
+        let place = match PLACES.get_or_grow(index) {
+            Ok(place) => place,
+            Err(error) => {
+                // SAFETY: made above, and nobody has seen it.
+                drop(unsafe { Box::from_raw(known) });
+                return Err(error);
+            }
+        };
+        let none = ptr::null_mut();
+        if place.load(Ordering::Relaxed).is_null()
+            && place.compare_exchange(none, known, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        {
+            END.fetch_max(index + 1, Ordering::AcqRel);
+            return Ok(Observing { place });
+        }
+        index += 1;
+    }
+}
+
+impl Drop for Observing {
+    fn drop(&mut self) {
+        let known = self.place.swap(ptr::null_mut(), Ordering::AcqRel);
+        if WALKS.wait() {
+            // SAFETY: `observe` made the box and put it there; it was taken out once, and nobody who saw it there is left.
+            drop(unsafe { Box::from_raw(known) });
+        }
+    }
+}
+
+/// Tells all observers. For pools and [`crate::tracker::Upstream`]; called for flagged memory only.
+///
+/// `Some` if other processes may still use the memory: a block then goes to [`crate::Upstream::hold`].
+#[cold]
+pub fn before_free(freed: Freed) -> Option<Arc<dyn Leases>> {
+    let mut leases = Joined::default();
+    let walk = WALKS.enter();
+    for place in (0..END.load(Ordering::Acquire)).filter_map(|index| PLACES.get(index)) {
+        if let Some(known) = NonNull::new(place.load(Ordering::Acquire)) {
+            // SAFETY: seen in its place during this walk, which whoever takes it out waits for.
+            if let Some(more) = unsafe { known.as_ref() }.0.before_free(freed) {
+                leases.add(more);
+            }
+        }
+    }
+    drop(walk);
+    failpoint!("observers.told");
+    leases.all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::{AtomicBool, AtomicUsize};
+
+    struct Counting(AtomicUsize);
+
+    impl ExportObserver for Counting {
+        fn before_free(&self, _freed: Freed) -> Option<Arc<dyn Leases>> {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            None
+        }
+    }
+
+    /// Stays in its first call until it is let go.
+    #[derive(Default)]
+    struct Waiting {
+        inside: AtomicBool,
+        go: AtomicBool,
+    }
+
+    impl ExportObserver for Waiting {
+        fn before_free(&self, _freed: Freed) -> Option<Arc<dyn Leases>> {
+            self.inside.store(true, Ordering::SeqCst);
+            while !self.go.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            None
+        }
+    }
+
+    #[test]
+    fn nobody_is_missed_while_others_come_and_go() {
+        let dead = observe(Arc::new(Counting(AtomicUsize::new(0)))).unwrap();
+        let waiting = Arc::new(Waiting::default());
+        let last = Arc::new(Counting(AtomicUsize::new(0)));
+        let observing = [observe(waiting.clone()).unwrap(), observe(last.clone()).unwrap()];
+        drop(dead);
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(before_free(Freed::Block { address: Address::from_bits(1 << 40) })));
+            while !waiting.inside.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            let new = observe(Arc::new(Counting(AtomicUsize::new(0)))).unwrap();
+            waiting.go.store(true, Ordering::SeqCst);
+            // Waits for the walk.
+            drop(new);
+        });
+        assert_eq!(last.0.load(Ordering::SeqCst), 1);
+        drop(observing);
+        assert_eq!((Arc::strong_count(&waiting), Arc::strong_count(&last)), (1, 1));
+    }
+}

@@ -1,0 +1,138 @@
+//! [`Registry`]: the living pools of one kind, for those who use them without owning them: threads that
+//! end, and other pools that ask for memory.
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use umf_sync::chunks::Zeroed;
+use umf_sync::fork::{Entry, Outer};
+use umf_sync::visitors::Visitors;
+
+use crate::metadata::Table;
+use umf_core::Result;
+
+#[derive(Debug)]
+struct Place<P> {
+    pool: AtomicPtr<P>,
+    visitors: Visitors,
+}
+
+// SAFETY: all fields are atomics; a zeroed entry is a free one.
+unsafe impl<P> Zeroed for Place<P> {}
+
+/// The living pools of one kind. For a `static`.
+#[derive(Debug)]
+pub struct Registry<P: 'static> {
+    entries: Table<Place<P>, 64>,
+    /// No entry from here on was ever used.
+    end: AtomicU32,
+}
+
+impl<P: Sync> Registry<P> {
+    /// An empty registry with room for `limit` pools.
+    #[must_use]
+    pub const fn new(limit: u32) -> Self {
+        Self { entries: Table::new(limit), end: AtomicU32::new(0) }
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (u32, &Place<P>)> {
+        let end = self.end.load(Ordering::SeqCst);
+        (0..end).filter_map(|number| Some((number, self.entries.get(number)?)))
+    }
+
+    fn find(&self, pool: NonNull<P>) -> Option<(u32, &Place<P>)> {
+        self.entries().find(|(_, entry)| entry.pool.load(Ordering::Relaxed) == pool.as_ptr())
+    }
+
+    /// Enters a pool.
+    ///
+    /// # Errors
+    /// [`umf_core::Error::TooMany`] past the limit, [`umf_core::Error::OutOfMemory`].
+    ///
+    /// # Safety
+    /// The pool stays where it is until [`Registry::leave`] returned.
+    pub unsafe fn enter(&self, pool: NonNull<P>) -> Result<()> {
+        let (number, entry) = self.entries.allocate()?;
+        entry.pool.store(pool.as_ptr(), Ordering::SeqCst);
+        self.end.fetch_max(number + 1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Takes a pool out, if it is there, and waits for the threads that use it.
+    pub fn leave(&self, pool: NonNull<P>) {
+        if let Some((number, entry)) = self.find(pool) {
+            entry.pool.store(ptr::null_mut(), Ordering::SeqCst);
+            entry.visitors.wait();
+            self.entries.release(number);
+        }
+    }
+
+    /// Shows a pool, unless it has left. `look` must not drop it.
+    pub fn visit_one<T>(&self, pool: NonNull<P>, look: impl FnOnce(&P) -> T) -> Option<T> {
+        let (_, entry) = self.find(pool)?;
+        // Before the visit, for which others wait: locks are taken in it.
+        let _no_fork = Entry::<Outer>::new();
+        let _visit = entry.visitors.enter();
+        let found = entry.pool.load(Ordering::SeqCst);
+        // SAFETY: the pool stays until `leave`, which waits for this visitor.
+        (found == pool.as_ptr()).then(|| look(unsafe { pool.as_ref() }))
+    }
+
+    /// Shows every pool that is there, one after the other. `look` drops none.
+    pub fn visit(&self, mut look: impl FnMut(&P)) {
+        for (_, entry) in self.entries() {
+            if entry.pool.load(Ordering::Relaxed).is_null() {
+                continue;
+            }
+            let _no_fork = Entry::<Outer>::new();
+            // Before the pool is looked at: `leave` takes it out before it waits.
+            let _visit = entry.visitors.enter();
+            // SAFETY: as in `visit_one`.
+            if let Some(pool) = unsafe { entry.pool.load(Ordering::SeqCst).as_ref() } {
+                look(pool);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicBool;
+
+    #[test]
+    fn a_pool_that_left_is_shown_to_nobody() {
+        static POOLS: Registry<AtomicBool> = Registry::new(8);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        POOLS.visit(|is_there| assert!(is_there.load(Ordering::Relaxed)));
+                    }
+                });
+            }
+            let other = AtomicBool::new(true);
+            // SAFETY: stays until it leaves, below.
+            unsafe { POOLS.enter(NonNull::from(&other)) }.unwrap();
+            for _ in 0..2_000 {
+                let pool = AtomicBool::new(true);
+                // SAFETY: stays until it leaves, on the next line but one.
+                unsafe { POOLS.enter(NonNull::from(&pool)) }.unwrap();
+                assert_eq!(POOLS.visit_one(NonNull::from(&pool), |_| 7), Some(7));
+                POOLS.leave(NonNull::from(&pool));
+                pool.store(false, Ordering::Relaxed);
+                assert_eq!(POOLS.visit_one(NonNull::from(&pool), |_| 7), None);
+            }
+            stop.store(true, Ordering::Relaxed);
+            POOLS.leave(NonNull::from(&other));
+        });
+        // Entries are used again.
+        let pool = AtomicBool::new(true);
+        for _ in 0..100 {
+            // SAFETY: stays until it leaves, on the next line.
+            unsafe { POOLS.enter(NonNull::from(&pool)) }.unwrap();
+            POOLS.leave(NonNull::from(&pool));
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! The tracker: the process-wide map from an address to its region and pool.
+//!
+//! [`find`] costs two dependent loads and the comparison with the region's bounds; it takes no lock
+//! and writes nothing. The map is a two-level table over granules of 64 KiB
+//! ([`GRANULE`]); an entry names a region and a *span*, a number that the region's pool sets for its own
+//! use, so that `free(address)` finds the slab in the same load. Granules with more than one region
+//! (small, unaligned or nested ones) fall back to a short list of their own.
+//!
+//! Records are never unmapped, and each carries a sequence number: a reader that races with a change either
+//! reads one consistent record or notices, and looks again when no writer is at work.
+
+mod crowd;
+mod owner;
+mod page_map;
+mod record;
+mod sequence;
+mod upstream;
+
+use core::sync::atomic::AtomicU32;
+use std::sync::Arc;
+
+use crowd::CROWDS;
+use page_map::{Entry, PageMap, Slot};
+use record::REGIONS;
+use sequence::Settled;
+use umf_core::{Address, Completion, Error, Pool, Region, Result};
+use umf_sync::Lock;
+
+pub use owner::{OwnerGuard, OwnerId, for_each_pool};
+pub use page_map::GRANULE;
+pub use upstream::Upstream;
+
+/// What the tracker knows of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The innermost region that holds the address.
+    pub region: Region,
+    /// Who got it from which provider.
+    pub owner: OwnerId,
+    /// What the region's pool set for this granule; 0 if nothing.
+    pub span: u32,
+    /// The tracker's number for the region.
+    pub number: RegionNumber,
+}
+
+/// The tracker's number for a region, for as long as it is tracked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RegionNumber(u32);
+
+static MAP: PageMap = PageMap::new();
+static WRITERS: Lock<()> = Lock::new(());
+/// Odd while a writer is at work.
+static CHANGES: AtomicU32 = AtomicU32::new(0);
+
+/// The innermost live region that holds `address`, and what is known of it.
+#[inline]
+#[must_use]
+pub fn find(address: Address) -> Option<Found> {
+    let slot = MAP.get(address)?;
+    match look(slot, address) {
+        None if slot.load() == Entry::Empty => None,
+        // Outside of every region, or just being changed.
+        None => find_settled(slot, address),
+        found => found,
+    }
+}
+
+/// Looks once. What is found is true; `None` may be a change in progress.
+#[inline]
+fn look(slot: &Slot, address: Address) -> Option<Found> {
+    let found = match slot.load() {
+        Entry::Empty => None,
+        Entry::Region { number, span } => REGIONS.get(number)?.read(number, span),
+        Entry::Crowd(number) => CROWDS.get(number)?.find(address),
+    };
+    found.filter(|found| found.region.contains(address))
+}
+
+/// Looks when nothing is being changed. Does not wait for a fork, which has the lock but changes nothing: the caller may have locks
+/// that the fork waits for.
+#[cold]
+fn find_settled(slot: &Slot, address: Address) -> Option<Found> {
+    const TRIES: usize = 100;
+    loop {
+        for _ in 0..TRIES {
+            match sequence::settled(&CHANGES, || look(slot, address)) {
+                Settled::Found(found) => return Some(found),
+                Settled::Nothing => return None,
+                Settled::Unknown => core::hint::spin_loop(),
+            }
+        }
+        if let Some(_writers) = WRITERS.try_lock() {
+            return look(slot, address);
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Runs `change` as the only writer, with [`CHANGES`] odd.
+fn change<T>(change: impl FnOnce() -> T) -> T {
+    let _writers = WRITERS.lock();
+    sequence::write(&CHANGES, change)
+}
+
+/// Number and span of the granule of `address`, without looking at the region: for pools, which check
+/// the address against their own record of the span. Granules shared by several regions yield the
+/// innermost.
+#[inline]
+#[must_use]
+pub fn span(address: Address) -> Option<(RegionNumber, u32)> {
+    match MAP.get(address)?.load() {
+        Entry::Region { number, span } => Some((RegionNumber(number), span)),
+        Entry::Empty => None,
+        Entry::Crowd(_) => find(address).map(|found| (found.number, found.span)),
+    }
+}
+
+/// Who has the innermost live region that holds `address`: of [`find`], what the most common look-ups need, in half the time.
+#[inline]
+#[must_use]
+pub fn owner(address: Address) -> Option<OwnerId> {
+    if let Some(slot) = MAP.get_own(address)
+        && let Some(number) = slot.alone()
+        && let Some(record) = REGIONS.get(number)
+        && let Some(owner) = record.owner_around(address)
+    {
+        return Some(owner);
+    }
+    owner_of(address)
+}
+
+/// The pool of the live block at `address`, without keeping it alive: for `free(address)`. It costs four dependent loads, and
+/// no shared write.
+///
+/// # Safety
+/// As [`OwnerId::pool_unguarded`]: the caller owns a live block there. (An address that was never in any pool is safe to pass.)
+#[inline]
+#[must_use]
+pub unsafe fn pool_of<'a>(address: Address) -> Option<&'a dyn Pool> {
+    let owner = match MAP.get_own(address).map(Slot::load) {
+        // The region stays as it is as long as the block is live.
+        Some(Entry::Region { number, .. }) => REGIONS.get(number)?.owner(),
+        _ => owner_of(address),
+    };
+    // SAFETY: passed on to the caller.
+    unsafe { owner?.pool_unguarded() }
+}
+
+#[cold]
+fn owner_of(address: Address) -> Option<OwnerId> {
+    find(address).map(|found| found.owner)
+}
+
+/// Frees the live block at `address`, whichever pool it is from.
+///
+/// # Errors
+/// [`Error::ForeignAddress`] if it is from none, and those of [`Pool::free`].
+///
+/// # Safety
+/// As [`Pool::free`], and [`pool_of`].
+#[inline]
+pub unsafe fn free(address: Address) -> Result<()> {
+    // SAFETY: passed on to the caller, here and below.
+    match unsafe { pool_of(address) } {
+        // SAFETY: as above.
+        Some(pool) => unsafe { umf_core::pool::free(pool, address) },
+        None => Err(Error::ForeignAddress { address, owner: "any pool" }),
+    }
+}
+
+/// As [`free`], of a block that may still be in use until `completion` is ready: see [`umf_core::Pool::free_after`].
+///
+/// # Errors
+/// As [`umf_core::Pool::free_after`]; [`Error::ForeignAddress`] if no pool has a region there.
+///
+/// # Safety
+/// As [`umf_core::Pool::free_after`]; the pool is alive.
+pub unsafe fn free_after(address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+    // SAFETY: passed on to the caller, here and below.
+    match unsafe { pool_of(address) } {
+        // SAFETY: as above.
+        Some(pool) => unsafe { pool.free_after(address, completion) },
+        None => Err(Error::ForeignAddress { address, owner: "any pool" }),
+    }
+}
+
+/// The span of the granule of `address`, as [`span`] has it, 0 if nothing was set; `None` if it is not below `limit`, a power of
+/// two, and in granules and address spaces for which one has to look longer. For common paths: it calls nothing.
+#[inline(always)]
+#[must_use]
+pub fn span_below(address: Address, limit: u32) -> Option<u32> {
+    MAP.get_own(address)?.span_below(limit)
+}
+
+/// Adds a region. Called by [`Upstream`]; pools do not call it.
+fn insert(region: Region, owner: OwnerId) -> Result<RegionNumber> {
+    change(|| insert_locked(region, owner))
+}
+
+fn insert_locked(region: Region, owner: OwnerId) -> Result<RegionNumber> {
+    // All memory that can be lacking is got before anything is published.
+    for granule in granules(region.base(), region.size())? {
+        MAP.get_or_grow(granule)?;
+    }
+    let (number, record) = REGIONS.allocate()?;
+    record.publish(region, owner);
+    for granule in granules(region.base(), region.size())? {
+        let placed = MAP.get_or_grow(granule).and_then(|slot| slot.place(number));
+        if let Err(error) = placed {
+            remove_locked(number, region);
+            return Err(error);
+        }
+    }
+    Ok(RegionNumber(number))
+}
+
+/// As [`insert`], for a region whose life was taken: it is found, and cannot be freed or exported.
+pub(crate) fn insert_ended(region: Region, owner: OwnerId) -> Result<RegionNumber> {
+    change(|| {
+        let number = insert_locked(region, owner)?;
+        if let Some(record) = REGIONS.get(number.0) {
+            record.end(region.id());
+        }
+        Ok(number)
+    })
+}
+
+pub(crate) fn remove(number: RegionNumber, region: Region) {
+    change(|| remove_locked(number.0, region));
+}
+
+fn remove_locked(number: u32, region: Region) {
+    if let Ok(granules) = granules(region.base(), region.size()) {
+        for granule in granules {
+            if let Some(slot) = MAP.get(granule) {
+                slot.unplace(number);
+            }
+        }
+    }
+    if let Some(record) = REGIONS.get(number) {
+        record.retract();
+        REGIONS.release(number);
+    }
+}
+
+/// Sets what [`find`] and [`span`] yield as `span` for the granules of `size` bytes from `base`, which
+/// lie in region `number`. For the pool that owns the region.
+///
+/// # Errors
+/// [`Error::ForeignAddress`] if a granule does not belong to that region.
+pub fn set_span(number: RegionNumber, base: Address, size: usize, span: u32) -> Result<()> {
+    for granule in granules(base, size)? {
+        let foreign = Error::ForeignAddress { address: granule, owner: "the region" };
+        let slot = MAP.get(granule).ok_or(foreign)?;
+        let set = slot.set_span_alone(number.0, span) || change(|| slot.set_span(number.0, span));
+        if !set {
+            return Err(foreign);
+        }
+    }
+    Ok(())
+}
+
+/// Notes that the region has an export: its [`Upstream`] tells the observers before it goes.
+///
+/// # Errors
+/// [`Error::NotAllocated`] if the region has gone in the meantime.
+pub fn mark_exported(number: RegionNumber, region: Region) -> Result<()> {
+    let _writers = WRITERS.lock();
+    if REGIONS.get(number.0).is_some_and(|record| record.mark_exported(region.id())) {
+        return Ok(());
+    }
+    Err(Error::NotAllocated { address: region.base() })
+}
+
+/// Takes the life of a region, once, so that of several frees one succeeds; says whether it had an export.
+fn end(number: RegionNumber, region: Region) -> Result<bool> {
+    let _writers = WRITERS.lock();
+    let ended = REGIONS.get(number.0).and_then(|record| record.end(region.id()));
+    ended.ok_or(Error::NotAllocated { address: region.base() })
+}
+
+/// The first address of each granule that the range touches.
+fn granules(base: Address, size: usize) -> Result<impl Iterator<Item = Address>> {
+    let overflow = Error::SizeOverflow { size, align: 1 };
+    let last = base.checked_add((size as u64).saturating_sub(1)).ok_or(overflow)?;
+    let first = base.to_bits() / GRANULE as u64;
+    let last = last.to_bits() / GRANULE as u64;
+    Ok((first..=last).map(|granule| Address::from_bits(granule * GRANULE as u64)))
+}
+
+#[cfg(test)]
+mod tests;

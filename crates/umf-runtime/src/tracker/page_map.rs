@@ -1,0 +1,231 @@
+//! The two-level table from granule to entry.
+
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use super::crowd::{self, CROWDS};
+use umf_core::{Address, AddressSpace, Error, Result};
+
+/// Bytes of address space under one entry of the tracker.
+pub const GRANULE: usize = 1 << GRANULE_BITS;
+
+const GRANULE_BITS: u32 = 16;
+const LEAF_BITS: u32 = 21;
+const ROOT_BITS: u32 = Address::BITS - GRANULE_BITS - LEAF_BITS;
+const LEAF: usize = 1 << LEAF_BITS;
+const ROOT: usize = 1 << ROOT_BITS;
+
+type Leaf = [Slot; LEAF];
+type Root = [AtomicPtr<Leaf>; ROOT];
+
+/// What an entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    Empty,
+    /// One region, and the number that its pool set.
+    Region {
+        number: u32,
+        span: u32,
+    },
+    /// Several regions: the number of their list.
+    Crowd(u32),
+}
+
+const CROWD: u32 = u32::MAX;
+
+impl Entry {
+    #[inline]
+    const fn unpack(bits: u64) -> Self {
+        let (number, low) = ((bits >> 32) as u32, bits as u32);
+        match number {
+            0 => Self::Empty,
+            CROWD => Self::Crowd(low),
+            number => Self::Region { number, span: low },
+        }
+    }
+
+    const fn pack(self) -> u64 {
+        match self {
+            Self::Empty => 0,
+            Self::Region { number, span } => ((number as u64) << 32) | span as u64,
+            Self::Crowd(number) => ((CROWD as u64) << 32) | number as u64,
+        }
+    }
+}
+
+/// One entry of the map. All changes but `set_span_alone` happen under the tracker's writer lock.
+#[derive(Debug)]
+#[repr(transparent)]
+pub(super) struct Slot(AtomicU64);
+
+impl Slot {
+    #[inline]
+    pub(super) fn load(&self) -> Entry {
+        Entry::unpack(self.0.load(Ordering::Acquire))
+    }
+
+    /// The number of the only region of the granule; `None` where there is none, or a list.
+    #[inline(always)]
+    pub(super) fn alone(&self) -> Option<u32> {
+        let number = (self.0.load(Ordering::Acquire) >> 32) as u32;
+        (number != 0 && number != CROWD).then_some(number)
+    }
+
+    /// The span of a granule with one region (or none: 0), if it is below `limit`, a power of two; `None` for a list of regions.
+    #[inline(always)]
+    pub(super) fn span_below(&self, limit: u32) -> Option<u32> {
+        let bits = self.0.load(Ordering::Acquire);
+        // No region has a number as large as that.
+        const { assert!(CROWD >> 31 == 1) };
+        let others = 1 << 63 | u64::from(0_u32.wrapping_sub(limit));
+        (bits & others == 0).then_some(bits as u32)
+    }
+
+    fn exchange(&self, old: Entry, new: Entry) -> bool {
+        self.0.compare_exchange(old.pack(), new.pack(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Adds a region to the granule.
+    pub(super) fn place(&self, number: u32) -> Result<()> {
+        loop {
+            let old = self.load();
+            match old {
+                Entry::Empty => {
+                    if self.exchange(old, Entry::Region { number, span: 0 }) {
+                        return Ok(());
+                    }
+                }
+                Entry::Region { number: first, span } => {
+                    let crowd = crowd::gather(first, span, number)?;
+                    if self.exchange(old, Entry::Crowd(crowd)) {
+                        return Ok(());
+                    }
+                    // The pool of the first region set a span meanwhile.
+                    crowd::dissolve(crowd);
+                }
+                Entry::Crowd(crowd) => return crowd::add(crowd, number),
+            }
+        }
+    }
+
+    /// Takes a region out of the granule, if it is in it.
+    pub(super) fn unplace(&self, number: u32) {
+        loop {
+            let old = self.load();
+            match old {
+                Entry::Region { number: only, .. } if only == number => {
+                    if self.exchange(old, Entry::Empty) {
+                        return;
+                    }
+                }
+                Entry::Crowd(crowd) => {
+                    if let Some((last, span)) = crowd::remove(crowd, number) {
+                        self.0.store(Entry::Region { number: last, span }.pack(), Ordering::Release);
+                        crowd::dissolve(crowd);
+                    }
+                    return;
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Sets the span of the only region here; `false` if it is not `number`, or not alone.
+    pub(super) fn set_span_alone(&self, number: u32, span: u32) -> bool {
+        loop {
+            let old = self.load();
+            match old {
+                Entry::Region { number: only, .. } if only == number => {
+                    if self.exchange(old, Entry::Region { number, span }) {
+                        return true;
+                    }
+                }
+                _ => return false,
+            }
+        }
+    }
+
+    /// As [`Slot::set_span_alone`], among several regions too.
+    pub(super) fn set_span(&self, number: u32, span: u32) -> bool {
+        match self.load() {
+            Entry::Crowd(crowd) => CROWDS.get(crowd).is_some_and(|crowd| crowd.set_span(number, span)),
+            _ => self.set_span_alone(number, span),
+        }
+    }
+}
+
+/// The table. The process's own space has its root in static memory (8 MiB, untouched until used); other
+/// spaces get one when they are first used. A leaf covers 128 GiB in 16 MiB, of which only touched pages
+/// count.
+pub(super) struct PageMap {
+    process: Root,
+    others: [AtomicPtr<Root>; AddressSpace::COUNT],
+}
+
+impl PageMap {
+    pub(super) const fn new() -> Self {
+        Self {
+            process: [const { AtomicPtr::new(ptr::null_mut()) }; ROOT],
+            others: [const { AtomicPtr::new(ptr::null_mut()) }; AddressSpace::COUNT],
+        }
+    }
+
+    #[inline]
+    const fn locate(address: Address) -> (usize, usize) {
+        let granule = (address.value() >> GRANULE_BITS) as usize;
+        (granule >> LEAF_BITS, granule & (LEAF - 1))
+    }
+
+    #[inline]
+    fn root(&self, space: AddressSpace) -> Option<&Root> {
+        if space == AddressSpace::PROCESS {
+            return Some(&self.process);
+        }
+        let root = NonNull::new(self.others[usize::from(space.number())].load(Ordering::Acquire))?;
+        // SAFETY: published roots are zero-initialised mappings of this size, never unmapped.
+        Some(unsafe { root.as_ref() })
+    }
+
+    /// The entry of the granule that holds `address`; `None` where nothing was ever tracked.
+    #[inline]
+    pub(super) fn get(&self, address: Address) -> Option<&Slot> {
+        let (root, leaf) = Self::locate(address);
+        let found = NonNull::new(self.root(address.space())?[root].load(Ordering::Acquire))?;
+        // SAFETY: published leaves are zero-initialised mappings of this size, never unmapped.
+        Some(&unsafe { found.as_ref() }[leaf])
+    }
+
+    /// As [`PageMap::get`], for addresses of the process's own space alone.
+    #[inline(always)]
+    pub(super) fn get_own(&self, address: Address) -> Option<&Slot> {
+        let granule = (address.to_bits() >> GRANULE_BITS) as usize;
+        let root = granule >> LEAF_BITS;
+        if root >= ROOT {
+            return None;
+        }
+        let found = NonNull::new(self.process[root].load(Ordering::Acquire))?;
+        // SAFETY: published leaves are zero-initialised mappings of this size, never unmapped.
+        Some(&unsafe { found.as_ref() }[granule & (LEAF - 1)])
+    }
+
+    /// The entry of the granule that holds `address`.
+    pub(super) fn get_or_grow(&self, address: Address) -> Result<&Slot> {
+        if self.root(address.space()).is_none() {
+            grow(&self.others[usize::from(address.space().number())])?;
+        }
+        let lost = Error::OutOfMemory { size: size_of::<Leaf>(), owner: "metadata", native: 0 };
+        let (root, _) = Self::locate(address);
+        let slot = &self.root(address.space()).ok_or(lost)?[root];
+        if slot.load(Ordering::Acquire).is_null() {
+            grow(slot)?;
+        }
+        self.get(address).ok_or(lost)
+    }
+}
+
+/// Maps a zeroed table for an empty slot. Called under the tracker's writer lock.
+fn grow<T>(slot: &AtomicPtr<T>) -> Result<()> {
+    let table = umf_os::metadata::map(size_of::<T>())?;
+    slot.store(table.as_ptr().cast(), Ordering::Release);
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! What is known of one region, readable while it changes.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::owner::OwnerId;
+use super::{Found, RegionNumber, sequence};
+use crate::metadata::Table;
+use umf_core::provider::RegionId;
+use umf_core::{Address, Region};
+use umf_sync::chunks::Zeroed;
+
+pub(super) static REGIONS: Table<RegionRecord> = Table::new(u32::MAX >> 2);
+
+const LIVE: u32 = 1;
+const EXPORTED: u32 = 2;
+
+/// A region's record: a sequence lock over plain words, written under the tracker's writer lock.
+#[derive(Debug)]
+pub(super) struct RegionRecord {
+    /// Odd while the record is free or being written.
+    sequence: AtomicU32,
+    owner: AtomicU32,
+    base: AtomicU64,
+    size: AtomicU64,
+    id: AtomicU64,
+    state: AtomicU32,
+}
+
+// SAFETY: all fields are atomics. (A zeroed record reads as region of size 0, which holds no address.)
+unsafe impl Zeroed for RegionRecord {}
+
+impl RegionRecord {
+    /// Fills the record of a number that was just allocated.
+    pub(super) fn publish(&self, region: Region, owner: OwnerId) {
+        sequence::write(&self.sequence, || {
+            self.owner.store(owner.number(), Ordering::Relaxed);
+            self.base.store(region.base().to_bits(), Ordering::Relaxed);
+            self.size.store(region.size() as u64, Ordering::Relaxed);
+            self.id.store(region.id().get(), Ordering::Relaxed);
+            self.state.store(LIVE, Ordering::Relaxed);
+        });
+    }
+
+    /// Marks the record as free.
+    pub(super) fn retract(&self) {
+        self.state.store(0, Ordering::Relaxed);
+        sequence::withdraw(&self.sequence);
+    }
+
+    /// Who has it, if it is in use and is not changed meanwhile.
+    #[inline]
+    pub(super) fn owner(&self) -> Option<OwnerId> {
+        OwnerId::from_number(self.owner.load(Ordering::Acquire))
+    }
+
+    /// Who has it, if it holds the address; `None` also while it is being changed.
+    #[inline(always)]
+    pub(super) fn owner_around(&self, address: Address) -> Option<OwnerId> {
+        let (owner, base, size) = sequence::read(&self.sequence, || {
+            (
+                self.owner.load(Ordering::Relaxed),
+                self.base.load(Ordering::Relaxed),
+                self.size.load(Ordering::Relaxed),
+            )
+        })?;
+        let is_inside = address.to_bits().wrapping_sub(base) < size;
+        if is_inside { OwnerId::from_number(owner) } else { None }
+    }
+
+    /// A consistent copy, or `None` if the record is free or being changed.
+    #[inline]
+    pub(super) fn read(&self, number: u32, span: u32) -> Option<Found> {
+        let (owner, base, size, id) = sequence::read(&self.sequence, || {
+            (
+                self.owner.load(Ordering::Relaxed),
+                self.base.load(Ordering::Relaxed),
+                self.size.load(Ordering::Relaxed),
+                self.id.load(Ordering::Relaxed),
+            )
+        })?;
+        let region = Region::with_id(Address::from_bits(base), size as usize, RegionId::from_number(id)?);
+        Some(Found { region, owner: OwnerId::from_number(owner)?, span, number: RegionNumber(number) })
+    }
+
+    /// Notes an export; `false` if the record is no longer that of a live region `id`. Under the tracker's writer
+    /// lock, which keeps the record from being given to another region meanwhile.
+    pub(super) fn mark_exported(&self, id: RegionId) -> bool {
+        let mine = self.id.load(Ordering::Relaxed) == id.get();
+        mine && self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, mark).is_ok()
+    }
+
+    /// Takes the life of region `id`, once: `None` if it had none, else whether it had an export. Under the tracker's
+    /// writer lock.
+    pub(super) fn end(&self, id: RegionId) -> Option<bool> {
+        if self.id.load(Ordering::Relaxed) != id.get() {
+            return None;
+        }
+        let old = self.state.swap(0, Ordering::AcqRel);
+        (old & LIVE != 0).then_some(old & EXPORTED != 0)
+    }
+}
+
+fn mark(state: u32) -> Option<u32> {
+    (state & LIVE != 0).then_some(state | EXPORTED)
+}

@@ -1,0 +1,206 @@
+//! [`Upstream`]: the one way in which pools get regions.
+
+use core::ptr::NonNull;
+
+use umf_core::ProviderRef;
+
+use super::{OwnerId, RegionNumber, end, find, insert, remove};
+use crate::held::{Fate, Joined, Policy};
+use crate::observer::before_free;
+use crate::shortage::Slot;
+use umf_core::Freed;
+#[cfg(doc)]
+use umf_core::Provider;
+use umf_sync::{failpoint, fork};
+
+use umf_core::{Error, Layout, Pool, Region, Result};
+
+/// A provider as its user sees it: regions that are got here are tracked, and their exports are retired
+/// before they go back.
+///
+/// Pools hold one; an application that exports regions of a provider without a pool holds one itself.
+#[derive(Debug)]
+pub struct Upstream {
+    id: OwnerId,
+    provider: ProviderRef,
+    generation: u32,
+    policy: Policy,
+    slot: Slot,
+}
+
+impl Upstream {
+    /// Registers a user of `provider`.
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] past 16,383 of them in one process.
+    pub fn new(provider: impl Into<ProviderRef>) -> Result<Self> {
+        let provider = provider.into();
+        let id = OwnerId::enter(&provider)?;
+        Ok(Self {
+            id,
+            provider,
+            generation: fork::generation(),
+            policy: Policy::default(),
+            slot: Slot::default(),
+        })
+    }
+
+    /// Says which pool the regions belong to, once, when the pool has its final address. From here
+    /// on other threads may be shown the pool, and take its locks.
+    ///
+    /// # Safety
+    /// The pool stays at that address and alive as long as this upstream, which is dropped before the pool
+    /// is (a pool that holds its upstream as a field does that, in its own `drop`). Called once, before the
+    /// first region is allocated.
+    pub unsafe fn set_pool(&self, pool: NonNull<dyn Pool>) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.id.set_pool(pool) };
+    }
+
+    /// Hides the pool from [`for_each_pool`](super::for_each_pool) and [`OwnerId::guard`], and waits
+    /// for the threads that use it. A pool calls it at the end of its `drop`: another thread may hold
+    /// the pool's locks until this returns. Idempotent.
+    ///
+    /// In a forked child of the process that made the upstream it does not wait: guards of the
+    /// parent's threads never end there.
+    pub fn close(&self) {
+        self.id.close();
+        if self.generation == fork::generation() {
+            self.id.wait_for_guards();
+        }
+    }
+
+    /// The number under which the tracker knows this upstream.
+    #[must_use]
+    pub const fn id(&self) -> OwnerId {
+        self.id
+    }
+
+    /// The provider.
+    #[must_use]
+    pub const fn provider(&self) -> &ProviderRef {
+        &self.provider
+    }
+
+    /// Whether memory of this upstream may be allocated here: not if it is shared with the parent that this
+    /// process was forked from. Two loads.
+    #[inline]
+    #[must_use]
+    pub fn is_frozen(&self) -> bool {
+        self.generation != fork::generation() && self.provider.visibility() == umf_core::Visibility::Shared
+    }
+
+    /// What becomes of memory that is freed while it is leased.
+    pub(crate) const fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Whom to ask when memory is lacking.
+    pub(crate) const fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
+    /// Allocates a region and tracks it.
+    ///
+    /// # Errors
+    /// Those of [`Provider::allocate`]; [`Error::Frozen`]; [`Error::HeldLimit`]; [`Error::OutOfMemory`] for the tracker's own
+    /// memory. After an error nothing is allocated.
+    pub fn allocate(&self, layout: Layout) -> Result<(Region, RegionNumber)> {
+        if self.is_frozen() {
+            return Err(Error::Frozen { what: "shared memory" });
+        }
+        // A pool may be calling with its locks taken; it polls by itself (`admit`).
+        if self.id.has_pool() { self.check_held() } else { self.admit() }?;
+        let region = self.provider.allocate(layout)?;
+        failpoint!("upstream.allocated");
+        match insert(region, self.id) {
+            Ok(number) => {
+                failpoint!("upstream.tracked");
+                Ok((region, number))
+            }
+            Err(error) => {
+                // SAFETY: the region was allocated above and nobody has seen it. A provider that cannot take it
+                // back keeps it; the error that matters is the first.
+                let _ = unsafe { self.provider.free(region) };
+                Err(error)
+            }
+        }
+    }
+
+    /// The number of a region of this upstream that is live.
+    fn number_of(&self, region: &Region) -> Result<RegionNumber> {
+        let foreign = Error::ForeignAddress { address: region.base(), owner: "this provider's user" };
+        let found = self.find_exact(region).ok_or(foreign)?;
+        Ok(found)
+    }
+
+    fn find_exact(&self, region: &Region) -> Option<RegionNumber> {
+        // A nested region may begin at the same address; the record's id decides, and the innermost is what
+        // `find` yields, so a region can only be freed after what was carved from it.
+        let found = find(region.base())?;
+        (found.region == *region && found.owner == self.id).then_some(found.number)
+    }
+
+    /// Retires the exports of a region, stops tracking it, and frees it, in this order.
+    ///
+    /// While other processes have it open, or blocks of it that are held, its provider does not get it back
+    /// ([`Fate::Held`]; see [`crate::held`]). It stays tracked meanwhile, and cannot be freed again.
+    ///
+    /// # Errors
+    /// [`Error::ForeignAddress`] if it is no live region of this upstream (or regions carved from it are still
+    /// live), [`Error::NotAllocated`] if it was freed and is held, or what the provider says; the region then stays tracked,
+    /// its exports retired, under another number and without spans: find it again.
+    /// In a forked child, freeing shared memory does nothing and succeeds.
+    ///
+    /// # Safety
+    /// As [`Provider::free`].
+    pub unsafe fn free(&self, region: Region) -> Result<Fate> {
+        if self.is_frozen() {
+            return Ok(Fate::Gone);
+        }
+        let number = self.number_of(&region)?;
+        let mut users = Joined::default();
+        self.retire(number, region, &mut users)?;
+        failpoint!("upstream.retired");
+        if self.may_hold() {
+            self.claim(&region, &mut users);
+        }
+        if self.hold_region(region, number, users) {
+            return Ok(Fate::Held);
+        }
+        remove(number, region);
+        failpoint!("upstream.removed");
+        // SAFETY: passed on to the caller; nothing names the region any more.
+        let freed = unsafe { self.provider.free(region) };
+        failpoint!("upstream.freed");
+        if freed.is_err() {
+            // Still mapped as far as anyone knows: keep it findable. If even that fails, it is merely not found. (It was
+            // taken out first, because after the provider's free the addresses may be another region's.)
+            let _ = insert(region, self.id);
+        }
+        freed.map(|()| Fate::Gone)
+    }
+
+    fn retire(&self, number: RegionNumber, region: Region, leases: &mut Joined) -> Result<()> {
+        if end(number, region)?
+            && let Some(more) = before_free(Freed::Region(region))
+        {
+            leases.add(more);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        self.stop_letting_go();
+        self.close();
+        if self.generation != fork::generation() {
+            // Guards of the parent's threads never end here: the record stays used in this child.
+            return;
+        }
+        self.orphan();
+        // SAFETY: it was closed, and no guard is left; this is its one upstream.
+        drop(unsafe { self.id.leave() });
+    }
+}

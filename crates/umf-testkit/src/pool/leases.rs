@@ -1,0 +1,355 @@
+//! Blocks that other processes have open when they are freed.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::super::borrower::Borrower;
+use super::forks::fork_amid;
+use super::misuse::is_not_allocated;
+use super::threads::join;
+use super::{Make, Pages, Random, allocate, free, layout, try_free};
+use umf_core::held::OnFree;
+use umf_core::{Address, Error, Pool};
+use umf_runtime::held;
+
+/// What no test here takes as long as.
+const LONG: Duration = Duration::from_secs(20);
+const SIZES: [usize; 4] = [64, 5000, 100_000, 10 << 20];
+
+/// Frees a block that is exported and open elsewhere.
+fn free_leased(pool: &dyn Pool, borrower: &Borrower, address: Address, size: usize) {
+    pool.mark_exported(address).expect("the block is live");
+    borrower.open(address, size);
+    free(pool, address);
+}
+
+/// What a block of `size` bytes really has.
+fn block_size(pool: &dyn Pool, size: usize) -> usize {
+    let address = allocate(pool, size);
+    let block = pool.block_at(address).expect("live");
+    free(pool, address);
+    block.size
+}
+
+fn overlap(one: (Address, usize), other: (Address, usize)) -> bool {
+    one.0.to_bits() < other.0.to_bits() + other.1 as u64 && other.0.to_bits() < one.0.to_bits() + one.1 as u64
+}
+
+#[track_caller]
+fn wait_for(what: &str, holds: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < LONG, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What is freed while others have it open is freed, and is not handed out until they have closed it.
+pub fn leased_blocks_are_not_handed_out(make: Make<'_>) {
+    for size in SIZES {
+        let (provider, borrower) = (Pages::shared(), Borrower::new());
+        let pool = make(provider.clone().into());
+        let address = allocate(&*pool, size);
+        let block = pool.block_at(address).expect("live");
+        free_leased(&*pool, &borrower, address, size);
+        for result in
+            [try_free(&*pool, address), pool.mark_exported(address), pool.block_at(address).map(drop)]
+        {
+            assert!(
+                result.as_ref().is_err_and(|error| is_not_allocated(error, address)),
+                "{size} bytes: {result:?}"
+            );
+        }
+        let statistics = pool.statistics();
+        assert_eq!((statistics.live_blocks, statistics.live_bytes, statistics.frees), (0, 0, 1));
+        assert_eq!(statistics.held_bytes, block.size as u64);
+        let used = statistics.live_bytes + statistics.held_bytes;
+        assert_eq!(statistics.cached_bytes, statistics.reserved_bytes - used);
+        assert_eq!(statistics.reserved_bytes, provider.live_bytes() as u64);
+        for round in 0..3 {
+            let others: Vec<_> =
+                (0..(64 << 20) / size.max(256 << 10)).map(|_| allocate(&*pool, size)).collect();
+            let taken = others.iter().find(|&&other| overlap((other, size), (address, block.size)));
+            assert_eq!(taken, None, "{size} bytes at {address} are open elsewhere, round {round}");
+            others.into_iter().for_each(|other| free(&*pool, other));
+            pool.trim(0).expect("the provider takes everything back");
+            assert!(provider.contains(address, block.size), "the region of a leased block went");
+        }
+        assert_eq!(pool.statistics().held_bytes, block.size as u64);
+        borrower.close(address);
+        pool.trim(0).expect("the provider takes everything back");
+        let statistics = pool.statistics();
+        assert_eq!(
+            (statistics.held_bytes, statistics.frees, statistics.live_blocks),
+            (0, statistics.allocations, 0)
+        );
+        assert_eq!((provider.live_regions(), statistics.reserved_bytes), (0, 0), "{size} bytes");
+        // The range is as good as any other.
+        let again = allocate(&*pool, size);
+        free(&*pool, again);
+    }
+}
+
+/// Freeing goes on, and lets go of what is closed by then: nothing has to be polled.
+pub fn closed_blocks_are_used_again(make: Make<'_>) {
+    let (provider, borrower) = (Pages::shared(), Borrower::new());
+    let pool = make(provider.clone().into());
+    for size in SIZES {
+        let mut most = 0;
+        let block = block_size(&*pool, size);
+        for _ in 0..300 {
+            let address = allocate(&*pool, size);
+            free_leased(&*pool, &borrower, address, size);
+            most = most.max(pool.statistics().held_bytes / block as u64);
+            borrower.close_all();
+        }
+        assert!(most < 20, "{most} blocks of {size} bytes were held at one time, of which one was open");
+    }
+    // What was opened and closed before the free is not held at all.
+    let left = pool.drain(LONG);
+    assert!(left.is_empty(), "{left:?}");
+    let address = allocate(&*pool, 64);
+    pool.mark_exported(address).expect("live");
+    borrower.open(address, 64);
+    borrower.close(address);
+    free(&*pool, address);
+    assert_eq!(pool.statistics().held_bytes, 0);
+}
+
+/// Draining waits until the last lease is gone, and no longer than it is told.
+pub fn draining_waits_for_the_last_lease(make: Make<'_>) {
+    let (provider, borrower) = (Pages::shared(), Borrower::new());
+    let pool = make(provider.into());
+    assert!(pool.drain(Duration::ZERO).is_empty());
+    let blocks = SIZES.map(|size| (allocate(&*pool, size), size));
+    for (address, size) in blocks {
+        free_leased(&*pool, &borrower, address, size);
+    }
+    let begin = Instant::now();
+    let left = pool.drain(Duration::from_millis(20));
+    let took = begin.elapsed();
+    assert_eq!((left.blocks + left.regions, left.bytes), (4, pool.statistics().held_bytes));
+    assert!(took >= Duration::from_millis(20) && took < LONG, "{took:?}");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for (address, _) in blocks {
+                std::thread::sleep(Duration::from_millis(10));
+                borrower.close(address);
+            }
+        });
+        let left = pool.drain(LONG);
+        assert!(left.is_empty(), "{left:?}");
+    });
+    assert!(begin.elapsed() < LONG);
+    assert_eq!(pool.statistics().held_bytes, 0);
+}
+
+/// With as much held as is allowed no more is allocated, until something is closed.
+pub fn the_bound_on_what_is_held_is_kept(make: Make<'_>) {
+    for size in SIZES {
+        let (provider, borrower) = (Pages::shared(), Borrower::new());
+        let pool = make(provider.into());
+        let limit = 3 * block_size(&*pool, size) as u64;
+        pool.set_on_free(OnFree::Hold, limit).expect("a pool holds");
+        let blocks: Vec<_> = (0..4).map(|_| allocate(&*pool, size)).collect();
+        for &address in &blocks {
+            free_leased(&*pool, &borrower, address, size);
+        }
+        let held = pool.statistics().held_bytes;
+        let mut kept = Vec::new();
+        // What a pool has at hand it may hand out; what it has to get, it must not.
+        let refused = loop {
+            match pool.allocate(layout(size, 1)) {
+                Ok(address) => kept.push(address),
+                Err(error) => break error,
+            }
+            assert!(
+                kept.len() * size < 128 << 20 && kept.len() < 10_000,
+                "{size} bytes: the bound is passed"
+            );
+        };
+        assert_eq!(refused, Error::HeldLimit { held, limit }, "{size} bytes");
+        borrower.close(blocks[0]);
+        borrower.close(blocks[1]);
+        kept.push(allocate(&*pool, size));
+        assert!(pool.statistics().held_bytes < limit);
+        pool.set_on_free(OnFree::Hold, 0).expect("as before");
+        for address in kept {
+            free(&*pool, address);
+        }
+        borrower.close_all();
+        let left = pool.drain(LONG);
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+/// When contents are released the whole pages of a block read as zero at once; otherwise they stay. Neighbours keep theirs.
+pub fn contents_stay_or_go_as_told(make: Make<'_>) {
+    for (on_free, kept) in [(OnFree::Hold, true), (OnFree::Release, false)] {
+        for size in SIZES {
+            let (provider, borrower) = (Pages::shared(), Borrower::new());
+            let pool = make(provider.into());
+            pool.set_on_free(on_free, 0).expect("a pool holds");
+            let all = block_size(&*pool, size);
+            let blocks = [(); 3].map(|()| allocate(&*pool, size));
+            for (address, value) in blocks.into_iter().zip(1..) {
+                let pointer = address.as_ptr().expect("host memory");
+                // SAFETY: the block is this test's, and of that size.
+                unsafe { pointer.write_bytes(value, size) };
+            }
+            let [_, leased, _] = blocks;
+            free_leased(&*pool, &borrower, leased, size);
+            for (address, value) in blocks.into_iter().zip(1..) {
+                let pointer = address.as_ptr().expect("host memory");
+                for offset in (0..size).step_by(61) {
+                    // SAFETY: live, or held, so that its region is mapped.
+                    let found = unsafe { pointer.add(offset).read_volatile() };
+                    let page = (address.value() as usize + offset) / 4096 * 4096;
+                    let begin = address.value() as usize;
+                    let whole = page >= begin && page + 4096 <= begin + all;
+                    let expected = if address == leased && !kept && whole { 0 } else { value };
+                    assert_eq!(found, expected, "{on_free:?}, byte {offset} of {size}");
+                }
+            }
+            // SAFETY: held, so mapped. A reader brings a page back.
+            unsafe { leased.as_ptr().expect("host memory").write_volatile(1) };
+            borrower.close_all();
+            assert!(pool.drain(LONG).is_empty());
+            for address in blocks.into_iter().filter(|&address| address != leased) {
+                free(&*pool, address);
+            }
+        }
+    }
+}
+
+/// A pool that goes leaves what is open elsewhere, freed before or not, to be given back later, and nothing else.
+pub fn leased_blocks_outlive_their_pool(make: Make<'_>) {
+    for size in SIZES {
+        for freed_before in [true, false] {
+            let (provider, borrower) = (Pages::shared(), Borrower::new());
+            let pool = make(provider.clone().into());
+            let address = allocate(&*pool, size);
+            pool.mark_exported(address).expect("live");
+            borrower.open(address, size);
+            let others: Vec<_> = (0..10).map(|_| allocate(&*pool, 2 << 20)).collect();
+            if freed_before {
+                free(&*pool, address);
+            }
+            drop(pool);
+            assert!(
+                provider.contains(address, size),
+                "{size} bytes that are open elsewhere went with their pool"
+            );
+            assert!(provider.live_bytes() <= (32 << 20), "{others:?}: more is held than is open");
+            held::poll();
+            assert!(provider.contains(address, size));
+            // Others use the process on: nothing comes to lie there.
+            let next = make(Pages::shared().into());
+            for wanted in SIZES {
+                let other = allocate(&*next, wanted);
+                assert!(!overlap((other, wanted), (address, size)));
+                free(&*next, other);
+            }
+            // A provider that refuses keeps nothing from being tried again.
+            provider.refuse_frees(true);
+            borrower.close(address);
+            held::poll();
+            assert!(provider.contains(address, size) && held::statistics().regions > 0);
+            provider.refuse_frees(false);
+            wait_for("a region that nobody has open stays", || {
+                held::poll();
+                provider.live_regions() == 0 && Arc::strong_count(&provider) == 1
+            });
+        }
+    }
+}
+
+/// Four threads free what is open, and close it at some other time: nothing open is handed out, and nothing is lost.
+pub fn threads_keep_off_leased_blocks(make: Make<'_>) {
+    let (provider, borrower) = (Pages::shared(), Borrower::new());
+    let pool = make(provider.clone().into());
+    let taken = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (pool, borrower, taken) = (&*pool, &*borrower, &taken);
+        let work = |seed| {
+            move || {
+                let mut random = Random(seed);
+                let mut open = Vec::new();
+                for _ in 0..1_500 {
+                    let size = random.size(17);
+                    let address = allocate(pool, size);
+                    if borrower.has(address, size) {
+                        taken.store(true, Ordering::Relaxed);
+                    }
+                    if random.below(2) == 0 {
+                        free_leased(pool, borrower, address, size);
+                        open.push(address);
+                    } else {
+                        free(pool, address);
+                    }
+                    if open.len() > 20 {
+                        borrower.close(open.swap_remove(random.below(20)));
+                    }
+                    if random.below(200) == 0 {
+                        held::poll();
+                        pool.trim(random.below(8 << 20)).expect("the provider takes everything back");
+                    }
+                }
+                open.into_iter().for_each(|address| borrower.close(address));
+            }
+        };
+        // Joined, so that what their caches hold has gone when this ends.
+        join((0..4).map(|seed| scope.spawn(work(seed))).collect());
+    });
+    assert!(!taken.load(Ordering::Relaxed), "a block was handed out that was open elsewhere");
+    let left = pool.drain(LONG);
+    assert!(left.is_empty(), "{left:?}");
+    let statistics = pool.statistics();
+    assert_eq!((statistics.live_blocks, statistics.held_bytes, statistics.allocations), (0, 0, 6_000));
+    pool.trim(0).expect("the provider takes everything back");
+    assert_eq!(provider.live_regions(), 0);
+}
+
+/// A child forked amid all that holds nothing, and its pool works on; in the parent everything is as it was.
+pub fn a_child_holds_nothing_of_its_parent(make: Make<'_>) {
+    let (provider, borrower) = (Pages::private(), Borrower::new());
+    let pool = make(provider.into());
+    let pool = &*pool;
+    let held: Vec<_> = SIZES.map(|size| (allocate(pool, size), size)).into();
+    for &(address, size) in &held {
+        free_leased(pool, &borrower, address, size);
+    }
+    let traffic = |seed, stop: &AtomicBool| {
+        let mut random = Random(seed);
+        while !stop.load(Ordering::Relaxed) {
+            let size = random.size(15);
+            let address = allocate(pool, size);
+            free_leased(pool, &borrower, address, size);
+            borrower.close(address);
+            held::poll();
+        }
+    };
+    fork_amid(traffic, || {
+        if !held::statistics().is_empty() || pool.statistics().held_bytes != 0 {
+            return 1;
+        }
+        for round in 0..200 {
+            let size = SIZES[round % 3];
+            let Ok(address) = pool.allocate(layout(size, 1)) else { return 2 };
+            if held.iter().any(|&held| overlap(held, (address, size))) {
+                // The parent's block, which this process has a copy of, was not let go here.
+                return 3;
+            }
+            if round % 2 == 0 && try_free(pool, address).is_err() {
+                return 4;
+            }
+        }
+        i32::from(!pool.drain(Duration::from_millis(1)).is_empty()) * 5
+    });
+    for &(address, size) in &held {
+        assert!(pool.statistics().held_bytes >= size as u64, "{address}");
+    }
+    borrower.close_all();
+    assert!(pool.drain(LONG).is_empty());
+}

@@ -1,0 +1,167 @@
+//! Lack of memory, and who is asked then.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::threads::join;
+use super::{Make, Numbers, Random, allocate, free, layout, try_free};
+use umf_core::shortage::{ATTEMPTS, OutOfMemory, Relief, Shortage};
+use umf_core::{Address, Error, Pool};
+
+const SIZES: [usize; 4] = [64, 5000, 100_000, 10 << 20];
+
+fn ask(pool: &dyn Pool, callback: impl Fn(&Shortage<'_>) -> Relief + Send + Sync + 'static) {
+    pool.set_out_of_memory(Some(Arc::new(callback))).expect("a pool asks");
+}
+
+/// Allocates until the pool has no more, from a provider that has no more.
+fn exhaust(pool: &dyn Pool, provider: &Numbers, size: usize) -> Vec<Address> {
+    provider.fail_after(Some(0));
+    let mut live = Vec::new();
+    while let Ok(address) = pool.allocate(layout(size, 1)) {
+        live.push(address);
+        assert!(live.len() < 1_000_000);
+    }
+    live
+}
+
+/// Who is asked learns what failed and what the pool has; and when it has freed something the allocation succeeds.
+pub fn who_is_asked_can_help(make: Make<'_>) {
+    for size in SIZES {
+        let provider = Numbers::new(4096);
+        let pool = make(provider.clone().into());
+        let first = allocate(&*pool, size);
+        let live = exhaust(&*pool, &provider, size);
+        let shelf = Arc::new(Mutex::new(live));
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (from, notes) = (shelf.clone(), seen.clone());
+        ask(&*pool, move |shortage| {
+            let number = (shortage.layout, shortage.attempt, shortage.error, shortage.statistics.live_blocks);
+            notes.lock().expect("no thread panics").push(number);
+            match from.lock().expect("no thread panics").pop() {
+                Some(address) => free(shortage.pool, address),
+                None if shortage.attempt == 1 => provider.fail_after(None),
+                None => return Relief::GiveUp,
+            }
+            Relief::Retry
+        });
+        let all = shelf.lock().expect("no thread panics").len() as u64 + 1;
+        let wanted = layout(size, 8);
+        let address = pool.allocate(wanted).unwrap_or_else(|error| panic!("{size} bytes: {error}"));
+        let seen = seen.lock().expect("no thread panics").clone();
+        let &(asked, attempt, error, live) = seen.first().expect("it was asked");
+        assert_eq!((asked, attempt, live), (wanted, 1, all), "{size} bytes");
+        assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+        assert!(seen.iter().zip(1..).all(|(&(_, attempt, ..), expected)| attempt == expected));
+        free(&*pool, address);
+        free(&*pool, first);
+        pool.set_out_of_memory(None).expect("a pool asks");
+        shelf.lock().expect("no thread panics").drain(..).for_each(|address| free(&*pool, address));
+    }
+}
+
+/// Who always says "again" is asked a bounded number of times; who gives up, once; and the error is the pool's own.
+pub fn who_cannot_help_is_not_asked_for_ever(make: Make<'_>) {
+    for size in SIZES {
+        for (relief, most) in [(Relief::Retry, ATTEMPTS), (Relief::GiveUp, 1)] {
+            let provider = Numbers::new(4096);
+            let pool = make(provider.clone().into());
+            let asked = Arc::new(AtomicU32::new(0));
+            let count = asked.clone();
+            let live = exhaust(&*pool, &provider, size);
+            ask(&*pool, move |_| {
+                count.fetch_add(1, Ordering::Relaxed);
+                relief
+            });
+            let refused = pool.allocate(layout(size, 1));
+            assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
+            assert_eq!(asked.load(Ordering::Relaxed), most, "{size} bytes, {relief:?}");
+            // What is no lack of memory is nobody's business.
+            let refused = pool.allocate(layout(1, 1 << 40));
+            assert!(refused.is_err());
+            live.into_iter().for_each(|address| free(&*pool, address));
+        }
+    }
+}
+
+/// Who is asked may use the pool as it likes, be replaced meanwhile, and panic; none of that harms the pool.
+pub fn who_is_asked_may_do_anything(make: Make<'_>) {
+    for size in SIZES {
+        let provider = Numbers::new(4096);
+        let pool = make(provider.clone().into());
+        let live = exhaust(&*pool, &provider, size);
+        let nested = Arc::new(AtomicU32::new(0));
+        let count = nested.clone();
+        ask(&*pool, move |shortage| {
+            assert_eq!(count.fetch_add(1, Ordering::Relaxed), 0, "it is asked for what fails in it");
+            let pool = shortage.pool;
+            // Fails, and asks nobody.
+            assert!(pool.allocate(layout(64 << 20, 1)).is_err());
+            assert!(pool.trim(0).is_ok());
+            assert_eq!(pool.statistics(), shortage.statistics);
+            ask(pool, |_| std::panic::resume_unwind(Box::new("who is asked panics")));
+            assert!(pool.allocate(layout(64 << 20, 1)).is_err());
+            Relief::Retry
+        });
+        // The second time the other one is asked.
+        let refused = pool.allocate(layout(size, 1));
+        assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
+        assert_eq!(nested.load(Ordering::Relaxed), 1);
+        provider.fail_after(None);
+        let address = allocate(&*pool, size);
+        free(&*pool, address);
+        live.into_iter().for_each(|address| free(&*pool, address));
+        pool.set_out_of_memory(None).expect("a pool asks");
+        pool.trim(0).expect("the provider takes everything back");
+        assert_eq!((provider.live_regions(), pool.statistics().live_blocks), (0, 0));
+    }
+}
+
+/// Frees a block of the shelf.
+struct Shelf(Mutex<Vec<Address>>);
+
+impl OutOfMemory for Shelf {
+    fn out_of_memory(&self, shortage: &Shortage<'_>) -> Relief {
+        let Some(address) = self.0.lock().expect("no thread panics").pop() else { return Relief::GiveUp };
+        free(shortage.pool, address);
+        Relief::Retry
+    }
+}
+
+/// Four threads lack memory at one time, and are helped by what they put on one shelf: no block is lost or used twice.
+pub fn threads_ask_beside_each_other(make: Make<'_>) {
+    let provider = Numbers::new(4096);
+    let pool = make(provider.clone().into());
+    let shelf = Arc::new(Shelf(Mutex::new((0..200).map(|_| allocate(&*pool, 100_000)).collect())));
+    pool.set_out_of_memory(Some(shelf.clone())).expect("a pool asks");
+    provider.fail_after(Some(0));
+    let failed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (pool, shelf, failed) = (&*pool, &shelf, &failed);
+        let work = |seed| {
+            move || {
+                let mut random = Random(seed);
+                for _ in 0..150 {
+                    let is_expected = match pool.allocate(layout(random.size(17), 1)) {
+                        Ok(address) if random.below(3) == 0 => {
+                            shelf.0.lock().expect("no thread panics").push(address);
+                            true
+                        }
+                        Ok(address) => try_free(pool, address).is_ok(),
+                        Err(error) => matches!(error, Error::OutOfMemory { .. }),
+                    };
+                    if !is_expected {
+                        failed.store(true, Ordering::Relaxed);
+                    }
+                }
+            }
+        };
+        join((0..4).map(|seed| scope.spawn(work(seed))).collect());
+    });
+    assert!(!failed.load(Ordering::Relaxed), "an error that is none of lacking memory");
+    let left = core::mem::take(&mut *shelf.0.lock().expect("no thread panics"));
+    assert_eq!(pool.statistics().live_blocks, left.len() as u64);
+    left.into_iter().for_each(|address| free(&*pool, address));
+    pool.trim(0).expect("the provider takes everything back");
+    assert_eq!(provider.live_regions(), 0);
+}

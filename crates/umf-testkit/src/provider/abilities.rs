@@ -1,0 +1,198 @@
+//! Cases about purging and properties.
+
+use super::memory::{
+    allocate, assert_filled, assert_part_filled, fill, free, is_accessible, is_filled, is_zero,
+};
+use super::process::beside_others;
+use super::{Make, passed_over};
+use umf_core::{Address, Error, Property, Provider, Purge, Region, Result};
+
+#[track_caller]
+fn further(base: Address, bytes: usize) -> Address {
+    base.checked_add(bytes as u64).expect("inside of the region")
+}
+
+/// Purged memory reads zeros, at once or (if purged lazily) at some time; what lies beside it stays.
+pub fn purged_memory_reads_as_promised(make: Make<'_>) {
+    let _beside = beside_others();
+    let provider = make();
+    let Some(purge) = provider.purge() else {
+        return passed_over(&*provider, "it cannot purge");
+    };
+    forced(&*provider, purge);
+    lazy(&*provider, purge);
+}
+
+/// `false` if this way of purging does not exist.
+#[track_caller]
+fn exists(provider: &dyn Provider, result: Result<()>, what: &str) -> bool {
+    match result {
+        Ok(()) => true,
+        Err(Error::NotSupported { .. }) => {
+            passed_over(provider, what);
+            false
+        }
+        Err(error) => panic!("{what}: {error}"),
+    }
+}
+
+fn forced(provider: &dyn Provider, purge: &dyn Purge) {
+    let page = provider.page_size();
+    let region = allocate(provider, 4 * page, 1);
+    let base = region.base();
+    if is_accessible(provider) {
+        fill(base, region.size(), 21);
+    }
+    // SAFETY: the content of the two pages is not needed.
+    let purged = unsafe { purge.purge_forced(further(base, page), 2 * page) };
+    if exists(provider, purged, "forced purge") && is_accessible(provider) {
+        assert_part_filled(base, page, 21, 0);
+        assert!(is_zero(further(base, page), 2 * page), "purged memory does not read as zero");
+        assert_part_filled(further(base, 3 * page), page, 21, 3 * page);
+        fill(base, region.size(), 22);
+        assert_filled(base, region.size(), 22);
+    }
+    let refused = |base, size, what: &str| {
+        // SAFETY: nothing is purged, since the range is no part of a live region.
+        let result = unsafe { purge.purge_forced(base, size) };
+        assert!(result.is_err(), "purging {what} succeeded");
+    };
+    refused(further(base, 1), page, "what does not begin at a page");
+    refused(base, page + 1, "what does not end at a page");
+    refused(base, 0, "nothing");
+    refused(base, region.size() + page, "past the end");
+    refused(base, usize::MAX - page + 1, "everything");
+    if is_accessible(provider) {
+        assert_filled(base, region.size(), 22);
+    }
+    free(provider, region);
+    refused(base, page, "a region that was freed");
+}
+
+fn lazy(provider: &dyn Provider, purge: &dyn Purge) {
+    let page = provider.page_size();
+    let region = allocate(provider, 4 * page, 1);
+    let base = region.base();
+    if is_accessible(provider) {
+        fill(base, region.size(), 31);
+    }
+    // SAFETY: the content of the two pages is not needed.
+    let purged = unsafe { purge.purge_lazy(further(base, page), 2 * page) };
+    if exists(provider, purged, "lazy purge") && is_accessible(provider) {
+        for number in 1..3 {
+            let start = further(base, number * page);
+            assert!(
+                is_zero(start, page) || is_filled(start, page, 31, number * page),
+                "lazily purged memory is neither what it was nor zero"
+            );
+        }
+        assert_part_filled(base, page, 31, 0);
+        assert_part_filled(further(base, 3 * page), page, 31, 3 * page);
+        fill(base, region.size(), 32);
+        assert_filled(base, region.size(), 32);
+    }
+    free(provider, region);
+}
+
+/// Populating memory changes nothing in it, and is refused for what is no part of a live region.
+pub fn populated_memory_keeps_its_content(make: Make<'_>) {
+    let _beside = beside_others();
+    let provider = make();
+    let Some(populate) = provider.populate() else {
+        return passed_over(&*provider, "it cannot make pages ahead");
+    };
+    let page = provider.page_size();
+    let region = allocate(&*provider, 4 * page, 1);
+    let base = region.base();
+    let accessible = is_accessible(&*provider);
+    if accessible {
+        fill(further(base, page), page, 61);
+    }
+    if exists(&*provider, populate.populate(base, 4 * page), "making pages") && accessible {
+        assert_filled(further(base, page), page, 61);
+        assert!(!provider.zeroed() || is_zero(further(base, 2 * page), 2 * page));
+        // Twice is once.
+        populate.populate(further(base, page), 2 * page).expect("they are there");
+        fill(base, region.size(), 62);
+        assert_filled(base, region.size(), 62);
+    }
+    for (base, size, what) in [
+        (further(base, 1), page, "what does not begin at a page"),
+        (base, page + 1, "what does not end at a page"),
+        (base, 0, "nothing"),
+        (base, region.size() + page, "past the end"),
+        (base, usize::MAX - page + 1, "everything"),
+    ] {
+        assert!(populate.populate(base, size).is_err(), "populating {what} succeeded");
+    }
+    free(&*provider, region);
+    assert!(populate.populate(base, page).is_err(), "populating a region that was freed succeeded");
+}
+
+/// Two threads purge pages of one region at the same time, each its own; what lies between them stays.
+pub fn purges_apart_from_each_other_may_overlap_in_time(make: Make<'_>) {
+    let _beside = beside_others();
+    let provider = make();
+    let Some(purge) = provider.purge() else {
+        return passed_over(&*provider, "it cannot purge");
+    };
+    let page = provider.page_size();
+    let region = allocate(&*provider, 5 * page, 1);
+    let at = |number: usize| further(region.base(), number * page);
+    let accessible = is_accessible(&*provider);
+    if accessible {
+        fill(region.base(), region.size(), 51);
+    }
+    std::thread::scope(|scope| {
+        for number in [1, 3] {
+            let provider = &*provider;
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    if accessible {
+                        fill(at(number), page, 52);
+                    }
+                    // SAFETY: the page is this thread's, and its content is not needed.
+                    let purged = unsafe { purge.purge_forced(at(number), page) };
+                    if exists(provider, purged, "forced purge") && accessible {
+                        assert!(is_zero(at(number), page), "purged memory does not read as zero");
+                    }
+                }
+            });
+        }
+    });
+    if accessible {
+        for number in [0, 2] {
+            assert_part_filled(at(number), page, 51, number * page);
+        }
+    }
+    free(&*provider, region);
+}
+
+/// Properties are told of live regions, and of no others.
+pub fn properties_are_told_of_live_regions_only(make: Make<'_>) {
+    let _beside = beside_others();
+    let provider = make();
+    let Some(properties) = provider.properties() else {
+        return passed_over(&*provider, "it has no properties");
+    };
+    let all =
+        [Property::AllocationId, Property::Node, Property::Context, Property::Device, Property::CacheLine];
+    let region = allocate(&*provider, 1, 1);
+    let mut first_id = None;
+    for property in all {
+        match properties.property(&region, property) {
+            Ok(value) if property == Property::AllocationId => first_id = Some(value),
+            Ok(_) | Err(Error::NotSupported { .. }) => {}
+            Err(error) => panic!("{property:?}: {error}"),
+        }
+        let none = Region::new(further(region.base(), 1), 1);
+        assert!(properties.property(&none, property).is_err(), "{property:?} of no region");
+    }
+    free(&*provider, region);
+    let again = allocate(&*provider, 1, 1);
+    if let Some(first) = first_id {
+        let second = properties.property(&again, Property::AllocationId).expect("as before");
+        assert_ne!(first, second, "two allocations have one allocation id");
+    }
+    free(&*provider, again);
+}

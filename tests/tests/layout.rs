@@ -1,0 +1,127 @@
+//! The crates and their edges: arrows point down only, and a crate pays only for what it does.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Crates of this repository, and which of them each may name in its `[dependencies]`, from the bottom up.
+const EDGES: &[(&str, &[&str])] = &[
+    ("umf-core", &[]),
+    ("umf-topology", &[]),
+    ("umf-sync", &["umf-core"]),
+    ("umf-os", &["umf-core", "umf-sync"]),
+    ("umf-suballoc", &["umf-core", "umf-sync"]),
+    ("umf-runtime", &["umf-core", "umf-os", "umf-sync"]),
+    ("umf-testkit", &["umf-core", "umf-runtime", "umf-sync"]),
+    ("umf-config", &["umf-os", "umf-topology"]),
+    ("umf-ipc", &["umf-core", "umf-os", "umf-runtime", "umf-sync"]),
+    ("umf-domain", &["umf-core", "umf-ipc", "umf-os", "umf-sync"]),
+    ("umf-link", &["umf-core", "umf-ipc", "umf-os", "umf-sync"]),
+    ("umf-cli", &["umf", "umf-os"]),
+    ("level-zero-sys", &[]),
+    ("umf-cuda-sys", &[]),
+    ("soft-device", &[]),
+    ("level-zero-soft", &["level-zero-sys", "soft-device"]),
+    ("cuda-soft", &["soft-device", "umf-cuda-sys"]),
+];
+
+/// What providers may name, and pools, beside their own bindings.
+const PROVIDER: &[&str] = &["umf-core", "umf-os", "umf-suballoc", "umf-sync"];
+const POOL: &[&str] = &["umf-core", "umf-os", "umf-runtime", "umf-suballoc", "umf-sync"];
+const BINDINGS: &[(&str, &str)] =
+    &[("umf-provider-cuda", "umf-cuda-sys"), ("umf-provider-level-zero", "level-zero-sys")];
+
+/// The public crate, shared libraries and what tests them: they may name anything.
+const TOPS: &[&str] =
+    &["umf", "umf-capi", "umf-malloc", "umf-tests", "umf-models", "umf-benches", "umf-examples"];
+
+/// Runs `cargo metadata` in a folder of this repository.
+fn metadata(folder: &str, arguments: &[&str]) -> Value {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(format!("{root}/{folder}")).args(["metadata", "--format-version", "1", "--offline"]);
+    let output = cargo.args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap().to_owned()
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().unwrap()
+}
+
+/// The crates of the workspace, with those of them that each has as a normal dependency.
+fn edges() -> BTreeMap<String, BTreeSet<String>> {
+    let metadata = metadata(".", &["--no-deps", "--locked"]);
+    let names: BTreeSet<_> =
+        list(&metadata["packages"]).iter().map(|package| text(&package["name"])).collect();
+    let is_normal = |edge: &&Value| edge["kind"].is_null();
+    let edges = |package: &Value| {
+        let normal = list(&package["dependencies"]).iter().filter(is_normal);
+        normal.map(|edge| text(&edge["name"])).filter(|name| names.contains(name)).collect()
+    };
+    list(&metadata["packages"]).iter().map(|package| (text(&package["name"]), edges(package))).collect()
+}
+
+fn allowed(name: &str) -> Option<Vec<&'static str>> {
+    if let Some((_, edges)) = EDGES.iter().find(|(listed, _)| *listed == name) {
+        return Some(edges.to_vec());
+    }
+    let base = if name.starts_with("umf-provider-") {
+        PROVIDER
+    } else if name.starts_with("umf-pool-") {
+        POOL
+    } else {
+        return None;
+    };
+    let bindings = BINDINGS.iter().filter(|(of, _)| *of == name).map(|(_, binding)| *binding);
+    Some(base.iter().copied().chain(bindings).collect())
+}
+
+#[test]
+fn crates_depend_on_lower_crates_only() {
+    let edges = edges();
+    let mut faults = Vec::new();
+    for (name, found) in &edges {
+        match allowed(name) {
+            Some(allowed) => {
+                let more = found.iter().filter(|edge| !allowed.contains(&edge.as_str()));
+                faults.extend(more.map(|edge| format!("{name} depends on {edge}")));
+            }
+            None if TOPS.contains(&name.as_str()) => {}
+            None => faults.push(format!("{name} is in no list of this test")),
+        }
+    }
+    for (name, listed) in EDGES {
+        let Some(found) = edges.get(*name) else {
+            faults.push(format!("{name} is listed and is no crate"));
+            continue;
+        };
+        let unused = listed.iter().filter(|edge| !found.contains(**edge));
+        faults.extend(unused.map(|edge| format!("{name} is listed with {edge} and does not depend on it")));
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// `umf-core` has no dependencies, so that the author of a provider compiles little.
+#[test]
+fn a_provider_compiles_ten_packages_at_most() {
+    let metadata = metadata("examples/own-provider", &["--locked"]);
+    let nodes: BTreeMap<_, _> =
+        list(&metadata["resolve"]["nodes"]).iter().map(|node| (text(&node["id"]), node)).collect();
+    let (mut found, mut next) = (BTreeSet::new(), vec![text(&metadata["resolve"]["root"])]);
+    while let Some(id) = next.pop() {
+        let is_normal = |edge: &&Value| list(&edge["dep_kinds"]).iter().any(|kind| kind["kind"].is_null());
+        next.extend(list(&nodes[&id]["deps"]).iter().filter(is_normal).map(|edge| text(&edge["pkg"])));
+        if !found.insert(id) {
+            continue;
+        }
+        assert!(found.len() <= 10, "{found:?}");
+    }
+    assert!(found.len() > 1, "{found:?}");
+}
