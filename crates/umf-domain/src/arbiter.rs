@@ -6,7 +6,8 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use umf_ipc::fd_socket::{Deadline, peer};
+use umf_ipc::fd_socket::Deadline;
+use umf_os::socket::peer;
 use umf_sync::failpoint;
 
 use crate::knock::{Knock, knock, stranger};

@@ -8,8 +8,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use umf_ipc::Nonce;
-use umf_ipc::fd_socket::{Answer, Deadline, Request, peer, receive};
+use umf_ipc::fd_socket::{Answer, Deadline, Request, receive};
 use umf_os::ReceivedFd;
+use umf_os::socket::peer;
 use umf_sync::failpoint;
 
 use crate::knock::{Knock, knock};

@@ -4,7 +4,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use umf_ipc::fd_socket::{Peer, peer, peer_of};
+use umf_os::socket::Peer;
+use umf_os::socket::peer;
+use umf_os::socket::peer_of;
 use umf_sync::failpoint;
 
 use crate::diag::owner;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vm_memory::VolatileSlice;
 
 use crate::participant::Participant;
-use crate::sys::Mapping;
+use crate::sys::SharedMapping;
 use crate::{Number, Result};
 
 /// A region of a domain, for which this process is registered, and its memory.
@@ -31,7 +31,7 @@ pub struct Object {
 #[derive(Debug)]
 pub(crate) struct Registered {
     /// First, so that the memory is unmapped before the last of the domain goes.
-    memory: Mapping,
+    memory: SharedMapping,
     number: Number,
     kind: u32,
     ended: Arc<AtomicBool>,
@@ -43,7 +43,7 @@ impl Registered {
         participant: &Arc<Participant>,
         number: Number,
         kind: u32,
-        memory: Mapping,
+        memory: SharedMapping,
         ended: &Arc<AtomicBool>,
     ) -> Arc<Self> {
         let (participant, ended) = (Arc::clone(participant), Arc::clone(ended));

@@ -17,7 +17,7 @@ use crate::name::Name;
 use crate::object::{Object, Registered};
 use crate::region;
 use crate::registrations::{Registration, Registrations};
-use crate::sys::Mapping;
+use crate::sys::SharedMapping;
 use crate::table::{Entry, Listed, NoRoom, Refused, Rules, Table};
 use crate::{Error, Number, Result};
 
@@ -130,7 +130,7 @@ impl Participant {
         number: Number,
         entry: Entry,
         file: OwnedFd,
-        memory: Mapping,
+        memory: SharedMapping,
     ) -> Object {
         let ended = Arc::new(AtomicBool::new(false));
         let registered = Registered::new(self, number, entry.kind, memory, &ended);

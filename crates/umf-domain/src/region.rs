@@ -5,11 +5,11 @@ use std::os::fd::OwnedFd;
 use umf_os::ReceivedFd;
 use umf_sync::failpoint;
 
-use crate::sys::{self, File, Mapping};
+use crate::sys::{self, File, SharedMapping};
 use crate::{Error, Result};
 
 /// New memory, mapped. `size` is rounded up to pages.
-pub(crate) fn create(domain: &str, size: usize) -> Result<(OwnedFd, File, Mapping)> {
+pub(crate) fn create(domain: &str, size: usize) -> Result<(OwnedFd, File, SharedMapping)> {
     let page = sys::page_size();
     let largest = sys::file_size_limit().min(isize::MAX as u64) & !(page as u64 - 1);
     let rounded =
@@ -18,14 +18,14 @@ pub(crate) fn create(domain: &str, size: usize) -> Result<(OwnedFd, File, Mappin
     let fd = sys::memfd(&format!("umf-domain/{domain}"), rounded as u64)
         .map_err(Error::system("memfd_create of a region"))?;
     failpoint!("domain.region_made");
-    let mapping = Mapping::new(&fd, rounded).map_err(Error::system("mmap of a region"))?;
+    let mapping = SharedMapping::new(&fd, rounded, true).map_err(Error::system("mmap of a region"))?;
     let file = sys::sealed_file(&fd).map_err(Error::system("fstat of a region"))?;
     let file = file.ok_or_else(|| Error::system("sealing of a region")(rustix::io::Errno::OPNOTSUPP))?;
     Ok((fd, file, mapping))
 }
 
 /// What a participant sent for an object, mapped; `None` if it is not what the table says.
-pub(crate) fn open(fd: ReceivedFd, expected: File) -> Result<Option<(OwnedFd, Mapping)>> {
+pub(crate) fn open(fd: ReceivedFd, expected: File) -> Result<Option<(OwnedFd, SharedMapping)>> {
     let found = sys::sealed_file(&fd).map_err(Error::system("fstat of a region"))?;
     let size = usize::try_from(expected.size).ok().filter(|&size| size > 0);
     match size {
@@ -39,8 +39,8 @@ pub(crate) fn open(fd: ReceivedFd, expected: File) -> Result<Option<(OwnedFd, Ma
 }
 
 /// Maps a file of this size.
-pub(crate) fn map(fd: &OwnedFd, size: usize) -> Result<Mapping> {
-    let mapping = Mapping::new(fd, size).map_err(Error::system("mmap of a region"))?;
+pub(crate) fn map(fd: &OwnedFd, size: usize) -> Result<SharedMapping> {
+    let mapping = SharedMapping::new(fd, size, true).map_err(Error::system("mmap of a region"))?;
     failpoint!("domain.region_mapped");
     Ok(mapping)
 }

@@ -1,17 +1,16 @@
 //! System calls of this crate.
 
-use core::ptr::NonNull;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
-use umf_ipc::fd_socket::{peer, so_peerpidfd};
-use umf_ipc::system::{self, has_ended};
-pub(crate) use umf_ipc::system::{CloseOnFork, effective_uid, reserve};
-use umf_sync::failpoint;
+pub(crate) use umf_os::memfd::reserve;
+pub(crate) use umf_os::process::effective_uid;
+use umf_os::process::has_ended;
+use umf_os::socket::{peer, so_peerpidfd};
+pub(crate) use umf_os::{CloseOnFork, SharedMapping};
 
 pub(crate) type Result<T> = core::result::Result<T, Errno>;
 
@@ -24,87 +23,32 @@ pub(crate) struct File {
 }
 
 pub(crate) fn random() -> Result<[u64; 2]> {
-    let bytes = u128::from_ne_bytes(system::random()?);
+    let bytes = u128::from_ne_bytes(umf_os::process::random()?);
     Ok([bytes as u64, (bytes >> 64) as u64])
 }
 
 pub(crate) fn page_size() -> usize {
-    rustix::param::page_size()
+    umf_os::page_size()
 }
 
 /// The largest file that this process may make.
 pub(crate) fn file_size_limit() -> u64 {
-    system::file_size_limit().min(i64::MAX as u64)
+    umf_os::process::file_size_limit().min(i64::MAX as u64)
 }
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// A close-on-exec memfd of `size` bytes, all of it holes, whose size is sealed.
 pub(crate) fn memfd(name: &str, size: u64) -> Result<OwnedFd> {
-    let fd = system::memfd(name, size)?;
+    let fd = umf_os::memfd::create(name, size)?;
     rustix::fs::fcntl_add_seals(&fd, SEALS)?;
     Ok(fd)
 }
 
-/// What an fd names, if it is memory that nobody can take away: tmpfs with a sealed size. Anything else could be SIGBUS or
-/// a hang when it is mapped, and is `None`.
+/// What an fd names, if it is memory that no process can take away.
 pub(crate) fn sealed_file(fd: impl AsFd) -> Result<Option<File>> {
-    // First, because the kernel answers it: a file server (FUSE) is asked nothing.
-    match rustix::fs::fcntl_get_seals(&fd) {
-        Ok(seals) if seals.contains(SealFlags::SHRINK | SealFlags::GROW) => {}
-        Ok(_) | Err(Errno::INVAL) => return Ok(None),
-        Err(errno) => return Err(errno),
-    }
-    if rustix::fs::fstatfs(&fd)?.f_type.cast_unsigned() != system::TMPFS_MAGIC {
-        return Ok(None);
-    }
-    let found = rustix::fs::fstat(&fd)?;
-    Ok(Some(File { device: found.st_dev, inode: found.st_ino, size: found.st_size.cast_unsigned() }))
-}
-
-/// A shared, writable mapping of a whole file, unmapped when dropped.
-#[derive(Debug)]
-pub(crate) struct Mapping {
-    base: NonNull<u8>,
-    size: usize,
-}
-
-// SAFETY: the mapping is memory; whoever reads or writes it takes care of races.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    pub(crate) fn new(fd: impl AsFd, size: usize) -> Result<Self> {
-        let (protection, flags) =
-            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe { rustix::mm::mmap(core::ptr::null_mut(), size, protection, flags, fd, 0) }?;
-        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, size })
-    }
-
-    /// A forked child does not get this mapping, and must not drop it either: the range may be another mapping's there.
-    pub(crate) fn keep_from_children(&self) -> Result<()> {
-        // SAFETY: the range is this mapping; the advice changes nothing in this process.
-        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.size, Advice::LinuxDontFork) }
-    }
-
-    pub(crate) const fn base(&self) -> NonNull<u8> {
-        self.base
-    }
-
-    pub(crate) const fn size(&self) -> usize {
-        self.size
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this object's own, and nothing borrowed from it is left.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
-        failpoint!("domain.unmapped");
-    }
+    let found = umf_os::memfd::of_sealed_size(fd)?;
+    Ok(found.map(|(identity, size)| File { device: identity.device, inode: identity.inode, size }))
 }
 
 /// A socket that no call waits for, and the abstract address of this name.

@@ -5,8 +5,6 @@ use core::str::FromStr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::os::fd::OwnedFd;
 
-use crate::sys;
-
 /// 128 random bits, made when a ledger is: two producers never share it, whatever happens to pids.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Nonce([u8; 16]);
@@ -29,7 +27,7 @@ impl Nonce {
     }
 
     pub(crate) fn random() -> Result<Self, rustix::io::Errno> {
-        Ok(Self(sys::random()?))
+        Ok(Self(umf_os::process::random()?))
     }
 }
 
@@ -129,12 +127,15 @@ const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 impl ProcessIdentity {
     /// This process. What cannot be read (no `/proc`, an old kernel) is 0, and then not compared.
     pub(crate) fn current() -> Self {
-        let pid = sys::pid();
+        let pid = umf_os::process::pid();
         Self {
             boot_id: boot_id(),
             pid,
             pid_namespace: pid_namespace(),
-            pidfs_inode: sys::pidfd_open(pid).ok().and_then(|pidfd| pidfs_inode(&pidfd)).unwrap_or(0),
+            pidfs_inode: umf_os::process::pidfd_open(pid)
+                .ok()
+                .and_then(|pidfd| pidfs_inode(&pidfd))
+                .unwrap_or(0),
             start_time: start_time(pid).unwrap_or(0),
         }
     }
@@ -177,8 +178,8 @@ pub(crate) fn pid_namespace() -> u64 {
 /// The process's inode in pidfs, where pidfds have one (Linux 6.9): never used again in this boot.
 pub(crate) fn pidfs_inode(pidfd: &OwnedFd) -> Option<u64> {
     const PID_FS_MAGIC: u64 = 0x5049_4446;
-    let identity = sys::identity(pidfd).ok()?;
-    (sys::filesystem(pidfd).ok()? == PID_FS_MAGIC).then_some(identity.inode)
+    let identity = umf_os::file::identity(pidfd).ok()?;
+    (umf_os::file::filesystem(pidfd).ok()? == PID_FS_MAGIC).then_some(identity.inode)
 }
 
 /// When a process was started: field 22 of `/proc/<pid>/stat` (`proc_pid_stat(5)`), in clock ticks.

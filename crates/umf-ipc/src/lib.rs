@@ -32,13 +32,11 @@ pub mod inspect;
 mod lease;
 mod ledger;
 mod protocol;
-mod sys;
 pub mod transfer;
 
 /// The socket over which fds travel, for the other crates of umf that serve fds. No part of the interface.
 #[doc(hidden)]
 pub mod fd_socket {
-    pub use crate::sys::{Peer, peer, peer_of, so_peerpidfd};
     pub use crate::transfer::socket::Request;
     pub use crate::transfer::socket::client::{Answer, Deadline, receive};
     pub use crate::transfer::socket::server::{FdSource, Outgoing, Server, SharedFd};
@@ -55,9 +53,6 @@ pub mod fuzz {
 #[doc(hidden)]
 pub mod system {
     pub use crate::identity::{boot_id_bytes, start_time};
-    pub use crate::sys::{
-        CloseOnFork, TMPFS_MAGIC, effective_uid, file_size_limit, has_ended, memfd, random, reserve,
-    };
 }
 
 pub use cache::{CacheStatistics, LimitPolicy};

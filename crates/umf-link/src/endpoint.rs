@@ -9,8 +9,13 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use umf_ipc::Importer;
-use umf_ipc::fd_socket::{Deadline, Peer, peer, peer_of, so_peerpidfd};
-use umf_ipc::system::{boot_id_bytes, random};
+use umf_ipc::fd_socket::Deadline;
+use umf_ipc::system::boot_id_bytes;
+use umf_os::process::random;
+use umf_os::socket::Peer;
+use umf_os::socket::peer;
+use umf_os::socket::peer_of;
+use umf_os::socket::so_peerpidfd;
 use umf_sync::{failpoint, fork};
 
 use crate::address::{SOCKET, is_plain};

@@ -1,10 +1,13 @@
 //! [`CheckedFile`]: a descriptor that is compared with its file before each use.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::io::Errno;
 use umf_core::{Error, Result};
+
+use crate::close_on_fork::ClosedInChildren;
+use crate::file::{FileIdentity, identity};
+use crate::{Errno, SystemResult};
 
 /// A descriptor, and the device and inode of its file.
 ///
@@ -17,31 +20,54 @@ use umf_core::{Error, Result};
 #[derive(Debug)]
 pub struct CheckedFile {
     fd: Arc<OwnedFd>,
-    /// Device and inode.
-    identity: (u64, u64),
+    identity: FileIdentity,
+    in_children: Option<ClosedInChildren>,
 }
 
 impl CheckedFile {
     /// Takes over a descriptor, and remembers what file it is of now.
     ///
     /// # Errors
-    /// [`Error::Native`] if that cannot be found out (`fstat(2)`).
+    /// [`Error::Native`] if that cannot be found out (`statx(2)`).
     pub fn new(fd: OwnedFd) -> Result<Self> {
-        let identity = identity(&fd).map_err(|errno| Error::native("fstat", errno.raw_os_error()))?;
-        Ok(Self { fd: Arc::new(fd), identity })
+        Self::take(fd).map_err(|errno| Error::native("statx", errno.raw_os_error()))
+    }
+
+    /// As [`CheckedFile::new`].
+    ///
+    /// # Errors
+    /// Those of `statx(2)`.
+    pub fn take(fd: OwnedFd) -> SystemResult<Self> {
+        let identity = identity(&fd)?;
+        Ok(Self { fd: Arc::new(fd), identity, in_children: None })
+    }
+
+    /// As [`CheckedFile::new`], for a descriptor that forked children close.
+    ///
+    /// # Errors
+    /// Those of `statx(2)`, and `ENOMEM`.
+    pub fn closed_on_fork(fd: OwnedFd) -> SystemResult<Self> {
+        let in_children = Some(ClosedInChildren::new(fd.as_fd())?);
+        let identity = identity(&fd)?;
+        Ok(Self { fd: Arc::new(fd), identity, in_children })
     }
 
     /// Returns the descriptor. A clone keeps it open.
     ///
     /// # Errors
+    /// `ESTALE` if its number is closed or another file's.
+    pub fn get(&self) -> SystemResult<&Arc<OwnedFd>> {
+        if self.is_of_file() { Ok(&self.fd) } else { Err(Errno::STALE) }
+    }
+
+    /// As [`CheckedFile::get`], with an error that says what may have happened.
+    ///
+    /// # Errors
     /// [`Error::Native`] if its number is closed, or another file's.
     pub fn fd(&self) -> Result<&Arc<OwnedFd>> {
-        if self.is_of_file() {
-            return Ok(&self.fd);
-        }
-        Err(Error::Native {
+        self.get().map_err(|errno| Error::Native {
             call: "use of the memory's descriptor",
-            native: Errno::BADF.raw_os_error(),
+            native: errno.raw_os_error(),
             hint: "the program closed it, or opened another file under its number: let the program close \
                    only descriptors that it opened",
         })
@@ -49,8 +75,14 @@ impl CheckedFile {
 
     /// Returns the descriptor without a comparison: for calls that do no harm to another file.
     #[must_use]
-    pub const fn unchecked_fd(&self) -> &Arc<OwnedFd> {
+    pub const fn unchecked(&self) -> &Arc<OwnedFd> {
         &self.fd
+    }
+
+    /// The file.
+    #[must_use]
+    pub const fn identity(&self) -> FileIdentity {
+        self.identity
     }
 
     /// Returns whether the number still refers to the file.
@@ -62,15 +94,12 @@ impl CheckedFile {
 
 impl Drop for CheckedFile {
     fn drop(&mut self) {
-        if !self.is_of_file() {
+        let is_closed = self.in_children.as_ref().is_some_and(|it| !it.belongs_here());
+        if is_closed || !self.is_of_file() {
             // A count that is never given back, so that no clone closes the number either.
             core::mem::forget(Arc::clone(&self.fd));
         }
     }
-}
-
-fn identity(fd: &OwnedFd) -> Result<(u64, u64), Errno> {
-    rustix::fs::fstat(fd).map(|status| (status.st_dev, status.st_ino))
 }
 
 #[cfg(test)]
@@ -92,7 +121,7 @@ mod tests {
         assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
         assert!(!file.is_of_file());
         let error = file.fd().unwrap_err();
-        assert!(matches!(error, Error::Native { native: libc::EBADF, .. }), "{error}");
+        assert!(matches!(error, Error::Native { native: libc::ESTALE, .. }), "{error}");
         drop((file, clone));
         // SAFETY: the number that was put there above, and that nothing else closes.
         let number = unsafe { OwnedFd::from_raw_fd(number) };

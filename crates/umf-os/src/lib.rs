@@ -5,6 +5,11 @@
 //! | a mapping that is unmapped when dropped, at any alignment | [`Mapping`] |
 //! | a descriptor that is compared with its file before each use | [`CheckedFile`] |
 //! | a descriptor that came from another process | [`ReceivedFd`] |
+//! | a descriptor that forked children close | [`CloseOnFork`] |
+//! | a description of this process alone, and its locks | [`Reopened`], [`Locks`] |
+//! | shared memory in a file, and mappings of it | [`memfd`], [`SharedMapping`] |
+//! | what the kernel says of a file | [`mod@file`] |
+//! | the peer of a socket | [`socket`] |
 //! | which part of a file an import asks for, checked | [`Part`] |
 //! | whether a descriptor is a dma-buf | [`is_dma_buf`] |
 //! | available memory, before it is populated | [`Room`] |
@@ -23,10 +28,14 @@
 pub mod background;
 mod checked_file;
 pub mod clock;
+mod close_on_fork;
 mod dma_buf;
 pub mod environment;
+pub mod file;
 pub mod group;
+mod locks;
 mod mapping;
+pub mod memfd;
 mod memory_calls;
 pub mod metadata;
 pub mod output;
@@ -34,12 +43,22 @@ mod part;
 pub mod process;
 mod received;
 mod room;
+pub mod socket;
 pub mod stack;
 
 pub use checked_file::CheckedFile;
+pub use close_on_fork::CloseOnFork;
 pub use dma_buf::is_dma_buf;
+pub use file::FileIdentity;
+pub use locks::{Locks, Reopened};
 pub use mapping::{Mapping, Place, map_error};
+pub use memfd::SharedMapping;
 pub use memory_calls::page_size;
 pub use part::Part;
 pub use received::ReceivedFd;
 pub use room::Room;
+pub use rustix::fs::SealFlags;
+pub use rustix::io::Errno;
+
+/// What a system call returns.
+pub type SystemResult<T> = Result<T, Errno>;

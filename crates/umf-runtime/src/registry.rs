@@ -8,8 +8,8 @@ use umf_sync::chunks::Zeroed;
 use umf_sync::fork::{Entry, Outer};
 use umf_sync::visitors::Visitors;
 
-use crate::metadata::Table;
 use umf_core::Result;
+use umf_sync::table::Table;
 
 #[derive(Debug)]
 struct Place<P> {

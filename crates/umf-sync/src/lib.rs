@@ -19,6 +19,7 @@ mod gate;
 mod generation;
 mod lock;
 mod sys;
+pub mod table;
 pub mod thread;
 pub mod visitors;
 mod wiped;

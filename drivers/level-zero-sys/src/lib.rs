@@ -33,7 +33,6 @@
 #![allow(non_camel_case_types, non_snake_case, reason = "the specification's names")]
 #![allow(clippy::too_many_arguments, reason = "the specification's functions")]
 
-#[doc(hidden)]
 #[macro_use]
 pub mod layout;
 

@@ -10,9 +10,9 @@
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use umf_core::{Address, Error, Result};
-use umf_runtime::metadata::Table;
 use umf_runtime::tracker::{self, GRANULE, OwnerId};
 use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::table::Table;
 
 use crate::classes::{Class, Classes, QUANTUM};
 use crate::je::PAGE;

@@ -16,8 +16,8 @@ use umf_core::statistics::PoolStatistics;
 use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result};
 use umf_runtime::Upstream;
 use umf_runtime::limit::Reserved;
-use umf_runtime::metadata::Table;
 use umf_runtime::observer::before_free;
+use umf_sync::table::Table;
 
 use crate::JemallocSettings;
 use crate::blocks::{Block, Blocks, Life};

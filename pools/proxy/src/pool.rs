@@ -14,9 +14,9 @@ use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef,
 use umf_runtime::Upstream;
 use umf_runtime::held::Fate;
 use umf_runtime::limit::Reserved;
-use umf_runtime::metadata::Table;
 use umf_runtime::observer::before_free;
 use umf_runtime::tracker::{self, Found};
+use umf_sync::table::Table;
 
 use crate::ProxySettings;
 use crate::block::Block;

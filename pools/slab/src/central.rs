@@ -10,8 +10,8 @@ use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use umf_core::Address;
-use umf_runtime::metadata::Table;
 use umf_runtime::tracker;
+use umf_sync::table::Table;
 
 use crate::caches::Caches;
 use crate::pool::SPANS;

@@ -7,8 +7,8 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use umf_runtime::metadata::Table;
 use umf_runtime::tracker::GRANULE;
+use umf_sync::table::Table;
 
 use crate::arena::Arena;
 use crate::pool::SPANS;

@@ -16,8 +16,8 @@ use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::{Gauge, PoolStatistics};
 use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result};
 use umf_runtime::limit::Reserved;
-use umf_runtime::metadata::Table;
 use umf_runtime::{Upstream, tracker};
+use umf_sync::table::Table;
 use umf_sync::{Lock, Wiped, thread};
 
 use crate::SlabSettings;

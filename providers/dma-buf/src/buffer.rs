@@ -57,7 +57,7 @@ impl DmaBuf {
     /// The descriptor, shared.
     #[must_use]
     pub fn fd(&self) -> Arc<OwnedFd> {
-        Arc::clone(self.file.unchecked_fd())
+        Arc::clone(self.file.unchecked())
     }
 
     /// The same if it still is the buffer's.
@@ -139,7 +139,7 @@ impl DmaBuf {
 
 impl AsFd for DmaBuf {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.unchecked_fd().as_fd()
+        self.file.unchecked().as_fd()
     }
 }
 

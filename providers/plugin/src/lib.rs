@@ -46,15 +46,12 @@ mod ipc;
 mod load;
 mod provider;
 mod records;
-#[doc(hidden)]
 #[allow(missing_docs, reason = "the names are those of the C header, which documents them")]
 pub mod table;
 
 pub use error::{PluginError, TableFault};
-#[doc(hidden)]
 pub use instance::Instance;
 pub use ipc::PluginImport;
 pub use load::{DEFAULT_KIND, DEFAULT_SYMBOL, PluginLoader, load};
-#[doc(hidden)]
 pub use provider::Description;
 pub use provider::PluginProvider;

@@ -185,8 +185,12 @@ fn role_for(step: Failpoint) -> Option<Role> {
         | "fork.prepared"
         | "fork.returned"
         | "file.mapped"
-        | "unmapped"
-        | "ledger.unmapped" => None,
+        | "lock.taken"
+        | "memory.created"
+        | "memory.mapped"
+        | "memory.unmapped"
+        | "process.opened"
+        | "unmapped" => None,
         "board.posted"
         | "board.taken_down"
         | "fetched.by_pidfd"

@@ -26,14 +26,14 @@ use umf_os::ReceivedFd;
 use umf_sync::failpoint;
 
 use crate::number::{Reuse, Tag};
-use crate::sys::{self, CloseOnFork, File, Mapping};
+use crate::sys::{self, CloseOnFork, File, SharedMapping};
 use crate::{Error, Result};
 
 /// The mapped table. Not there in forked children.
 #[derive(Debug)]
 pub(crate) struct Table {
     /// Unmapped by hand, since not in a forked child.
-    mapping: core::mem::ManuallyDrop<Mapping>,
+    mapping: core::mem::ManuallyDrop<SharedMapping>,
     file: Arc<CloseOnFork>,
     /// As it was when the table was mapped: whatever is written there later, the mapping has this many.
     capacity: u32,
@@ -98,7 +98,8 @@ impl Table {
 
     /// `size` is that of the file, and has room for the header and `capacity` slots.
     fn map(file: CloseOnFork, size: usize, capacity: u32, tag: Tag) -> Result<Self> {
-        let mapping = Mapping::new(&file, size).map_err(Error::system("mmap of the domain's table"))?;
+        let mut mapping =
+            SharedMapping::new(&file, size, true).map_err(Error::system("mmap of the domain's table"))?;
         mapping
             .keep_from_children()
             .map_err(Error::system("madvise(MADV_DONTFORK) of the domain's table"))?;

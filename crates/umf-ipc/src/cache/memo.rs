@@ -10,7 +10,6 @@ use umf_sync::thread::{self, ThreadIndex};
 use super::pins::PinCell;
 use crate::handle::SIZE;
 use crate::lease::Lease;
-use crate::sys;
 
 const RECORDS: usize = 1024;
 /// Places that a hash has.
@@ -112,7 +111,7 @@ impl Memo {
         let first = NonNull::from(row.chunk.get_or_grow(0).ok()?);
         // A forked child forgets: what its notes say of leases is the parent's.
         // SAFETY: the records are a chunk of their own, a private mapping, in whole pages.
-        unsafe { sys::wipe_on_fork(first.cast(), RECORDS * size_of::<Record>()) }.ok()?;
+        unsafe { umf_os::memfd::wipe_on_fork(first.cast(), RECORDS * size_of::<Record>()) }.ok()?;
         row.first.store(first.as_ptr(), Ordering::Relaxed);
         self.current()
     }

@@ -215,7 +215,6 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-    use crate::sys;
 
     #[test]
     fn descriptor_of_another_file_is_neither_sent_nor_closed() {
@@ -242,6 +241,6 @@ mod tests {
         drop((exporter, upstream));
         // SAFETY: open since `dup2`, and closed by nothing else.
         let number = unsafe { OwnedFd::from_raw_fd(number) };
-        assert_eq!(sys::identity(&number), sys::identity(&own));
+        assert_eq!(umf_os::file::identity(&number), umf_os::file::identity(&own));
     }
 }

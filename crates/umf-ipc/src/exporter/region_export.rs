@@ -13,7 +13,7 @@ use crate::cache::Cached;
 use crate::handle::Handle;
 use crate::lease::{Exported, Exports};
 use crate::ledger::event::RetireReason;
-use crate::sys::{self, FileIdentity};
+use umf_os::FileIdentity;
 
 /// A native export of a region. Dropping it gives it back to the region's provider.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl NativeGuard {
     /// now; `None` if the export has none.
     pub(super) fn checked_fd(&self) -> Option<crate::Result<Arc<OwnedFd>>> {
         let fd = self.fd()?;
-        if sys::identity(fd).ok() == self.identity {
+        if umf_os::file::identity(fd).ok() == self.identity {
             return Some(Ok(Arc::clone(fd)));
         }
         Some(Err(crate::Error::system("use of an exported descriptor", Errno::STALE)))

@@ -21,7 +21,6 @@ use crate::identity::Nonce;
 use crate::lease::Exports;
 use crate::ledger::event::RetireReason;
 use crate::ledger::{Event, Figures};
-use crate::sys;
 use crate::transfer::socket::server::Server;
 use crate::transfer::{Exchange, Mode, yama_scope};
 use crate::{Error, Result};
@@ -59,7 +58,12 @@ impl State {
     pub(super) fn new(settings: &ExporterSettings, procfs: bool) -> Result<Arc<Self>> {
         let served = wants_socket(&settings.exchange, procfs);
         let exports = Exports::new(settings.slots, served)?;
-        match sys::set_ptracer(settings.ptracer) {
+        let set = match settings.ptracer {
+            super::Ptracer::None => Ok(()),
+            super::Ptracer::Any => umf_os::process::set_ptracer(None),
+            super::Ptracer::Process(pid) => umf_os::process::set_ptracer(Some(pid)),
+        };
+        match set {
             Ok(()) => {}
             // There is no yama, so nothing to be excepted from.
             Err(rustix::io::Errno::INVAL) => tracing::debug!("PR_SET_PTRACER: this kernel has no yama"),
@@ -83,9 +87,9 @@ impl State {
             regions: Chunks::new(),
             server: Lock::new(None),
             served,
-            fd_limit: sys::descriptor_limit() / 2,
+            fd_limit: umf_os::process::descriptor_limit() / 2,
             settings: settings.clone(),
-            key: sys::random().map_err(|errno| Error::system("getrandom", errno))?,
+            key: umf_os::process::random().map_err(|errno| Error::system("getrandom", errno))?,
         });
         if let Some(listener) = listener {
             let source = Source { exports: Arc::clone(&state.exports), state: Arc::downgrade(&state) };
@@ -248,7 +252,7 @@ impl State {
                 failpoint!("export.made");
                 let mut native = NativeGuard { region, provider, native, identity: None };
                 if let Some(fd) = native.fd() {
-                    let identity = sys::identity(fd);
+                    let identity = umf_os::file::identity(fd);
                     let identity =
                         identity.map_err(|errno| Error::system("fstat of the exported fd", errno))?;
                     native.identity = Some(identity);
@@ -389,7 +393,7 @@ fn wants_socket(exchange: &Exchange, procfs: bool) -> bool {
     match exchange {
         Exchange::Order(modes) => modes.contains(&Mode::Socket),
         Exchange::Auto => {
-            !sys::is_dumpable()
+            !umf_os::process::is_dumpable()
                 || (!procfs && yama_scope() > 0)
                 || !crate::identity::ProcessIdentity::current().is_in_initial_pid_namespace()
         }

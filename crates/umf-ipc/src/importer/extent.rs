@@ -12,8 +12,8 @@ use super::producer::Producer;
 use super::region::{Extent, ImportedRegion, Key};
 use crate::cache::Pinned;
 use crate::handle::Handle;
-use crate::sys::FileIdentity;
 use crate::{Error, Result};
+use umf_os::FileIdentity;
 
 /// A part of a limit on mapped bytes that a window may be.
 const WINDOWS_IN_LIMIT: u64 = 16;

@@ -12,9 +12,9 @@ use crate::identity::Nonce;
 use crate::lease::{self, ImporterLeases, Lease};
 use crate::ledger::{LedgerReader, SlotContent, SlotReader};
 use crate::protocol::place::{self, Vacant};
-use crate::sys::{self, FileIdentity};
 use crate::transfer::{Channel, Exchange, Fetched, Mode, Wanted};
 use crate::{Error, Result};
+use umf_os::FileIdentity;
 
 /// How many files without windows are remembered. Others are asked each time that they are mapped.
 const FILES_WITHOUT_WINDOWS: usize = 32;
@@ -232,7 +232,8 @@ impl Producer {
             Err(error @ Error::OtherObject { .. }) => return Err(self.explain(error, exchange)),
             Err(error) => return Err(error),
         };
-        let identity = sys::identity(&fd).map_err(|errno| Error::system("statx of the fetched fd", errno))?;
+        let identity =
+            umf_os::file::identity(&fd).map_err(|errno| Error::system("statx of the fetched fd", errno))?;
         if identity != expected {
             let evidence = "its device and inode differ";
             return Err(self.explain(Error::OtherObject { pid: self.pid(), fd: number, evidence }, exchange));
@@ -248,8 +249,9 @@ impl Producer {
     /// Whether the process still has its ledger open.
     fn has_ledger(&self, exchange: &Exchange) -> bool {
         let ledger = self.channel.fetch(Wanted::Ledger(self.ledger_fd), exchange);
-        ledger
-            .is_ok_and(|fetched| sys::identity(fetched.fd).is_ok_and(|found| found == self.ledger.identity()))
+        ledger.is_ok_and(|fetched| {
+            umf_os::file::identity(fetched.fd).is_ok_and(|found| found == self.ledger.identity())
+        })
     }
 
     /// That what a driver has brought over by itself, if it had to, was the producer's: drivers know a process by its number alone,

@@ -9,7 +9,7 @@ use umf_sync::failpoint;
 use super::producer::Producer;
 use crate::cache::Cached;
 use crate::identity::ProducerId;
-use crate::sys::FileIdentity;
+use umf_os::FileIdentity;
 
 /// What is mapped: of which producer, which part of its memory, with which access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -14,7 +14,7 @@ use super::owner::Owner;
 use crate::Handle;
 use crate::identity::Nonce;
 use crate::ledger::layout::MEMFD_NAME;
-use crate::sys::{self, FileIdentity};
+use umf_os::FileIdentity;
 
 /// A ledger, and who has it.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ impl Search {
 /// # Errors
 /// `/proc` cannot be read, or is not that of this pid namespace.
 pub fn find() -> io::Result<Search> {
-    if !sys::sees_itself_in_proc() {
+    if !umf_os::process::sees_itself_in_proc() {
         return Err(io::Error::other(
             "no /proc of this pid namespace is mounted at /proc: mount -t proc proc /proc",
         ));
@@ -118,7 +118,7 @@ fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -
     let mut entries = fs::read_dir(format!("/proc/{pid}/fd")).map(Iterator::peekable);
     // If the main thread has exited, the folder is empty and root's.
     let has_entries = entries.as_mut().is_ok_and(|entries| entries.peek().is_some());
-    if !has_entries && let Some(folder) = sys::fds_of_other_thread(pid) {
+    if !has_entries && let Some(folder) = umf_os::process::fds_of_other_thread(pid) {
         entries = fs::read_dir(folder).map(Iterator::peekable);
     }
     let mut unopened = 0;
@@ -138,7 +138,7 @@ fn look_into(pid: u32, files: &mut HashMap<FileIdentity, (OwnedFd, Vec<u32>)>) -
             holders.push(pid);
             continue;
         }
-        match sys::reopen(found.as_fd(), false) {
+        match umf_os::file::reopen(found.as_fd(), false) {
             Ok(file) => drop(files.insert(identity, (file, vec![pid]))),
             // Closed meanwhile.
             Err(Errno::NOENT) => {}
@@ -160,18 +160,19 @@ fn is_looked_at(path: &Path) -> bool {
 
 /// The memfd at a path in `/proc`; `None` for any other file, which is not opened.
 fn memfd(path: &str) -> Option<(FileIdentity, OwnedFd)> {
-    let found = sys::open_path(path).ok()?;
-    let identity = sys::identity(&found).ok()?;
-    let memfds = sys::memfd_device().ok()?;
-    let fits = sys::is_regular(&found).ok()? && memfds.is_none_or(|device| device == identity.device);
+    let found = umf_os::file::open_path(path).ok()?;
+    let identity = umf_os::file::identity(&found).ok()?;
+    let memfds = umf_os::memfd::device().ok()?;
+    let fits =
+        umf_os::file::is_regular(&found).ok()? && memfds.is_none_or(|device| device == identity.device);
     fits.then_some((identity, found))
 }
 
 /// Whether nobody but its maker can have written a file, and nobody can cut it.
 fn sealed(file: &OwnedFd) -> bool {
     let needed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
-    sys::is_sealed(file, needed).unwrap_or(false)
-        && sys::filesystem(file).is_ok_and(|magic| magic == sys::TMPFS_MAGIC)
+    umf_os::memfd::is_sealed(file, needed).unwrap_or(false)
+        && umf_os::file::filesystem(file).is_ok_and(|magic| magic == umf_os::file::TMPFS_MAGIC)
 }
 
 /// By the flag `PF_KTHREAD`, field 9 of `/proc/<pid>/stat` (`proc_pid_stat(5)`).

@@ -7,7 +7,7 @@ use rustix::fs::SealFlags;
 
 use super::{Found, Owner};
 use crate::lease::layout::{Header, MAGIC, MAX_ROWS, Owner as OwnerWords, ROW_HEADER, Shape, VERSION};
-use crate::sys::{self, Locks};
+use umf_os::Locks;
 
 /// A row of a lease table whose importer describes itself, or that counts something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,21 +40,25 @@ impl Found {
         let Owner::Alive { pid } = self.owner else { return None };
         let (number, rows) = self.ledger.lease_table()?;
         let shape = Shape { slots: self.ledger.capacity(), rows: rows.min(MAX_ROWS) };
-        let found = sys::open_path(&format!("/proc/{pid}/fd/{number}")).ok()?;
-        let identity = sys::identity(&found).ok()?;
-        let is_memory = sys::is_regular(&found).ok()? && sys::memfd_device().ok()? == Some(identity.device);
+        let found = umf_os::file::open_path(&format!("/proc/{pid}/fd/{number}")).ok()?;
+        let identity = umf_os::file::identity(&found).ok()?;
+        let is_memory =
+            umf_os::file::is_regular(&found).ok()? && umf_os::memfd::device().ok()? == Some(identity.device);
         if !is_memory || slot >= shape.slots {
             return None;
         }
-        let table = sys::reopen(found.as_fd(), true).ok()?;
+        let table = umf_os::file::reopen(found.as_fd(), true).ok()?;
         let locks = Locks::of_file(&table);
-        let is_sealed = sys::is_sealed(&table, SealFlags::SHRINK | SealFlags::GROW).ok()?;
-        if !is_sealed || sys::size(&table).ok()? != shape.size() || sys::identity(&table).ok()? != identity {
+        let is_sealed = umf_os::memfd::is_sealed(&table, SealFlags::SHRINK | SealFlags::GROW).ok()?;
+        if !is_sealed
+            || umf_os::file::size(&table).ok()? != shape.size()
+            || umf_os::file::identity(&table).ok()? != identity
+        {
             return None;
         }
         let word = |offset: u64| {
             let mut bytes = [0; 8];
-            sys::read_at(&table, &mut bytes, offset).ok()?.then_some(u64::from_le_bytes(bytes))
+            umf_os::file::read_at(&table, &mut bytes, offset).ok()?.then_some(u64::from_le_bytes(bytes))
         };
         let half = |offset: u64| word(offset).map(|word| word as u32);
         if word(0)? != MAGIC || half(offset_of!(Header, version) as u64)? != VERSION {

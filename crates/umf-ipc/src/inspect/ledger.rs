@@ -12,7 +12,7 @@ use crate::ledger::layout::{
 };
 use crate::ledger::ring::RingContent;
 use crate::ledger::statistics::{self, CACHES, FACTS, POOLS, Statistics};
-use crate::{Handle, protocol, sys};
+use crate::{Handle, protocol};
 
 const WORD: usize = size_of::<u64>();
 const SLOT: usize = size_of::<SlotWords>();
@@ -145,7 +145,7 @@ impl Source {
 
     fn fill(&self, into: &mut [u8], offset: u64) -> bool {
         match self {
-            Self::File(fd) => sys::read_at(fd, into, offset).unwrap_or(false),
+            Self::File(fd) => umf_os::file::read_at(fd, into, offset).unwrap_or(false),
             Self::Bytes(bytes) => {
                 let begin = usize::try_from(offset).unwrap_or(usize::MAX);
                 let part = begin.checked_add(into.len()).and_then(|end| bytes.get(begin..end));
@@ -158,7 +158,7 @@ impl Source {
 impl Ledger {
     /// What should be a ledger of this version. The file is known to be a sealed memfd.
     pub(super) fn from_file(fd: OwnedFd) -> Option<Self> {
-        let size = sys::size(&fd).ok()?;
+        let size = umf_os::file::size(&fd).ok()?;
         Self::new(Source::File(Arc::new(fd)), size)
     }
 

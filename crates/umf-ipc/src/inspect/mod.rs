@@ -20,7 +20,7 @@ pub use owner::Owner;
 /// Now, on the clock that events and statistics are timed with (`CLOCK_BOOTTIME`), in nanoseconds.
 #[must_use]
 pub fn now() -> u64 {
-    crate::sys::boot_time()
+    umf_os::clock::boot()
 }
 
 /// Whether a handle can be of this machine and this boot of it. (Where that is not known, it can.)

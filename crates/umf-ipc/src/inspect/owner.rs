@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 
 use super::ledger::Identity;
-use crate::{identity, sys};
+use crate::identity;
 
 /// What became of the process that made a ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,9 +56,9 @@ impl Owner {
 
 /// Whether this number is still that process.
 fn is_still(pid: u32, owner: &Identity) -> bool {
-    match sys::pidfd_open(pid) {
+    match umf_os::process::pidfd_open(pid) {
         Ok(pidfd) => {
-            if sys::has_ended(pidfd.as_fd()) {
+            if umf_os::process::has_ended(pidfd.as_fd()) {
                 return false;
             }
             match identity::pidfs_inode(&pidfd) {

@@ -1,7 +1,7 @@
 use super::*;
+use crate::CacheStatistics;
 use crate::ledger::layout::Header;
 use crate::ledger::{self, Figures, LedgerWriter};
-use crate::{CacheStatistics, sys};
 use proptest::prelude::*;
 use std::mem::offset_of;
 
@@ -23,9 +23,9 @@ fn content(region_id: u64) -> ledger::SlotContent {
 
 /// The bytes of a ledger, so far as anything can be in them.
 fn bytes(ledger: &LedgerWriter) -> Vec<u8> {
-    let size = usize::try_from(sys::size(ledger.shared_fd()).unwrap()).unwrap();
+    let size = usize::try_from(umf_os::file::size(ledger.shared_fd()).unwrap()).unwrap();
     let mut bytes = vec![0; size];
-    assert_eq!(sys::read_at(ledger.shared_fd(), &mut bytes, 0), Ok(true));
+    assert_eq!(umf_os::file::read_at(ledger.shared_fd(), &mut bytes, 0), Ok(true));
     bytes
 }
 
@@ -80,7 +80,7 @@ fn an_importers_ledger_is_small_and_has_no_slots() {
     let ledger = LedgerWriter::of_importer().unwrap();
     let view = of(&ledger).ledger;
     assert!(view.is_importers() && view.capacity() == 0 && view.slot(0).is_none());
-    assert!(sys::size(ledger.shared_fd()).unwrap() < 64 << 10);
+    assert!(umf_os::file::size(ledger.shared_fd()).unwrap() < 64 << 10);
     assert!(matches!(ledger.take(|_, _| Ok(())), Err(crate::Error::LimitReached { .. })));
     for slot in 0..1000 {
         ledger.record(Event::Open { slot, generation: 1, nonce: 2, pid: 3 });
@@ -120,12 +120,12 @@ fn publishing_is_bounded_and_a_burst_is_seen_whole() {
 #[test]
 fn what_only_looks_like_a_ledger_is_not_read() {
     let before = find().unwrap().unreadable;
-    let unsealed = sys::memfd("umf-ledger", 1 << 20).unwrap();
-    let empty = sys::memfd("umf-ledger", 1 << 20).unwrap();
+    let unsealed = umf_os::memfd::create("umf-ledger", 1 << 20).unwrap();
+    let empty = umf_os::memfd::create("umf-ledger", 1 << 20).unwrap();
     let seals =
         rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW | rustix::fs::SealFlags::FUTURE_WRITE;
-    sys::add_seals(&empty, seals).unwrap();
-    let other = sys::memfd("umf-ledger-2", 1 << 20).unwrap();
+    umf_os::memfd::add_seals(&empty, seals).unwrap();
+    let other = umf_os::memfd::create("umf-ledger-2", 1 << 20).unwrap();
     // Other tests of this process make such files as well.
     assert!(find().unwrap().unreadable >= 2.max(before));
     drop((unsealed, empty, other));

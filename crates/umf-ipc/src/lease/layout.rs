@@ -4,8 +4,8 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::os::fd::AsFd;
 
-use crate::sys::SharedMapping;
 use crate::{Error, Result};
+use umf_os::SharedMapping;
 
 /// `"UMFLEASE"`, little-endian.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLEASE");

@@ -13,8 +13,8 @@ use umf_sync::{Lock, Wiped, failpoint, fork, thread};
 use super::layout::{Head, MAGIC, MAX_ROWS, ROW_HEADER, Shape, VERSION, mark};
 use crate::identity::{self, Nonce};
 use crate::ledger::MAX_SLOTS;
-use crate::sys::{self, CloseOnFork, FileIdentity, Reopened, SharedMapping};
 use crate::{Error, Result, protocol};
+use umf_os::{CloseOnFork, FileIdentity, Reopened, SharedMapping};
 
 /// The most rows that one importer takes of one table: threads share them, each thread the same one
 /// at every open.
@@ -118,22 +118,24 @@ impl ImporterLeases {
         let system = |call| move |errno| Error::system(call, errno);
         // First of all, because it is the one question that no file system answers.
         let needed = SealFlags::SHRINK | SealFlags::GROW;
-        if !sys::is_sealed(&fd, needed).map_err(system("fcntl(F_GET_SEALS) of the lease table"))? {
+        if !umf_os::memfd::is_sealed(&fd, needed).map_err(system("fcntl(F_GET_SEALS) of the lease table"))? {
             return Err(misbehaved("its lease table is not sealed as one is"));
         }
         let fd = fd.into_inner();
-        if sys::filesystem(&fd).map_err(system("fstatfs of the lease table"))? != sys::TMPFS_MAGIC {
+        if umf_os::file::filesystem(&fd).map_err(system("fstatfs of the lease table"))?
+            != umf_os::file::TMPFS_MAGIC
+        {
             return Err(misbehaved("its lease table is no shared memory"));
         }
         if producer.slots > MAX_SLOTS {
             return Err(misbehaved("its ledger has more slots than one can have"));
         }
         let shape = Shape { slots: producer.slots, rows: producer.rows.min(MAX_ROWS) };
-        let size = sys::size(&fd).map_err(system("fstat of the lease table"))?;
+        let size = umf_os::file::size(&fd).map_err(system("fstat of the lease table"))?;
         if shape.rows == 0 || size != shape.size() {
             return Err(misbehaved("its lease table has another size than its ledger says"));
         }
-        let file = sys::identity(&fd).map_err(system("fstat of the lease table"))?;
+        let file = umf_os::file::identity(&fd).map_err(system("fstat of the lease table"))?;
         let head = Head::new(&fd, shape)?;
         failpoint!("lease.table_opened");
         let header = head.header();
@@ -147,7 +149,7 @@ impl ImporterLeases {
                  after its next export, which writes the header anew",
             ));
         }
-        let random = sys::random().map_err(system("getrandom"))?;
+        let random = umf_os::process::random().map_err(system("getrandom"))?;
         let mut leases = Self {
             pid,
             file,
@@ -180,7 +182,7 @@ impl ImporterLeases {
         Ok(leases)
     }
 
-    fn reopen(&self) -> sys::Result<Reopened> {
+    fn reopen(&self) -> umf_os::SystemResult<Reopened> {
         let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
         let reopened = Reopened::of(fd.as_fd(), self.file)?;
         failpoint!("row.opened");
@@ -276,7 +278,7 @@ impl ImporterLeases {
             self.head.header().cleared.0.fetch_add(1, Ordering::SeqCst);
         }
         // Before anything is counted, and before the height includes it.
-        sys::punch(&reopened, shape.row(number) + ROW_HEADER, shape.words())
+        umf_os::memfd::punch(&reopened, shape.row(number) + ROW_HEADER, shape.words())
             .map_err(system("fallocate of a lease row"))?;
         failpoint!("row.cleared");
         let size = usize::try_from(shape.row_size()).unwrap_or(usize::MAX);
@@ -289,10 +291,10 @@ impl ImporterLeases {
         drop(reopened);
         failpoint!("row.ready");
         owner.importer.store(self.number, Ordering::Relaxed);
-        owner.pid.store(sys::pid(), Ordering::Relaxed);
-        owner.uid.store(sys::effective_uid(), Ordering::Relaxed);
+        owner.pid.store(umf_os::process::pid(), Ordering::Relaxed);
+        owner.uid.store(umf_os::process::effective_uid(), Ordering::Relaxed);
         owner.pid_namespace.store(identity::pid_namespace(), Ordering::Relaxed);
-        owner.since.store(sys::boot_time(), Ordering::Relaxed);
+        owner.since.store(umf_os::clock::boot(), Ordering::Relaxed);
         self.head.header().height.0.fetch_max(number + 1, Ordering::SeqCst);
         failpoint!("row.raised");
         let steps = usize::try_from(shape.words()).unwrap_or(usize::MAX).div_ceil(STEP);
@@ -300,7 +302,7 @@ impl ImporterLeases {
     }
 
     /// The number of a row below `end`, locked; `None` if all are.
-    fn lock_row(&self, reopened: &Reopened, end: u32) -> sys::Result<Option<u32>> {
+    fn lock_row(&self, reopened: &Reopened, end: u32) -> umf_os::SystemResult<Option<u32>> {
         let shape = self.head.shape();
         let lock = |row: u32| {
             reopened.locks().try_write_lock(shape.row(row)).map(|is_locked| is_locked.then_some(row))
@@ -335,7 +337,7 @@ impl Row {
             let page_size = rustix::param::page_size();
             let page = (slot as usize * 8) & !(page_size - 1);
             // SAFETY: the mapping has the row's words there, writable, and they end at a multiple of all page sizes.
-            unsafe { sys::populate(self.mapping.base().add(words + page), page_size) }
+            unsafe { umf_os::memfd::populate(self.mapping.base().add(words + page), page_size) }
                 .map_err(|errno| Error::system("memory for a lease row", errno))?;
             failpoint!("row.populated");
             self.populated[bits] |= bit;
@@ -347,7 +349,7 @@ impl Row {
 
 impl Drop for ImporterLeases {
     fn drop(&mut self) {
-        if self.fd.as_ref().is_some_and(|fd| sys::identity(fd) != Ok(self.file)) {
+        if self.fd.as_ref().is_some_and(|fd| umf_os::file::identity(fd) != Ok(self.file)) {
             // The program closed the number, or opened another file under it.
             core::mem::forget(self.fd.take().map(CloseOnFork::into_inner));
         }

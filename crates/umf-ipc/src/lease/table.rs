@@ -12,8 +12,8 @@ use umf_sync::{Lock, chunks::Chunks, failpoint};
 
 use super::layout::{Head, MAGIC, MARKS, ROW_HEADER, Shape, VERSION};
 use crate::identity::Nonce;
-use crate::sys::{self, CheckedFd, Locks, Reopened, SharedMapping};
 use crate::{Error, Result, protocol};
+use umf_os::{CheckedFile, Locks, Reopened, SharedMapping};
 
 /// How long after the end of an importer a device may still write to what it had open, in
 /// nanoseconds. The kernel unmaps a process's memory, and so drops its locks, before it closes the
@@ -23,7 +23,7 @@ const DEVICE_GRACE: u64 = 100_000_000;
 /// The producer's side of its lease table.
 #[derive(Debug)]
 pub(crate) struct LeaseTable {
-    fd: CheckedFd,
+    fd: CheckedFile,
     nonce: Nonce,
     head: Head,
     /// By row: where its words are mapped, once they were read.
@@ -51,7 +51,7 @@ pub(crate) struct Scan {
 impl LeaseTable {
     /// The table of a ledger with this nonce and so many slots.
     pub(crate) fn new(slots: u32, nonce: Nonce) -> Result<Self> {
-        Self::within(slots, nonce, sys::file_size_limit())
+        Self::within(slots, nonce, umf_os::process::file_size_limit())
     }
 
     /// Creates a table of at most `limit` bytes.
@@ -63,10 +63,10 @@ impl LeaseTable {
         })?;
         // No child is forked that has the file open.
         let _no_fork = Entry::<Outer>::new();
-        let fd =
-            sys::memfd("umf-leases", shape.size()).map_err(|errno| Error::system("memfd_create", errno))?;
+        let fd = umf_os::memfd::create("umf-leases", shape.size())
+            .map_err(|errno| Error::system("memfd_create", errno))?;
         failpoint!("lease.table_file_made");
-        sys::reserve(&fd, 0, shape.marks())
+        umf_os::memfd::reserve(&fd, 0, shape.marks())
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
         // That the kernel has such locks is found out here, and not at the first free.
         Locks::of_file(&fd).is_write_locked(shape.row(0)).map_err(|errno| Error::System {
@@ -76,10 +76,10 @@ impl LeaseTable {
         })?;
         let head = Head::new(&fd, shape)?;
         failpoint!("lease.table_mapped");
-        sys::add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        umf_os::memfd::add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|errno| Error::system("sealing of the lease table", errno))?;
         let table = Self {
-            fd: CheckedFd::closed_on_fork(fd)
+            fd: CheckedFile::closed_on_fork(fd)
                 .map_err(|errno| Error::system("fstat of the lease table", errno))?,
             nonce,
             head,
@@ -117,12 +117,12 @@ impl LeaseTable {
 
     /// Returns the table's descriptor, which importers must not lock through, if its number still
     /// is the table's.
-    pub(crate) fn checked_fd(&self) -> sys::Result<&Arc<OwnedFd>> {
+    pub(crate) fn checked_fd(&self) -> umf_os::SystemResult<&Arc<OwnedFd>> {
         self.fd.get()
     }
 
     /// A description of the table for one importer, to which it is sent.
-    pub(crate) fn reopen(&self) -> sys::Result<Reopened> {
+    pub(crate) fn reopen(&self) -> umf_os::SystemResult<Reopened> {
         Reopened::of(self.checked_fd()?.as_fd(), self.fd.identity())
     }
 
@@ -135,7 +135,7 @@ impl LeaseTable {
     pub(crate) fn reserve(&self, first: u32, count: u32) -> Result<()> {
         let marks = self.head.shape().marks() + u64::from(first) * 8;
         self.checked_fd()
-            .and_then(|fd| sys::reserve(fd, marks, u64::from(count) * 8))
+            .and_then(|fd| umf_os::memfd::reserve(fd, marks, u64::from(count) * 8))
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
         failpoint!("lease.table_grown");
         Ok(())
@@ -172,7 +172,7 @@ impl LeaseTable {
     /// had open.
     pub(crate) fn is_in_device_grace(&self) -> bool {
         let count = self.head.header().cleared.0.load(Ordering::SeqCst);
-        let now = sys::boot_time();
+        let now = umf_os::clock::boot();
         let (seen, since) = &self.cleared;
         // By this process's own clock: an importer's may be another, or lie.
         if seen.swap(count, Ordering::SeqCst) != count {
@@ -250,7 +250,7 @@ impl LeaseTable {
         failpoint!("dead.row_locked");
         // Before the words: a scan that finds them zero finds the change as well.
         self.head.header().cleared.0.fetch_add(1, Ordering::SeqCst);
-        let cleared = sys::punch(fd, shape.row(row) + ROW_HEADER, shape.words());
+        let cleared = umf_os::memfd::punch(fd, shape.row(row) + ROW_HEADER, shape.words());
         if cleared.is_ok() {
             self.head.owner(row).importer.store(0, Ordering::Relaxed);
         }

@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use super::layout::{MARKS, Owner, ROW_HEADER, Shape};
 use super::*;
 use crate::identity::Nonce;
-use crate::sys::{self, Locks, SharedMapping};
 use crate::{Error, Result};
+use umf_os::{Locks, SharedMapping};
 
 const SLOTS: u32 = 1024;
 
@@ -353,7 +353,10 @@ fn what_is_no_lease_table_is_refused() {
     for rows in [0, 1, good.rows / 2] {
         is_refused(fd(&table), Producer { rows, ..good });
     }
-    is_refused(sys::memfd("no-table", Shape { slots: SLOTS, rows: good.rows }.size()).unwrap(), good);
+    is_refused(
+        umf_os::memfd::create("no-table", Shape { slots: SLOTS, rows: good.rows }.size()).unwrap(),
+        good,
+    );
     is_refused(std::fs::File::open("/dev/null").unwrap().into(), good);
     assert!(ImporterLeases::open(fd(&table).into(), None, good).is_ok());
     assert!(matches!(LeaseTable::within(SLOTS, nonce(), 65536), Err(Error::System { .. })));
@@ -400,7 +403,7 @@ proptest! {
         }
         close(lease);
         drop(kept);
-        sys::punch(table.shared_fd().as_fd(), 64, shape.size() - 64).unwrap();
+        umf_os::memfd::punch(table.shared_fd().as_fd(), 64, shape.size() - 64).unwrap();
         let importer = importer(&table);
         let lease = open(&importer, 2);
         prop_assert!(is_leased(&table, 2) && !is_leased(&table, 1));

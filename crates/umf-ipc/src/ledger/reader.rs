@@ -14,8 +14,8 @@ use super::layout::{
 };
 use crate::handle::Handle;
 use crate::identity::{BootId, Nonce};
-use crate::sys::{self, CheckedFd, FileIdentity, Locks, SharedMapping};
 use crate::{Error, Result, protocol};
+use umf_os::{CheckedFile, FileIdentity, Locks, SharedMapping};
 
 /// Bytes of a ledger with the most slots.
 pub(super) const LARGEST: usize = Areas::new(MAX_SLOTS, PRODUCER_EVENTS).size;
@@ -26,7 +26,7 @@ pub(crate) struct LedgerReader {
     mapping: SharedMapping,
     capacity: u32,
     /// Kept open so that others find the ledger under `/proc/<pid>/fd` when its producer was killed.
-    fd: CheckedFd,
+    fd: CheckedFile,
 }
 
 impl LedgerReader {
@@ -40,14 +40,16 @@ impl LedgerReader {
         let system = |call| move |errno| Error::system(call, errno);
         // First of all, because it is the one question that no file system answers: a FUSE mount could keep us waiting.
         let needed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
-        if !sys::is_sealed(&fd, needed).map_err(system("fcntl(F_GET_SEALS) of the ledger"))? {
+        if !umf_os::memfd::is_sealed(&fd, needed).map_err(system("fcntl(F_GET_SEALS) of the ledger"))? {
             return Err(other("its ledger fd is not sealed as a ledger is"));
         }
         let fd = fd.into_inner();
-        if sys::filesystem(&fd).map_err(system("fstatfs of the ledger"))? != sys::TMPFS_MAGIC {
+        if umf_os::file::filesystem(&fd).map_err(system("fstatfs of the ledger"))?
+            != umf_os::file::TMPFS_MAGIC
+        {
             return Err(other("its ledger fd is no shared memory"));
         }
-        let size = sys::size(&fd).map_err(system("fstat of the ledger"))?;
+        let size = umf_os::file::size(&fd).map_err(system("fstat of the ledger"))?;
         let size = usize::try_from(size).unwrap_or(0);
         if size < HEADER_SIZE + size_of::<Slot>() {
             return Err(other("its ledger fd is too small for a ledger"));
@@ -56,7 +58,7 @@ impl LedgerReader {
             return Err(other("its ledger fd is too large for a ledger"));
         }
         let mapping = SharedMapping::new(&fd, size, false).map_err(system("mmap of the ledger"))?;
-        let fd = CheckedFd::new(fd).map_err(system("fstat of the ledger"))?;
+        let fd = CheckedFile::take(fd).map_err(system("fstat of the ledger"))?;
         failpoint!("ledger.opened");
         let mut ledger = Self { mapping, capacity: 0, fd };
         let header = ledger.header();

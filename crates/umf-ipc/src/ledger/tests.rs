@@ -2,7 +2,6 @@ use super::layout::{Header, Slot};
 use super::*;
 use crate::handle::{Fields, Handle};
 use crate::identity::Nonce;
-use crate::sys;
 use crate::{Error, Result};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -76,7 +75,7 @@ fn publish_check_retire() {
     assert_eq!(reader.slot(slot).unwrap().read(3), Ok(content(2)));
     // A writable mapping of the ledger is refused by the kernel.
     let fd = ledger.shared_fd().try_clone().unwrap();
-    assert!(sys::SharedMapping::new(&fd, 4096, true).is_err());
+    assert!(umf_os::SharedMapping::new(&fd, 4096, true).is_err());
     assert!(rustix::fs::ftruncate(&fd, 0).is_err());
 }
 
@@ -135,33 +134,33 @@ fn what_is_no_ledger_is_refused() {
     assert!(matches!(open(pipe), Err(Error::ProducerReplaced { .. })));
     let file = std::fs::File::open("/proc/self/exe").unwrap();
     assert!(matches!(open(file.into()), Err(Error::ProducerReplaced { .. })));
-    let unsealed = sys::memfd("test", 1 << 20).unwrap();
+    let unsealed = umf_os::memfd::create("test", 1 << 20).unwrap();
     assert!(matches!(open(unsealed), Err(Error::ProducerReplaced { .. })));
     let seals =
         rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW | rustix::fs::SealFlags::FUTURE_WRITE;
     for size in [0, 100, 4096] {
-        let small = sys::memfd("test", size).unwrap();
-        sys::add_seals(small.as_fd(), seals).unwrap();
+        let small = umf_os::memfd::create("test", size).unwrap();
+        umf_os::memfd::add_seals(small.as_fd(), seals).unwrap();
         assert!(matches!(open(small), Err(Error::ProducerReplaced { .. })));
     }
-    let empty = sys::memfd("test", 1 << 20).unwrap();
-    sys::add_seals(empty.as_fd(), seals).unwrap();
+    let empty = umf_os::memfd::create("test", 1 << 20).unwrap();
+    umf_os::memfd::add_seals(empty.as_fd(), seals).unwrap();
     assert!(matches!(open(empty), Err(Error::ProducerReplaced { .. })));
     let other = LedgerWriter::new(4, false).unwrap();
     assert!(matches!(open(other.shared_fd().try_clone().unwrap()), Err(Error::ProducerReplaced { .. })));
     let mut header = [0; 4096];
     rustix::io::pread(ledger.shared_fd(), &mut header, 0).unwrap();
     // One that would take more addresses than any ledger.
-    let large = sys::memfd("test", reader::LARGEST as u64 + 4096).unwrap();
+    let large = umf_os::memfd::create("test", reader::LARGEST as u64 + 4096).unwrap();
     rustix::io::pwrite(&large, &header, 0).unwrap();
-    sys::add_seals(large.as_fd(), seals).unwrap();
+    umf_os::memfd::add_seals(large.as_fd(), seals).unwrap();
     assert!(matches!(open(large), Err(Error::ProducerReplaced { .. })));
     // One that claims more slots than its file has.
-    let liar = sys::memfd("test", 8192).unwrap();
+    let liar = umf_os::memfd::create("test", 8192).unwrap();
     let capacity = std::mem::offset_of!(Header, slot_capacity);
     header[capacity..capacity + 4].copy_from_slice(&1_000_000_u32.to_le_bytes());
     rustix::io::pwrite(&liar, &header, 0).unwrap();
-    sys::add_seals(liar.as_fd(), seals).unwrap();
+    umf_os::memfd::add_seals(liar.as_fd(), seals).unwrap();
     assert!(matches!(open(liar), Err(Error::Misbehaved { .. })));
     assert!(open(ledger.shared_fd().try_clone().unwrap()).is_ok());
     assert_eq!(size_of::<Slot>(), 128);

@@ -19,8 +19,8 @@ use super::ring::{Ring, Shape};
 use super::statistics::{self, Figures, StatisticsArea};
 use crate::identity::{Nonce, ProcessIdentity};
 use crate::protocol::{self, stack};
-use crate::sys::{self, CheckedFd, Reopened, SharedMapping};
 use crate::{Error, Result};
+use umf_os::{CheckedFile, Reopened, SharedMapping};
 
 /// How many slots get their pages at a time: 128 KiB of file.
 const RESERVE: u32 = 1024;
@@ -29,7 +29,7 @@ const RESERVE: u32 = 1024;
 #[derive(Debug)]
 pub(crate) struct LedgerWriter {
     mapping: SharedMapping,
-    fd: CheckedFd,
+    fd: CheckedFile,
     nonce: Nonce,
     identity: ProcessIdentity,
     capacity: u32,
@@ -63,13 +63,18 @@ impl LedgerWriter {
     /// A ledger with room for `slots` exports (fewer where `RLIMIT_FSIZE` says so). `served` tells importers
     /// that this process answers on its socket.
     pub(crate) fn new(slots: u32, served: bool) -> Result<Self> {
-        let capacity = Areas::fit(slots, PRODUCER_EVENTS, sys::file_size_limit()).filter(|&slots| slots > 0);
+        let capacity =
+            Areas::fit(slots, PRODUCER_EVENTS, umf_os::process::file_size_limit()).filter(|&slots| slots > 0);
         Self::make(capacity, PRODUCER_EVENTS, u32::from(served) * FLAG_SERVED)
     }
 
     /// The ledger of an importer: no slots, statistics, and a smaller recorder.
     pub(crate) fn of_importer() -> Result<Self> {
-        Self::make(Areas::fit(0, IMPORTER_EVENTS, sys::file_size_limit()), IMPORTER_EVENTS, FLAG_IMPORTER)
+        Self::make(
+            Areas::fit(0, IMPORTER_EVENTS, umf_os::process::file_size_limit()),
+            IMPORTER_EVENTS,
+            FLAG_IMPORTER,
+        )
     }
 
     fn make(capacity: Option<u32>, events: Shape, flags: u32) -> Result<Self> {
@@ -83,16 +88,16 @@ impl LedgerWriter {
         let areas = Areas::new(capacity, events);
         // No child is forked that has the file open.
         let no_fork = Entry::<Outer>::new();
-        let fd = sys::memfd(MEMFD_NAME, areas.size as u64)
+        let fd = umf_os::memfd::create(MEMFD_NAME, areas.size as u64)
             .map_err(|errno| Error::system("memfd_create", errno))?;
         failpoint!("ledger.file_made");
         for (begin, size) in [(0, HEADER_SIZE), (areas.statistics, areas.behind_slots())] {
-            sys::reserve(&fd, begin as u64, size as u64)
+            umf_os::memfd::reserve(&fd, begin as u64, size as u64)
                 .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
         }
         let (mapping, is_locked) = map_locked(&fd, areas.size)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-        sys::add_seals(&fd, seals).map_err(|errno| Error::System {
+        umf_os::memfd::add_seals(&fd, seals).map_err(|errno| Error::System {
             call: "sealing of the ledger",
             errno,
             hint: "; umf needs Linux 5.1 or later",
@@ -100,7 +105,8 @@ impl LedgerWriter {
         failpoint!("ledger.sealed");
         let ledger = Self {
             mapping,
-            fd: CheckedFd::closed_on_fork(fd).map_err(|errno| Error::system("fstat of the ledger", errno))?,
+            fd: CheckedFile::closed_on_fork(fd)
+                .map_err(|errno| Error::system("fstat of the ledger", errno))?,
             nonce,
             identity,
             capacity,
@@ -115,7 +121,7 @@ impl LedgerWriter {
         };
         drop(no_fork);
         if let Some(statistics) = ledger.statistics() {
-            statistics.write_facts(&process_name(), sys::boot_time());
+            statistics.write_facts(&process_name(), umf_os::clock::boot());
         }
         if let Some(recorder) = ledger.recorder() {
             recorder.write_header();
@@ -136,7 +142,7 @@ impl LedgerWriter {
         header.version.store(VERSION, Ordering::Relaxed);
         header.header_size.store(HEADER_SIZE as u32, Ordering::Relaxed);
         header.pid.store(self.identity.pid, Ordering::Relaxed);
-        header.uid.store(sys::effective_uid(), Ordering::Relaxed);
+        header.uid.store(umf_os::process::effective_uid(), Ordering::Relaxed);
         header.start_time.store(self.identity.start_time, Ordering::Relaxed);
         header.pid_namespace.store(self.identity.pid_namespace, Ordering::Relaxed);
         header.pidfs_inode.store(self.identity.pidfs_inode, Ordering::Relaxed);
@@ -180,7 +186,7 @@ impl LedgerWriter {
     }
 
     /// Returns the ledger's descriptor if its number still is the ledger's.
-    pub(crate) fn checked_fd(&self) -> sys::Result<&Arc<OwnedFd>> {
+    pub(crate) fn checked_fd(&self) -> umf_os::SystemResult<&Arc<OwnedFd>> {
         self.fd.get()
     }
 
@@ -214,7 +220,7 @@ impl LedgerWriter {
             let offset = HEADER_SIZE as u64 + u64::from(number) * size_of::<Slot>() as u64;
             let size = u64::from(count) * size_of::<Slot>() as u64;
             self.checked_fd()
-                .and_then(|fd| sys::reserve(fd, offset, size))
+                .and_then(|fd| umf_os::memfd::reserve(fd, offset, size))
                 .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
             reserve(number, count)?;
             slots.reserved += count;
@@ -308,7 +314,7 @@ impl LedgerWriter {
 
     /// Writes an event into the flight recorder. Lock-free, under whatever locks; a clock is read.
     pub(crate) fn record(&self, event: Event) {
-        let time = sys::boot_time();
+        let time = umf_os::clock::boot();
         if let Some(recorder) = self.recorder() {
             let words = event.encode(time);
             recorder.write(|fields| {
@@ -335,7 +341,7 @@ impl LedgerWriter {
         if self.paid.compare_exchange(paid, u64::MAX, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return false;
         }
-        let begun = sys::boot_time();
+        let begun = umf_os::clock::boot();
         self.published.store(begun, Ordering::Relaxed);
         if let Some(area) = self.statistics() {
             area.write_caches(begun, &figures());
@@ -343,7 +349,7 @@ impl LedgerWriter {
                 area.write_pools(begun);
             }
         }
-        let price = sys::boot_time().saturating_sub(begun).saturating_mul(SHARE).min(ADVANCE);
+        let price = umf_os::clock::boot().saturating_sub(begun).saturating_mul(SHARE).min(ADVANCE);
         self.paid.store(paid.max(begun).saturating_add(price), Ordering::Release);
         true
     }
@@ -359,7 +365,7 @@ fn map_locked(fd: &OwnedFd, size: usize) -> Result<(SharedMapping, bool)> {
         mapping.keep_from_children().map_err(system("madvise(MADV_DONTFORK) of the ledger"))?;
         Ok(mapping)
     };
-    let identity = sys::identity(fd).map_err(system("fstat of the ledger"))?;
+    let identity = umf_os::file::identity(fd).map_err(system("fstat of the ledger"))?;
     match Reopened::of(fd.as_fd(), identity) {
         Ok(reopened) => {
             let mapping = map(&reopened)?;

@@ -14,8 +14,8 @@ use super::{Exchange, Mode, diagnosis};
 use crate::error::Refusal;
 use crate::handle::Handle;
 use crate::identity::{self, Nonce};
-use crate::sys::{self, CheckedFd, FileIdentity};
 use crate::{Error, Result};
+use umf_os::{CheckedFile, FileIdentity};
 
 /// Which fd of the producer.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ impl Wanted {
 #[derive(Debug)]
 pub(crate) struct Channel {
     pid: u32,
-    pidfd: core::result::Result<CheckedFd, Errno>,
+    pidfd: core::result::Result<CheckedFile, Errno>,
     same_pid_namespace: bool,
     /// Whether the pidfd is known to be the producer's, by its inode in pidfs.
     is_verified: bool,
@@ -79,7 +79,7 @@ impl Channel {
         let mine = identity::pid_namespace();
         let theirs = handle.pid_namespace();
         let same_pid_namespace = mine == 0 || theirs == 0 || mine == theirs;
-        let pidfd = if same_pid_namespace { sys::pidfd_open(pid) } else { Err(Errno::SRCH) };
+        let pidfd = if same_pid_namespace { umf_os::process::pidfd_open(pid) } else { Err(Errno::SRCH) };
         failpoint!("producer.found");
         let mut is_verified = false;
         if same_pid_namespace {
@@ -95,7 +95,7 @@ impl Channel {
                         return Err(Error::ProducerReplaced { pid, evidence: "its pidfs inode differs" });
                     }
                     is_verified = inode != 0 && handle.pidfs_inode() != 0;
-                    if sys::has_ended(pidfd.as_fd()) {
+                    if umf_os::process::has_ended(pidfd.as_fd()) {
                         return Err(Error::ProducerGone { pid });
                     }
                 }
@@ -104,7 +104,7 @@ impl Channel {
         }
         Ok(Self {
             pid,
-            pidfd: pidfd.and_then(CheckedFd::new),
+            pidfd: pidfd.and_then(CheckedFile::take),
             same_pid_namespace,
             is_verified,
             served: handle.is_served(),
@@ -119,7 +119,7 @@ impl Channel {
     /// Whether the producer is known to have ended.
     pub(crate) fn has_ended(&self) -> bool {
         match self.pidfd() {
-            Ok(pidfd) => sys::has_ended(pidfd),
+            Ok(pidfd) => umf_os::process::has_ended(pidfd),
             Err(_) => {
                 !self.is_inherited() && self.client.try_lock().is_some_and(|client| client.has_hung_up())
             }
@@ -222,12 +222,12 @@ impl Channel {
         let pidfd = self
             .pidfd()
             .map_err(|errno| Failure::Refused(diagnosis::refused(Mode::Pidfd, self.pid, errno)))?;
-        let fetched = sys::pidfd_getfd(pidfd, wanted.number());
+        let fetched = umf_os::process::pidfd_getfd(pidfd, wanted.number());
         failpoint!("fetched.by_pidfd");
         fetched.map(ReceivedFd::from).map_err(|errno| match errno {
             // The main thread has exited and others run (`pthread_exit(3)`): EBADF before Linux 6.9.
             Errno::SRCH | Errno::BADF
-                if !self.has_ended_by_pidfd() && sys::fds_of_other_thread(self.pid).is_some() =>
+                if !self.has_ended_by_pidfd() && umf_os::process::fds_of_other_thread(self.pid).is_some() =>
             {
                 Failure::Refused(Refusal {
                     mode: Mode::Pidfd,
@@ -254,7 +254,7 @@ impl Channel {
                 remedy: "use pidfd or socket",
             }));
         }
-        if !sys::sees_itself_in_proc() {
+        if !umf_os::process::sees_itself_in_proc() {
             return Err(Failure::Refused(Refusal {
                 mode: Mode::Procfs,
                 reason: "no /proc of this pid namespace is mounted at /proc".to_owned(),
@@ -265,12 +265,12 @@ impl Channel {
         // The number may lead to any file of any other process. Opening a device or a file of a file
         // server does something, or waits, so it is not opened before it is known to be the file that
         // is wanted.
-        let mut found = sys::open_path(&path);
+        let mut found = umf_os::file::open_path(&path);
         if matches!(found, Err(Errno::NOENT | Errno::ACCESS))
-            && let Some(folder) = sys::fds_of_other_thread(self.pid)
+            && let Some(folder) = umf_os::process::fds_of_other_thread(self.pid)
         {
             path = format!("{folder}/{}", wanted.number());
-            found = sys::open_path(&path);
+            found = umf_os::file::open_path(&path);
         }
         let failed = |errno| match errno {
             Errno::NOENT => self.not_in_proc().map_or_else(|| self.closed(wanted), Failure::Refused),
@@ -295,7 +295,7 @@ impl Channel {
         }
         judged?;
         // The ledger too as its producer has it (its seals let nobody write): who only looks at one opens it for reading.
-        let opened = sys::reopen(found.as_fd(), true).map(ReceivedFd::from).map_err(failed);
+        let opened = umf_os::file::reopen(found.as_fd(), true).map(ReceivedFd::from).map_err(failed);
         failpoint!("fetched.by_procfs");
         opened
     }
@@ -303,11 +303,11 @@ impl Channel {
     /// Whether what was found through `/proc` may be opened.
     fn judge(&self, found: BorrowedFd<'_>, wanted: Wanted) -> core::result::Result<(), Failure> {
         let system = |errno| Failure::Final(Error::system("statx of a file in /proc", errno));
-        let identity = sys::identity(found).map_err(system)?;
-        let is_regular = sys::is_regular(found).map_err(system)?;
+        let identity = umf_os::file::identity(found).map_err(system)?;
+        let is_regular = umf_os::file::is_regular(found).map_err(system)?;
         match wanted {
             Wanted::Ledger(_) | Wanted::LeaseTable(_) => {
-                let memfds = sys::memfd_device()
+                let memfds = umf_os::memfd::device()
                     .map_err(|errno| Failure::Final(Error::system("memfd_create", errno)))?;
                 if !is_regular || memfds.is_some_and(|device| device != identity.device) {
                     let evidence = "its ledger or lease table is no shared memory";
@@ -366,14 +366,14 @@ impl Channel {
             }
             Ok(Answer::NotPermitted) => Err(Failure::Refused(Refusal {
                 mode: Mode::Socket,
-                reason: format!("the producer does not serve uid {}", sys::effective_uid()),
+                reason: format!("the producer does not serve uid {}", umf_os::process::effective_uid()),
                 remedy: "run both as the same user",
             })),
             Ok(Answer::OtherUser) => Err(Failure::Refused(Refusal {
                 mode: Mode::Socket,
                 reason: format!(
                     "the producer's socket belongs to another user than uid {}",
-                    sys::effective_uid()
+                    umf_os::process::effective_uid()
                 ),
                 remedy: "run both as the same user",
             })),
@@ -431,11 +431,11 @@ impl Channel {
     }
 
     fn is_alive_by_pidfd(&self) -> bool {
-        self.pidfd().is_ok_and(|pidfd| !sys::has_ended(pidfd))
+        self.pidfd().is_ok_and(|pidfd| !umf_os::process::has_ended(pidfd))
     }
 
     fn has_ended_by_pidfd(&self) -> bool {
-        self.pidfd().is_ok_and(sys::has_ended)
+        self.pidfd().is_ok_and(umf_os::process::has_ended)
     }
 
     pub(crate) const fn pid(&self) -> u32 {

@@ -7,7 +7,6 @@ use rustix::io::Errno;
 
 use super::Mode;
 use crate::error::Refusal;
-use crate::sys;
 
 /// Explains a refused `pidfd_getfd` or open of `/proc/<pid>/fd/<n>`.
 pub(super) fn refused(mode: Mode, pid: u32, errno: Errno) -> Refusal {
@@ -23,7 +22,7 @@ fn cause(mode: Mode, pid: u32, errno: Errno) -> (String, &'static str) {
              UMF_IPC_EXCHANGE=procfs",
         );
     }
-    let mine = sys::effective_uid();
+    let mine = umf_os::process::effective_uid();
     if let Some(theirs) = uid_of(pid).filter(|&theirs| theirs != mine && mine != 0) {
         return (
             format!("{errno}: the producer runs as uid {theirs}, this process as uid {mine}"),

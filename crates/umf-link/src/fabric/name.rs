@@ -1,6 +1,7 @@
 //! The names under which ranks of a job are found.
 
-use umf_ipc::system::{boot_id_bytes, random};
+use umf_ipc::system::boot_id_bytes;
+use umf_os::process::random;
 
 use crate::address::{SOCKET, is_plain};
 use crate::wire::DIGITS;

@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use umf_ipc::system;
 use umf_sync::failpoint;
 
 use super::Result;
@@ -15,27 +14,18 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 
 /// A close-on-exec memfd of `size` bytes with all of its pages, whose size is sealed: touching it cannot be SIGBUS.
 pub(crate) fn memfd(name: &str, size: usize) -> Result<OwnedFd> {
-    if size as u64 > system::file_size_limit() {
+    if size as u64 > umf_os::process::file_size_limit() {
         return Err(Errno::FBIG);
     }
-    let fd = system::memfd(name, size as u64)?;
-    system::reserve(&fd, 0, size as u64)?;
+    let fd = umf_os::memfd::create(name, size as u64)?;
+    umf_os::memfd::reserve(&fd, 0, size as u64)?;
     rustix::fs::fcntl_add_seals(&fd, SEALS)?;
     Ok(fd)
 }
 
-/// Whether a file is memory of just this size, which nobody can take away.
+/// Whether a file is memory of just this size, which no process can take away.
 pub(crate) fn is_sealed_memory(fd: impl AsFd, size: usize) -> Result<bool> {
-    // First, because the kernel answers it: a file server (FUSE) is asked nothing.
-    match rustix::fs::fcntl_get_seals(&fd) {
-        Ok(seals) if seals.contains(SealFlags::SHRINK | SealFlags::GROW) => {}
-        Ok(_) | Err(Errno::INVAL) => return Ok(false),
-        Err(errno) => return Err(errno),
-    }
-    if rustix::fs::fstatfs(&fd)?.f_type.cast_unsigned() != system::TMPFS_MAGIC {
-        return Ok(false);
-    }
-    Ok(rustix::fs::fstat(&fd)?.st_size.cast_unsigned() == size as u64)
+    Ok(umf_os::memfd::of_sealed_size(fd)?.is_some_and(|(_, found)| found == size as u64))
 }
 
 /// A shared, writable mapping of a whole file, which forked children do not get. Unmapped when dropped.

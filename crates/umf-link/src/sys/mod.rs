@@ -13,6 +13,7 @@ pub(crate) use waits::{
     set_event, sleep, sleep_on, wake,
 };
 
-pub(crate) use umf_ipc::system::{CloseOnFork, effective_uid};
+pub(crate) use umf_os::CloseOnFork;
+pub(crate) use umf_os::process::effective_uid;
 
 pub(crate) type Result<T> = core::result::Result<T, rustix::io::Errno>;

@@ -6,9 +6,9 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::records::{Account, Item, List, Record, Slot, Users};
-use crate::metadata::Table;
 use umf_core::held::HeldStatistics;
 use umf_core::{Region, Result};
+use umf_sync::table::Table;
 use umf_sync::{Lock, chunks::Chunks, fork};
 
 static RECORDS: Table<Record> = Table::new(u32::MAX >> 2);

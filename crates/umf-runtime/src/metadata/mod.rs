@@ -7,8 +7,6 @@
 
 mod mapped;
 mod ring;
-mod table;
 
 pub use mapped::Mapped;
 pub use ring::{SLOT_WORDS, Slot};
-pub use table::Table;

@@ -4,9 +4,9 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::record::REGIONS;
 use super::{Found, sequence};
-use crate::metadata::Table;
 use umf_core::{Address, Result};
 use umf_sync::chunks::Zeroed;
+use umf_sync::table::Table;
 
 pub(super) static CROWDS: Table<Crowd> = Table::new(u32::MAX >> 4);
 

@@ -4,10 +4,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::owner::OwnerId;
 use super::{Found, RegionNumber, sequence};
-use crate::metadata::Table;
 use umf_core::provider::RegionId;
 use umf_core::{Address, Region};
 use umf_sync::chunks::Zeroed;
+use umf_sync::table::Table;
 
 pub(super) static REGIONS: Table<RegionRecord> = Table::new(u32::MAX >> 2);
 

@@ -16,8 +16,8 @@ use umf_sync::{failpoint, fork};
 
 use super::wire::{self, REPLY_SIZE, Reply, Request};
 use crate::identity::Nonce;
-use crate::sys::{self, Peer};
 use crate::transfer::Wanted;
+use umf_os::socket::Peer;
 
 /// What came of a request.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ impl Client {
             Some(connection) => connection,
             None => {
                 let connection = connect(self.nonce, deadline)?;
-                match sys::peer_of(connection.as_fd())? {
+                match umf_os::socket::peer_of(connection.as_fd())? {
                     Peer::Trusted => connection,
                     Peer::Other => return Ok(Answer::OtherUser),
                     Peer::Nameless => return Ok(Answer::Nameless),

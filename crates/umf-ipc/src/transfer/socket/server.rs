@@ -17,8 +17,8 @@ use umf_sync::{failpoint, fork};
 
 use super::wire::{self, Reply, Request};
 use crate::identity::Nonce;
-use crate::sys::{self, CloseOnFork, Reopened};
 use crate::{Error, Result};
+use umf_os::{CloseOnFork, Reopened};
 
 /// A descriptor that this process keeps.
 pub type SharedFd = Arc<dyn AsFd + Send + Sync>;
@@ -70,7 +70,7 @@ impl Server {
         let make = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let listener = CloseOnFork::make(make).map_err(system("socket"))?;
         // A descriptor that a peer sends is closed by this process, and some take long to close.
-        sys::refuse_descriptors(listener.as_fd());
+        umf_os::socket::refuse_descriptors(listener.as_fd());
         let address = SocketAddrUnix::new_abstract_name(&wire::name(nonce)).map_err(system("socket name"))?;
         rustix::net::bind(&listener, &address).map_err(system("bind of the abstract socket"))?;
         failpoint!("server.bound");
@@ -206,7 +206,7 @@ impl Serving {
         let Some(connection) = self.connections.get(index) else { return false };
         // A client reads an answer before it asks again. Descriptors in unread answers count against
         // a limit that all connections share (`RLIMIT_NOFILE`, `unix(7)`).
-        if sys::unread(connection.as_fd()).is_ok_and(|bytes| bytes > 0) {
+        if umf_os::socket::unread(connection.as_fd()).is_ok_and(|bytes| bytes > 0) {
             return false;
         }
         let mut bytes = [0; wire::REQUEST_SIZE + 1];
@@ -246,7 +246,7 @@ const fn shared(fd: SharedFd) -> (Reply, Option<Outgoing>) {
 }
 
 fn is_permitted(connection: BorrowedFd<'_>) -> bool {
-    sys::peer_of(connection) == Ok(sys::Peer::Trusted)
+    umf_os::socket::peer_of(connection) == Ok(umf_os::socket::Peer::Trusted)
 }
 
 /// Says no before anything was asked, so that a stranger takes no place from others.

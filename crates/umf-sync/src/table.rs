@@ -2,8 +2,8 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use umf_sync::Lock;
-use umf_sync::chunks::{Chunks, Zeroed};
+use crate::Lock;
+use crate::chunks::{Chunks, Zeroed};
 
 use umf_core::{Error, Result};
 

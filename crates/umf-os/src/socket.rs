@@ -5,7 +5,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use crate::sys::{Result, effective_uid};
+use crate::SystemResult as Result;
+use crate::process::effective_uid;
 
 /// Who is at the other end of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +43,7 @@ pub fn peer_of(socket: BorrowedFd<'_>) -> Result<Peer> {
 
 /// Has the kernel refuse descriptors that peers send to a unix socket (`SO_PASSRIGHTS`, Linux 6.16;
 /// nothing happens before). Accepted sockets inherit it.
-pub(crate) fn refuse_descriptors(socket: BorrowedFd<'_>) {
+pub fn refuse_descriptors(socket: BorrowedFd<'_>) {
     const SO_PASSRIGHTS: libc::c_int = 83;
     let no: libc::c_int = 0;
     let length = size_of::<libc::c_int>() as libc::socklen_t;
@@ -54,7 +55,10 @@ pub(crate) fn refuse_descriptors(socket: BorrowedFd<'_>) {
 
 /// Returns how many sent bytes the peer has not received (`SIOCOUTQ`, which has the number of
 /// `TIOCOUTQ`). For a unix socket this counts the kernel's buffers, and is 0 once all was received.
-pub(crate) fn unread(socket: BorrowedFd<'_>) -> Result<usize> {
+///
+/// # Errors
+/// Those of `ioctl(2)`.
+pub fn unread(socket: BorrowedFd<'_>) -> Result<usize> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the call stores a number in `bytes`.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };

@@ -14,9 +14,11 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
+use umf_sync::failpoint;
 use umf_sync::fork::{self, Entry, Outer};
 
-use super::{FileIdentity, Result, files, identity};
+use crate::SystemResult as Result;
+use crate::file::{self, FileIdentity, identity};
 
 /// A descriptor whose description belongs to this process alone. Until it is dropped, forks of
 /// this process wait.
@@ -36,7 +38,7 @@ impl Reopened {
     /// # Errors
     /// Those of `open(2)`: `ENOENT` where no `/proc` that shows this process is mounted. `ESTALE`
     /// if it is another file.
-    pub(crate) fn of(fd: BorrowedFd<'_>, expected: FileIdentity) -> Result<Self> {
+    pub fn of(fd: BorrowedFd<'_>, expected: FileIdentity) -> Result<Self> {
         let mut path = [0; 40];
         let room = path.len();
         let mut rest = &mut path[..];
@@ -44,7 +46,7 @@ impl Reopened {
         let length = room - rest.len();
         let path = core::str::from_utf8(&path[..length]).map_err(|_| Errno::INVAL)?;
         let no_fork = Entry::new();
-        let fd = files::open(path, true)?;
+        let fd = file::open(path, true)?;
         if identity(&fd)? != expected {
             return Err(Errno::STALE);
         }
@@ -56,7 +58,7 @@ impl Reopened {
     ///
     /// # Errors
     /// `EAGAIN` if this process has forked since: the child may have inherited the descriptor.
-    pub(crate) fn received(fd: OwnedFd, forks: u32) -> Result<Self> {
+    pub fn received(fd: OwnedFd, forks: u32) -> Result<Self> {
         let no_fork = Entry::new();
         if fork::begun() != forks {
             return Err(Errno::AGAIN);
@@ -64,7 +66,9 @@ impl Reopened {
         Ok(Self { fd, _no_fork: no_fork })
     }
 
-    pub(crate) fn locks(&self) -> Locks<'_> {
+    /// The locks of this description.
+    #[must_use]
+    pub fn locks(&self) -> Locks<'_> {
         Locks(self.fd.as_fd())
     }
 }
@@ -77,32 +81,46 @@ impl AsFd for Reopened {
 
 /// The locks of an open file description.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Locks<'f>(BorrowedFd<'f>);
+pub struct Locks<'f>(BorrowedFd<'f>);
 
 impl<'f> Locks<'f> {
     /// Returns the locks of the description behind `fd`. To take locks, `fd` must be the descriptor
     /// with which this process created the file. To ask for a lock, it must not be taken through
     /// this description.
-    pub(crate) fn of_file(fd: &'f OwnedFd) -> Self {
+    #[must_use]
+    pub fn of_file(fd: &'f OwnedFd) -> Self {
         Self(fd.as_fd())
     }
 
     /// Takes the write lock of one byte; `false` if another description holds it.
-    pub(crate) fn try_write_lock(self, byte: u64) -> Result<bool> {
+    ///
+    /// # Errors
+    /// Those of `fcntl(2)`.
+    pub fn try_write_lock(self, byte: u64) -> Result<bool> {
         match self.control(libc::F_OFD_SETLK, libc::F_WRLCK, byte) {
-            Ok(_) => Ok(true),
+            Ok(_) => {
+                failpoint!("lock.taken");
+                Ok(true)
+            }
             Err(Errno::AGAIN) => Ok(false),
             Err(errno) => Err(errno),
         }
     }
 
-    pub(crate) fn unlock(self, byte: u64) -> Result<()> {
+    /// Gives the lock of a byte back.
+    ///
+    /// # Errors
+    /// Those of `fcntl(2)`.
+    pub fn unlock(self, byte: u64) -> Result<()> {
         self.control(libc::F_OFD_SETLK, libc::F_UNLCK, byte).map(drop)
     }
 
     /// Whether another description holds the write lock of a byte. (A read lock does not count: any
     /// process that can open a file for reading can take one.)
-    pub(crate) fn is_write_locked(self, byte: u64) -> Result<bool> {
+    ///
+    /// # Errors
+    /// Those of `fcntl(2)`.
+    pub fn is_write_locked(self, byte: u64) -> Result<bool> {
         Ok(self.control(libc::F_OFD_GETLK, libc::F_RDLCK, byte)? != libc::F_UNLCK)
     }
 
@@ -134,12 +152,12 @@ impl<'f> Locks<'f> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::{SharedMapping, memfd};
+    use crate::memfd::{self, SharedMapping};
 
     const PAGE: usize = 65536;
 
     fn file() -> (OwnedFd, FileIdentity) {
-        let fd = memfd("umf-test-locks", 4 * PAGE as u64).unwrap();
+        let fd = memfd::create("umf-test-locks", 4 * PAGE as u64).unwrap();
         let identity = identity(&fd).unwrap();
         (fd, identity)
     }

@@ -9,13 +9,14 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 use umf_sync::failpoint;
 
-use crate::sys::{Result, identity};
+use crate::SystemResult as Result;
+use crate::file::{self, FileIdentity, identity};
 
 /// A sealable, close-on-exec memfd of `size` bytes, none of them allocated.
 ///
 /// # Errors
 /// What `memfd_create(2)` and `ftruncate(2)` say.
-pub fn memfd(name: &str, size: u64) -> Result<OwnedFd> {
+pub fn create(name: &str, size: u64) -> Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         // Linux before 6.3 does not know MFD_NOEXEC_SEAL.
@@ -23,6 +24,7 @@ pub fn memfd(name: &str, size: u64) -> Result<OwnedFd> {
         other => other?,
     };
     rustix::fs::ftruncate(&fd, size)?;
+    failpoint!("memory.created");
     Ok(fd)
 }
 
@@ -41,7 +43,7 @@ pub fn reserve(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
 ///
 /// # Errors
 /// What `fcntl(2)` says, unless that is that the file cannot have seals.
-pub(crate) fn is_sealed(fd: impl AsFd, needed: SealFlags) -> Result<bool> {
+pub fn is_sealed(fd: impl AsFd, needed: SealFlags) -> Result<bool> {
     match rustix::fs::fcntl_get_seals(fd) {
         Ok(seals) => Ok(seals.contains(needed)),
         // Of another file system, or opened with O_PATH.
@@ -50,19 +52,39 @@ pub(crate) fn is_sealed(fd: impl AsFd, needed: SealFlags) -> Result<bool> {
     }
 }
 
-pub(crate) fn add_seals(fd: impl AsFd, seals: SealFlags) -> Result<()> {
+/// Adds seals to a memfd.
+///
+/// # Errors
+/// Those of `fcntl(2)`.
+pub fn add_seals(fd: impl AsFd, seals: SealFlags) -> Result<()> {
     rustix::fs::fcntl_add_seals(fd, seals)
+}
+
+/// The identity and the size of a file, if it is memory that no process can take away: tmpfs with a sealed
+/// size. Any other file could be SIGBUS or a hang when it is mapped, and is `None`.
+///
+/// # Errors
+/// Those of `fcntl(2)`, `fstatfs(2)` and `statx(2)`.
+pub fn of_sealed_size(fd: impl AsFd) -> Result<Option<(FileIdentity, u64)>> {
+    // First, because the kernel answers it: a file server (FUSE) is asked nothing.
+    if !is_sealed(&fd, SealFlags::SHRINK | SealFlags::GROW)? || file::filesystem(&fd)? != file::TMPFS_MAGIC {
+        return Ok(None);
+    }
+    Ok(Some((identity(&fd)?, file::size(&fd)?)))
 }
 
 /// The device on which the kernel keeps all memfds (but huge ones), which no file of another file system can have.
 /// None where this process may make no memfd.
-pub(crate) fn memfd_device() -> Result<Option<u64>> {
+///
+/// # Errors
+/// `EMFILE`, `ENFILE`, `ENOMEM`, and those of `statx(2)`.
+pub fn device() -> Result<Option<u64>> {
     /// The device plus one. (Not a `OnceLock`: a child forked while another thread fills that would wait for ever.)
     static DEVICE: AtomicU64 = AtomicU64::new(0);
     if let Some(device) = DEVICE.load(Ordering::Relaxed).checked_sub(1) {
         return Ok(Some(device));
     }
-    match memfd("umf-probe", 0) {
+    match create("umf-probe", 0) {
         Ok(probe) => {
             let device = identity(&probe)?.device;
             DEVICE.store(device.wrapping_add(1), Ordering::Relaxed);
@@ -74,7 +96,10 @@ pub(crate) fn memfd_device() -> Result<Option<u64>> {
 }
 
 /// Makes a hole of a range of a file: it reads as zeros, and its pages are free.
-pub(crate) fn punch(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
+///
+/// # Errors
+/// Those of `fallocate(2)`.
+pub fn punch(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
     use rustix::fs::FallocateFlags;
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::io::retry_on_intr(|| rustix::fs::fallocate(&fd, flags, offset, size))
@@ -82,7 +107,7 @@ pub(crate) fn punch(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
 
 /// A shared mapping of a part of a file, unmapped when dropped.
 #[derive(Debug)]
-pub(crate) struct SharedMapping {
+pub struct SharedMapping {
     base: NonNull<u8>,
     size: usize,
     /// The process that has it, as [`umf_sync::fork::generation`] counts; `None` if its children have it as well.
@@ -96,13 +121,19 @@ unsafe impl Sync for SharedMapping {}
 
 impl SharedMapping {
     /// The first `size` bytes.
-    pub(crate) fn new(fd: impl AsFd, size: usize, writable: bool) -> Result<Self> {
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`, `munlock(2)` and `mprotect(2)`.
+    pub fn new(fd: impl AsFd, size: usize, writable: bool) -> Result<Self> {
         Self::at(fd, 0, size, writable)
     }
 
     /// `size` bytes from `offset`, a multiple of the page size. Pages are allocated as they are
     /// touched, and are not locked (`mlockall(2)`).
-    pub(crate) fn at(fd: impl AsFd, offset: u64, size: usize, writable: bool) -> Result<Self> {
+    ///
+    /// # Errors
+    /// As [`SharedMapping::new`].
+    pub fn at(fd: impl AsFd, offset: u64, size: usize, writable: bool) -> Result<Self> {
         // After mlockall(MCL_FUTURE) the kernel populates a new mapping, holes of the file included,
         // unless the mapping cannot be accessed.
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
@@ -128,11 +159,15 @@ impl SharedMapping {
         // refusal.
         // SAFETY: the range is this mapping; the advice changes nothing in this process.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), size, Advice::LinuxDontDump) };
+        failpoint!("memory.mapped");
         Ok(mapping)
     }
 
     /// A forked child does not get this mapping.
-    pub(crate) fn keep_from_children(&mut self) -> Result<()> {
+    ///
+    /// # Errors
+    /// Those of `madvise(2)`.
+    pub fn keep_from_children(&mut self) -> Result<()> {
         // SAFETY: the range is this mapping; the advice changes nothing in this process.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.size, Advice::LinuxDontFork) }?;
         self.kept_from_children = Some(umf_sync::fork::generation());
@@ -141,30 +176,35 @@ impl SharedMapping {
 
     /// Asks for small pages: reading a hole of the file then allocates one of these, and not a huge one. (Kernels without
     /// huge pages of shared memory refuse, and need no such advice.)
-    pub(crate) fn use_small_pages(&mut self) {
+    pub fn use_small_pages(&mut self) {
         // SAFETY: the range is this mapping; the advice changes nothing but the size of pages.
         let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.size, Advice::LinuxNoHugepage) };
     }
 
     /// Makes a hole of the file from `offset` to the end of this writable mapping (`MADV_REMOVE`, `madvise(2)`). What cannot be
     /// given back stays.
-    pub(crate) fn punch(&self, offset: usize) {
+    pub fn punch(&self, offset: usize) {
         debug_assert!(offset < self.size, "inside of the mapping");
         let (start, size) = (self.base.as_ptr().wrapping_add(offset), self.size - offset);
         // SAFETY: the range is a part of this mapping, which nothing borrows; the file stays as long.
         let _ = unsafe { rustix::mm::madvise(start.cast(), size, Advice::LinuxRemove) };
     }
 
-    pub(crate) const fn base(&self) -> NonNull<u8> {
+    /// Where it begins.
+    #[must_use]
+    pub const fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    pub(crate) const fn size(&self) -> usize {
+    /// Its size in bytes.
+    #[must_use]
+    pub const fn size(&self) -> usize {
         self.size
     }
 
     /// Words of it, from byte `offset` on; empty if it does not have them.
-    pub(crate) fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
+    #[must_use]
+    pub fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
         let end = count.checked_mul(size_of::<AtomicU64>()).and_then(|size| offset.checked_add(size));
         if end.is_none_or(|end| end > self.size) || !offset.is_multiple_of(align_of::<AtomicU64>()) {
             return &[];
@@ -183,15 +223,18 @@ impl Drop for SharedMapping {
         }
         // SAFETY: the mapping is this object's own, and nothing borrowed from it is left.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
-        failpoint!("ledger.unmapped");
+        failpoint!("memory.unmapped");
     }
 }
 
 /// Gives forked children zeros in place of this memory (Linux 4.14, `madvise(2)`).
 ///
+/// # Errors
+/// Those of the call.
+///
 /// # Safety
 /// The range is whole pages of a private anonymous mapping.
-pub(crate) unsafe fn wipe_on_fork(address: NonNull<u8>, size: usize) -> Result<()> {
+pub unsafe fn wipe_on_fork(address: NonNull<u8>, size: usize) -> Result<()> {
     // SAFETY: the advice changes nothing in this process.
     unsafe { rustix::mm::madvise(address.as_ptr().cast(), size, Advice::LinuxWipeOnFork) }
 }
@@ -199,9 +242,12 @@ pub(crate) unsafe fn wipe_on_fork(address: NonNull<u8>, size: usize) -> Result<(
 /// Gives the page at `address` its memory, so that writing there cannot be SIGBUS (`MADV_POPULATE_WRITE`, Linux 5.14; on
 /// older ones nothing happens).
 ///
+/// # Errors
+/// Those of the call.
+///
 /// # Safety
 /// `address` is the beginning of a page of a mapping that may be written.
-pub(crate) unsafe fn populate(address: NonNull<u8>, size: usize) -> Result<()> {
+pub unsafe fn populate(address: NonNull<u8>, size: usize) -> Result<()> {
     loop {
         // SAFETY: passed on to the caller; the contents stay.
         match unsafe { rustix::mm::madvise(address.as_ptr().cast(), size, Advice::LinuxPopulateWrite) } {

@@ -8,11 +8,12 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
-use umf_runtime::metadata::Table;
 use umf_sync::fork::{self, Entry, Hooks, Outer};
+use umf_sync::table::Table;
 use umf_sync::{chunks::Zeroed, failpoint};
 
-use super::{FileIdentity, Result, identity};
+use crate::SystemResult as Result;
+use crate::file::{FileIdentity, identity};
 
 /// One descriptor.
 #[derive(Debug)]
@@ -59,14 +60,14 @@ impl Slot {
 
 /// Has forked children close a descriptor, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct ClosedInChildren {
+pub struct ClosedInChildren {
     slot: u32,
     /// The process that made it, as [`fork::generation`] counts.
     generation: u32,
 }
 
 impl ClosedInChildren {
-    pub(crate) fn new(fd: BorrowedFd<'_>) -> Result<Self> {
+    pub fn new(fd: BorrowedFd<'_>) -> Result<Self> {
         let file = identity(fd)?;
         fork::add_hooks(&AT_FORK).map_err(|_| Errno::NOMEM)?;
         let (number, slot) = SLOTS.allocate().map_err(|_| Errno::NOMEM)?;
@@ -78,7 +79,7 @@ impl ClosedInChildren {
     }
 
     /// Whether this process made it. In a child of that one the descriptor is closed.
-    pub(crate) fn belongs_here(&self) -> bool {
+    pub fn belongs_here(&self) -> bool {
         self.generation == fork::generation()
     }
 }
@@ -203,8 +204,8 @@ mod tests {
 
     #[test]
     fn a_number_that_means_another_file_is_left_alone() {
-        let closed = CloseOnFork::new(super::super::memfd("umf-test", 4096).unwrap()).unwrap();
-        let other = super::super::memfd("umf-other", 4096).unwrap();
+        let closed = CloseOnFork::new(crate::memfd::create("umf-test", 4096).unwrap()).unwrap();
+        let other = crate::memfd::create("umf-other", 4096).unwrap();
         let number = closed.as_fd().as_raw_fd();
         // SAFETY: gives the number to another file, as programs do that close descriptors of others.
         assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
