@@ -311,6 +311,25 @@ mod tests {
     }
 
     #[test]
+    fn each_figure_of_a_pool_is_read_as_what_it_was() {
+        let mut it = PoolStatistics::default();
+        (it.live_bytes, it.live_blocks, it.cached_bytes) = (1, 2, 3);
+        (it.reserved_bytes, it.held_bytes, it.regions) = (4, 5, 6);
+        let words = [text::<NAME>("a pool").as_slice(), &words_of::<2>(b"host"), &figures(&it)].concat();
+        let expected = PoolFigures {
+            name: "a pool".to_owned(),
+            provider: "host".to_owned(),
+            live_bytes: 1,
+            live_blocks: 2,
+            cached_bytes: 3,
+            reserved_bytes: 4,
+            held_bytes: 5,
+            regions: 6,
+        };
+        assert_eq!(PoolFigures::decode(&words), expected);
+    }
+
+    #[test]
     fn hostile_text_is_shown_as_such() {
         assert_eq!(shown(&text::<4>("a\u{1b}[2Jb\nc")), "a\u{FFFD}[2Jb\u{FFFD}c");
         assert_eq!(plain("a\u{202e}b\u{2066}c\u{2069}"), "a\u{FFFD}b\u{FFFD}c\u{FFFD}");
