@@ -19,8 +19,7 @@ use crate::cache::{Cache, CacheStatistics, Entry, Limits, Memo, Note, Pin};
 use crate::handle::{Handle, SIZE as HANDLE_SIZE};
 use crate::identity::Nonce;
 use crate::lease::Exports;
-use crate::ledger::event::RetireReason;
-use crate::ledger::{Event, Figures};
+use crate::ledger::{Figures, RetireReason};
 use crate::sys;
 use crate::transfer::socket::server::Server;
 use crate::transfer::{Exchange, Mode, yama_scope};
@@ -287,8 +286,6 @@ impl State {
             }
         }
         let generation = self.exports.ledger.publish(slot, &content(export, target));
-        let (region, bytes) = (export.region.id().get(), target.size as u64);
-        self.exports.ledger.record(Event::Export { slot, generation, region, bytes });
         let handle = self.encode(export, target, slot, generation);
         Ok(BlockExport { slot, generation, handle, kept: false })
     }

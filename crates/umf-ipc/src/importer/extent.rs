@@ -97,7 +97,7 @@ impl Inner {
             // From here on it is released if it cannot be used.
             let opened = ImportedRegion::new(producer, imported, import);
             producer.check_brought_over(handle, &self.settings.exchange)?;
-            self.board.opened(handle);
+            self.board.opened();
             Ok(opened)
         })
     }
@@ -128,7 +128,7 @@ impl Inner {
             failpoint!("window.fetched");
             let imported = import.import(request)?;
             failpoint!("window.mapped");
-            self.board.opened(handle);
+            self.board.opened();
             Ok(ImportedRegion::new(producer, imported, import))
         };
         // Idle windows take address space that this one may need.

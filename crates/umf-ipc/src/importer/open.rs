@@ -116,8 +116,8 @@ impl Inner {
     #[cold]
     fn open_anew(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
         let opened = self.retry_without_idle(|| self.open_checked(handle, access));
-        if let Err(error) = &opened {
-            self.board.refused(handle, error);
+        if opened.is_err() {
+            self.board.refused();
         }
         match &opened {
             Ok(_) => {}

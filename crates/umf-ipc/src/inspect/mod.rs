@@ -10,14 +10,14 @@ mod leases;
 mod ledger;
 mod owner;
 
-pub use crate::ledger::event::{Event, Recorded, RefuseReason, RetireReason, half_of};
+pub use crate::ledger::layout::{End, RetireReason, Slot, SlotContent};
 pub use crate::ledger::statistics::{PoolFigures, Statistics, plain};
 pub use find::{Found, Search, find};
 pub use leases::LeaseRow;
-pub use ledger::{Events, Identity, Ledger, Slot, SlotContent};
+pub use ledger::{Identity, Ledger};
 pub use owner::Owner;
 
-/// Now, on the clock that events and statistics are timed with (`CLOCK_BOOTTIME`), in nanoseconds.
+/// Now, on the clock that ends and statistics are timed with (`CLOCK_BOOTTIME`), in nanoseconds.
 #[must_use]
 pub fn now() -> u64 {
     crate::sys::boot_time()

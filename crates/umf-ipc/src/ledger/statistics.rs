@@ -239,19 +239,17 @@ impl PoolFigures {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ring::RingContent;
+    use super::super::ring::read_last;
     use super::*;
     use proptest::prelude::*;
 
     fn read(words: &[AtomicU64]) -> Option<Statistics> {
         let words: Vec<u64> = words.iter().map(|word| word.load(Ordering::Relaxed)).collect();
         let ring = |from: usize, shape: Shape| {
-            RingContent::read(shape.words, |at, count| {
-                words.get(from + at..from + at + count).map(<[u64]>::to_vec)
-            })
-            .and_then(RingContent::last)
+            read_last(shape, |at, count| words.get(from + at..from + at + count).map(<[u64]>::to_vec))
         };
-        let (caches, pools) = (ring(FACTS, CACHES), ring(FACTS + CACHES.size(), POOLS));
+        let last = |record: Option<(u64, Vec<u64>)>| record.map(|(_, fields)| fields);
+        let (caches, pools) = (last(ring(FACTS, CACHES)), last(ring(FACTS + CACHES.size(), POOLS)));
         Statistics::decode(&words[..FACTS], caches.as_deref(), pools.as_deref())
     }
 

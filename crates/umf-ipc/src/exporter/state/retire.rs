@@ -10,7 +10,7 @@ use super::{DEVICE, KEPT, State};
 use crate::cache::Pin;
 use crate::handle::Handle;
 use crate::lease::{Exported, Quick};
-use crate::ledger::event::RetireReason;
+use crate::ledger::RetireReason;
 
 impl State {
     /// The block at `address` is about to be freed. What of it is open elsewhere, if anything is.
@@ -43,7 +43,7 @@ impl State {
         let Some((memo, bytes, note)) = known() else { return false };
         let (slot, generation, region) = (note.base as u32, note.generation, note.length);
         let is_device = note.flags & DEVICE != 0;
-        match self.exports.retire_closed(slot, generation, region, is_device) {
+        match self.exports.retire_closed(slot, generation, is_device) {
             Quick::Nothing => return false,
             Quick::Done => {}
             Quick::Ended(scan) => {
