@@ -2,7 +2,7 @@
 //!
 //! | part | what it does | cost of a hit |
 //! |---|---|---|
-//! | [`Memo`] | remembers, per thread, whole handles that it looked at before | comparing or copying 256 bytes |
+//! | [`Memo`] | remembers, per thread, what it looked up before: whole handles, windows | comparing or copying 256 bytes |
 //! | [`Pins`] | counts uses, one counter per thread and entry | an atomic add on a line of its own, a load |
 //! | [`Cache`] | owns the entries: hashbrown for look-up, an intrusive LRU list, limits | only on a miss |
 //!
@@ -19,7 +19,7 @@ mod pins;
 pub(crate) use entries::{Cache, Cached, Entry, Pinned};
 pub(crate) use limits::Limits;
 pub use limits::{CacheStatistics, LimitPolicy};
-pub(crate) use memo::{Memo, Note};
+pub(crate) use memo::{Known, Memo, Note};
 pub(crate) use pins::{Pin, Pins};
 
 #[cfg(test)]

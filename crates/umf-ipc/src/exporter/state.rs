@@ -3,6 +3,7 @@
 mod describe;
 mod retire;
 
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use super::fd_source::Source;
 use super::region_export::{BlockExport, Blocks, Closing, NativeGuard, RegionExport};
 use super::settings::ExporterSettings;
 use super::{Export, Target};
-use crate::cache::{Cache, CacheStatistics, Entry, Limits, Memo, Note, Pin};
+use crate::cache::{Cache, CacheStatistics, Entry, Known, Limits, Memo, Note, Pin};
 use crate::handle::{Handle, SIZE as HANDLE_SIZE};
 use crate::identity::Nonce;
 use crate::lease::Exports;
@@ -29,10 +30,22 @@ use describe::content;
 
 type RegionEntry = Entry<u64, RegionExport>;
 
-/// A note's flag: the block is in use until it is freed.
-const KEPT: u64 = 1;
-/// A note's flag: a device may import the memory.
-const DEVICE: u64 = 2;
+/// An export that a thread made or looked up, by the block's address.
+#[derive(Clone, Copy, Debug)]
+struct KnownExport {
+    slot: u32,
+    generation: u64,
+    /// The generation in the ledger.
+    word: NonNull<AtomicU64>,
+    region: u64,
+    /// The block is in use until it is freed.
+    is_kept: bool,
+    /// A device may import the memory.
+    is_device: bool,
+}
+
+// SAFETY: it points to an atomic.
+unsafe impl Known for KnownExport {}
 
 /// All that the exporter has in one process.
 #[derive(Debug)]
@@ -42,7 +55,7 @@ pub(crate) struct State {
     exports: Arc<Exports>,
     cache: Cache<u64, RegionExport>,
     closing: Arc<Closing>,
-    memo: Memo,
+    memo: Memo<KnownExport>,
     /// By ledger slot: the id of its region.
     regions: Chunks<AtomicU64>,
     server: Lock<Option<Server>>,
@@ -125,7 +138,7 @@ impl State {
         }
         let pin = Pin::new(memo.thread(), note.pin);
         // SAFETY: `word` is a generation in the ledger, which stays mapped as long as this state.
-        if unsafe { note.word.as_ref() }.load(Ordering::Acquire) != note.generation {
+        if unsafe { note.value.word.as_ref() }.load(Ordering::Acquire) != note.value.generation {
             self.cache.pins().give_back(pin, Some(memo.thread()));
             return None;
         }
@@ -136,19 +149,15 @@ impl State {
     fn remember(&self, entry: &RegionEntry, address: Address, block: &BlockExport) {
         let Some(memo) = self.memo.current_or_new() else { return };
         let Some((_, pin)) = self.cache.pins().cell(entry.number()) else { return };
-        let note = Note {
-            key: address.to_bits(),
-            pin,
-            stamp: entry.stamp(),
-            word: self.exports.ledger.generation_word(block.slot),
+        let value = KnownExport {
+            slot: block.slot,
             generation: block.generation,
-            lease: None,
-            base: u64::from(block.slot),
-            length: entry.value.region.id().get(),
-            flags: if block.kept { KEPT } else { 0 }
-                | if block.handle.may_be_imported_by_device() { DEVICE } else { 0 },
-            object: None,
+            word: self.exports.ledger.generation_word(block.slot),
+            region: entry.value.region.id().get(),
+            is_kept: block.kept,
+            is_device: block.handle.may_be_imported_by_device(),
         };
+        let note = Note { key: address.to_bits(), pin, stamp: entry.stamp(), value };
         memo.store(Self::hash(address), block.handle.as_bytes(), note);
     }
 
@@ -309,7 +318,7 @@ impl State {
         if before.is_some()
             && let Some(memo) = self.memo.current()
         {
-            memo.flag(Self::hash(address), address.to_bits(), KEPT);
+            memo.change(Self::hash(address), address.to_bits(), |known| known.is_kept = true);
         }
         before == Some(false)
     }
@@ -319,8 +328,8 @@ impl State {
         let memo = self.memo.current()?;
         let (bytes, note) = memo.by_key(Self::hash(address), address.to_bits())?;
         // SAFETY: `word` is a generation in the ledger, which stays mapped as long as this state.
-        let current = unsafe { note.word.as_ref() }.load(Ordering::Acquire) == note.generation;
-        (current && note.flags & KEPT != 0).then(|| {
+        let current = unsafe { note.value.word.as_ref() }.load(Ordering::Acquire) == note.value.generation;
+        (current && note.value.is_kept).then(|| {
             memo.count_hit();
             Handle::from_known(bytes)
         })

@@ -135,6 +135,7 @@ impl ImporterBuilder {
         Importer::new(Inner {
             cache: Cache::new(limits, self.settings.shards.clamp(1, 1024)),
             memo: [const { Memo::new() }; 2],
+            windows: [const { Memo::new() }; 2],
             producers: Lock::new(HashMap::new()),
             imports: Lock::new(self.imports),
             board: Board::default(),

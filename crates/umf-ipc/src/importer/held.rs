@@ -8,9 +8,8 @@ use umf_sync::thread;
 use super::Inner;
 use super::extent::PinnedRegion;
 use super::region::{Extent, ImportedRegion};
-use crate::cache::{Note, Pin};
-use crate::handle::{Handle, SIZE};
-use crate::ledger::MAX_SLOTS;
+use crate::cache::{Known, Note, Pin};
+use crate::handle::Handle;
 
 /// A pin on an entry of the importer's cache.
 pub(super) struct Held<'i> {
@@ -25,9 +24,18 @@ pub(super) struct Held<'i> {
     start: Option<u64>,
 }
 
-/// No handle has this bit in the key of its note: that is a slot's number and an entry's, and slots have fewer bits.
-const WINDOW: u64 = 1 << 63;
-const _: () = assert!((MAX_SLOTS as u64) << 32 < WINDOW);
+/// A window that a thread used last for a file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KnownWindow {
+    /// In the entry that has the note's stamp.
+    region: NonNull<ImportedRegion>,
+    /// Where it begins in the file.
+    start: u64,
+    size: u64,
+}
+
+// SAFETY: it points to a region that any thread may look at.
+unsafe impl Known for KnownWindow {}
 
 impl<'i> Held<'i> {
     pub(super) fn new(importer: &'i Inner, pinned: PinnedRegion<'i>) -> Self {
@@ -75,79 +83,57 @@ impl Inner {
         if handle.is_isolated() {
             return None;
         }
-        let memo = self.memo[access as usize].current()?;
+        let memo = self.windows[access as usize].current()?;
         let name = name(handle);
-        let (known, note) = memo.by_key(hash(&name), key(&name))?;
-        if known[..NAME] != name {
-            return None;
-        }
-        let inside = handle.data_offset().checked_sub(note.generation)?.checked_add(handle.region_size())?;
-        if inside > note.length {
+        let note = memo.by_bytes(hash(&name), &name)?;
+        let KnownWindow { region, start, size } = note.value;
+        let inside = handle.data_offset().checked_sub(start)?.checked_add(handle.region_size())?;
+        if inside > size {
             return None;
         }
         // SAFETY: the note was made in this thread's table for the pins of this importer.
         if !unsafe { note.pin.pin_stamped(note.stamp) } {
             return None;
         }
-        Some(Held {
-            importer: self,
-            pin: Some(Pin::new(memo.thread(), note.pin)),
-            number: note.pin.number,
-            stamp: note.stamp,
-            // The entry with this stamp has the value at the address that was noted.
-            region: note.word.cast(),
-            start: Some(note.generation),
-        })
+        let pin = Some(Pin::new(memo.thread(), note.pin));
+        let (number, stamp) = (note.pin.number, note.stamp);
+        Some(Held { importer: self, pin, number, stamp, region, start: Some(start) })
     }
 
     pub(super) fn remember_window(&self, handle: &Handle, access: Access, held: &Held<'_>) {
         if let Some(start) = held.start
-            && let Some(memo) = self.memo[access as usize].current_or_new()
+            && let Some(memo) = self.windows[access as usize].current_or_new()
             && let Some((_, pin)) = self.cache.pins().cell(held.number)
         {
             let name = name(handle);
-            let note = Note {
-                key: key(&name),
-                pin,
-                stamp: held.stamp,
-                word: held.region.cast(),
-                generation: start,
-                lease: None,
-                base: 0,
-                length: held.region().imported.size as u64,
-                flags: 0,
-                object: None,
-            };
-            let mut bytes = [0; SIZE];
-            bytes[..NAME].copy_from_slice(&name);
-            memo.store(hash(&name), &bytes, note);
+            let size = held.region().imported.size as u64;
+            let value = KnownWindow { region: held.region, start, size };
+            let note = Note { key: hash(&name), pin, stamp: held.stamp, value };
+            memo.store(hash(&name), &name, note);
         }
     }
 }
 
-const NAME: usize = 72;
+/// Bytes of a window's name.
+pub(super) const NAME: usize = 72;
 
-/// What stands for the window among the handles that a thread remembers: the beginning of no handle, for want of the magic bytes.
+/// What is the same in all handles whose regions may lie in one window.
 fn name(handle: &Handle) -> [u8; NAME] {
     let mut name = [0; NAME];
     let (device, inode) = handle.data_identity();
     let producer = handle.producer();
-    name[4..8].copy_from_slice(&producer.pid.to_le_bytes());
+    name[0..8].copy_from_slice(&u64::from(producer.pid).to_le_bytes());
     name[8..16].copy_from_slice(&producer.pidfs_inode.to_le_bytes());
     name[16..32].copy_from_slice(producer.nonce.as_bytes());
     name[32..40].copy_from_slice(&producer.pid_namespace.to_le_bytes());
-    name[40..48].copy_from_slice(&device.to_le_bytes());
-    name[48..56].copy_from_slice(&inode.to_le_bytes());
-    // Only who imports that kind may open it.
-    name[56..72].copy_from_slice(&handle.provider_kind().to_bytes());
+    // Only an importer of that kind may open it.
+    name[40..56].copy_from_slice(&handle.provider_kind().to_bytes());
+    name[56..64].copy_from_slice(&device.to_le_bytes());
+    name[64..72].copy_from_slice(&inode.to_le_bytes());
     name
 }
 
 fn hash(name: &[u8; NAME]) -> u64 {
     let word = |at: usize| name[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
-    word(16) ^ word(48)
-}
-
-fn key(name: &[u8; NAME]) -> u64 {
-    WINDOW | hash(name)
+    word(16) ^ word(64)
 }

@@ -25,6 +25,8 @@ use crate::cache::{Cache, CacheStatistics, Memo};
 use crate::handle::Handle;
 use crate::identity::ProducerId;
 use board::Board;
+use held::KnownWindow;
+use mapping::Place;
 use producer::Producer;
 use region::{ImportedRegion, Key};
 
@@ -46,7 +48,10 @@ pub(crate) struct Inner {
     settings: ImporterSettings,
     imports: Lock<HashMap<ProviderKind, Arc<dyn Import>>>,
     cache: Cache<Key, ImportedRegion>,
-    memo: [Memo; 2],
+    /// By access: handles that were opened.
+    memo: [Memo<Place>; 2],
+    /// By access: windows that handles were opened in.
+    windows: [Memo<KnownWindow, { held::NAME }>; 2],
     producers: Lock<HashMap<ProducerId, Arc<Producer>>>,
     board: Board,
 }

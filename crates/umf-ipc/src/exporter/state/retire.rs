@@ -6,7 +6,7 @@ use umf_core::observer::Leases;
 use umf_core::{Address, Region, tracker};
 
 use super::super::region_export::NativeGuard;
-use super::{DEVICE, KEPT, State};
+use super::{KnownExport, State};
 use crate::cache::Pin;
 use crate::handle::Handle;
 use crate::lease::{Exported, Quick};
@@ -38,11 +38,10 @@ impl State {
         let known = || {
             let memo = self.memo.current()?;
             let (bytes, note) = memo.by_key(Self::hash(address), address.to_bits())?;
-            (note.flags & KEPT != 0).then_some((memo, bytes, *note))
+            note.value.is_kept.then_some((memo, bytes, *note))
         };
         let Some((memo, bytes, note)) = known() else { return false };
-        let (slot, generation, region) = (note.base as u32, note.generation, note.length);
-        let is_device = note.flags & DEVICE != 0;
+        let KnownExport { slot, generation, region, is_device, .. } = note.value;
         match self.exports.retire_closed(slot, generation, is_device) {
             Quick::Nothing => return false,
             Quick::Done => {}
