@@ -108,8 +108,7 @@ impl Ledger {
         Self::new(Source::File(Arc::new(fd)), size)
     }
 
-    /// A ledger from a copy of its bytes (for tests and fuzzing); `None` if it is none of this version.
-    #[doc(hidden)]
+    /// Reads a ledger from a copy of its bytes; `None` if they are no ledger of this version.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         Self::new(Source::Bytes(bytes.into()), bytes.len() as u64)
