@@ -51,7 +51,7 @@ pub mod fd_socket {
 /// What fuzz targets drive: the decoders of what comes over the sockets of producers.
 #[cfg(fuzzing)]
 pub mod fuzz {
-    pub use crate::transfer::socket::wire::fuzz as packets;
+    pub use crate::transfer::socket::fuzz as packets;
 }
 
 /// What crates that share memory in other ways need of the system as well: identities of processes and of the boot,

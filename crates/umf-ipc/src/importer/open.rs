@@ -9,11 +9,9 @@ use umf_core::{Access, Address};
 use umf_sync::failpoint;
 
 use super::Inner;
-use super::extent::Window;
-use super::held::Held;
 use super::mapping::{Mapping, Place};
 use super::producer::Producer;
-use super::region::{Extent, ImportedRegion, Key};
+use super::region::{Extent, Held, ImportedRegion, Key, Window};
 use crate::cache::{CacheStatistics, Memo, Note, Pin};
 use crate::handle::{Handle, SIZE};
 use crate::identity;

@@ -1,15 +1,21 @@
-//! [`Ledger`]: the content of somebody's ledger.
+//! [`Ledger`]: the content of another process's ledger; and [`LeaseRow`]: which importers count a slot
+//! of it as open.
 
 use core::mem::offset_of;
 use core::sync::atomic::fence;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::fs::SealFlags;
+
+use super::{Found, Owner};
 use crate::identity::Nonce;
+use crate::lease::layout as lease;
 use crate::ledger::layout::{FLAG_IMPORTER, FLAG_SERVED, HEADER_SIZE, Header, HeaderContent, Slot};
 use crate::ledger::ring::{Shape, read_last};
 use crate::ledger::statistics::{CACHES, FACTS, POOLS, Statistics};
-use crate::{Handle, protocol, sys};
+use crate::sys::{self, Locks};
+use crate::{Handle, protocol};
 
 const WORD: usize = size_of::<u64>();
 /// Slots that are read at a time.
@@ -203,5 +209,74 @@ impl Ledger {
             (end <= self.size).then(|| self.source.words(offset, count))?
         })?;
         Some(fields)
+    }
+}
+
+/// A row of a lease table whose importer describes itself, or that counts something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeaseRow {
+    /// Its number in the table.
+    pub number: u32,
+    /// The importer's number, the same in all of its rows; 0 if the row was given back.
+    pub importer: u64,
+    /// The importer's process id in its own pid namespace, as it says.
+    pub pid: u32,
+    /// The importer's effective user id, as it says.
+    pub uid: u32,
+    /// Whether a living process holds the lock of the row. A row without an owner counts nothing.
+    pub is_owned: bool,
+    /// How often the importer has the slot's export open, or is about to.
+    pub count: u64,
+}
+
+impl Found {
+    /// The rows of the owner's lease table, with what they count of a slot. Empty if the owner has
+    /// none, has ended, or may not be looked into. What another process writes there is copied and
+    /// not believed.
+    #[must_use]
+    pub fn lease_rows(&self, slot: u32) -> Vec<LeaseRow> {
+        self.read_lease_rows(slot).unwrap_or_default()
+    }
+
+    fn read_lease_rows(&self, slot: u32) -> Option<Vec<LeaseRow>> {
+        let Owner::Alive { pid } = self.owner else { return None };
+        let (number, rows) = self.ledger.lease_table()?;
+        let shape = lease::Shape { slots: self.ledger.capacity(), rows: rows.min(lease::MAX_ROWS) };
+        let found = sys::open_path(&format!("/proc/{pid}/fd/{number}")).ok()?;
+        let identity = sys::identity(&found).ok()?;
+        let is_memory = sys::is_regular(&found).ok()? && sys::memfd_device().ok()? == Some(identity.device);
+        if !is_memory || slot >= shape.slots {
+            return None;
+        }
+        let table = sys::reopen(found.as_fd(), true).ok()?;
+        let locks = Locks::of_file(&table);
+        let is_sealed = sys::is_sealed(&table, SealFlags::SHRINK | SealFlags::GROW).ok()?;
+        if !is_sealed || sys::size(&table).ok()? != shape.size() || sys::identity(&table).ok()? != identity {
+            return None;
+        }
+        let word = |offset: u64| {
+            let mut bytes = [0; 8];
+            sys::read_at(&table, &mut bytes, offset).ok()?.then_some(u64::from_le_bytes(bytes))
+        };
+        let half = |offset: u64| word(offset).map(|word| word as u32);
+        if word(0)? != lease::MAGIC || half(offset_of!(lease::Header, version) as u64)? != lease::VERSION {
+            return None;
+        }
+        let height = half(offset_of!(lease::Header, height) as u64)?.min(shape.rows);
+        let rows = (0..height).filter_map(|number| {
+            let owner = shape.owners() + u64::from(number) * size_of::<lease::Owner>() as u64;
+            let row = LeaseRow {
+                number,
+                importer: word(owner + offset_of!(lease::Owner, importer) as u64)?,
+                pid: half(owner + offset_of!(lease::Owner, pid) as u64)?,
+                uid: half(owner + offset_of!(lease::Owner, uid) as u64)?,
+                is_owned: locks.is_write_locked(shape.row(number)).ok()?,
+                // (To read a hole allocates nothing, as to map it would.)
+                count: word(shape.row(number) + lease::ROW_HEADER + u64::from(slot) * 8)?,
+            };
+            (row.importer != 0 || row.count != 0).then_some(row)
+        });
+        Some(rows.collect())
     }
 }

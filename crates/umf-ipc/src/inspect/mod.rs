@@ -6,16 +6,12 @@
 //! out, with no mapping that could fault, and nothing of it is believed before it was checked.
 
 mod find;
-mod leases;
 mod ledger;
-mod owner;
 
 pub use crate::ledger::layout::{End, RetireReason, Slot, SlotContent};
 pub use crate::ledger::statistics::{PoolFigures, Statistics, plain};
-pub use find::{Found, Search, find};
-pub use leases::LeaseRow;
-pub use ledger::{Identity, Ledger};
-pub use owner::Owner;
+pub use find::{Found, Owner, Search, find};
+pub use ledger::{Identity, LeaseRow, Ledger};
 
 /// Now, on the clock that ends and statistics are timed with (`CLOCK_BOOTTIME`), in nanoseconds.
 #[must_use]
