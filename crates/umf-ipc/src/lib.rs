@@ -36,11 +36,12 @@ mod protocol;
 mod sys;
 pub mod transfer;
 
-/// The sockets over which descriptors travel between processes of one user: the exporter's, and those of crates that
-/// serve descriptors in the same way.
+/// The sockets over which descriptors travel between processes of one user: the exporter's, and
+/// those of crates that serve descriptors in the same way.
 ///
-/// A server's socket is abstract and named by a [`Nonce`]. A client sends one [`Request`](fd_socket::Request) and gets one
-/// [`Answer`](fd_socket::Answer), with a descriptor or without. Both sides look at who the other one is.
+/// A server's socket is abstract and named by a [`Nonce`]. A client sends one
+/// [`Request`](fd_socket::Request) and gets one [`Answer`](fd_socket::Answer), with a descriptor or
+/// without. Both sides check the user of the other process.
 pub mod fd_socket {
     pub use crate::sys::{Peer, peer, peer_of, so_peerpidfd};
     pub use crate::transfer::socket::Request;
@@ -54,8 +55,8 @@ pub mod fuzz {
     pub use crate::transfer::socket::fuzz as packets;
 }
 
-/// What crates that share memory in other ways need of the system as well: identities of processes and of the boot,
-/// memfds, descriptors that forked children do not keep.
+/// What crates that share memory in other ways need of the system as well: identities of processes
+/// and of the boot, memfds, descriptors that forked children do not keep.
 pub mod system {
     pub use crate::identity::{boot_id_bytes, start_time};
     pub use crate::sys::{

@@ -28,7 +28,8 @@ pub(crate) struct Note<V> {
     pub value: V,
 }
 
-/// A lossy table for each thread of what it looked up, four places per hash. Nothing depends on anything being found.
+/// A lossy table for each thread of what it looked up, four places per hash. Nothing depends on
+/// anything being found.
 ///
 /// A thread reads and writes its own table alone, so there is nothing to synchronise: not even with the thread that
 /// had its number before, which ended first. What a note says is checked at each use by its stamp.
@@ -56,7 +57,8 @@ struct Record<V: Known, const BYTES: usize>(UnsafeCell<Content<V, BYTES>>);
 #[derive(Debug)]
 #[repr(C)]
 struct Content<V: Known, const BYTES: usize> {
-    /// The last of the bytes, where a handle's checksum is: it tells most apart, in the line where the note is.
+    /// The last of the bytes, where a handle's checksum is: it tells most apart, in the line where
+    /// the note is.
     tag: [u8; TAG],
     /// In the first of the places of a hash: which was written over last.
     turn: u8,
@@ -68,7 +70,8 @@ struct Content<V: Known, const BYTES: usize> {
 
 const TAG: usize = 8;
 
-// SAFETY: a record is used by one thread at a time, by `Memo`'s rule, and its values may be used by any thread.
+// SAFETY: a record is used by one thread at a time, by `Memo`'s rule, and its values may be used by
+// any thread.
 unsafe impl<V: Known, const BYTES: usize> Send for Record<V, BYTES> {}
 // SAFETY: as above.
 unsafe impl<V: Known, const BYTES: usize> Sync for Record<V, BYTES> {}
@@ -142,8 +145,8 @@ impl<'m, V: Known, const BYTES: usize> ThreadMemo<'m, V, BYTES> {
 
     #[inline]
     fn contents(self, hash: u64) -> [&'m Content<V, BYTES>; WAYS] {
-        // SAFETY: the record is this thread's, and nothing writes it while the reference is in use: `store` and `change`
-        // are called by this thread, after what was found here was copied out.
+        // SAFETY: the record is this thread's, and nothing writes it while the reference is in use:
+        // `store` and `change` are called by this thread, after what was found here was copied out.
         self.places(hash).map(|record| unsafe { &*record.0.get() })
     }
 
@@ -174,7 +177,8 @@ impl<'m, V: Known, const BYTES: usize> ThreadMemo<'m, V, BYTES> {
         let way = match same.or_else(|| places.iter().position(|place| !place.is_used)) {
             Some(way) => way,
             None => {
-                // SAFETY: the records are this thread's, and no reference into them is in use from here on.
+                // SAFETY: the records are this thread's, and no reference into them is in use from
+                // here on.
                 let turn = unsafe { &mut (*self.places(hash)[0].0.get()).turn };
                 *turn = turn.wrapping_add(1);
                 usize::from(*turn) % WAYS

@@ -12,7 +12,8 @@ use crate::ledger::{Figures, LedgerWriter};
 #[derive(Debug, Default)]
 pub(super) struct Board {
     ledger: Lock<Option<Posted>>,
-    /// Whether something changed that statistics do not show yet: so that opens that change nothing take no lock here.
+    /// Whether something changed that statistics do not show yet: so that opens that change nothing
+    /// take no lock here.
     news: AtomicBool,
 }
 

@@ -69,8 +69,9 @@ impl Inner {
         {
             let pin = Pin::new(memo.thread(), note.pin);
             // A stale handle that is opened again and again must not count each time: its block would be held for ever.
-            // SAFETY: the note was stored by `finish` for the entry with this stamp. The pin keeps that entry, which keeps
-            // region and ledger mapped, and the producer with the rows that the lease is counted in.
+            // SAFETY: the note was stored by `finish` for the entry with this stamp. The pin keeps
+            // that entry, which keeps region and ledger mapped, and the producer with the rows that
+            // the lease is counted in.
             if unsafe { known.word.as_ref() }.load(Ordering::Relaxed) != known.generation {
                 self.pins().give_back(pin, Some(memo.thread()));
                 return false;

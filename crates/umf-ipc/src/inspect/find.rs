@@ -10,9 +10,9 @@ use std::path::Path;
 use rustix::fs::{OFlags, SealFlags};
 use rustix::io::Errno;
 
-use super::ledger::{Identity, Ledger};
+use super::ledger::Ledger;
 use crate::identity::Nonce;
-use crate::ledger::layout::MEMFD_NAME;
+use crate::ledger::layout::{Identity, MEMFD_NAME};
 use crate::sys::{self, FileIdentity};
 use crate::{Handle, identity};
 

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use rustix::fs::SealFlags;
 
 use super::{Found, Owner};
-use crate::identity::Nonce;
 use crate::lease::layout as lease;
-use crate::ledger::layout::{FLAG_IMPORTER, FLAG_SERVED, HEADER_SIZE, Header, HeaderContent, Slot};
+use crate::ledger::layout::{FLAG_IMPORTER, FLAG_SERVED, HEADER_SIZE, Header, HeaderContent, Identity, Slot};
 use crate::ledger::ring::{Shape, read_last};
 use crate::ledger::statistics::{CACHES, FACTS, POOLS, Statistics};
 use crate::sys::{self, Locks};
@@ -20,24 +19,6 @@ use crate::{Handle, protocol};
 const WORD: usize = size_of::<u64>();
 /// Slots that are read at a time.
 const CHUNK: u32 = 1024;
-
-/// Who a ledger says that its owner is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Identity {
-    /// What handles of this ledger carry.
-    pub nonce: Nonce,
-    /// Its process id in its own pid namespace.
-    pub pid: u32,
-    /// Its effective user id when it made the ledger.
-    pub uid: u32,
-    /// Inode of its pid namespace, 0 if unknown.
-    pub pid_namespace: u64,
-    /// Its inode in pidfs, 0 before Linux 6.9.
-    pub pidfs_inode: u64,
-    /// When it was started, in clock ticks since boot; 0 if unknown.
-    pub start_time: u64,
-}
 
 impl Identity {
     /// Who a handle says that its producer is; it does not tell the user.
@@ -59,7 +40,6 @@ pub struct Ledger {
     source: Source,
     size: u64,
     header: HeaderContent,
-    identity: Identity,
 }
 
 #[derive(Clone)]
@@ -122,15 +102,13 @@ impl Ledger {
 
     fn new(source: Source, size: u64) -> Option<Self> {
         let header = HeaderContent::parse(&source.read(0)?, size).ok()?;
-        let HeaderContent { nonce, pid, uid, pid_namespace, pidfs_inode, start_time, .. } = header;
-        let identity = Identity { nonce, pid, uid, pid_namespace, pidfs_inode, start_time };
-        Some(Self { source, size, header, identity })
+        Some(Self { source, size, header })
     }
 
     /// Whose it says that it is.
     #[must_use]
     pub const fn identity(&self) -> &Identity {
-        &self.identity
+        &self.header.owner
     }
 
     /// Whether it is that of an importer, which has no slots.

@@ -8,10 +8,10 @@
 mod find;
 mod ledger;
 
-pub use crate::ledger::layout::{End, RetireReason, Slot, SlotContent};
+pub use crate::ledger::layout::{End, Identity, RetireReason, Slot, SlotContent};
 pub use crate::ledger::statistics::{PoolFigures, Statistics, plain};
 pub use find::{Found, Owner, Search, find};
-pub use ledger::{Identity, LeaseRow, Ledger};
+pub use ledger::{LeaseRow, Ledger};
 
 /// Now, on the clock that ends and statistics are timed with (`CLOCK_BOOTTIME`), in nanoseconds.
 #[must_use]

@@ -268,16 +268,29 @@ impl Slot {
     }
 }
 
+/// The process that a ledger names as its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Identity {
+    /// What handles of this ledger carry.
+    pub nonce: Nonce,
+    /// Its process id in its own pid namespace.
+    pub pid: u32,
+    /// Its effective user id when it made the ledger.
+    pub uid: u32,
+    /// Inode of its pid namespace, 0 if unknown.
+    pub pid_namespace: u64,
+    /// Its inode in pidfs, 0 before Linux 6.9.
+    pub pidfs_inode: u64,
+    /// When it was started, in clock ticks since boot; 0 if unknown.
+    pub start_time: u64,
+}
+
 /// A header whose numbers fit together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeaderContent {
-    pub nonce: Nonce,
+    pub owner: Identity,
     pub boot_id: BootId,
-    pub pid: u32,
-    pub uid: u32,
-    pub start_time: u64,
-    pub pid_namespace: u64,
-    pub pidfs_inode: u64,
     /// At most [`MAX_SLOTS`], and no more than the file has.
     pub capacity: u32,
     pub flags: u32,
@@ -317,14 +330,17 @@ impl HeaderContent {
             return Err(Unfit::Capacity);
         }
         let table = half(offset_of!(Header, lease_table_fd)).cast_signed();
-        Ok(Self {
+        let owner = Identity {
             nonce: Nonce::from_bytes(bytes(offset_of!(Header, nonce))),
-            boot_id: BootId::from_bytes(bytes(offset_of!(Header, boot_id))),
             pid: half(offset_of!(Header, pid)),
             uid: half(offset_of!(Header, uid)),
-            start_time: word(offset_of!(Header, start_time)),
             pid_namespace: word(offset_of!(Header, pid_namespace)),
             pidfs_inode: word(offset_of!(Header, pidfs_inode)),
+            start_time: word(offset_of!(Header, start_time)),
+        };
+        Ok(Self {
+            owner,
+            boot_id: BootId::from_bytes(bytes(offset_of!(Header, boot_id))),
             capacity,
             flags: half(offset_of!(Header, flags)),
             lease_table: (table >= 0).then(|| (table, half(offset_of!(Header, lease_table_rows)))),

@@ -64,7 +64,7 @@ impl LedgerReader {
             }
             Unfit::Capacity => Error::Misbehaved { pid, what: "its ledger has fewer slots than it says" },
         })?;
-        if header.nonce != handle.nonce() {
+        if header.owner.nonce != handle.nonce() {
             return Err(other("its ledger has another nonce"));
         }
         if header.boot_id.half().contradicts(handle.boot()) {
@@ -79,7 +79,8 @@ impl LedgerReader {
         self.header.capacity
     }
 
-    /// The producer's number of its lease table's descriptor, and how many rows the table has; `None` if there is none.
+    /// The producer's number of its lease table's descriptor, and how many rows the table has;
+    /// `None` if there is none.
     pub(crate) const fn lease_table(&self) -> Option<(i32, u32)> {
         self.header.lease_table
     }

@@ -1,6 +1,7 @@
 //! [`Ring`]: a fixed number of records that writers take turns in, in the ledger.
 //!
-//! Statistics are rings of two, so that a writer that is killed in the middle of one leaves the one before.
+//! Statistics are rings of two, so that a writer that is killed in the middle of one leaves the one
+//! before.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -65,9 +66,9 @@ impl fmt::Debug for Ring<'_> {
     }
 }
 
-/// Reads the record that was written last, of another process's ring: its ticket, and its fields without the stamp.
-/// `read(from, count)` yields `count` words, from word `from` of the ring on. `None` if there is no such ring, or no
-/// record in it that is whole.
+/// Reads the record that was written last, of another process's ring: its ticket, and its fields
+/// without the stamp. `read(from, count)` yields `count` words, from word `from` of the ring on.
+/// `None` if there is no such ring, or no record in it that is whole.
 pub(crate) fn read_last(
     shape: Shape,
     read: impl Fn(usize, usize) -> Option<Vec<u64>>,

@@ -296,8 +296,8 @@ impl LedgerWriter {
         time
     }
 
-    /// Publishes statistics if something changed since it was done last, and not too often: call it after
-    /// [`LedgerWriter::note_change`]. Otherwise it costs three loads. `figures` is asked for only if they are published. With
+    /// Publishes statistics if something changed since it was done last, and not too often: call it
+    /// after [`LedgerWriter::note_change`]. Otherwise it costs three loads. `figures` is asked for only if they are published. With
     /// `pools` those of the process's pools as well: not where a lock of a pool may be held, as in observers. Returns
     /// whether what changed is published.
     pub(crate) fn publish_statistics(&self, pools: bool, figures: impl FnOnce() -> Figures) -> bool {
