@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use umf_core::observer::Leases;
 use umf_core::tracker::{self, Found};
 use umf_core::{Address, Region};
-use umf_sync::{Lock, chunks::Chunks, failpoint, fork, thread};
+use umf_sync::{Lock, failpoint, fork, thread};
 
 use super::region_export::{BlockExport, Blocks, Closing, NativeGuard, RegionExport};
 use super::{Export, ExporterSettings, Target};
@@ -52,8 +52,6 @@ pub(crate) struct State {
     cache: Cache<u64, RegionExport>,
     closing: Arc<Closing>,
     memo: Memo<KnownExport>,
-    /// By ledger slot: the id of its region.
-    regions: Chunks<AtomicU64>,
     server: Lock<Option<Server>>,
     served: bool,
     fd_limit: u64,
@@ -88,7 +86,6 @@ impl State {
             cache: Cache::new(limits, 8),
             closing: Arc::default(),
             memo: Memo::new(),
-            regions: Chunks::new(),
             server: Lock::new(None),
             served,
             fd_limit: sys::descriptor_limit() / 2,
@@ -261,9 +258,6 @@ impl State {
             }
         };
         let slot = self.exports.take()?;
-        // What can fail does so before anything is published.
-        let known = self.regions.get_or_grow(slot).inspect_err(|_| self.exports.ledger.give_back(slot))?;
-        known.store(region.id().get(), Ordering::Release);
         let mut export = RegionExport {
             region,
             kind: provider.kind(),
@@ -283,13 +277,6 @@ impl State {
     fn publish(&self, entry: &RegionEntry, target: &Target) -> Result<BlockExport> {
         let export = &entry.value;
         let slot = self.exports.take()?;
-        match self.regions.get_or_grow(slot) {
-            Ok(word) => word.store(export.region.id().get(), Ordering::Release),
-            Err(error) => {
-                self.exports.ledger.give_back(slot);
-                return Err(error.into());
-            }
-        }
         let generation = self.exports.ledger.publish(slot, &content(export, target));
         let handle = self.encode(export, target, slot, generation);
         Ok(BlockExport { slot, generation, handle, kept: false })
@@ -334,7 +321,7 @@ impl State {
     /// The fd behind a current export.
     pub(super) fn fd_of(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64> {
         let now = || self.exports.ledger.generation_of(slot).unwrap_or(0);
-        let region = self.regions.get(slot).map_or(0, |word| word.load(Ordering::Acquire));
+        let region = self.exports.ledger.region_of(slot, generation)?;
         let fd = self
             .cache
             .peek(&region, |entry| entry.value.native.as_ref().and_then(|native| native.checked_fd()))

@@ -285,6 +285,16 @@ impl LedgerWriter {
         (number < self.capacity).then(|| self.slot(number).generation.load(Ordering::SeqCst))
     }
 
+    /// The id of the region of an export with this generation; otherwise the slot's generation now, 0
+    /// if there is no such slot.
+    pub(crate) fn region_of(&self, number: u32, generation: u64) -> core::result::Result<u64, u64> {
+        if number >= self.capacity {
+            return Err(0);
+        }
+        let slot = self.slot(number);
+        protocol::read(&slot.generation, generation, || SlotContent::load(slot).region_id)
+    }
+
     fn statistics(&self) -> Option<StatisticsArea<'_>> {
         StatisticsArea::new(self.mapping.words(self.areas.statistics, statistics::SIZE))
     }
