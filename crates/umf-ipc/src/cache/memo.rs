@@ -12,7 +12,6 @@ use super::pins::PinCell;
 use crate::handle::SIZE;
 use crate::sys;
 
-const RECORDS: usize = 1024;
 /// Places that a hash has.
 const WAYS: usize = 4;
 
@@ -34,13 +33,13 @@ pub(crate) struct Note<V> {
 /// A thread reads and writes its own table alone, so there is nothing to synchronise: not even with the thread that
 /// had its number before, which ended first. What a note says is checked at each use by its stamp.
 #[derive(Debug)]
-pub(crate) struct Memo<V: Known, const BYTES: usize = SIZE> {
-    rows: Chunks<Row<V, BYTES>>,
+pub(crate) struct Memo<V: Known, const BYTES: usize = SIZE, const RECORDS: usize = 1024> {
+    rows: Chunks<Row<V, BYTES, RECORDS>>,
 }
 
 /// One thread's table.
 #[derive(Debug)]
-struct Row<V: Known, const BYTES: usize> {
+struct Row<V: Known, const BYTES: usize, const RECORDS: usize> {
     /// Null, or the first of `RECORDS` records, which are the first chunk of `chunk`.
     first: AtomicPtr<Record<V, BYTES>>,
     hits: AtomicU64,
@@ -48,7 +47,7 @@ struct Row<V: Known, const BYTES: usize> {
 }
 
 // SAFETY: null pointers, atomics, and an empty `Chunks`.
-unsafe impl<V: Known, const BYTES: usize> Zeroed for Row<V, BYTES> {}
+unsafe impl<V: Known, const BYTES: usize, const RECORDS: usize> Zeroed for Row<V, BYTES, RECORDS> {}
 
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -94,20 +93,22 @@ impl<V: Known, const BYTES: usize> Content<V, BYTES> {
 
 /// The calling thread's table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ThreadMemo<'m, V: Known, const BYTES: usize = SIZE> {
-    row: &'m Row<V, BYTES>,
+pub(crate) struct ThreadMemo<'m, V: Known, const BYTES: usize, const RECORDS: usize> {
+    row: &'m Row<V, BYTES, RECORDS>,
     first: NonNull<Record<V, BYTES>>,
     thread: ThreadIndex,
 }
 
-impl<V: Known, const BYTES: usize> Memo<V, BYTES> {
+impl<V: Known, const BYTES: usize, const RECORDS: usize> Memo<V, BYTES, RECORDS> {
+    const SIZE: usize = RECORDS * size_of::<Record<V, BYTES>>();
+
     pub(crate) const fn new() -> Self {
         Self { rows: Chunks::new() }
     }
 
     /// The calling thread's table, if it has one by now.
     #[inline]
-    pub(crate) fn current(&self) -> Option<ThreadMemo<'_, V, BYTES>> {
+    pub(crate) fn current(&self) -> Option<ThreadMemo<'_, V, BYTES, RECORDS>> {
         let thread = thread::current()?;
         let row = self.rows.get(thread.get())?;
         let first = NonNull::new(row.first.load(Ordering::Relaxed))?;
@@ -115,15 +116,16 @@ impl<V: Known, const BYTES: usize> Memo<V, BYTES> {
     }
 
     /// The calling thread's table, made if there is none; `None` if there is no memory for it.
-    pub(crate) fn current_or_new(&self) -> Option<ThreadMemo<'_, V, BYTES>> {
+    pub(crate) fn current_or_new(&self) -> Option<ThreadMemo<'_, V, BYTES, RECORDS>> {
         if let Some(memo) = self.current() {
             return Some(memo);
         }
         let row = self.rows.get_or_grow(thread::current()?.get()).ok()?;
         let first = NonNull::from(row.chunk.get_or_grow(0).ok()?);
+        const { assert!(Self::SIZE.is_multiple_of(4096), "the kernel wipes whole pages") };
         // A forked child forgets: what its notes say of leases is the parent's.
         // SAFETY: the records are a chunk of their own, a private mapping, in whole pages.
-        unsafe { sys::wipe_on_fork(first.cast(), RECORDS * size_of::<Record<V, BYTES>>()) }.ok()?;
+        unsafe { sys::wipe_on_fork(first.cast(), Self::SIZE) }.ok()?;
         row.first.store(first.as_ptr(), Ordering::Relaxed);
         self.current()
     }
@@ -135,7 +137,7 @@ impl<V: Known, const BYTES: usize> Memo<V, BYTES> {
     }
 }
 
-impl<'m, V: Known, const BYTES: usize> ThreadMemo<'m, V, BYTES> {
+impl<'m, V: Known, const BYTES: usize, const RECORDS: usize> ThreadMemo<'m, V, BYTES, RECORDS> {
     #[inline]
     fn places(self, hash: u64) -> [&'m Record<V, BYTES>; WAYS] {
         let first = hash as usize % RECORDS / WAYS * WAYS;
@@ -213,7 +215,7 @@ impl<'m, V: Known, const BYTES: usize> ThreadMemo<'m, V, BYTES> {
     }
 }
 
-impl<V: Known, const BYTES: usize> Drop for Memo<V, BYTES> {
+impl<V: Known, const BYTES: usize, const RECORDS: usize> Drop for Memo<V, BYTES, RECORDS> {
     fn drop(&mut self) {
         // What `Chunks` does not do: rows have mappings of their own.
         for row in (0..thread::end()).filter_map(|thread| self.rows.get(thread)) {

@@ -298,7 +298,7 @@ unsafe impl Known for Double {}
 
 #[test]
 fn memo_finds_what_was_stored_in_the_same_thread_and_nothing_else() {
-    let memo = Memo::new();
+    let memo: Memo<Double> = Memo::new();
     let pins = Pins::new();
     let number = pins.allocate().unwrap();
     let bytes = |seed: u64| -> [u8; 256] { core::array::from_fn(|index| (seed as usize * 31 + index) as u8) };

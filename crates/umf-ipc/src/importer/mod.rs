@@ -48,7 +48,7 @@ pub(crate) struct Inner {
     /// By access: handles that were opened.
     memo: [Memo<Place>; 2],
     /// By access: windows that handles were opened in.
-    windows: [Memo<KnownWindow, { region::NAME }>; 2],
+    windows: [Memo<KnownWindow, { region::NAME }, 64>; 2],
     producers: Lock<HashMap<ProducerId, Arc<Producer>>>,
     board: Board,
 }
