@@ -1,14 +1,14 @@
 //! Promises of the library, and reports of those that are broken.
 //!
 //! A report says which promise, which process and thread, what the handle says, what the producer's
-//! ledger says now, and what its flight recorder has about the slot. `umf why` prints the same from
+//! ledger says now, and when and why the last export of the slot ended. `umf why` prints the same from
 //! the same source, `umf_ipc::inspect`.
 
 use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use umf::Handle;
-use umf::ipc::inspect::{self, Event, Found, RetireReason};
+use umf::ipc::inspect::{self, Found};
 
 use crate::shared;
 
@@ -153,54 +153,39 @@ fn describe_handle(handle: &Handle) -> String {
     )
 }
 
-/// The slot of a handle in its producer's ledger, and what flight recorders have about it.
+/// The slot of a handle in its producer's ledger.
 fn describe_slot(handle: &Handle) -> String {
     let search = match inspect::find() {
         Ok(search) => search,
         Err(error) => return format!("  ledger: not found: {error}\n"),
     };
     let now = inspect::now();
-    let mut text = match search.by_nonce(handle.nonce()) {
+    match search.by_nonce(handle.nonce()) {
         None => format!("  ledger: no process has it open, producer {:?}\n", search.producer_of(handle)),
         Some(found) => describe_ledger(found, handle, now),
-    };
-    let half = inspect::half_of(handle.nonce());
-    for found in search.found.iter().filter(|found| found.ledger.is_importers()) {
-        let its = Some((handle.slot(), handle.generation()));
-        for recorded in found.ledger.events().unwrap_or_default().recorded {
-            let nonce = match recorded.event {
-                Event::Open { nonce, .. } | Event::Refuse { nonce, .. } => nonce,
-                _ => continue,
-            };
-            if nonce == half && recorded.event.export() == its {
-                let pid = found.ledger.identity().pid;
-                let _ = writeln!(text, "  importer {pid}: {:?} {}", recorded.event, ago(now, recorded.time));
-            }
-        }
     }
-    text
 }
 
 fn describe_ledger(found: &Found, handle: &Handle, now: u64) -> String {
-    let generation = found.ledger.slot(handle.slot()).map(|slot| slot.generation);
+    let slot = found.ledger.slot(handle.slot());
+    let generation = slot.map(|slot| slot.generation);
     let mut text = format!(
         "  ledger: owner {:?}, held by {:?}, slot {} has generation {generation:?} now\n",
         found.owner,
         found.holders,
         handle.slot()
     );
-    let events = found.ledger.events().unwrap_or_default();
-    let of_slot = events.recorded.iter().filter(|recorded| {
-        let of_region = matches!(recorded.event, Event::Retire { region, reason, .. }
-            if region == handle.region_id() && reason != RetireReason::BlockFreed);
-        of_region || recorded.event.export().is_some_and(|(slot, _)| slot == handle.slot())
-    });
-    let of_slot: Vec<_> = of_slot.collect();
-    for recorded in &of_slot[of_slot.len().saturating_sub(8)..] {
-        let _ = writeln!(text, "  producer: {:?} {}", recorded.event, ago(now, recorded.time));
+    if let Some(time) = slot.and_then(|slot| slot.exported) {
+        let _ = writeln!(text, "  producer: exported {}", ago(now, time));
     }
-    if of_slot.is_empty() {
-        let _ = writeln!(text, "  producer: no event of this slot among the last {}", events.recorded.len());
+    if let Some(end) = slot.and_then(|slot| slot.ended) {
+        let _ = writeln!(
+            text,
+            "  producer: generation {} ended {} ({:?})",
+            end.generation,
+            ago(now, end.time),
+            end.reason
+        );
     }
     text
 }

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 pub struct Nonce([u8; 16]);
 
 impl Nonce {
-    #[doc(hidden)]
+    /// Returns the nonce of these bytes, for a name that both sides know beforehand.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)

@@ -17,6 +17,7 @@
 //! - `ledger`: the shared pages that say which exports are current
 //! - `lease`: the shared pages that say which exports are open
 //! - `cache`: what both sides' caches are made of
+//! - [`fd_socket`], [`system`]: what crates on top of this one build on
 //! - `protocol`: the lock-free parts of both, as loom models them
 //!
 //! This crate knows no provider. Whoever opens handles says which kinds of memory can be
@@ -34,8 +35,12 @@ mod ledger;
 mod protocol;
 pub mod transfer;
 
-/// The socket over which fds travel, for the other crates of umf that serve fds. No part of the interface.
-#[doc(hidden)]
+/// The sockets over which descriptors travel between processes of one user: the exporter's, and
+/// those of crates that serve descriptors in the same way.
+///
+/// A server's socket is abstract and named by a [`Nonce`]. A client sends one
+/// [`Request`](fd_socket::Request) and gets one [`Answer`](fd_socket::Answer), with a descriptor or
+/// without. Both sides check the user of the other process.
 pub mod fd_socket {
     pub use crate::transfer::socket::Request;
     pub use crate::transfer::socket::client::{Answer, Deadline, receive};
@@ -44,13 +49,11 @@ pub mod fd_socket {
 
 /// What fuzz targets drive: the decoders of what comes over the sockets of producers.
 #[cfg(fuzzing)]
-#[doc(hidden)]
 pub mod fuzz {
-    pub use crate::transfer::socket::wire::fuzz as packets;
+    pub use crate::transfer::socket::fuzz as packets;
 }
 
-/// System calls that the other crates of umf make as well. No part of the interface.
-#[doc(hidden)]
+/// What crates that share memory in other ways need as well: identities of processes and of the boot.
 pub mod system {
     pub use crate::identity::{boot_id_bytes, start_time};
 }

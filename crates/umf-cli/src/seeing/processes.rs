@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 use umf::ipc::CacheStatistics;
-use umf::ipc::inspect::{Found, Owner, PoolFigures, Recorded, Search, Statistics};
+use umf::ipc::inspect::{Found, Owner, PoolFigures, Search, Slot, Statistics};
 
 use crate::output::Failure;
 use crate::sys;
@@ -30,7 +30,7 @@ pub(super) struct Process {
     #[serde(rename = "published_ns")]
     pub time: u64,
     #[serde(skip)]
-    pub events: Vec<Recorded>,
+    pub slots: LastSlots,
     /// Other processes that have a ledger of it open.
     #[serde(rename = "known_to")]
     pub holders: Vec<u32>,
@@ -69,7 +69,7 @@ impl Process {
             pools: Vec::new(),
             pools_in_all: 0,
             time: 0,
-            events: Vec::new(),
+            slots: LastSlots::default(),
             holders: Vec::new(),
         }
     }
@@ -79,9 +79,10 @@ impl Process {
             // A process may have dropped one exporter and go on with another.
             self.owner = found.owner;
         }
-        let current = found.ledger.slots().filter(|slot| slot.generation & 1 == 1).count();
-        self.exports = self.exports.saturating_add(current as u64);
-        self.events.extend(found.ledger.events().unwrap_or_default().recorded);
+        for slot in found.ledger.slots() {
+            self.exports = self.exports.saturating_add(slot.generation & 1);
+            self.slots.add(slot);
+        }
         self.holders.extend(found.holders.iter().filter(|&&pid| pid != self.pid));
         let Some(it) = found.ledger.statistics() else { return };
         self.figures(&it);
@@ -102,6 +103,32 @@ impl Process {
         self.importers = self.importers.saturating_add(it.importers);
         self.time = self.time.max(it.time);
     }
+}
+
+/// The slots of which something happened last.
+#[derive(Debug, Default)]
+pub(super) struct LastSlots(Vec<Slot>);
+
+impl LastSlots {
+    const MOST: usize = 8;
+
+    fn add(&mut self, slot: Slot) {
+        let place = self.0.partition_point(|other| last_change(other) >= last_change(&slot));
+        if place < Self::MOST {
+            self.0.insert(place, slot);
+            self.0.truncate(Self::MOST);
+        }
+    }
+
+    /// At most [`LastSlots::MOST`], the last one first.
+    pub(super) fn get(&self) -> &[Slot] {
+        &self.0
+    }
+}
+
+/// When a slot's export was exported, or ended.
+pub(super) fn last_change(slot: &Slot) -> u64 {
+    slot.exported.or(slot.ended.map(|end| end.time)).unwrap_or(0)
 }
 
 const fn state_of(owner: Owner) -> &'static str {
@@ -144,7 +171,6 @@ pub(super) fn of(search: &Search) -> Vec<Process> {
             let mut process = Process::new(group[0]);
             let mut pools_time = 0;
             group.iter().for_each(|found| process.add(found, &mut pools_time));
-            process.events.sort_by_key(|recorded| recorded.time);
             process.holders.sort_unstable();
             process.holders.dedup();
             if process.name.is_empty() {

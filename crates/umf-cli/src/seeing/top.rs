@@ -16,9 +16,9 @@ use ratatui::text::Line;
 use ratatui::widgets::{Paragraph, Row, Table};
 use ratatui::{Frame, Terminal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use umf::ipc::inspect::{self, Event, Recorded};
+use umf::ipc::inspect::{self, Slot};
 
-use super::processes::{self, Process, ago};
+use super::processes::{self, Process, ago, last_change};
 use super::ps;
 use crate::output::{self, Failure};
 
@@ -64,9 +64,8 @@ fn look(view: &mut View) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Pools and events that are listed of the chosen process.
+/// Pools that are listed of the chosen process.
 const POOLS: usize = 8;
-const EVENTS: usize = 8;
 
 /// What is shown.
 #[derive(Default)]
@@ -131,7 +130,7 @@ impl View {
 
     /// Lines that the chosen process takes below the table.
     fn below(&self) -> usize {
-        self.chosen().map_or(0, |it| it.pools.len().min(POOLS) + it.events.len().min(EVENTS) + 5)
+        self.chosen().map_or(0, |it| it.pools.len().min(POOLS) + it.slots.get().len() + 5)
     }
 
     pub(super) fn draw(&self, frame: &mut Frame<'_>) {
@@ -210,8 +209,7 @@ impl View {
 
     fn draw_events(&self, frame: &mut Frame<'_>, area: Rect, process: &Process) {
         let mut lines = vec![Line::styled("LAST EVENTS", bold())];
-        let last = process.events.iter().rev().take(EVENTS);
-        lines.extend(last.map(|recorded| Line::raw(told(recorded, self.now))));
+        lines.extend(process.slots.get().iter().map(|slot| Line::raw(told(slot, self.now))));
         frame.render_widget(Paragraph::new(lines), area);
     }
 }
@@ -243,24 +241,22 @@ fn draw_pools(frame: &mut Frame<'_>, area: Rect, process: &Process) {
     frame.render_widget(Table::new(rows, widths).header(Row::new(heading).style(bold())), table);
 }
 
-fn told(recorded: &Recorded, now: u64) -> String {
-    let when = ago(now, recorded.time);
-    let what = match recorded.event {
-        Event::Export { slot, generation, bytes, .. } => {
-            format!("export   slot {slot}, generation {generation}, {}", output::human(bytes))
+/// What happened to a slot last.
+fn told(slot: &Slot, now: u64) -> String {
+    let when = ago(now, last_change(slot));
+    let number = slot.number;
+    let what = match (slot.content, slot.ended) {
+        (Some(content), _) => {
+            format!(
+                "export   slot {number}, generation {}, {}",
+                slot.generation,
+                output::human(content.length)
+            )
         }
-        Event::Retire { slot, generation, reason, .. } => {
-            format!("retire   slot {slot}, generation {generation} ({reason:?})")
+        (None, Some(end)) => {
+            format!("retire   slot {number}, generation {} ({:?})", end.generation, end.reason)
         }
-        Event::Open { slot, generation, pid, .. } => {
-            format!("open     slot {slot}, generation {generation} of pid {pid}")
-        }
-        Event::Refuse { slot, generation, pid, reason, .. } => {
-            format!("refuse   slot {slot}, generation {generation} of pid {pid} ({reason:?})")
-        }
-        Event::Hold { slot, bytes, .. } => format!("hold     slot {slot}, {}", output::human(bytes)),
-        Event::Release { slot, bytes, .. } => format!("release  slot {slot}, {}", output::human(bytes)),
-        _ => "?".to_owned(),
+        (None, None) => format!("?        slot {number}"),
     };
     format!("  {when:>16}  {what}")
 }

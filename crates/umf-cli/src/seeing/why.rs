@@ -5,15 +5,15 @@ use std::io::Read;
 
 use clap::Args;
 use umf::Handle;
-use umf::ipc::inspect::{self, Event, Events, Found, Owner, Recorded, RefuseReason, RetireReason, Search};
+use umf::ipc::inspect::{self, End, Found, Owner, RetireReason, Search};
 
-use super::processes::{self, ago, span};
+use super::processes::{self, ago};
 use crate::output::{self, Failure};
 
 /// Says whether a handle is current, and if it is not, what became of it and when.
 ///
-/// Read from the ledgers of the processes that made it and that opened it: nobody is asked, and the
-/// producer may have been killed, as long as another process has its ledger open.
+/// Read from the ledger of the process that made it, which is not asked. The producer may have been
+/// killed, as long as another process has its ledger open.
 #[derive(Args)]
 pub(crate) struct WhyCommand {
     /// The handle as text (umf1....), or - to read it from standard input
@@ -68,7 +68,7 @@ fn explain(handle: &Handle, search: &Search, now: u64) -> String {
         output::human(handle.region_size()),
         handle.provider_kind(),
     );
-    importers(&mut out, handle, search, now);
+    importers(&mut out, handle, search);
     out
 }
 
@@ -81,9 +81,9 @@ fn name_of(pid: u32) -> String {
 
 fn from_ledger(out: &mut String, handle: &Handle, found: &Found, now: u64) {
     let slot = found.ledger.slot(handle.slot());
-    let events = found.ledger.events().unwrap_or_default();
     let generation = slot.map_or(0, |slot| slot.generation);
     let current = generation == handle.generation();
+    let end = slot.and_then(|slot| slot.ended).filter(|end| end.generation == handle.generation());
     let place = format!("slot {}, generation {}", handle.slot(), handle.generation());
     let pid = found.owner.pid().unwrap_or_else(|| handle.pid());
     let statistics = found.ledger.statistics().unwrap_or_default();
@@ -107,19 +107,11 @@ fn from_ledger(out: &mut String, handle: &Handle, found: &Found, now: u64) {
     }
     match found.owner {
         Owner::Alive { .. } if current => {
-            let exported = event_of(&events, handle, |event| matches!(event, Event::Export { .. }));
-            let exported = match exported {
-                Some(recorded) => format!("exported {}", ago(now, recorded.time)),
-                None => {
-                    format!("exported before what its flight recorder still has ({})", reach(&events, now))
-                }
-            };
-            let _ = writeln!(out, "current: {exported} by pid {pid}{name}, {place}");
+            let when = slot.and_then(|slot| slot.exported).map_or(String::new(), |time| ago(now, time) + " ");
+            let _ = writeln!(out, "current: exported {when}by pid {pid}{name}, {place}");
         }
         Owner::Alive { .. } => {
-            let how = retired(&events, handle, now).unwrap_or_else(|| {
-                format!("ended before what its flight recorder still has ({})", reach(&events, now))
-            });
+            let how = ended(end, now);
             let _ = writeln!(out, "stale: {how}, {place}, now {generation}");
             let _ = writeln!(out, "  producer: pid {pid}{name} runs; get a new handle from it");
         }
@@ -139,38 +131,33 @@ fn from_ledger(out: &mut String, handle: &Handle, found: &Found, now: u64) {
             let last = if current {
                 "still current when it ended: what is mapped stays valid, new opens cannot work".to_owned()
             } else {
-                retired(&events, handle, now)
-                    .unwrap_or_else(|| "ended before what the recorder still has".to_owned())
+                ended(end, now)
             };
             let _ = writeln!(out, "  this export: {last}, {place}, now {generation}");
-            if let Some(recorded) = event_of(&events, handle, |_| true) {
-                let _ = writeln!(
-                    out,
-                    "  last event for this slot: {} {}",
-                    verb(&recorded.event),
-                    ago(now, recorded.time)
-                );
-            }
         }
     }
-    held(out, &events, handle, now);
     // Not if the slot has another export by now.
     if generation - handle.generation() <= 1 {
-        open_in(out, handle, found);
+        open_in(out, handle, found, current);
     }
 }
 
 /// The importers that count the handle's export as open, by their rows in the producer's lease
 /// table.
-fn open_in(out: &mut String, handle: &Handle, found: &Found) {
-    let rows = found.lease_rows(handle.slot());
-    for row in rows.iter().filter(|row| row.is_owned && row.count > 0) {
+fn open_in(out: &mut String, handle: &Handle, found: &Found, is_current: bool) {
+    let mut is_open = false;
+    for row in found.lease_rows(handle.slot()).iter().filter(|row| row.is_owned && row.count > 0) {
         let times = if row.count == 1 { "once".to_owned() } else { format!("{} times", row.count) };
         let _ = writeln!(
             out,
             "  open: {times} in an importer that calls itself pid {} (uid {})",
             row.pid, row.uid
         );
+        is_open = true;
+    }
+    if is_open && !is_current {
+        let size = output::human(handle.length());
+        let _ = writeln!(out, "  held: {size}, until the last process closes it");
     }
 }
 
@@ -204,76 +191,27 @@ fn without_ledger(out: &mut String, handle: &Handle, search: &Search) {
     }
 }
 
-/// The last event of the handle's export.
-fn event_of(events: &Events, handle: &Handle, fits: impl Fn(&Event) -> bool) -> Option<Recorded> {
-    let its = Some((handle.slot(), handle.generation()));
-    let mut recorded = events.recorded.iter().rev();
-    recorded.find(|recorded| recorded.event.export() == its && fits(&recorded.event)).copied()
-}
-
-/// How the handle's export ended, if the recorder still has it: by itself, or with its region.
-fn retired(events: &Events, handle: &Handle, now: u64) -> Option<String> {
-    let its = (handle.slot(), handle.generation());
-    events.recorded.iter().rev().find_map(|recorded| {
-        let Event::Retire { slot, generation, region, reason } = recorded.event else { return None };
-        let with_its_region = region == handle.region_id() && reason != RetireReason::BlockFreed;
-        if (slot, generation) != its && !with_its_region {
-            return None;
-        }
-        let when = ago(now, recorded.time);
-        Some(match reason {
-            RetireReason::BlockFreed => format!("freed {when}"),
-            RetireReason::RegionFreed => format!("freed {when} with its whole region"),
-            RetireReason::Evicted => format!(
-                "evicted {when} from the exporter's cache (nobody used it; UMF_MAX_CREATED_IPC_HANDLES, or \
-                 evict_idle): the memory may still be there"
-            ),
-            RetireReason::ExporterDropped => format!("ended {when} as its exporter was dropped"),
-            _ => format!("retired {when}"),
-        })
-    })
-}
-
-fn reach(events: &Events, now: u64) -> String {
-    events.recorded.first().map_or_else(
-        || "nothing".to_owned(),
-        |first| format!("{} events, {} of time", events.recorded.len(), span(now.saturating_sub(first.time))),
-    )
-}
-
-/// Whether freed memory is kept because others still have it open.
-fn held(out: &mut String, events: &Events, handle: &Handle, now: u64) {
-    let last = event_of(events, handle, |event| matches!(event, Event::Hold { .. } | Event::Release { .. }));
-    let _ = match last.map(|recorded| (recorded.event, ago(now, recorded.time))) {
-        Some((Event::Hold { bytes, .. }, when)) => {
-            writeln!(out, "  held: {} since {when}, until the last process closes it", output::human(bytes))
-        }
-        Some((Event::Release { bytes, .. }, when)) => {
-            writeln!(out, "  let go: {} {when}, as the last process closed it", output::human(bytes))
-        }
-        _ => Ok(()),
+/// How the handle's export ended, if its slot still says so.
+fn ended(end: Option<End>, now: u64) -> String {
+    let Some(End { time, reason, .. }) = end else {
+        return "ended before the last export of its slot that ended: when and why is not known any more"
+            .to_owned();
     };
+    let when = ago(now, time);
+    match reason {
+        RetireReason::BlockFreed => format!("freed {when}"),
+        RetireReason::RegionFreed => format!("freed {when} with its whole region"),
+        RetireReason::Evicted => format!(
+            "evicted {when} from the exporter's cache (nobody used it; UMF_MAX_CREATED_IPC_HANDLES, or \
+             evict_idle): the memory may still be there"
+        ),
+        RetireReason::ExporterDropped => format!("ended {when} as its exporter was dropped"),
+        _ => format!("retired {when}"),
+    }
 }
 
-/// What importers wrote down about the handle, and who knows its producer.
-fn importers(out: &mut String, handle: &Handle, search: &Search, now: u64) {
-    let half = inspect::half_of(handle.nonce());
-    for found in search.found.iter().filter(|found| found.ledger.is_importers()) {
-        let pid = found.owner.pid().unwrap_or(found.ledger.identity().pid);
-        let events = found.ledger.events().unwrap_or_default();
-        let mine = |event: &Event| match *event {
-            Event::Open { nonce, .. } | Event::Refuse { nonce, .. } => nonce == half,
-            _ => false,
-        };
-        let Some(recorded) = event_of(&events, handle, mine) else { continue };
-        let _ = writeln!(
-            out,
-            "  pid {pid}{} {} {}",
-            name_of(pid),
-            verb(&recorded.event),
-            ago(now, recorded.time)
-        );
-    }
+/// The processes that know the handle's producer.
+fn importers(out: &mut String, handle: &Handle, search: &Search) {
     if let Some(found) = search.by_nonce(handle.nonce())
         && let Owner::Alive { pid: owner } = found.owner
     {
@@ -283,36 +221,5 @@ fn importers(out: &mut String, handle: &Handle, search: &Search, now: u64) {
             [] => writeln!(out, "  opened by: no other process has its ledger"),
             list => writeln!(out, "  producer's memory opened by: {}", list.join(", ")),
         };
-    }
-}
-
-fn verb(event: &Event) -> String {
-    match event {
-        Event::Export { .. } => "exported".to_owned(),
-        Event::Retire { .. } => "retired".to_owned(),
-        Event::Open { .. } => "opened it, or its region,".to_owned(),
-        Event::Refuse { reason, .. } => format!("refused it ({})", refusal(*reason)),
-        Event::Hold { .. } => "held".to_owned(),
-        Event::Release { .. } => "let go".to_owned(),
-        _ => "something unknown".to_owned(),
-    }
-}
-
-fn refusal(reason: RefuseReason) -> &'static str {
-    match reason {
-        RefuseReason::Stale => "stale",
-        RefuseReason::ProducerGone => "producer gone",
-        RefuseReason::ProducerReplaced => "its process id is another process now",
-        RefuseReason::OtherObject => "its fd names another file",
-        RefuseReason::OtherBoot => "another boot",
-        RefuseReason::NotPermitted => "not permitted",
-        RefuseReason::UnknownProvider => "no provider for it",
-        RefuseReason::LimitReached => "limit reached",
-        RefuseReason::TimedOut => "the producer did not answer",
-        RefuseReason::Misbehaved => "handle and ledger disagree",
-        RefuseReason::ReadOnly => "read-only",
-        RefuseReason::Memory => "it could not be mapped",
-        RefuseReason::System => "a system call failed",
-        _ => "another reason",
     }
 }

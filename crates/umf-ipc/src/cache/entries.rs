@@ -8,8 +8,7 @@ use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use intrusive_collections::{LinkedList, LinkedListAtomicLink, intrusive_adapter};
 use umf_sync::{Lock, failpoint, fork};
 
-use super::limits::Counters;
-use super::{CacheStatistics, LimitPolicy, Limits, Pin, Pins};
+use super::{CacheStatistics, Counters, LimitPolicy, Limits, Pin, Pins};
 use crate::{Error, Result};
 
 /// What a value does when its entry leaves the cache.

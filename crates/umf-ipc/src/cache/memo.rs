@@ -1,6 +1,7 @@
-//! Handles that a thread looked at before, whole.
+//! What a thread looked up before, found by its bytes or by a number.
 
 use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -9,93 +10,104 @@ use umf_sync::thread::{self, ThreadIndex};
 
 use super::pins::PinCell;
 use crate::handle::SIZE;
-use crate::lease::Lease;
 
-const RECORDS: usize = 1024;
 /// Places that a hash has.
 const WAYS: usize = 4;
 
-/// What is remembered of a handle: all that a hit needs, found by one look.
+/// What is remembered beside a record's bytes: how to pin the entry that it is about, and a value,
+/// which is right as long as the entry has that stamp.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Note {
-    /// What the user looks for besides the handle's bytes; not 0.
+pub(crate) struct Note<V> {
+    /// Two records of a table do not have the same.
     pub key: u64,
-    /// How to pin the handle's region.
     pub pin: PinCell,
+    /// Not 0.
     pub stamp: u64,
-    /// Where the generation lies that decides, and what it has to be.
-    pub word: NonNull<AtomicU64>,
-    pub generation: u64,
-    /// Where to count an open, for what is imported.
-    pub lease: Option<Lease>,
-    /// The user's.
-    pub base: u64,
-    pub length: u64,
-    pub flags: u64,
-    /// Something in the entry that has the stamp.
-    pub object: Option<NonNull<()>>,
+    pub value: V,
 }
 
-/// A lossy table of handles for each thread, four places per hash. Nothing depends on a handle being found.
+/// A lossy table for each thread of what it looked up, four places per hash. Nothing depends on
+/// anything being found.
 ///
 /// A thread reads and writes its own table alone, so there is nothing to synchronise: not even with the thread that
-/// had its number before, which ended first. What a note says is checked at each use by stamp and generation.
+/// had its number before, which ended first. What a note says is checked at each use by its stamp.
 #[derive(Debug)]
-pub(crate) struct Memo {
-    rows: Chunks<Row>,
+pub(crate) struct Memo<V: Known, const BYTES: usize = SIZE, const RECORDS: usize = 1024> {
+    rows: Chunks<Row<V, BYTES, RECORDS>>,
 }
 
 /// One thread's table.
 #[derive(Debug)]
-struct Row {
+struct Row<V: Known, const BYTES: usize, const RECORDS: usize> {
     /// Null, or the first of `RECORDS` records, which are the first chunk of `chunk`.
-    first: AtomicPtr<Record>,
+    first: AtomicPtr<Record<V, BYTES>>,
     hits: AtomicU64,
-    chunk: Chunks<Record, RECORDS>,
+    chunk: Chunks<Record<V, BYTES>, RECORDS>,
 }
 
 // SAFETY: null pointers, atomics, and an empty `Chunks`.
-unsafe impl Zeroed for Row {}
+unsafe impl<V: Known, const BYTES: usize, const RECORDS: usize> Zeroed for Row<V, BYTES, RECORDS> {}
 
 #[derive(Debug)]
 #[repr(C, align(64))]
-struct Record {
-    /// The last of the bytes, where the checksum is: it tells most handles apart, in the line where the note is.
-    tag: UnsafeCell<[u8; TAG]>,
+struct Record<V: Known, const BYTES: usize>(UnsafeCell<Content<V, BYTES>>);
+
+#[derive(Debug)]
+#[repr(C)]
+struct Content<V: Known, const BYTES: usize> {
+    /// The last of the bytes, where a handle's checksum is: it tells most apart, in the line where
+    /// the note is.
+    tag: [u8; TAG],
     /// In the first of the places of a hash: which was written over last.
-    turn: UnsafeCell<u8>,
-    /// `None` while unused: a zeroed `PinCell` has a null pointer.
-    note: UnsafeCell<Option<Note>>,
-    bytes: UnsafeCell<[u8; SIZE]>,
+    turn: u8,
+    is_used: bool,
+    /// Written if `is_used`.
+    note: MaybeUninit<Note<V>>,
+    bytes: [u8; BYTES],
 }
 
 const TAG: usize = 8;
 
-// SAFETY: a record is used by one thread at a time, by `Memo`'s rule, and points to atomics that any thread may use.
-unsafe impl Send for Record {}
+// SAFETY: a record is used by one thread at a time, by `Memo`'s rule, and its values may be used by
+// any thread.
+unsafe impl<V: Known, const BYTES: usize> Send for Record<V, BYTES> {}
 // SAFETY: as above.
-unsafe impl Sync for Record {}
-// SAFETY: `None` of an `Option` with a `NonNull` inside is null there, and is all that is read of an unused note.
-unsafe impl Zeroed for Record {}
+unsafe impl<V: Known, const BYTES: usize> Sync for Record<V, BYTES> {}
+// SAFETY: numbers, `false`, and memory that need not be anything.
+unsafe impl<V: Known, const BYTES: usize> Zeroed for Record<V, BYTES> {}
 
-const _: () = assert!(size_of::<Option<Note>>() == size_of::<Note>(), "None is a null pointer");
+/// A value of notes.
+///
+/// # Safety
+/// What it points to may be used by any thread.
+pub(crate) unsafe trait Known: Copy {}
+
+impl<V: Known, const BYTES: usize> Content<V, BYTES> {
+    #[inline]
+    fn note(&self) -> Option<&Note<V>> {
+        // SAFETY: by the field's rule.
+        self.is_used.then(|| unsafe { self.note.assume_init_ref() })
+    }
+}
 
 /// The calling thread's table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ThreadMemo<'m> {
-    row: &'m Row,
-    first: NonNull<Record>,
+pub(crate) struct ThreadMemo<'m, V: Known, const BYTES: usize, const RECORDS: usize> {
+    row: &'m Row<V, BYTES, RECORDS>,
+    first: NonNull<Record<V, BYTES>>,
     thread: ThreadIndex,
 }
 
-impl Memo {
+impl<V: Known, const BYTES: usize, const RECORDS: usize> Memo<V, BYTES, RECORDS> {
+    const SIZE: usize = RECORDS * size_of::<Record<V, BYTES>>();
+
     pub(crate) const fn new() -> Self {
         Self { rows: Chunks::new() }
     }
 
     /// The calling thread's table, if it has one by now.
     #[inline]
-    pub(crate) fn current(&self) -> Option<ThreadMemo<'_>> {
+    pub(crate) fn current(&self) -> Option<ThreadMemo<'_, V, BYTES, RECORDS>> {
         let thread = thread::current()?;
         let row = self.rows.get(thread.get())?;
         let first = NonNull::new(row.first.load(Ordering::Relaxed))?;
@@ -103,15 +115,16 @@ impl Memo {
     }
 
     /// The calling thread's table, made if there is none; `None` if there is no memory for it.
-    pub(crate) fn current_or_new(&self) -> Option<ThreadMemo<'_>> {
+    pub(crate) fn current_or_new(&self) -> Option<ThreadMemo<'_, V, BYTES, RECORDS>> {
         if let Some(memo) = self.current() {
             return Some(memo);
         }
         let row = self.rows.get_or_grow(thread::current()?.get()).ok()?;
         let first = NonNull::from(row.chunk.get_or_grow(0).ok()?);
+        const { assert!(Self::SIZE.is_multiple_of(4096), "the kernel wipes whole pages") };
         // A forked child forgets: what its notes say of leases is the parent's.
         // SAFETY: the records are a chunk of their own, a private mapping, in whole pages.
-        unsafe { umf_os::memfd::wipe_on_fork(first.cast(), RECORDS * size_of::<Record>()) }.ok()?;
+        unsafe { umf_os::memfd::wipe_on_fork(first.cast(), Self::SIZE) }.ok()?;
         row.first.store(first.as_ptr(), Ordering::Relaxed);
         self.current()
     }
@@ -123,71 +136,69 @@ impl Memo {
     }
 }
 
-impl<'m> ThreadMemo<'m> {
+impl<'m, V: Known, const BYTES: usize, const RECORDS: usize> ThreadMemo<'m, V, BYTES, RECORDS> {
     #[inline]
-    fn places(self, hash: u64) -> [&'m Record; WAYS] {
+    fn places(self, hash: u64) -> [&'m Record<V, BYTES>; WAYS] {
         let first = hash as usize % RECORDS / WAYS * WAYS;
         // SAFETY: `first` is the beginning of a chunk of RECORDS records that stays mapped as long as the memo.
         core::array::from_fn(|way| unsafe { self.first.add(first + way).as_ref() })
     }
 
+    #[inline]
+    fn contents(self, hash: u64) -> [&'m Content<V, BYTES>; WAYS] {
+        // SAFETY: the record is this thread's, and nothing writes it while the reference is in use:
+        // `store` and `change` are called by this thread, after what was found here was copied out.
+        self.places(hash).map(|record| unsafe { &*record.0.get() })
+    }
+
     /// The note beside exactly these bytes.
     #[inline]
-    pub(crate) fn by_bytes(self, hash: u64, bytes: &[u8; SIZE]) -> Option<&'m Note> {
-        self.places(hash).into_iter().find_map(|record| {
-            // SAFETY: the record is this thread's, and nothing writes it while the reference is in use: `store` is
-            // called by this thread, after what was found here was copied out.
-            let (tag, note) = unsafe { (&*record.tag.get(), (*record.note.get()).as_ref()) };
-            if tag[..] != bytes[SIZE - TAG..] {
-                return None;
-            }
-            // SAFETY: as above.
-            (unsafe { &*record.bytes.get() } == bytes).then_some(note?)
-        })
+    pub(crate) fn by_bytes(self, hash: u64, bytes: &[u8; BYTES]) -> Option<&'m Note<V>> {
+        let found = self
+            .contents(hash)
+            .into_iter()
+            .find(|known| known.tag[..] == bytes[BYTES - TAG..] && known.bytes == *bytes && known.is_used);
+        found?.note()
     }
 
     /// The bytes and the note that have this key.
     #[inline]
-    pub(crate) fn by_key(self, hash: u64, key: u64) -> Option<(&'m [u8; SIZE], &'m Note)> {
-        self.places(hash).into_iter().find_map(|record| {
-            // SAFETY: as in `by_bytes`.
-            let (known, note) = unsafe { (&*record.bytes.get(), (*record.note.get()).as_ref()?) };
-            (note.key == key).then_some((known, note))
+    pub(crate) fn by_key(self, hash: u64, key: u64) -> Option<(&'m [u8; BYTES], &'m Note<V>)> {
+        self.contents(hash).into_iter().find_map(|known| {
+            let note = known.note()?;
+            (note.key == key).then_some((&known.bytes, note))
         })
     }
 
-    /// Remembers a handle, in the place of an older one if there is none free.
-    pub(crate) fn store(self, hash: u64, bytes: &[u8; SIZE], note: Note) {
-        let places = self.places(hash);
-        // SAFETY: the records are this thread's, and no reference into them is in use: see `by_bytes`.
-        let key = |record: &Record| unsafe { &*record.note.get() }.as_ref().map(|known| known.key);
-        let same = places.iter().find(|record| key(record) == Some(note.key));
-        let record = match same.or_else(|| places.iter().find(|record| key(record).is_none())) {
-            Some(record) => record,
+    /// Remembers bytes and a note, in the place of an older one if there is none free.
+    pub(crate) fn store(self, hash: u64, bytes: &[u8; BYTES], note: Note<V>) {
+        let places = self.contents(hash);
+        let key = |place: &&Content<V, BYTES>| place.note().map(|known| known.key);
+        let same = places.iter().position(|place| key(place) == Some(note.key));
+        let way = match same.or_else(|| places.iter().position(|place| !place.is_used)) {
+            Some(way) => way,
             None => {
-                // SAFETY: as above.
-                let turn = unsafe { &mut *places[0].turn.get() };
+                // SAFETY: the records are this thread's, and no reference into them is in use from
+                // here on.
+                let turn = unsafe { &mut (*self.places(hash)[0].0.get()).turn };
                 *turn = turn.wrapping_add(1);
-                places[usize::from(*turn) % WAYS]
+                usize::from(*turn) % WAYS
             }
         };
         // SAFETY: as above.
-        unsafe {
-            (*record.tag.get()).copy_from_slice(&bytes[SIZE - TAG..]);
-            *record.bytes.get() = *bytes;
-            *record.note.get() = Some(note);
-        }
+        let content = unsafe { &mut *self.places(hash)[way].0.get() };
+        content.tag.copy_from_slice(&bytes[BYTES - TAG..]);
+        content.bytes = *bytes;
+        content.note.write(note);
+        content.is_used = true;
     }
 
-    /// Adds flags to the note that has this key, if there is one.
-    pub(crate) fn flag(self, hash: u64, key: u64, flags: u64) {
-        for record in self.places(hash) {
-            // SAFETY: as in `store`.
-            if let Some(note) = unsafe { &mut *record.note.get() }
-                && note.key == key
-            {
-                note.flags |= flags;
-            }
+    /// Changes the value of the note that has this key, if there is one.
+    pub(crate) fn change(self, hash: u64, key: u64, change: impl FnOnce(&mut V)) {
+        let place = self.contents(hash).iter().position(|known| known.note().is_some_and(|it| it.key == key));
+        if let Some(way) = place {
+            // SAFETY: as in `store`; a record with a note is used.
+            change(unsafe { &mut (*self.places(hash)[way].0.get()).note.assume_init_mut().value });
         }
     }
 
@@ -203,7 +214,7 @@ impl<'m> ThreadMemo<'m> {
     }
 }
 
-impl Drop for Memo {
+impl<V: Known, const BYTES: usize, const RECORDS: usize> Drop for Memo<V, BYTES, RECORDS> {
     fn drop(&mut self) {
         // What `Chunks` does not do: rows have mappings of their own.
         for row in (0..thread::end()).filter_map(|thread| self.rows.get(thread)) {

@@ -2,7 +2,7 @@
 //!
 //! | part | what it does | cost of a hit |
 //! |---|---|---|
-//! | [`Memo`] | remembers, per thread, whole handles that it looked at before | comparing or copying 256 bytes |
+//! | [`Memo`] | remembers, per thread, what it looked up before: whole handles, windows | comparing or copying 256 bytes |
 //! | [`Pins`] | counts uses, one counter per thread and entry | an atomic add on a line of its own, a load |
 //! | [`Cache`] | owns the entries: hashbrown for look-up, an intrusive LRU list, limits | only on a miss |
 //!
@@ -12,15 +12,99 @@
 //! thread sees the pin.
 
 mod entries;
-mod limits;
 mod memo;
 mod pins;
 
 pub(crate) use entries::{Cache, Cached, Entry, Pinned};
-pub(crate) use limits::Limits;
-pub use limits::{CacheStatistics, LimitPolicy};
-pub(crate) use memo::{Memo, Note};
+pub(crate) use memo::{Known, Memo, Note};
 pub(crate) use pins::{Pin, Pins};
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// What to do when a limit is reached and everything is in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum LimitPolicy {
+    /// Go past the limit; come back under it as entries become idle.
+    #[default]
+    Soft,
+    /// Fail.
+    Hard,
+}
+
+/// Limits of one cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Entries, 0 for no limit.
+    pub entries: u64,
+    /// Bytes, 0 for no limit.
+    pub bytes: u64,
+    pub policy: LimitPolicy,
+    /// What the entries are and which setting limits them, for the error.
+    pub what: &'static str,
+    pub setting: &'static str,
+}
+
+/// What a cache counts. Hits are summed over the threads when asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct CacheStatistics {
+    /// Found without a lock.
+    pub hits: u64,
+    /// Found after a look into the table.
+    pub table_hits: u64,
+    /// Made anew.
+    pub misses: u64,
+    /// Refused because the handle was stale.
+    pub stale: u64,
+    /// Evicted to keep a limit.
+    pub evictions: u64,
+    /// Entries now.
+    pub entries: u64,
+    /// Of them, in use.
+    pub in_use: u64,
+    /// Bytes of memory that the entries name.
+    pub bytes: u64,
+    /// File descriptors held.
+    pub fds: u64,
+}
+
+impl CacheStatistics {
+    /// Returns the counters in the order of their declaration, as ledgers have them.
+    pub(crate) const fn words(&self) -> [u64; 9] {
+        let Self { hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds } = *self;
+        [hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds]
+    }
+
+    pub(crate) const fn from_words(words: [u64; 9]) -> Self {
+        let [hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds] = words;
+        Self { hits, table_hits, misses, stale, evictions, entries, in_use, bytes, fds }
+    }
+
+    /// Returns the sum of the counters of two caches. Sums stay where a `u64` ends: another process may
+    /// have published anything.
+    #[must_use]
+    pub fn saturating_add(&self, other: &Self) -> Self {
+        let (one, other) = (self.words(), other.words());
+        Self::from_words(core::array::from_fn(|place| one[place].saturating_add(other[place])))
+    }
+}
+
+/// The counters that are written on misses only.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub table_hits: AtomicU64,
+    pub misses: AtomicU64,
+    pub stale: AtomicU64,
+    pub evictions: AtomicU64,
+    pub entries: AtomicU64,
+    pub bytes: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 #[cfg(test)]
 mod tests;

@@ -290,25 +290,19 @@ fn pins_are_summed_over_threads() {
     assert_eq!([pins.allocate().unwrap(), pins.allocate().unwrap()].iter().max(), Some(&number.max(other)));
 }
 
+#[derive(Clone, Copy)]
+struct Double(u64);
+
+// SAFETY: a number.
+unsafe impl Known for Double {}
+
 #[test]
 fn memo_finds_what_was_stored_in_the_same_thread_and_nothing_else() {
-    let memo = Memo::new();
+    let memo: Memo<Double> = Memo::new();
     let pins = Pins::new();
     let number = pins.allocate().unwrap();
-    let word = core::sync::atomic::AtomicU64::new(0);
     let bytes = |seed: u64| -> [u8; 256] { core::array::from_fn(|index| (seed as usize * 31 + index) as u8) };
-    let note = |key: u64| Note {
-        key,
-        pin: pins.cell(number).unwrap().1,
-        stamp: 1,
-        word: core::ptr::NonNull::from(&word),
-        generation: 1,
-        lease: None,
-        base: key * 2,
-        length: 3,
-        flags: 0,
-        object: None,
-    };
+    let note = |key: u64| Note { key, pin: pins.cell(number).unwrap().1, stamp: 1, value: Double(key * 2) };
     assert!(memo.current().is_none());
     let mine = memo.current_or_new().unwrap();
     assert!(mine.by_bytes(1, &bytes(1)).is_none() && mine.by_bytes(1, &[0; 256]).is_none());
@@ -316,7 +310,7 @@ fn memo_finds_what_was_stored_in_the_same_thread_and_nothing_else() {
         mine.store(seed, &bytes(seed), note(seed));
     }
     for seed in 1..100 {
-        assert_eq!(mine.by_bytes(seed, &bytes(seed)).unwrap().base, seed * 2);
+        assert_eq!(mine.by_bytes(seed, &bytes(seed)).unwrap().value.0, seed * 2);
         assert_eq!(mine.by_key(seed, seed).map(|found| *found.0), Some(bytes(seed)));
         for at in [0, 100, 255] {
             let mut other = bytes(seed);
@@ -330,7 +324,8 @@ fn memo_finds_what_was_stored_in_the_same_thread_and_nothing_else() {
             mine.store(500, &bytes(seed), note(seed));
         }
     }
-    assert!(mine.by_bytes(500, &bytes(1005)).is_some());
+    mine.change(500, 1005, |value| value.0 = 7);
+    assert_eq!(mine.by_bytes(500, &bytes(1005)).unwrap().value.0, 7);
     assert_eq!((1001..1006).filter(|&seed| mine.by_key(500, seed).is_some()).count(), 4);
     std::thread::scope(|scope| {
         scope.spawn(|| assert!(memo.current().is_none(), "another thread has a table of its own"));

@@ -1,16 +1,12 @@
 //! The producer's side: making blocks and regions visible, and retiring them in time.
 
-mod export;
-mod fd_source;
 mod region_export;
-mod settings;
 mod state;
 
 pub(crate) use region_export::NativeGuard;
 
-pub use export::Export;
-pub use settings::{ExporterSettings, Ptracer};
-
+use core::fmt;
+use core::ops::Deref;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Arc;
@@ -21,9 +17,10 @@ use umf_runtime::observer::{self, ExportObserver, Leases, Observing};
 use umf_sync::Lock;
 
 use crate::Result;
-use crate::cache::CacheStatistics;
+use crate::cache::{CacheStatistics, LimitPolicy, Pin};
 use crate::handle::Handle;
 use crate::identity::Nonce;
+use crate::transfer::Exchange;
 use state::State;
 
 /// Makes memory visible to other processes, and keeps one native export per region in a bounded cache.
@@ -207,6 +204,109 @@ impl Target {
     /// A region as a whole.
     const fn whole(region: Region) -> Self {
         Self { region, start: region.base(), size: region.size(), is_region: true }
+    }
+}
+
+/// An export in use. Dropping it gives the use back (what other libraries call "put"); the handle's bytes may
+/// be copied out and outlive it.
+pub struct Export<'e> {
+    state: &'e State,
+    /// Where the block begins.
+    address: Address,
+    handle: Handle,
+    pin: Pin,
+}
+
+// SAFETY: its pin points to atomics that stay as long as the state, and any thread may give it back.
+unsafe impl Send for Export<'_> {}
+// SAFETY: as above; nothing of it changes while it is shared.
+unsafe impl Sync for Export<'_> {}
+
+impl<'e> Export<'e> {
+    /// Takes over a pin on the handle's region.
+    #[inline]
+    const fn new(state: &'e State, address: Address, handle: Handle, pin: Pin) -> Self {
+        Self { state, address, handle, pin }
+    }
+
+    /// The handle.
+    #[must_use]
+    pub const fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Leaves the export in use until its block is freed, and returns the handle.
+    #[must_use]
+    pub fn keep(self) -> Handle {
+        let handle = self.handle;
+        // If the block is gone already there is nothing to keep, and dropping `self` gives the use back.
+        if self.state.keep(self.address, &handle) {
+            core::mem::forget(self);
+        }
+        handle
+    }
+}
+
+impl Deref for Export<'_> {
+    type Target = Handle;
+
+    fn deref(&self) -> &Handle {
+        &self.handle
+    }
+}
+
+impl Drop for Export<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.state.put(self.pin);
+    }
+}
+
+impl fmt::Debug for Export<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Export").field(&self.handle).finish()
+    }
+}
+
+/// Who may attach to this process in spite of yama (`PR_SET_PTRACER`, `prctl(2)`). Set only if the settings
+/// say so, and to what they say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ptracer {
+    /// Leave it as it is.
+    #[default]
+    None,
+    /// Any process of the same user.
+    Any,
+    /// The process with this id, and its descendants.
+    Process(u32),
+}
+
+/// Settings of an [`crate::Exporter`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ExporterSettings {
+    /// Which ways importers may take; decides whether the socket is started. Default: auto.
+    pub exchange: Exchange,
+    /// `PR_SET_PTRACER` at the first export. Default: none.
+    pub ptracer: Ptracer,
+    /// The most native exports (one per region) that are kept, 0 for no limit other than half of
+    /// `RLIMIT_NOFILE` for providers that hold an fd for each. Default: 0. `UMF_MAX_CREATED_IPC_HANDLES`.
+    pub max_created_handles: u64,
+    /// What happens over that limit when all are in use. Default: soft.
+    pub limit: LimitPolicy,
+    /// The most exports at one time; the ledger has 128 bytes of sparse file for each. Default: 4,194,304.
+    pub slots: u32,
+}
+
+impl Default for ExporterSettings {
+    fn default() -> Self {
+        Self {
+            exchange: Exchange::Auto,
+            ptracer: Ptracer::None,
+            max_created_handles: 0,
+            limit: LimitPolicy::Soft,
+            slots: crate::ledger::MAX_SLOTS,
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use umf_sync::{Lock, failpoint};
 use crate::cache::Cached;
 use crate::handle::Handle;
 use crate::lease::{Exported, Exports};
-use crate::ledger::event::RetireReason;
+use crate::ledger::RetireReason;
 use umf_os::FileIdentity;
 
 /// A native export of a region. Dropping it gives it back to the region's provider.
@@ -69,7 +69,7 @@ pub(super) struct RegionExport {
     /// The slot of the region as a whole.
     pub slot: u32,
     pub generation: u64,
-    /// Why it will have left the cache, for the flight recorder: evicted, if nobody says otherwise before.
+    /// Why its exports end as it leaves the cache: it is evicted, unless this says otherwise by then.
     pub leaving: Lock<RetireReason>,
     pub blocks: Lock<Blocks>,
     pub closing: Arc<Closing>,

@@ -1,38 +1,46 @@
 //! What an exporter has in one process: its ledger, its cache, its socket.
 
-mod describe;
-mod retire;
-
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Weak};
 
-use umf_core::Address;
+use umf_core::{Address, Region};
+use umf_runtime::observer::Leases;
 use umf_runtime::tracker::{self, Found};
-use umf_sync::{Lock, chunks::Chunks, failpoint, fork, thread};
+use umf_sync::{Lock, failpoint, fork, thread};
 
-use super::fd_source::Source;
 use super::region_export::{BlockExport, Blocks, Closing, NativeGuard, RegionExport};
-use super::settings::ExporterSettings;
-use super::{Export, Target};
-use crate::cache::{Cache, CacheStatistics, Entry, Limits, Memo, Note, Pin};
-use crate::handle::{Handle, SIZE as HANDLE_SIZE};
+use super::{Export, ExporterSettings, Target};
+use crate::cache::{Cache, CacheStatistics, Entry, Known, Limits, Memo, Note, Pin};
+use crate::handle::{
+    FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET, Fields, Handle, SIZE as HANDLE_SIZE,
+};
 use crate::identity::Nonce;
-use crate::lease::Exports;
-use crate::ledger::event::RetireReason;
-use crate::ledger::{Event, Figures};
-use crate::transfer::socket::server::Server;
+use crate::lease::{Exported, Exports, Quick};
+use crate::ledger::{Figures, RetireReason, SlotContent};
+use crate::transfer::socket::server::{FdSource, Outgoing, Server, SharedFd};
 use crate::transfer::{Exchange, Mode, yama_scope};
 use crate::{Error, Result};
 
-use describe::content;
-
 type RegionEntry = Entry<u64, RegionExport>;
 
-/// A note's flag: the block is in use until it is freed.
-const KEPT: u64 = 1;
-/// A note's flag: a device may import the memory.
-const DEVICE: u64 = 2;
+/// An export that a thread made or looked up, by the block's address.
+#[derive(Clone, Copy, Debug)]
+struct KnownExport {
+    slot: u32,
+    generation: u64,
+    /// The generation in the ledger.
+    word: NonNull<AtomicU64>,
+    region: u64,
+    /// The block is in use until it is freed.
+    is_kept: bool,
+    /// A device may import the memory.
+    is_device: bool,
+}
+
+// SAFETY: it points to an atomic.
+unsafe impl Known for KnownExport {}
 
 /// All that the exporter has in one process.
 #[derive(Debug)]
@@ -42,9 +50,7 @@ pub(crate) struct State {
     exports: Arc<Exports>,
     cache: Cache<u64, RegionExport>,
     closing: Arc<Closing>,
-    memo: Memo,
-    /// By ledger slot: the id of its region.
-    regions: Chunks<AtomicU64>,
+    memo: Memo<KnownExport>,
     server: Lock<Option<Server>>,
     served: bool,
     fd_limit: u64,
@@ -84,7 +90,6 @@ impl State {
             cache: Cache::new(limits, 8),
             closing: Arc::default(),
             memo: Memo::new(),
-            regions: Chunks::new(),
             server: Lock::new(None),
             served,
             fd_limit: umf_os::process::descriptor_limit() / 2,
@@ -130,7 +135,7 @@ impl State {
         }
         let pin = Pin::new(memo.thread(), note.pin);
         // SAFETY: `word` is a generation in the ledger, which stays mapped as long as this state.
-        if unsafe { note.word.as_ref() }.load(Ordering::Acquire) != note.generation {
+        if unsafe { note.value.word.as_ref() }.load(Ordering::Acquire) != note.value.generation {
             self.cache.pins().give_back(pin, Some(memo.thread()));
             return None;
         }
@@ -141,19 +146,15 @@ impl State {
     fn remember(&self, entry: &RegionEntry, address: Address, block: &BlockExport) {
         let Some(memo) = self.memo.current_or_new() else { return };
         let Some((_, pin)) = self.cache.pins().cell(entry.number()) else { return };
-        let note = Note {
-            key: address.to_bits(),
-            pin,
-            stamp: entry.stamp(),
-            word: self.exports.ledger.generation_word(block.slot),
+        let value = KnownExport {
+            slot: block.slot,
             generation: block.generation,
-            lease: None,
-            base: u64::from(block.slot),
-            length: entry.value.region.id().get(),
-            flags: if block.kept { KEPT } else { 0 }
-                | if block.handle.may_be_imported_by_device() { DEVICE } else { 0 },
-            object: None,
+            word: self.exports.ledger.generation_word(block.slot),
+            region: entry.value.region.id().get(),
+            is_kept: block.kept,
+            is_device: block.handle.may_be_imported_by_device(),
         };
+        let note = Note { key: address.to_bits(), pin, stamp: entry.stamp(), value };
         memo.store(Self::hash(address), block.handle.as_bytes(), note);
     }
 
@@ -261,9 +262,6 @@ impl State {
             }
         };
         let slot = self.exports.take()?;
-        // What can fail does so before anything is published.
-        let known = self.regions.get_or_grow(slot).inspect_err(|_| self.exports.ledger.give_back(slot))?;
-        known.store(region.id().get(), Ordering::Release);
         let mut export = RegionExport {
             region,
             kind: provider.kind(),
@@ -283,16 +281,7 @@ impl State {
     fn publish(&self, entry: &RegionEntry, target: &Target) -> Result<BlockExport> {
         let export = &entry.value;
         let slot = self.exports.take()?;
-        match self.regions.get_or_grow(slot) {
-            Ok(word) => word.store(export.region.id().get(), Ordering::Release),
-            Err(error) => {
-                self.exports.ledger.give_back(slot);
-                return Err(error.into());
-            }
-        }
         let generation = self.exports.ledger.publish(slot, &content(export, target));
-        let (region, bytes) = (export.region.id().get(), target.size as u64);
-        self.exports.ledger.record(Event::Export { slot, generation, region, bytes });
         let handle = self.encode(export, target, slot, generation);
         Ok(BlockExport { slot, generation, handle, kept: false })
     }
@@ -316,7 +305,7 @@ impl State {
         if before.is_some()
             && let Some(memo) = self.memo.current()
         {
-            memo.flag(Self::hash(address), address.to_bits(), KEPT);
+            memo.change(Self::hash(address), address.to_bits(), |known| known.is_kept = true);
         }
         before == Some(false)
     }
@@ -326,8 +315,8 @@ impl State {
         let memo = self.memo.current()?;
         let (bytes, note) = memo.by_key(Self::hash(address), address.to_bits())?;
         // SAFETY: `word` is a generation in the ledger, which stays mapped as long as this state.
-        let current = unsafe { note.word.as_ref() }.load(Ordering::Acquire) == note.generation;
-        (current && note.flags & KEPT != 0).then(|| {
+        let current = unsafe { note.value.word.as_ref() }.load(Ordering::Acquire) == note.value.generation;
+        (current && note.value.is_kept).then(|| {
             memo.count_hit();
             Handle::from_known(bytes)
         })
@@ -336,7 +325,7 @@ impl State {
     /// The fd behind a current export.
     pub(super) fn fd_of(&self, slot: u32, generation: u64) -> core::result::Result<Arc<OwnedFd>, u64> {
         let now = || self.exports.ledger.generation_of(slot).unwrap_or(0);
-        let region = self.regions.get(slot).map_or(0, |word| word.load(Ordering::Acquire));
+        let region = self.exports.ledger.region_of(slot, generation)?;
         let fd = self
             .cache
             .peek(&region, |entry| entry.value.native.as_ref().and_then(|native| native.checked_fd()))
@@ -397,5 +386,166 @@ fn wants_socket(exchange: &Exchange, procfs: bool) -> bool {
                 || (!procfs && yama_scope() > 0)
                 || !crate::identity::ProcessIdentity::current().is_in_initial_pid_namespace()
         }
+    }
+}
+
+// Retiring: the end of exports, before their memory goes.
+
+impl State {
+    /// The block at `address` is about to be freed. What of it is open elsewhere, if anything is.
+    pub(super) fn retire_block(&self, address: Address) -> Option<Arc<dyn Leases>> {
+        if !self.retire_known(address) {
+            let found = tracker::find(address)?;
+            self.cache.peek(&found.region.id().get(), |entry| {
+                let block = entry.value.blocks.lock().remove(address.to_bits());
+                let (Some(block), Some(native)) = (block, &entry.value.native) else { return };
+                let retired = self.exports.retire(&block.exported(address), native, RetireReason::BlockFreed);
+                if retired && block.kept {
+                    self.cache.pins().unpin(entry.number());
+                }
+            });
+        }
+        // Or an earlier export of it, evicted meanwhile.
+        let leases = self.leases(address, 1);
+        self.exports.ledger.publish_statistics(false, || self.figures());
+        leases
+    }
+
+    /// Retires a block that this thread exported until it is freed: without a look into any table if nobody has it open.
+    /// `false` if that is not known of it.
+    fn retire_known(&self, address: Address) -> bool {
+        let known = || {
+            let memo = self.memo.current()?;
+            let (bytes, note) = memo.by_key(Self::hash(address), address.to_bits())?;
+            note.value.is_kept.then_some((memo, bytes, *note))
+        };
+        let Some((memo, bytes, note)) = known() else { return false };
+        let KnownExport { slot, generation, region, is_device, .. } = note.value;
+        match self.exports.retire_closed(slot, generation, is_device) {
+            Quick::Nothing => return false,
+            Quick::Done => {}
+            Quick::Ended(scan) => {
+                // By what the note says, and not by the region's table: a thread that sees there that
+                // the export has ended may take it out, and the region may leave the cache.
+                let handle = Handle::from_known(bytes);
+                let (size, is_region) = (handle.length() as usize, handle.is_region());
+                let export = Exported { slot, generation, base: address, size, is_region, is_device };
+                let settle =
+                    |native: Option<&Arc<NativeGuard>>| self.exports.settle(&export, scan, region, native);
+                if self.cache.peek(&region, |entry| settle(entry.value.native.as_ref())).is_none() {
+                    settle(None);
+                }
+            }
+        }
+        self.cache.pins().give_back(Pin::new(memo.thread(), note.pin), Some(memo.thread()));
+        true
+    }
+
+    fn leases(&self, base: Address, size: usize) -> Option<Arc<dyn Leases>> {
+        let leased = self.exports.may_be_leased() && self.exports.is_leased(base, size);
+        leased.then(|| Arc::clone(&self.exports) as _)
+    }
+
+    /// The region is about to be freed: when this returns, nothing of it opens, and its provider has its export back,
+    /// unless something of it is open elsewhere.
+    pub(super) fn retire_region(&self, region: &Region) -> Option<Arc<dyn Leases>> {
+        self.end_region(region, RetireReason::RegionFreed);
+        self.leases(region.base(), region.size())
+    }
+
+    fn end_region(&self, region: &Region, reason: RetireReason) {
+        let id = region.id().get();
+        self.cache.peek(&id, |entry| *entry.value.leaving.lock() = reason);
+        drop(self.cache.remove(&id));
+        // Another thread may have evicted it, or may be looking at it, and drop it a little later.
+        self.closing.wait_for(id);
+        self.exports.ledger.publish_statistics(false, || self.figures());
+    }
+}
+
+// What other processes are told of an export: in its ledger slot, in its handle, over the socket.
+
+impl State {
+    /// The handle of an export with this slot and generation.
+    fn encode(&self, export: &RegionExport, target: &Target, slot: u32, generation: u64) -> Handle {
+        let identity = self.exports.ledger.identity();
+        let native = export.native.as_ref().and_then(|native| native.native.as_ref());
+        let flag = |condition, flag| if condition { flag } else { 0 };
+        let content = content(export, target);
+        Fields {
+            flags: flag(native.is_some_and(|native| native.isolated), FLAG_ISOLATED)
+                | flag(native.is_some_and(|native| native.read_only), FLAG_READ_ONLY)
+                | flag(self.served, FLAG_SOCKET)
+                | flag(target.is_region, FLAG_REGION)
+                | flag(export.opens_through_procfs, FLAG_PROCFS),
+            boot: identity.boot_id.half(),
+            nonce: self.exports.ledger.nonce(),
+            pid: identity.pid,
+            ledger_fd: self.exports.ledger.raw_fd(),
+            pid_namespace: identity.pid_namespace,
+            pidfs_inode: identity.pidfs_inode,
+            data_fd: content.fd,
+            slot,
+            generation,
+            data_device: content.device,
+            data_inode: content.inode,
+            data_offset: content.data_offset,
+            region_size: target.region.size() as u64,
+            region_id: target.region.id().get(),
+            key: self.key,
+            offset: content.offset,
+            length: content.length,
+            requested: content.requested,
+            kind: export.kind,
+            allocation_id: native.map_or(0, |native| native.allocation_id),
+            native: native.map_or(umf_core::NativeBytes::EMPTY, |native| native.native),
+        }
+        .encode()
+    }
+}
+
+/// What the ledger says of an export.
+fn content(export: &RegionExport, target: &Target) -> SlotContent {
+    let guard = export.native.as_ref();
+    let identity = guard.and_then(|guard| guard.identity);
+    let native = guard.and_then(|guard| guard.native.as_ref());
+    SlotContent {
+        offset: target.start.offset_from(target.region.base()).unwrap_or(0),
+        length: target.size as u64,
+        // No pool says what was asked for.
+        requested: target.size as u64,
+        device: identity.map_or(0, |identity| identity.device),
+        inode: identity.map_or(0, |identity| identity.inode),
+        fd: native.and_then(|native| native.fd.as_ref()).map_or(-1, |fd| fd.as_raw_fd()),
+        region_slot: export.slot,
+        region_generation: export.generation,
+        region_id: export.region.id().get(),
+        region_size: export.region.size() as u64,
+        data_offset: native.map_or(0, |native| native.offset),
+    }
+}
+
+/// The exporter's state, as its socket thread holds it: the thread does not keep it alive.
+struct Source {
+    exports: Arc<Exports>,
+    state: Weak<State>,
+}
+
+impl FdSource for Source {
+    fn ledger(&self) -> Option<SharedFd> {
+        Some(Arc::clone(self.exports.ledger.checked_fd().ok()?) as SharedFd)
+    }
+
+    fn lease_table(&self) -> Option<Outgoing> {
+        let leases = &self.exports.leases;
+        match leases.reopen() {
+            Ok(own) => Some(Outgoing::Own(own)),
+            // Without a free descriptor, say: an importer can open what it gets anew itself, where it has `/proc`.
+            Err(_) => leases.checked_fd().ok().map(|fd| Outgoing::Shared(Arc::clone(fd) as SharedFd)),
+        }
+    }
+
+    fn data(&self, slot: u32, generation: u64) -> Result<Arc<OwnedFd>, u64> {
+        self.state.upgrade().map_or(Err(0), |state| state.fd_of(slot, generation))
     }
 }

@@ -1,15 +1,13 @@
 //! [`Handle`]: 256 plain bytes that name a block or region in any process.
 
-mod fields;
-mod layout;
-mod serde;
+mod codec;
 mod text;
 
 use core::fmt;
 
-pub(crate) use fields::Fields;
-pub use layout::SIZE;
-pub(crate) use layout::{FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET};
+pub(crate) use codec::Fields;
+pub use codec::SIZE;
+pub(crate) use codec::{FLAG_ISOLATED, FLAG_PROCFS, FLAG_READ_ONLY, FLAG_REGION, FLAG_SOCKET};
 
 use crate::identity::{BootHalf, Nonce, ProducerId};
 use umf_core::ProviderKind;
@@ -124,13 +122,13 @@ impl Handle {
     /// Process id of the producer, in its own pid namespace.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.u32_at(layout::PID)
+        self.u32_at(codec::PID)
     }
 
     /// The random number that tells this producer from every other process, past and future.
     #[must_use]
     pub fn nonce(&self) -> Nonce {
-        Nonce::from_bytes(self.array_at(layout::NONCE))
+        Nonce::from_bytes(self.array_at(codec::NONCE))
     }
 
     /// The producer, as an importer knows it.
@@ -145,106 +143,106 @@ impl Handle {
 
     /// The boot of the machine on which it was made.
     pub(crate) fn boot(&self) -> BootHalf {
-        BootHalf(self.u64_at(layout::BOOT_ID))
+        BootHalf(self.u64_at(codec::BOOT_ID))
     }
 
     /// Inode of the producer's pid namespace, 0 if it could not be read.
     #[must_use]
     pub fn pid_namespace(&self) -> u64 {
-        u64::from(self.u32_at(layout::PID_NAMESPACE))
+        u64::from(self.u32_at(codec::PID_NAMESPACE))
     }
 
     /// Inode of the producer in pidfs (Linux 6.9 and later), which no other process of this boot has; else 0.
     #[must_use]
     pub fn pidfs_inode(&self) -> u64 {
-        self.u64_at(layout::PIDFS_INODE)
+        self.u64_at(codec::PIDFS_INODE)
     }
 
     /// The producer's fd of its ledger.
     #[must_use]
     pub fn ledger_fd(&self) -> i32 {
-        self.u32_at(layout::LEDGER_FD).cast_signed()
+        self.u32_at(codec::LEDGER_FD).cast_signed()
     }
 
     /// The producer's fd of the memory; `None` if a driver's opaque bytes name it alone.
     #[must_use]
     pub fn data_fd(&self) -> Option<i32> {
-        let fd = self.u32_at(layout::DATA_FD).cast_signed();
+        let fd = self.u32_at(codec::DATA_FD).cast_signed();
         (fd >= 0).then_some(fd)
     }
 
     /// Device and inode of the file behind [`Handle::data_fd`].
     #[must_use]
     pub fn data_identity(&self) -> (u64, u64) {
-        (fields::device_of(self.u32_at(layout::DATA_DEVICE)), self.u64_at(layout::DATA_INODE))
+        (codec::device_of(self.u32_at(codec::DATA_DEVICE)), self.u64_at(codec::DATA_INODE))
     }
 
     /// Where the region begins in that file, in bytes.
     #[must_use]
     pub fn data_offset(&self) -> u64 {
-        self.u64_at(layout::DATA_OFFSET)
+        self.u64_at(codec::DATA_OFFSET)
     }
 
     /// Number of the export's slot in the ledger.
     #[must_use]
     pub fn slot(&self) -> u32 {
-        self.u32_at(layout::SLOT)
+        self.u32_at(codec::SLOT)
     }
 
     /// Generation of that slot when the export was made.
     #[must_use]
     pub fn generation(&self) -> u64 {
-        self.u64_at(layout::GENERATION)
+        self.u64_at(codec::GENERATION)
     }
 
     /// Size of the region in bytes.
     #[must_use]
     pub fn region_size(&self) -> u64 {
-        self.u64_at(layout::REGION_SIZE)
+        self.u64_at(codec::REGION_SIZE)
     }
 
     /// The region's id in the producer.
     #[must_use]
     pub fn region_id(&self) -> u64 {
-        self.u64_at(layout::REGION_ID)
+        self.u64_at(codec::REGION_ID)
     }
 
     /// Where the block begins in the region, in bytes.
     #[must_use]
     pub fn offset(&self) -> u64 {
-        self.u64_at(layout::BLOCK_OFFSET)
+        self.u64_at(codec::BLOCK_OFFSET)
     }
 
     /// Length of the block in bytes, as its pool rounded it up.
     #[must_use]
     pub fn length(&self) -> u64 {
-        self.u64_at(layout::BLOCK_LENGTH)
+        self.u64_at(codec::BLOCK_LENGTH)
     }
 
     /// How many bytes of the block were asked for: at most [`Handle::length`], and equal to it where the pool does not keep it.
     #[must_use]
     pub fn requested(&self) -> u64 {
-        self.u64_at(layout::REQUESTED)
+        self.u64_at(codec::REQUESTED)
     }
 
     /// The kind of provider that the memory came from.
     #[must_use]
     pub fn provider_kind(&self) -> ProviderKind {
         // `check` refuses a handle for which this is `None`.
-        ProviderKind::from_bytes(self.array_at(layout::PROVIDER_KIND)).unwrap_or(ProviderKind::HOST)
+        ProviderKind::from_bytes(self.array_at(codec::PROVIDER_KIND)).unwrap_or(ProviderKind::HOST)
     }
 
     /// The driver's id of the allocation, 0 if it has none.
     #[must_use]
     pub fn allocation_id(&self) -> u64 {
-        self.u64_at(layout::ALLOCATION_ID)
+        self.u64_at(codec::ALLOCATION_ID)
     }
 
     /// The driver's own handle (up to 64 bytes), empty if there is none.
     #[must_use]
     pub fn native(&self) -> &[u8] {
-        let length = usize::from(self.bytes[layout::NATIVE_LENGTH]);
-        &self.bytes[layout::NATIVE][..length]
+        let length = usize::from(self.bytes[codec::NATIVE_LENGTH]);
+        &self.bytes[codec::NATIVE][..length]
     }
 
     /// Whether the region has a file of its own, so that opening it shows nothing but it.
@@ -277,7 +275,7 @@ impl Handle {
     }
 
     pub(crate) fn has(&self, flag: u16) -> bool {
-        self.u16_at(layout::FLAGS) & flag != 0
+        self.u16_at(codec::FLAGS) & flag != 0
     }
 }
 

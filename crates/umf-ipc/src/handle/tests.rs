@@ -107,7 +107,7 @@ proptest! {
     #[test]
     fn device_numbers_survive_in_32_bits(major in 0_u32..1 << 12, minor in 0_u32..1 << 20) {
         let device = rustix::fs::makedev(major, minor);
-        prop_assert_eq!(fields::device_of(fields::device_number(device)), device);
+        prop_assert_eq!(codec::device_of(codec::device_number(device)), device);
     }
 
     #[test]

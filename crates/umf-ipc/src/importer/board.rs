@@ -5,18 +5,15 @@ use std::sync::Arc;
 
 use umf_sync::{Lock, failpoint, fork};
 
-use crate::Error;
-use crate::handle::Handle;
-use crate::ledger::event::half_of;
-use crate::ledger::{Event, Figures, LedgerWriter};
+use crate::ledger::{Figures, LedgerWriter};
 
 /// Made when the first mapping is, gone when the importer is told to let go of what is idle and nothing is left. Without
 /// one (no fd left for it, say) the importer works as well; it is only not seen.
 #[derive(Debug, Default)]
 pub(super) struct Board {
     ledger: Lock<Option<Posted>>,
-    /// Whether something was recorded that statistics do not show yet: so that opens of which nothing is recorded take no
-    /// lock here.
+    /// Whether something changed that statistics do not show yet: so that opens that change nothing
+    /// take no lock here.
     news: AtomicBool,
 }
 
@@ -28,29 +25,19 @@ struct Posted {
 }
 
 impl Board {
-    /// Notes that a region was mapped for this handle.
-    pub(super) fn opened(&self, handle: &Handle) {
-        if let Some(ledger) = self.current_or_new() {
-            ledger.record(Event::Open {
-                slot: handle.slot(),
-                generation: handle.generation(),
-                nonce: half_of(handle.nonce()),
-                pid: handle.pid(),
-            });
-            self.news.store(true, Ordering::Relaxed);
-        }
+    /// Notes that a region was mapped.
+    pub(super) fn opened(&self) {
+        self.note(self.current_or_new());
     }
 
-    /// Notes that this handle was refused; nowhere, if nothing was ever mapped.
-    pub(super) fn refused(&self, handle: &Handle, error: &Error) {
-        if let Some(ledger) = self.current() {
-            ledger.record(Event::Refuse {
-                slot: handle.slot(),
-                generation: handle.generation(),
-                nonce: half_of(handle.nonce()),
-                pid: handle.pid(),
-                reason: error.into(),
-            });
+    /// Notes that a handle was refused; nowhere, if nothing was ever mapped.
+    pub(super) fn refused(&self) {
+        self.note(self.current());
+    }
+
+    fn note(&self, ledger: Option<Arc<LedgerWriter>>) {
+        if let Some(ledger) = ledger {
+            ledger.note_change();
             self.news.store(true, Ordering::Relaxed);
         }
     }

@@ -10,14 +10,13 @@ use vm_memory::{Bytes as _, VolatileSlice};
 
 use super::Inner;
 use super::region::ImportedRegion;
-use crate::cache::Pin;
+use crate::cache::{Known, Pin};
 use crate::lease::Lease;
 use crate::{Error, Result, protocol};
 
-/// Where a mapping is and how its validity is read.
+/// Where a mapping is and how its validity is read. Pointers are into what the pinned entry keeps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    pub pin: Pin,
     /// `None` where leases are off.
     pub lease: Option<Lease>,
     pub base: Address,
@@ -35,6 +34,9 @@ pub(super) struct Place {
     pub slot: u32,
 }
 
+// SAFETY: it points to atomics, and to a region that any thread may look at.
+unsafe impl Known for Place {}
+
 /// A block (or region) of another process, open in this one. Dropping it closes it; the region stays mapped in the
 /// importer's cache until it is evicted.
 ///
@@ -45,6 +47,7 @@ pub(super) struct Place {
 /// [`Mapping::read`], [`Mapping::write`], or the volatile slice with its copies, atomics and typed access.
 pub struct Mapping<'i> {
     importer: &'i Inner,
+    pin: Pin,
     place: Place,
 }
 
@@ -55,15 +58,15 @@ unsafe impl Send for Mapping<'_> {}
 unsafe impl Sync for Mapping<'_> {}
 
 impl<'i> Mapping<'i> {
-    /// Takes over the pin `place.pin` and the lease `place.lease`.
+    /// Takes over the pin and the lease `place.lease`.
     ///
     /// # Safety
     /// Pin and lease are the caller's; the entry's region has `place.base .. + place.length`, accessible as the flags
     /// say; `place.word` is the address of a generation in the ledger that the entry keeps mapped; `place.told` is the entry's
     /// value.
     #[inline]
-    pub(super) const unsafe fn new(importer: &'i Inner, place: Place) -> Self {
-        Self { importer, place }
+    pub(super) const unsafe fn new(importer: &'i Inner, pin: Pin, place: Place) -> Self {
+        Self { importer, pin, place }
     }
 
     /// Where the block is in this process.
@@ -281,7 +284,7 @@ impl Drop for Mapping<'_> {
             // SAFETY: by `new`'s contract the lease is this mapping's; the pin keeps the importer's rows.
             unsafe { lease.give_back() };
         }
-        self.importer.pins().give_back(self.place.pin, thread::current());
+        self.importer.pins().give_back(self.pin, thread::current());
         failpoint!("lease.given_back");
     }
 }

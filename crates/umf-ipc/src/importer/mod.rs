@@ -1,19 +1,16 @@
 //! The consumer's side: opening handles, and keeping mappings in a bounded cache.
 
 mod board;
-mod builder;
-mod extent;
-mod held;
 mod mapping;
 mod open;
 mod producer;
 mod region;
 
-pub use builder::{ImporterBuilder, ImporterSettings};
 pub use mapping::Mapping;
 pub use umf_core::Access;
 
 use core::mem::MaybeUninit;
+use core::time::Duration;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -21,12 +18,14 @@ use umf_core::{Address, Import, ProviderKind};
 use umf_sync::Lock;
 
 use crate::Result;
-use crate::cache::{Cache, CacheStatistics, Memo};
+use crate::cache::{Cache, CacheStatistics, LimitPolicy, Limits, Memo};
 use crate::handle::Handle;
 use crate::identity::ProducerId;
+use crate::transfer::Exchange;
 use board::Board;
+use mapping::Place;
 use producer::Producer;
-use region::{ImportedRegion, Key};
+use region::{ImportedRegion, Key, KnownWindow};
 
 /// Opens handles of other processes (and of this one). Needs no pool and no provider, only somebody who can
 /// [`Import`] each kind of memory.
@@ -46,7 +45,10 @@ pub(crate) struct Inner {
     settings: ImporterSettings,
     imports: Lock<HashMap<ProviderKind, Arc<dyn Import>>>,
     cache: Cache<Key, ImportedRegion>,
-    memo: [Memo; 2],
+    /// By access: handles that were opened.
+    memo: [Memo<Place>; 2],
+    /// By access: windows that handles were opened in.
+    windows: [Memo<KnownWindow, { region::NAME }, 64>; 2],
     producers: Lock<HashMap<ProducerId, Arc<Producer>>>,
     board: Board,
 }
@@ -144,5 +146,136 @@ impl Importer {
     #[must_use]
     pub fn settings(&self) -> &ImporterSettings {
         &self.inner.settings
+    }
+}
+
+/// Settings of an [`Importer`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ImporterSettings {
+    /// Which ways to the producer's fds may be taken, in which order. Default: auto.
+    pub exchange: Exchange,
+    /// The most mappings (one per region) that are kept, 0 for no limit. Default: 0.
+    /// `UMF_MAX_OPENED_IPC_HANDLES`.
+    pub max_opened_handles: u64,
+    /// The most bytes that are kept mapped, 0 for no limit. Default: 0.
+    pub max_opened_bytes: u64,
+    /// What happens over a limit when all mappings are in use. Default: soft.
+    pub limit: LimitPolicy,
+    /// Shards of the table, a power of two. More let more threads miss at the same time. Default: 16.
+    pub shards: usize,
+    /// How long a producer may take to answer on its socket. Default: 2 s.
+    pub open_timeout: Duration,
+    /// Whether an open takes a lease, which keeps freed memory from being used again while it is open. Without leases a mapping
+    /// may show other contents as soon as its block is freed ([`crate::Mapping::is_current`] tells). For processes that can
+    /// neither open files through `/proc` nor reach their producers' sockets. Default: true.
+    pub leases: bool,
+}
+
+impl Default for ImporterSettings {
+    fn default() -> Self {
+        Self {
+            exchange: Exchange::Auto,
+            max_opened_handles: 0,
+            max_opened_bytes: 0,
+            limit: LimitPolicy::Soft,
+            shards: 16,
+            open_timeout: Duration::from_secs(2),
+            leases: true,
+        }
+    }
+}
+
+/// Builds an [`Importer`].
+#[derive(Default)]
+pub struct ImporterBuilder {
+    settings: ImporterSettings,
+    imports: HashMap<ProviderKind, Arc<dyn Import>>,
+}
+
+impl core::fmt::Debug for ImporterBuilder {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("ImporterBuilder").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl ImporterBuilder {
+    /// Lets the importer open this kind of memory. A second one of the same kind replaces the first.
+    #[must_use]
+    pub fn import(mut self, import: Arc<dyn Import>) -> Self {
+        self.imports.insert(import.kind(), import);
+        self
+    }
+
+    /// Sets all settings at once.
+    #[must_use]
+    pub fn settings(mut self, settings: ImporterSettings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// Which ways to the producer's fds may be taken.
+    #[must_use]
+    pub fn exchange(mut self, exchange: Exchange) -> Self {
+        self.settings.exchange = exchange;
+        self
+    }
+
+    /// The most mappings that are kept, 0 for no limit.
+    #[must_use]
+    pub const fn max_opened_handles(mut self, limit: u64) -> Self {
+        self.settings.max_opened_handles = limit;
+        self
+    }
+
+    /// The most bytes that are kept mapped, 0 for no limit.
+    #[must_use]
+    pub const fn max_opened_bytes(mut self, limit: u64) -> Self {
+        self.settings.max_opened_bytes = limit;
+        self
+    }
+
+    /// What happens over a limit when all mappings are in use.
+    #[must_use]
+    pub const fn limit(mut self, policy: LimitPolicy) -> Self {
+        self.settings.limit = policy;
+        self
+    }
+
+    /// How long a producer may take to answer on its socket.
+    #[must_use]
+    pub const fn open_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.open_timeout = timeout;
+        self
+    }
+
+    /// Whether an open takes a lease: see [`ImporterSettings::leases`].
+    #[must_use]
+    pub const fn leases(mut self, leases: bool) -> Self {
+        self.settings.leases = leases;
+        self
+    }
+
+    /// The importer.
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`] if this process has too many (4096 exporters, importers and pools).
+    pub fn build(self) -> Result<Importer> {
+        let limits = Limits {
+            entries: self.settings.max_opened_handles,
+            bytes: self.settings.max_opened_bytes,
+            policy: self.settings.limit,
+            what: "opened mappings",
+            setting: "UMF_MAX_OPENED_IPC_HANDLES, UMF_IPC_MAX_OPENED_BYTES",
+        };
+        Importer::new(Inner {
+            cache: Cache::new(limits, self.settings.shards.clamp(1, 1024)),
+            memo: [const { Memo::new() }; 2],
+            windows: [const { Memo::new() }; 2],
+            producers: Lock::new(HashMap::new()),
+            imports: Lock::new(self.imports),
+            board: Board::default(),
+            settings: self.settings,
+        })
     }
 }

@@ -9,12 +9,10 @@ use umf_core::{Access, Address};
 use umf_sync::failpoint;
 
 use super::Inner;
-use super::extent::Window;
-use super::held::Held;
 use super::mapping::{Mapping, Place};
 use super::producer::Producer;
-use super::region::{Extent, ImportedRegion, Key};
-use crate::cache::{CacheStatistics, Note, Pin};
+use super::region::{Extent, Held, ImportedRegion, Key, Window};
+use crate::cache::{CacheStatistics, Memo, Note, Pin};
 use crate::handle::{Handle, SIZE};
 use crate::identity;
 use crate::ledger::Figures;
@@ -23,12 +21,6 @@ use crate::{Error, Result, protocol};
 /// Producers without an open region that are remembered beyond this number are forgotten, and found again when
 /// they are needed.
 const IDLE_PRODUCERS: usize = 64;
-
-/// Flags among the notes of a remembered handle.
-const HOST_ACCESSIBLE: u64 = 1;
-const READ_ONLY: u64 = 2;
-/// Where the flags have the producer's pid.
-const PID_SHIFT: u32 = 32;
 
 impl Inner {
     #[inline]
@@ -70,39 +62,27 @@ impl Inner {
     {
         if let Some(memo) = self.memo[access as usize].current()
             && let Some(note) = memo.by_bytes(hash(bytes), bytes)
-            && let base = Address::from_bits(note.base)
-            && let Some(into) = place(base, note.length as usize)
+            && let known = note.value
+            && let Some(into) = place(known.base, known.length)
             // SAFETY: the note was made in this thread's table for the pins of this importer.
             && unsafe { note.pin.pin_stamped(note.stamp) }
         {
-            // SAFETY: the note was stored by `remember` for the entry with this stamp. The pin keeps that entry, which keeps
-            // region and ledger mapped, and the producer with the rows that the lease is counted in.
-            let place = Place {
-                pin: Pin::new(memo.thread(), note.pin),
-                lease: note.lease,
-                base,
-                length: note.length as usize,
-                generation: note.generation,
-                word: note.word,
-                host_accessible: note.flags & HOST_ACCESSIBLE != 0,
-                read_only: note.flags & READ_ONLY != 0,
-                told: note.object.map(NonNull::cast),
-                pid: (note.flags >> PID_SHIFT) as u32,
-                slot: (note.key >> 32) as u32,
-            };
+            let pin = Pin::new(memo.thread(), note.pin);
             // A stale handle that is opened again and again must not count each time: its block would be held for ever.
-            // SAFETY: as above.
-            if unsafe { note.word.as_ref() }.load(Ordering::Relaxed) != note.generation {
-                self.pins().give_back(place.pin, Some(memo.thread()));
+            // SAFETY: the note was stored by `finish` for the entry with this stamp. The pin keeps
+            // that entry, which keeps region and ledger mapped, and the producer with the rows that
+            // the lease is counted in.
+            if unsafe { known.word.as_ref() }.load(Ordering::Relaxed) != known.generation {
+                self.pins().give_back(pin, Some(memo.thread()));
                 return false;
             }
-            if let Some(lease) = note.lease {
+            if let Some(lease) = known.lease {
                 // SAFETY: as above.
                 protocol::lease(unsafe { lease.word().as_ref() });
                 failpoint!("lease.counted_again");
             }
             // SAFETY: as above.
-            let mapping = unsafe { Mapping::new(self, place) };
+            let mapping = unsafe { Mapping::new(self, pin, known) };
             // (Otherwise dropping it takes lease and pin back.)
             if mapping.is_current_since_lease() {
                 into.write(mapping);
@@ -116,8 +96,8 @@ impl Inner {
     #[cold]
     fn open_anew(&self, handle: &Handle, access: Access) -> Result<Mapping<'_>> {
         let opened = self.retry_without_idle(|| self.open_checked(handle, access));
-        if let Err(error) = &opened {
-            self.board.refused(handle, error);
+        if opened.is_err() {
+            self.board.refused();
         }
         match &opened {
             Ok(_) => {}
@@ -187,8 +167,6 @@ impl Inner {
         };
         let word = producer.slot(handle)?.generation_word();
         let length = usize::try_from(handle.length()).unwrap_or(0);
-        let flags = if imported.host_accessible { HOST_ACCESSIBLE } else { 0 }
-            | if imported.read_only || access == Access::ReadOnly { READ_ONLY } else { 0 };
         let is_told = region.import.host_access().is_some() || region.import.transfer().is_some();
         let told = is_told.then(|| NonNull::from(region));
         let lease = if self.settings.leases {
@@ -198,21 +176,20 @@ impl Inner {
         };
         let (stamp, number) = (held.stamp, held.number);
         let place = Place {
-            pin: held.into_pin(),
             lease,
             base,
             length,
             generation: handle.generation(),
             word,
-            host_accessible: flags & HOST_ACCESSIBLE != 0,
-            read_only: flags & READ_ONLY != 0,
+            host_accessible: imported.host_accessible,
+            read_only: imported.read_only || access == Access::ReadOnly,
             told,
             pid: handle.pid(),
             slot: handle.slot(),
         };
         // SAFETY: the pin keeps the entry, and with it region and ledger; `word` is the generation of its slot, and `told` the
         // entry's value.
-        let mapping = unsafe { Mapping::new(self, place) };
+        let mapping = unsafe { Mapping::new(self, held.into_pin(), place) };
         // It is leased now; if it was retired before that, this sees it.
         if !mapping.is_current_since_lease() {
             failpoint!("lease.too_late");
@@ -222,18 +199,8 @@ impl Inner {
         if let Some(memo) = self.memo[access as usize].current_or_new()
             && let Some((_, pin)) = self.cache.pins().cell(number)
         {
-            let note = Note {
-                key: u64::from(handle.slot()) << 32 | u64::from(number),
-                pin,
-                stamp,
-                word,
-                generation: handle.generation(),
-                lease,
-                base: base.to_bits(),
-                length: length as u64,
-                flags: flags | u64::from(handle.pid()) << PID_SHIFT,
-                object: told.map(NonNull::cast),
-            };
+            let key = u64::from(handle.slot()) << 32 | u64::from(number);
+            let note = Note { key, pin, stamp, value: place };
             memo.store(hash(handle.as_bytes()), handle.as_bytes(), note);
         }
         failpoint!("import.opened");
@@ -290,7 +257,7 @@ impl Inner {
     pub(super) fn statistics(&self) -> CacheStatistics {
         let fds =
             self.producers.lock().values().map(|producer| producer.fds()).sum::<u64>() + self.board.fds();
-        let hits = self.memo.iter().map(crate::cache::Memo::hits).sum();
+        let hits = self.memo.iter().map(Memo::hits).sum();
         CacheStatistics { fds, hits, ..self.cache.statistics() }
     }
 

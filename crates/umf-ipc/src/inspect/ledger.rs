@@ -1,41 +1,24 @@
-//! [`Ledger`]: the content of somebody's ledger.
+//! [`Ledger`]: the content of another process's ledger; and [`LeaseRow`]: which importers count a slot
+//! of it as open.
 
 use core::mem::offset_of;
 use core::sync::atomic::fence;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::identity::Nonce;
-use crate::ledger::event::{IMPORTER_EVENTS, Recorded};
-use crate::ledger::layout::{
-    FLAG_IMPORTER, FLAG_SERVED, HEADER_SIZE, Header, MAGIC, MAX_SLOTS, Slot as SlotWords, VERSION,
-};
-use crate::ledger::ring::RingContent;
-use crate::ledger::statistics::{self, CACHES, FACTS, POOLS, Statistics};
+use rustix::fs::SealFlags;
+
+use super::{Found, Owner};
+use crate::lease::layout as lease;
+use crate::ledger::layout::{FLAG_IMPORTER, FLAG_SERVED, HEADER_SIZE, Header, HeaderContent, Identity, Slot};
+use crate::ledger::ring::{Shape, read_last};
+use crate::ledger::statistics::{CACHES, FACTS, POOLS, Statistics};
 use crate::{Handle, protocol};
+use umf_os::Locks;
 
 const WORD: usize = size_of::<u64>();
-const SLOT: usize = size_of::<SlotWords>();
 /// Slots that are read at a time.
 const CHUNK: u32 = 1024;
-
-/// Who a ledger says that its owner is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Identity {
-    /// What handles of this ledger carry.
-    pub nonce: Nonce,
-    /// Its process id in its own pid namespace.
-    pub pid: u32,
-    /// Its effective user id when it made the ledger.
-    pub uid: u32,
-    /// Inode of its pid namespace, 0 if unknown.
-    pub pid_namespace: u64,
-    /// Its inode in pidfs, 0 before Linux 6.9.
-    pub pidfs_inode: u64,
-    /// When it was started, in clock ticks since boot; 0 if unknown.
-    pub start_time: u64,
-}
 
 impl Identity {
     /// Who a handle says that its producer is; it does not tell the user.
@@ -51,63 +34,12 @@ impl Identity {
     }
 }
 
-/// One slot of a ledger.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Slot {
-    /// Which.
-    pub number: u32,
-    /// Odd while the export exists.
-    pub generation: u64,
-    /// What the export is, while it exists.
-    pub content: Option<SlotContent>,
-}
-
-/// What a slot says of its export.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SlotContent {
-    /// Id of the region.
-    pub region_id: u64,
-    /// Its size in bytes.
-    pub region_size: u64,
-    /// The slot of the region as a whole: its own number if the export is that.
-    pub region_slot: u32,
-    /// The producer's number of the fd behind it, -1 if there is none.
-    pub fd: i32,
-    /// Where the region begins in the file.
-    pub data_offset: u64,
-    /// Where the block begins in the region.
-    pub offset: u64,
-    /// Bytes that its pool set aside.
-    pub length: u64,
-}
-
-/// What a flight recorder holds.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Events {
-    /// The events, the oldest first.
-    pub recorded: Vec<Recorded>,
-    /// How many there were in the life of the recorder.
-    pub written: u64,
-    /// How many of them were not kept because two threads met in one place.
-    pub lost: u64,
-    /// How many were just being written.
-    pub torn: usize,
-}
-
 /// A ledger of another process, read and not mapped. Its content may change from one call to the next.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     source: Source,
     size: u64,
-    identity: Identity,
-    flags: u32,
-    capacity: u32,
-    lease_table: Option<(u32, u32)>,
-    statistics: u64,
-    events: u64,
+    header: HeaderContent,
 }
 
 #[derive(Clone)]
@@ -162,84 +94,51 @@ impl Ledger {
         Self::new(Source::File(Arc::new(fd)), size)
     }
 
-    /// A ledger from a copy of its bytes (for tests and fuzzing); `None` if it is none of this version.
-    #[doc(hidden)]
+    /// Reads a ledger from a copy of its bytes; `None` if they are no ledger of this version.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         Self::new(Source::Bytes(bytes.into()), bytes.len() as u64)
     }
 
     fn new(source: Source, size: u64) -> Option<Self> {
-        let header: [u8; HEADER_SIZE] = source.read(0)?;
-        let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap_or_default());
-        let half = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap_or_default());
-        let bytes = |at: usize| header[at..at + 16].try_into().unwrap_or([0; 16]);
-        let fits = word(offset_of!(Header, magic)) == MAGIC
-            && half(offset_of!(Header, version)) == VERSION
-            && half(offset_of!(Header, header_size)) as usize == HEADER_SIZE
-            && half(offset_of!(Header, slot_size)) as usize == SLOT;
-        let capacity = half(offset_of!(Header, slot_capacity));
-        if !fits || capacity > MAX_SLOTS || (HEADER_SIZE + capacity as usize * SLOT) as u64 > size {
-            return None;
-        }
-        let identity = Identity {
-            nonce: Nonce::from_bytes(bytes(offset_of!(Header, nonce))),
-            pid: half(offset_of!(Header, pid)),
-            uid: half(offset_of!(Header, uid)),
-            pid_namespace: word(offset_of!(Header, pid_namespace)),
-            pidfs_inode: word(offset_of!(Header, pidfs_inode)),
-            start_time: word(offset_of!(Header, start_time)),
-        };
-        Some(Self {
-            source,
-            size,
-            identity,
-            flags: half(offset_of!(Header, flags)),
-            capacity,
-            lease_table: Some((
-                half(offset_of!(Header, lease_table_fd)),
-                half(offset_of!(Header, lease_table_rows)),
-            ))
-            .filter(|&(number, _)| number != u32::MAX),
-            statistics: word(offset_of!(Header, statistics_offset)),
-            events: word(offset_of!(Header, events_offset)),
-        })
+        let header = HeaderContent::parse(&source.read(0)?, size).ok()?;
+        Some(Self { source, size, header })
     }
 
     /// Whose it says that it is.
     #[must_use]
     pub const fn identity(&self) -> &Identity {
-        &self.identity
+        &self.header.owner
     }
 
     /// Whether it is that of an importer, which has no slots.
     #[must_use]
     pub const fn is_importers(&self) -> bool {
-        self.flags & FLAG_IMPORTER != 0
+        self.header.flags & FLAG_IMPORTER != 0
     }
 
     /// Whether its owner answers on a socket.
     #[must_use]
     pub const fn is_served(&self) -> bool {
-        self.flags & FLAG_SERVED != 0
+        self.header.flags & FLAG_SERVED != 0
     }
 
     /// The owner's descriptor number of its lease table, and how many rows that has; `None` while there is none.
-    pub(super) const fn lease_table(&self) -> Option<(u32, u32)> {
-        self.lease_table
+    pub(super) const fn lease_table(&self) -> Option<(i32, u32)> {
+        self.header.lease_table
     }
 
     /// How many slots it can have.
     #[must_use]
     pub const fn capacity(&self) -> u32 {
-        self.capacity
+        self.header.capacity
     }
 
     /// How many slots have been used so far.
     #[must_use]
     pub fn used(&self) -> u32 {
         let used: Option<[u8; 4]> = self.source.read(offset_of!(Header, slots_used));
-        used.map_or(0, u32::from_le_bytes).min(self.capacity)
+        used.map_or(0, u32::from_le_bytes).min(self.capacity())
     }
 
     /// A slot that has been used.
@@ -257,65 +156,109 @@ impl Ledger {
     }
 
     fn read_slots(&self, first: u32, count: u32) -> Option<Vec<Slot>> {
-        let offset = HEADER_SIZE as u64 + u64::from(first) * SLOT as u64;
-        let all = || self.source.words(offset, count as usize * SLOT / WORD);
+        let offset = HEADER_SIZE as u64 + u64::from(first) * (Slot::WORDS * WORD) as u64;
+        let all = || self.source.words(offset, count as usize * Slot::WORDS);
         let (before, content, after) = protocol::settled(all, all, fence);
-        let (before, content, after) = (before?, content?, after?);
-        let per = SLOT / WORD;
-        let slots = content.chunks_exact(per).zip(before.chunks_exact(per).zip(after.chunks_exact(per)));
-        let slots = slots.zip(first..).map(|((words, (before, after)), number)| {
-            let generation = after[0];
-            // While it is even, the next export may be half there.
-            let whole = before[0] == generation && generation & 1 == 1;
-            let half = |at: usize, high: bool| (words[at] >> if high { 32 } else { 0 }) as u32;
-            let content = whole.then(|| SlotContent {
-                fd: half(offset_of!(SlotWords, fd) / WORD, true).cast_signed(),
-                region_slot: half(offset_of!(SlotWords, region_slot) / WORD, false),
-                region_id: words[offset_of!(SlotWords, region_id) / WORD],
-                region_size: words[offset_of!(SlotWords, region_size) / WORD],
-                data_offset: words[offset_of!(SlotWords, data_offset) / WORD],
-                offset: words[offset_of!(SlotWords, offset) / WORD],
-                length: words[offset_of!(SlotWords, length) / WORD],
-            });
-            Slot { number, generation, content }
-        });
-        Some(slots.collect())
+        let [before, content, after] = [before?, content?, after?];
+        let [before, content, after] = [&before, &content, &after].map(|read| read.chunks_exact(Slot::WORDS));
+        let slots = before.zip(content).zip(after).zip(first..);
+        Some(slots.filter_map(|(((a, b), c), number)| Slot::parse(number, a, b, c)).collect())
     }
 
     /// What its owner published about itself; `None` if the ledger has nothing of that in a form known here.
     #[must_use]
     pub fn statistics(&self) -> Option<Statistics> {
-        if self.statistics == 0 {
+        let area = self.header.statistics;
+        if area == 0 {
             return None;
         }
-        let facts = self.source.words(self.statistics, FACTS)?;
-        let ring = |from: usize, words: usize| self.ring(self.statistics, from, words)?.last();
-        let (caches, pools) = (ring(FACTS, CACHES.words), ring(FACTS + CACHES.size(), POOLS.words));
+        let facts = self.source.words(area, FACTS)?;
+        let caches = self.last_record(area, FACTS, CACHES);
+        let pools = self.last_record(area, FACTS + CACHES.size(), POOLS);
         Statistics::decode(&facts, caches.as_deref(), pools.as_deref())
     }
 
-    /// What its flight recorder holds; `None` if the ledger has none in a form known here.
-    #[must_use]
-    pub fn events(&self) -> Option<Events> {
-        if self.events == 0 {
-            return None;
-        }
-        let ring = self.ring(self.events, 0, IMPORTER_EVENTS.words)?;
-        let decode = |(ticket, fields): (u64, Vec<u64>)| Recorded::decode(ticket, &fields);
-        let recorded = ring.records.into_iter().filter_map(decode).collect();
-        Some(Events { recorded, written: ring.written, lost: ring.lost, torn: ring.torn })
-    }
-
-    /// The ring that begins at word `from` of the area at byte `area`.
-    fn ring(&self, area: u64, from: usize, words: usize) -> Option<RingContent> {
-        RingContent::read(words, |at, count| {
+    /// The last record of the ring that begins at word `from` of the area at byte `area`.
+    fn last_record(&self, area: u64, from: usize, shape: Shape) -> Option<Vec<u64>> {
+        let (_, fields) = read_last(shape, |at, count| {
             let offset = area.checked_add((from + at) as u64 * WORD as u64)?;
             let end = offset.checked_add(count as u64 * WORD as u64)?;
             // Before memory is allocated for it.
             (end <= self.size).then(|| self.source.words(offset, count))?
-        })
+        })?;
+        Some(fields)
     }
 }
 
-const _: () = assert!(statistics::SIZE > FACTS && offset_of!(SlotWords, generation) == 0);
-const _: () = assert!(offset_of!(SlotWords, fd) == offset_of!(SlotWords, region_slot) + 4);
+/// A row of a lease table whose importer describes itself, or that counts something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeaseRow {
+    /// Its number in the table.
+    pub number: u32,
+    /// The importer's number, the same in all of its rows; 0 if the row was given back.
+    pub importer: u64,
+    /// The importer's process id in its own pid namespace, as it says.
+    pub pid: u32,
+    /// The importer's effective user id, as it says.
+    pub uid: u32,
+    /// Whether a living process holds the lock of the row. A row without an owner counts nothing.
+    pub is_owned: bool,
+    /// How often the importer has the slot's export open, or is about to.
+    pub count: u64,
+}
+
+impl Found {
+    /// The rows of the owner's lease table, with what they count of a slot. Empty if the owner has
+    /// none, has ended, or may not be looked into. What another process writes there is copied and
+    /// not believed.
+    #[must_use]
+    pub fn lease_rows(&self, slot: u32) -> Vec<LeaseRow> {
+        self.read_lease_rows(slot).unwrap_or_default()
+    }
+
+    fn read_lease_rows(&self, slot: u32) -> Option<Vec<LeaseRow>> {
+        let Owner::Alive { pid } = self.owner else { return None };
+        let (number, rows) = self.ledger.lease_table()?;
+        let shape = lease::Shape { slots: self.ledger.capacity(), rows: rows.min(lease::MAX_ROWS) };
+        let found = umf_os::file::open_path(&format!("/proc/{pid}/fd/{number}")).ok()?;
+        let identity = umf_os::file::identity(&found).ok()?;
+        let is_memory =
+            umf_os::file::is_regular(&found).ok()? && umf_os::memfd::device().ok()? == Some(identity.device);
+        if !is_memory || slot >= shape.slots {
+            return None;
+        }
+        let table = umf_os::file::reopen(found.as_fd(), true).ok()?;
+        let locks = Locks::of_file(&table);
+        let is_sealed = umf_os::memfd::is_sealed(&table, SealFlags::SHRINK | SealFlags::GROW).ok()?;
+        if !is_sealed
+            || umf_os::file::size(&table).ok()? != shape.size()
+            || umf_os::file::identity(&table).ok()? != identity
+        {
+            return None;
+        }
+        let word = |offset: u64| {
+            let mut bytes = [0; 8];
+            umf_os::file::read_at(&table, &mut bytes, offset).ok()?.then_some(u64::from_le_bytes(bytes))
+        };
+        let half = |offset: u64| word(offset).map(|word| word as u32);
+        if word(0)? != lease::MAGIC || half(offset_of!(lease::Header, version) as u64)? != lease::VERSION {
+            return None;
+        }
+        let height = half(offset_of!(lease::Header, height) as u64)?.min(shape.rows);
+        let rows = (0..height).filter_map(|number| {
+            let owner = shape.owners() + u64::from(number) * size_of::<lease::Owner>() as u64;
+            let row = LeaseRow {
+                number,
+                importer: word(owner + offset_of!(lease::Owner, importer) as u64)?,
+                pid: half(owner + offset_of!(lease::Owner, pid) as u64)?,
+                uid: half(owner + offset_of!(lease::Owner, uid) as u64)?,
+                is_owned: locks.is_write_locked(shape.row(number)).ok()?,
+                // (To read a hole allocates nothing, as to map it would.)
+                count: word(shape.row(number) + lease::ROW_HEADER + u64::from(slot) * 8)?,
+            };
+            (row.importer != 0 || row.count != 0).then_some(row)
+        });
+        Some(rows.collect())
+    }
+}

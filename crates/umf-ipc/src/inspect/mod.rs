@@ -6,18 +6,14 @@
 //! out, with no mapping that could fault, and nothing of it is believed before it was checked.
 
 mod find;
-mod leases;
 mod ledger;
-mod owner;
 
-pub use crate::ledger::event::{Event, Recorded, RefuseReason, RetireReason, half_of};
+pub use crate::ledger::layout::{End, Identity, RetireReason, Slot, SlotContent};
 pub use crate::ledger::statistics::{PoolFigures, Statistics, plain};
-pub use find::{Found, Search, find};
-pub use leases::LeaseRow;
-pub use ledger::{Events, Identity, Ledger, Slot, SlotContent};
-pub use owner::Owner;
+pub use find::{Found, Owner, Search, find};
+pub use ledger::{LeaseRow, Ledger};
 
-/// Now, on the clock that events and statistics are timed with (`CLOCK_BOOTTIME`), in nanoseconds.
+/// Now, on the clock that ends and statistics are timed with (`CLOCK_BOOTTIME`), in nanoseconds.
 #[must_use]
 pub fn now() -> u64 {
     umf_os::clock::boot()

@@ -1,12 +1,10 @@
 use super::*;
 use crate::CacheStatistics;
-use crate::ledger::layout::Header;
-use crate::ledger::{self, Figures, LedgerWriter};
+use crate::ledger::{Figures, LedgerWriter};
 use proptest::prelude::*;
-use std::mem::offset_of;
 
-fn content(region_id: u64) -> ledger::SlotContent {
-    ledger::SlotContent {
+fn content(region_id: u64) -> SlotContent {
+    SlotContent {
         device: 1,
         inode: 2,
         fd: 9,
@@ -39,7 +37,6 @@ fn what_a_process_writes_is_found() {
     let ledger = LedgerWriter::new(100, true).unwrap();
     let slot = ledger.take(|_, _| Ok(())).unwrap();
     let generation = ledger.publish(slot, &content(5));
-    ledger.record(Event::Export { slot, generation, region: 5, bytes: 100 });
     let cache = CacheStatistics { misses: 77, ..CacheStatistics::default() };
     assert!(ledger.publish_statistics(true, || Figures { exporter: Some(cache), ..Figures::default() }));
     let found = of(&ledger);
@@ -53,26 +50,31 @@ fn what_a_process_writes_is_found() {
     assert!(statistics.started <= statistics.time && statistics.time <= now());
     let name = std::fs::read_to_string("/proc/self/comm").unwrap();
     assert_eq!(statistics.name, name.trim_end());
-    let events = view.events().unwrap();
-    assert_eq!(events.recorded[0].event, Event::Export { slot, generation, region: 5, bytes: 100 });
-    assert_eq!((events.written, events.lost, events.torn), (1, 0, 0));
     let seen = view.slot(slot).unwrap();
     let what = seen.content.unwrap();
-    assert_eq!((seen.generation, what.region_id, what.region_size), (1, 5, 4096));
-    assert_eq!((what.fd, what.region_slot, what.data_offset), (9, 0, 64));
-    assert_eq!((what.offset, what.length), (128, 100));
+    assert_eq!(seen.generation, 1);
+    assert_eq!(what, content(5));
+    assert_eq!(seen.ended, None);
+    assert!((statistics.started..=now()).contains(&seen.exported.unwrap()));
     assert_eq!(view.slot(1), None);
-    ledger.end(slot, generation, 5, RetireReason::BlockFreed);
-    assert_eq!(view.slot(slot).unwrap(), Slot { number: 0, generation: 2, content: None });
-    let last = view.events().unwrap().recorded[1];
-    assert_eq!(last.event, Event::Retire { slot, generation, region: 5, reason: RetireReason::BlockFreed });
-    assert!(last.time >= events.recorded[0].time);
+    ledger.end(slot, generation, RetireReason::BlockFreed);
+    let dead = view.slot(slot).unwrap();
+    assert_eq!((dead.generation, dead.content, dead.exported), (2, None, None));
+    let end = dead.ended.unwrap();
+    assert_eq!((end.generation, end.reason), (generation, RetireReason::BlockFreed));
+    assert!((seen.exported.unwrap()..=now()).contains(&end.time));
+    // It stays when the slot is used again, until the next export in it ends.
+    let generation = ledger.publish(slot, &content(6));
+    assert_eq!(view.slot(slot).unwrap().ended, Some(end));
+    ledger.end(slot, generation, RetireReason::Evicted);
+    let next = view.slot(slot).unwrap().ended.unwrap();
+    assert_eq!((next.generation, next.reason), (generation, RetireReason::Evicted));
     assert_eq!(view.slots().count(), 1);
     let nonce = ledger.nonce();
     drop(ledger);
     drop(found);
     assert!(find().unwrap().by_nonce(nonce).is_none(), "who only looks is not among those who have it");
-    assert_eq!(view.events().unwrap().recorded.len(), 2, "and sees it for as long as it likes");
+    assert_eq!(view.slot(slot).unwrap().ended, Some(next), "and sees it for as long as it likes");
 }
 
 #[test]
@@ -82,12 +84,6 @@ fn an_importers_ledger_is_small_and_has_no_slots() {
     assert!(view.is_importers() && view.capacity() == 0 && view.slot(0).is_none());
     assert!(umf_os::file::size(ledger.shared_fd()).unwrap() < 64 << 10);
     assert!(matches!(ledger.take(|_, _| Ok(())), Err(crate::Error::LimitReached { .. })));
-    for slot in 0..1000 {
-        ledger.record(Event::Open { slot, generation: 1, nonce: 2, pid: 3 });
-    }
-    let events = view.events().unwrap();
-    assert_eq!((events.recorded.len(), events.written), (256, 1000));
-    assert_eq!(events.recorded[255].event, Event::Open { slot: 999, generation: 1, nonce: 2, pid: 3 });
 }
 
 /// Publishing is paid for: a burst is seen to its end, a storm is not published each time.
@@ -100,15 +96,15 @@ fn publishing_is_bounded_and_a_burst_is_seen_whole() {
         Figures { importer: Some(cache), ..Figures::default() }
     };
     for round in 1..=5 {
-        ledger.record(Event::Open { slot: 1, generation: 1, nonce: 1, pid: 1 });
+        ledger.note_change();
         assert!(ledger.publish_statistics(false, || figures(round)));
-        assert!(ledger.publish_statistics(false, || panic!("nothing was recorded since")));
+        assert!(ledger.publish_statistics(false, || panic!("nothing changed since")));
         assert_eq!(view.statistics().unwrap().importer.unwrap().misses, round);
     }
     let mut published = 0;
     let storm = 200;
     for round in 0..storm {
-        ledger.record(Event::Open { slot: 1, generation: 1, nonce: 1, pid: 1 });
+        ledger.note_change();
         published += u64::from(ledger.publish_statistics(false, || {
             std::thread::sleep(std::time::Duration::from_micros(500));
             figures(round)
@@ -152,9 +148,6 @@ fn a_ledger_of_a_number_that_is_another_process_now() {
 
 fn look_at_all(view: &Ledger) {
     let _ = (view.statistics(), view.used(), view.identity(), view.is_served());
-    if let Some(events) = view.events() {
-        assert!(events.recorded.len() <= 1 << 16);
-    }
     assert!(view.slots().take(5000).all(|slot| view.slot(slot.number).is_some()));
     let _ = view.slot(u32::MAX);
 }
@@ -172,8 +165,7 @@ proptest! {
         let ledger = LedgerWriter::new(32, false).unwrap();
         for _ in 0..20 {
             let slot = ledger.take(|_, _| Ok(())).unwrap();
-            let generation = ledger.publish(slot, &content(5));
-            ledger.record(Event::Export { slot, generation, region: 5, bytes: 100 });
+            ledger.publish(slot, &content(5));
             ledger.publish_statistics(false, Figures::default);
         }
         let mut bytes = bytes(&ledger);
@@ -196,10 +188,6 @@ proptest! {
 }
 
 #[test]
-fn the_header_is_where_the_documentation_says() {
-    assert_eq!(offset_of!(Header, nonce), 16);
-    assert_eq!(offset_of!(Header, boot_id), 32);
-    assert_eq!((offset_of!(Header, pid), offset_of!(Header, slots_used)), (48, 88));
-    assert_eq!((offset_of!(Header, statistics_offset), offset_of!(Header, events_offset)), (104, 112));
+fn what_is_too_short_or_empty_is_no_ledger() {
     assert!(Ledger::from_bytes(&[]).is_none() && Ledger::from_bytes(&[0; 1 << 16]).is_none());
 }

@@ -13,8 +13,7 @@ use super::left::{self, Left, One, Range};
 use super::{LeaseTable, Scan};
 use crate::Result;
 use crate::exporter::NativeGuard;
-use crate::ledger::event::RetireReason;
-use crate::ledger::{Event, LedgerWriter};
+use crate::ledger::{LedgerWriter, RetireReason};
 
 /// The ledger and the lease table of one producer. It lives as long as the exporter, and after that
 /// as long as retired exports are leased.
@@ -104,8 +103,8 @@ impl Exports {
 
     /// Ends the export of a freed block, and gives its slot back if the block is not open
     /// elsewhere. Takes no lock if the block was never opened.
-    pub(crate) fn retire_closed(&self, slot: u32, generation: u64, region: u64, is_device: bool) -> Quick {
-        if !self.ledger.end(slot, generation, region, RetireReason::BlockFreed) {
+    pub(crate) fn retire_closed(&self, slot: u32, generation: u64, is_device: bool) -> Quick {
+        if !self.ledger.end(slot, generation, RetireReason::BlockFreed) {
             return Quick::Nothing;
         }
         if let Some(mut scan) = self.leases.scan(slot)
@@ -120,11 +119,10 @@ impl Exports {
     /// Ends the export of a range, unless another thread does. If the export is leased, it is kept
     /// in the list of deferred ones, together with `native`.
     pub(crate) fn retire(&self, export: &Exported, native: &Arc<NativeGuard>, reason: RetireReason) -> bool {
-        let region = native.region.id().get();
-        let retired = self.ledger.end(export.slot, export.generation, region, reason);
+        let retired = self.ledger.end(export.slot, export.generation, reason);
         if retired {
             match self.leases.scan(export.slot) {
-                Some(scan) => self.settle(export, scan, region, Some(native)),
+                Some(scan) => self.settle(export, scan, native.region.id().get(), Some(native)),
                 None => self.ledger.give_back(export.slot),
             }
         }
@@ -141,12 +139,11 @@ impl Exports {
         region: u64,
         native: Option<&Arc<NativeGuard>>,
     ) {
-        let Exported { slot, generation, base, size, is_region, is_device } = *export;
+        let Exported { slot, base, size, is_region, is_device, .. } = *export;
         failpoint!("lease.scanning");
         let range = Range { base, size };
         if self.is_open(slot, &mut scan, is_device) {
-            let one = One { slot, generation, range, region, scan, is_device, has_native: false };
-            self.ledger.record(Event::Hold { slot, generation, region, bytes: size as u64 });
+            let one = One { slot, range, region, scan, is_device, has_native: false };
             let mut left = self.left.lock();
             left.add(one, is_region, native);
             self.count.store(left.pending(), Ordering::Release);
@@ -231,8 +228,10 @@ impl Leases for Exports {
             left.sort_out(range, |one| self.is_open(one.slot, &mut one.scan, one.is_device));
         self.count.store(left.pending(), Ordering::Release);
         drop(left);
-        for One { slot, generation, range, region, .. } in closed {
-            self.ledger.record(Event::Release { slot, generation, region, bytes: range.size as u64 });
+        if !closed.is_empty() {
+            self.ledger.note_change();
+        }
+        for One { slot, .. } in closed {
             self.ledger.give_back(slot);
             failpoint!("lease.ended");
         }

@@ -35,7 +35,6 @@ impl Range {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct One {
     pub slot: u32,
-    pub generation: u64,
     pub range: Range,
     pub region: u64,
     /// Where its leases are looked for next.
@@ -238,7 +237,6 @@ mod tests {
                 let region_id = guards[region as usize].region.id().get();
                 let one = One {
                     slot,
-                    generation: 1,
                     range,
                     region: region_id,
                     scan: Scan::default(),

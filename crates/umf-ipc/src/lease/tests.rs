@@ -211,7 +211,7 @@ fn device_memory_of_a_killed_importer_is_held_for_a_moment() {
         let begun = std::time::Instant::now();
         let base = umf_core::Address::from_bits(1 << 20);
         let is_open = || umf_runtime::observer::Leases::is_leased(&*exports, base, 4096);
-        match exports.retire_closed(slot, generation, 1, is_device) {
+        match exports.retire_closed(slot, generation, is_device) {
             Quick::Ended(scan) => {
                 assert!(is_device);
                 let export = Exported { slot, generation, base, size: 4096, is_region: false, is_device };

@@ -8,16 +8,13 @@
 //! growing and writing by others. Importers map it read-only. Its content is of another process, and is
 //! read once, checked, and then used.
 
-mod areas;
-pub(crate) mod event;
 pub(crate) mod layout;
 mod reader;
 pub(crate) mod ring;
 pub(crate) mod statistics;
 mod writer;
 
-pub(crate) use event::Event;
-pub(crate) use layout::{MAX_SLOTS, SlotContent};
+pub(crate) use layout::{MAX_SLOTS, RetireReason, SlotContent};
 pub(crate) use reader::{LedgerReader, SlotReader};
 pub(crate) use statistics::Figures;
 pub(crate) use writer::LedgerWriter;

@@ -7,24 +7,22 @@ use rustix::fs::SealFlags;
 use umf_os::ReceivedFd;
 use umf_sync::failpoint;
 
-use super::areas::Areas;
-use super::event::PRODUCER_EVENTS;
 use super::layout::{
-    FLAG_LOCKED, HEADER_SIZE, Header, LIFE_BYTE, MAGIC, MAX_SLOTS, Slot, SlotContent, VERSION,
+    Areas, FLAG_LOCKED, HEADER_SIZE, Header, HeaderContent, LIFE_BYTE, MAX_SLOTS, SlotContent, SlotWords,
+    Unfit,
 };
 use crate::handle::Handle;
-use crate::identity::{BootId, Nonce};
 use crate::{Error, Result, protocol};
 use umf_os::{CheckedFile, FileIdentity, Locks, SharedMapping};
 
 /// Bytes of a ledger with the most slots.
-pub(super) const LARGEST: usize = Areas::new(MAX_SLOTS, PRODUCER_EVENTS).size;
+pub(super) const LARGEST: usize = Areas::new(MAX_SLOTS).size;
 
 /// A ledger mapped read-only, its header checked.
 #[derive(Debug)]
 pub(crate) struct LedgerReader {
     mapping: SharedMapping,
-    capacity: u32,
+    header: HeaderContent,
     /// Kept open so that others find the ledger under `/proc/<pid>/fd` when its producer was killed.
     fd: CheckedFile,
 }
@@ -51,69 +49,50 @@ impl LedgerReader {
         }
         let size = umf_os::file::size(&fd).map_err(system("fstat of the ledger"))?;
         let size = usize::try_from(size).unwrap_or(0);
-        if size < HEADER_SIZE + size_of::<Slot>() {
+        if size < HEADER_SIZE + size_of::<SlotWords>() {
             return Err(other("its ledger fd is too small for a ledger"));
         }
         if size > LARGEST {
             return Err(other("its ledger fd is too large for a ledger"));
         }
         let mapping = SharedMapping::new(&fd, size, false).map_err(system("mmap of the ledger"))?;
-        let fd = CheckedFile::take(fd).map_err(system("fstat of the ledger"))?;
         failpoint!("ledger.opened");
-        let mut ledger = Self { mapping, capacity: 0, fd };
-        let header = ledger.header();
-        if header.magic.load(Ordering::Acquire) != MAGIC {
-            return Err(other("its ledger fd is no ledger"));
-        }
-        if header.version.load(Ordering::Relaxed) != VERSION
-            || header.header_size.load(Ordering::Relaxed) as usize != HEADER_SIZE
-            || header.slot_size.load(Ordering::Relaxed) as usize != size_of::<Slot>()
-        {
-            return Err(Error::Misbehaved { pid, what: "its ledger has another version than its handle" });
-        }
-        if ledger.nonce() != handle.nonce() {
+        let mut header = [0; HeaderContent::SIZE];
+        umf_os::file::read_at(&fd, &mut header, 0).map_err(system("pread of the ledger"))?;
+        let header = HeaderContent::parse(&header, size as u64).map_err(|unfit| match unfit {
+            Unfit::Magic => other("its ledger fd is no ledger"),
+            Unfit::Version => {
+                Error::Misbehaved { pid, what: "its ledger has another version than its handle" }
+            }
+            Unfit::Capacity => Error::Misbehaved { pid, what: "its ledger has fewer slots than it says" },
+        })?;
+        if header.owner.nonce != handle.nonce() {
             return Err(other("its ledger has another nonce"));
         }
-        let boot_id = join(&ledger.header().boot_id);
-        if BootId::from_bytes(boot_id).half().contradicts(handle.boot()) {
+        if header.boot_id.half().contradicts(handle.boot()) {
             return Err(Error::OtherBoot);
         }
-        let capacity = ledger.header().slot_capacity.load(Ordering::Relaxed);
-        if HEADER_SIZE + capacity as usize * size_of::<Slot>() > size {
-            return Err(Error::Misbehaved { pid, what: "its ledger has fewer slots than it says" });
-        }
-        ledger.capacity = capacity;
-        Ok(ledger)
-    }
-
-    fn header(&self) -> &Header {
-        // SAFETY: `open` maps no file shorter than a header; the seals keep it that long; fields are atomics.
-        unsafe { self.mapping.base().cast().as_ref() }
-    }
-
-    fn nonce(&self) -> Nonce {
-        Nonce::from_bytes(join(&self.header().nonce))
+        let fd = CheckedFile::take(fd).map_err(system("fstat of the ledger"))?;
+        Ok(Self { mapping, header, fd })
     }
 
     /// How many slots there can be.
     pub(crate) const fn capacity(&self) -> u32 {
-        self.capacity
+        self.header.capacity
     }
 
-    /// The producer's number of its lease table's descriptor, and how many rows the table has; `None` while there is none.
-    pub(crate) fn lease_table(&self) -> Option<(i32, u32)> {
-        let header = self.header();
-        let fd = header.lease_table_fd.load(Ordering::Acquire).cast_signed();
-        (fd >= 0).then(|| (fd, header.lease_table_rows.load(Ordering::Relaxed)))
+    /// The producer's number of its lease table's descriptor, and how many rows the table has;
+    /// `None` if there is none.
+    pub(crate) const fn lease_table(&self) -> Option<(i32, u32)> {
+        self.header.lease_table
     }
 
     /// Whether the producer is known to have ended, or called `exec`: it holds a lock as long as it has the ledger mapped.
     /// `false` if its ledger is not locked, or the kernel does not say.
     pub(crate) fn producer_has_ended(&self) -> bool {
-        let flags = self.header().flags.load(Ordering::Relaxed);
         // The lock belongs to a description that no descriptor refers to, so any other one may ask.
         let fd = self.fd.get();
-        flags & FLAG_LOCKED != 0
+        self.header.flags & FLAG_LOCKED != 0
             && fd.is_ok_and(|fd| Locks::of_file(fd).is_write_locked(LIFE_BYTE) == Ok(false))
     }
 
@@ -124,29 +103,24 @@ impl LedgerReader {
 
     /// A slot, if the ledger has it and it has been used.
     pub(crate) fn slot(&self, number: u32) -> Option<SlotReader<'_>> {
+        // SAFETY: `open` maps no file shorter than a header; the seals keep it that long; fields are atomics.
+        let header: &Header = unsafe { self.mapping.base().cast().as_ref() };
         // Slots beyond that are holes in the file, which reading would fill.
-        let used = self.header().slots_used.load(Ordering::Acquire).min(self.capacity);
+        let used = header.slots_used.load(Ordering::Acquire).min(self.capacity());
         if number >= used {
             return None;
         }
-        let offset = HEADER_SIZE + number as usize * size_of::<Slot>();
-        debug_assert!(offset + size_of::<Slot>() <= self.mapping.size());
+        let offset = HEADER_SIZE + number as usize * size_of::<SlotWords>();
+        debug_assert!(offset + size_of::<SlotWords>() <= self.mapping.size());
         // SAFETY: `number < capacity`, which `open` compared with the size of the mapping; fields are atomics.
         Some(SlotReader { slot: unsafe { self.mapping.base().add(offset).cast().as_ref() } })
     }
 }
 
-fn join(halves: &[AtomicU64; 2]) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&halves[0].load(Ordering::Relaxed).to_le_bytes());
-    bytes[8..].copy_from_slice(&halves[1].load(Ordering::Relaxed).to_le_bytes());
-    bytes
-}
-
 /// One slot of somebody else's ledger.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotReader<'a> {
-    slot: &'a Slot,
+    slot: &'a SlotWords,
 }
 
 impl SlotReader<'_> {
@@ -162,19 +136,6 @@ impl SlotReader<'_> {
 
     /// What the slot says, if it has this generation before and after reading.
     pub(crate) fn read(self, generation: u64) -> core::result::Result<SlotContent, u64> {
-        let slot = self.slot;
-        protocol::read(&slot.generation, generation, || SlotContent {
-            offset: slot.offset.load(Ordering::Relaxed),
-            length: slot.length.load(Ordering::Relaxed),
-            requested: slot.requested.load(Ordering::Relaxed),
-            device: slot.device.load(Ordering::Relaxed),
-            inode: slot.inode.load(Ordering::Relaxed),
-            fd: slot.fd.load(Ordering::Relaxed).cast_signed(),
-            region_slot: slot.region_slot.load(Ordering::Relaxed),
-            region_generation: slot.region_generation.load(Ordering::Relaxed),
-            region_id: slot.region_id.load(Ordering::Relaxed),
-            region_size: slot.region_size.load(Ordering::Relaxed),
-            data_offset: slot.data_offset.load(Ordering::Relaxed),
-        })
+        protocol::read(&self.slot.generation, generation, || SlotContent::load(self.slot))
     }
 }

@@ -240,19 +240,17 @@ impl PoolFigures {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ring::RingContent;
+    use super::super::ring::read_last;
     use super::*;
     use proptest::prelude::*;
 
     fn read(words: &[AtomicU64]) -> Option<Statistics> {
         let words: Vec<u64> = words.iter().map(|word| word.load(Ordering::Relaxed)).collect();
         let ring = |from: usize, shape: Shape| {
-            RingContent::read(shape.words, |at, count| {
-                words.get(from + at..from + at + count).map(<[u64]>::to_vec)
-            })
-            .and_then(RingContent::last)
+            read_last(shape, |at, count| words.get(from + at..from + at + count).map(<[u64]>::to_vec))
         };
-        let (caches, pools) = (ring(FACTS, CACHES), ring(FACTS + CACHES.size(), POOLS));
+        let last = |record: Option<(u64, Vec<u64>)>| record.map(|(_, fields)| fields);
+        let (caches, pools) = (last(ring(FACTS, CACHES)), last(ring(FACTS + CACHES.size(), POOLS)));
         Statistics::decode(&words[..FACTS], caches.as_deref(), pools.as_deref())
     }
 
@@ -309,6 +307,25 @@ mod tests {
         area.write_pools(78);
         let found = read(&words).unwrap();
         assert!(found.pools.iter().all(|pool| !pool.name.starts_with("of this test")));
+    }
+
+    #[test]
+    fn each_figure_of_a_pool_is_read_as_what_it_was() {
+        let mut it = PoolStatistics::default();
+        (it.live_bytes, it.live_blocks, it.cached_bytes) = (1, 2, 3);
+        (it.reserved_bytes, it.held_bytes, it.regions) = (4, 5, 6);
+        let words = [text::<NAME>("a pool").as_slice(), &words_of::<2>(b"host"), &figures(&it)].concat();
+        let expected = PoolFigures {
+            name: "a pool".to_owned(),
+            provider: "host".to_owned(),
+            live_bytes: 1,
+            live_blocks: 2,
+            cached_bytes: 3,
+            reserved_bytes: 4,
+            held_bytes: 5,
+            regions: 6,
+        };
+        assert_eq!(PoolFigures::decode(&words), expected);
     }
 
     #[test]

@@ -9,13 +9,10 @@ use rustix::fs::SealFlags;
 use umf_sync::fork::{Entry, Outer};
 use umf_sync::{Lock, chunks::Chunks, failpoint};
 
-use super::areas::Areas;
-use super::event::{Event, IMPORTER_EVENTS, PRODUCER_EVENTS, RetireReason};
 use super::layout::{
-    FLAG_IMPORTER, FLAG_LOCKED, FLAG_SERVED, HEADER_SIZE, Header, LIFE_BYTE, MAGIC, MEMFD_NAME, Slot,
-    SlotContent, VERSION,
+    Areas, End, FLAG_IMPORTER, FLAG_LOCKED, FLAG_SERVED, HEADER_SIZE, Header, LIFE_BYTE, MAGIC, MEMFD_NAME,
+    RetireReason, SlotContent, SlotWords, VERSION,
 };
-use super::ring::{Ring, Shape};
 use super::statistics::{self, Figures, StatisticsArea};
 use crate::identity::{Nonce, ProcessIdentity};
 use crate::protocol::{self, stack};
@@ -34,14 +31,13 @@ pub(crate) struct LedgerWriter {
     identity: ProcessIdentity,
     capacity: u32,
     areas: Areas,
-    events: Shape,
     /// Slots that were never used. Whoever takes any slot has the lock.
     unused: Lock<Unused>,
     /// The slot that was given back last, and by slot the one before: see [`stack`].
     free: AtomicU32,
     links: Chunks<AtomicU32>,
-    /// When the event before was recorded, so that who publishes statistics needs no clock.
-    recorded: AtomicU64,
+    /// When something changed last that statistics show, so that publishing them needs no clock.
+    changed: AtomicU64,
     /// When statistics were published last.
     published: AtomicU64,
     /// Until when the time that publishing took is paid for; `u64::MAX` while somebody publishes.
@@ -63,21 +59,16 @@ impl LedgerWriter {
     /// A ledger with room for `slots` exports (fewer where `RLIMIT_FSIZE` says so). `served` tells importers
     /// that this process answers on its socket.
     pub(crate) fn new(slots: u32, served: bool) -> Result<Self> {
-        let capacity =
-            Areas::fit(slots, PRODUCER_EVENTS, umf_os::process::file_size_limit()).filter(|&slots| slots > 0);
-        Self::make(capacity, PRODUCER_EVENTS, u32::from(served) * FLAG_SERVED)
+        let capacity = Areas::fit(slots, umf_os::process::file_size_limit()).filter(|&slots| slots > 0);
+        Self::make(capacity, u32::from(served) * FLAG_SERVED)
     }
 
-    /// The ledger of an importer: no slots, statistics, and a smaller recorder.
+    /// The ledger of an importer: no slots, and statistics.
     pub(crate) fn of_importer() -> Result<Self> {
-        Self::make(
-            Areas::fit(0, IMPORTER_EVENTS, umf_os::process::file_size_limit()),
-            IMPORTER_EVENTS,
-            FLAG_IMPORTER,
-        )
+        Self::make(Areas::fit(0, umf_os::process::file_size_limit()), FLAG_IMPORTER)
     }
 
-    fn make(capacity: Option<u32>, events: Shape, flags: u32) -> Result<Self> {
+    fn make(capacity: Option<u32>, flags: u32) -> Result<Self> {
         let capacity = capacity.ok_or(Error::System {
             call: "ftruncate of the ledger",
             errno: rustix::io::Errno::FBIG,
@@ -85,7 +76,7 @@ impl LedgerWriter {
         })?;
         let identity = ProcessIdentity::current();
         let nonce = Nonce::random().map_err(|errno| Error::system("getrandom", errno))?;
-        let areas = Areas::new(capacity, events);
+        let areas = Areas::new(capacity);
         // No child is forked that has the file open.
         let no_fork = Entry::<Outer>::new();
         let fd = umf_os::memfd::create(MEMFD_NAME, areas.size as u64)
@@ -111,20 +102,16 @@ impl LedgerWriter {
             identity,
             capacity,
             areas,
-            events,
             unused: Lock::new(Unused { next: 0, reserved: 0 }),
             free: AtomicU32::new(0),
             links: Chunks::new(),
-            recorded: AtomicU64::new(0),
+            changed: AtomicU64::new(0),
             published: AtomicU64::new(0),
             paid: AtomicU64::new(0),
         };
         drop(no_fork);
         if let Some(statistics) = ledger.statistics() {
             statistics.write_facts(&process_name(), umf_os::clock::boot());
-        }
-        if let Some(recorder) = ledger.recorder() {
-            recorder.write_header();
         }
         ledger.write_header(flags | (u32::from(is_locked) * FLAG_LOCKED));
         failpoint!("ledger.made");
@@ -146,12 +133,11 @@ impl LedgerWriter {
         header.start_time.store(self.identity.start_time, Ordering::Relaxed);
         header.pid_namespace.store(self.identity.pid_namespace, Ordering::Relaxed);
         header.pidfs_inode.store(self.identity.pidfs_inode, Ordering::Relaxed);
-        header.slot_size.store(size_of::<Slot>() as u32, Ordering::Relaxed);
+        header.slot_size.store(size_of::<SlotWords>() as u32, Ordering::Relaxed);
         header.slot_capacity.store(self.capacity, Ordering::Relaxed);
         header.flags.store(flags, Ordering::Relaxed);
         header.lease_table_fd.store(u32::MAX, Ordering::Relaxed);
         header.statistics_offset.store(self.areas.statistics as u64, Ordering::Relaxed);
-        header.events_offset.store(self.areas.events as u64, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
     }
 
@@ -161,9 +147,9 @@ impl LedgerWriter {
         unsafe { self.mapping.base().cast().as_ref() }
     }
 
-    fn slot(&self, number: u32) -> &Slot {
+    fn slot(&self, number: u32) -> &SlotWords {
         assert!(number < self.capacity, "slot numbers come from take()");
-        let offset = HEADER_SIZE + number as usize * size_of::<Slot>();
+        let offset = HEADER_SIZE + number as usize * size_of::<SlotWords>();
         // SAFETY: `number < capacity`, and the mapping has the header and `capacity` slots; fields are atomics.
         unsafe { self.mapping.base().add(offset).cast().as_ref() }
     }
@@ -217,8 +203,8 @@ impl LedgerWriter {
         }
         if number == slots.reserved {
             let count = RESERVE.min(self.capacity - number);
-            let offset = HEADER_SIZE as u64 + u64::from(number) * size_of::<Slot>() as u64;
-            let size = u64::from(count) * size_of::<Slot>() as u64;
+            let offset = HEADER_SIZE as u64 + u64::from(number) * size_of::<SlotWords>() as u64;
+            let size = u64::from(count) * size_of::<SlotWords>() as u64;
             self.checked_fd()
                 .and_then(|fd| umf_os::memfd::reserve(fd, offset, size))
                 .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
@@ -249,18 +235,11 @@ impl LedgerWriter {
             for (word, half) in slot.nonce.iter().zip(self.nonce.halves()) {
                 word.store(half, Ordering::Relaxed);
             }
-            slot.device.store(content.device, Ordering::Relaxed);
-            slot.inode.store(content.inode, Ordering::Relaxed);
-            slot.fd.store(content.fd.cast_unsigned(), Ordering::Relaxed);
+            slot.exported.store(self.note_change(), Ordering::Relaxed);
             failpoint!("ledger.half_published");
-            slot.offset.store(content.offset, Ordering::Relaxed);
-            slot.length.store(content.length, Ordering::Relaxed);
-            slot.requested.store(content.requested, Ordering::Relaxed);
-            slot.region_slot.store(content.region_slot, Ordering::Relaxed);
-            slot.region_generation.store(content.region_generation, Ordering::Relaxed);
-            slot.region_id.store(content.region_id, Ordering::Relaxed);
-            slot.region_size.store(content.region_size, Ordering::Relaxed);
-            slot.data_offset.store(content.data_offset, Ordering::Relaxed);
+            for (word, value) in slot.content.iter().zip(content.words()) {
+                word.store(value, Ordering::Relaxed);
+            }
         });
         failpoint!("ledger.published");
         generation
@@ -280,11 +259,14 @@ impl LedgerWriter {
         retired
     }
 
-    /// As [`LedgerWriter::retire`], with an entry in the flight recorder.
-    pub(crate) fn end(&self, number: u32, generation: u64, region: u64, reason: RetireReason) -> bool {
+    /// As [`LedgerWriter::retire`], and leaves in the slot when and why.
+    pub(crate) fn end(&self, number: u32, generation: u64, reason: RetireReason) -> bool {
         let retired = self.retire(number, generation);
         if retired {
-            self.record(Event::Retire { slot: number, generation, region, reason });
+            // Only this thread writes that: the slot is given back later, by this thread.
+            let slot = self.slot(number);
+            slot.ended.store(End::word(self.note_change(), reason), Ordering::Relaxed);
+            slot.ended_generation.store(generation, Ordering::Release);
         }
         retired
     }
@@ -304,32 +286,33 @@ impl LedgerWriter {
         (number < self.capacity).then(|| self.slot(number).generation.load(Ordering::SeqCst))
     }
 
+    /// The id of the region of an export with this generation; otherwise the slot's generation now, 0
+    /// if there is no such slot.
+    pub(crate) fn region_of(&self, number: u32, generation: u64) -> core::result::Result<u64, u64> {
+        if number >= self.capacity {
+            return Err(0);
+        }
+        let slot = self.slot(number);
+        protocol::read(&slot.generation, generation, || SlotContent::load(slot).region_id)
+    }
+
     fn statistics(&self) -> Option<StatisticsArea<'_>> {
         StatisticsArea::new(self.mapping.words(self.areas.statistics, statistics::SIZE))
     }
 
-    fn recorder(&self) -> Option<Ring<'_>> {
-        Ring::new(self.mapping.words(self.areas.events, self.events.size()), self.events)
-    }
-
-    /// Writes an event into the flight recorder. Lock-free, under whatever locks; a clock is read.
-    pub(crate) fn record(&self, event: Event) {
+    /// Notes that something changed that statistics show. Returns the time.
+    pub(crate) fn note_change(&self) -> u64 {
         let time = umf_os::clock::boot();
-        if let Some(recorder) = self.recorder() {
-            let words = event.encode(time);
-            recorder.write(|fields| {
-                fields.iter().zip(words).for_each(|(field, word)| field.store(word, Ordering::Relaxed));
-            });
-        }
-        self.recorded.store(time, Ordering::Relaxed);
+        self.changed.store(time, Ordering::Relaxed);
+        time
     }
 
-    /// Publishes statistics if something was recorded since it was done last, and not too often: call it after
-    /// [`LedgerWriter::record`]. Otherwise it costs three loads. `figures` is asked for only if they are published. With
+    /// Publishes statistics if something changed since it was done last, and not too often: call it
+    /// after [`LedgerWriter::note_change`]. Otherwise it costs three loads. `figures` is asked for only if they are published. With
     /// `pools` those of the process's pools as well: not where a lock of a pool may be held, as in observers. Returns
-    /// whether what was recorded is published.
+    /// whether what changed is published.
     pub(crate) fn publish_statistics(&self, pools: bool, figures: impl FnOnce() -> Figures) -> bool {
-        let time = self.recorded.load(Ordering::Relaxed);
+        let time = self.changed.load(Ordering::Relaxed);
         let paid = self.paid.load(Ordering::Relaxed);
         if time <= self.published.load(Ordering::Relaxed) {
             return true;

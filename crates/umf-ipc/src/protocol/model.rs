@@ -5,12 +5,7 @@
 //! all mistakes show, in a fraction of the time.
 
 mod leases;
-mod marks;
-mod pins;
-mod place;
-mod ring;
-mod slots;
-mod stack;
+mod shared;
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::BTreeSet;

@@ -10,9 +10,120 @@
 
 mod channel;
 mod diagnosis;
-mod mode;
 pub(crate) mod socket;
 
 pub(crate) use channel::{Channel, Fetched, Wanted};
 pub(crate) use diagnosis::yama_scope;
-pub use mode::{Exchange, Mode};
+
+use core::fmt;
+use core::str::FromStr;
+
+/// One way for an fd to travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Mode {
+    /// `pidfd_getfd(2)`.
+    Pidfd,
+    /// `/proc/<pid>/fd/<n>`.
+    Procfs,
+    /// `SCM_RIGHTS` over the producer's socket.
+    Socket,
+}
+
+impl Mode {
+    /// All of them, in the order of `auto`.
+    pub const ALL: [Self; 3] = [Self::Pidfd, Self::Procfs, Self::Socket];
+
+    /// The name in settings.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pidfd => "pidfd",
+            Self::Procfs => "procfs",
+            Self::Socket => "socket",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which modes may be used, in order of preference (`UMF_IPC_EXCHANGE`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Exchange {
+    /// `pidfd`, `procfs`, `socket`; the producer starts its socket only if it sees that it will be needed.
+    #[default]
+    Auto,
+    /// These, in this order, and no other. If `socket` is among them the producer starts its socket.
+    Order(Vec<Mode>),
+}
+
+impl Exchange {
+    /// This mode alone.
+    #[must_use]
+    pub fn only(mode: Mode) -> Self {
+        Self::Order(vec![mode])
+    }
+
+    pub(crate) fn modes(&self) -> &[Mode] {
+        match self {
+            Self::Auto => &Mode::ALL,
+            Self::Order(modes) => modes,
+        }
+    }
+}
+
+/// A word that is no mode.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is no exchange mode; valid are auto, pidfd, procfs, socket, or several of the last three with commas"
+)]
+pub struct UnknownMode(String);
+
+impl FromStr for Exchange {
+    type Err = UnknownMode;
+
+    fn from_str(text: &str) -> Result<Self, UnknownMode> {
+        let unknown = || UnknownMode(text.chars().take(64).collect());
+        if text.trim() == "auto" {
+            return Ok(Self::Auto);
+        }
+        let mode = |word: &str| Mode::ALL.into_iter().find(|mode| mode.name() == word.trim());
+        let modes: Option<Vec<Mode>> = text.split(',').map(mode).collect();
+        modes.map(Self::Order).ok_or_else(unknown)
+    }
+}
+
+impl fmt::Display for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Order(modes) => {
+                for (index, mode) in modes.iter().enumerate() {
+                    write!(f, "{}{mode}", if index > 0 { "," } else { "" })?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_lists() {
+        assert_eq!("auto".parse(), Ok(Exchange::Auto));
+        assert_eq!("procfs".parse(), Ok(Exchange::only(Mode::Procfs)));
+        let two = Exchange::Order(vec![Mode::Socket, Mode::Pidfd]);
+        assert_eq!("socket, pidfd".parse(), Ok(two.clone()));
+        assert_eq!(two.to_string(), "socket,pidfd");
+        for bad in ["", "pidfd,", "ptrace", "auto,pidfd"] {
+            assert!(bad.parse::<Exchange>().is_err(), "{bad}");
+        }
+    }
+}

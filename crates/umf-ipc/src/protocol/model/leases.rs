@@ -1,8 +1,13 @@
-//! Exports that are opened while their producer frees them: an open export's memory is not used
-//! again.
+//! What is in use is not taken away: exports that are opened while their producer frees them, marks of
+//! rows with leases, pins on entries of a cache.
 
-use super::super::{give_back, is_current, lease, mark, retire};
+use super::super::{
+    clear_marks, close, give_back, is_current, lease, mark, pin, publish, read, retire, unpin,
+};
 use super::*;
+
+// Exports that are opened while their producer frees them: an open export's memory is not used
+// again.
 
 /// What a scan loads, of marks, height and words.
 fn look(word: &ModelWord) -> u64 {
@@ -156,4 +161,263 @@ fn loom_first_open_in_a_new_row_is_seen() {
         importer.join().unwrap();
     });
     reached.check(["held", "opened", "refused", "used again"]);
+}
+
+// Marks, which say in which rows to look for leases.
+
+/// Opens an export in the row with this bit; `false` if it is not current.
+fn open(marks: &ModelWord, row: &ModelWord, bit: u64, generation: &ModelWord, expected: u64) -> bool {
+    mark(marks, bit);
+    lease(row);
+    is_current(generation, expected) || {
+        give_back(row);
+        false
+    }
+}
+
+/// As a lease table is scanned: rows are looked at only where marks say so.
+fn is_leased(marks: &ModelWord, rows: &[ModelWord]) -> bool {
+    let marked = marks.load(Ordering::SeqCst);
+    let mut rows = rows.iter().enumerate().filter(|(row, _)| marked >> row & 1 != 0);
+    let is_leased = rows.any(|(_, row)| row.load(Ordering::SeqCst) != 0);
+    if !is_leased {
+        clear_marks(marks);
+    }
+    is_leased
+}
+
+/// Two importers open what nobody opened before, while its producer frees it: no mark is lost, and none comes too late.
+#[test]
+fn loom_a_mark_says_where_to_look() {
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    large_model(move || {
+        // The generation, the marks, and two rows.
+        let words = words([1, 0, 0, 0]);
+        let memory = Arc::new(Memory::new());
+        let importers: Vec<_> = (0..2)
+            .map(|me| {
+                let (words, memory, reached) = (Arc::clone(&words), Arc::clone(&memory), in_model.clone());
+                thread::spawn(move || {
+                    let [generation, marks, rows @ ..] = &*words;
+                    if open(marks, &rows[me], 1 << me, generation, 1) {
+                        memory.use_it();
+                        give_back(&rows[me]);
+                        reached.reach("opened");
+                    } else {
+                        reached.reach("refused");
+                    }
+                })
+            })
+            .collect();
+        let [generation, marks, rows @ ..] = &*words;
+        assert!(retire(generation, 1));
+        if is_leased(marks, rows) {
+            in_model.reach("held");
+        } else {
+            memory.take_away();
+            in_model.reach("used again");
+        }
+        for importer in importers {
+            importer.join().unwrap();
+        }
+    });
+    reached.check(["held", "opened", "refused", "used again"]);
+}
+
+/// An export that was open once, and the next one in its slot: the marks of the first do not pass for marks of the second.
+#[test]
+fn loom_a_mark_is_of_one_export() {
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    large_model(move || {
+        // The generation, the marks, and a row with a lease on the first export that is given back.
+        let words = words([1, 1, 0]);
+        let memory = Arc::new(Memory::new());
+        let importer = {
+            let (words, memory, reached) = (Arc::clone(&words), Arc::clone(&memory), in_model.clone());
+            thread::spawn(move || {
+                let [generation, marks, row] = &*words;
+                if open(marks, row, 1, generation, 1) {
+                    reached.reach("the first is open");
+                    give_back(row);
+                }
+                if read(generation, 3, || ()).is_ok() {
+                    if open(marks, row, 1, generation, 3) {
+                        memory.use_it();
+                        give_back(row);
+                        reached.reach("the second is open");
+                    } else {
+                        reached.reach("the second is refused");
+                    }
+                }
+            })
+        };
+        let [generation, marks, rows @ ..] = &*words;
+        assert!(retire(generation, 1));
+        if is_leased(marks, rows) {
+            in_model.reach("the first is held");
+        } else {
+            assert_eq!(publish(generation, || ()), 3);
+            assert!(retire(generation, 3));
+            if is_leased(marks, rows) {
+                in_model.reach("the second is held");
+            } else {
+                memory.take_away();
+                in_model.reach("the second is used again");
+            }
+        }
+        importer.join().unwrap();
+    });
+    reached.check([
+        "the first is held",
+        "the first is open",
+        "the second is held",
+        "the second is open",
+        "the second is refused",
+        "the second is used again",
+    ]);
+}
+
+// Entries of a cache that are used and evicted.
+
+fn sum(counts: &[ModelWord]) -> u64 {
+    counts.iter().fold(0, |sum, count| sum.wrapping_add(count.load(Ordering::Acquire)))
+}
+
+/// Two threads pin and unpin, a third closes: nobody holds what was closed.
+#[test]
+fn loom_what_is_pinned_is_not_closed() {
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    large_model(move || {
+        let stamp = Arc::new(ModelWord::new(7));
+        let counts = words([0, 0]);
+        let entry = Arc::new(Memory::new());
+        let users: Vec<_> = (0..2)
+            .map(|me| {
+                let (stamp, counts, entry) = (Arc::clone(&stamp), Arc::clone(&counts), Arc::clone(&entry));
+                let reached = in_model.clone();
+                thread::spawn(move || {
+                    if pin(&counts[me], &*stamp, 7) {
+                        entry.use_it();
+                        unpin(&counts[me]);
+                        reached.reach("pinned");
+                    } else {
+                        reached.reach("came too late");
+                    }
+                })
+            })
+            .collect();
+        if close(&*stamp, 7, || sum(&*counts)) {
+            entry.take_away();
+            in_model.reach("closed");
+        } else {
+            in_model.reach("stays open");
+        }
+        for user in users {
+            user.join().unwrap();
+        }
+        assert_eq!(sum(&*counts), 0);
+    });
+    reached.check(["came too late", "closed", "pinned", "stays open"]);
+}
+
+/// A pin that another thread takes back: the count of each is wrong, their sum is right, and the entry is not
+/// closed before.
+#[test]
+fn loom_a_pin_taken_back_elsewhere_counts() {
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    model(move || {
+        let stamp = Arc::new(ModelWord::new(7));
+        let counts = words([1, 0]);
+        let entry = Arc::new(Memory::new());
+        let closer = {
+            let (stamp, counts, entry) = (Arc::clone(&stamp), Arc::clone(&counts), Arc::clone(&entry));
+            let reached = in_model.clone();
+            thread::spawn(move || {
+                if close(&*stamp, 7, || sum(&*counts)) {
+                    entry.take_away();
+                    reached.reach("closed");
+                } else {
+                    assert_eq!(stamp.load(Ordering::Relaxed), 7, "it can be used again");
+                    reached.reach("stays open");
+                }
+            })
+        };
+        entry.use_it();
+        unpin(&counts[1]);
+        closer.join().unwrap();
+    });
+    reached.check(["closed", "stays open"]);
+}
+
+/// An entry that is just being put into the cache: who pins it sees it as it was put there.
+#[test]
+fn loom_what_is_pinned_is_seen_whole() {
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    model(move || {
+        // A count and the stamp.
+        let words = words([0, 0]);
+        let entry = Arc::new(Memory::new());
+        let maker = {
+            let (words, entry) = (Arc::clone(&words), Arc::clone(&entry));
+            thread::spawn(move || {
+                entry.make();
+                words[1].store(7, Ordering::SeqCst);
+            })
+        };
+        if pin(&words[0], &words[1], 7) {
+            entry.use_it();
+            unpin(&words[0]);
+            in_model.reach("pinned");
+        } else {
+            in_model.reach("came too early");
+        }
+        maker.join().unwrap();
+    });
+    reached.check(["came too early", "pinned"]);
+}
+
+/// What an entry keeps mapped (the word of a lease, and that of the generation) is touched only while the entry is there, also
+/// by an open that is refused.
+#[test]
+fn loom_lease_is_counted_only_while_the_entry_is_pinned() {
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    model(move || {
+        // A pin, the stamp, a lease, the generation.
+        let words = words([0, 7, 0, 1]);
+        let entry = Arc::new(Memory::new());
+        let user = {
+            let (words, entry, reached) = (Arc::clone(&words), Arc::clone(&entry), in_model.clone());
+            thread::spawn(move || {
+                let [count, stamp, lease, generation] = &*words;
+                if !pin(count, stamp, 7) {
+                    reached.reach("evicted");
+                    return;
+                }
+                entry.use_it();
+                super::super::lease(lease);
+                reached.reach(if is_current(generation, 1) { "opened" } else { "retired" });
+                entry.use_it();
+                give_back(lease);
+                unpin(count);
+            })
+        };
+        let [count, stamp, lease, generation] = &*words;
+        retire(generation, 1);
+        if close(stamp, 7, || sum(core::slice::from_ref(count))) {
+            entry.take_away();
+            in_model.reach("closed");
+        } else {
+            in_model.reach("stays open");
+        }
+        user.join().unwrap();
+        let left = (count.load(Ordering::Relaxed), lease.load(Ordering::Relaxed));
+        assert_eq!(left, (0, 0), "a refused open leaves nothing");
+    });
+    reached.check(["closed", "evicted", "opened", "retired", "stays open"]);
 }

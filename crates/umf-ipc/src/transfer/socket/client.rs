@@ -14,7 +14,7 @@ use rustix::net::{
 use umf_os::ReceivedFd;
 use umf_sync::{failpoint, fork};
 
-use super::wire::{self, REPLY_SIZE, Reply, Request};
+use super::{REPLY_SIZE, REQUEST_SIZE, Reply, Request};
 use crate::identity::Nonce;
 use crate::transfer::Wanted;
 use umf_os::socket::Peer;
@@ -107,7 +107,7 @@ impl Client {
         match deadline
             .wait_for(&connection, PollFlags::OUT, || rustix::net::send(&connection, &request, flags))
         {
-            Ok(sent) => debug_assert_eq!(sent, wire::REQUEST_SIZE, "packets are sent whole"),
+            Ok(sent) => debug_assert_eq!(sent, REQUEST_SIZE, "packets are sent whole"),
             // Who is not permitted is told so, and the connection closed, before anything was asked.
             Err(Errno::PIPE) => {}
             Err(errno) => return Err(errno),
@@ -172,7 +172,7 @@ fn connect(nonce: Nonce, deadline: Deadline) -> Result<OwnedFd, Errno> {
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    let address = SocketAddrUnix::new_abstract_name(&wire::name(nonce))?;
+    let address = SocketAddrUnix::new_abstract_name(&super::name(nonce))?;
     loop {
         // For a place among those that the producer has not accepted yet, connect alone can wait (no poll tells), and
         // a signal ends its wait.

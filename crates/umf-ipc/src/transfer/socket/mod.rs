@@ -6,6 +6,165 @@
 
 pub(crate) mod client;
 pub(crate) mod server;
-pub(crate) mod wire;
 
-pub use wire::Request;
+use crate::identity::Nonce;
+
+pub const REQUEST_SIZE: usize = 40;
+const REPLY_SIZE: usize = 16;
+
+const REQUEST_MAGIC: [u8; 4] = *b"UMFR";
+const REPLY_MAGIC: [u8; 4] = *b"UMFA";
+const VERSION: u16 = 2;
+const KIND_LEDGER: u16 = 1;
+const KIND_DATA: u16 = 2;
+const KIND_LEASE_TABLE: u16 = 3;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// The ledger, or what stands in its place.
+    Ledger,
+    /// What is behind an export.
+    Data {
+        /// Of the ledger.
+        slot: u32,
+        /// Of the slot.
+        generation: u64,
+    },
+    /// The lease table, through a description that is the asker's alone.
+    LeaseTable,
+}
+
+impl Request {
+    /// As it is sent, in one packet.
+    #[must_use]
+    pub fn encode(self, nonce: Nonce) -> [u8; REQUEST_SIZE] {
+        let (kind, slot, generation) = match self {
+            Self::Ledger => (KIND_LEDGER, 0, 0),
+            Self::Data { slot, generation } => (KIND_DATA, slot, generation),
+            Self::LeaseTable => (KIND_LEASE_TABLE, 0, 0),
+        };
+        let mut bytes = [0; REQUEST_SIZE];
+        bytes[0..4].copy_from_slice(&REQUEST_MAGIC);
+        bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[6..8].copy_from_slice(&kind.to_le_bytes());
+        bytes[8..12].copy_from_slice(&slot.to_le_bytes());
+        bytes[16..24].copy_from_slice(&generation.to_le_bytes());
+        bytes[24..40].copy_from_slice(nonce.as_bytes());
+        bytes
+    }
+
+    /// `None` for anything that is not a request to the producer with this nonce.
+    fn decode(bytes: &[u8], nonce: Nonce) -> Option<Self> {
+        let bytes: &[u8; REQUEST_SIZE] = bytes.try_into().ok()?;
+        let good = bytes[0..4] == REQUEST_MAGIC
+            && bytes[4..6] == VERSION.to_le_bytes()
+            && bytes[24..40] == *nonce.as_bytes();
+        if !good {
+            return None;
+        }
+        let kind = u16::from_le_bytes([bytes[6], bytes[7]]);
+        let slot = u32::from_le_bytes(bytes[8..12].try_into().ok()?);
+        let generation = u64::from_le_bytes(bytes[16..24].try_into().ok()?);
+        match kind {
+            KIND_LEDGER => Some(Self::Ledger),
+            KIND_DATA => Some(Self::Data { slot, generation }),
+            KIND_LEASE_TABLE => Some(Self::LeaseTable),
+            _ => None,
+        }
+    }
+}
+
+/// What the producer says; [`Reply::Ok`] comes with an fd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reply {
+    Ok {
+        /// The fd was opened for the asker, which alone has its description.
+        is_own: bool,
+    },
+    /// The slot has this generation now.
+    Stale(u64),
+    NotPermitted,
+    BadRequest,
+}
+
+impl Reply {
+    fn encode(self) -> [u8; REPLY_SIZE] {
+        let (status, value): (u32, u64) = match self {
+            Self::Ok { is_own } => (0, u64::from(is_own)),
+            Self::Stale(now) => (1, now),
+            Self::NotPermitted => (2, 0),
+            Self::BadRequest => (3, 0),
+        };
+        let mut bytes = [0; REPLY_SIZE];
+        bytes[0..4].copy_from_slice(&REPLY_MAGIC);
+        bytes[4..8].copy_from_slice(&status.to_le_bytes());
+        bytes[8..16].copy_from_slice(&value.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; REPLY_SIZE] = bytes.try_into().ok()?;
+        if bytes[0..4] != REPLY_MAGIC {
+            return None;
+        }
+        let value = u64::from_le_bytes(bytes[8..16].try_into().ok()?);
+        match u32::from_le_bytes(bytes[4..8].try_into().ok()?) {
+            0 if value <= 1 => Some(Self::Ok { is_own: value == 1 }),
+            1 => Some(Self::Stale(value)),
+            2 => Some(Self::NotPermitted),
+            3 => Some(Self::BadRequest),
+            _ => None,
+        }
+    }
+}
+
+/// The abstract name of a producer's socket.
+fn name(nonce: Nonce) -> Vec<u8> {
+    format!("umf-{nonce}").into_bytes()
+}
+
+/// What decodes encodes to the same.
+#[cfg(fuzzing)]
+pub fn fuzz(bytes: &[u8]) {
+    let nonce = Nonce::from_bytes([b'n'; 16]);
+    if let Some(request) = Request::decode(bytes, nonce) {
+        assert_eq!(Request::decode(&request.encode(nonce), nonce), Some(request));
+    }
+    if let Some(reply) = Reply::decode(bytes) {
+        assert_eq!(Reply::decode(&reply.encode()), Some(reply));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn requests_and_replies_round_trip() {
+        let nonce = Nonce::from_bytes([5; 16]);
+        for request in [Request::Ledger, Request::Data { slot: 7, generation: u64::MAX }, Request::LeaseTable]
+        {
+            assert_eq!(Request::decode(&request.encode(nonce), nonce), Some(request));
+            assert_eq!(Request::decode(&request.encode(nonce), Nonce::from_bytes([6; 16])), None);
+        }
+        for reply in [
+            Reply::Ok { is_own: false },
+            Reply::Ok { is_own: true },
+            Reply::Stale(12),
+            Reply::NotPermitted,
+            Reply::BadRequest,
+        ] {
+            assert_eq!(Reply::decode(&reply.encode()), Some(reply));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            let _ = Request::decode(&bytes, Nonce::from_bytes([0; 16]));
+            let _ = Reply::decode(&bytes);
+        }
+    }
+}

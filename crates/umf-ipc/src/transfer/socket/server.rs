@@ -15,7 +15,7 @@ use rustix::net::{
 use umf_os::background::{self, Thread};
 use umf_sync::{failpoint, fork};
 
-use super::wire::{self, Reply, Request};
+use super::{REQUEST_SIZE, Reply, Request};
 use crate::identity::Nonce;
 use crate::{Error, Result};
 use umf_os::{CloseOnFork, Reopened};
@@ -71,7 +71,8 @@ impl Server {
         let listener = CloseOnFork::make(make).map_err(system("socket"))?;
         // A descriptor that a peer sends is closed by this process, and some take long to close.
         umf_os::socket::refuse_descriptors(listener.as_fd());
-        let address = SocketAddrUnix::new_abstract_name(&wire::name(nonce)).map_err(system("socket name"))?;
+        let address =
+            SocketAddrUnix::new_abstract_name(&super::name(nonce)).map_err(system("socket name"))?;
         rustix::net::bind(&listener, &address).map_err(system("bind of the abstract socket"))?;
         failpoint!("server.bound");
         rustix::net::listen(&listener, 128).map_err(system("listen"))?;
@@ -209,7 +210,7 @@ impl Serving {
         if umf_os::socket::unread(connection.as_fd()).is_ok_and(|bytes| bytes > 0) {
             return false;
         }
-        let mut bytes = [0; wire::REQUEST_SIZE + 1];
+        let mut bytes = [0; REQUEST_SIZE + 1];
         let received = match rustix::net::recv(connection, &mut bytes, RecvFlags::DONTWAIT) {
             Ok((0, _)) => return false,
             Ok((count, _)) => count,
