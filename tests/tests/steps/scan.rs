@@ -87,8 +87,7 @@ fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let Meta::List(list) = &attribute.meta else { return attribute.path().is_ident("test") };
         let text = list.tokens.to_string();
-        list.path.is_ident("cfg")
-            && (text == "test" || text.contains("fail-points") || text.contains("all (test"))
+        list.path.is_ident("cfg") && (text == "test" || text.contains("all (test"))
     })
 }
 
