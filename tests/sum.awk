@@ -1,4 +1,5 @@
-# Sums up a log of tests/run: what could not run or did not end, and the closing line.
+# Sums up a log of tests/run: what could not run or did not end, and the closing line. The exit code is
+# 1 if anything failed.
 #
 # A test program that ends without its result (it aborted, or a signal ended it) is one failure, and so
 # is one that cargo says has failed although its result has no failure. A step of tests/run that failed
@@ -53,4 +54,5 @@ END {
   list("ended before its result, or failed beside it", broken, breaks)
   list("could not run here", skip, skips)
   printf "\n%d passed, %d failed, %d skipped\n", passed, failed, skipped
+  exit failed > 0
 }

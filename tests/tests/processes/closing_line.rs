@@ -9,8 +9,9 @@ fn sum(log: &str) -> String {
     let mut awk = awk.args(["-f", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     awk.stdin.take().unwrap().write_all(log.as_bytes()).unwrap();
     let output = awk.wait_with_output().unwrap();
-    assert!(output.status.success());
-    String::from_utf8(output.stdout).unwrap()
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.success(), text.contains(" 0 failed,"), "{text}");
+    text
 }
 
 const PASSED: &str = "     Running unittests src/lib.rs (target/debug/deps/a-1)\n\
