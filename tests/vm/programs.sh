@@ -1,7 +1,7 @@
 # Builds test programs and says which a boot runs. Sourced by run.
 
-# Builds what the boots need whose packages are in `needed`: all of the workspace, as tests/run has built it, or those packages alone.
-# $work/built has lines of "package target executable".
+# build_programs workspace|packages: builds the test programs of the whole workspace, as tests/run has
+# built them, or of the packages in `needed`. $work/built has lines of "package target executable".
 build_programs() {
   local messages=$work/messages package selection=(--workspace)
   if [ "$1" != workspace ]; then

@@ -1,4 +1,4 @@
-//! The library as applications see it. What the whole process has one of, settings say, is looked at alone.
+//! The library as applications see it. What depends on the settings of the process runs alone.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
