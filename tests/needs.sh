@@ -21,13 +21,15 @@ need() {
   exit 1
 }
 
-# want PACKAGE FILE WHAT-FOR: as `need`, for what tests can be without: they say so then.
+# want PACKAGES FILE WHAT-FOR: as `need`, for what tests can be without: they say so then.
 want() {
   compgen -G "$2" >/dev/null && return
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "no $1, which is used $3: installing it" >&2
-    bounded_apt install -qy "$1" >/dev/null 2>&1 && return
-    bounded_apt update -q >/dev/null 2>&1 && bounded_apt install -qy "$1" >/dev/null 2>&1 && return
+    # shellcheck disable=SC2086 # several packages
+    bounded_apt install -qy $1 >/dev/null 2>&1 && return
+    # shellcheck disable=SC2086 # several packages
+    bounded_apt update -q >/dev/null 2>&1 && bounded_apt install -qy $1 >/dev/null 2>&1 && return
   fi
   echo "some tests are skipped without $1, which is used $3: apt-get install $1" >&2
 }

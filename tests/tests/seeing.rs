@@ -5,6 +5,7 @@
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 use umf_tests::forge::{self, field};
@@ -399,10 +400,17 @@ impl Drop for Name {
     }
 }
 
+/// `umf gc` removes what all killed processes left: only one of these tests runs at a time.
+fn one_gc_at_a_time() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// iceoryx2 #601, #1584; iceoryx #324, #2183: names in /dev/shm stay behind after kill -9. Here only who asks for a name
 /// can leave one, and `umf gc` takes away exactly those.
 #[test]
 fn gc_removes_what_killed_processes_left_and_nothing_else() {
+    let _turn = one_gc_at_a_time();
     const TEST: &str = "gc_removes_what_killed_processes_left_and_nothing_else";
     let (left, used, living, foreign) =
         (Name::new("left"), Name::new("used"), Name::new("living"), Name::new("foreign"));
@@ -460,6 +468,7 @@ fn gc_removes_what_killed_processes_left_and_nothing_else() {
 /// A process that made named memory and called `exec` lives on, and does not know of it.
 #[test]
 fn gc_removes_what_its_maker_forgot() {
+    let _turn = one_gc_at_a_time();
     const TEST: &str = "gc_removes_what_its_maker_forgot";
     let (forgotten, open) = (Name::new("forgotten"), Name::new("open"));
     for name in [&forgotten, &open] {
@@ -488,6 +497,7 @@ fn gc_removes_what_its_maker_forgot() {
 /// A name that leads somewhere else, and an attribute that anybody could have set: nothing of that is believed.
 #[test]
 fn gc_is_not_led_astray() {
+    let _turn = one_gc_at_a_time();
     let (link, target, odd) = (Name::new("link"), Name::new("target"), Name::new("odd"));
     std::fs::write(target.path(), b"precious").unwrap();
     std::os::unix::fs::symlink(target.path(), link.path()).unwrap();

@@ -4,8 +4,8 @@
 //! that another process or the kernel sees (a descriptor, a mapping, a ledger slot, a message) has a
 //! [`failpoint!`](crate::failpoint!) before or after it, and a test kills processes at each of them.
 //!
-//! Without the feature `failpoints` they compile to nothing. With it, `UMF_FAILPOINTS` says what
-//! happens:
+//! Without the feature `failpoints` they compile to nothing. The package `umf-tests` switches it on,
+//! and with it every test of the workspace has them. `UMF_FAILPOINTS` says what happens:
 //!
 //! ```text
 //! UMF_FAILPOINTS="ledger.published:3=kill,upstream.allocated=sleep:20"
@@ -18,7 +18,7 @@
 //! A failpoint may stand anywhere: it takes no lock and allocates nothing. A name stands at one place.
 
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use core::time::Duration;
 
 #[doc(hidden)]
@@ -58,6 +58,16 @@ const ACTION: u64 = 3 << 62;
 const MILLISECONDS: u32 = 46;
 const TIME: u64 = (1 << MILLISECONDS) - 1;
 
+/// Whether this process ever had a plan. Without one a failpoint costs one load.
+static STATE: AtomicU8 = AtomicU8::new(UNREAD);
+
+/// The variable has not been read.
+const UNREAD: u8 = 0;
+/// The variable was read, and there was no plan.
+const OFF: u8 = 1;
+/// There is a plan, or there was one.
+const ON: u8 = 2;
+
 impl Failpoint {
     #[doc(hidden)]
     #[must_use]
@@ -72,9 +82,19 @@ impl Failpoint {
     }
 
     #[doc(hidden)]
-    #[inline(never)]
+    #[inline]
     pub fn reach(&self) {
-        read_variable();
+        if STATE.load(Ordering::Relaxed) != OFF {
+            self.reach_slow();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn reach_slow(&self) {
+        if read_variable() == OFF {
+            return;
+        }
         match self.count() {
             None => {}
             Some(Action::Kill) => end_this_process(libc::SIGKILL),
@@ -142,8 +162,10 @@ pub fn names() -> Vec<&'static str> {
 #[must_use]
 pub fn arm(name: &str, nth: u32, action: Action) -> bool {
     read_variable();
-    let point = find(name);
-    point.inspect(|point| point.arm(nth, action)).is_some()
+    let Some(point) = find(name) else { return false };
+    point.arm(nth, action);
+    STATE.store(ON, Ordering::Release);
+    true
 }
 
 /// Forgets all plans.
@@ -152,8 +174,8 @@ pub fn disarm() {
     FAILPOINTS.iter().for_each(|point| point.plan.store(0, Ordering::Relaxed));
 }
 
-/// How often this process (and, if it was forked, its parent before that) reached a failpoint. 0 for
-/// an unknown name.
+/// How often this process (and, if it was forked, its parent before that) reached a failpoint since
+/// there was a plan for the first time. 0 for an unknown name.
 #[must_use]
 pub fn reached(name: &str) -> u64 {
     find(name).map_or(0, |point| point.reached.load(Ordering::Relaxed))
@@ -201,13 +223,13 @@ fn plan(text: &str) -> Result<(), BadPlan> {
     Ok(())
 }
 
-/// Reads `UMF_FAILPOINTS` once. No thread waits for another one here: a child that is forked
-/// meanwhile does not have it.
+/// Reads `UMF_FAILPOINTS` once, and returns the state. No thread waits for another one here: a child
+/// that is forked meanwhile does not have it.
 #[allow(clippy::disallowed_methods, reason = "for tests alone, which have no rights that others lack")]
-fn read_variable() {
-    static IS_READ: AtomicBool = AtomicBool::new(false);
-    if IS_READ.load(Ordering::Acquire) {
-        return;
+fn read_variable() -> u8 {
+    let state = STATE.load(Ordering::Acquire);
+    if state != UNREAD {
+        return state;
     }
     // SAFETY: a C string; as everywhere, no thread changes the environment while others read it.
     let value = unsafe { libc::getenv(c"UMF_FAILPOINTS".as_ptr()) };
@@ -220,7 +242,11 @@ fn read_variable() {
         eprintln!("UMF_FAILPOINTS: {error}");
         std::process::abort();
     }
-    IS_READ.store(true, Ordering::Release);
+    let read = if planned.is_some() { ON } else { OFF };
+    // Another thread may have made a plan meanwhile.
+    STATE
+        .compare_exchange(UNREAD, read, Ordering::Release, Ordering::Acquire)
+        .map_or_else(|now| now, |_| read)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Private memory: what a pool that is the global allocator relies on.
 
+#[path = "host/machine.rs"]
 mod machine;
 
 use core::cell::Cell;

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
-#[path = "../../../crates/umf/tests/example_plugin/mod.rs"]
+#[path = "../../../crates/umf/tests/api/example_plugin.rs"]
 mod example_plugin;
 
 use std::ffi::OsStr;

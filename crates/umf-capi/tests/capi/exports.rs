@@ -62,12 +62,15 @@ fn exported(bytes: &[u8]) -> (BTreeMap<String, String>, Option<String>) {
 #[test]
 fn it_exports_the_146_functions_and_nothing_else() {
     let Some(installed) = installed("it_exports_the_146_functions_and_nothing_else") else { return };
-    let (names, soname) = exported(&std::fs::read(installed.library()).unwrap());
+    let bytes = std::fs::read(installed.library()).unwrap();
+    let (names, soname) = exported(&bytes);
     assert_eq!(names, listed());
     assert_eq!(names.len(), 146);
     let of = |version: &str| names.values().filter(|found| *found == version).count();
     assert_eq!((of("UMF_1.0"), of("UMF_1.1"), of("UMF_1.2")), (132, 13, 1));
     assert_eq!(soname.as_deref(), Some("libumf.so.1"));
+    let has = |text: &[u8]| bytes.windows(text.len()).any(|window| window == text);
+    assert!(has(b"UMF_IPC_EXCHANGE") && !has(b"UMF_FAILPOINTS"), "the feature failpoints is on");
 }
 
 /// A library that is opened once a program runs shares, with all others, the room that the C library keeps for their thread-local

@@ -28,9 +28,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
         ("import", [threads, milliseconds, seed]) => {
             Work::new(actor, threads, milliseconds, seed).and_then(|work| import::run(&work))
         }
-        #[cfg(feature = "fail-points")]
         ("arm", [step, nth, action]) => arm(actor, step, nth, action),
-        #[cfg(feature = "fail-points")]
         ("disarm", []) => {
             umf_sync::failpoint::disarm();
             actor.may_stop = false;
@@ -40,7 +38,6 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
     })
 }
 
-#[cfg(feature = "fail-points")]
 fn arm(actor: &mut Actor, step: &str, nth: &str, action: &str) -> Answer {
     use umf_sync::failpoint::{self, Action};
 
@@ -63,7 +60,6 @@ pub(crate) struct Work<'a> {
     /// Numbers of blocks, which this process uses once.
     numbers: &'a AtomicU64,
     /// Whether this process may stop at a step.
-    #[cfg_attr(not(feature = "fail-points"), expect(dead_code, reason = "there are no steps"))]
     may_stop: bool,
 }
 
@@ -105,7 +101,6 @@ impl<'a> Work<'a> {
                 unsafe { libc::close(number) };
             }
             // Nobody would let a child that stops go on.
-            #[cfg(feature = "fail-points")]
             if self.may_stop {
                 umf_sync::failpoint::disarm();
             }

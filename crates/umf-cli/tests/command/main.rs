@@ -1,0 +1,13 @@
+//! The `umf` command, run as its users run it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
+
+mod config;
+mod cuda;
+mod demo;
+mod failpoints;
+mod info;
+mod info_devices;
+mod level_zero;
+mod topology;

@@ -1,0 +1,121 @@
+//! Arbitrary input gives settings, warnings or errors, and never a panic.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
+use crate::sandbox::Sandbox;
+use proptest::prelude::*;
+use umf_config::{Context, Loader, Value, known_keys};
+
+/// Text that is nearly a settings file.
+fn nearly_toml() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        prop::sample::select(vec![
+            "[ipc]\n",
+            "[pool.defaults]\n",
+            "[pool.x]\n",
+            "[provider.host]\n",
+            "[provider.y.params]\n",
+            "[shared_limits]\n",
+            "[log]\n",
+            "exchange",
+            "limit",
+            "capacity",
+            "numa_weights",
+            "kind",
+            "params",
+            "path",
+            " = ",
+            "\n",
+            "\"auto\"",
+            "0",
+            "-1",
+            "1.5",
+            "true",
+            "[",
+            "]",
+            "{",
+            "}",
+            ",",
+            ".",
+            "'",
+            "\"",
+            "\"64KiB\"",
+            "2020-01-01",
+            "nan",
+            "0xffffffffffffffff",
+            "#",
+        ])
+        .prop_map(ToOwned::to_owned),
+        ".{0,4}",
+    ];
+    prop::collection::vec(piece, 0..24).prop_map(|pieces| pieces.concat())
+}
+
+fn any_variable() -> impl Strategy<Value = OsString> {
+    let mut known: Vec<_> =
+        known_keys().into_iter().map(|key| OsString::from(key.variable.replace("<NAME>", "HOST"))).collect();
+    for name in ["UMF_LOG", "UMF_MAX_OPENED_IPC_HANDLES", "UMF_MAX_CREATED_IPC_HANDLES", "UMF_CONF"] {
+        known.push(name.into());
+    }
+    let odd = prop::collection::vec(any::<u8>(), 0..12).prop_map(|tail| {
+        let mut name = b"UMF_POOL_".to_vec();
+        name.extend(tail);
+        OsString::from_vec(name)
+    });
+    prop_oneof![3 => prop::sample::select(known), 1 => odd]
+}
+
+fn any_value() -> impl Strategy<Value = OsString> {
+    prop_oneof![
+        prop::collection::vec(any::<u8>(), 0..32).prop_map(OsString::from_vec),
+        nearly_toml().prop_map(OsString::from),
+        "[0-9,:;-]{0,12}".prop_map(OsString::from),
+    ]
+}
+
+/// Whatever comes out can be shown.
+fn show(loader: Loader) {
+    match loader.load() {
+        Ok(loaded) => {
+            for row in loaded.settings.report() {
+                let _ = format!("{row:?} {}", row.origin);
+            }
+            for warning in &loaded.warnings {
+                let _ = warning.to_string();
+            }
+            serde_json::to_string(&loaded.settings).unwrap();
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_bytes_as_a_file(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
+        let sandbox = Sandbox::new();
+        std::fs::write(sandbox.user(), bytes).unwrap();
+        show(sandbox.loader());
+    }
+
+    #[test]
+    fn nearly_settings_as_a_file(text in nearly_toml()) {
+        show(Sandbox::with_file(&text).loader());
+    }
+
+    #[test]
+    fn arbitrary_bytes_in_the_environment(
+        variables in prop::collection::vec((any_variable(), any_value()), 0..6)
+    ) {
+        let mut context = Context::empty();
+        context.env.extend(variables);
+        show(Loader::with_context(context));
+    }
+
+    #[test]
+    fn arbitrary_keys_from_the_program(key in "(ipc|pool|provider|link|log|[a-z.\\[\\]0-9]{0,6})(\\.[a-z_.]{0,12}){0,4}", text in ".{0,12}") {
+        show(Loader::with_context(Context::empty()).set(key, Value::from(text)));
+    }
+}

@@ -1,0 +1,516 @@
+//! Two ends of a link in two threads: what is sent arrives, by each engine, in any form.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+mod fabric;
+mod one_sided;
+mod reducing;
+mod table;
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use umf_core::{Address, Layout, Pool, Visibility};
+use umf_ipc::{Bytes as _, Exporter, ExporterSettings, Importer, VolatileSlice};
+use umf_link::{Destination, Engine, Error, Link, LinkBuilder, LinkSettings, Memory, Source, TagMatch};
+use umf_pool_proxy::ProxyPool;
+use umf_provider_host::{HostBuilder, HostImport, HostProvider};
+
+const SECOND: Option<Duration> = Some(Duration::from_secs(10));
+
+fn importer() -> &'static Importer {
+    static IMPORTER: OnceLock<Importer> = OnceLock::new();
+    IMPORTER.get_or_init(|| Importer::builder().import(Arc::new(HostImport::new())).build().unwrap())
+}
+
+fn exporter() -> &'static Exporter {
+    static EXPORTER: OnceLock<Exporter> = OnceLock::new();
+    EXPORTER.get_or_init(|| Exporter::new(ExporterSettings::default()).unwrap())
+}
+
+/// Exported memory that stays.
+fn memory(size: usize) -> Memory<'static> {
+    static POOL: OnceLock<Arc<ProxyPool>> = OnceLock::new();
+    let build = || ProxyPool::new(shared().build().unwrap()).unwrap();
+    allocate(POOL.get_or_init(build), size)
+}
+
+/// The same, with a file of its own, which others can write, or not.
+fn isolated(size: usize, is_read_only: bool) -> Memory<'static> {
+    static POOLS: [OnceLock<Arc<ProxyPool>>; 2] = [const { OnceLock::new() }; 2];
+    let build =
+        || ProxyPool::new(shared().isolate(true).read_only_export(is_read_only).build().unwrap()).unwrap();
+    allocate(POOLS[usize::from(is_read_only)].get_or_init(build), size)
+}
+
+fn shared() -> HostBuilder {
+    HostProvider::builder().visibility(Visibility::Shared)
+}
+
+fn allocate(pool: &Arc<ProxyPool>, size: usize) -> Memory<'static> {
+    let exporter = exporter();
+    let address: Address = pool.allocate(Layout::new(size, 16).unwrap()).unwrap();
+    // SAFETY: the block stays, and nothing refers into it.
+    let handle = unsafe { exporter.handle(address) }.unwrap();
+    // SAFETY: as above.
+    let slice = unsafe { VolatileSlice::new(address.as_ptr().unwrap(), size) };
+    Memory::new(&handle, slice).unwrap()
+}
+
+fn pair_with(settings: [LinkSettings; 2]) -> (Link, Link) {
+    let [mine, theirs] = settings;
+    let endpoint = LinkBuilder::new().settings(mine).importer(importer()).bind().unwrap();
+    let address = endpoint.address();
+    let peer = std::thread::spawn(move || {
+        LinkBuilder::new().settings(theirs).importer(importer()).connect(&address, SECOND).unwrap()
+    });
+    let mut one = endpoint.accept(SECOND).unwrap();
+    let mut other = peer.join().unwrap();
+    one.set_timeout(SECOND);
+    other.set_timeout(SECOND);
+    (one, other)
+}
+
+fn pair() -> (Link, Link) {
+    pair_with([LinkSettings::default(), LinkSettings::default()])
+}
+
+fn forced(engine: Engine) -> LinkSettings {
+    let mut settings = LinkSettings::default();
+    settings.engine = Some(engine);
+    settings
+}
+
+fn content(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+#[test]
+fn sizes_of_all_kinds_arrive_whole() {
+    let (mut one, other) = pair();
+    let (_sender, mut receiver) = other.split();
+    let sizes = [0, 1, 8, 239, 240, 241, 488, 489, 4096, 4097, 32_768, 65_537, 1 << 20, (3 << 20) + 7];
+    let peer = std::thread::spawn(move || {
+        for (number, size) in sizes.into_iter().enumerate() {
+            let mut into = vec![0; size + 3];
+            let received = receiver.recv(number as u64, &mut into).unwrap();
+            assert_eq!((received.tag, received.length), (number as u64, size));
+            assert_eq!(into[..size], content(size, number as u64), "{size}");
+            assert_eq!(into[size..], [0; 3], "nothing behind it is touched");
+        }
+        receiver
+    });
+    for (number, size) in sizes.into_iter().enumerate() {
+        one.send(number as u64, &content(size, number as u64)).unwrap();
+    }
+    let receiver = peer.join().unwrap();
+    assert_eq!(one.statistics().sent.messages, sizes.len() as u64);
+    let mut all = Link::statistics(&one).received();
+    all.messages += receiver.statistics().received_by(Engine::Inline).messages;
+    assert_eq!(all.messages, sizes.iter().filter(|size| **size <= 4096).count() as u64);
+}
+
+/// What is sent and received, by each engine that can.
+fn by(engine: Engine, from_memory: bool, into_memory: bool) {
+    let (mut one, mut other) = pair_with([forced(engine), forced(engine)]);
+    if engine == Engine::Cma
+        && let Err(why) = other.engines().cma()
+    {
+        println!("umf-skip: by {engine}: {why}");
+        return;
+    }
+    for (round, size) in [5000, 70_000, 2_000_003].into_iter().enumerate() {
+        let bytes = content(size, round as u64 + 9);
+        let (from, into) = (memory(size), memory(size));
+        from.slice().copy_from(&bytes[..]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                if from_memory { one.send(3, &from) } else { one.send(3, &bytes) }.unwrap();
+            });
+            let mut plain = vec![0; size];
+            let received =
+                if into_memory { other.recv(3, &into) } else { other.recv(TagMatch::ANY, &mut plain) };
+            assert_eq!(received.unwrap().length, size);
+            if into_memory {
+                into.slice().copy_to(&mut plain[..]);
+            }
+            assert!(plain == bytes, "{engine} {size} {from_memory} {into_memory}");
+        });
+    }
+    let received = other.statistics();
+    assert_eq!(received.received_by(engine).messages, 3, "{engine} {received:?}");
+    assert_eq!((received.refused_cma, received.refused_mapped), (0, 0));
+}
+
+#[test]
+fn by_bounce_buffers() {
+    by(Engine::Bounce, false, false);
+    by(Engine::Bounce, true, true);
+}
+
+#[test]
+fn by_the_kernel() {
+    by(Engine::Cma, false, false);
+    by(Engine::Cma, true, true);
+}
+
+#[test]
+fn by_mapping() {
+    by(Engine::Mapped, true, false);
+    by(Engine::Mapped, true, true);
+}
+
+#[test]
+fn by_both_sides() {
+    by(Engine::Both, true, true);
+}
+
+#[test]
+fn an_engine_that_cannot_is_refused_and_the_message_stays() {
+    let (mut one, mut other) = pair_with([forced(Engine::Mapped), LinkSettings::default()]);
+    let bytes = content(100_000, 1);
+    let refused = one.send(1, &bytes).unwrap_err();
+    assert!(matches!(&refused, Error::EngineImpossible { engine: Engine::Mapped, .. }), "{refused}");
+    let (mut one, mut two) = pair_with([LinkSettings::default(), forced(Engine::Mapped)]);
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            one.set_timeout(Some(Duration::from_millis(300)));
+            one.send(1, &bytes)
+        });
+        let mut into = vec![0; 100_000];
+        let refused = two.recv(1, &mut into).unwrap_err();
+        assert!(matches!(&refused, Error::EngineImpossible { engine: Engine::Mapped, .. }), "{refused}");
+        assert!(two.probe(1).unwrap().is_some(), "it stays");
+        assert!(matches!(sender.join().unwrap(), Err(Error::TimedOut { .. })));
+    });
+    assert!(matches!(one.look(), Ok(())));
+    other.set_timeout(Some(Duration::from_millis(1)));
+    assert!(matches!(other.recv(1, &mut [0; 8]), Err(Error::TimedOut { .. })));
+}
+
+#[test]
+fn tags_pick_and_order_holds() {
+    let (mut one, mut other) = pair();
+    for (tag, value) in [(1, 10), (2, 20), (1, 11), (3, 30), (2, 21)] {
+        one.send(tag, &[value]).unwrap();
+    }
+    let mut take = |wanted: TagMatch| {
+        let mut byte = [0];
+        let tag = other.recv(wanted, &mut byte).unwrap().tag;
+        (tag, byte[0])
+    };
+    assert_eq!(take(TagMatch::tag(3)), (3, 30));
+    assert_eq!(take(TagMatch::tag(2)), (2, 20));
+    assert_eq!(take(TagMatch::masked(1, 1)), (1, 10));
+    assert_eq!(take(TagMatch::ANY), (1, 11));
+    assert_eq!(take(TagMatch::ANY), (2, 21));
+    assert_eq!(other.probe(TagMatch::ANY).unwrap(), None);
+    assert_eq!(other.statistics().unexpected.messages, 3);
+}
+
+#[test]
+fn a_message_that_is_too_long_stays() {
+    let (mut one, mut other) = pair();
+    let bytes = content(300_000, 4);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            one.send(1, &bytes[..50]).unwrap();
+            one.send(2, &bytes).unwrap();
+        });
+        let refused = other.recv(1, &mut [0; 49]).unwrap_err();
+        assert_eq!(refused, Error::Truncated { length: 50, capacity: 49 });
+        assert_eq!(other.recv(1, &mut [0; 50]).unwrap().length, 50);
+        let refused = other.recv(2, &mut [0; 49]).unwrap_err();
+        assert_eq!(refused, Error::Truncated { length: 300_000, capacity: 49 });
+        assert_eq!(other.probe(2).unwrap().unwrap().length, 300_000);
+        let mut into = vec![0; 300_000];
+        other.recv(2, &mut into).unwrap();
+        assert!(into == bytes);
+    });
+}
+
+#[test]
+fn too_much_that_nobody_asked_for() {
+    let mut small = LinkSettings::default();
+    small.max_unexpected = 10_000;
+    let (mut one, mut other) = pair_with([LinkSettings::default(), small]);
+    for _ in 0..20 {
+        one.send(1, &[7; 1000]).unwrap();
+    }
+    one.send(2, &[9]).unwrap();
+    let refused = other.recv(2, &mut [0; 8]).unwrap_err();
+    assert!(matches!(refused, Error::UnexpectedLimit { limit: 10_000, .. }), "{refused}");
+    for _ in 0..20 {
+        assert_eq!(other.recv(1, &mut [0; 1000]).unwrap().length, 1000);
+    }
+    let mut byte = [0];
+    other.recv(2, &mut byte).unwrap();
+    assert_eq!(byte, [9], "nothing was lost");
+}
+
+#[test]
+fn a_full_ring_holds_the_sender_back() {
+    let (mut one, mut other) = pair();
+    one.set_timeout(Some(Duration::from_millis(20)));
+    let mut count = 0_u64;
+    let full = loop {
+        match one.send(0, &count.to_le_bytes()) {
+            Ok(()) => count += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(full, Error::TimedOut { .. }), "{full}");
+    assert_eq!(count, 256);
+    for expected in 0..count {
+        let mut bytes = [0; 8];
+        other.recv(TagMatch::ANY, &mut bytes).unwrap();
+        assert_eq!(u64::from_le_bytes(bytes), expected);
+    }
+    one.send(0, &[1]).unwrap();
+    assert_eq!(other.recv(0, &mut [0; 1]).unwrap().length, 1);
+}
+
+#[test]
+fn a_message_that_nobody_takes_is_withdrawn() {
+    let (mut one, mut other) = pair();
+    one.set_timeout(Some(Duration::from_millis(20)));
+    let bytes = content(1 << 20, 3);
+    assert!(matches!(one.send(1, &bytes), Err(Error::TimedOut { .. })));
+    drop(one.start_send(1, &bytes).unwrap());
+    one.send(1, b"later").unwrap();
+    let mut into = vec![0; 1 << 20];
+    assert_eq!(other.recv(1, &mut into).unwrap().length, 5);
+    assert_eq!(other.statistics().withdrawn, 2);
+    assert_eq!(one.statistics().withdrawn, 1, "the request's is its own");
+}
+
+#[test]
+fn memory_is_handed_over_and_comes_back() {
+    let (mut one, mut other) = pair();
+    let memory = memory(1 << 20);
+    memory.slice().copy_from(&content(1 << 20, 8)[..]);
+    for round in 0..200_u64 {
+        let lent = one.hand_over(round, memory.part(4096, 8192).unwrap()).unwrap();
+        let view = other.recv_view(TagMatch::ANY).unwrap();
+        assert_eq!((view.tag(), view.len()), (round, 8192));
+        let mut bytes = vec![0; 8192];
+        view.read(0, &mut bytes).unwrap();
+        assert!(bytes[8..] == content(1 << 20, 8)[4104..12_288]);
+        assert!(matches!(view.read(1, &mut bytes), Err(Error::OutOfBounds { .. })));
+        view.slice().unwrap().write_obj(round, 0).unwrap();
+        assert!(!lent.is_back());
+        drop(view);
+        lent.wait(SECOND).unwrap();
+        assert!(lent.is_back());
+        assert_eq!(memory.slice().read_obj::<u64>(4096).unwrap(), round, "it is the same memory");
+    }
+    // More than there are descriptors, of which the peer gives none back.
+    let mut lent = Vec::new();
+    one.set_timeout(Some(Duration::from_millis(5)));
+    let full = loop {
+        match one.hand_over(1, &memory) {
+            Ok(one) => lent.push(one),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(full, Error::TimedOut { .. }) && lent.len() == 64, "{full} {}", lent.len());
+    // As a copy, too.
+    let mut into = vec![0; 1 << 20];
+    assert_eq!(other.recv(1, &mut into).unwrap().engine, Engine::Mapped);
+    assert!(lent[0].is_back() && !lent[1].is_back());
+    one.send(5, b"inline").unwrap();
+    assert!(matches!(other.recv_view(5), Err(Error::OtherForm { tag: 5, .. })));
+    assert_eq!(other.recv(5, &mut into).unwrap().length, 6);
+}
+
+#[test]
+fn many_blocks_take_turns_on_the_board() {
+    let (mut one, mut other) = pair();
+    let blocks: Vec<_> = (0..300).map(|_| memory(4096)).collect();
+    for round in 0..3 {
+        for (number, block) in blocks.iter().enumerate() {
+            let value = (round * 1000 + number) as u64;
+            block.slice().write_obj(value, 8).unwrap();
+            let lent = one.hand_over(0, block).unwrap();
+            let view = other.recv_view(0).unwrap();
+            assert_eq!(view.slice().unwrap().read_obj::<u64>(8).unwrap(), value);
+            drop(view);
+            assert!(lent.is_back());
+        }
+    }
+}
+
+#[test]
+fn lists_on_both_sides() {
+    for engine in [None, Some(Engine::Cma), Some(Engine::Bounce), Some(Engine::Mapped)] {
+        let settings = || engine.map_or_else(LinkSettings::default, forced);
+        let (mut one, mut other) = pair_with([settings(), settings()]);
+        if engine == Some(Engine::Cma) && other.engines().cma().is_err() {
+            continue;
+        }
+        let from = memory(1 << 20);
+        let bytes = content(1 << 20, 5);
+        from.slice().copy_from(&bytes[..]);
+        for (stride, length) in [(4096, 1000), (301, 301), (700, 13)] {
+            let places: Vec<usize> = (0..(1 << 20) - stride).step_by(stride).collect();
+            let expected: Vec<u8> = places.iter().flat_map(|at| &bytes[*at..at + length]).copied().collect();
+            // More entries than are told of: these go through bounce buffers, or not at all.
+            let is_refused = stride != length
+                && places.len() > 1024
+                && engine.is_some_and(|engine| engine != Engine::Bounce);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let list = Source::list(places.iter().map(|at| from.part(*at, length).unwrap()));
+                    assert_eq!(list.len(), expected.len());
+                    let sent = one.send(1, list);
+                    assert_eq!(matches!(sent, Err(Error::EngineImpossible { .. })), is_refused, "{sent:?}");
+                });
+                if is_refused {
+                    return;
+                }
+                let mut into = vec![0; expected.len()];
+                let received = other.recv(1, Destination::list(into.chunks_mut(777))).unwrap();
+                assert!(into == expected, "{engine:?} {stride}");
+                assert!(engine.is_none_or(|engine| received.engine == engine));
+            });
+        }
+    }
+}
+
+/// Where the list that is received into is longer than the message, what it does not reach does not count.
+#[test]
+fn both_copy_into_the_beginning_of_a_long_list() {
+    let (mut one, mut other) = pair_with([forced(Engine::Both), forced(Engine::Both)]);
+    let (count, stride, length) = (1100, 20 << 10, 20_000);
+    let into = memory(count * stride);
+    let bytes = content(1024 * length + 1, 8);
+    for entries in [2, 1024] {
+        let from = memory(entries * length);
+        from.slice().copy_from(&bytes[..entries * length]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| one.send(1, &from).unwrap());
+            let list = Destination::list((0..count).map(|at| into.part(at * stride, length).unwrap()));
+            assert_eq!(other.recv(1, list).unwrap().engine, Engine::Both);
+        });
+        for (number, expected) in bytes[..entries * length].chunks(length).enumerate() {
+            let mut piece = vec![0; length];
+            into.part(number * stride, length).unwrap().slice().copy_to(&mut piece[..]);
+            assert!(piece == expected, "{number} of {entries}");
+        }
+    }
+    // One more than can be told.
+    one.set_timeout(Some(Duration::from_millis(50)));
+    std::thread::scope(|scope| {
+        let sends = scope.spawn(|| one.send(1, &bytes).unwrap_err());
+        let list = Destination::list((0..count).map(|at| into.part(at * stride, length).unwrap()));
+        let refused = other.recv(1, list).unwrap_err();
+        assert!(matches!(&refused, Error::EngineImpossible { engine: Engine::Both, .. }), "{refused}");
+        sends.join().unwrap();
+    });
+}
+
+#[test]
+fn both_send_at_the_same_time() {
+    for engine in [None, Some(Engine::Bounce)] {
+        let settings = || engine.map_or_else(LinkSettings::default, forced);
+        let (mut one, mut other) = pair_with([settings(), settings()]);
+        let run = |link: &mut Link, mine: u64, theirs: u64| {
+            for round in 0..20 {
+                let bytes = content(500_000, mine + round);
+                let mut into = vec![0; 500_000];
+                link.exchange(1, &bytes, 1, &mut into).unwrap();
+                assert!(into == content(500_000, theirs + round));
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| run(&mut one, 100, 200));
+            run(&mut other, 200, 100);
+        });
+    }
+}
+
+#[test]
+fn a_closed_link_is_told_after_what_came() {
+    let (mut one, mut other) = pair();
+    one.send(1, b"last words").unwrap();
+    drop(one);
+    assert_eq!(other.recv(1, &mut [0; 10]).unwrap().length, 10);
+    assert!(matches!(other.recv(1, &mut [0; 10]), Err(Error::Closed { .. })));
+    assert!(matches!(other.send(1, b"x"), Err(Error::Closed { .. })));
+    assert!(matches!(other.send(1, &vec![0; 1 << 20]), Err(Error::Closed { .. })));
+}
+
+#[test]
+fn halves_in_threads_of_their_own() {
+    let (one, other) = pair();
+    let ends = [one.split(), other.split()];
+    std::thread::scope(|scope| {
+        for (mut sender, mut receiver) in ends {
+            scope.spawn(move || {
+                for number in 0..3000_u64 {
+                    let size = if number.is_multiple_of(50) { 100_000 } else { (number % 600) as usize + 8 };
+                    let mut bytes = content(size, number);
+                    bytes[..8].copy_from_slice(&number.to_le_bytes());
+                    sender.send(number, &bytes).unwrap();
+                }
+                sender
+            });
+            scope.spawn(move || {
+                let mut into = vec![0; 100_000];
+                for number in 0..3000_u64 {
+                    let received = receiver.recv(TagMatch::ANY, &mut into).unwrap();
+                    assert_eq!(received.tag, number);
+                    assert_eq!(into[..8], number.to_le_bytes());
+                    assert!(into[8..received.length] == content(received.length, number)[8..]);
+                }
+                receiver
+            });
+        }
+    });
+}
+
+#[test]
+fn an_fd_tells_of_messages_and_of_the_end() {
+    let (mut one, mut other) = pair();
+    let readable = |link: &Link| {
+        use std::os::fd::AsRawFd;
+        let mut poll =
+            libc::pollfd { fd: link.event_fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid structure.
+        unsafe { libc::poll(&raw mut poll, 1, 2000) == 1 }
+    };
+    for _ in 0..3 {
+        other.arm().unwrap();
+        assert_eq!(other.probe(TagMatch::ANY).unwrap(), None);
+        one.send(1, b"ring").unwrap();
+        assert!(readable(&other));
+        other.recv(1, &mut [0; 4]).unwrap();
+    }
+    other.arm().unwrap();
+    drop(one);
+    assert!(readable(&other));
+    assert!(matches!(other.look(), Err(Error::Closed { .. })));
+}
+
+#[test]
+fn names_are_found_and_taken() {
+    let name = format!("test-{}", std::process::id());
+    let endpoint = LinkBuilder::new().named(&name).unwrap();
+    assert!(matches!(LinkBuilder::new().named(&name), Err(Error::NameTaken { .. })));
+    let address = umf_link::LinkAddress::of_name(&name).unwrap();
+    assert_eq!(address.socket(), endpoint.address().socket());
+    assert!(matches!(endpoint.accept(Some(Duration::ZERO)), Err(Error::TimedOut { .. })));
+    let nobody = LinkBuilder::new().connect(&address, Some(Duration::from_millis(50)));
+    assert!(matches!(nobody, Err(Error::TimedOut { .. })), "nobody accepts");
+    drop(endpoint);
+    let nobody = LinkBuilder::new().connect(&address, SECOND);
+    assert!(matches!(nobody, Err(Error::NobodyThere { .. })));
+    for bad in ["", "a b", &"x".repeat(49)] {
+        assert!(matches!(LinkBuilder::new().named(bad), Err(Error::BadName { .. })));
+    }
+}

@@ -1,0 +1,105 @@
+//! What processes tell at their end of blocks that they never freed: real processes, which are runs of this very test.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
+
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use umf::{Leaks, Pool, PoolBuilder};
+
+/// Says to a run of this test what it is to do.
+const TASK: &str = "LEAKS_TASK";
+const TEST: &str = "leaks::a_process_tells_at_its_end_what_it_never_freed";
+
+static POOL: OnceLock<Pool> = OnceLock::new();
+
+#[inline(never)]
+fn leaking_place(pool: &Pool, size: usize) {
+    std::mem::forget(std::hint::black_box(pool.allocate(size).unwrap()));
+}
+
+fn work(task: &str) {
+    match task {
+        // As the environment says, and with the pool there still.
+        "exit" => leaking_place(POOL.get_or_init(|| Pool::named("left").unwrap()), 1000),
+        "clean" => drop(POOL.get_or_init(|| Pool::named("left").unwrap()).allocate(1000).unwrap()),
+        "drop" => leaking_place(&Pool::named("left").unwrap(), 1000),
+        // A child has what its parent had, and tells nothing of it.
+        "fork" => {
+            leaking_place(POOL.get_or_init(|| Pool::named("left").unwrap()), 1000);
+            // SAFETY: the child goes on to end at once, as the parent does.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                std::process::exit(0);
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child made above.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0);
+        }
+        // Whoever is told may use the pool, and may make mistakes.
+        "hook" => {
+            let settings = umf::slab::SlabSettings::new().leaks(Leaks::Count).on_leaks(|report| {
+                eprintln!("told of {} bytes", report.bytes);
+                drop(POOL.get().unwrap().allocate(10).unwrap());
+                panic!("a mistake");
+            });
+            leaking_place(POOL.get_or_init(|| PoolBuilder::default().slab(settings).build().unwrap()), 1000);
+        }
+        task => panic!("{task}"),
+    }
+    std::process::exit(7);
+}
+
+/// What a process that does a task writes to standard error.
+fn told(task: &str, leaks: &str) -> String {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", TEST, "--nocapture", "--test-threads=1"])
+        .env(TASK, task)
+        .env("UMF_POOL_LEFT_LEAKS", leaks)
+        .env("UMF_LOG", "level:warning;output:stderr")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    for _ in 0..600 {
+        if child.try_wait().unwrap().is_some() {
+            let output = child.wait_with_output().unwrap();
+            let text = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(7), "{task}: {text}");
+            return text;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    child.kill().unwrap();
+    panic!("{task} takes too long");
+}
+
+#[test]
+fn a_process_tells_at_its_end_what_it_never_freed() {
+    if let Ok(task) = std::env::var(TASK) {
+        return work(&task);
+    }
+    let text = told("exit", "count");
+    assert!(text.contains("1 blocks, 1024 bytes were never freed, at the end of the process"), "{text}");
+    assert!(text.contains("1 of 1024 bytes") && !text.contains("leaking_place"), "{text}");
+    let text = told("drop", "count");
+    assert!(text.contains("were never freed, at the end of the pool"), "{text}");
+    for (task, leaks) in [("exit", "off"), ("clean", "sites")] {
+        assert_eq!(told(task, leaks), "");
+    }
+    assert_eq!(told("fork", "count").matches("never freed").count(), 1);
+    let text = told("hook", "off");
+    assert!(text.contains("told of 1024 bytes") && text.contains("a mistake"), "{text}");
+    if umf_os::stack::capture().frames().next().is_none() {
+        println!("umf-skip: this C library does not tell where something is called");
+        return;
+    }
+    let text = told("exit", "sites");
+    assert!(text.contains("1 blocks, 1000 bytes asked for"), "{text}");
+    // By name, and beginning with who called umf.
+    let first = text.split_once("ago, at\n").unwrap().1.lines().next().unwrap();
+    assert!(first.contains("leaking_place") && first.contains("leaks.rs:"), "{text}");
+}

@@ -1,0 +1,106 @@
+//! The log of a program that forks and ends threads: real processes, which are runs of this very
+//! test.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
+
+use std::cell::RefCell;
+use std::process::{Command, Output};
+use std::sync::mpsc;
+
+use umf::Pool;
+
+/// Says to a run of this test what it is to do.
+const TASK: &str = "LOG_TASK";
+
+/// Runs the test again as a process that logs to standard error, unless this is it: `None` then.
+fn alone(test: &str, task: &str, level: &str) -> Option<Output> {
+    if std::env::var(TASK).is_ok() {
+        return None;
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
+    command.env(TASK, task).env("UMF_LOG", format!("level:{level};output:stderr;pid:yes"));
+    command.env("UMF_POOL_DEFAULTS_TRACE", "2").env("UMF_POOL_DEFAULTS_LEAKS", "count");
+    Some(command.output().unwrap())
+}
+
+fn text_of(output: &Output) -> String {
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    assert!(output.status.success(), "{}: {text}", output.status);
+    text
+}
+
+#[test]
+fn a_child_logs_though_a_thread_of_its_parent_was_writing_to_stderr() {
+    let test = "log::a_child_logs_though_a_thread_of_its_parent_was_writing_to_stderr";
+    if let Some(output) = alone(test, "fork", "debug") {
+        let text = text_of(&output);
+        assert_eq!(text.matches("DEBUG pool=\"private\" region=\"got\"").count(), 2, "{text}");
+        return;
+    }
+    let (locked, when_locked) = mpsc::channel();
+    let (over, when_over) = mpsc::channel::<()>();
+    let writer = std::thread::spawn(move || {
+        let _stderr = std::io::stderr().lock();
+        locked.send(()).unwrap();
+        when_over.recv().unwrap();
+    });
+    when_locked.recv().unwrap();
+    let log = || drop(Pool::private().unwrap().allocate(100).unwrap());
+    // SAFETY: the child runs code that is made for forked children, and ends below.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: a timer of this process, which ends it if it waits for the lock, and the end of
+        // this process.
+        unsafe {
+            libc::alarm(30);
+            log();
+            libc::_exit(0);
+        }
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    over.send(()).unwrap();
+    writer.join().unwrap();
+    assert_eq!(status, 0, "the child waits for a lock of its parent's");
+    log();
+}
+
+thread_local! {
+    static LAST: RefCell<Option<Pool>> = const { RefCell::new(None) };
+}
+
+fn leaky() -> Pool {
+    let pool = Pool::private().unwrap();
+    std::mem::forget(pool.allocate(100));
+    pool
+}
+
+#[test]
+fn a_thread_ends_while_umf_logs() {
+    for task in ["caches", "last"] {
+        if let Some(output) = alone("log::a_thread_ends_while_umf_logs", task, "debug") {
+            let text = text_of(&output);
+            assert_eq!(text.contains("were never freed"), task == "last", "{text}");
+            assert!(text.contains("region=\"got\""), "{text}");
+        }
+    }
+    let work: fn(&Pool) = match std::env::var(TASK).as_deref() {
+        // What the thread keeps goes back at its end.
+        Ok("caches") => |pool| drop((0..2000).map(|_| pool.allocate(3000).unwrap()).collect::<Vec<_>>()),
+        // A pool goes at its end.
+        Ok("last") => |_| {
+            LAST.set(Some(leaky()));
+            // The thread has logged something before.
+            drop(leaky());
+        },
+        _ => return,
+    };
+    let pool = Pool::private().unwrap();
+    for _ in 0..3 {
+        let pool = pool.clone();
+        std::thread::spawn(move || work(&pool)).join().unwrap();
+    }
+}

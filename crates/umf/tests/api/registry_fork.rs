@@ -1,0 +1,63 @@
+//! A fork while one registration replaces another, whose pool goes with it.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use crate::alone::ran_alone;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use umf_core::Visibility;
+use umf_pool_proxy::ProxyPool;
+use umf_provider_host::HostProvider;
+
+fn pool() -> Arc<ProxyPool> {
+    let provider: Arc<HostProvider> =
+        HostProvider::builder().visibility(Visibility::Private).build().unwrap();
+    ProxyPool::new(provider).unwrap()
+}
+
+fn fork_and_wait() {
+    // SAFETY: the child ends at once.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: as above.
+        unsafe { libc::_exit(0) };
+    }
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(pid, core::ptr::null_mut(), 0) }, pid);
+}
+
+/// Is dropped while another thread forks.
+struct Owner(Option<Arc<ProxyPool>>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let fork = std::thread::spawn(fork_and_wait);
+        // So that it has come as far as it can.
+        std::thread::sleep(Duration::from_millis(200));
+        drop(self.0.take());
+        fork.join().unwrap();
+    }
+}
+
+#[test]
+fn what_is_replaced_goes_without_a_lock_that_forks_take() {
+    if ran_alone("registry_fork::what_is_replaced_goes_without_a_lock_that_forks_take") {
+        return;
+    }
+    let (tell, told) = mpsc::channel();
+    // Not joined: if this fails it never ends.
+    std::thread::spawn(move || {
+        let owner = Owner(Some(pool()));
+        let kind = "registry-fork";
+        umf::registry::provider_kind::<HostProvider>(kind, move |_, _| {
+            let _ = &owner;
+            Err(umf_core::Error::TooMany { what: "of these", limit: 0 }.into())
+        });
+        umf::registry::provider_kind::<HostProvider>(kind, |_, _| {
+            Err(umf_core::Error::TooMany { what: "of these", limit: 0 }.into())
+        });
+        tell.send(()).unwrap();
+    });
+    told.recv_timeout(Duration::from_secs(20)).expect("a fork and the end of a pool wait for each other");
+}

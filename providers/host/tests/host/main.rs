@@ -1,0 +1,10 @@
+//! The host provider: the conformance suite, and what it promises beyond that.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+mod conformance;
+mod files;
+mod machine;
+mod nodes;
+mod pages;
+mod suite_notices;

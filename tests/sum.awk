@@ -1,0 +1,58 @@
+# Sums up a log of tests/run: what could not run or did not end, and the closing line. The exit code is
+# 1 if anything failed.
+#
+# A test program that ends without its result (it aborted, or a signal ended it) is one failure, and so
+# is one that cargo says has failed although its result has no failure. A step of tests/run that failed
+# without a failure of a test (a build, a virtual machine) is one, too.
+
+# The program that ran is done: whether its failures are all counted.
+function close_program() {
+  if (program != "" && (!results || (refused && !program_failed))) {
+    broken[++breaks] = program
+    failed++
+    step_failed++
+  }
+  program = ""
+  results = refused = program_failed = 0
+}
+
+/^ +Running (as uid |.*[.]rs \()/ || /^ +Doc-tests / {
+  close_program()
+  program = $0
+  sub(/^ +/, "", program)
+}
+/^error: (test|doctest|bench) failed, to rerun pass/ { refused = 1 }
+/^test result: / {
+  results++
+  passed += $4
+  failed += $6
+  skipped += $8
+  program_failed += $6
+  step_failed += $6
+}
+/^umf-hung: / { hung[++hangs] = substr($0, 11) }
+/^umf-left: / { left[++leaves] = substr($0, 11) }
+/^umf-skip: / && !($0 in known) { known[$0]; skip[++skips] = substr($0, 11) }
+# As tests/run writes after each step: its exit code and its command.
+/^umf-step: / {
+  close_program()
+  if ($2 != 0 && !step_failed) {
+    broken[++breaks] = substr($0, 11)
+    failed++
+  }
+  step_failed = 0
+}
+
+function list(title, lines, count,   i) {
+  if (count) printf "\n%s:\n", title
+  for (i = 1; i <= count; i++) print "  " lines[i]
+}
+END {
+  close_program()
+  list("hung, and was ended", hung, hangs)
+  list("left processes running, which were ended", left, leaves)
+  list("ended before its result, or failed beside it", broken, breaks)
+  list("could not run here", skip, skips)
+  printf "\n%d passed, %d failed, %d skipped\n", passed, failed, skipped
+  exit failed > 0
+}

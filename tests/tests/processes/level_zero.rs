@@ -1,0 +1,255 @@
+//! Device memory of Level Zero between processes, by value: in every way in which handles travel, through pools, whoever frees,
+//! uses again or is killed. The software driver is the device; no loader is needed.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use tempfile::NamedTempFile;
+use umf::Handle;
+use umf_tests::{Actor, Census, machine, mpi, spawn, walk};
+
+/// The driver, which cargo built beside this test.
+fn driver() -> PathBuf {
+    let beside = std::env::current_exe().unwrap().with_file_name("libze_soft.so");
+    assert!(beside.exists(), "{} is not there", beside.display());
+    beside
+}
+
+/// How handles travel: what the driver makes of them, and what the provider is told to send.
+const WAYS: [(&str, &str); 6] = [
+    ("classic", "fd-functions"),
+    ("classic", "fd"),
+    ("opaque", "fd-functions"),
+    ("opaque", "fd"),
+    ("opaque", "opaque"),
+    ("opaque-socket", "opaque"),
+];
+
+/// Settings of a machine with that driver. A loader is named in files alone.
+struct Machine {
+    settings: NamedTempFile,
+    style: &'static str,
+}
+
+impl Machine {
+    fn new((style, handles): (&'static str, &str)) -> Self {
+        let settings = NamedTempFile::new().unwrap();
+        let text = format!(
+            "[provider.level-zero]\npath = {:?}\nhandles = {handles:?}\n[pool.each]\nkind = \"proxy\"\nprovider = \"level-zero\"\n",
+            driver()
+        );
+        std::fs::write(&settings, text).unwrap();
+        Self { settings, style }
+    }
+
+    fn actor(&self) -> Actor {
+        self.actor_with("ZE_SOFT_DEVICES", "2")
+    }
+
+    fn actor_with(&self, name: &str, value: &str) -> Actor {
+        let settings = self.settings.path().to_str().unwrap();
+        spawn!()
+            .env("UMF_TOML", settings)
+            .env("ZE_SOFT_IPC", self.style)
+            .env("TESTS_ZE_SOFT", driver().to_str().unwrap())
+            .env(name, value)
+            .start()
+    }
+}
+
+/// What an actor has. The driver's queues have a thread as long as they have work, and a little longer: threads are not counted.
+fn census(actor: &Actor) -> Census {
+    Census { threads: 0, ..Census::of(actor) }
+}
+
+/// Waits until an actor has again what it had then.
+#[track_caller]
+fn comes_back(before: &Census, actor: &Actor) {
+    for _ in 0..500 {
+        if census(actor) == *before {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(census(actor), *before, "actor {} has more or less than before", actor.pid());
+}
+
+/// The last is too large for a slab.
+fn blocks(producer: &mut Actor) -> Vec<Handle> {
+    walk::blocks(producer, "over level-zero", (9 << 20) + 4096)
+}
+
+#[test]
+fn two_processes_share_device_memory_by_value_and_see_what_the_other_writes() {
+    for way in WAYS {
+        let machine = Machine::new(way);
+        let mut producer = machine.actor();
+        let handles = blocks(&mut producer);
+        let mut importer = machine.actor();
+        for handle in &handles {
+            assert_eq!(handle.provider_kind().as_str(), "level-zero");
+            assert_eq!(handle.data_fd().is_some(), way.1 != "opaque", "{way:?}");
+        }
+        walk::share(&mut producer, core::slice::from_mut(&mut importer), &handles);
+        assert_eq!(importer.ok("ze-soft allocations"), "0", "{way:?}: nothing is open any more");
+        importer.finish();
+        producer.finish();
+    }
+}
+
+#[test]
+fn what_is_open_is_not_used_again_before_it_is_closed() {
+    for way in [WAYS[1], WAYS[4]] {
+        let machine = Machine::new(way);
+        // A block among others in an allocation, and one that has an allocation of its own.
+        for (size, others) in [(4096_u64, 300), ((9 << 20) + 4096, 4)] {
+            // The lowest addresses that are free are taken: what goes is used again at once.
+            let range = "600000000000-600040000000";
+            let mut producer = machine.actor_with("ZE_SOFT_ADDRESSES", range);
+            let mut importer = machine.actor();
+            producer.ok("pool p over level-zero");
+            producer.ok("alloc p 4096 -> p.stays");
+            producer.ok(&format!("alloc p {size} -> p.b"));
+            producer.ok("fill p.b 1");
+            let address = producer.ok("address p.b");
+            importer.ok(&format!("open {} -> m", producer.handle("handle p.b")));
+            let exports = producer.ok("ze-soft exports");
+            assert_ne!(exports, "0");
+            producer.ok("free p p.b");
+            assert!(producer.number("held", "bytes") >= size, "{way:?}");
+            assert_eq!(importer.ok("is_current m"), "false");
+            assert_eq!(producer.ok(&format!("reused p {size} {address} {others}")), "no", "{way:?}");
+            producer.ok("trim p");
+            assert_ne!(producer.ok("drain 30"), "0", "{way:?}");
+            // Drivers may take the memory from under a peer when its handle is put back.
+            assert_eq!(producer.ok("ze-soft exports"), exports, "{way:?}: not put back while it is open");
+            importer.check("m", 1);
+            importer.ok("close m");
+            assert_eq!(producer.ok("drain 5000"), "0", "{way:?}");
+            assert_eq!(producer.ok(&format!("reused p {size} {address} {others}")), "yes", "{way:?}, {size}");
+            importer.finish();
+            producer.finish();
+        }
+    }
+}
+
+#[test]
+fn a_producer_that_is_killed_leaves_what_is_open_and_nothing_else() {
+    for way in WAYS {
+        let machine = Machine::new(way);
+        let mut producer = machine.actor();
+        let handles = blocks(&mut producer);
+        let mut importer = machine.actor();
+        importer.ok(&format!("open {} -> m", handles[2]));
+        producer.kill();
+        importer.check("m", 3);
+        importer.ok("fill m 33");
+        importer.check("m", 33);
+        importer.fails(&format!("open {} -> other", handles[3]), "ProducerGone");
+        importer.ok("close m");
+        importer.ok("evict");
+        assert_eq!(importer.ok("ze-soft allocations"), "0", "{way:?}");
+        importer.finish();
+    }
+}
+
+#[test]
+fn an_importer_that_is_killed_leaves_nothing() {
+    for way in [WAYS[1], WAYS[4]] {
+        let machine = Machine::new(way);
+        let mut producer = machine.actor();
+        let handles = blocks(&mut producer);
+        let mut before = None;
+        // The second finds the producer as the first left it.
+        for _ in 0..2 {
+            walk::kill_importer(&mut producer, machine.actor(), &handles);
+            comes_back(before.get_or_insert_with(|| census(&producer)), &producer);
+        }
+        producer.finish();
+    }
+}
+
+/// Allocations at an address that is used again and again, each exported, opened by a peer, closed, put back and freed: no handle
+/// of one opens the next, and both sides have in the end what they had in the beginning.
+#[test]
+fn cycles_through_two_processes_leave_nothing_on_either_side() {
+    let cycles = if machine::is_long() { 100_000 } else { 2000 };
+    for way in [WAYS[0], WAYS[1], WAYS[4]] {
+        let machine = Machine::new(way);
+        let mut producer = machine.actor_with("ZE_SOFT_ADDRESSES", "600000000000-600001000000");
+        let mut importer = machine.actor();
+        producer.ok("pool control shared");
+        producer.ok("alloc control 4096 -> control.c");
+        producer.ok("pool p settings each");
+        importer.ok(&format!("open {} -> c", producer.handle("handle control.c")));
+        let counts = |actor: &mut Actor| {
+            ["allocations", "memory", "fds", "exports", "residents"]
+                .map(|what| actor.ok(&format!("ze-soft {what}")))
+        };
+        let run = |cycles: u64, producer: &mut Actor, importer: &mut Actor| {
+            producer.ok("begin control.c");
+            producer.send(&format!("produce p control.c {cycles}"));
+            importer.send(&format!("consume c {cycles}"));
+            let patience = std::time::Duration::from_secs(300);
+            let consumed = importer.answer(patience);
+            let produced = producer.answer(patience);
+            assert_eq!(consumed, Ok(cycles.to_string()), "{way:?}: {produced:?}");
+            let addresses: u64 = produced.unwrap().parse().unwrap();
+            assert!(cycles < 100 || addresses < cycles / 10, "{way:?}: {addresses} addresses are used again");
+            importer.ok("evict");
+            assert_eq!(producer.ok("drain 5000"), "0");
+        };
+        run(20, &mut producer, &mut importer);
+        let before = (census(&producer), census(&importer), counts(&mut producer), counts(&mut importer));
+        run(cycles, &mut producer, &mut importer);
+        comes_back(&before.0, &producer);
+        comes_back(&before.1, &importer);
+        assert_eq!((counts(&mut producer), counts(&mut importer)), (before.2, before.3), "{way:?}");
+        importer.finish();
+        producer.finish();
+    }
+}
+
+#[test]
+fn handles_of_others_are_refused_for_what_they_are() {
+    let machine = Machine::new(WAYS[1]);
+    let mut producer = machine.actor();
+    let handles = blocks(&mut producer);
+    // Whoever opens it has no such driver.
+    let none = NamedTempFile::new().unwrap();
+    std::fs::write(&none, "[provider.level-zero]\npath = \"/nowhere/libze_loader.so.1\"\n").unwrap();
+    let mut without = spawn!().env("UMF_TOML", none.path().to_str().unwrap()).start();
+    let message = without.fails(&format!("open {} -> m", handles[0]), "NotSupported");
+    assert!(message.contains("libze1"), "{message}");
+    // Whose fds the driver does not take.
+    let other = Machine::new(WAYS[1]);
+    let mut strange =
+        other.actor_with("ZE_SOFT_FAULTS", "zeMemOpenIpcHandle:1=ZE_RESULT_ERROR_INVALID_ARGUMENT");
+    let message = strange.fails(&format!("open {} -> m", handles[0]), "Driver");
+    assert!(message.contains("zeMemOpenIpcHandle failed: ZE_RESULT_ERROR_INVALID_ARGUMENT"), "{message}");
+    strange.ok(&format!("open {} -> m", handles[0]));
+    strange.check("m", 1);
+}
+
+#[test]
+fn ranks_of_an_mpi_job_send_each_other_handles() {
+    if let Some(why) = mpi::lacking() {
+        return machine::skip("ranks_of_an_mpi_job_send_each_other_handles", &why);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let shim = folder.path().join("libshim.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/mpi/shim.c");
+    mpi::run(Command::new("mpicc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&shim).arg(source)).unwrap();
+    for way in WAYS {
+        let machine = Machine::new(way);
+        let mut job = Command::new("mpirun");
+        job.args(["-n", "4", env!("CARGO_BIN_EXE_umf-actor"), "mpi"]).arg(&shim).arg("level-zero");
+        job.env("UMF_TOML", machine.settings.path()).env("ZE_SOFT_IPC", machine.style);
+        let said = mpi::run(&mut job).unwrap_or_else(|why| panic!("{way:?}: {why}"));
+        for rank in 0..4 {
+            assert!(said.contains(&format!("rank {rank} is done")), "{way:?}: {said}");
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Links between real processes.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
+
+mod fabric;
+
+use std::time::{Duration, Instant};
+
+use umf_tests::{Actor, Census, Outcome, Sequence, actor, machine, spawn};
+
+/// A machine that is busy with other tests is slow, not stopped.
+const BOUND: Duration = Duration::from_secs(60);
+
+/// Links two actors, under the name `link` in both.
+fn join(one: &mut Actor, other: &mut Actor) {
+    let address = one.ok("link-bind end");
+    one.send("link-accept end 30000 -> link");
+    let theirs: u32 = other.ok(&format!("link-connect {address} 30000 -> link")).parse().unwrap();
+    let pid: u32 = one.answer(BOUND).unwrap().parse().unwrap();
+    assert_eq!((pid, theirs), (other.pid(), one.pid()));
+    one.ok("link-unbind end");
+}
+
+fn traffic(one: &mut Actor, other: &mut Actor, seed: u64, count: u64) {
+    one.send(&format!("link-traffic link {seed} {} {count}", seed + 1));
+    other.send(&format!("link-traffic link {} {seed} {count}", seed + 1));
+}
+
+#[test]
+fn two_processes_exchange_messages_and_nothing_is_left() {
+    let (mut one, mut other) = (actor!(), actor!());
+    let mut counts = Vec::new();
+    for round in 0..4 {
+        join(&mut one, &mut other);
+        for (size, seed) in [(8, 1), (4000, 2), (300_000, 3), (5 << 20, 4)] {
+            other.send(&format!("link-recv link {seed} {size} {seed}"));
+            one.ok(&format!("link-send link {seed} {size} {seed}"));
+            let answer = other.answer(BOUND).unwrap();
+            assert!(answer.starts_with(&format!("{size} ")) && answer.ends_with(" same"), "{answer}");
+        }
+        one.ok("link-drop link");
+        assert!(other.fails("link-recv link 9 8 9", "Closed").contains("closed"));
+        other.ok("link-drop link");
+        if round > 0 {
+            counts.push((Census::of(&one), Census::of(&other)));
+        }
+    }
+    assert!(counts.windows(2).all(|pair| pair[0] == pair[1]), "{counts:#?}");
+    assert!(counts[0].0.mappings.keys().all(|name| !name.contains("umf-link")));
+    one.finish();
+    other.finish();
+}
+
+#[test]
+fn a_name_is_enough() {
+    let (mut one, mut other) = (actor!(), actor!());
+    let name = format!("test-{}", one.pid());
+    assert!(other.fails(&format!("link-connect name:{name} 100 -> link"), "NobodyThere").contains("listens"));
+    one.ok(&format!("link-bind end named {name}"));
+    other.fails(&format!("link-bind end named {name}"), "NameTaken");
+    one.send("link-accept end 30000 -> link");
+    other.ok(&format!("link-connect name:{name} 30000 -> link"));
+    one.answer(BOUND).unwrap();
+    // A process that is killed leaves no name.
+    one.kill();
+    assert!(other.fails("link-recv link any 8 1", "PeerGone").contains("gone"));
+    other.ok(&format!("link-bind end named {name}"));
+    other.finish();
+}
+
+/// Of random sizes, forms and engines, with pauses; both ways at once: delivered once, in order, intact.
+#[test]
+fn all_messages_arrive() {
+    let count: u64 = if machine::is_long() { 5_000_000 } else { 20_000 };
+    for (number, engine) in ["auto", "bounce", "cma", "both"].into_iter().enumerate() {
+        let count = if engine == "auto" { count } else { count / 10 };
+        let spawn = || spawn!().env("UMF_LINK_ENGINE", engine).env("UMF_LINK_BOTH_MIN", "16KiB");
+        let (mut one, mut other) = (spawn().start(), spawn().start());
+        join(&mut one, &mut other);
+        if engine == "cma" && one.ok("link-engines link").contains("process_vm_readv") {
+            machine::skip("all_messages_arrive by cma", "process_vm_readv is refused");
+            continue;
+        }
+        let mut rest = None;
+        for round in 0..2 {
+            traffic(&mut one, &mut other, 50 + 10 * number as u64 + round, count / 2);
+            for actor in [&mut one, &mut other] {
+                let answer = actor.answer(Duration::from_secs(4000)).unwrap();
+                assert_eq!(answer, format!("sent={0} received={0} refused=0", count / 2), "{engine}");
+            }
+            // What it has mapped of the other one depends on who was faster.
+            one.ok("evict");
+            match &rest {
+                None => rest = Some(Census::of(&one)),
+                Some(rest) => rest.comes_back(&one),
+            }
+            if round == 0 {
+                join(&mut one, &mut other);
+            }
+        }
+        one.finish();
+        other.finish();
+    }
+}
+
+/// Both are killed in turn, in the midst of whatever they do: the other one is told, and nothing grows.
+#[test]
+fn the_survivor_of_a_kill_is_told() {
+    let rounds = if machine::is_long() { 1000 } else { 12 };
+    let mut sequence = Sequence::new(std::process::id().into());
+    let mut survivor = actor!();
+    let (mut rest, mut times) = (None, Vec::new());
+    for round in 0..rounds {
+        let engine = *sequence.of(&["auto", "bounce"]);
+        let mut victim = spawn!().env("UMF_LINK_ENGINE", engine).start();
+        if sequence.one_in(2) {
+            join(&mut survivor, &mut victim);
+        } else {
+            join(&mut victim, &mut survivor);
+        }
+        let seed = sequence.below(1000);
+        // What is made once is made in the first rounds.
+        if round == 0 || round != 1 && sequence.one_in(3) {
+            survivor.send(&format!("link-board link {seed} {} {}", seed + 1, 1_u64 << 40));
+            victim.send(&format!("link-board link {} {seed} {}", seed + 1, 1_u64 << 40));
+        } else {
+            traffic(&mut survivor, &mut victim, seed, 1 << 40);
+        }
+        std::thread::sleep(Duration::from_micros(sequence.below(60_000)));
+        let stops = sequence.one_in(5);
+        if stops {
+            victim.stop();
+            std::thread::sleep(Duration::from_millis(sequence.below(60)));
+        }
+        let start = Instant::now();
+        victim.kill_unreaped();
+        match survivor.outcome(BOUND) {
+            Outcome::Answer(Err(failure)) => assert_eq!(failure.variant, "PeerGone", "{round}: {failure}"),
+            other => panic!("{round}: {other:?}"),
+        }
+        times.push(start.elapsed());
+        drop(victim);
+        survivor.ok("link-drop link");
+        // Its regions are unmapped when they are looked at.
+        survivor.ok("evict");
+        let now = Census::of(&survivor);
+        match &rest {
+            None if round < 2 => {}
+            None => rest = Some(now),
+            Some(rest) => rest.comes_back(&survivor),
+        }
+    }
+    times.sort();
+    let late = times.iter().filter(|time| **time > Duration::from_millis(100)).count();
+    let (median, slowest) = (times[times.len() / 2], times[times.len() - 1]);
+    println!(
+        "{rounds} rounds; the news took {median:?} in the median, {slowest:?} at most, {late} times more than 100 ms"
+    );
+    survivor.finish();
+}
+
+#[test]
+fn a_stopped_peer_is_waited_for_as_long_as_was_said() {
+    let (mut one, mut other) = (actor!(), actor!());
+    join(&mut one, &mut other);
+    one.ok("link-send link 1 8 1");
+    other.ok("link-recv link 1 8 1");
+    other.stop();
+    one.ok("link-timeout link 100");
+    one.fails("link-recv link any 8 1", "TimedOut");
+    one.fails("link-send link 2 1000000 2", "TimedOut");
+    let mut sent = 0;
+    while one.ask(&format!("link-send link 3 2000 {sent}")).is_ok() {
+        sent += 1;
+    }
+    assert!((10..40).contains(&sent), "{sent} messages fill a ring");
+    one.ok("link-timeout link 0");
+    one.send("link-send link 4 1000000 4");
+    other.signal(18);
+    for seed in 0..sent {
+        assert_eq!(other.ok(&format!("link-recv link 3 2000 {seed}")), "2000 inline same");
+    }
+    assert!(other.ok("link-recv link any 1000000 4").ends_with(" same"), "the one that timed out is gone");
+    one.answer(BOUND).unwrap();
+    one.finish();
+    other.finish();
+}
+
+#[test]
+fn a_peer_that_calls_exec_or_ends_is_gone() {
+    let mut one = actor!();
+    for command in ["exec", "exit"] {
+        let mut other = actor!();
+        join(&mut one, &mut other);
+        other.ok("link-send link 1 8 1");
+        one.send("link-recv link 2 8 1");
+        if command == "exec" {
+            other.ok("exec");
+        } else {
+            // Its links are dropped as it ends.
+            other.send("exit");
+        }
+        let failure = one.answer(BOUND).unwrap_err();
+        assert_eq!(failure.variant, if command == "exec" { "PeerGone" } else { "Closed" }, "{failure}");
+        assert_eq!(one.ok("link-recv link 1 8 1"), "8 inline same", "what came before is there");
+        one.ok("link-drop link");
+    }
+    one.finish();
+}
+
+#[test]
+fn a_forked_child_has_no_part_in_it() {
+    let (mut one, mut other) = (actor!(), actor!());
+    join(&mut one, &mut other);
+    one.fork();
+    for command in
+        ["link-send link 1 8 1", "link-recv link 1 8 1", "link-look link", "link-lend link 1 4096 1"]
+    {
+        let failure = one.ask(&format!("child {command}")).unwrap_err();
+        assert_eq!(failure.variant, "Forked", "{command}: {failure}");
+    }
+    one.ok("child link-drop link");
+    other.ok("link-look link");
+    one.ok("link-send link 1 8 1");
+    assert_eq!(other.ok("link-recv link 1 8 1"), "8 inline same");
+    // The child lives on, and does not keep the peer in the dark.
+    one.ok("child linger");
+    one.kill();
+    other.fails("link-recv link any 8 1", "PeerGone");
+    other.finish();
+}
+
+#[test]
+fn memory_is_handed_over_between_processes() {
+    let (mut one, mut other) = (actor!(), actor!());
+    join(&mut one, &mut other);
+    one.ok("link-lend link 5 1000000 7");
+    assert_eq!(one.ok("link-lent link"), "back=0 away=1");
+    assert_eq!(other.ok("link-recv link 5 1000000 7"), "1000000 mapped same");
+    assert_eq!(one.ok("link-lent link"), "back=1 away=0");
+    // Of a dead process nothing comes that was not opened.
+    one.ok("link-lend link 6 1000000 8");
+    one.kill();
+    other.fails("link-recv link 6 1000000 8", "PeerGone");
+    other.fails("link-recv link 7 8 8", "PeerGone");
+    other.finish();
+}
+
+#[test]
+fn a_range_is_reached_from_another_process() {
+    for engine in ["auto", "mapped", "cma", "bounce"] {
+        let (mut owner, mut other) = (actor!(), spawn!().env("UMF_LINK_ENGINE", engine).start());
+        join(&mut owner, &mut other);
+        if engine == "cma" && other.ok("link-engines link").contains("process_vm_readv") {
+            machine::skip("a_range_is_reached by cma", "process_vm_readv is refused");
+            continue;
+        }
+        let (key, reads) = (owner.ok("link-expose link 100000 both"), owner.ok("link-expose link 1000 get"));
+        let by = match engine {
+            "auto" => "mapped",
+            engine => engine,
+        };
+        if by == "bounce" {
+            // The owner does it, in its calls.
+            other.send(&format!("link-put link {key} 500 90000 7"));
+            owner.ok("link-serve link 100");
+            assert_eq!(other.answer(BOUND).unwrap(), "bounce");
+            other.send(&format!("link-get link {key} 500 90000 7"));
+            owner.ok("link-serve link 100");
+            assert_eq!(other.answer(BOUND).unwrap(), "bounce same");
+            other.ok("link-timeout link 50");
+            other.fails(&format!("link-get link {key} 500 90000 7"), "TimedOut");
+            other.ok("link-timeout link 0");
+            owner.ok("link-serve link 1");
+        } else {
+            // The owner does nothing for it, and may be stopped.
+            owner.stop();
+            assert_eq!(other.ok(&format!("link-put link {key} 500 90000 7")), by);
+            assert_eq!(other.ok(&format!("link-get link {key} 500 90000 7")), format!("{by} same"));
+            owner.signal(18);
+        }
+        assert!(other.fails(&format!("link-put link {reads} 0 8 1"), "NotAllowed").contains("put"));
+        assert!(other.fails(&format!("link-get link {key} 99999 2 1"), "OutOfBounds").contains("100000"));
+        let damaged = format!("00{}", &key[2..]);
+        assert!(other.fails(&format!("link-get link {damaged} 0 2 1"), "Key").contains("UMFR"));
+        owner.ok("link-unexpose link");
+        assert!(other.fails(&format!("link-get link {key} 0 8 7"), "Expired").contains("not registered"));
+        let key = owner.ok("link-expose link 100000 both");
+        owner.kill();
+        other.fails(&format!("link-get link {key} 0 8 7"), "PeerGone");
+        other.finish();
+    }
+}
+
+/// Both write on the other's board at once, of which nothing is left.
+#[test]
+fn both_write_on_the_board_of_the_other() {
+    let count = if machine::is_long() { 20_000 } else { 60 };
+    for (engine, enforce) in [("auto", "false"), ("cma", "false"), ("bounce", "false"), ("auto", "true")] {
+        let spawn = || spawn!().env("UMF_LINK_ENGINE", engine).env("UMF_LINK_ENFORCE", enforce).start();
+        let (mut one, mut other) = (spawn(), spawn());
+        let mut rest = None;
+        for _ in 0..2 {
+            join(&mut one, &mut other);
+            if engine == "cma" && one.ok("link-engines link").contains("process_vm_readv") {
+                machine::skip("both_write_on_the_board_of_the_other by cma", "process_vm_readv is refused");
+                break;
+            }
+            one.send(&format!("link-board link 5 6 {count}"));
+            let by = match (engine, enforce) {
+                ("auto", "false") => "mapped",
+                ("auto", _) => "bounce",
+                (engine, _) => engine,
+            };
+            let said = other.ask_for(&format!("link-board link 6 5 {count}"), 10 * BOUND).unwrap();
+            assert_eq!(said, format!("{by}={}", 2 * count), "{engine} {enforce}");
+            assert_eq!(one.answer(BOUND).unwrap(), said);
+            one.ok("link-drop link");
+            other.ok("link-drop link");
+            one.ok("evict");
+            match &rest {
+                None => rest = Some(Census::of(&one)),
+                Some(rest) => rest.comes_back(&one),
+            }
+        }
+        one.finish();
+        other.finish();
+    }
+}
