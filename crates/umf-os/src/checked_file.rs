@@ -65,9 +65,9 @@ impl CheckedFile {
     /// # Errors
     /// [`Error::Native`] if its number is closed, or another file's.
     pub fn fd(&self) -> Result<&Arc<OwnedFd>> {
-        self.get().map_err(|errno| Error::Native {
+        self.get().map_err(|_| Error::Native {
             call: "use of the memory's descriptor",
-            native: errno.raw_os_error(),
+            native: Errno::BADF.raw_os_error(),
             hint: "the program closed it, or opened another file under its number: let the program close \
                    only descriptors that it opened",
         })
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
         assert!(!file.is_of_file());
         let error = file.fd().unwrap_err();
-        assert!(matches!(error, Error::Native { native: libc::ESTALE, .. }), "{error}");
+        assert!(matches!(error, Error::Native { native: libc::EBADF, .. }), "{error}");
         drop((file, clone));
         // SAFETY: the number that was put there above, and that nothing else closes.
         let number = unsafe { OwnedFd::from_raw_fd(number) };
