@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use umf_core::{Address, Error, Region, Result};
+use umf_core::{Address, Error, Layout, Region, Result};
 use umf_sync::Lock;
 
 use crate::Ranges;
@@ -78,6 +78,19 @@ impl Carver {
                 Err(error)
             }
         }
+    }
+
+    /// A region of whole pages of `page` bytes, for a carver whose places are addresses.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if no free range is long enough; those of [`Layout`].
+    pub fn allocate_pages(&self, layout: Layout, page: usize) -> Result<Region> {
+        let layout = layout.pad_to(page)?.align_to(page)?;
+        let size = layout.size();
+        self.allocate(size, layout.align() as u64, |place| {
+            let address = usize::try_from(place).ok().and_then(Address::new);
+            address.ok_or(Error::OutOfMemory { size, owner: self.owner, native: 0 })
+        })
     }
 
     fn same(&self, parts: &Parts, region: &Region) -> Result<Live> {

@@ -8,7 +8,6 @@ use umf_core::{Access, Error, Import, ImportRequest, Imported, ProviderKind, Rec
 use umf_memory::{Mapping, Part, map_error, page_size};
 
 use crate::advice;
-use crate::private;
 use crate::shared::FILE_ALIGN;
 use crate::sys::{self, FileSystem};
 
@@ -130,6 +129,6 @@ unsafe impl Import for HostImport {
         let foreign = Error::ForeignAddress { address: imported.base, owner: "the host importer" };
         let base = imported.base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
         // SAFETY: `map` mapped this much there, and the caller says that nobody uses it any more.
-        unsafe { Mapping::from_parts(base, imported.size) }.unmap().map_err(private::kept)
+        unsafe { Mapping::from_parts(base, imported.size) }.unmap_or_keep()
     }
 }

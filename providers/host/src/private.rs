@@ -77,7 +77,7 @@ impl Private {
         let record = REGIONS.lock().remove(self.number(), region)?;
         // SAFETY: the region was live until now, and the caller says that nobody uses it.
         let mapping = unsafe { Mapping::of_region(region) };
-        let unmapped = mapping.map_or(Ok(()), |mapping| mapping.unmap().map_err(kept));
+        let unmapped = mapping.map_or(Ok(()), |mapping| mapping.unmap_or_keep());
         if unmapped.is_err() {
             // The place that the record had is most likely still free.
             REGIONS.lock().insert(record)?;
@@ -108,10 +108,4 @@ impl Private {
         mapping.keep();
         purged
     }
-}
-
-/// Why a region could not be unmapped, which stays as it was.
-pub(crate) fn kept((mapping, error): (Mapping, Error)) -> Error {
-    mapping.keep();
-    error
 }

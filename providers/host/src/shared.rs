@@ -15,7 +15,7 @@ use crate::named::{self, Name};
 use crate::pages::Pages;
 use crate::records::{Backing, Record, Records};
 use crate::sys::Advise;
-use crate::{huge, memfd, private, sys};
+use crate::{huge, memfd, sys};
 
 /// How regions share files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -281,7 +281,7 @@ impl Shared {
             _ => Ok(()),
         };
         let gone = match (punched, mapping) {
-            (Ok(()), Some(mapping)) => mapping.unmap().map_err(private::kept),
+            (Ok(()), Some(mapping)) => mapping.unmap_or_keep(),
             (punched, mapping) => {
                 mapping.map(Mapping::keep);
                 punched

@@ -19,16 +19,14 @@ pub(crate) const OTHER_CRATES: &[(&str, &str)] = &[
         "what it changes is the driver's, in software here, whose files and mappings die with the process",
     ),
     (
-        "providers/devdax",
-        "needs a device that the machines of the campaign lack; its mappings die with the process",
-    ),
-    (
         "providers/level-zero",
         "its allocations are the driver's and die with the process; what travels, umf-ipc moves",
     ),
-    ("providers/file", "its mappings die with the process; its file stays, which is what files are for"),
+    (
+        "providers/file",
+        "its mappings die with the process; its file stays, which is what files are for; fixed memory is the program's",
+    ),
     ("providers/plugin", "what it changes is the plugin's; its files of handles die with the process"),
-    ("providers/fixed", "purges memory of its own process, and does nothing else"),
     ("crates/umf-capi", "a face, too: the protection of its own pages is all that it changes itself"),
     (
         "crates/umf-proxy",
