@@ -1,23 +1,14 @@
 //! [`Carver`]: free ranges and live regions, behind one lock that comes through forks.
 
-use std::collections::BTreeMap;
-
 use umf_core::{Address, Error, Layout, Region, Result};
 use umf_sync::Lock;
 
-use crate::Ranges;
-
-/// A live region, and where it begins in what is carved.
-#[derive(Clone, Copy)]
-struct Live {
-    region: Region,
-    place: u64,
-}
+use crate::{Ranges, Regions};
 
 struct Parts {
     ranges: Ranges,
-    /// By address.
-    live: BTreeMap<u64, Live>,
+    /// The live regions, each with its place.
+    live: Regions<u64>,
 }
 
 /// Carves regions out of places `start..end`: addresses, or offsets in a file. Thread-safe.
@@ -46,11 +37,7 @@ impl Carver {
             // What lies before is taken, once and for all.
             ranges.take(start, 1)?;
         }
-        Ok(Self { parts: Lock::new(Parts { ranges, live: BTreeMap::new() }), owner })
-    }
-
-    fn foreign(&self, address: Address) -> Error {
-        Error::ForeignAddress { address, owner: self.owner }
+        Ok(Self { parts: Lock::new(Parts { ranges, live: Regions::new(owner) }), owner })
     }
 
     /// A region of `size` bytes at a place that is a multiple of `align`, a power of two. `map` says where in this process the
@@ -64,13 +51,23 @@ impl Carver {
         align: u64,
         map: impl FnOnce(u64) -> Result<Address>,
     ) -> Result<Region> {
-        let taken = self.parts.lock().ranges.take(size as u64, align)?;
-        let place = taken.ok_or(Error::OutOfMemory { size, owner: self.owner, native: 0 })?;
+        let place = {
+            let mut parts = self.parts.lock();
+            let taken = parts.ranges.take(size as u64, align)?;
+            let place = taken.ok_or(Error::OutOfMemory { size, owner: self.owner, native: 0 })?;
+            // As many nodes as ranges are taken: no insertion below fails.
+            let missing = parts.ranges.taken().saturating_sub(parts.live.count());
+            if let Err(error) = parts.live.ensure(missing) {
+                parts.ranges.give(place, size as u64);
+                return Err(error);
+            }
+            place
+        };
         // Without the lock: mapping takes its time.
         match map(place) {
             Ok(base) => {
                 let region = Region::new(base, size);
-                self.parts.lock().live.insert(base.to_bits(), Live { region, place });
+                self.parts.lock().live.insert(region, place)?;
                 Ok(region)
             }
             Err(error) => {
@@ -93,38 +90,20 @@ impl Carver {
         })
     }
 
-    fn same(&self, parts: &Parts, region: &Region) -> Result<Live> {
-        let address = region.base();
-        match parts.live.get(&address.to_bits()) {
-            Some(live) if live.region == *region => Ok(*live),
-            // The address is in use again: what the caller has is older.
-            Some(_) => Err(Error::NotAllocated { address }),
-            None => Err(self.foreign(address)),
-        }
-    }
-
     /// The place of a live region.
     ///
     /// # Errors
     /// [`Error::ForeignAddress`], [`Error::NotAllocated`].
     pub fn place_of(&self, region: &Region) -> Result<u64> {
-        self.same(&self.parts.lock(), region).map(|live| live.place)
+        self.parts.lock().live.get(region).copied()
     }
 
     /// The live region that holds these bytes, and its place.
     ///
     /// # Errors
-    /// [`Error::ForeignAddress`] if no live region holds all of them.
+    /// As [`Regions::holding`].
     pub fn holding(&self, address: Address, size: usize) -> Result<(Region, u64)> {
-        let parts = self.parts.lock();
-        let below = parts.live.range(..=address.to_bits()).next_back().map(|(_, live)| *live);
-        let inside = |live: &Live| {
-            let offset = address.offset_from(live.region.base());
-            offset.is_some_and(|offset| {
-                offset.checked_add(size as u64).is_some_and(|end| end <= live.region.size() as u64)
-            })
-        };
-        below.filter(inside).map(|live| (live.region, live.place)).ok_or(self.foreign(address))
+        self.parts.lock().live.holding(address, size).map(|(region, place)| (region, *place))
     }
 
     /// Frees a region. `unmap` ends what `map` began, before its place can be taken again; if it fails, the region is as it was.
@@ -132,20 +111,13 @@ impl Carver {
     /// # Errors
     /// As [`Carver::place_of`]; those of `unmap`.
     pub fn free(&self, region: &Region, unmap: impl FnOnce(u64) -> Result<()>) -> Result<()> {
-        let live = {
-            let mut parts = self.parts.lock();
-            let live = self.same(&parts, region)?;
-            // First: once unmapped, another thread may get the same address.
-            parts.live.remove(&region.base().to_bits());
-            live
-        };
-        let unmapped = unmap(live.place);
+        // First: once unmapped, another thread may get the same address.
+        let place = self.parts.lock().live.remove(region)?;
+        let unmapped = unmap(place);
         let mut parts = self.parts.lock();
         match unmapped {
-            Ok(()) => parts.ranges.give(live.place, region.size() as u64),
-            Err(_) => {
-                parts.live.insert(region.base().to_bits(), live);
-            }
+            Ok(()) => parts.ranges.give(place, region.size() as u64),
+            Err(_) => parts.live.insert(*region, place)?,
         }
         unmapped
     }
@@ -153,7 +125,7 @@ impl Carver {
     /// How many regions are live.
     #[must_use]
     pub fn live(&self) -> usize {
-        self.parts.lock().live.len()
+        self.parts.lock().live.count() as usize
     }
 }
 

@@ -1,7 +1,6 @@
 //! [`Each`]: a buffer for each region.
 
-use std::collections::BTreeMap;
-
+use umf_carve::Regions;
 use umf_core::{Error, Layout, NativeExport, Region, Result};
 use umf_memory::{Mapping, Room};
 use umf_sync::Lock;
@@ -10,12 +9,6 @@ use crate::buffer::DmaBuf;
 use crate::live;
 use crate::source::Source;
 
-struct Record {
-    region: Region,
-    buffer: DmaBuf,
-    mapping: Mapping,
-}
-
 /// Regions that are each a dma-buf of their own.
 pub(crate) struct Each {
     source: Source,
@@ -23,7 +16,7 @@ pub(crate) struct Each {
     room: Room,
     /// What buffers are called.
     name: String,
-    records: Lock<BTreeMap<u64, Record>>,
+    regions: Lock<Regions<DmaBuf>>,
 }
 
 impl core::fmt::Debug for Each {
@@ -35,7 +28,7 @@ impl core::fmt::Debug for Each {
 impl Each {
     pub(crate) fn new(source: Source, name: String) -> Self {
         let room = if source.counts_against_groups() { Room::find() } else { Room::default() };
-        Self { source, room, name, records: Lock::new(BTreeMap::new()) }
+        Self { source, room, name, regions: Lock::new(Regions::new("this dma-buf provider")) }
     }
 
     pub(crate) const fn source(&self) -> &Source {
@@ -57,56 +50,33 @@ impl Each {
         }
         let mapping = buffer.map(0, size, align, true)?;
         let region = Region::new(mapping.address(), size);
-        live::add(region.base(), size, buffer.clone(), true);
-        self.records.lock().insert(region.base().to_bits(), Record { region, buffer, mapping });
+        self.regions.lock().insert(region, buffer.clone())?;
+        live::add(mapping.keep(), size, buffer, true);
         Ok(region)
     }
 
-    pub(crate) fn free(&self, region: &Region) -> Result<()> {
-        let record = {
-            let mut records = self.records.lock();
-            check(&records, region)?;
-            records.remove(&region.base().to_bits())
-        };
-        let Some(Record { region, buffer, mapping }) = record else {
-            return Err(Error::NotAllocated { address: region.base() });
-        };
+    /// # Safety
+    /// As `Provider::free`.
+    pub(crate) unsafe fn free(&self, region: &Region) -> Result<()> {
         // Forgotten first: once unmapped, another thread may get the same address.
+        let buffer = self.regions.lock().remove(region)?;
         live::remove(region.base());
-        mapping.unmap().map_err(|(mapping, error)| {
+        // SAFETY: mapped by `allocate`, and nothing uses it, says the caller.
+        let mapping = unsafe { Mapping::of_region(region) };
+        mapping.map_or(Ok(()), Mapping::unmap_or_keep).inspect_err(|_| {
             live::add(region.base(), region.size(), buffer.clone(), true);
-            self.records.lock().insert(region.base().to_bits(), Record { region, buffer, mapping });
-            error
+            // The node that the region had is most likely still free.
+            let _ = self.regions.lock().insert(*region, buffer);
         })
     }
 
     pub(crate) fn check(&self, region: &Region) -> Result<()> {
-        check(&self.records.lock(), region).map(drop)
+        self.regions.lock().get(region).map(drop)
     }
 
     pub(crate) fn export(&self, region: &Region) -> Result<NativeExport> {
-        let records = self.records.lock();
-        let mut export = NativeExport::from_fd(check(&records, region)?.buffer.checked_fd()?, 0);
+        let mut export = NativeExport::from_fd(self.regions.lock().get(region)?.checked_fd()?, 0);
         export.isolated = true;
         Ok(export)
-    }
-}
-
-fn check<'a>(records: &'a BTreeMap<u64, Record>, region: &Region) -> Result<&'a Record> {
-    let address = region.base();
-    match records.get(&address.to_bits()) {
-        None => Err(Error::ForeignAddress { address, owner: "this dma-buf provider" }),
-        // The address is in use again: what the caller has is older.
-        Some(record) if record.region != *region => Err(Error::NotAllocated { address }),
-        Some(record) => Ok(record),
-    }
-}
-
-impl Drop for Each {
-    fn drop(&mut self) {
-        // Regions that were not freed stay mapped: whoever has one may still use it.
-        for record in core::mem::take(&mut *self.records.lock()).into_values() {
-            core::mem::forget(record.mapping);
-        }
     }
 }

@@ -142,7 +142,8 @@ unsafe impl Provider for DmaBufProvider {
             return Ok(());
         }
         match &*self.form {
-            Form::Each(each) => each.free(&region),
+            // SAFETY: passed on to the caller.
+            Form::Each(each) => unsafe { each.free(&region) },
             Form::Carved(carved) => carved.free(&region),
         }?;
         self.gauge.remove(region.size());

@@ -31,7 +31,7 @@ const OWNER: &str = "this DAX provider";
 /// Regions of a DAX device. Thread-safe.
 ///
 /// A forked child shares the memory, so the provider is frozen there: allocating is [`Error::Frozen`], and freeing does nothing.
-/// Freed memory keeps its content, and so does the device. It uses the global allocator for its records, so that a pool over it is not to be that.
+/// Freed memory keeps its content, and so does the device. Allocating and freeing do not use the global allocator.
 ///
 /// If the program closes the device's descriptor, or opens another file under its number, exporting
 /// is [`Error::Native`], and that file is not closed.

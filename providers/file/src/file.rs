@@ -47,8 +47,7 @@ pub enum Mapped {
 /// Regions of a file. Thread-safe.
 ///
 /// In a forked child, a private one works on; a shared one is frozen there: allocating is [`Error::Frozen`], and freeing does
-/// nothing, since the memory is still the parent's. It uses the global allocator for its records, so that a pool over it is not
-/// to be that. Dropping it leaves live regions mapped, and the file where it is.
+/// nothing, since the memory is still the parent's. Allocating and freeing do not use the global allocator. Dropping it leaves live regions mapped, and the file where it is.
 ///
 /// The program must not close the file's descriptor. If it does, live regions stay usable and can
 /// be freed, without giving their blocks back to the file system. Allocating, exporting and purging

@@ -21,7 +21,7 @@ const KIND: ProviderKind = match ProviderKind::new("fixed") {
 /// Regions out of memory that the program has already. Nothing is written into it. Thread-safe.
 ///
 /// Whole pages are used; what the memory has before the first and after the last is not. It cannot be exported, because nothing
-/// is known of what is behind it. It uses the global allocator for its records, so that a pool over it is not to be that.
+/// is known of what is behind it. Allocating and freeing do not use the global allocator.
 ///
 /// ```
 /// use umf_core::{Layout, Provider};

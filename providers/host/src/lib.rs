@@ -45,7 +45,6 @@ mod numa;
 mod pages;
 mod private;
 mod provider;
-mod records;
 mod shared;
 mod sys;
 

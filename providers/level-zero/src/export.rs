@@ -20,7 +20,7 @@ impl Export for LevelZeroProvider {
             });
         }
         let mut records = self.records();
-        let record = records.find(region)?;
+        let record = records.live.get_mut(region)?;
         let now = native::memory::facts(context, region.base()).map_err(error)?;
         if now.id != record.id {
             return Err(Error::Native {
@@ -49,7 +49,7 @@ impl Export for LevelZeroProvider {
         let fd = export.fd.as_ref().map(|fd| fd.as_raw_fd());
         let given = {
             let mut records = self.records();
-            let given = &mut records.find(region)?.given;
+            let given = &mut records.live.get_mut(region)?.given;
             let is_it = given.iter().position(|given| given.fd == fd);
             let nothing =
                 Error::InvalidArgument { what: "export", why: "is not one that this region has out" };

@@ -51,7 +51,6 @@ mod import;
 mod native;
 mod provider;
 mod ranges;
-mod records;
 mod resident;
 pub mod survey;
 
