@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Arc;
 
 use umf_core::{Error, Result};
@@ -10,7 +9,6 @@ use umf_memory::page_size;
 
 use crate::buffer::DmaBuf;
 use crate::carved::Carved;
-use crate::drm::DrmCard;
 use crate::each::Each;
 use crate::heap::Heap;
 use crate::provider::{DmaBufProvider, Form};
@@ -43,18 +41,6 @@ impl DmaBufBuilder {
 
     pub(crate) fn heap(name: &str) -> Result<Self> {
         Ok(Self::new(Origin::Makes(Source::Heap(Heap::open(name)?))))
-    }
-
-    pub(crate) fn drm(driver: &str) -> Result<Self> {
-        Ok(Self::new(Origin::Makes(Source::Drm(DrmCard::with_driver(driver)?))))
-    }
-
-    /// Dumb buffers of the device at `path`, where the driver's name does not say which.
-    ///
-    /// # Errors
-    /// As [`DrmCard::open`].
-    pub fn drm_at(path: &Path) -> Result<Self> {
-        Ok(Self::new(Origin::Makes(Source::Drm(DrmCard::open(path)?))))
     }
 
     pub(crate) fn over(fd: OwnedFd) -> Result<Self> {

@@ -5,7 +5,6 @@ use umf_core::{Error, Result};
 use umf_memory::page_size;
 
 use crate::buffer::DmaBuf;
-use crate::drm::DrmCard;
 use crate::heap::Heap;
 use crate::udmabuf::Udmabuf;
 
@@ -14,7 +13,6 @@ use crate::udmabuf::Udmabuf;
 pub(crate) enum Source {
     Udmabuf(Udmabuf),
     Heap(Heap),
-    Drm(DrmCard),
 }
 
 impl Source {
@@ -22,7 +20,7 @@ impl Source {
     pub(crate) fn page_size(&self) -> usize {
         match self {
             Self::Udmabuf(device) => device.page_size(),
-            Self::Heap(_) | Self::Drm(_) => page_size(),
+            Self::Heap(_) => page_size(),
         }
     }
 
@@ -31,7 +29,6 @@ impl Source {
         match self {
             Self::Udmabuf(device) => device.make(size),
             Self::Heap(heap) => heap.make(size),
-            Self::Drm(card) => card.make(size),
         }
     }
 
@@ -41,21 +38,12 @@ impl Source {
             Self::Udmabuf(device) if device.has_huge_pages() => None,
             Self::Udmabuf(_) => Some("udmabuf"),
             Self::Heap(_) => Some("the dma-buf heap"),
-            Self::Drm(_) => Some("the graphics driver"),
         }
     }
 
     /// Whether its pages count as memory of the control group of whoever makes a buffer. Those of heaps are nobody's.
     pub(crate) const fn counts_against_groups(&self) -> bool {
         !matches!(self, Self::Heap(_))
-    }
-
-    /// Whether a new buffer reads as zero. Nothing promises it of dumb buffers.
-    pub(crate) const fn zeroed(&self) -> bool {
-        match self {
-            Self::Udmabuf(_) | Self::Heap(_) => true,
-            Self::Drm(_) => false,
-        }
     }
 }
 
