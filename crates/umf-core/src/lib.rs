@@ -40,8 +40,6 @@ pub mod leaks;
 pub mod limit;
 pub mod map;
 pub mod metadata;
-#[cfg(test)]
-mod model;
 pub mod observer;
 pub mod output;
 pub mod pool;

@@ -6,6 +6,8 @@
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use umf_sync::sequence::{SequenceLock, stamp_of};
+
 use crate::protocol;
 
 /// Words before the first record: see [`Shape`] and the constants below.
@@ -60,7 +62,7 @@ impl<'m> Ring<'m> {
         let record = if records.is_power_of_two() { ticket & (records - 1) } else { ticket % records };
         let place = RING_HEADER + record as usize * self.shape.words;
         let (stamp, fields) = (&self.words[place], &self.words[place + 1..place + self.shape.words]);
-        if !protocol::record(stamp, ticket, || fill(fields)) {
+        if !SequenceLock::of(stamp).record(ticket, || fill(fields)) {
             self.words[LOST].fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -105,7 +107,7 @@ impl RingContent {
                 continue;
             }
             let ticket = (stamp / 2).wrapping_sub(1);
-            let fits = ticket % records as u64 == place as u64 && protocol::stamp_of(ticket) == stamp;
+            let fits = ticket % records as u64 == place as u64 && stamp_of(ticket) == stamp;
             if stamp == again && fits {
                 found.records.push((ticket, fields[1..].to_vec()));
             } else {

@@ -4,26 +4,8 @@ use core::ptr::NonNull;
 
 use loom::sync::atomic::{AtomicPtr, AtomicUsize};
 
-use super::super::place::{Place, fill, find};
+use super::super::place::{fill, find};
 use super::*;
-
-/// With a store beside each load: see [`ModelWord`].
-#[derive(Debug)]
-struct ModelPlace {
-    value: AtomicPtr<Table>,
-    loads: AtomicU64,
-}
-
-impl Place<Table> for ModelPlace {
-    fn load(&self) -> *mut Table {
-        self.loads.store(0, Ordering::Relaxed);
-        self.value.load(Ordering::Acquire)
-    }
-
-    fn replace(&self, seen: *mut Table, new: *mut Table) -> Result<(), *mut Table> {
-        self.value.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire).map(drop)
-    }
-}
 
 #[derive(Debug)]
 struct Table {
@@ -33,7 +15,7 @@ struct Table {
 
 #[derive(Debug)]
 struct Shared {
-    place: ModelPlace,
+    place: ModelWord<AtomicPtr<Table>>,
     /// Tables that were made here, and those of them that are gone.
     made: AtomicUsize,
     gone: AtomicUsize,
@@ -41,7 +23,7 @@ struct Shared {
 
 impl Shared {
     fn new(before: *mut Table) -> Self {
-        let place = ModelPlace { value: AtomicPtr::new(before), loads: AtomicU64::new(0) };
+        let place = ModelWord::over(AtomicPtr::new(before));
         Self { place, made: AtomicUsize::new(0), gone: AtomicUsize::new(0) }
     }
 
@@ -78,7 +60,7 @@ impl Shared {
 
     /// The last user takes it away.
     fn end(&self) {
-        self.drop_table(NonNull::new(self.place.load()).unwrap());
+        self.drop_table(NonNull::new(self.place.load(Ordering::Acquire)).unwrap());
         assert_eq!(
             self.made.load(Ordering::Relaxed),
             self.gone.load(Ordering::Relaxed),

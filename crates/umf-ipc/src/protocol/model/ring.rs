@@ -1,6 +1,8 @@
 //! Records of a ring.
 
-use super::super::{record, settled, stamp_of};
+use umf_sync::sequence::{SequenceLock, stamp_of};
+
+use super::super::settled;
 use super::*;
 
 /// Two writers in one record, of which a reader sees one whole or none. The stamp says whose it is in the end, and that is
@@ -12,7 +14,7 @@ fn loom_a_record_is_seen_whole() {
     model(move || {
         let record_words = words([0, 0, 0]);
         let write = |[stamp, fields @ ..]: &[ModelWord; 3], ticket: u64| {
-            record(stamp, ticket, || {
+            SequenceLock::of(stamp).record(ticket, || {
                 fields.iter().for_each(|field| field.store(ticket + 10, Ordering::Relaxed));
             })
         };

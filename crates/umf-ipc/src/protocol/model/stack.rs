@@ -2,35 +2,13 @@
 
 use loom::sync::atomic::AtomicU32;
 
-use super::super::stack::{Link, pop, push};
+use super::super::stack::{pop, push};
 use super::*;
 
-/// With a store beside each load: see [`ModelWord`].
-#[derive(Debug)]
-struct ModelLink {
-    value: AtomicU32,
-    loads: AtomicU32,
-}
+type ModelLink = ModelWord<AtomicU32>;
 
-impl ModelLink {
-    fn new() -> Self {
-        Self { value: AtomicU32::new(0), loads: AtomicU32::new(0) }
-    }
-}
-
-impl Link for ModelLink {
-    fn load(&self, order: Ordering) -> u32 {
-        self.loads.store(0, Ordering::Relaxed);
-        self.value.load(order)
-    }
-
-    fn store(&self, value: u32, order: Ordering) {
-        self.value.store(value, order);
-    }
-
-    fn replace(&self, current: u32, new: u32, order: Ordering) -> Result<(), u32> {
-        self.value.compare_exchange(current, new, order, Ordering::Relaxed).map(drop)
-    }
+fn link() -> ModelLink {
+    ModelWord::over(AtomicU32::new(0))
 }
 
 /// Two threads give numbers back, a third takes what it finds and gives it back: each is there once in the end, and whoever
@@ -57,9 +35,9 @@ fn loom_what_is_given_back_is_taken_once() {
     let reached = Reached::default();
     let in_model = reached.clone();
     large_model(move || {
-        let pair = || [ModelLink::new(), ModelLink::new()];
+        let pair = || [link(), link()];
         let used = [Memory::new(), Memory::new()];
-        let shared = Arc::new(Shared { top: ModelLink::new(), links: pair(), used });
+        let shared = Arc::new(Shared { top: link(), links: pair(), used });
         let givers: Vec<_> = (0..2)
             .map(|number| {
                 let shared = Arc::clone(&shared);
