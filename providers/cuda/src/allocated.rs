@@ -7,12 +7,10 @@ use cuda_sys::*;
 use umf_carve::Regions;
 use umf_core::{Address, Error, Layout, Region, Result};
 
+use crate::builder::CudaMemory;
 use crate::context::Context;
-use crate::error::error;
-use crate::error::{OWNER, memory_error};
+use crate::driver::{OWNER, error, memory_error};
 use crate::live::{self, Origin};
-use crate::own;
-use crate::settings::CudaMemory;
 
 /// Regions of device memory are whole pages of the device, since opening a part of one shows all of it.
 pub(crate) const DEVICE_PAGE: usize = 2 << 20;
@@ -155,7 +153,7 @@ impl Allocated {
     pub(crate) fn free(&self, region: &Region) -> Result<()> {
         let raw = self.lock().remove(region)?;
         live::remove(Origin::Allocated, region.base());
-        own::forget(raw.address);
+        live::forget_handle(raw.address);
         match Arc::try_unwrap(raw) {
             Ok(mut raw) => raw.free().inspect_err(|_| {
                 live::add(Origin::Allocated, region.base(), region.size(), &self.context);

@@ -8,12 +8,9 @@ use umf_core::{Error, Result};
 use umf_memory::page_size;
 
 use crate::buffer::DmaBuf;
-use crate::carved::Carved;
-use crate::each::Each;
-use crate::heap::Heap;
 use crate::provider::{DmaBufProvider, Form};
-use crate::source::Source;
-use crate::udmabuf::Udmabuf;
+use crate::regions::{Carved, Each};
+use crate::source::{Heap, Source, Udmabuf};
 
 /// How a [`DmaBufProvider`] is set up. Got from [`DmaBufProvider`].
 #[derive(Debug)]

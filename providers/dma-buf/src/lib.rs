@@ -31,22 +31,17 @@
 
 mod buffer;
 mod builder;
-mod carved;
-mod each;
-mod heap;
-mod host_access;
 mod import;
 mod live;
 mod provider;
+mod regions;
 mod source;
 pub mod survey;
 mod sys;
-mod udmabuf;
 
 pub use buffer::DmaBuf;
 pub use builder::DmaBufBuilder;
-pub use heap::Heap;
-pub use host_access::cpu_access;
 pub use import::DmaBufImport;
+pub use live::cpu_access;
 pub use provider::DmaBufProvider;
-pub use udmabuf::{FilePart, Udmabuf};
+pub use source::{FilePart, Heap, Udmabuf};

@@ -13,10 +13,9 @@ use umf_memory::page_size;
 use umf_sync::fork;
 
 use crate::builder::DmaBufBuilder;
-use crate::carved::Carved;
-use crate::each::Each;
-use crate::host_access::Bracket;
 use crate::import::{DmaBufImport, KIND};
+use crate::live::Bracket;
+use crate::regions::{Carved, Each};
 
 /// Memory in dma-bufs, which devices can import.
 ///

@@ -3,8 +3,7 @@
 use umf_core::Error;
 use umf_memory::page_size;
 
-use crate::heap::Heap;
-use crate::udmabuf::Udmabuf;
+use crate::source::{Heap, Udmabuf};
 
 /// What `/dev/udmabuf` is good for.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use umf_core::{Access, Error, Import, ImportRequest, Imported, ProviderKind, ReceivedFd, Result};
 use umf_memory::{Mapping, Part, map_error, page_size};
 
-use crate::advice;
+use crate::pages;
 use crate::shared::FILE_ALIGN;
 use crate::sys::{self, FileSystem};
 
@@ -89,7 +89,7 @@ impl HostImport {
         })?;
         if request.is_window {
             // Writing the holes to a core dump would give them memory.
-            advice::keep_from_dumps(&mapping);
+            pages::keep_from_dumps(&mapping);
         }
         Ok(Imported::host(mapping.keep(), size, request.access))
     }

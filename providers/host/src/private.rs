@@ -1,12 +1,13 @@
 //! Private anonymous memory.
 
+use rustix::io::Errno;
 use umf_carve::Regions;
 use umf_core::{Address, Error, Layout, Region, Result};
-use umf_memory::{Mapping, map_error};
+use umf_memory::{Mapping, Place, map_error, page_size};
 use umf_sync::Lock;
 
-use crate::pages::Pages;
-use crate::{advice, anonymous, huge};
+use crate::pages::{Pages, discard, none_left};
+use crate::sys;
 
 /// Where private memory comes from.
 #[derive(Debug)]
@@ -35,9 +36,10 @@ impl Private {
         let mut failed = Error::OutOfMemory { size, owner: "host", native: 0 };
         for choice in pages.choices() {
             let mapped = pages.check_room(size, choice).and_then(|()| match choice {
-                Some(huge_page) => anonymous::huge(size, align, huge_page)
-                    .map_err(|errno| huge::none_left(size, errno.raw_os_error())),
-                None => anonymous::normal(size, align).map_err(|errno| map_error(size, "host", errno)),
+                Some(huge_page) => {
+                    huge(size, align, huge_page).map_err(|errno| none_left(size, errno.raw_os_error()))
+                }
+                None => normal(size, align).map_err(|errno| map_error(size, "host", errno)),
             });
             match mapped {
                 Ok(mapping) => return Ok(mapping),
@@ -81,8 +83,46 @@ impl Private {
         // SAFETY: a live region, whose owner is in this call; the mapping is kept again below.
         let mapping = unsafe { Mapping::of_region(&region) }.ok_or(foreign)?;
         // SAFETY: passed on to the caller.
-        let purged = unsafe { advice::discard(&mapping, start, size, lazily) };
+        let purged = unsafe { discard(&mapping, start, size, lazily) };
         mapping.keep();
         purged
+    }
+}
+
+/// Zeroed private memory at a multiple of `align`.
+pub(crate) fn normal(size: usize, align: usize) -> Result<Mapping, Errno> {
+    // What surely holds an aligned part, trimmed.
+    let room = size.checked_add(align.saturating_sub(page_size())).ok_or(Errno::NOMEM)?;
+    let base = sys::map_private(Place::Anywhere, room, None)?;
+    // SAFETY: it was just mapped, for this.
+    Ok(unsafe { Mapping::from_parts(base, room) }.trimmed(size, align))
+}
+
+/// Zeroed private memory on huge pages of `huge_page` bytes, of which `size` is a multiple.
+pub(crate) fn huge(size: usize, align: usize, huge_page: usize) -> Result<Mapping, Errno> {
+    // Not trimmed: every page that is mapped is taken from those that are reserved.
+    // SAFETY: the function maps that much, for nobody else.
+    unsafe { Mapping::placed(size, align, |place| sys::map_private(place, size, Some(huge_page))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alignment_beyond_the_page() {
+        for align in [1, 4096, 1 << 16, 1 << 21, 1 << 30] {
+            for size in [4096, 12288, 1 << 21] {
+                let mapping = normal(size, align).unwrap();
+                assert_eq!((mapping.base().addr().get() % align, mapping.size()), (0, size));
+                // SAFETY: both bytes lie in the mapping.
+                unsafe {
+                    mapping.base().write(1);
+                    mapping.base().add(size - 1).write(1);
+                }
+            }
+        }
+        assert!(normal(1 << 60, 1 << 21).is_err());
+        assert!(normal(usize::MAX & !4095, 1 << 21).is_err());
     }
 }

@@ -13,9 +13,9 @@ use umf_sync::{Lock, failpoint, fork};
 
 use crate::arena::{self, Arena};
 use crate::named::{self, Name};
-use crate::pages::Pages;
+use crate::pages::{Pages, none_left};
+use crate::sys;
 use crate::sys::Advise;
-use crate::{huge, memfd, sys};
 
 /// How regions share files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,11 +255,11 @@ impl Shared {
         read_only: bool,
     ) -> Result<Region> {
         self.state.lock().regions.ensure(1)?;
-        let file = memfd::create(size as u64, huge_page, self.first_descriptor)?;
+        let file = arena::create(size as u64, huge_page, self.first_descriptor)?;
         let file = Arc::new(CheckedFile::new(file)?);
         let mapping = map(self.form, pages, &file, 0, size, align, huge_page)?;
         // After mapping: a mapping that exists stays writable.
-        memfd::seal(file.fd()?, read_only)?;
+        arena::seal(file.fd()?, read_only)?;
         let region = Region::new(mapping.address(), size);
         let backing = Backing::Own(file);
         self.state.lock().regions.insert(region, backing)?;
@@ -390,7 +390,7 @@ fn map(
     if pages.are_made_at_once() || huge_page.is_some() {
         pages.check_room(size, huge_page)?;
         sys::commit(file.as_fd(), offset, size).map_err(|errno| match errno {
-            Errno::NOSPC | Errno::NOMEM if huge_page.is_some() => huge::none_left(size, errno.raw_os_error()),
+            Errno::NOSPC | Errno::NOMEM if huge_page.is_some() => none_left(size, errno.raw_os_error()),
             Errno::NOSPC | Errno::NOMEM | Errno::FBIG | Errno::DQUOT => {
                 Error::OutOfMemory { size, owner: form.owner(errno), native: errno.raw_os_error() }
             }

@@ -41,9 +41,7 @@
 
 mod builder;
 mod context;
-mod device;
 mod engine;
-mod export;
 mod external;
 mod failure;
 mod handles;
