@@ -196,7 +196,7 @@ impl CudaBuilder {
         let form = if is_virtual {
             Form::Virtual(Box::new(Space::new(Arc::clone(&context), self.peers, self.reserve, self.fabric)?))
         } else {
-            Form::Allocated(Allocated::new(Arc::clone(&context), self.memory, self.flags))
+            Form::Allocated(Box::new(Allocated::new(Arc::clone(&context), self.memory, self.flags)))
         };
         Ok(Arc::new(CudaProvider::new(self.label, self.memory, context, retained, form, import)))
     }

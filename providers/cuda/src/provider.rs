@@ -46,7 +46,7 @@ pub struct CudaProvider {
 
 #[derive(Debug)]
 pub(crate) enum Form {
-    Allocated(Allocated),
+    Allocated(Box<Allocated>),
     Virtual(Box<Space>),
 }
 

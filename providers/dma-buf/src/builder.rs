@@ -78,9 +78,9 @@ impl DmaBufBuilder {
         let form = match origin {
             // The process first: long labels are cut.
             Origin::Makes(source) => {
-                Form::Each(Each::new(source, format!("umf {} {}", std::process::id(), self.label)))
+                Form::Each(Box::new(Each::new(source, format!("umf {} {}", std::process::id(), self.label))))
             }
-            Origin::Has(buffer) => Form::Carved(Carved::new(buffer)?),
+            Origin::Has(buffer) => Form::Carved(Box::new(Carved::new(buffer)?)),
         };
         Ok(Arc::new(DmaBufProvider::new(self.label, form)))
     }

@@ -38,8 +38,8 @@ pub struct DmaBufProvider {
 
 #[derive(Debug)]
 pub(crate) enum Form {
-    Each(Each),
-    Carved(Carved),
+    Each(Box<Each>),
+    Carved(Box<Carved>),
 }
 
 impl DmaBufProvider {

@@ -44,6 +44,7 @@ pub struct HostProvider {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a provider that is a static has no memory for a box")]
 pub(crate) enum Source {
     Private(Private),
     Shared(Box<Shared>),
