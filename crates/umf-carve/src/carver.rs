@@ -98,12 +98,12 @@ impl Carver {
         self.parts.lock().live.get(region).copied()
     }
 
-    /// The live region that holds these bytes, and its place.
+    /// The live region that holds these bytes, whole pages of `page` bytes, and its place.
     ///
     /// # Errors
     /// As [`Regions::holding`].
-    pub fn holding(&self, address: Address, size: usize) -> Result<(Region, u64)> {
-        self.parts.lock().live.holding(address, size).map(|(region, place)| (region, *place))
+    pub fn holding(&self, address: Address, size: usize, page: usize) -> Result<(Region, u64)> {
+        self.parts.lock().live.holding(address, size, page).map(|(region, place)| (region, *place))
     }
 
     /// Frees a region. `unmap` ends what `map` began, before its place can be taken again; if it fails, the region is as it was.
@@ -152,8 +152,8 @@ mod tests {
         let second = carver.allocate(PAGE, 1 << 16, at).unwrap();
         assert!(first.base().value() >= 1 << 20 && second.base().is_aligned_to(1 << 16));
         assert!(matches!(carver.allocate(1 << 20, 1, at), Err(Error::OutOfMemory { .. })));
-        assert_eq!(carver.holding(second.base(), PAGE).unwrap().0, second);
-        assert!(carver.holding(second.base(), PAGE + 1).is_err());
+        assert_eq!(carver.holding(second.base(), PAGE, PAGE).unwrap().0, second);
+        assert!(carver.holding(second.base(), 2 * PAGE, PAGE).is_err());
         carver.free(&first, |_| Ok(())).unwrap();
         assert!(matches!(carver.free(&first, |_| Ok(())), Err(Error::ForeignAddress { .. })));
         carver.free(&second, |_| Ok(())).unwrap();

@@ -111,11 +111,15 @@ impl<T> Regions<T> {
         Ok(unsafe { &mut (*node).value })
     }
 
-    /// The live region that holds `size` bytes from `address` on.
+    /// The live region that holds `size` bytes from `address` on, which are whole pages of `page` bytes.
     ///
     /// # Errors
-    /// [`Error::ForeignAddress`] if none holds the first, [`Error::InvalidArgument`] if it ends before the last.
-    pub fn holding(&self, address: Address, size: usize) -> Result<(Region, &T)> {
+    /// [`Error::InvalidArgument`] if they are no pages, [`Error::ForeignAddress`] if no region holds the first,
+    /// [`Error::InvalidArgument`] if it ends before the last.
+    pub fn holding(&self, address: Address, size: usize, page: usize) -> Result<(Region, &T)> {
+        if size == 0 || !address.is_aligned_to(page) || !size.is_multiple_of(page) {
+            return Err(Error::InvalidArgument { what: "range", why: "must be one or more whole pages" });
+        }
         let below = self.tree.as_ref().map(|tree| tree.upper_bound(Bound::Included(&address.to_bits())));
         let node = below.and_then(|below| below.get()).filter(|node| node.region.contains(address));
         let node = node.ok_or(self.foreign(address))?;
@@ -183,10 +187,15 @@ mod tests {
         }
         let one = all[50];
         let inside = one.base().checked_add(0x1fff).unwrap();
-        assert_eq!(regions.holding(inside, 1).unwrap(), (one, &50));
-        assert!(matches!(regions.holding(inside, 2), Err(Error::InvalidArgument { .. })));
-        assert!(regions.holding(inside.checked_add(1).unwrap(), 1).is_err());
-        assert!(regions.holding(Address::new(0).unwrap(), 1).is_err());
+        assert_eq!(regions.holding(inside, 1, 1).unwrap(), (one, &50));
+        assert!(matches!(regions.holding(inside, 2, 1), Err(Error::InvalidArgument { .. })));
+        assert!(regions.holding(inside.checked_add(1).unwrap(), 1, 1).is_err());
+        assert!(regions.holding(Address::new(0).unwrap(), 1, 1).is_err());
+        assert_eq!(regions.holding(one.base(), 0x2000, 0x1000).unwrap().0, one);
+        for (offset, size) in [(0, 0), (0, 0xfff), (1, 0x1000)] {
+            let refused = regions.holding(one.base().checked_add(offset).unwrap(), size, 0x1000);
+            assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{size} at {offset}");
+        }
         *regions.get_mut(&one).unwrap() += 1000;
         assert_eq!(regions.get(&one), Ok(&1050));
         assert_eq!(regions.remove(&one), Ok(1050));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use umf_carve::Carver;
-use umf_core::{Access, Address, Error, Export, Imported, NativeExport, Region, Result};
+use umf_core::{Access, Export, Imported, NativeExport, Region, Result};
 use umf_memory::{CheckedFile, Mapping};
 use umf_sync::fork;
 
@@ -80,12 +80,4 @@ pub(crate) unsafe fn release(imported: &Imported) -> Result<()> {
     let region = Region::new(imported.base, imported.size);
     // SAFETY: passed on to the caller.
     unsafe { Mapping::of_region(&region) }.map_or(Ok(()), Mapping::unmap_or_keep)
-}
-
-/// Checks that a range to be purged is whole pages of `page` bytes.
-pub(crate) fn check_pages(base: Address, size: usize, page: usize) -> Result<()> {
-    if size == 0 || !base.is_aligned_to(page) || !size.is_multiple_of(page) {
-        return Err(Error::InvalidArgument { what: "range", why: "must be one or more whole pages" });
-    }
-    Ok(())
 }

@@ -225,8 +225,7 @@ impl Purge for FileProvider {
     }
 
     unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
-        backing::check_pages(base, size, self.page)?;
-        let (region, place) = self.backing.carver.holding(base, size)?;
+        let (region, place) = self.backing.carver.holding(base, size, self.page)?;
         let inside = base.offset_from(region.base()).unwrap_or(0);
         if punch(self.backing.file.fd()?.as_fd(), place + inside, size) {
             return Ok(());

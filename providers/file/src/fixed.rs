@@ -9,8 +9,6 @@ use umf_core::{
 };
 use umf_memory::page_size;
 
-use crate::backing;
-
 const OWNER: &str = "this fixed provider";
 
 const KIND: ProviderKind = match ProviderKind::new("fixed") {
@@ -112,8 +110,7 @@ impl Purge for FixedProvider {
     }
 
     unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
-        backing::check_pages(base, size, self.page)?;
-        self.carver.holding(base, size)?;
+        self.carver.holding(base, size, self.page)?;
         let Some(start) = base.as_ptr() else {
             return Err(Error::ForeignAddress { address: base, owner: OWNER });
         };

@@ -68,15 +68,15 @@ impl Private {
         self.regions.lock().get(region).map(|()| ())
     }
 
-    /// Whether the range is that of a live region.
-    pub(crate) fn check_range(&self, base: Address, size: usize) -> Result<()> {
-        self.regions.lock().holding(base, size).map(drop)
+    /// Checks that the range is whole pages of a live region.
+    pub(crate) fn check_range(&self, pages: &Pages, base: Address, size: usize) -> Result<()> {
+        self.regions.lock().holding(base, size, pages.granularity()).map(drop)
     }
 
     /// # Safety
     /// Nobody needs the content of the range.
-    pub(crate) unsafe fn purge(&self, base: Address, size: usize, lazily: bool) -> Result<()> {
-        let (region, ()) = self.regions.lock().holding(base, size)?;
+    pub(crate) unsafe fn purge(&self, pages: &Pages, base: Address, size: usize, lazily: bool) -> Result<()> {
+        let (region, ()) = self.regions.lock().holding(base, size, pages.granularity())?;
         let foreign = Error::ForeignAddress { address: base, owner: "this host provider" };
         let start = base.offset_from(region.base()).and_then(|start| usize::try_from(start).ok());
         let start = start.ok_or(foreign)?;

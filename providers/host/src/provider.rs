@@ -96,14 +96,6 @@ impl HostProvider {
             Source::Shared(shared) => shared.check(region),
         }
     }
-
-    fn check_pages(&self, base: Address, size: usize) -> Result<()> {
-        let page = self.page_size();
-        if size == 0 || !base.is_aligned_to(page) || !size.is_multiple_of(page) {
-            return Err(Error::InvalidArgument { what: "range", why: "must be one or more whole pages" });
-        }
-        Ok(())
-    }
 }
 
 // SAFETY: regions are mappings of their own (of ranges that no other live region has), of host memory that
@@ -208,10 +200,9 @@ impl Export for HostProvider {
 
 impl Purge for HostProvider {
     unsafe fn purge_lazy(&self, base: Address, size: usize) -> Result<()> {
-        self.check_pages(base, size)?;
         match &self.source {
             // SAFETY: passed on to the caller.
-            Source::Private(private) => unsafe { private.purge(base, size, true) },
+            Source::Private(private) => unsafe { private.purge(&self.pages, base, size, true) },
             Source::Shared(_) => Err(Error::NotSupported {
                 what: "purging lazily",
                 owner: "shared host memory; purge it at once",
@@ -221,21 +212,19 @@ impl Purge for HostProvider {
     }
 
     unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
-        self.check_pages(base, size)?;
         match &self.source {
             // SAFETY: passed on to the caller.
-            Source::Private(private) => unsafe { private.purge(base, size, false) },
-            Source::Shared(shared) => shared.purge(base, size),
+            Source::Private(private) => unsafe { private.purge(&self.pages, base, size, false) },
+            Source::Shared(shared) => shared.purge(&self.pages, base, size),
         }
     }
 }
 
 impl Populate for HostProvider {
     fn populate(&self, base: Address, size: usize) -> Result<()> {
-        self.check_pages(base, size)?;
         match &self.source {
-            Source::Private(private) => private.check_range(base, size),
-            Source::Shared(shared) => shared.check_range(base, size),
+            Source::Private(private) => private.check_range(&self.pages, base, size),
+            Source::Shared(shared) => shared.check_range(&self.pages, base, size),
         }?;
         let foreign = Error::ForeignAddress { address: base, owner: "this host provider" };
         let pointer = base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;

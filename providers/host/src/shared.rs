@@ -324,18 +324,18 @@ impl Shared {
         Ok(export)
     }
 
-    /// Whether the range is that of a live region.
-    pub(crate) fn check_range(&self, base: Address, size: usize) -> Result<()> {
+    /// Checks that the range is whole pages of a live region.
+    pub(crate) fn check_range(&self, pages: &Pages, base: Address, size: usize) -> Result<()> {
         self.check_not_inherited()?;
-        self.state.lock().regions.holding(base, size).map(drop)
+        self.state.lock().regions.holding(base, size, pages.granularity()).map(drop)
     }
 
     /// Gives the pages of a range back, in every process that maps them.
-    pub(crate) fn purge(&self, base: Address, size: usize) -> Result<()> {
+    pub(crate) fn purge(&self, pages: &Pages, base: Address, size: usize) -> Result<()> {
         self.check_not_inherited()?;
         let (file, offset) = {
             let state = self.state.lock();
-            let (region, backing) = state.regions.holding(base, size)?;
+            let (region, backing) = state.regions.holding(base, size, pages.granularity())?;
             let (file, offset) = state.place(backing, &region)?;
             (file, offset + base.offset_from(region.base()).unwrap_or(0))
         };

@@ -181,11 +181,7 @@ impl PluginProvider {
     /// The content of the range is not needed.
     unsafe fn purge_range(&self, base: Address, size: usize, lazily: bool) -> Result<()> {
         self.check_not_frozen()?;
-        let page = self.about.page;
-        if size == 0 || !base.is_aligned_to(page) || !size.is_multiple_of(page) {
-            return Err(Error::InvalidArgument { what: "range", why: "must be one or more whole pages" });
-        }
-        self.regions.lock().holding(base, size)?;
+        self.regions.lock().holding(base, size, self.about.page)?;
         // SAFETY: the range lies in a live region; the rest is passed on to the caller.
         unsafe { self.instance.purge(base, size, lazily) }
     }
