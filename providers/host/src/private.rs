@@ -65,7 +65,7 @@ impl Private {
     }
 
     pub(crate) fn check(&self, region: &Region) -> Result<()> {
-        self.regions.lock().get(region).map(|()| ())
+        self.regions.lock().get(region).copied()
     }
 
     /// Checks that the range is whole pages of a live region.
