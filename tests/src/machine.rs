@@ -44,7 +44,7 @@ pub fn is_guest() -> bool {
 /// why there is one less.
 #[must_use]
 pub fn dma_buf_sources(test: &str) -> Vec<&'static str> {
-    let all = ["udmabuf", "heap:system", "drm:vgem", "drm:virtio_gpu"];
+    let all = ["udmabuf", "heap:system"];
     let is_there = |source: &&str| match dma_buf_provider(source) {
         Ok(_) => true,
         Err(error) => {
@@ -55,14 +55,13 @@ pub fn dma_buf_sources(test: &str) -> Vec<&'static str> {
     all.into_iter().filter(is_there).collect()
 }
 
-/// A provider over such a source: `udmabuf`, `heap:<name>` or `drm:<driver>`.
+/// A provider over such a source: `udmabuf` or `heap:<name>`.
 ///
 /// # Errors
 /// What is lacking.
 pub fn dma_buf_provider(source: &str) -> umf_core::Result<DmaBufBuilder> {
     match source.split_once(':') {
-        Some(("heap", heap)) => DmaBufProvider::heap(heap),
-        Some((_, driver)) => DmaBufProvider::drm(driver),
+        Some((_, heap)) => DmaBufProvider::heap(heap),
         None => DmaBufProvider::udmabuf(),
     }
 }

@@ -160,7 +160,7 @@ fetch_kernel() {
 }
 
 # The modules that some boot loads; for each, in a list of its own, what has to be loaded before it.
-guest_modules="vgem virtio-gpu virtio_pci nd_e820 nd_pmem dax_pmem device_dax"
+guest_modules="vgem virtio_pci nd_e820 nd_pmem dax_pmem device_dax"
 
 unpack_kernel() {
   local tree=$kernel_folder/tree release module

@@ -212,6 +212,17 @@ impl Mapping {
             }
         }
     }
+
+    /// Unmaps the memory of a region that is freed, or leaves it mapped as [`Mapping::keep`] does.
+    ///
+    /// # Errors
+    /// [`Error::Native`], if it stays mapped.
+    pub fn unmap_or_keep(self) -> Result<()> {
+        self.unmap().map_err(|(mapping, error)| {
+            mapping.keep();
+            error
+        })
+    }
 }
 
 impl Drop for Mapping {

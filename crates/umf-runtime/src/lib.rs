@@ -15,8 +15,6 @@
 pub mod held;
 pub mod limit;
 pub mod metadata;
-#[cfg(test)]
-mod model;
 pub mod observer;
 pub mod preloaded_heap;
 pub mod registry;

@@ -4,6 +4,7 @@ use core::cell::Cell;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use umf_sync::words::Word as Shared;
 use umf_sync::{chunks::Chunks, fence, fork, thread};
 
 /// Who is inside. For a `static`.
@@ -35,56 +36,26 @@ enum Word<'v> {
     Nested,
 }
 
-/// What a visitor writes for whoever waits; in loom's model an atomic of its own.
-trait Shared {
-    fn load(&self, order: Ordering) -> u64;
-    fn store(&self, value: u64, order: Ordering);
-    fn fence();
-    fn pause();
-}
-
-impl Shared for AtomicU64 {
-    #[inline]
-    fn load(&self, order: Ordering) -> u64 {
-        self.load(order)
-    }
-
-    #[inline]
-    fn store(&self, value: u64, order: Ordering) {
-        self.store(value, order);
-    }
-
-    #[inline]
-    fn fence() {
-        // The other side is `heavy`.
-        fence::light_or_full();
-    }
-
-    fn pause() {
-        std::thread::yield_now();
-    }
-}
-
 /// Before a visitor looks. Of this fence and the one before [`wait_for`] one comes first: either the visitor sees what was
 /// taken away gone, or it is seen here.
 #[inline]
-fn begin<S: Shared>(word: &S, inside: u64) {
+fn begin<W: Shared>(word: &W, inside: u64) {
     word.store(inside, Ordering::Relaxed);
-    S::fence();
+    W::light_fence();
 }
 
 /// After it looked.
 #[inline]
-fn end<S: Shared>(word: &S, outside: u64) {
+fn end<W: Shared>(word: &W, outside: u64) {
     word.store(outside, Ordering::Release);
 }
 
 /// Waits until a visitor that is `is_inside` has left. After a fence.
-fn wait_for<S: Shared>(word: &S, is_inside: impl Fn(u64) -> bool) {
+fn wait_for<W: Shared>(word: &W, is_inside: impl Fn(u64) -> bool) {
     let seen = word.load(Ordering::Acquire);
     if is_inside(seen) {
         while word.load(Ordering::Acquire) == seen {
-            S::pause();
+            W::pause();
         }
     }
 }

@@ -1,23 +1,14 @@
 //! [`Carver`]: free ranges and live regions, behind one lock that comes through forks.
 
-use std::collections::BTreeMap;
-
-use umf_core::{Address, Error, Region, Result};
+use umf_core::{Address, Error, Layout, Region, Result};
 use umf_sync::Lock;
 
-use crate::Ranges;
-
-/// A live region, and where it begins in what is carved.
-#[derive(Clone, Copy)]
-struct Live {
-    region: Region,
-    place: u64,
-}
+use crate::{Ranges, Regions};
 
 struct Parts {
     ranges: Ranges,
-    /// By address.
-    live: BTreeMap<u64, Live>,
+    /// The live regions, each with its place.
+    live: Regions<u64>,
 }
 
 /// Carves regions out of places `start..end`: addresses, or offsets in a file. Thread-safe.
@@ -46,11 +37,7 @@ impl Carver {
             // What lies before is taken, once and for all.
             ranges.take(start, 1)?;
         }
-        Ok(Self { parts: Lock::new(Parts { ranges, live: BTreeMap::new() }), owner })
-    }
-
-    fn foreign(&self, address: Address) -> Error {
-        Error::ForeignAddress { address, owner: self.owner }
+        Ok(Self { parts: Lock::new(Parts { ranges, live: Regions::new(owner) }), owner })
     }
 
     /// A region of `size` bytes at a place that is a multiple of `align`, a power of two. `map` says where in this process the
@@ -64,13 +51,23 @@ impl Carver {
         align: u64,
         map: impl FnOnce(u64) -> Result<Address>,
     ) -> Result<Region> {
-        let taken = self.parts.lock().ranges.take(size as u64, align)?;
-        let place = taken.ok_or(Error::OutOfMemory { size, owner: self.owner, native: 0 })?;
+        let place = {
+            let mut parts = self.parts.lock();
+            let taken = parts.ranges.take(size as u64, align)?;
+            let place = taken.ok_or(Error::OutOfMemory { size, owner: self.owner, native: 0 })?;
+            // As many nodes as ranges are taken: no insertion below fails.
+            let missing = parts.ranges.taken().saturating_sub(parts.live.count());
+            if let Err(error) = parts.live.ensure(missing) {
+                parts.ranges.give(place, size as u64);
+                return Err(error);
+            }
+            place
+        };
         // Without the lock: mapping takes its time.
         match map(place) {
             Ok(base) => {
                 let region = Region::new(base, size);
-                self.parts.lock().live.insert(base.to_bits(), Live { region, place });
+                self.parts.lock().live.insert(region, place)?;
                 Ok(region)
             }
             Err(error) => {
@@ -80,14 +77,17 @@ impl Carver {
         }
     }
 
-    fn same(&self, parts: &Parts, region: &Region) -> Result<Live> {
-        let address = region.base();
-        match parts.live.get(&address.to_bits()) {
-            Some(live) if live.region == *region => Ok(*live),
-            // The address is in use again: what the caller has is older.
-            Some(_) => Err(Error::NotAllocated { address }),
-            None => Err(self.foreign(address)),
-        }
+    /// A region of whole pages of `page` bytes, for a carver whose places are addresses.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if no free range is long enough; those of [`Layout`].
+    pub fn allocate_pages(&self, layout: Layout, page: usize) -> Result<Region> {
+        let layout = layout.pad_to(page)?.align_to(page)?;
+        let size = layout.size();
+        self.allocate(size, layout.align() as u64, |place| {
+            let address = usize::try_from(place).ok().and_then(Address::new);
+            address.ok_or(Error::OutOfMemory { size, owner: self.owner, native: 0 })
+        })
     }
 
     /// The place of a live region.
@@ -95,23 +95,15 @@ impl Carver {
     /// # Errors
     /// [`Error::ForeignAddress`], [`Error::NotAllocated`].
     pub fn place_of(&self, region: &Region) -> Result<u64> {
-        self.same(&self.parts.lock(), region).map(|live| live.place)
+        self.parts.lock().live.get(region).copied()
     }
 
-    /// The live region that holds these bytes, and its place.
+    /// The live region that holds these bytes, whole pages of `page` bytes, and its place.
     ///
     /// # Errors
-    /// [`Error::ForeignAddress`] if no live region holds all of them.
-    pub fn holding(&self, address: Address, size: usize) -> Result<(Region, u64)> {
-        let parts = self.parts.lock();
-        let below = parts.live.range(..=address.to_bits()).next_back().map(|(_, live)| *live);
-        let inside = |live: &Live| {
-            let offset = address.offset_from(live.region.base());
-            offset.is_some_and(|offset| {
-                offset.checked_add(size as u64).is_some_and(|end| end <= live.region.size() as u64)
-            })
-        };
-        below.filter(inside).map(|live| (live.region, live.place)).ok_or(self.foreign(address))
+    /// As [`Regions::holding`].
+    pub fn holding(&self, address: Address, size: usize, page: usize) -> Result<(Region, u64)> {
+        self.parts.lock().live.holding(address, size, page).map(|(region, place)| (region, *place))
     }
 
     /// Frees a region. `unmap` ends what `map` began, before its place can be taken again; if it fails, the region is as it was.
@@ -119,20 +111,13 @@ impl Carver {
     /// # Errors
     /// As [`Carver::place_of`]; those of `unmap`.
     pub fn free(&self, region: &Region, unmap: impl FnOnce(u64) -> Result<()>) -> Result<()> {
-        let live = {
-            let mut parts = self.parts.lock();
-            let live = self.same(&parts, region)?;
-            // First: once unmapped, another thread may get the same address.
-            parts.live.remove(&region.base().to_bits());
-            live
-        };
-        let unmapped = unmap(live.place);
+        // First: once unmapped, another thread may get the same address.
+        let place = self.parts.lock().live.remove(region)?;
+        let unmapped = unmap(place);
         let mut parts = self.parts.lock();
         match unmapped {
-            Ok(()) => parts.ranges.give(live.place, region.size() as u64),
-            Err(_) => {
-                parts.live.insert(region.base().to_bits(), live);
-            }
+            Ok(()) => parts.ranges.give(place, region.size() as u64),
+            Err(_) => parts.live.insert(*region, place)?,
         }
         unmapped
     }
@@ -140,7 +125,7 @@ impl Carver {
     /// How many regions are live.
     #[must_use]
     pub fn live(&self) -> usize {
-        self.parts.lock().live.len()
+        self.parts.lock().live.count() as usize
     }
 }
 
@@ -167,8 +152,8 @@ mod tests {
         let second = carver.allocate(PAGE, 1 << 16, at).unwrap();
         assert!(first.base().value() >= 1 << 20 && second.base().is_aligned_to(1 << 16));
         assert!(matches!(carver.allocate(1 << 20, 1, at), Err(Error::OutOfMemory { .. })));
-        assert_eq!(carver.holding(second.base(), PAGE).unwrap().0, second);
-        assert!(carver.holding(second.base(), PAGE + 1).is_err());
+        assert_eq!(carver.holding(second.base(), PAGE, PAGE).unwrap().0, second);
+        assert!(carver.holding(second.base(), 2 * PAGE, PAGE).is_err());
         carver.free(&first, |_| Ok(())).unwrap();
         assert!(matches!(carver.free(&first, |_| Ok(())), Err(Error::ForeignAddress { .. })));
         carver.free(&second, |_| Ok(())).unwrap();

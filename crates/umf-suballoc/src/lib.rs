@@ -3,15 +3,18 @@
 //! | what | where |
 //! |---|---|
 //! | which parts are free: best fit, joined with their neighbours when they become free | [`Ranges`] |
-//! | the live regions too, so that only they are freed, split and merged | [`Carver`] |
+//! | which regions are live, and what a provider keeps of each | [`Regions`] |
+//! | both behind one lock | [`Carver`] |
 //! | places for tree nodes that do not move | [`Nodes`] |
 //!
-//! [`Ranges`] and [`Nodes`] do not use the global allocator; [`Carver`] does.
+//! Nothing in here uses the global allocator.
 
 mod carver;
 mod nodes;
 mod ranges;
+mod regions;
 
 pub use carver::Carver;
 pub use nodes::Nodes;
 pub use ranges::Ranges;
+pub use regions::Regions;

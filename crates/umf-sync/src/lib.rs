@@ -6,6 +6,8 @@
 //! - [`fence`]: fences of which one side costs nothing
 //! - [`visitors`]: how many threads are inside of something
 //! - [`chunks`]: an array that grows without moving its elements
+//! - [`SequenceLock`]: words that change while others read them without a lock
+//! - [`words`]: the words of lock-free protocols, for which those of a model can stand in
 //! - [`failpoint!`]: points at which tests kill processes
 //! - [`BlockedSignals`]: signals wait for a moment
 //! - `gate`: how a fork waits until no other thread is inside of a lock, as loom models it
@@ -18,14 +20,19 @@ pub mod fork;
 mod gate;
 mod generation;
 mod lock;
+#[cfg(any(test, feature = "model"))]
+pub mod model;
+pub mod sequence;
 mod sys;
 pub mod table;
 pub mod thread;
 pub mod visitors;
 mod wiped;
 mod word;
+pub mod words;
 
 pub use lock::{Lock, LockGuard};
+pub use sequence::SequenceLock;
 pub use sys::BlockedSignals;
 pub use wiped::Wiped;
 

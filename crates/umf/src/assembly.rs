@@ -99,10 +99,6 @@ fn dma_buf(name: &str, set: &umf_config::Provider) -> Result<Arc<DmaBufProvider>
     }
     let builder = match set.exporter {
         DmaBufExporter::Heap => DmaBufProvider::heap(&set.heap),
-        DmaBufExporter::Drm => match &set.driver {
-            Some(driver) => DmaBufProvider::drm(driver),
-            None => return Err(contradiction("exporter = \"drm\" needs driver = \"name\", vgem for one")),
-        },
         _ => DmaBufProvider::udmabuf(),
     }?;
     let builder = match set.huge_pages {

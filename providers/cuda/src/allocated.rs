@@ -1,18 +1,16 @@
 //! Memory that the driver gives an address to: of a device, pinned, managed.
 
-use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_sys::*;
 use umf_core::{Address, Error, Layout, Region, Result};
+use umf_suballoc::Regions;
 
+use crate::builder::CudaMemory;
 use crate::context::Context;
-use crate::error::error;
-use crate::error::{OWNER, memory_error};
+use crate::driver::{OWNER, error, memory_error};
 use crate::live::{self, Origin};
-use crate::own;
-use crate::settings::CudaMemory;
 
 /// Regions of device memory are whole pages of the device, since opening a part of one shows all of it.
 pub(crate) const DEVICE_PAGE: usize = 2 << 20;
@@ -104,24 +102,18 @@ pub(crate) fn is_gone(error: &Error) -> bool {
         if u32::try_from(*code).is_ok_and(|code| CUresult(code).is_gone()))
 }
 
-#[derive(Debug)]
-struct Record {
-    region: Region,
-    raw: Arc<Raw>,
-}
-
 /// The live regions of a provider.
 #[derive(Debug)]
 pub(crate) struct Allocated {
     context: Arc<Context>,
     kind: CudaMemory,
     flags: Option<u32>,
-    live: Mutex<BTreeMap<u64, Record>>,
+    live: Mutex<Regions<Arc<Raw>>>,
 }
 
 impl Allocated {
     pub(crate) fn new(context: Arc<Context>, kind: CudaMemory, flags: Option<u32>) -> Self {
-        Self { context, kind, flags, live: Mutex::default() }
+        Self { context, kind, flags, live: Mutex::new(Regions::new(OWNER)) }
     }
 
     pub(crate) const fn page_size(&self) -> usize {
@@ -132,7 +124,7 @@ impl Allocated {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Record>> {
+    fn lock(&self) -> MutexGuard<'_, Regions<Arc<Raw>>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -153,41 +145,28 @@ impl Allocated {
         let base = raw.address.next_multiple_of(align as u64);
         let base = usize::try_from(base).ok().and_then(Address::new).ok_or(too_large)?;
         let region = Region::new(base, size);
+        self.lock().insert(region, Arc::new(raw))?;
         live::add(Origin::Allocated, base, size, &self.context);
-        self.lock().insert(base.to_bits(), Record { region, raw: Arc::new(raw) });
         Ok(region)
     }
 
     pub(crate) fn free(&self, region: &Region) -> Result<()> {
-        let record = {
-            let mut live = self.lock();
-            self.same(&live, region)?;
-            live.remove(&region.base().to_bits())
-        };
-        let Some(Record { region, raw }) = record else { return Ok(()) };
+        let raw = self.lock().remove(region)?;
         live::remove(Origin::Allocated, region.base());
-        own::forget(raw.address);
+        live::forget_handle(raw.address);
         match Arc::try_unwrap(raw) {
             Ok(mut raw) => raw.free().inspect_err(|_| {
                 live::add(Origin::Allocated, region.base(), region.size(), &self.context);
-                self.lock().insert(region.base().to_bits(), Record { region, raw: Arc::new(raw) });
+                // The node that the region had is most likely still free.
+                let _ = self.lock().insert(*region, Arc::new(raw));
             }),
             // An import in this process still has it, and frees it.
             Err(_) => Ok(()),
         }
     }
 
-    fn same(&self, live: &BTreeMap<u64, Record>, region: &Region) -> Result<Arc<Raw>> {
-        let address = region.base();
-        match live.get(&address.to_bits()) {
-            Some(record) if record.region == *region => Ok(Arc::clone(&record.raw)),
-            Some(_) => Err(Error::NotAllocated { address }),
-            None => Err(Error::ForeignAddress { address, owner: OWNER }),
-        }
-    }
-
     /// What the driver gave for a live region.
     pub(crate) fn raw_of(&self, region: &Region) -> Result<Arc<Raw>> {
-        self.same(&self.lock(), region)
+        self.lock().get(region).map(Arc::clone)
     }
 }

@@ -1,20 +1,74 @@
 //! [`CudaBuilder`]: how a [`CudaProvider`] is set up.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use cuda_sys::{CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUcontext};
-use umf_core::{Error, Result};
+use umf_core::{Error, MemoryKind, Result};
 
 use crate::allocated::Allocated;
 use crate::context::Context;
-use crate::driver::Driver;
-use crate::error::error;
+use crate::driver::{Driver, error};
 use crate::import::CudaImport;
 use crate::provider::{CudaProvider, Form};
-use crate::settings::CudaMemory;
 use crate::space::Space;
+
+/// The kinds of CUDA memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CudaMemory {
+    /// Memory of a device, `cuMemAlloc`. Other processes open it by the driver's 64-byte handle: each region by itself, once in a
+    /// process.
+    Device,
+    /// Memory of the host that devices reach at full speed, `cuMemHostAlloc`. Not for other processes.
+    Host,
+    /// Memory that moves between host and devices as it is used, `cuMemAllocManaged`. Not for other processes.
+    Managed,
+    /// Memory of a device that is mapped into one large reserved range, `cuMemCreate` and `cuMemMap`. Other processes open it by a
+    /// file descriptor, as they do memory of the host.
+    #[default]
+    Virtual,
+}
+
+impl CudaMemory {
+    /// All kinds, by the names that settings have for them.
+    pub const NAMES: [(&'static str, Self); 4] = [
+        ("virtual", Self::Virtual),
+        ("device", Self::Device),
+        ("host", Self::Host),
+        ("managed", Self::Managed),
+    ];
+
+    /// Who may touch it.
+    #[must_use]
+    pub const fn memory_kind(self) -> MemoryKind {
+        match self {
+            Self::Device | Self::Virtual => MemoryKind::Device,
+            Self::Host => MemoryKind::Host,
+            Self::Managed => MemoryKind::Managed,
+        }
+    }
+}
+
+impl fmt::Display for CudaMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = Self::NAMES.iter().find(|(_, kind)| kind == self);
+        f.write_str(named.map_or("virtual", |(name, _)| name))
+    }
+}
+
+impl FromStr for CudaMemory {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        let found = Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind);
+        found
+            .ok_or(Error::InvalidArgument { what: "memory", why: "must be virtual, device, host or managed" })
+    }
+}
 
 /// How a [`CudaProvider`] is set up. Got from [`CudaProvider::builder`].
 #[derive(Debug)]
@@ -142,7 +196,7 @@ impl CudaBuilder {
         let form = if is_virtual {
             Form::Virtual(Box::new(Space::new(Arc::clone(&context), self.peers, self.reserve, self.fabric)?))
         } else {
-            Form::Allocated(Allocated::new(Arc::clone(&context), self.memory, self.flags))
+            Form::Allocated(Box::new(Allocated::new(Arc::clone(&context), self.memory, self.flags)))
         };
         Ok(Arc::new(CudaProvider::new(self.label, self.memory, context, retained, form, import)))
     }

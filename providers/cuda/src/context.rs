@@ -6,8 +6,7 @@ use std::sync::OnceLock;
 use cuda_sys::*;
 use umf_core::{Error, Result};
 
-use crate::driver::Driver;
-use crate::error::error;
+use crate::driver::{Driver, error};
 
 /// A context, and whose it is.
 #[derive(Debug)]

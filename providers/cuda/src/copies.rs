@@ -4,7 +4,7 @@ use cuda_sys::CUdeviceptr;
 use umf_core::{Address, Result, Transfer};
 
 use crate::context::Current;
-use crate::error::error;
+use crate::driver::error;
 use crate::live::{self, Origin};
 use crate::provider::pointer;
 

@@ -6,7 +6,7 @@ use cuda_sys::*;
 use umf_core::{Completion, Progress, Result};
 
 use crate::context::Context;
-use crate::error::error;
+use crate::driver::error;
 use crate::provider::CudaProvider;
 
 /// Everything that was submitted to a stream before it was made. Blocks that are freed with it ([`umf_core::Pool::free_after`]) are

@@ -11,11 +11,9 @@ use umf_sync::{Lock, fork};
 use crate::allocated::{DEVICE_PAGE, Raw};
 use crate::context::Context;
 use crate::copies::Copies;
-use crate::driver::Driver;
-use crate::error::error;
+use crate::driver::{Driver, error};
 use crate::form::{self, ExportForm, KIND};
 use crate::live::{self, Origin};
-use crate::own;
 use crate::physical::{self, Physical};
 
 /// Opens CUDA memory that another process exported. Needs no provider; the driver is opened by the first import.
@@ -181,7 +179,7 @@ impl CudaImport {
         }
         let context = self.context_for(fingerprint)?;
         let current = context.enter()?;
-        if let Some(raw) = own::find(&handle) {
+        if let Some(raw) = live::find_handle(&handle) {
             let found = range_of(&current, raw.address)?;
             let base = part(raw.address, found, request)?;
             live::add(Origin::Imported, base, request.size, &context);

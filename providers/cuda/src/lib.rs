@@ -31,25 +31,20 @@ mod builder;
 mod context;
 mod copies;
 mod driver;
-mod error;
 mod event;
 mod form;
 mod import;
 mod live;
-mod own;
 mod physical;
 mod provider;
-mod settings;
 mod space;
 pub mod survey;
-mod sys;
 
 /// The driver's functions, for what is not umf's business.
 pub use cuda_sys as driver_api;
 
-pub use builder::CudaBuilder;
+pub use builder::{CudaBuilder, CudaMemory};
 pub use driver::{DeviceInfo, Driver};
 pub use event::StreamEvent;
 pub use import::CudaImport;
 pub use provider::CudaProvider;
-pub use settings::CudaMemory;

@@ -1,11 +1,13 @@
-//! Which memory of the CUDA driver lies at an address of this process, and in which context: for copies.
+//! Which memory of the CUDA driver lies at an address of this process, and in which context: for copies. And which
+//! handles are of memory of this process.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Weak};
 
 use umf_core::{Address, Error, Result};
 use umf_sync::Lock;
 
+use crate::allocated::Raw;
 use crate::context::Context;
 
 struct Live {
@@ -62,4 +64,27 @@ pub(crate) fn find(origins: &[Origin], base: Address, size: usize) -> Result<Arc
         (end <= found.end && start < found.end).then(|| Arc::clone(&found.context))
     });
     found.ok_or(foreign)
+}
+
+/// Where an allocation is, and what keeps it.
+type Known = (u64, Weak<Raw>);
+
+/// Which 64-byte handles are of memory of this process: its own driver refuses to open those.
+static OWN: Lock<Option<HashMap<[u8; 64], Known>>> = Lock::new(None);
+
+/// Notes the handle of an allocation.
+pub(crate) fn add_handle(handle: [u8; 64], raw: &Arc<Raw>) {
+    OWN.lock().get_or_insert_default().insert(handle, (raw.address, Arc::downgrade(raw)));
+}
+
+/// The allocation that a handle is of, if that is one of this process.
+pub(crate) fn find_handle(handle: &[u8; 64]) -> Option<Arc<Raw>> {
+    OWN.lock().as_ref()?.get(handle)?.1.upgrade()
+}
+
+/// An allocation is freed.
+pub(crate) fn forget_handle(address: u64) {
+    if let Some(own) = &mut *OWN.lock() {
+        own.retain(|_, (known, _)| *known != address);
+    }
 }

@@ -7,8 +7,7 @@ use cuda_sys::*;
 use umf_core::{Access, Result};
 
 use crate::context::Context;
-use crate::error::{error, memory_error};
-use crate::sys;
+use crate::driver::{error, memory_error};
 
 /// What physical memory of a device is asked for with.
 pub(crate) fn properties(device: CUdevice, forms: CUmemAllocationHandleType) -> CUmemAllocationProp {
@@ -100,7 +99,7 @@ impl Physical {
         .map_err(error)?;
         // SAFETY: the driver opened it for us.
         let fd = unsafe { OwnedFd::from_raw_fd(number) };
-        sys::close_on_exec(&fd);
+        close_on_exec(&fd);
         Ok(fd)
     }
 
@@ -142,4 +141,10 @@ pub(crate) fn reserve(context: &Context, size: usize, alignment: usize) -> Resul
 pub(crate) fn give_back(context: &Context, address: CUdeviceptr, size: usize) -> Result<()> {
     // SAFETY: reserved by `reserve`, and nothing is mapped there any more.
     unsafe { context.driver().api().cuMemAddressFree(address, size) }.map_err(error)
+}
+
+/// Keeps a file from exec'ed children, which drivers leave it open for.
+pub(crate) fn close_on_exec(fd: &OwnedFd) {
+    // A file of ours: there is nothing that could fail.
+    let _ = rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::CLOEXEC);
 }

@@ -13,18 +13,15 @@ use umf_core::{
 };
 
 use crate::allocated::Allocated;
-use crate::builder::CudaBuilder;
+use crate::builder::{CudaBuilder, CudaMemory};
 use crate::context::Context;
 use crate::copies::Copies;
-use crate::driver::Driver;
-use crate::error::error;
+use crate::driver::{Driver, error};
 use crate::event::Events;
 use crate::form::{self, ExportForm, KIND};
 use crate::import::CudaImport;
-use crate::own;
-use crate::settings::CudaMemory;
 use crate::space::Space;
-use crate::sys;
+use crate::{live, physical};
 
 /// Memory of CUDA devices, and memory of the host that they reach.
 ///
@@ -49,7 +46,7 @@ pub struct CudaProvider {
 
 #[derive(Debug)]
 pub(crate) enum Form {
-    Allocated(Allocated),
+    Allocated(Box<Allocated>),
     Virtual(Box<Space>),
 }
 
@@ -124,7 +121,7 @@ impl CudaProvider {
         .map_err(error)?;
         // SAFETY: the driver opened it for us.
         let fd = unsafe { OwnedFd::from_raw_fd(number) };
-        sys::close_on_exec(&fd);
+        physical::close_on_exec(&fd);
         Ok(fd)
     }
 
@@ -238,7 +235,7 @@ impl Export for CudaProvider {
                 let mut handle = CUipcMemHandle { reserved: [0; 64] };
                 // SAFETY: a place for the answer; the memory is live.
                 unsafe { current.api().cuIpcGetMemHandle(&raw mut handle, raw.address) }.map_err(error)?;
-                own::add(handle.reserved, &raw);
+                live::add_handle(handle.reserved, &raw);
                 let tag = form::tag(ExportForm::Legacy, uuid);
                 let mut export = NativeExport::from_bytes(NativeBytes::new(&handle.reserved)?, tag);
                 // Where drivers do not align, the region is a part of what the handle opens.

@@ -9,7 +9,7 @@ use umf_suballoc::Carver;
 
 use crate::allocated::is_gone;
 use crate::context::Context;
-use crate::error::error;
+use crate::driver::error;
 use crate::live::{self, Origin};
 use crate::physical::{self, Physical};
 

@@ -2,20 +2,15 @@
 
 use std::borrow::Cow;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Arc;
 
 use umf_core::{Error, Result};
 use umf_os::page_size;
 
 use crate::buffer::DmaBuf;
-use crate::carved::Carved;
-use crate::drm::DrmCard;
-use crate::each::Each;
-use crate::heap::Heap;
 use crate::provider::{DmaBufProvider, Form};
-use crate::source::Source;
-use crate::udmabuf::Udmabuf;
+use crate::regions::{Carved, Each};
+use crate::source::{Heap, Source, Udmabuf};
 
 /// How a [`DmaBufProvider`] is set up. Got from [`DmaBufProvider`].
 #[derive(Debug)]
@@ -43,18 +38,6 @@ impl DmaBufBuilder {
 
     pub(crate) fn heap(name: &str) -> Result<Self> {
         Ok(Self::new(Origin::Makes(Source::Heap(Heap::open(name)?))))
-    }
-
-    pub(crate) fn drm(driver: &str) -> Result<Self> {
-        Ok(Self::new(Origin::Makes(Source::Drm(DrmCard::with_driver(driver)?))))
-    }
-
-    /// Dumb buffers of the device at `path`, where the driver's name does not say which.
-    ///
-    /// # Errors
-    /// As [`DrmCard::open`].
-    pub fn drm_at(path: &Path) -> Result<Self> {
-        Ok(Self::new(Origin::Makes(Source::Drm(DrmCard::open(path)?))))
     }
 
     pub(crate) fn over(fd: OwnedFd) -> Result<Self> {
@@ -95,9 +78,9 @@ impl DmaBufBuilder {
         let form = match origin {
             // The process first: long labels are cut.
             Origin::Makes(source) => {
-                Form::Each(Each::new(source, format!("umf {} {}", std::process::id(), self.label)))
+                Form::Each(Box::new(Each::new(source, format!("umf {} {}", std::process::id(), self.label))))
             }
-            Origin::Has(buffer) => Form::Carved(Carved::new(buffer)?),
+            Origin::Has(buffer) => Form::Carved(Box::new(Carved::new(buffer)?)),
         };
         Ok(Arc::new(DmaBufProvider::new(self.label, form)))
     }

@@ -6,8 +6,8 @@ use umf_core::{Access, Error, HostAccess, Import, ImportRequest, Imported, Provi
 use umf_os::{Mapping, Part, page_size};
 
 use crate::buffer::DmaBuf;
-use crate::host_access::Bracket;
 use crate::live;
+use crate::live::Bracket;
 
 /// The kind of provider.
 pub(crate) const KIND: ProviderKind = match ProviderKind::new("dma-buf") {

@@ -4,7 +4,6 @@
 //! |---|---|
 //! | memory of the host that devices can import | [`DmaBufProvider::udmabuf`]: `/dev/udmabuf` over sealed memfds, on huge pages too |
 //! | memory from a heap | [`DmaBufProvider::heap`]: `/dev/dma_heap/<name>` |
-//! | memory of a graphics driver | [`DmaBufProvider::drm`]: dumb buffers of a card, found by its driver |
 //! | a buffer that is there already | [`DmaBufProvider::over`]: a driver's export, carved into regions |
 //! | touching memory that devices use too | [`cpu_access`] |
 //! | one buffer by itself: its name, its fences | [`DmaBuf`] |
@@ -32,24 +31,17 @@
 
 mod buffer;
 mod builder;
-mod carved;
-mod drm;
-mod each;
-mod heap;
-mod host_access;
 mod import;
 mod live;
 mod provider;
+mod regions;
 mod source;
 pub mod survey;
 mod sys;
-mod udmabuf;
 
 pub use buffer::DmaBuf;
 pub use builder::DmaBufBuilder;
-pub use drm::DrmCard;
-pub use heap::Heap;
-pub use host_access::cpu_access;
 pub use import::DmaBufImport;
+pub use live::cpu_access;
 pub use provider::DmaBufProvider;
-pub use udmabuf::{FilePart, Udmabuf};
+pub use source::{FilePart, Heap, Udmabuf};

@@ -13,14 +13,13 @@ use umf_os::page_size;
 use umf_sync::fork;
 
 use crate::builder::DmaBufBuilder;
-use crate::carved::Carved;
-use crate::each::Each;
-use crate::host_access::Bracket;
 use crate::import::{DmaBufImport, KIND};
+use crate::live::Bracket;
+use crate::regions::{Carved, Each};
 
 /// Memory in dma-bufs, which devices can import.
 ///
-/// Made with [`DmaBufProvider::udmabuf`], [`DmaBufProvider::heap`], [`DmaBufProvider::drm`] or [`DmaBufProvider::over`]. Thread-safe.
+/// Made with [`DmaBufProvider::udmabuf`], [`DmaBufProvider::heap`] or [`DmaBufProvider::over`]. Thread-safe.
 ///
 /// Each region is a buffer of its own, and so a descriptor (but for [`DmaBufProvider::over`]); let a pool make large ones. Its pages
 /// are there from the beginning, cannot be swapped, and stay until the last process and device has let go of it.
@@ -39,8 +38,8 @@ pub struct DmaBufProvider {
 
 #[derive(Debug)]
 pub(crate) enum Form {
-    Each(Each),
-    Carved(Carved),
+    Each(Box<Each>),
+    Carved(Box<Carved>),
 }
 
 impl DmaBufProvider {
@@ -58,14 +57,6 @@ impl DmaBufProvider {
     /// As [`crate::Heap::open`].
     pub fn heap(name: &str) -> Result<DmaBufBuilder> {
         DmaBufBuilder::heap(name)
-    }
-
-    /// Memory of the graphics driver of this name, `vgem` for one.
-    ///
-    /// # Errors
-    /// As [`crate::DrmCard::with_driver`].
-    pub fn drm(driver: &str) -> Result<DmaBufBuilder> {
-        DmaBufBuilder::drm(driver)
     }
 
     /// Memory of a buffer that is there already: the export of a driver. Regions are parts of it, so that an importer that is
@@ -142,7 +133,8 @@ unsafe impl Provider for DmaBufProvider {
             return Ok(());
         }
         match &*self.form {
-            Form::Each(each) => each.free(&region),
+            // SAFETY: passed on to the caller.
+            Form::Each(each) => unsafe { each.free(&region) },
             Form::Carved(carved) => carved.free(&region),
         }?;
         self.gauge.remove(region.size());
@@ -150,10 +142,7 @@ unsafe impl Provider for DmaBufProvider {
     }
 
     fn zeroed(&self) -> bool {
-        match &*self.form {
-            Form::Each(each) => each.source().zeroed(),
-            Form::Carved(_) => false,
-        }
+        matches!(*self.form, Form::Each(_))
     }
 
     fn export(&self) -> Option<&dyn Export> {

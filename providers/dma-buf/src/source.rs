@@ -1,20 +1,22 @@
-//! [`Source`]: who makes buffers.
+//! The devices that make dma-bufs: [`Udmabuf`], over memory files, and [`Heap`], from `/dev/dma_heap/<name>`. [`Source`] is either.
 
+use core::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use umf_core::{Error, Result};
 use umf_os::page_size;
 
 use crate::buffer::DmaBuf;
-use crate::drm::DrmCard;
-use crate::heap::Heap;
-use crate::udmabuf::Udmabuf;
+use crate::sys::{self, udmabuf};
 
 /// Who makes buffers, one for each region.
 #[derive(Debug)]
 pub(crate) enum Source {
     Udmabuf(Udmabuf),
     Heap(Heap),
-    Drm(DrmCard),
 }
 
 impl Source {
@@ -22,7 +24,7 @@ impl Source {
     pub(crate) fn page_size(&self) -> usize {
         match self {
             Self::Udmabuf(device) => device.page_size(),
-            Self::Heap(_) | Self::Drm(_) => page_size(),
+            Self::Heap(_) => page_size(),
         }
     }
 
@@ -31,7 +33,6 @@ impl Source {
         match self {
             Self::Udmabuf(device) => device.make(size),
             Self::Heap(heap) => heap.make(size),
-            Self::Drm(card) => card.make(size),
         }
     }
 
@@ -41,21 +42,12 @@ impl Source {
             Self::Udmabuf(device) if device.has_huge_pages() => None,
             Self::Udmabuf(_) => Some("udmabuf"),
             Self::Heap(_) => Some("the dma-buf heap"),
-            Self::Drm(_) => Some("the graphics driver"),
         }
     }
 
     /// Whether its pages count as memory of the control group of whoever makes a buffer. Those of heaps are nobody's.
     pub(crate) const fn counts_against_groups(&self) -> bool {
         !matches!(self, Self::Heap(_))
-    }
-
-    /// Whether a new buffer reads as zero. Nothing promises it of dumb buffers.
-    pub(crate) const fn zeroed(&self) -> bool {
-        match self {
-            Self::Udmabuf(_) | Self::Heap(_) => true,
-            Self::Drm(_) => false,
-        }
     }
 }
 
@@ -91,4 +83,227 @@ pub(crate) fn shortage(call: &'static str, errno: Errno) -> Option<Error> {
         _ => return None,
     };
     Some(Error::Native { call, native: errno.raw_os_error(), hint })
+}
+
+const UDMABUF: Remedies = Remedies {
+    what: "udmabuf",
+    call: "open of /dev/udmabuf",
+    absent: "this system: there is no /dev/udmabuf (modprobe udmabuf, a kernel with CONFIG_UDMABUF, or --device /dev/udmabuf for a container)",
+    refused: "it belongs to root or the group kvm: join that (ls -l /dev/udmabuf), add a udev rule, or allow the device in the container",
+};
+
+const CREATE: &str = "ioctl(UDMABUF_CREATE_LIST)";
+
+/// A part of a memory file (`memfd_create(2)`), for [`Udmabuf::over`].
+#[derive(Clone, Debug)]
+pub struct FilePart<'file> {
+    /// The file. It must be sealed against shrinking and not against writing.
+    pub file: BorrowedFd<'file>,
+    /// Which bytes of it: whole pages.
+    pub range: Range<u64>,
+}
+
+/// The device that makes dma-bufs over memory files. Thread-safe.
+#[derive(Debug)]
+pub struct Udmabuf {
+    device: OwnedFd,
+    huge_page: Option<usize>,
+}
+
+impl Udmabuf {
+    /// Where the device is.
+    pub const DEVICE: &str = "/dev/udmabuf";
+
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] if there is none, [`Error::Native`] if this process may not use it; with what to do.
+    pub fn open() -> Result<Self> {
+        let device =
+            sys::open_device(Path::new(Self::DEVICE)).map_err(|errno| open_error(errno, &UDMABUF))?;
+        Ok(Self { device, huge_page: None })
+    }
+
+    /// The most bytes that one buffer can have, if the kernel says (module parameter `size_limit_mb`).
+    #[must_use]
+    pub fn size_limit() -> Option<u64> {
+        parameter("size_limit_mb")?.checked_mul(1 << 20)
+    }
+
+    /// The most parts that one buffer can have, if the kernel says (module parameter `list_limit`).
+    #[must_use]
+    pub fn parts_limit() -> Option<u64> {
+        parameter("list_limit")
+    }
+
+    /// A dma-buf over parts of memory files, one after the other. It keeps the pages that the files have there now: what a file
+    /// gets later in place of pages that were punched out of it is not part of the buffer.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for parts that cannot be used (none, not whole pages, a file that can shrink or cannot be
+    /// written), [`Error::LimitReached`] and [`Error::TooMany`] for the device's limits, [`Error::OutOfMemory`], [`Error::Native`].
+    pub fn over(&self, parts: &[FilePart<'_>]) -> Result<DmaBuf> {
+        let invalid = |why| Error::InvalidArgument { what: "parts of a udmabuf", why };
+        if parts.is_empty() {
+            return Err(invalid("must be at least one"));
+        }
+        let mut items = Vec::with_capacity(parts.len());
+        let mut total = 0_u64;
+        for part in parts {
+            let page = page_size() as u64;
+            let size = part.range.end.saturating_sub(part.range.start);
+            if size == 0 || !part.range.start.is_multiple_of(page) || !size.is_multiple_of(page) {
+                return Err(invalid("must each be one or more whole pages"));
+            }
+            match rustix::fs::fcntl_get_seals(part.file) {
+                Ok(seals) if !seals.contains(SealFlags::SHRINK) => {
+                    return Err(invalid(
+                        "must lie in files that are sealed against shrinking (F_SEAL_SHRINK)",
+                    ));
+                }
+                Ok(seals) if seals.contains(SealFlags::WRITE) => {
+                    return Err(invalid(
+                        "must lie in files that are not sealed against writing (F_SEAL_WRITE)",
+                    ));
+                }
+                Ok(_) => {}
+                Err(_) => return Err(invalid("must lie in memory files (memfd_create)")),
+            }
+            let memfd = u32::try_from(part.file.as_raw_fd()).map_err(|_| invalid("need a descriptor"))?;
+            items.push(udmabuf::Item { memfd, padding: 0, offset: part.range.start, size });
+            total = total.checked_add(size).ok_or(invalid("are too large together"))?;
+        }
+        let size = usize::try_from(total).unwrap_or(usize::MAX);
+        let buffer = udmabuf::create(self.device.as_fd(), &items).map_err(|errno| match errno {
+            Errno::NOMEM => Error::OutOfMemory { size, owner: "udmabuf", native: errno.raw_os_error() },
+            Errno::INVAL => invalid_error(items.len(), size),
+            errno => shortage(CREATE, errno).unwrap_or(Error::native(CREATE, errno.raw_os_error())),
+        })?;
+        DmaBuf::made(buffer)
+    }
+
+    /// From now on of huge pages of this many bytes.
+    pub(crate) fn set_huge_page(&mut self, size: usize) {
+        self.huge_page = Some(size);
+    }
+
+    pub(crate) const fn has_huge_pages(&self) -> bool {
+        self.huge_page.is_some()
+    }
+
+    pub(crate) fn page_size(&self) -> usize {
+        self.huge_page.unwrap_or_else(page_size)
+    }
+
+    /// A buffer over a file of its own, of which nothing else remains.
+    pub(crate) fn make(&self, size: usize) -> Result<DmaBuf> {
+        let file = sys::memfd(c"umf-udmabuf", self.huge_page).map_err(|errno| match errno {
+            Errno::NODEV | Errno::INVAL | Errno::NOENT if self.huge_page.is_some() => Error::NotSupported {
+                what: "this huge page size",
+                owner: "this system (see /sys/kernel/mm/hugepages)",
+                native: errno.raw_os_error(),
+            },
+            errno => {
+                shortage("memfd_create", errno).unwrap_or(Error::native("memfd_create", errno.raw_os_error()))
+            }
+        })?;
+        sys::set_size_and_seal(file.as_fd(), size as u64).map_err(|errno| match errno {
+            Errno::NOMEM | Errno::NOSPC | Errno::FBIG | Errno::INVAL => {
+                Error::OutOfMemory { size, owner: "udmabuf", native: errno.raw_os_error() }
+            }
+            _ => Error::native("ftruncate or F_ADD_SEALS", errno.raw_os_error()),
+        })?;
+        if self.huge_page.is_some() {
+            if Self::size_limit().is_some_and(|limit| size as u64 > limit) {
+                return Err(invalid_error(1, size));
+            }
+            // The device takes the pages that are there, and does not say what it lacked.
+            sys::commit(file.as_fd(), size as u64).map_err(|errno| match errno {
+                Errno::NOSPC | Errno::NOMEM => Error::OutOfMemory {
+                    size,
+                    owner: "the reserved huge pages (raise vm.nr_hugepages)",
+                    native: errno.raw_os_error(),
+                },
+                _ => Error::native("fallocate", errno.raw_os_error()),
+            })?;
+        }
+        self.over(&[FilePart { file: file.as_fd(), range: 0..size as u64 }])
+    }
+}
+
+/// Why the device calls the parts of a buffer invalid, of which everything is right that could be seen before.
+fn invalid_error(parts: usize, size: usize) -> Error {
+    if let Some(limit) = Udmabuf::parts_limit().filter(|&limit| parts as u64 > limit) {
+        let what = "parts of one udmabuf (raise /sys/module/udmabuf/parameters/list_limit)";
+        return Error::TooMany { what, limit: usize::try_from(limit).unwrap_or(usize::MAX) };
+    }
+    if let Some(limit) = Udmabuf::size_limit().filter(|&limit| size as u64 > limit) {
+        let what = "udmabuf size (size_limit_mb in /sys/module/udmabuf/parameters)";
+        return Error::LimitReached { what, limit, size };
+    }
+    Error::Native {
+        call: CREATE,
+        native: Errno::INVAL.raw_os_error(),
+        hint: "the parts must lie inside of their files; parts on huge pages need Linux 6.6",
+    }
+}
+
+fn parameter(name: &str) -> Option<u64> {
+    std::fs::read_to_string(format!("/sys/module/udmabuf/parameters/{name}")).ok()?.trim().parse().ok()
+}
+
+const HEAP: Remedies = Remedies {
+    what: "this dma-buf heap",
+    call: "open of a dma-buf heap",
+    absent: "this system: look in /dev/dma_heap for those that there are (a kernel with CONFIG_DMABUF_HEAPS_SYSTEM has \"system\")",
+    refused: "heaps belong to root: change the mode of /dev/dma_heap/* by a udev rule, or allow the device in the container",
+};
+
+/// A heap: a part of the machine's memory that some kind of device can reach. Thread-safe.
+#[derive(Debug)]
+pub struct Heap {
+    device: OwnedFd,
+}
+
+impl Heap {
+    /// Where heaps are.
+    pub const FOLDER: &str = "/dev/dma_heap";
+
+    /// Opens the heap of this name, `system` for one.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] if there is none, [`Error::Native`] if this process may not use it; with what to do.
+    /// [`Error::InvalidArgument`] for what is no name of a file.
+    pub fn open(name: &str) -> Result<Self> {
+        if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
+            return Err(Error::InvalidArgument {
+                what: "dma-buf heap",
+                why: "must be a name in /dev/dma_heap",
+            });
+        }
+        let device = sys::open_device(&Path::new(Self::FOLDER).join(name))
+            .map_err(|errno| open_error(errno, &HEAP))?;
+        Ok(Self { device })
+    }
+
+    /// The heaps of this machine, by name.
+    #[must_use]
+    pub fn names() -> Vec<String> {
+        let entries = std::fs::read_dir(Self::FOLDER).into_iter().flatten().flatten();
+        let mut names: Vec<String> =
+            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    }
+
+    pub(crate) fn make(&self, size: usize) -> Result<DmaBuf> {
+        let buffer = sys::heap::allocate(self.device.as_fd(), size as u64).map_err(|errno| match errno {
+            Errno::NOMEM => {
+                Error::OutOfMemory { size, owner: "the dma-buf heap", native: errno.raw_os_error() }
+            }
+            errno => shortage("ioctl(DMA_HEAP_IOCTL_ALLOC)", errno)
+                .unwrap_or(Error::native("ioctl(DMA_HEAP_IOCTL_ALLOC)", errno.raw_os_error())),
+        })?;
+        DmaBuf::made(buffer)
+    }
 }

@@ -1,13 +1,9 @@
 //! What this machine has of dma-bufs, and what is in the way. Everything is tried out with one page that is let go of at once.
 
-use std::path::PathBuf;
-
 use umf_core::Error;
 use umf_os::page_size;
 
-use crate::drm::DrmCard;
-use crate::heap::Heap;
-use crate::udmabuf::Udmabuf;
+use crate::source::{Heap, Udmabuf};
 
 /// What `/dev/udmabuf` is good for.
 #[derive(Clone, Debug)]
@@ -31,18 +27,6 @@ pub struct HeapFinding {
     pub works: Result<(), Error>,
 }
 
-/// What a graphics device is good for.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct DrmFinding {
-    /// Where it is.
-    pub path: PathBuf,
-    /// The name of its driver, where it could be opened.
-    pub driver: Option<String>,
-    /// Whether a dumb buffer could be made and exported, or why not and what to do.
-    pub works: Result<(), Error>,
-}
-
 /// Tries `/dev/udmabuf`.
 #[must_use]
 pub fn udmabuf() -> UdmabufFinding {
@@ -61,16 +45,4 @@ pub fn heaps() -> Vec<HeapFinding> {
         HeapFinding { name, works }
     };
     Heap::names().into_iter().map(one).collect()
-}
-
-/// Tries each graphics device.
-#[must_use]
-pub fn drm() -> Vec<DrmFinding> {
-    let one = |path: PathBuf| {
-        let card = DrmCard::open(&path);
-        let driver = card.as_ref().ok().map(|card| card.driver().to_owned());
-        let works = card.and_then(|card| card.make(page_size())).map(drop);
-        DrmFinding { path, driver, works }
-    };
-    DrmCard::paths().into_iter().map(one).collect()
 }

@@ -5,26 +5,20 @@
 mod machine;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 
 use machine::{lacks, lacks_huge_pages, skip};
 use rustix::fs::{MemfdFlags, SealFlags};
 use umf_core::{Access, Address, CpuAccess, Error, Import, ImportRequest, Layout, Provider, Region};
 use umf_provider_dma_buf::{
-    DmaBuf, DmaBufImport, DmaBufProvider, DrmCard, FilePart, Heap, Udmabuf, cpu_access, survey,
+    DmaBuf, DmaBufImport, DmaBufProvider, FilePart, Heap, Udmabuf, cpu_access, survey,
 };
 
 const PAGE: usize = 4096;
 
 /// Every provider that this machine has, with its name.
 fn providers() -> Vec<(&'static str, Arc<DmaBufProvider>)> {
-    let made = [
-        ("udmabuf", DmaBufProvider::udmabuf()),
-        ("system heap", DmaBufProvider::heap("system")),
-        ("vgem", DmaBufProvider::drm("vgem")),
-        ("virtio-gpu", DmaBufProvider::drm("virtio_gpu")),
-    ];
+    let made = [("udmabuf", DmaBufProvider::udmabuf()), ("system heap", DmaBufProvider::heap("system"))];
     let mut found = Vec::new();
     for (name, builder) in made {
         match builder {
@@ -84,12 +78,6 @@ fn what_is_not_there_is_named_with_what_to_do() {
     for name in ["", ".", "..", "a/b", "a\0b"] {
         assert!(matches!(Heap::open(name), Err(Error::InvalidArgument { .. })), "{name:?}");
     }
-    let error = DrmCard::with_driver("no-such-driver").unwrap_err().to_string();
-    assert!(error.contains("graphics device"), "{error}");
-    let error = DrmCard::open(Path::new("/dev/dri/card999")).unwrap_err().to_string();
-    assert!(error.contains("/dev/dri"), "{error}");
-    let error = DrmCard::open(Path::new("/dev/null")).unwrap_err();
-    assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
     if let Err(error) = Udmabuf::open() {
         let text = error.to_string();
         assert!(text.contains("/dev/udmabuf"), "{text}");
@@ -315,30 +303,6 @@ fn huge_pages_are_had_or_the_lack_is_named() {
     memory.write((2 << 20) - 4, b"last").unwrap();
     memory.end().unwrap();
     free(&provider, region);
-}
-
-#[test]
-fn cards_are_found_by_driver() {
-    for driver in ["vgem", "virtio_gpu"] {
-        let card = match DrmCard::with_driver(driver) {
-            Ok(card) => card,
-            Err(error) => {
-                skip(&format!("cards of {driver}"), &error.to_string());
-                continue;
-            }
-        };
-        assert_eq!(card.driver(), driver);
-        let render = DrmCard::paths().into_iter().find(|path| {
-            path.to_string_lossy().contains("renderD")
-                && DrmCard::open(path).is_ok_and(|node| node.driver() == driver)
-        });
-        if let Some(path) = render {
-            let provider = umf_provider_dma_buf::DmaBufBuilder::drm_at(&path).unwrap().build().unwrap();
-            if let Err(error) = provider.allocate(Layout::new(1, 1).unwrap()) {
-                assert!(error.to_string().contains("not on render nodes"), "{error}");
-            }
-        }
-    }
 }
 
 #[test]

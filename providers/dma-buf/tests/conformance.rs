@@ -18,10 +18,6 @@ provider_conformance!(on_huge_pages, || DmaBufProvider::udmabuf().unwrap().huge_
     lacks: || lacks_huge_pages(64));
 provider_conformance!(system_heap, || DmaBufProvider::heap("system").unwrap().build().unwrap(),
     lacks: || lacks(DmaBufProvider::heap("system")));
-provider_conformance!(vgem, || DmaBufProvider::drm("vgem").unwrap().build().unwrap(),
-    lacks: || lacks(DmaBufProvider::drm("vgem")));
-provider_conformance!(virtio_gpu, || DmaBufProvider::drm("virtio_gpu").unwrap().build().unwrap(),
-    lacks: || lacks(DmaBufProvider::drm("virtio_gpu")));
 provider_conformance!(over_one_buffer, over, lacks: || lacks(DmaBufProvider::udmabuf()));
 
 /// A provider over a buffer that no other has at the time. Buffers are large: they are used again.

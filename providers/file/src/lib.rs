@@ -1,11 +1,13 @@
-//! A file as a provider: in the page cache, or on persistent memory (fsdax), where stores reach the medium without it.
+//! Providers that suballocate one range: of a file, of a DAX device, or of memory that the program has already.
 //!
-//! | what | how |
-//! |---|---|
-//! | memory that others can open | [`Mapped::Shared`]: regions are ranges of the file, mapped shared |
-//! | memory of one's own that begins with zeros | [`Mapped::Private`] |
-//! | persistent memory | found by mapping with `MAP_SYNC`; regions are then of 2 MiB pages |
-//! | memory of another process | [`FileImport`], which needs no provider |
+//! | kind | memory | how |
+//! |---|---|---|
+//! | `file` | that other processes can open | [`FileProvider`], [`Mapped::Shared`]: regions are ranges of the file, mapped shared |
+//! | `file` | of this process, which begins with zeros | [`FileProvider`], [`Mapped::Private`] |
+//! | `file` | persistent (fsdax) | found by mapping with `MAP_SYNC`; regions are then of 2 MiB pages |
+//! | `devdax` | a DAX device (`/dev/daxX.Y`) | [`DevDaxProvider`]: regions are parts of one mapping of the device |
+//! | `fixed` | a buffer, a mapping, a reserved range | [`FixedProvider`] |
+//! | | of another process | [`FileImport`] and [`DevDaxImport`], which need no provider |
 //!
 //! ```
 //! use umf_core::{Layout, Provider};
@@ -15,19 +17,18 @@
 //! let path = std::env::temp_dir().join(format!("umf-doc-{}", std::process::id()));
 //! let provider = FileProvider::open(&path, Mapped::Shared, "scratch")?;
 //! let region = provider.allocate(Layout::new(1 << 20, 4096)?)?;
-//! // SAFETY: nobody uses the region.
+//! // SAFETY: nothing uses the region.
 //! unsafe { provider.free(region)? };
 //! # let _ = std::fs::remove_file(path);
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! A region is a range of the file and a mapping of its own, so that its alignment never shifts its offset. A freed range gives
-//! its blocks back to the file system (where that can punch holes) and is used again. What the file held before is not kept.
 
-mod import;
-mod provider;
-mod sys;
+mod backing;
+mod devdax;
+mod file;
+mod fixed;
 
-pub use import::FileImport;
-pub use provider::{FileProvider, Mapped};
+pub use devdax::{DevDaxImport, DevDaxProvider};
+pub use file::{FileImport, FileProvider, Mapped};
+pub use fixed::FixedProvider;

@@ -1,16 +1,19 @@
-//! The conformance suite over a file.
+//! The conformance suite over a file, and over memory of the program's; and a file that the program opens under the number
+//! of a provider's descriptor.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use umf_provider_file::{FileProvider, Mapped};
+use umf_core::{Error, Layout, Provider};
+use umf_provider_file::{FileProvider, FixedProvider, Mapped};
 use umf_testkit::provider_conformance;
 
 /// The file has no name any more when it is used.
-fn provider(mapped: Mapped) -> Arc<FileProvider> {
+fn file(mapped: Mapped) -> Arc<FileProvider> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("umf-file-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let path = std::env::temp_dir().join(name);
@@ -19,5 +22,56 @@ fn provider(mapped: Mapped) -> Arc<FileProvider> {
     provider
 }
 
-provider_conformance!(shared, || provider(Mapped::Shared));
-provider_conformance!(private, || provider(Mapped::Private));
+fn fixed() -> Arc<FixedProvider> {
+    const SIZE: usize = 256 << 20;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping, which nothing else uses and which stays.
+    unsafe {
+        let memory = libc::mmap(std::ptr::null_mut(), SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        assert_ne!(memory, libc::MAP_FAILED);
+        FixedProvider::new(memory.cast(), SIZE, "test").unwrap()
+    }
+}
+
+provider_conformance!(shared_file, || file(Mapped::Shared));
+provider_conformance!(private_file, || file(Mapped::Private));
+provider_conformance!(fixed_memory, fixed);
+
+#[test]
+fn file_under_the_descriptors_number_is_left_alone() {
+    static OWN: [u8; 1 << 18] = [0x5a; 1 << 18];
+    let provider = file(Mapped::Shared);
+    let layout = Layout::new(1 << 16, 4096).unwrap();
+    let regions = [(); 2].map(|()| provider.allocate(layout).unwrap());
+    let first = regions[0].base().as_ptr().unwrap();
+    // SAFETY: the first byte of a live region of host memory.
+    unsafe { first.write_volatile(7) };
+    let ability = provider.export().unwrap();
+    let number = ability.export(&regions[0]).unwrap().fd.unwrap().as_raw_fd();
+    let own = rustix::fs::memfd_create(c"own", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    assert_eq!(rustix::io::pwrite(&own, &OWN, 0), Ok(OWN.len()));
+    // SAFETY: closes the provider's file, as a program may, and puts the test's under its number.
+    assert_eq!(unsafe { libc::dup2(own.as_raw_fd(), number) }, number);
+
+    let is_lost = |error: &Error| matches!(error, Error::Native { native: libc::EBADF, .. });
+    let exported = ability.export(&regions[0]);
+    assert!(exported.as_ref().is_err_and(is_lost), "{exported:?}");
+    let allocated = provider.allocate(layout);
+    assert!(allocated.as_ref().is_err_and(is_lost), "{allocated:?}");
+    // SAFETY: the content is not needed.
+    let purged = unsafe { provider.purge().unwrap().purge_forced(regions[0].base(), 1 << 16) };
+    assert!(purged.as_ref().is_err_and(is_lost), "{purged:?}");
+    // SAFETY: as above.
+    assert_eq!(unsafe { first.read_volatile() }, 7);
+    for region in regions {
+        // SAFETY: the test's own region, which nothing uses any more.
+        unsafe { provider.free(region) }.unwrap();
+    }
+    drop(provider);
+
+    // SAFETY: open since `dup2`, and closed by nothing else.
+    let number = unsafe { OwnedFd::from_raw_fd(number) };
+    let mut content = vec![0; OWN.len()];
+    assert_eq!(rustix::io::pread(&number, &mut content[..], 0), Ok(OWN.len()));
+    assert!(content == OWN, "the program's file has changed");
+}

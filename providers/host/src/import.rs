@@ -8,8 +8,7 @@ use umf_core::{Access, Error, Import, ImportRequest, Imported, ProviderKind, Res
 use umf_os::ReceivedFd;
 use umf_os::{Mapping, Part, map_error, page_size};
 
-use crate::advice;
-use crate::private;
+use crate::pages;
 use crate::shared::FILE_ALIGN;
 use crate::sys::{self, FileSystem};
 
@@ -91,7 +90,7 @@ impl HostImport {
         })?;
         if request.is_window {
             // Writing the holes to a core dump would give them memory.
-            advice::keep_from_dumps(&mapping);
+            pages::keep_from_dumps(&mapping);
         }
         Ok(Imported::host(mapping.keep(), size, request.access))
     }
@@ -131,6 +130,6 @@ unsafe impl Import for HostImport {
         let foreign = Error::ForeignAddress { address: imported.base, owner: "the host importer" };
         let base = imported.base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;
         // SAFETY: `map` mapped this much there, and the caller says that nobody uses it any more.
-        unsafe { Mapping::from_parts(base, imported.size) }.unmap().map_err(private::kept)
+        unsafe { Mapping::from_parts(base, imported.size) }.unmap_or_keep()
     }
 }

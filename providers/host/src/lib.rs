@@ -32,26 +32,20 @@
 //! global allocator to allocate or free; shared ones use it when they open a file, so that a pool over one is
 //! not to be the global allocator.
 
-mod advice;
-mod anonymous;
 mod arena;
 mod builder;
-mod huge;
 mod import;
-mod mark;
-mod memfd;
 mod named;
 mod numa;
 mod pages;
 mod private;
 mod provider;
-mod records;
 mod shared;
 mod sys;
 
 pub use builder::HostBuilder;
-pub use huge::HugePages;
 pub use import::HostImport;
-pub use mark::NamedMark;
+pub use named::NamedMark;
 pub use numa::{NodeSet, NodeShare, Numa};
+pub use pages::HugePages;
 pub use provider::HostProvider;

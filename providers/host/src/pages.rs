@@ -1,14 +1,104 @@
-//! [`Pages`]: what the memory of a provider is made of, whether private or shared.
+//! [`Pages`]: what the memory of a provider is made of, whether private or shared: [`HugePages`], and what the kernel
+//! is told about mappings (`madvise(2)`).
 
 use core::sync::atomic::AtomicU64;
 
 use rustix::io::Errno;
 use umf_core::{Error, Layout, Result};
-use umf_os::{Mapping, Room};
+use umf_os::{Mapping, Room, page_size};
 
-use crate::huge::{self, HugePages};
 use crate::numa::Numa;
-use crate::{advice, sys};
+use crate::sys::{self, Advise};
+
+/// Which pages memory is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HugePages {
+    /// Whatever the system does by itself.
+    #[default]
+    Normal,
+    /// Transparent huge pages for regions that can hold one (`madvise(MADV_HUGEPAGE)`). Where the system has
+    /// them switched off for shared memory (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `never` or
+    /// `deny`), the whole huge pages of a shared region are collapsed when it is allocated (`MADV_COLLAPSE`,
+    /// Linux 6.1), which commits them at once. Best effort: no error where none are to be had.
+    Transparent,
+    /// Pages of `size` bytes from those that the operator reserved (`/proc/sys/vm/nr_hugepages`,
+    /// `/sys/kernel/mm/hugepages/`). They are the provider's granularity and are committed when a region is
+    /// allocated; none left is [`Error::OutOfMemory`], never a signal later. Such memory cannot be purged,
+    /// and a region that others have imported is to be held until they let go of it (or isolated): see
+    /// [`crate::HostImport`].
+    Hugetlb {
+        /// Size of a page in bytes: a power of two that the system has pages of, 2 MiB for one.
+        size: usize,
+        /// Take normal pages when no huge ones are left, region by region. Granularity stays the same.
+        or_normal: bool,
+    },
+}
+
+impl HugePages {
+    /// The page size that regions are multiples of, in bytes.
+    pub(crate) fn granularity(self) -> usize {
+        match self {
+            Self::Hugetlb { size, .. } => size,
+            Self::Normal | Self::Transparent => page_size(),
+        }
+    }
+
+    /// Size of reserved huge pages, if those are to be used.
+    pub(crate) const fn hugetlb(self) -> Option<usize> {
+        match self {
+            Self::Hugetlb { size, .. } => Some(size),
+            Self::Normal | Self::Transparent => None,
+        }
+    }
+
+    /// Whether normal pages will do where there are no reserved huge ones.
+    pub(crate) const fn falls_back(self) -> bool {
+        matches!(self, Self::Hugetlb { or_normal: true, .. })
+    }
+
+    /// Refuses sizes that the system has no pages of.
+    pub(crate) fn check(self) -> Result<()> {
+        let Self::Hugetlb { size, or_normal } = self else { return Ok(()) };
+        if !size.is_power_of_two() || size <= page_size() {
+            return Err(Error::InvalidArgument {
+                what: "huge page size",
+                why: "must be a power of two above the normal page size, 2 MiB for one",
+            });
+        }
+        let root = std::path::Path::new("/sys/kernel/mm/hugepages");
+        // Where /sys is not there to be asked, the first allocation tells.
+        if or_normal || !root.is_dir() || root.join(format!("hugepages-{}kB", size / 1024)).is_dir() {
+            return Ok(());
+        }
+        Err(Error::NotSupported {
+            what: "this huge page size",
+            owner: "this system (see /sys/kernel/mm/hugepages)",
+            native: 0,
+        })
+    }
+}
+
+/// Size of a transparent huge page in bytes.
+pub(crate) fn transparent_size() -> usize {
+    let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
+    let size = text.ok().and_then(|text| text.trim().parse().ok());
+    size.filter(|size: &usize| size.is_power_of_two() && *size > page_size()).unwrap_or(2 << 20)
+}
+
+/// Whether shared memory gets transparent huge pages only by being collapsed.
+pub(crate) fn shared_needs_collapse() -> bool {
+    std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+        .is_ok_and(|text| text.contains("[never]") || text.contains("[deny]"))
+}
+
+/// The error for want of reserved huge pages.
+pub(crate) const fn none_left(size: usize, native: i32) -> Error {
+    Error::OutOfMemory {
+        size,
+        owner: "the reserved huge pages; reserve more in /proc/sys/vm/nr_hugepages",
+        native,
+    }
+}
 
 /// What the memory of a provider is made of.
 #[derive(Debug)]
@@ -47,8 +137,8 @@ impl Pages {
             huge,
             numa,
             reserve: reserve.then(Room::find),
-            transparent_size: if transparent { huge::transparent_size() } else { 2 << 20 },
-            collapse: transparent && shared && huge::shared_needs_collapse(),
+            transparent_size: if transparent { transparent_size() } else { 2 << 20 },
+            collapse: transparent && shared && shared_needs_collapse(),
             turn: AtomicU64::new(0),
         })
     }
@@ -82,7 +172,7 @@ impl Pages {
         self.numa.apply(mapping, self.granularity(), &self.turn)?;
         if self.huge == HugePages::Transparent && mapping.size() >= self.transparent_size {
             // Best effort: a kernel without them says EINVAL.
-            let _ = advice::ask_for_huge_pages(mapping);
+            let _ = ask_for_huge_pages(mapping);
         }
         Ok(())
     }
@@ -106,7 +196,7 @@ impl Pages {
         if self.reserve.is_none() {
             return Ok(());
         }
-        advice::populate(mapping).map_err(|errno| match errno {
+        populate(mapping).map_err(|errno| match errno {
             Errno::NOMEM | Errno::FAULT | Errno::AGAIN => {
                 Error::OutOfMemory { size: mapping.size(), owner: "host", native: errno.raw_os_error() }
             }
@@ -119,7 +209,7 @@ impl Pages {
         let whole = mapping.size() / self.transparent_size * self.transparent_size;
         if self.collapse && whole > 0 {
             // Best effort: before Linux 6.1, or for want of a huge page, it stays as it is.
-            let _ = advice::collapse(mapping, whole, self.transparent_size);
+            let _ = collapse(mapping, whole, self.transparent_size);
         }
     }
 
@@ -135,4 +225,56 @@ impl Pages {
         let there = sys::node_of_page(mapping.base()).ok().flatten();
         u64::from(there.or_else(|| self.numa.first_node()).unwrap_or_else(sys::current_node))
     }
+}
+
+/// Keeps it out of core dumps, if the kernel will.
+pub(crate) fn keep_from_dumps(mapping: &Mapping) {
+    // SAFETY: our own mapping; the advice changes no content.
+    let _ = unsafe { sys::advise(mapping.base(), mapping.size(), Advise::DontDump) };
+}
+
+/// Asks for huge pages.
+pub(crate) fn ask_for_huge_pages(mapping: &Mapping) -> Result<(), Errno> {
+    // SAFETY: our own mapping; the advice changes no content.
+    unsafe { sys::advise(mapping.base(), mapping.size(), Advise::HugePages) }
+}
+
+/// Puts the first `size` bytes, a multiple of `huge_page`, of a fresh mapping onto huge pages now.
+pub(crate) fn collapse(mapping: &Mapping, size: usize, huge_page: usize) -> Result<(), Errno> {
+    let size = size.min(mapping.size());
+    // A stretch without a single page counts as truncated and is left alone.
+    for start in (0..size).step_by(huge_page) {
+        // SAFETY: inside of our own fresh mapping, which nobody else knows.
+        unsafe { mapping.base().add(start).write_volatile(0) };
+    }
+    // SAFETY: our own mapping; collapsing changes no content.
+    unsafe { sys::advise(mapping.base(), size, Advise::Collapse) }
+}
+
+/// Makes all pages now.
+pub(crate) fn populate(mapping: &Mapping) -> Result<(), Errno> {
+    // SAFETY: our own mapping; populating changes no content.
+    match unsafe { sys::advise(mapping.base(), mapping.size(), Advise::Populate) } {
+        // Before Linux 5.14: pages come when touched.
+        Err(Errno::INVAL) => Ok(()),
+        other => other,
+    }
+}
+
+/// Gives pages back: at once, after which they read as zero, or when the kernel needs them. For private memory.
+///
+/// # Safety
+/// Nobody needs the content.
+pub(crate) unsafe fn discard(mapping: &Mapping, start: usize, size: usize, lazily: bool) -> Result<()> {
+    let (advice, call) = if lazily {
+        (Advise::Free, "madvise(MADV_FREE)")
+    } else {
+        (Advise::DontNeed, "madvise(MADV_DONTNEED)")
+    };
+    if start.checked_add(size).is_none_or(|end| end > mapping.size()) {
+        return Err(Error::InvalidArgument { what: "range", why: "must lie inside of its region" });
+    }
+    // SAFETY: inside of our own mapping, as was just checked; content is the caller's business.
+    unsafe { sys::advise(mapping.base().add(start), size, advice) }
+        .map_err(|errno| Error::native(call, errno.raw_os_error()))
 }

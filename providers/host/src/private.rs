@@ -1,55 +1,33 @@
 //! Private anonymous memory.
-//!
-//! The live regions of all private providers of the process are in one static table, so that a provider
-//! may be a `static` with nothing to set up.
 
-use core::sync::atomic::{AtomicU32, Ordering};
-
+use rustix::io::Errno;
 use umf_core::{Address, Error, Layout, Region, Result};
-use umf_os::{Mapping, map_error};
+use umf_os::{Mapping, Place, map_error, page_size};
+use umf_suballoc::Regions;
 use umf_sync::Lock;
 
-use crate::pages::Pages;
-use crate::records::{Backing, Record, Records};
-use crate::{advice, anonymous, huge};
-
-static REGIONS: Lock<Records> = Lock::new(Records::new());
+use crate::pages::{Pages, discard, none_left};
+use crate::sys;
 
 /// Where private memory comes from.
 #[derive(Debug)]
 pub(crate) struct Private {
-    /// The provider's number, 0 until it is used.
-    number: AtomicU32,
+    regions: Lock<Regions<()>>,
 }
 
 impl Private {
     pub(crate) const fn new() -> Self {
-        Self { number: AtomicU32::new(0) }
-    }
-
-    /// A number that no other private provider has.
-    fn number(&self) -> u32 {
-        static NEXT: AtomicU32 = AtomicU32::new(1);
-        let number = self.number.load(Ordering::Relaxed);
-        if number != 0 {
-            return number;
-        }
-        let fresh = NEXT.fetch_add(1, Ordering::Relaxed);
-        match self.number.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => fresh,
-            Err(other) => other,
-        }
+        Self { regions: Lock::new(Regions::new("this host provider")) }
     }
 
     pub(crate) fn allocate(&self, pages: &Pages, layout: Layout) -> Result<Region> {
         let (size, align) = pages.place(layout)?;
-        REGIONS.lock().ensure(1)?;
+        self.regions.lock().ensure(1)?;
         let mapping = Self::map(pages, size, align)?;
         pages.prepare(&mapping)?;
         pages.populate(&mapping)?;
         let region = Region::new(mapping.address(), size);
-        let record = Record { region, owner: self.number(), backing: Backing::Anonymous };
-        REGIONS.lock().insert(record)?;
+        self.regions.lock().insert(region, ())?;
         mapping.keep();
         Ok(region)
     }
@@ -58,9 +36,10 @@ impl Private {
         let mut failed = Error::OutOfMemory { size, owner: "host", native: 0 };
         for choice in pages.choices() {
             let mapped = pages.check_room(size, choice).and_then(|()| match choice {
-                Some(huge_page) => anonymous::huge(size, align, huge_page)
-                    .map_err(|errno| huge::none_left(size, errno.raw_os_error())),
-                None => anonymous::normal(size, align).map_err(|errno| map_error(size, "host", errno)),
+                Some(huge_page) => {
+                    huge(size, align, huge_page).map_err(|errno| none_left(size, errno.raw_os_error()))
+                }
+                None => normal(size, align).map_err(|errno| map_error(size, "host", errno)),
             });
             match mapped {
                 Ok(mapping) => return Ok(mapping),
@@ -73,45 +52,77 @@ impl Private {
     /// # Safety
     /// As `Provider::free`.
     pub(crate) unsafe fn free(&self, region: &Region) -> Result<()> {
-        // The record goes first: once unmapped, another thread may get the same address.
-        let record = REGIONS.lock().remove(self.number(), region)?;
+        // Forgotten first: once unmapped, another thread may get the same address.
+        self.regions.lock().remove(region)?;
         // SAFETY: the region was live until now, and the caller says that nobody uses it.
         let mapping = unsafe { Mapping::of_region(region) };
-        let unmapped = mapping.map_or(Ok(()), |mapping| mapping.unmap().map_err(kept));
+        let unmapped = mapping.map_or(Ok(()), |mapping| mapping.unmap_or_keep());
         if unmapped.is_err() {
-            // The place that the record had is most likely still free.
-            REGIONS.lock().insert(record)?;
+            // The node that the region had is most likely still free.
+            self.regions.lock().insert(*region, ())?;
         }
         unmapped
     }
 
     pub(crate) fn check(&self, region: &Region) -> Result<()> {
-        REGIONS.lock().get(self.number(), region).map(|_| ())
+        self.regions.lock().get(region).copied()
     }
 
-    /// Whether the range is that of a live region.
-    pub(crate) fn check_range(&self, base: Address, size: usize) -> Result<()> {
-        REGIONS.lock().holding(self.number(), base, size).map(drop)
+    /// Checks that the range is whole pages of a live region.
+    pub(crate) fn check_range(&self, pages: &Pages, base: Address, size: usize) -> Result<()> {
+        self.regions.lock().holding(base, size, pages.granularity()).map(drop)
     }
 
     /// # Safety
     /// Nobody needs the content of the range.
-    pub(crate) unsafe fn purge(&self, base: Address, size: usize, lazily: bool) -> Result<()> {
-        let region = REGIONS.lock().holding(self.number(), base, size)?.region;
+    pub(crate) unsafe fn purge(&self, pages: &Pages, base: Address, size: usize, lazily: bool) -> Result<()> {
+        let (region, ()) = self.regions.lock().holding(base, size, pages.granularity())?;
         let foreign = Error::ForeignAddress { address: base, owner: "this host provider" };
         let start = base.offset_from(region.base()).and_then(|start| usize::try_from(start).ok());
         let start = start.ok_or(foreign)?;
         // SAFETY: a live region, whose owner is in this call; the mapping is kept again below.
         let mapping = unsafe { Mapping::of_region(&region) }.ok_or(foreign)?;
         // SAFETY: passed on to the caller.
-        let purged = unsafe { advice::discard(&mapping, start, size, lazily) };
+        let purged = unsafe { discard(&mapping, start, size, lazily) };
         mapping.keep();
         purged
     }
 }
 
-/// Why a region could not be unmapped, which stays as it was.
-pub(crate) fn kept((mapping, error): (Mapping, Error)) -> Error {
-    mapping.keep();
-    error
+/// Zeroed private memory at a multiple of `align`.
+pub(crate) fn normal(size: usize, align: usize) -> Result<Mapping, Errno> {
+    // What surely holds an aligned part, trimmed.
+    let room = size.checked_add(align.saturating_sub(page_size())).ok_or(Errno::NOMEM)?;
+    let base = sys::map_private(Place::Anywhere, room, None)?;
+    // SAFETY: it was just mapped, for this.
+    Ok(unsafe { Mapping::from_parts(base, room) }.trimmed(size, align))
+}
+
+/// Zeroed private memory on huge pages of `huge_page` bytes, of which `size` is a multiple.
+pub(crate) fn huge(size: usize, align: usize, huge_page: usize) -> Result<Mapping, Errno> {
+    // Not trimmed: every page that is mapped is taken from those that are reserved.
+    // SAFETY: the function maps that much, for nobody else.
+    unsafe { Mapping::placed(size, align, |place| sys::map_private(place, size, Some(huge_page))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alignment_beyond_the_page() {
+        for align in [1, 4096, 1 << 16, 1 << 21, 1 << 30] {
+            for size in [4096, 12288, 1 << 21] {
+                let mapping = normal(size, align).unwrap();
+                assert_eq!((mapping.base().addr().get() % align, mapping.size()), (0, size));
+                // SAFETY: both bytes lie in the mapping.
+                unsafe {
+                    mapping.base().write(1);
+                    mapping.base().add(size - 1).write(1);
+                }
+            }
+        }
+        assert!(normal(1 << 60, 1 << 21).is_err());
+        assert!(normal(usize::MAX & !4095, 1 << 21).is_err());
+    }
 }

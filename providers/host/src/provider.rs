@@ -44,6 +44,7 @@ pub struct HostProvider {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a provider that is a static has no memory for a box")]
 pub(crate) enum Source {
     Private(Private),
     Shared(Box<Shared>),
@@ -94,14 +95,6 @@ impl HostProvider {
             Source::Private(private) => private.check(region),
             Source::Shared(shared) => shared.check(region),
         }
-    }
-
-    fn check_pages(&self, base: Address, size: usize) -> Result<()> {
-        let page = self.page_size();
-        if size == 0 || !base.is_aligned_to(page) || !size.is_multiple_of(page) {
-            return Err(Error::InvalidArgument { what: "range", why: "must be one or more whole pages" });
-        }
-        Ok(())
     }
 }
 
@@ -207,10 +200,9 @@ impl Export for HostProvider {
 
 impl Purge for HostProvider {
     unsafe fn purge_lazy(&self, base: Address, size: usize) -> Result<()> {
-        self.check_pages(base, size)?;
         match &self.source {
             // SAFETY: passed on to the caller.
-            Source::Private(private) => unsafe { private.purge(base, size, true) },
+            Source::Private(private) => unsafe { private.purge(&self.pages, base, size, true) },
             Source::Shared(_) => Err(Error::NotSupported {
                 what: "purging lazily",
                 owner: "shared host memory; purge it at once",
@@ -220,21 +212,19 @@ impl Purge for HostProvider {
     }
 
     unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
-        self.check_pages(base, size)?;
         match &self.source {
             // SAFETY: passed on to the caller.
-            Source::Private(private) => unsafe { private.purge(base, size, false) },
-            Source::Shared(shared) => shared.purge(base, size),
+            Source::Private(private) => unsafe { private.purge(&self.pages, base, size, false) },
+            Source::Shared(shared) => shared.purge(&self.pages, base, size),
         }
     }
 }
 
 impl Populate for HostProvider {
     fn populate(&self, base: Address, size: usize) -> Result<()> {
-        self.check_pages(base, size)?;
         match &self.source {
-            Source::Private(private) => private.check_range(base, size),
-            Source::Shared(shared) => shared.check_range(base, size),
+            Source::Private(private) => private.check_range(&self.pages, base, size),
+            Source::Shared(shared) => shared.check_range(&self.pages, base, size),
         }?;
         let foreign = Error::ForeignAddress { address: base, owner: "this host provider" };
         let pointer = base.as_ptr().and_then(NonNull::new).ok_or(foreign)?;

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use umf_core::{Address, Error, Layout, NativeExport, Region, Result};
 use umf_os::{CheckedFile, Mapping, Room, map_error};
+use umf_suballoc::Regions;
 use umf_sync::{Lock, failpoint, fork};
 
 use crate::arena::{self, Arena};
 use crate::named::{self, Name};
-use crate::pages::Pages;
-use crate::records::{Backing, Record, Records};
+use crate::pages::{Pages, none_left};
+use crate::sys;
 use crate::sys::Advise;
-use crate::{huge, memfd, private, sys};
 
 /// How regions share files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,14 +46,24 @@ impl Form {
     }
 }
 
-/// The number of the owner in records of a table that nobody else uses.
-const OWNER: u32 = 0;
-
 /// File offsets have the alignment of their regions up to this, so that an importer can have huge pages, too.
 pub(crate) const FILE_ALIGN: u64 = 2 << 20;
 
+/// What is behind a region.
+enum Backing {
+    /// A range of one of the provider's arenas.
+    Arena {
+        /// The arena's number.
+        arena: u32,
+        /// Where in its file, in bytes.
+        offset: u64,
+    },
+    /// A file that holds nothing else.
+    Own(Arc<CheckedFile>),
+}
+
 struct State {
-    records: Records,
+    regions: Regions<Backing>,
     arenas: Vec<Arena>,
 }
 
@@ -116,7 +126,10 @@ impl Shared {
             form,
             first_descriptor,
             generation: fork::generation(),
-            state: ManuallyDrop::new(Lock::new(State { records: Records::new(), arenas })),
+            state: ManuallyDrop::new(Lock::new(State {
+                regions: Regions::new("this host provider"),
+                arenas,
+            })),
             growth: Lock::new(()),
             name: ManuallyDrop::new(made_name),
         })
@@ -166,7 +179,7 @@ impl Shared {
         let made = map(self.form, pages, &file, offset, size, align, huge_page).and_then(|mapping| {
             let region = Region::new(mapping.address(), size);
             let backing = Backing::Arena { arena, offset };
-            self.state.lock().records.insert(Record { region, owner: OWNER, backing })?;
+            self.state.lock().regions.insert(region, backing)?;
             mapping.keep();
             Ok(region)
         });
@@ -241,15 +254,15 @@ impl Shared {
         huge_page: Option<usize>,
         read_only: bool,
     ) -> Result<Region> {
-        self.state.lock().records.ensure(1)?;
-        let file = memfd::create(size as u64, huge_page, self.first_descriptor)?;
+        self.state.lock().regions.ensure(1)?;
+        let file = arena::create(size as u64, huge_page, self.first_descriptor)?;
         let file = Arc::new(CheckedFile::new(file)?);
         let mapping = map(self.form, pages, &file, 0, size, align, huge_page)?;
         // After mapping: a mapping that exists stays writable.
-        memfd::seal(file.fd()?, read_only)?;
+        arena::seal(file.fd()?, read_only)?;
         let region = Region::new(mapping.address(), size);
         let backing = Backing::Own(file);
-        self.state.lock().records.insert(Record { region, owner: OWNER, backing })?;
+        self.state.lock().regions.insert(region, backing)?;
         mapping.keep();
         Ok(region)
     }
@@ -261,98 +274,85 @@ impl Shared {
             // The region is the parent's. Punching it would take it from under the parent.
             return Ok(false);
         }
-        // The record goes first: once unmapped, another thread may get the same address.
-        let (record, file) = {
+        // Forgotten first: once unmapped, another thread may get the same address.
+        let (backing, file, offset) = {
             let mut state = self.state.lock();
-            let record = state.records.remove(OWNER, region)?;
-            let file = state.file(&record.backing);
-            (record, file)
-        };
-        let arena = match record.backing {
-            Backing::Arena { arena, offset } => Some((arena, offset)),
-            _ => None,
+            let backing = state.regions.remove(region)?;
+            let (file, offset) = state.place(&backing, region)?;
+            (backing, file, offset)
         };
         // SAFETY: the region was live until now, and the caller says that nobody uses it.
         let mapping = unsafe { Mapping::of_region(region) };
         let mapped = mapping.as_ref().map(Mapping::base);
         // The pages of a whole file go with its last mapping, so that importers keep what they mapped.
-        let punched = match (&file, &record.backing) {
-            (Some(file), Backing::Arena { offset, .. }) => punch(file, *offset, region.size(), mapped),
-            _ => Ok(()),
+        let punched = match backing {
+            Backing::Arena { .. } => punch(&file, offset, region.size(), mapped),
+            Backing::Own(_) => Ok(()),
         };
         let gone = match (punched, mapping) {
-            (Ok(()), Some(mapping)) => mapping.unmap().map_err(private::kept),
+            (Ok(()), Some(mapping)) => mapping.unmap_or_keep(),
             (punched, mapping) => {
                 mapping.map(Mapping::keep);
                 punched
             }
         };
-        if let Err(error) = gone {
-            // The place that the record had is most likely still free.
-            self.state.lock().records.insert(record)?;
-            return Err(error);
-        }
-        if let Some((arena, offset)) = arena {
-            self.give(arena, offset, region.size());
+        match (gone, backing) {
+            (Err(error), backing) => {
+                // The node that the region had is most likely still free.
+                self.state.lock().regions.insert(*region, backing)?;
+                return Err(error);
+            }
+            (Ok(()), Backing::Arena { arena, offset }) => self.give(arena, offset, region.size()),
+            (Ok(()), Backing::Own(_)) => {}
         }
         Ok(true)
     }
 
     pub(crate) fn check(&self, region: &Region) -> Result<()> {
         self.check_not_inherited()?;
-        self.state.lock().records.get(OWNER, region).map(|_| ())
+        self.state.lock().regions.get(region).map(drop)
     }
 
     pub(crate) fn export(&self, region: &Region) -> Result<NativeExport> {
         self.check_not_inherited()?;
         let state = self.state.lock();
-        let record = state.records.get(OWNER, region)?;
-        let gone = Error::NotAllocated { address: region.base() };
-        let file = state.file(&record.backing).ok_or(gone)?;
-        let fd = file.fd()?;
-        let (offset, isolated) = match record.backing {
-            Backing::Anonymous => (0, false),
-            Backing::Arena { offset, .. } => (offset, false),
-            Backing::Own(_) => (0, true),
-        };
-        let mut export = NativeExport::from_fd(Arc::clone(fd), offset);
-        export.isolated = isolated;
+        let backing = state.regions.get(region)?;
+        let (file, offset) = state.place(backing, region)?;
+        let mut export = NativeExport::from_fd(Arc::clone(file.fd()?), offset);
+        export.isolated = matches!(backing, Backing::Own(_));
         export.read_only = self.form == Form::Isolated { read_only: true };
         Ok(export)
     }
 
-    /// Whether the range is that of a live region.
-    pub(crate) fn check_range(&self, base: Address, size: usize) -> Result<()> {
+    /// Checks that the range is whole pages of a live region.
+    pub(crate) fn check_range(&self, pages: &Pages, base: Address, size: usize) -> Result<()> {
         self.check_not_inherited()?;
-        self.state.lock().records.holding(OWNER, base, size).map(drop)
+        self.state.lock().regions.holding(base, size, pages.granularity()).map(drop)
     }
 
     /// Gives the pages of a range back, in every process that maps them.
-    pub(crate) fn purge(&self, base: Address, size: usize) -> Result<()> {
+    pub(crate) fn purge(&self, pages: &Pages, base: Address, size: usize) -> Result<()> {
         self.check_not_inherited()?;
         let (file, offset) = {
             let state = self.state.lock();
-            let record = state.records.holding(OWNER, base, size)?;
-            let gone = Error::NotAllocated { address: base };
-            let inside = record.offset_of(base, size).ok_or(gone)?;
-            let offset = match record.backing {
-                Backing::Anonymous | Backing::Own(_) => 0,
-                Backing::Arena { offset, .. } => offset,
-            };
-            (state.file(&record.backing).ok_or(gone)?, offset + inside)
+            let (region, backing) = state.regions.holding(base, size, pages.granularity())?;
+            let (file, offset) = state.place(backing, &region)?;
+            (file, offset + base.offset_from(region.base()).unwrap_or(0))
         };
         punch(&file, offset, size, base.as_ptr().and_then(NonNull::new))
     }
 }
 
 impl State {
-    fn file(&self, backing: &Backing) -> Option<Arc<CheckedFile>> {
+    /// The file of a region, and where the region begins in it.
+    fn place(&self, backing: &Backing, region: &Region) -> Result<(Arc<CheckedFile>, u64)> {
         match backing {
-            Backing::Anonymous => None,
-            Backing::Arena { arena, .. } => {
-                self.arenas.get(*arena as usize).map(|arena| Arc::clone(&arena.file))
+            Backing::Arena { arena, offset } => {
+                let gone = Error::NotAllocated { address: region.base() };
+                let arena = self.arenas.get(*arena as usize).ok_or(gone)?;
+                Ok((Arc::clone(&arena.file), *offset))
             }
-            Backing::Own(file) => Some(Arc::clone(file)),
+            Backing::Own(file) => Ok((Arc::clone(file), 0)),
         }
     }
 }
@@ -390,7 +390,7 @@ fn map(
     if pages.are_made_at_once() || huge_page.is_some() {
         pages.check_room(size, huge_page)?;
         sys::commit(file.as_fd(), offset, size).map_err(|errno| match errno {
-            Errno::NOSPC | Errno::NOMEM if huge_page.is_some() => huge::none_left(size, errno.raw_os_error()),
+            Errno::NOSPC | Errno::NOMEM if huge_page.is_some() => none_left(size, errno.raw_os_error()),
             Errno::NOSPC | Errno::NOMEM | Errno::FBIG | Errno::DQUOT => {
                 Error::OutOfMemory { size, owner: form.owner(errno), native: errno.raw_os_error() }
             }

@@ -12,8 +12,7 @@ use level_zero_sys::{
 use umf_core::{Error, Result};
 
 use crate::context::{Choice, Context};
-use crate::device::{Device, page_of};
-use crate::engine::Engine;
+use crate::engine::{Device, Engine, page_of};
 use crate::external::FdForm;
 use crate::failure::error;
 use crate::handles::Handles;

@@ -75,7 +75,7 @@ impl LevelZeroProvider {
     /// [`Error::ForeignAddress`].
     pub fn export_fd(&self, region: &Region, form: FdForm) -> Result<OwnedFd> {
         self.check_exportable(form)?;
-        self.records().find(region)?;
+        self.records().live.get(region)?;
         let fd = native::memory::export_fd(self.context(), region.base(), form.flag()).map_err(error)?;
         let fd = fd.ok_or(form.refusal(true))?;
         if form == FdForm::DmaBuf && !is_dma_buf(fd.as_fd())? {

@@ -8,18 +8,23 @@
 //!
 //! The second is what clients of all drivers do, and works with those too that could bring the fd over by themselves: they see
 //! that the number is not what they wrote, and take it as local.
+//!
+//! The export of regions ([`Export`]) is here too.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use level_zero_sys::ZE_MEMORY_TYPE_DEVICE;
 use umf_core::provider::NATIVE_BYTES;
-use umf_core::{Error, NativeBytes, NativeExport, Result};
+use umf_core::{Error, Export, NativeBytes, NativeExport, Region, Result};
 use umf_os::is_dma_buf;
 
 use crate::context::Context;
 use crate::failure::error;
+use crate::native;
 use crate::native::handle::{self, Bytes};
+use crate::provider::LevelZeroProvider;
 
 /// What travels to other processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -220,5 +225,61 @@ pub(crate) fn import(
         (None, NATIVE_BYTES) if number_in(native) != -1 => Ok(*native),
         (None, _) => Err(Error::Untrusted { why: "no file descriptor came along" }),
         _ => Err(Error::Untrusted { why: "the driver's handle has not the length of one" }),
+    }
+}
+
+impl Export for LevelZeroProvider {
+    fn export(&self, region: &Region) -> Result<NativeExport> {
+        let context = self.context();
+        context.check()?;
+        if self.native_kind() != ZE_MEMORY_TYPE_DEVICE {
+            return Err(Error::NotSupported {
+                what: "handles of host or shared memory",
+                owner: "Level Zero; use device memory, or the host provider",
+                native: 0,
+            });
+        }
+        let mut records = self.records();
+        let record = records.live.get_mut(region)?;
+        let now = native::memory::facts(context, region.base()).map_err(error)?;
+        if now.id != record.id {
+            return Err(Error::Native {
+                call: "zeMemGetAllocProperties",
+                native: 0,
+                hint: "another allocation lies at the region's address: somebody has freed it past umf",
+            });
+        }
+        let bytes = handle::get(context, region.base()).map_err(error)?;
+        match export(context, bytes, record.id, self.probed()) {
+            Ok((export, given)) => {
+                record.given.push(given);
+                Ok(export)
+            }
+            Err(error) => {
+                let _ = handle::put(context, bytes);
+                Err(error)
+            }
+        }
+    }
+
+    fn unexport(&self, region: &Region, export: NativeExport) -> Result<()> {
+        use std::os::fd::AsRawFd;
+        let context = self.context();
+        context.check()?;
+        let fd = export.fd.as_ref().map(|fd| fd.as_raw_fd());
+        let given = {
+            let mut records = self.records();
+            let given = &mut records.live.get_mut(region)?.given;
+            let is_it = given.iter().position(|given| given.fd == fd);
+            let nothing =
+                Error::InvalidArgument { what: "export", why: "is not one that this region has out" };
+            given.swap_remove(is_it.ok_or(nothing)?)
+        };
+        put(context, &given)
+    }
+
+    fn fd_opens_through_procfs(&self) -> bool {
+        // Those of real drivers are dma-bufs, which have no file that could be opened again.
+        false
     }
 }

@@ -41,9 +41,7 @@
 
 mod builder;
 mod context;
-mod device;
 mod engine;
-mod export;
 mod external;
 mod failure;
 mod handles;
@@ -51,7 +49,6 @@ mod import;
 mod native;
 mod provider;
 mod ranges;
-mod records;
 mod resident;
 pub mod survey;
 

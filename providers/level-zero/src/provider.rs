@@ -14,17 +14,17 @@ use umf_core::{
     Error, Export, Import, Layout, MemoryKind, Properties, Property, PropertyValue, Provider, ProviderKind,
     Region, Result, Transfer, Visibility,
 };
+use umf_suballoc::Regions;
 use umf_sync::{Lock, LockGuard};
 
 use crate::builder::LevelZeroBuilder;
 use crate::context::{Choice, Context, Relaxed};
 use crate::engine::Engine;
 use crate::failure::{error, of_allocation};
-use crate::handles::{self, Handles, Probed};
+use crate::handles::{self, Given, Handles, Probed};
 use crate::import::{KIND, LevelZeroImport};
 use crate::native;
 use crate::native::memory::Wish;
-use crate::records::{Record, Records};
 use crate::resident;
 
 /// Level Zero memory: of a device, of the host for devices, or shared between both.
@@ -44,6 +44,22 @@ pub struct LevelZeroProvider {
     probed: Probed,
     import: LevelZeroImport,
     gauge: Gauge,
+}
+
+/// The live regions, and where they are resident.
+#[derive(Debug)]
+pub(crate) struct Records {
+    pub live: Regions<Record>,
+    pub residents: Vec<ze_device_handle_t>,
+}
+
+/// What is kept of a live region.
+#[derive(Debug)]
+pub(crate) struct Record {
+    /// The driver's own number of the allocation, which no other has, at the same address either.
+    pub id: u64,
+    /// Handles that are out.
+    pub given: Vec<Given>,
 }
 
 /// What a builder decides.
@@ -94,7 +110,8 @@ impl LevelZeroProvider {
     pub(crate) fn new(parts: Parts) -> Self {
         let import = LevelZeroImport::of(Arc::clone(&parts.engine));
         let probed = Probed::new(parts.handles);
-        Self { parts, records: Lock::new(Records::default()), probed, import, gauge: Gauge::new() }
+        let records = Records { live: Regions::new("the Level Zero provider"), residents: Vec::new() };
+        Self { parts, records: Lock::new(records), probed, import, gauge: Gauge::new() }
     }
 
     /// What opens device memory of other processes, for its device and in its context, whatever kind its own memory is.
@@ -192,8 +209,9 @@ impl LevelZeroProvider {
         }
         let id = native::memory::facts(context, region.base()).map_err(error)?.id;
         let mut records = self.records();
+        records.live.ensure(1)?;
         resident::make(context, &region, &records.residents)?;
-        records.insert(Record { region, id, given: Vec::new() });
+        records.live.insert(region, Record { id, given: Vec::new() })?;
         context.ranges.lock().add(region.base(), region.size());
         Ok(())
     }
@@ -250,7 +268,7 @@ unsafe impl Provider for LevelZeroProvider {
         // Forgotten first: once freed, another thread may get the same address.
         let (record, residents) = {
             let mut records = self.records();
-            let record = records.take(&region)?;
+            let record = records.live.remove(&region)?;
             context.ranges.lock().remove(region.base());
             (record, records.residents.clone())
         };
@@ -263,7 +281,8 @@ unsafe impl Provider for LevelZeroProvider {
             let mut records = self.records();
             let _ = resident::make(context, &region, &records.residents);
             context.ranges.lock().add(region.base(), region.size());
-            records.insert(Record { given: Vec::new(), ..record });
+            // The node that the region had is most likely still free.
+            let _ = records.live.insert(region, Record { given: Vec::new(), ..record });
             return Err(failed);
         }
         self.gauge.remove(region.size());
@@ -291,7 +310,7 @@ unsafe impl Provider for LevelZeroProvider {
 impl Properties for LevelZeroProvider {
     fn property(&self, region: &Region, property: Property) -> Result<PropertyValue> {
         self.context().check()?;
-        let id = self.records().find(region)?.id;
+        let id = self.records().live.get(region)?.id;
         let none = Error::NotSupported { what: "this property", owner: "this Level Zero memory", native: 0 };
         let is_host = self.parts.kind == ZE_MEMORY_TYPE_HOST;
         let device = self.parts.engine.device();

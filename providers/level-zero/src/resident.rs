@@ -55,8 +55,7 @@ impl LevelZeroProvider {
             return Ok(false);
         }
         let mut changed: Vec<Region> = Vec::new();
-        for record in records.live.values() {
-            let region = record.region;
+        for (region, _) in records.live.iter() {
             if let Err(failure) = set_resident(context, device, extent(&region), is_resident) {
                 let failed = error(failure);
                 for region in &changed {

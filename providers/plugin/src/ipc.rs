@@ -23,7 +23,7 @@ impl Export for PluginProvider {
     /// A handle of up to 64 bytes is the export's native bytes; a longer one lies in a file.
     fn export(&self, region: &Region) -> Result<NativeExport> {
         self.check_not_frozen()?;
-        self.records.check(region)?;
+        self.regions.lock().get(region)?;
         let len = self.handle_size().ok_or(self.instance.not_offered("IPC handles"))?;
         let mut bytes = self.instance.get_handle(region.base(), region.size(), len)?;
         if len <= NATIVE_BYTES {

@@ -45,7 +45,6 @@ mod instance;
 mod ipc;
 mod load;
 mod provider;
-mod records;
 #[allow(missing_docs, reason = "the names are those of the C header, which documents them")]
 pub mod table;
 

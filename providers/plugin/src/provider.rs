@@ -8,11 +8,11 @@ use umf_core::{
     Address, Error, Export, Import, Layout, MemoryKind, Properties, Property, PropertyValue, Provider,
     ProviderKind, Purge, Region, Result, Visibility,
 };
-use umf_sync::fork;
+use umf_suballoc::Regions;
+use umf_sync::{Lock, fork};
 
 use super::instance::Instance;
 use super::ipc::PluginImport;
-use super::records::Records;
 
 /// A provider behind UMF's table of C functions. Thread-safe.
 ///
@@ -30,7 +30,8 @@ use super::records::Records;
 /// allocator.
 pub struct PluginProvider {
     pub(crate) instance: ManuallyDrop<Arc<Instance>>,
-    pub(crate) records: Records,
+    /// No foreign code runs under the lock, so that a fork can wait for it.
+    pub(crate) regions: Lock<Regions<()>>,
     about: Description,
     generation: u32,
     import: Option<Arc<PluginImport>>,
@@ -64,7 +65,7 @@ impl PluginProvider {
         let import =
             |size| Arc::new(PluginImport::new(Arc::clone(&instance), about.kind, about.memory_kind, size));
         Arc::new(Self {
-            records: Records::new(instance.owner()),
+            regions: Lock::new(Regions::new(instance.owner())),
             import: about.handle_size.map(import),
             instance: ManuallyDrop::new(instance),
             about,
@@ -124,11 +125,19 @@ unsafe impl Provider for PluginProvider {
         let layout = if exact { layout } else { layout.pad_to(page)?.align_to(page)? };
         let base = self.instance.allocate(layout.size(), layout.align(), exact && layout.align() <= page)?;
         let region = Region::new(base, layout.size());
-        if !self.records.insert(region) {
+        let mut regions = self.regions.lock();
+        if base.checked_add(region.size() as u64).is_none() || regions.overlap(&region) {
+            drop(regions);
             // It is not freed: that would free the other region.
             return Err(self.instance.broken("returned memory that overlaps memory it returned before"));
         }
-        Ok(region)
+        let inserted = regions.insert(region, ());
+        drop(regions);
+        if inserted.is_err() {
+            // SAFETY: allocated above, and not in use.
+            let _ = unsafe { self.instance.free(base, region.size()) };
+        }
+        inserted.map(|()| region)
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
@@ -136,11 +145,12 @@ unsafe impl Provider for PluginProvider {
             return Ok(());
         }
         // The record goes first: once freed, another thread may get the same address.
-        self.records.remove(&region)?;
+        self.regions.lock().remove(&region)?;
         // SAFETY: the region was live until now, and the caller says that it is not in use.
         let freed = unsafe { self.instance.free(region.base(), region.size()) };
         if freed.is_err() {
-            self.records.insert(region);
+            // The node that the region had is most likely still free.
+            self.regions.lock().insert(region, ())?;
         }
         freed
     }
@@ -171,11 +181,7 @@ impl PluginProvider {
     /// The content of the range is not needed.
     unsafe fn purge_range(&self, base: Address, size: usize, lazily: bool) -> Result<()> {
         self.check_not_frozen()?;
-        let page = self.about.page;
-        if size == 0 || !base.is_aligned_to(page) || !size.is_multiple_of(page) {
-            return Err(Error::InvalidArgument { what: "range", why: "must be one or more whole pages" });
-        }
-        self.records.check_range(base, size)?;
+        self.regions.lock().holding(base, size, self.about.page)?;
         // SAFETY: the range lies in a live region; the rest is passed on to the caller.
         unsafe { self.instance.purge(base, size, lazily) }
     }
@@ -200,7 +206,7 @@ const DEVICE: i32 = 22;
 
 impl Properties for PluginProvider {
     fn property(&self, region: &Region, property: Property) -> Result<PropertyValue> {
-        self.records.check(region)?;
+        self.regions.lock().get(region)?;
         let handle = |property| {
             let value = self.instance.property(region.base(), property)?;
             let value = usize::try_from(value).map_err(|_| self.instance.broken("has no such property"))?;
@@ -224,7 +230,7 @@ impl fmt::Debug for PluginProvider {
 
 impl Drop for PluginProvider {
     fn drop(&mut self) {
-        let live = self.records.clear();
+        let live = self.regions.lock().count();
         if live > 0 {
             // Its regions are promised to stay until freed, and finalising may take them away. The
             // reference that is not dropped keeps a plugin loaded.

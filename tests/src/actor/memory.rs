@@ -173,7 +173,7 @@ fn pool(actor: &mut Actor, name: &str, kind: &[&str]) -> Answer {
     Ok(String::new())
 }
 
-/// A slab pool over dma-bufs: `udmabuf`, `heap:<name>` or `drm:<driver>`. Buffers are called by the pool's name.
+/// A slab pool over dma-bufs: `udmabuf` or `heap:<name>`. Buffers are called by the pool's name.
 fn over_dma_buf(source: &str, name: &str) -> Result<Pool, Failure> {
     let builder = umf_tests::machine::dma_buf_provider(source)?;
     let provider = builder.name(name.to_owned()).build()?;

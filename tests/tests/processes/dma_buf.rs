@@ -178,8 +178,7 @@ fn with_settings(keys: &[(&str, &str)]) -> Actor {
 fn settings_name_the_source() {
     for source in machine::dma_buf_sources("settings_name_the_source") {
         let keys: &[_] = match source.split_once(':') {
-            Some(("heap", heap)) => &[("EXPORTER", "heap"), ("HEAP", heap)],
-            Some((_, driver)) => &[("EXPORTER", "drm"), ("DRIVER", driver)],
+            Some((_, heap)) => &[("EXPORTER", "heap"), ("HEAP", heap)],
             None => &[],
         };
         let mut producer = with_settings(keys);
@@ -192,11 +191,9 @@ fn settings_name_the_source() {
 
 #[test]
 fn settings_that_make_no_sense_are_refused() {
-    for (keys, why) in [
-        (&[("EXPORTER", "drm")] as &[_], "needs driver"),
-        (&[("NUMA", "local")], "for kind \"host\""),
-        (&[("PARAMS", "{ a = 1 }")], "plugins"),
-    ] {
+    for (keys, why) in
+        [(&[("NUMA", "local")] as &[_], "for kind \"host\""), (&[("PARAMS", "{ a = 1 }")], "plugins")]
+    {
         let message = with_settings(keys).fails("pool p settings frames", "Contradiction");
         assert!(message.contains(why), "{message}");
     }
@@ -236,11 +233,31 @@ mod device {
     }
 
     fn call<T>(card: &File, number: libc::Ioctl, value: &mut T) -> std::io::Result<()> {
-        // SAFETY: each structure is the one that its number is for, and holds no pointers.
+        // SAFETY: each structure is the one that its number is for; what it points to has the room that it says.
         match unsafe { libc::ioctl(card.as_raw_fd(), number, std::ptr::from_mut(value)) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
         }
+    }
+
+    /// `struct drm_version`.
+    #[repr(C)]
+    struct Version {
+        numbers: [i32; 3],
+        /// Of the name, the date and the description: room, and where.
+        texts: [(usize, usize); 3],
+    }
+
+    fn is_card(entry: &std::fs::DirEntry) -> bool {
+        entry.file_name().to_str().is_some_and(|name| name.starts_with("card"))
+    }
+
+    fn is_vgem(card: &File) -> std::io::Result<bool> {
+        let mut name = [0_u8; 16];
+        let place = name.as_mut_ptr().expose_provenance();
+        let mut version = Version { numbers: [0; 3], texts: [(name.len(), place), (0, 0), (0, 0)] };
+        call(card, number(true, 0x00, size_of::<Version>()), &mut version)?;
+        Ok(name.starts_with(b"vgem\0"))
     }
 
     /// A device that writes a buffer until this is dropped.
@@ -252,11 +269,11 @@ mod device {
     impl Writes {
         pub(super) fn to(buffer: BorrowedFd<'_>) -> std::io::Result<Self> {
             let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
-            for path in umf::dma_buf::DrmCard::paths() {
-                if !umf::dma_buf::DrmCard::open(&path).is_ok_and(|card| card.driver() == "vgem") {
+            for entry in std::fs::read_dir("/dev/dri")?.flatten().filter(|entry| is_card(entry)) {
+                let card = File::options().read(true).write(true).open(entry.path())?;
+                if !is_vgem(&card)? {
                     continue;
                 }
-                let card = File::options().read(true).write(true).open(path)?;
                 let mut prime = Prime { handle: 0, flags: 0, fd: buffer.as_raw_fd() };
                 let mut attach = Attach { handle: 0, flags: 1, fence: 0, padding: 0 };
                 let attached =

@@ -8,9 +8,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use umf_provider_devdax::{DevDaxImport, DevDaxProvider};
-use umf_provider_file::{FileImport, FileProvider, Mapped};
-use umf_provider_fixed::FixedProvider;
+use umf_provider_file::{DevDaxImport, DevDaxProvider, FileImport, FileProvider, FixedProvider, Mapped};
 use umf_provider_plugin::table::{State, Table};
 
 use super::os::{PRIVATE, SHARED, WRONG_VISIBILITY};

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use umf::dma_buf::survey::{self, DrmFinding, HeapFinding};
+use umf::dma_buf::survey::{self, HeapFinding};
 use umf::dma_buf::{Heap, Udmabuf};
 
 use super::finding::{Finding, Group, Question, ask};
@@ -19,7 +19,6 @@ use crate::sys;
 pub(super) fn probe() -> Group {
     let mut findings = vec![udmabuf()];
     findings.extend(heaps());
-    findings.extend(drm());
     findings.extend(level_zero());
     findings.push(cuda());
     findings.push(nvidia());
@@ -65,30 +64,6 @@ fn heaps() -> Vec<Finding> {
         }
     };
     heaps.into_iter().map(one).collect()
-}
-
-fn drm() -> Vec<Finding> {
-    let why = "Dumb buffers, and importing the dma-bufs of others.";
-    let nodes = survey::drm();
-    if nodes.is_empty() {
-        let remedy = "Load the driver (modprobe vgem for tests), or pass --device /dev/dri.";
-        return vec![ask("drm", why).missing("none", remedy).value(Value::Null)];
-    }
-    let one = |found: DrmFinding| {
-        let question = ask(format!("drm/{}", kernel_files::name(&found.path)), why);
-        let value = json!({ "driver": found.driver, "dumb_buffers": found.works.is_ok() });
-        match (found.driver, found.works) {
-            (Some(driver), Ok(())) => question.ok(format!("{driver}, makes dumb buffers")).value(value),
-            // Render nodes make none, and import all the same.
-            (Some(driver), Err(_)) => question.ok(driver).value(value),
-            (None, Ok(())) => question.ok("works").value(value),
-            (None, Err(error)) => {
-                let path = found.path.display().to_string();
-                unusable(question, &error, &path, "Load the driver.", value)
-            }
-        }
-    };
-    nodes.into_iter().map(one).collect()
 }
 
 /// A driver of devices, as its finding has it.

@@ -45,12 +45,6 @@ fn devices(test: &str, user: Option<u32>) -> Option<Value> {
     report(test, user).map(|report| report["devices"].clone())
 }
 
-/// The findings about graphics devices.
-fn cards(devices: &Value) -> Vec<&Value> {
-    let all = devices.as_object().unwrap();
-    all.iter().filter(|(key, _)| key.starts_with("drm/")).map(|(_, finding)| finding).collect()
-}
-
 #[test]
 fn every_source_works_and_says_how_far() {
     let Some(devices) = devices("every_source_works", None) else { return };
@@ -63,11 +57,6 @@ fn every_source_works_and_says_how_far() {
     assert_eq!(udmabuf["value"]["size_limit_mb"], 64);
     assert!(udmabuf["text"].as_str().unwrap().contains("64 MiB each in 1024 parts"), "{udmabuf}");
     assert_eq!(devices["dma_heap/system"]["state"], "ok");
-    for driver in ["vgem", "virtio_gpu"] {
-        let makes =
-            |card: &&&Value| card["value"]["driver"] == driver && card["value"]["dumb_buffers"] == true;
-        assert!(cards(&devices).iter().find(makes).is_some(), "{driver} in {devices}");
-    }
 }
 
 #[test]
@@ -80,10 +69,6 @@ fn who_may_not_is_told_what_would_help() {
     };
     refused(&devices["udmabuf"], "group kvm");
     refused(&devices["dma_heap/system"], "udev rule");
-    assert!(!cards(&devices).is_empty());
-    for card in cards(&devices) {
-        refused(card, "groups video and render");
-    }
     // Limits can be read by everybody.
     assert_eq!(devices["udmabuf"]["value"]["size_limit_mb"], 64);
 }

@@ -48,8 +48,6 @@ words! {
         Udmabuf = "udmabuf",
         /// A heap of `/dev/dma_heap`.
         Heap = "heap",
-        /// A graphics driver, as dumb buffers.
-        Drm = "drm",
     }
 }
 
@@ -246,8 +244,6 @@ pub struct Provider {
     pub exporter: DmaBufExporter,
     /// Dma-buf: the heap, a name in `/dev/dma_heap`. Default: `system`.
     pub heap: String,
-    /// Dma-buf: the name of the graphics driver. Default: none.
-    pub driver: Option<String>,
     /// Level Zero and CUDA: which memory. Default: `auto`.
     pub memory: DeviceMemory,
     /// Level Zero: which of the drivers, as the loader counts them. Default: 0.
@@ -290,7 +286,6 @@ impl Default for Provider {
             isolate: false,
             exporter: DmaBufExporter::Udmabuf,
             heap: "system".to_owned(),
-            driver: None,
             memory: DeviceMemory::Auto,
             device_driver: 0,
             device: 0,
@@ -342,11 +337,6 @@ impl Section for Provider {
         field!(isolate),
         field!(exporter),
         field!(heap, "a name in /dev/dma_heap, without a slash" if |heap| is_file_name(String::as_str(&heap))),
-        field!(
-            driver,
-            "the name of a graphics driver, without a slash (empty for none)"
-                if |driver| Option::as_deref(&driver).is_none_or(is_file_name)
-        ),
         field!(memory),
         field!(device_driver),
         field!(device),

@@ -6,6 +6,8 @@
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use umf_sync::sequence::{SequenceLock, stamp_of};
+
 use crate::protocol;
 
 /// Words before the first record: see [`Shape`] and the constants below.
@@ -56,7 +58,7 @@ impl<'m> Ring<'m> {
         let record = if records.is_power_of_two() { ticket & (records - 1) } else { ticket % records };
         let place = RING_HEADER + record as usize * self.shape.words;
         let (stamp, fields) = (&self.words[place], &self.words[place + 1..place + self.shape.words]);
-        protocol::record(stamp, ticket, || fill(fields));
+        SequenceLock::of(stamp).record(ticket, || fill(fields));
     }
 }
 
@@ -84,7 +86,7 @@ pub(crate) fn read_last(
     let whole = content.chunks_exact(words).enumerate().filter_map(|(place, fields)| {
         let (stamp, again) = (before[place * words], after[place * words]);
         let ticket = (stamp / 2).checked_sub(1)?;
-        let fits = ticket % records as u64 == place as u64 && protocol::stamp_of(ticket) == stamp;
+        let fits = ticket % records as u64 == place as u64 && stamp_of(ticket) == stamp;
         (stamp == again && fits).then(|| (ticket, fields[1..].to_vec()))
     });
     whole.max_by_key(|&(ticket, _)| ticket)

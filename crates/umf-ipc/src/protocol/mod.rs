@@ -8,81 +8,14 @@
 //! | [`mark`], [`lease`], [`is_current`]; [`retire`], [`clear_marks`] | an importer that opens an export and the producer that frees it | what is open is seen to be open, or does not open |
 //! | [`stack`] | threads that give numbers back and one that takes them | each is there once |
 //! | [`place`] | threads that make what they all need | all have the same one, and no other is left |
-//! | [`record`], [`settled`] | threads that write a ring and whoever reads it | a record is seen whole or not at all; nobody waits |
+//! | [`SequenceLock::record`](umf_sync::SequenceLock::record), [`settled`] | threads that write a ring and readers of it | a record is seen whole or not at all; no thread waits |
 
 pub(crate) mod place;
 pub(crate) mod stack;
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
-/// A word that threads or processes share.
-pub(crate) trait Word {
-    fn load(&self, order: Ordering) -> u64;
-    fn store(&self, value: u64, order: Ordering);
-    /// A store that comes after every `fetch_max` that read what it replaces, as every store does: nothing comes between what those
-    /// read and what they wrote. (loom 0.7 does not know that, and swaps.)
-    fn leave(&self, value: u64);
-    /// The greater of both stays; returns what it was.
-    fn fetch_max(&self, value: u64, order: Ordering) -> u64;
-    /// The bits of both are there then; returns what it was.
-    fn fetch_or(&self, bits: u64, order: Ordering) -> u64;
-    /// Modulo 2^64; returns what it was.
-    fn fetch_add(&self, value: u64, order: Ordering) -> u64;
-    fn fence(order: Ordering);
-    /// The side of an asymmetric pair of fences that costs little.
-    fn light_fence();
-    /// The other side.
-    fn heavy_fence();
-}
-
-impl Word for AtomicU64 {
-    #[inline]
-    fn load(&self, order: Ordering) -> u64 {
-        self.load(order)
-    }
-
-    #[inline]
-    fn store(&self, value: u64, order: Ordering) {
-        self.store(value, order);
-    }
-
-    #[inline]
-    fn leave(&self, value: u64) {
-        self.store(value, Ordering::Release);
-    }
-
-    #[inline]
-    fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
-        self.fetch_max(value, order)
-    }
-
-    #[inline]
-    fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
-        self.fetch_or(bits, order)
-    }
-
-    #[inline]
-    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
-        self.fetch_add(value, order)
-    }
-
-    #[inline]
-    fn fence(order: Ordering) {
-        match order {
-            Ordering::SeqCst => umf_sync::fence::full(),
-            order => core::sync::atomic::fence(order),
-        }
-    }
-
-    #[inline]
-    fn light_fence() {
-        umf_sync::fence::light_or_full();
-    }
-
-    fn heavy_fence() {
-        umf_sync::fence::heavy();
-    }
-}
+use umf_sync::words::{Number, Word};
 
 /// Adds a pin to `count`, which only this thread writes, if the entry still has this stamp.
 #[inline]
@@ -104,7 +37,7 @@ pub(crate) fn pin<W: Word>(count: &W, stamp: &W, expected: u64) -> bool {
 /// This addition, the load in [`is_current`], the change in [`retire`] and the loads of a scan are
 /// `SeqCst`. Either the addition precedes the scan's load, or the retirement the importer's load.
 #[inline]
-pub(crate) fn lease<W: Word>(word: &W) {
+pub(crate) fn lease<W: Number>(word: &W) {
     word.fetch_add(1, Ordering::SeqCst);
 }
 
@@ -116,7 +49,7 @@ pub(crate) fn is_current<W: Word>(generation: &W, expected: u64) -> bool {
 
 /// Takes a lease back, in the word in which it was counted.
 #[inline]
-pub(crate) fn give_back<W: Word>(word: &W) {
+pub(crate) fn give_back<W: Number>(word: &W) {
     // Release: what was done with the memory happens before the producer sees the lease gone.
     word.fetch_add(u64::MAX, Ordering::Release);
 }
@@ -126,7 +59,7 @@ pub(crate) fn give_back<W: Word>(word: &W) {
 ///
 /// The producer clears the marks of a retired export ([`clear_marks`]) before it publishes another in its slot: an importer
 /// that has seen the new generation does not see the old marks.
-pub(crate) fn mark<W: Word>(marks: &W, bit: u64) -> bool {
+pub(crate) fn mark<W: Number>(marks: &W, bit: u64) -> bool {
     let is_missing = marks.load(Ordering::SeqCst) & bit == 0;
     if is_missing {
         marks.fetch_or(bit, Ordering::SeqCst);
@@ -176,7 +109,7 @@ pub(crate) fn publish<W: Word>(generation: &W, write: impl FnOnce()) -> u64 {
 
 /// Ends the export with this generation; `false` if another thread has done so. Height, marks and words are loaded after that,
 /// sequentially consistent, before anything becomes of the memory.
-pub(crate) fn retire<W: Word>(generation: &W, current: u64) -> bool {
+pub(crate) fn retire<W: Number>(generation: &W, current: u64) -> bool {
     generation.fetch_max(current + 1, Ordering::SeqCst) == current
 }
 
@@ -190,30 +123,6 @@ pub(crate) fn read<W: Word, T>(generation: &W, expected: u64, fields: impl FnOnc
     W::fence(Ordering::Acquire);
     let after = generation.load(Ordering::Relaxed);
     if after == expected { Ok(content) } else { Err(after) }
-}
-
-/// The stamp of a record that holds what the writer with this ticket wrote. 0 is that of one that nobody wrote yet.
-pub(crate) const fn stamp_of(ticket: u64) -> u64 {
-    ticket.wrapping_mul(2).wrapping_add(2)
-}
-
-/// Writes the record that a ticket leads to, or returns `false`: another writer is in it (it was overtaken by a whole
-/// round), or a later one was. Nobody waits: what was to be written is lost then.
-///
-/// An odd stamp says that its record is being written, an even one by which ticket it was. Of the writers that come while
-/// one is inside none gets in, whatever they leave in the stamp: the one that is inside writes it last.
-pub(crate) fn record<W: Word>(stamp: &W, ticket: u64, write: impl FnOnce()) -> bool {
-    let writing = stamp_of(ticket) - 1;
-    // Acquire: the fields written here come after those of the record's last writer.
-    let before = stamp.fetch_max(writing, Ordering::Acquire);
-    if before & 1 == 1 || before > writing {
-        return false;
-    }
-    // Whoever sees a field of this record also sees that it is being written.
-    W::fence(Ordering::Release);
-    write();
-    stamp.leave(stamp_of(ticket));
-    true
 }
 
 /// Reads stamps, then fields, then stamps again. What has the same even stamp on both sides was whole in between, since no

@@ -2,9 +2,10 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::Found;
 use super::record::REGIONS;
-use super::{Found, sequence};
 use umf_core::{Address, Result};
+use umf_sync::SequenceLock;
 use umf_sync::chunks::Zeroed;
 use umf_sync::table::Table;
 
@@ -19,7 +20,7 @@ const PLACES: usize = 13;
 #[derive(Debug)]
 pub(super) struct Crowd {
     /// Odd while being written.
-    sequence: AtomicU32,
+    sequence: SequenceLock,
     next: AtomicU32,
     /// Region number in the upper half, span in the lower; 0 is an empty place.
     places: [AtomicU64; PLACES],
@@ -34,7 +35,7 @@ const fn pack(number: u32, span: u32) -> u64 {
 
 impl Crowd {
     fn write<T>(&self, change: impl FnOnce(&Self) -> T) -> T {
-        sequence::write(&self.sequence, || change(self))
+        self.sequence.write(|| change(self))
     }
 
     /// The innermost region that holds `address`; `None` also while the list is being changed.
@@ -44,7 +45,7 @@ impl Crowd {
         let mut best: Option<Found> = None;
         let mut list = self;
         loop {
-            let whole = sequence::read(&list.sequence, || {
+            let whole = list.sequence.read(|| {
                 for place in &list.places {
                     let bits = place.load(Ordering::Relaxed);
                     let (number, span) = ((bits >> 32) as u32, bits as u32);

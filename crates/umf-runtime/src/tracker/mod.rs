@@ -13,18 +13,16 @@ mod crowd;
 mod owner;
 mod page_map;
 mod record;
-mod sequence;
 mod upstream;
 
-use core::sync::atomic::AtomicU32;
 use std::sync::Arc;
 
 use crowd::CROWDS;
 use page_map::{Entry, PageMap, Slot};
 use record::REGIONS;
-use sequence::Settled;
 use umf_core::{Address, Completion, Error, Pool, Region, Result};
 use umf_sync::Lock;
+use umf_sync::sequence::{SequenceLock, Settled};
 
 pub use owner::{OwnerGuard, OwnerId, for_each_pool};
 pub use page_map::GRANULE;
@@ -50,7 +48,7 @@ pub struct RegionNumber(u32);
 static MAP: PageMap = PageMap::new();
 static WRITERS: Lock<()> = Lock::new(());
 /// Odd while a writer is at work.
-static CHANGES: AtomicU32 = AtomicU32::new(0);
+static CHANGES: SequenceLock = SequenceLock::new();
 
 /// The innermost live region that holds `address`, and what is known of it.
 #[inline]
@@ -83,7 +81,7 @@ fn find_settled(slot: &Slot, address: Address) -> Option<Found> {
     const TRIES: usize = 100;
     loop {
         for _ in 0..TRIES {
-            match sequence::settled(&CHANGES, || look(slot, address)) {
+            match CHANGES.settled(|| look(slot, address)) {
                 Settled::Found(found) => return Some(found),
                 Settled::Nothing => return None,
                 Settled::Unknown => core::hint::spin_loop(),
@@ -99,7 +97,7 @@ fn find_settled(slot: &Slot, address: Address) -> Option<Found> {
 /// Runs `change` as the only writer, with [`CHANGES`] odd.
 fn change<T>(change: impl FnOnce() -> T) -> T {
     let _writers = WRITERS.lock();
-    sequence::write(&CHANGES, change)
+    CHANGES.write(change)
 }
 
 /// Number and span of the granule of `address`, without looking at the region: for pools, which check

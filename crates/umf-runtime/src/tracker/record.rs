@@ -3,9 +3,10 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::owner::OwnerId;
-use super::{Found, RegionNumber, sequence};
+use super::{Found, RegionNumber};
 use umf_core::provider::RegionId;
 use umf_core::{Address, Region};
+use umf_sync::SequenceLock;
 use umf_sync::chunks::Zeroed;
 use umf_sync::table::Table;
 
@@ -18,7 +19,7 @@ const EXPORTED: u32 = 2;
 #[derive(Debug)]
 pub(super) struct RegionRecord {
     /// Odd while the record is free or being written.
-    sequence: AtomicU32,
+    sequence: SequenceLock,
     owner: AtomicU32,
     base: AtomicU64,
     size: AtomicU64,
@@ -32,7 +33,7 @@ unsafe impl Zeroed for RegionRecord {}
 impl RegionRecord {
     /// Fills the record of a number that was just allocated.
     pub(super) fn publish(&self, region: Region, owner: OwnerId) {
-        sequence::write(&self.sequence, || {
+        self.sequence.write(|| {
             self.owner.store(owner.number(), Ordering::Relaxed);
             self.base.store(region.base().to_bits(), Ordering::Relaxed);
             self.size.store(region.size() as u64, Ordering::Relaxed);
@@ -44,7 +45,7 @@ impl RegionRecord {
     /// Marks the record as free.
     pub(super) fn retract(&self) {
         self.state.store(0, Ordering::Relaxed);
-        sequence::withdraw(&self.sequence);
+        self.sequence.withdraw();
     }
 
     /// Who has it, if it is in use and is not changed meanwhile.
@@ -56,7 +57,7 @@ impl RegionRecord {
     /// Who has it, if it holds the address; `None` also while it is being changed.
     #[inline(always)]
     pub(super) fn owner_around(&self, address: Address) -> Option<OwnerId> {
-        let (owner, base, size) = sequence::read(&self.sequence, || {
+        let (owner, base, size) = self.sequence.read(|| {
             (
                 self.owner.load(Ordering::Relaxed),
                 self.base.load(Ordering::Relaxed),
@@ -70,7 +71,7 @@ impl RegionRecord {
     /// A consistent copy, or `None` if the record is free or being changed.
     #[inline]
     pub(super) fn read(&self, number: u32, span: u32) -> Option<Found> {
-        let (owner, base, size, id) = sequence::read(&self.sequence, || {
+        let (owner, base, size, id) = self.sequence.read(|| {
             (
                 self.owner.load(Ordering::Relaxed),
                 self.base.load(Ordering::Relaxed),

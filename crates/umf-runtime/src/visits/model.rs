@@ -2,30 +2,12 @@
 
 use std::sync::Arc;
 
-use loom::sync::atomic::{AtomicBool, fence};
+use loom::sync::atomic::AtomicBool;
 use loom::thread;
 
-use crate::model::{ModelWord, Reached, explore};
+use umf_sync::model::{ModelWord, Reached, explore};
 
 use super::{Ordering, Shared, begin, end, wait_for};
-
-impl Shared for ModelWord {
-    fn load(&self, order: Ordering) -> u64 {
-        self.load(order)
-    }
-
-    fn store(&self, value: u64, order: Ordering) {
-        self.value.store(value, order);
-    }
-
-    fn fence() {
-        fence(Ordering::SeqCst);
-    }
-
-    fn pause() {
-        thread::yield_now();
-    }
-}
 
 #[test]
 fn loom_whoever_sees_it_is_waited_for() {
@@ -38,7 +20,7 @@ fn loom_whoever_sees_it_is_waited_for() {
     let in_model = reached.clone();
     explore(3, None, move || {
         let model = Arc::new(Model {
-            words: [ModelWord::new(), ModelWord::new()],
+            words: [ModelWord::new(0), ModelWord::new(0)],
             is_there: AtomicBool::new(true),
             is_freed: AtomicBool::new(false),
         });
@@ -58,7 +40,7 @@ fn loom_whoever_sees_it_is_waited_for() {
             })
             .collect();
         model.is_there.store(false, Ordering::Release);
-        ModelWord::fence();
+        <ModelWord>::heavy_fence();
         model.words.iter().for_each(|word| wait_for(word, |word| word == 1));
         model.is_freed.store(true, Ordering::Relaxed);
         visitors.into_iter().for_each(|visitor| visitor.join().unwrap());

@@ -33,9 +33,9 @@ pub(super) fn provider(name: &str, set: &umf_config::Provider) -> Result<Arc<Cud
             "device_driver, ordinal and free_policy are for kind \"level-zero\", not for kind \"cuda\"",
         ));
     }
-    if !set.params.is_empty() || set.exporter != plain.exporter || set.driver.is_some() {
+    if !set.params.is_empty() || set.exporter != plain.exporter {
         return Err(contradiction(
-            "params are for kinds from elsewhere, exporter and driver for kind \"dma-buf\"; kind \"cuda\" has device, memory \
+            "params are for kinds from elsewhere, exporter for kind \"dma-buf\"; kind \"cuda\" has device, memory \
              and resident",
         ));
     }

@@ -30,9 +30,9 @@ pub(super) fn provider(name: &str, set: &umf_config::Provider) -> Result<Arc<Lev
             "name, isolate, numa and huge_pages are for kind \"host\", not for kind \"level-zero\"",
         ));
     }
-    if !set.params.is_empty() || set.exporter != plain.exporter || set.driver.is_some() {
+    if !set.params.is_empty() || set.exporter != plain.exporter {
         return Err(contradiction(
-            "params are for kinds from elsewhere, exporter and driver for kind \"dma-buf\"; kind \"level-zero\" has \
+            "params are for kinds from elsewhere, exporter for kind \"dma-buf\"; kind \"level-zero\" has \
              device_driver, device and memory",
         ));
     }

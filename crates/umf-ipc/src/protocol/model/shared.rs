@@ -5,9 +5,11 @@ use core::ptr::NonNull;
 
 use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
 
-use super::super::place::{Place, fill, find};
-use super::super::stack::{Link, pop, push};
-use super::super::{publish, read, record, retire, settled, stamp_of};
+use umf_sync::sequence::{SequenceLock, stamp_of};
+
+use super::super::place::{fill, find};
+use super::super::stack::{pop, push};
+use super::super::{publish, read, retire, settled};
 use super::*;
 
 // Slots of the ledger: exports that come and go.
@@ -143,7 +145,7 @@ fn loom_a_record_is_seen_whole() {
     model(move || {
         let record_words = words([0, 0, 0]);
         let write = |[stamp, fields @ ..]: &[ModelWord; 3], ticket: u64| {
-            record(stamp, ticket, || {
+            SequenceLock::of(stamp).record(ticket, || {
                 fields.iter().for_each(|field| field.store(ticket + 10, Ordering::Relaxed));
             })
         };
@@ -184,32 +186,10 @@ fn loom_a_record_is_seen_whole() {
 
 // Numbers that are given back and taken.
 
-/// With a store beside each load: see [`ModelWord`].
-#[derive(Debug)]
-struct ModelLink {
-    value: AtomicU32,
-    loads: AtomicU32,
-}
+type ModelLink = ModelWord<AtomicU32>;
 
-impl ModelLink {
-    fn new() -> Self {
-        Self { value: AtomicU32::new(0), loads: AtomicU32::new(0) }
-    }
-}
-
-impl Link for ModelLink {
-    fn load(&self, order: Ordering) -> u32 {
-        self.loads.store(0, Ordering::Relaxed);
-        self.value.load(order)
-    }
-
-    fn store(&self, value: u32, order: Ordering) {
-        self.value.store(value, order);
-    }
-
-    fn replace(&self, current: u32, new: u32, order: Ordering) -> Result<(), u32> {
-        self.value.compare_exchange(current, new, order, Ordering::Relaxed).map(drop)
-    }
+fn link() -> ModelLink {
+    ModelWord::over(AtomicU32::new(0))
 }
 
 /// Two threads give numbers back, a third takes what it finds and gives it back: each is there once in the end, and whoever
@@ -236,9 +216,9 @@ fn loom_what_is_given_back_is_taken_once() {
     let reached = Reached::default();
     let in_model = reached.clone();
     large_model(move || {
-        let pair = || [ModelLink::new(), ModelLink::new()];
+        let pair = || [link(), link()];
         let used = [Memory::new(), Memory::new()];
-        let shared = Arc::new(Shared { top: ModelLink::new(), links: pair(), used });
+        let shared = Arc::new(Shared { top: link(), links: pair(), used });
         let givers: Vec<_> = (0..2)
             .map(|number| {
                 let shared = Arc::clone(&shared);
@@ -262,24 +242,6 @@ fn loom_what_is_given_back_is_taken_once() {
 
 // What the first user makes.
 
-/// With a store beside each load: see [`ModelWord`].
-#[derive(Debug)]
-struct ModelPlace {
-    value: AtomicPtr<Table>,
-    loads: AtomicU64,
-}
-
-impl Place<Table> for ModelPlace {
-    fn load(&self) -> *mut Table {
-        self.loads.store(0, Ordering::Relaxed);
-        self.value.load(Ordering::Acquire)
-    }
-
-    fn replace(&self, seen: *mut Table, new: *mut Table) -> Result<(), *mut Table> {
-        self.value.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire).map(drop)
-    }
-}
-
 #[derive(Debug)]
 struct Table {
     belongs_here: bool,
@@ -288,7 +250,7 @@ struct Table {
 
 #[derive(Debug)]
 struct Shared {
-    place: ModelPlace,
+    place: ModelWord<AtomicPtr<Table>>,
     /// Tables that were made here, and those of them that are gone.
     made: AtomicUsize,
     gone: AtomicUsize,
@@ -296,7 +258,7 @@ struct Shared {
 
 impl Shared {
     fn new(before: *mut Table) -> Self {
-        let place = ModelPlace { value: AtomicPtr::new(before), loads: AtomicU64::new(0) };
+        let place = ModelWord::over(AtomicPtr::new(before));
         Self { place, made: AtomicUsize::new(0), gone: AtomicUsize::new(0) }
     }
 
@@ -333,7 +295,7 @@ impl Shared {
 
     /// The last user takes it away.
     fn end(&self) {
-        self.drop_table(NonNull::new(self.place.load()).unwrap());
+        self.drop_table(NonNull::new(self.place.load(Ordering::Acquire)).unwrap());
         assert_eq!(
             self.made.load(Ordering::Relaxed),
             self.gone.load(Ordering::Relaxed),

@@ -1,16 +1,14 @@
-//! From files to nodes.
-
-mod attributes;
-mod memory;
-mod status;
+//! From files to nodes: what stands in the folders of a node, amounts of memory, and what this process may use
+//! (`/proc/self/status`).
 
 use std::cell::RefCell;
 use std::str::FromStr;
 
 use crate::error::shortened;
-use crate::{Error, IdList, Node, Recording, Result, Source, Tier, Topology};
-
-pub(crate) use status::Allowed;
+use crate::{
+    Access, Error, Figures, HugePool, IdList, Memory, Node, Recording, Result, SideCache, Source, Tier,
+    Topology,
+};
 
 const NODES: &str = "sys/devices/system/node";
 const TIERS: &str = "sys/devices/virtual/memory_tiering";
@@ -174,4 +172,149 @@ pub(crate) fn record(source: &Source) -> Result<Recording> {
     let reader = Reader { source, kept: RefCell::default() };
     reader.topology()?;
     Ok(reader.kept.into_inner())
+}
+
+impl Reader<'_> {
+    /// An access class; `None` if the kernel shows none.
+    pub(crate) fn access(&self, folder: &str) -> Result<Option<Access>> {
+        let folder = format!("{folder}/initiators");
+        let mut initiators = Vec::new();
+        for (id, path) in self.numbered(&folder, "node", "")? {
+            match u32::try_from(id) {
+                Ok(id) if id < Node::LIMIT => {
+                    self.kept.borrow_mut().keep(&path, "");
+                    initiators.push(id);
+                }
+                _ => return Err(self.malformed(&path, &id.to_string(), "a number of a node, below 1024")),
+            }
+        }
+        // Where the table is silent about one of them, the kernel writes 0.
+        let figure = |name: &str| -> Result<Option<u64>> {
+            Ok(self.number(&format!("{folder}/{name}"))?.filter(|figure| *figure != 0))
+        };
+        let figures = Figures {
+            read_bandwidth: figure("read_bandwidth")?,
+            write_bandwidth: figure("write_bandwidth")?,
+            read_latency: figure("read_latency")?,
+            write_latency: figure("write_latency")?,
+        };
+        let told = figures != Figures::default();
+        Ok(told.then(|| Access { initiators: IdList::from_iter(initiators), figures }))
+    }
+
+    pub(crate) fn side_caches(&self, folder: &str) -> Result<Vec<SideCache>> {
+        let mut caches = Vec::new();
+        for (level, index) in self.numbered(folder, "index", "")? {
+            let level = self.level(&index, level)?;
+            let path = format!("{index}/size");
+            let size =
+                self.number(&path)?.ok_or_else(|| Error::NotThere { path: self.source.path(&path) })?;
+            let line_size = self.number(&format!("{index}/line_size"))?.filter(|size| *size != 0);
+            caches.push(SideCache { level, size, line_size });
+        }
+        Ok(caches)
+    }
+
+    fn level(&self, path: &str, level: u64) -> Result<u32> {
+        level.try_into().map_err(|_| self.malformed(path, &level.to_string(), "a level of a cache"))
+    }
+
+    pub(crate) fn huge_pools(&self, folder: &str) -> Result<Vec<HugePool>> {
+        let mut pools = Vec::new();
+        for (kilobytes, pool) in self.numbered(folder, "hugepages-", "kB")? {
+            let page_size = kilobytes
+                .checked_mul(1024)
+                .filter(|size| size.is_power_of_two())
+                .ok_or_else(|| self.malformed(&pool, &kilobytes.to_string(), "a size of a page"))?;
+            let pages = |name: &str| self.number(&format!("{pool}/{name}"));
+            // Of which nothing is said there is none: a recording has no folders but those of files.
+            if let Some(count) = pages("nr_hugepages")? {
+                pools.push(HugePool { page_size, pages: count, free: pages("free_hugepages")?.unwrap_or(0) });
+            }
+        }
+        Ok(pools)
+    }
+
+    pub(crate) fn interleave_weight(&self, node: u32) -> Result<Option<u32>> {
+        let path = format!("sys/kernel/mm/mempolicy/weighted_interleave/node{node}");
+        let weight = self.number(&path)?;
+        let narrow = |weight: u64| {
+            u32::try_from(weight).map_err(|_| self.malformed(&path, &weight.to_string(), "a weight"))
+        };
+        weight.map(narrow).transpose()
+    }
+}
+
+impl Reader<'_> {
+    /// Total and free memory of a file such as `Node 0 MemTotal: 1024 kB`, or `MemTotal: 1024 kB`.
+    pub(crate) fn memory(&self, path: &str) -> Result<Memory> {
+        let text = self.text_with(path, &["MemTotal:", "MemFree:"])?;
+        let text = text.ok_or_else(|| Error::NotThere { path: self.source.path(path) })?;
+        let bytes = |key: &str| {
+            let expected = "lines such as `MemTotal: 1024 kB` and `MemFree: 512 kB`";
+            bytes(&text, key).ok_or_else(|| self.malformed(path, &text, expected))
+        };
+        Ok(Memory { total: bytes("MemTotal")?, free: bytes("MemFree")? })
+    }
+}
+
+/// The bytes that the line `key` gives, in a file such as `Node 0 MemTotal: 1024 kB`.
+fn bytes(text: &str, key: &str) -> Option<u64> {
+    text.lines()
+        .find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            // Just before the colon: as the lines are found that are kept of the file.
+            (name.rsplit(char::is_whitespace).next()? == key).then_some(value)
+        })
+        .and_then(|value| {
+            let mut words = value.split_whitespace();
+            let (number, unit) = (words.next()?, words.next()?);
+            (unit == "kB").then(|| number.parse::<u64>().ok()?.checked_mul(1024))?
+        })
+}
+
+/// What this process may use; `None` where the kernel does not say, which is everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Allowed {
+    /// Nodes whose memory it may have.
+    pub(crate) nodes: Option<IdList>,
+    /// Processors that it may run on.
+    pub(crate) cpus: Option<IdList>,
+}
+
+impl Reader<'_> {
+    pub(crate) fn allowed(&self) -> Result<Allowed> {
+        let path = "proc/self/status";
+        let text = self.text_with(path, &["_allowed_list:"])?.unwrap_or_default();
+        let list = |key: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+            value.map(|value| self.parse(path, value, "a list of numbers such as 0-3,8")).transpose()
+        };
+        Ok(Allowed { nodes: list("Mems_allowed_list")?, cpus: list("Cpus_allowed_list")? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn lines_of_nodes_and_of_the_whole_machine() {
+        let text = "Node 3 MemTotal:         773788 kB\nNode 3 MemFree: 1 kB\nNode 3 HugePages_Total:     0";
+        assert_eq!(bytes(text, "MemTotal"), Some(773_788 * 1024));
+        assert_eq!(bytes("MemTotal: 5 kB", "MemTotal"), Some(5120));
+        for wrong in [
+            "",
+            "MemTotal",
+            "MemTotal:",
+            "MemTotal: 5",
+            "MemTotal: 5 MB",
+            "MemTotal: -5 kB",
+            "SwapMemTotal: 5 kB",
+            "MemTotal : 5 kB",
+        ] {
+            assert_eq!(bytes(wrong, "MemTotal"), None, "{wrong}");
+        }
+        assert_eq!(bytes("MemTotal: 18446744073709551615 kB", "MemTotal"), None);
+    }
 }

@@ -1,5 +1,5 @@
-//! The page map in loom's model: a lookup against regions that come and go. With `--cfg loom` (`tests/run --loom`) it is every
-//! interleaving; otherwise those with few preemptions, in which nearly all mistakes show.
+//! The tracker's page map in loom's model: a lookup against regions that come and go. With `--cfg loom` (`tests/run --loom`) it is every
+//! interleaving; otherwise those with few preemptions, in which nearly all mistakes show. And slots of a ring.
 //!
 //! An entry of the map is a word here: 0, the number of a record, or [`LIST`] for the list of records. Records and list are
 //! read and written as in `record` and `crowd`; the order in which a change does things is that of `insert_locked`,
@@ -7,45 +7,14 @@
 
 use std::sync::Arc;
 
-use loom::sync::atomic::{AtomicU32, fence};
 use loom::thread;
 
-use crate::model::{Reached, explore};
+use crate::model::{ModelWord, Reached, explore};
+use crate::words::Word as _;
 
-use super::{Ordering, Settled, Word, read, settled, withdraw, write};
+use super::{Ordering, SequenceLock, Settled};
 
-/// A word as loom has it. Of two loads it believes that their order means nothing, and so leaves out interleavings of a thread
-/// that loads a word and then stores into it (issues 166 and 392 of tokio-rs/loom); the order of stores means something. So
-/// each load comes with a store that nobody reads.
-struct ModelWord {
-    value: AtomicU32,
-    loads: AtomicU32,
-}
-
-impl ModelWord {
-    fn new(value: u32) -> Self {
-        Self { value: AtomicU32::new(value), loads: AtomicU32::new(0) }
-    }
-}
-
-impl Word for ModelWord {
-    fn load(&self, order: Ordering) -> u32 {
-        self.loads.store(0, Ordering::Relaxed);
-        self.value.load(order)
-    }
-
-    fn store(&self, value: u32, order: Ordering) {
-        self.value.store(value, order);
-    }
-
-    fn fetch_or(&self, bits: u32, order: Ordering) {
-        self.value.fetch_or(bits, order);
-    }
-
-    fn fence(order: Ordering) {
-        fence(order);
-    }
-}
+type ModelLock = SequenceLock<ModelWord>;
 
 fn model(preemptions: usize, run: impl Fn() + Send + Sync + 'static) {
     explore(preemptions, Some(preemptions + 2), run);
@@ -53,42 +22,46 @@ fn model(preemptions: usize, run: impl Fn() + Send + Sync + 'static) {
 
 /// A region's record: where it begins, and twice that.
 struct Record {
-    sequence: ModelWord,
+    sequence: ModelLock,
     base: ModelWord,
     twice: ModelWord,
 }
 
 impl Record {
     fn new() -> Self {
-        Self { sequence: ModelWord::new(1), base: ModelWord::new(0), twice: ModelWord::new(0) }
+        Self {
+            sequence: ModelLock::over(ModelWord::new(1)),
+            base: ModelWord::new(0),
+            twice: ModelWord::new(0),
+        }
     }
 
-    fn publish(&self, base: u32) {
-        write(&self.sequence, || {
+    fn publish(&self, base: u64) {
+        self.sequence.write(|| {
             self.base.store(base, Ordering::Relaxed);
             self.twice.store(2 * base, Ordering::Relaxed);
         });
     }
 
-    fn read(&self) -> Option<u32> {
+    fn read(&self) -> Option<u64> {
         let (base, twice) =
-            read(&self.sequence, || (self.base.load(Ordering::Relaxed), self.twice.load(Ordering::Relaxed)))?;
+            self.sequence.read(|| (self.base.load(Ordering::Relaxed), self.twice.load(Ordering::Relaxed)))?;
         assert_eq!(twice, 2 * base, "torn");
         Some(base)
     }
 }
 
 /// The entry that says that there is a list.
-const LIST: u32 = 100;
+const LIST: u64 = 100;
 /// Where the regions are that are looked for.
-const HERE: u32 = 5;
+const HERE: u64 = 5;
 
 /// One granule of the map, two records, and a list for both.
 struct Map {
-    changes: ModelWord,
+    changes: ModelLock,
     entry: ModelWord,
     records: [Record; 2],
-    list: ModelWord,
+    list: ModelLock,
     places: [ModelWord; 2],
 }
 
@@ -96,22 +69,22 @@ impl Map {
     /// With the region of record 1 in it.
     fn new() -> Arc<Self> {
         let map = Self {
-            changes: ModelWord::new(0),
+            changes: ModelLock::over(ModelWord::new(0)),
             entry: ModelWord::new(1),
             records: [Record::new(), Record::new()],
-            list: ModelWord::new(0),
+            list: ModelLock::over(ModelWord::new(0)),
             places: [ModelWord::new(0), ModelWord::new(0)],
         };
         map.records[0].publish(HERE);
         Arc::new(map)
     }
 
-    fn record(&self, number: u32) -> Option<u32> {
+    fn record(&self, number: u64) -> Option<u64> {
         self.records.get(number.checked_sub(1)? as usize)?.read()
     }
 
     /// As `look`.
-    fn look(&self) -> Option<u32> {
+    fn look(&self) -> Option<u64> {
         let found = match self.entry.load(Ordering::Acquire) {
             LIST => {
                 let in_list = || {
@@ -120,7 +93,7 @@ impl Map {
                     };
                     self.places.iter().find_map(here)
                 };
-                read(&self.list, in_list)?
+                self.list.read(in_list)?
             }
             number => self.record(number),
         };
@@ -128,13 +101,13 @@ impl Map {
     }
 
     /// As `find`; `None` where that would look again.
-    fn find(&self) -> Option<Option<u32>> {
+    fn find(&self) -> Option<Option<u64>> {
         match self.look() {
             Some(found) => return Some(Some(found)),
             None if self.entry.load(Ordering::Acquire) == 0 => return Some(None),
             None => {}
         }
-        match settled(&self.changes, || self.look()) {
+        match self.changes.settled(|| self.look()) {
             Settled::Found(found) => Some(Some(found)),
             Settled::Nothing => Some(None),
             Settled::Unknown => None,
@@ -153,7 +126,7 @@ fn loom_a_record_is_seen_whole() {
         let writer = {
             let record = Arc::clone(&record);
             thread::spawn(move || {
-                withdraw(&record.sequence);
+                record.sequence.withdraw();
                 assert_eq!(record.read(), None, "nobody's");
                 record.publish(2);
             })
@@ -179,19 +152,19 @@ fn loom_what_is_there_all_the_time_is_found() {
         let writer = {
             let map = Arc::clone(&map);
             thread::spawn(move || {
-                write(&map.changes, || {
+                map.changes.write(|| {
                     // The new one comes.
                     map.records[1].publish(HERE);
-                    write(&map.list, || {
+                    map.list.write(|| {
                         map.places[0].store(1, Ordering::Relaxed);
                         map.places[1].store(2, Ordering::Relaxed);
                     });
                     map.entry.store(LIST, Ordering::Release);
                     // The old one goes.
-                    write(&map.list, || map.places[0].store(0, Ordering::Relaxed));
+                    map.list.write(|| map.places[0].store(0, Ordering::Relaxed));
                     map.entry.store(2, Ordering::Release);
-                    write(&map.list, || map.places[1].store(0, Ordering::Relaxed));
-                    withdraw(&map.records[0].sequence);
+                    map.list.write(|| map.places[1].store(0, Ordering::Relaxed));
+                    map.records[0].sequence.withdraw();
                 });
             })
         };
@@ -217,12 +190,12 @@ fn loom_what_is_gone_is_not_found() {
         let writer = {
             let (map, gone) = (Arc::clone(&map), Arc::clone(&gone));
             thread::spawn(move || {
-                write(&map.changes, || {
+                map.changes.write(|| {
                     map.entry.store(0, Ordering::Release);
-                    withdraw(&map.records[0].sequence);
+                    map.records[0].sequence.withdraw();
                 });
                 gone.store(1, Ordering::Release);
-                write(&map.changes, || map.records[0].publish(HERE + 1));
+                map.changes.write(|| map.records[0].publish(HERE + 1));
             })
         };
         let was_gone = gone.load(Ordering::Acquire) == 1;
@@ -238,4 +211,46 @@ fn loom_what_is_gone_is_not_found() {
         assert_eq!(map.find(), Some(None));
     });
     reached.check(["found", "not found", "look again"]);
+}
+
+/// Two writers of one slot of a ring.
+#[test]
+fn loom_a_slot_is_read_whole_and_never_goes_back() {
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    explore(3, None, move || {
+        let slot = Arc::new((ModelLock::over(ModelWord::new(0)), [ModelWord::new(0), ModelWord::new(0)]));
+        let read = |(lock, words): &(ModelLock, [ModelWord; 2])| {
+            lock.read_record(|| words.each_ref().map(|word| word.load(Ordering::Relaxed)))
+        };
+        let writers: Vec<_> = [1_u64, 2]
+            .into_iter()
+            .map(|ticket| {
+                let (slot, reached) = (Arc::clone(&slot), in_model.clone());
+                thread::spawn(move || {
+                    let wrote = slot.0.record(ticket, || {
+                        slot.1[0].store(ticket, Ordering::Relaxed);
+                        slot.1[1].store(ticket * 10, Ordering::Relaxed);
+                    });
+                    reached.reach(if wrote { "written" } else { "given up" });
+                })
+            })
+            .collect();
+        let mut last = 0;
+        for _ in 0..2 {
+            match read(&slot) {
+                Some((ticket, words)) => {
+                    assert_eq!(words, [ticket, ticket * 10], "of two writers");
+                    assert!(ticket >= last, "it went back");
+                    last = ticket;
+                    in_model.reach(if ticket == 1 { "first" } else { "second" });
+                }
+                None => in_model.reach("nothing"),
+            }
+        }
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        let (ticket, _) = read(&slot).unwrap();
+        assert!(ticket == 1 || ticket == 2);
+    });
+    reached.check(["written", "given up", "first", "second", "nothing"]);
 }

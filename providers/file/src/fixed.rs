@@ -1,4 +1,4 @@
-//! [`FixedProvider`].
+//! [`FixedProvider`]: memory that the program has already, such as a buffer, a mapping, a reserved range.
 
 use core::fmt;
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use umf_core::{
     Address, Error, Layout, MemoryKind, Provider, ProviderKind, Purge, Region, Result, Visibility,
 };
+use umf_os::page_size;
 use umf_suballoc::Carver;
 
 const OWNER: &str = "this fixed provider";
@@ -18,7 +19,22 @@ const KIND: ProviderKind = match ProviderKind::new("fixed") {
 /// Regions out of memory that the program has already. Nothing is written into it. Thread-safe.
 ///
 /// Whole pages are used; what the memory has before the first and after the last is not. It cannot be exported, because nothing
-/// is known of what is behind it. It uses the global allocator for its records, so that a pool over it is not to be that.
+/// is known of what is behind it. Allocating and freeing do not use the global allocator.
+///
+/// ```
+/// use umf_core::{Layout, Provider};
+/// use umf_provider_file::FixedProvider;
+///
+/// # fn main() -> Result<(), umf_core::Error> {
+/// let mut buffer = vec![0_u8; 1 << 20];
+/// // SAFETY: the buffer is used through the provider only, and lives longer.
+/// let provider = unsafe { FixedProvider::new(buffer.as_mut_ptr(), buffer.len(), "mine")? };
+/// let region = provider.allocate(Layout::new(1 << 16, 4096)?)?;
+/// // SAFETY: nothing uses the region.
+/// unsafe { provider.free(region)? };
+/// # Ok(())
+/// # }
+/// ```
 pub struct FixedProvider {
     carver: Carver,
     name: String,
@@ -53,12 +69,6 @@ impl FixedProvider {
     }
 }
 
-fn page_size() -> usize {
-    // SAFETY: asks for a number.
-    let said = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(said).ok().filter(|page| page.is_power_of_two()).unwrap_or(4096)
-}
-
 // SAFETY: regions are parts of the memory that `new` was given, and do not overlap, as the carver sees to.
 unsafe impl Provider for FixedProvider {
     fn kind(&self) -> ProviderKind {
@@ -82,11 +92,7 @@ unsafe impl Provider for FixedProvider {
     }
 
     fn allocate(&self, layout: Layout) -> Result<Region> {
-        let layout = layout.pad_to(self.page)?.align_to(self.page)?;
-        let outside = Error::OutOfMemory { size: layout.size(), owner: OWNER, native: 0 };
-        self.carver.allocate(layout.size(), layout.align() as u64, |place| {
-            usize::try_from(place).ok().and_then(Address::new).ok_or(outside)
-        })
+        self.carver.allocate_pages(layout, self.page)
     }
 
     unsafe fn free(&self, region: Region) -> Result<()> {
@@ -104,18 +110,13 @@ impl Purge for FixedProvider {
     }
 
     unsafe fn purge_forced(&self, base: Address, size: usize) -> Result<()> {
-        if size == 0 || !base.is_aligned_to(self.page) || !size.is_multiple_of(self.page) {
-            return Err(Error::InvalidArgument { what: "range", why: "must be one or more whole pages" });
-        }
-        self.carver.holding(base, size)?;
+        self.carver.holding(base, size, self.page)?;
         let Some(start) = base.as_ptr() else {
             return Err(Error::ForeignAddress { address: base, owner: OWNER });
         };
-        // SAFETY: a range of a live region, whose content nobody needs.
-        if unsafe { libc::madvise(start.cast(), size, libc::MADV_DONTNEED) } == 0 {
-            return Ok(());
-        }
-        Err(Error::native("madvise", std::io::Error::last_os_error().raw_os_error().unwrap_or(0)))
+        // SAFETY: a range of a live region, whose content the caller does not need.
+        unsafe { rustix::mm::madvise(start.cast(), size, rustix::mm::Advice::LinuxDontNeed) }
+            .map_err(|errno| Error::native("madvise", errno.raw_os_error()))
     }
 }
 

@@ -1,0 +1,141 @@
+//! Regions of a provider: [`Each`] has a buffer for each, [`Carved`] has one buffer for all, which is there already.
+
+use core::mem::ManuallyDrop;
+
+use umf_core::{Error, Layout, NativeExport, Region, Result};
+use umf_os::{Mapping, Room, page_size};
+use umf_suballoc::{Carver, Regions};
+use umf_sync::Lock;
+
+use crate::buffer::DmaBuf;
+use crate::live;
+use crate::source::Source;
+
+/// Regions that are each a dma-buf of their own.
+pub(crate) struct Each {
+    source: Source,
+    /// Some exporters take pages until none is left, and ask the out-of-memory killer for more.
+    room: Room,
+    /// What buffers are called.
+    name: String,
+    regions: Lock<Regions<DmaBuf>>,
+}
+
+impl core::fmt::Debug for Each {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{:?}, {:?}", self.source, self.name)
+    }
+}
+
+impl Each {
+    pub(crate) fn new(source: Source, name: String) -> Self {
+        let room = if source.counts_against_groups() { Room::find() } else { Room::default() };
+        Self { source, room, name, regions: Lock::new(Regions::new("this dma-buf provider")) }
+    }
+
+    pub(crate) const fn source(&self) -> &Source {
+        &self.source
+    }
+
+    pub(crate) fn allocate(&self, layout: Layout) -> Result<Region> {
+        let page = self.source.page_size();
+        let size = layout.pad_to(page)?.size();
+        let align = layout.align().max(page);
+        if let Some(owner) = self.source.owner() {
+            self.room.check(size, owner)?;
+        }
+        let buffer = self.source.make(size)?;
+        // Where names cannot be given there is nobody to read them.
+        match buffer.set_name(&self.name) {
+            Ok(()) | Err(Error::NotSupported { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        let mapping = buffer.map(0, size, align, true)?;
+        let region = Region::new(mapping.address(), size);
+        self.regions.lock().insert(region, buffer.clone())?;
+        live::add(mapping.keep(), size, buffer, true);
+        Ok(region)
+    }
+
+    /// # Safety
+    /// As `Provider::free`.
+    pub(crate) unsafe fn free(&self, region: &Region) -> Result<()> {
+        // Forgotten first: once unmapped, another thread may get the same address.
+        let buffer = self.regions.lock().remove(region)?;
+        live::remove(region.base());
+        // SAFETY: mapped by `allocate`, and nothing uses it, says the caller.
+        let mapping = unsafe { Mapping::of_region(region) };
+        mapping.map_or(Ok(()), Mapping::unmap_or_keep).inspect_err(|_| {
+            live::add(region.base(), region.size(), buffer.clone(), true);
+            // The node that the region had is most likely still free.
+            let _ = self.regions.lock().insert(*region, buffer);
+        })
+    }
+
+    pub(crate) fn check(&self, region: &Region) -> Result<()> {
+        self.regions.lock().get(region).map(drop)
+    }
+
+    pub(crate) fn export(&self, region: &Region) -> Result<NativeExport> {
+        let mut export = NativeExport::from_fd(self.regions.lock().get(region)?.checked_fd()?, 0);
+        export.isolated = true;
+        Ok(export)
+    }
+}
+
+/// One buffer, mapped once, and which parts of it are taken.
+#[derive(Debug)]
+pub(crate) struct Carved {
+    buffer: DmaBuf,
+    mapping: ManuallyDrop<Mapping>,
+    /// Places are addresses.
+    carver: Carver,
+}
+
+impl Carved {
+    /// Maps the whole pages of a buffer.
+    pub(crate) fn new(buffer: DmaBuf) -> Result<Self> {
+        let page = page_size();
+        let size = usize::try_from(buffer.size()).unwrap_or(usize::MAX) / page * page;
+        if size == 0 {
+            return Err(Error::InvalidArgument { what: "dma-buf", why: "must have at least one page" });
+        }
+        // A start that has the alignment of huge pages, where buffer and addresses have room for it.
+        let align = if size >= 2 << 20 { 2 << 20 } else { page };
+        let mapping = buffer.map(0, size, align, true)?;
+        let start = mapping.address().to_bits();
+        let carver = Carver::new(start, start + size as u64, "the dma-buf that was given")?;
+        live::add(mapping.address(), size, buffer.clone(), true);
+        Ok(Self { buffer, mapping: ManuallyDrop::new(mapping), carver })
+    }
+
+    pub(crate) fn allocate(&self, layout: Layout) -> Result<Region> {
+        self.carver.allocate_pages(layout, page_size())
+    }
+
+    pub(crate) fn free(&self, region: &Region) -> Result<()> {
+        self.carver.free(region, |_| Ok(()))
+    }
+
+    pub(crate) fn check(&self, region: &Region) -> Result<()> {
+        self.carver.place_of(region).map(drop)
+    }
+
+    pub(crate) fn export(&self, region: &Region) -> Result<NativeExport> {
+        let offset = self.carver.place_of(region)? - self.mapping.address().to_bits();
+        let mut export = NativeExport::from_fd(self.buffer.checked_fd()?, offset);
+        export.isolated = region.size() == self.mapping.size();
+        Ok(export)
+    }
+}
+
+impl Drop for Carved {
+    fn drop(&mut self) {
+        // With regions that were not freed it stays mapped: they may still be in use.
+        if self.carver.live() == 0 {
+            live::remove(self.mapping.address());
+            // SAFETY: dropped once, here, and not used after.
+            unsafe { ManuallyDrop::drop(&mut self.mapping) };
+        }
+    }
+}

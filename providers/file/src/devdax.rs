@@ -1,0 +1,175 @@
+//! [`DevDaxProvider`] and [`DevDaxImport`]: a DAX device (`/dev/daxX.Y`), which is persistent, or other memory that the kernel
+//! does not manage.
+//!
+//! The device is mapped once, and regions are parts of that mapping, in pages of 2 MiB. The device itself is what other
+//! processes get, so that every region can be exported.
+
+use core::fmt;
+use core::mem::ManuallyDrop;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::sync::Arc;
+
+use umf_core::{
+    Access, Error, Export, Import, ImportRequest, Imported, Layout, MemoryKind, Provider, ProviderKind,
+    Region, Result, Visibility,
+};
+use umf_os::{CheckedFile, Mapping, Part};
+use umf_suballoc::Carver;
+
+use crate::backing::{self, Backing, HUGE, SYNCHRONOUS};
+
+const KIND: ProviderKind = match ProviderKind::new("devdax") {
+    Some(kind) => kind,
+    None => panic!("a valid name"),
+};
+
+const OWNER: &str = "this DAX provider";
+
+/// Regions of a DAX device. Thread-safe.
+///
+/// A forked child shares the memory, so the provider is frozen there: allocating is [`Error::Frozen`], and freeing does nothing.
+/// Freed memory keeps its content, and so does the device. Allocating and freeing do not use the global allocator.
+///
+/// If the program closes the device's descriptor, or opens another file under its number, exporting
+/// is [`Error::Native`], and that file is not closed.
+pub struct DevDaxProvider {
+    backing: Backing,
+    mapping: ManuallyDrop<Mapping>,
+}
+
+impl DevDaxProvider {
+    /// A provider of the first `size` bytes of the device at `path`, rounded down to whole pages of 2 MiB.
+    ///
+    /// # Errors
+    /// [`Error::Native`] if it cannot be opened, or cannot be mapped as a DAX device; [`Error::InvalidArgument`] for less than a
+    /// page.
+    pub fn open(path: &Path, size: usize, name: impl Into<String>) -> Result<Arc<Self>> {
+        let size = size / HUGE * HUGE;
+        if size == 0 {
+            return Err(Error::InvalidArgument { what: "size", why: "must be at least 2 MiB" });
+        }
+        let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let device = opened.map_err(|error| Error::native("open", error.raw_os_error().unwrap_or(0)))?;
+        let mapping = map(device.as_fd(), 0, size, Access::ReadWrite)?;
+        let start = mapping.address().to_bits();
+        let carver = Carver::new(start, start + size as u64, OWNER)?;
+        let backing = Backing::new(CheckedFile::new(device.into())?, start, carver, name.into());
+        Ok(Arc::new(Self { backing, mapping: ManuallyDrop::new(mapping) }))
+    }
+}
+
+/// Maps whole pages of a device. Only a DAX device can be mapped so.
+fn map(device: BorrowedFd<'_>, offset: u64, size: usize, access: Access) -> Result<Mapping> {
+    backing::map(device, offset, size, HUGE, SYNCHRONOUS, access).map_err(|errno| Error::Native {
+        call: "mmap",
+        native: errno.raw_os_error(),
+        hint: "name a DAX device such as /dev/dax0.0, and not more bytes than it has",
+    })
+}
+
+impl Drop for DevDaxProvider {
+    fn drop(&mut self) {
+        // Regions are promised to stay until they are freed.
+        if self.backing.carver.live() == 0 {
+            // SAFETY: dropped once, here, and not used after.
+            unsafe { ManuallyDrop::drop(&mut self.mapping) };
+        }
+    }
+}
+
+// SAFETY: regions are parts of the device's mapping, and do not overlap, as the carver sees to.
+unsafe impl Provider for DevDaxProvider {
+    fn kind(&self) -> ProviderKind {
+        KIND
+    }
+
+    fn name(&self) -> &str {
+        &self.backing.name
+    }
+
+    fn memory_kind(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
+
+    fn visibility(&self) -> Visibility {
+        Visibility::Shared
+    }
+
+    fn page_size(&self) -> usize {
+        HUGE
+    }
+
+    fn allocate(&self, layout: Layout) -> Result<Region> {
+        if self.backing.is_inherited() {
+            return Err(Error::Frozen { what: "memory of a DAX device" });
+        }
+        self.backing.carver.allocate_pages(layout, HUGE)
+    }
+
+    unsafe fn free(&self, region: Region) -> Result<()> {
+        if self.backing.is_inherited() {
+            return Ok(());
+        }
+        self.backing.carver.free(&region, |_| Ok(()))
+    }
+
+    fn export(&self) -> Option<&dyn Export> {
+        Some(&self.backing)
+    }
+
+    fn import(&self) -> Option<&dyn Import> {
+        Some(&DevDaxImport)
+    }
+}
+
+impl fmt::Debug for DevDaxProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DAX provider {:?}: {:?}", self.backing.name, self.backing.carver)
+    }
+}
+
+/// Opens regions of a DAX device of another process. Needs no provider, and keeps no state.
+///
+/// A device does not shrink while it is open. What is not one cannot be mapped as one, and is refused by that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DevDaxImport;
+
+// SAFETY: the mapping keeps the device, and stays until released.
+unsafe impl Import for DevDaxImport {
+    fn kind(&self) -> ProviderKind {
+        KIND
+    }
+
+    fn import(&self, mut request: ImportRequest) -> Result<Imported> {
+        let refuse = |why| Error::Untrusted { why };
+        let device = request.fd.take().map(File::from).ok_or(refuse("no file descriptor came along"))?;
+        if !device.metadata().is_ok_and(|about| about.file_type().is_char_device()) {
+            return Err(refuse("the descriptor is not that of a device"));
+        }
+        // The kernel refuses what lies beyond the device, whose size is not known here.
+        let Part { offset, size } = Part::of(&request, HUGE, i64::MAX as u64)?;
+        let mapping = map(device.as_fd(), offset, size, request.access)?;
+        Ok(Imported::host(mapping.keep(), size, request.access))
+    }
+
+    unsafe fn release(&self, imported: Imported) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { backing::release(&imported) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_dax_device_is_refused() {
+        let open = |path: &str, size| DevDaxProvider::open(Path::new(path), size, "test");
+        assert!(matches!(open("/dev/zero", HUGE), Err(Error::Native { call: "mmap", .. })));
+        assert!(matches!(open("/nowhere", HUGE), Err(Error::Native { call: "open", .. })));
+        assert!(matches!(open("/dev/zero", HUGE - 1), Err(Error::InvalidArgument { .. })));
+    }
+}
