@@ -13,7 +13,7 @@ pub enum Progress {
 
 /// Work that may still use memory which its owner has freed: what a device was told to do, for one.
 ///
-/// A block that is freed with a completion ([`crate::Pool::free_after`]) is not handed out, and its region does not go back to the
+/// A block that is freed with a completion ([`crate::DeferredFree::free_after`]) is not handed out, and its region does not go back to the
 /// provider, before the completion is [`Progress::Ready`]. An event of a stream is the usual one; one value may stand for all blocks
 /// that were freed between two events.
 ///

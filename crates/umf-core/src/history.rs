@@ -154,7 +154,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// The last events of a pool, of all threads: see [`crate::Pool::history`].
+/// The last events of a pool, of all threads: see [`crate::Inspect::history`].
 ///
 /// Its text is a line per event: when, the thread, what, the address and sizes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,12 +4,12 @@
 //! |---|---|
 //! | provider | [`Provider`] and its abilities: [`provider`] |
 //! | region | [`Region`], got through an [`Upstream`] |
-//! | pool, block | [`Pool`] |
+//! | pool, block | [`Pool`] and its abilities: [`pool`] |
 //! | address | [`Address`], which cannot be dereferenced |
 //! | tracker | [`tracker::find`]: from an address to its region and pool |
 //! | exported memory | [`observer`]: who is told before it goes |
 //! | leased memory | [`held`]: freed, and still open in other processes |
-//! | delayed free | [`Pool::free_after`]: freed, and handed out again when a [`Completion`] is ready |
+//! | delayed free | [`DeferredFree::free_after`]: freed, and handed out again when a [`Completion`] is ready |
 //! | living pools of one kind | [`registry`] |
 //! | limits | [`limit`]: of one pool, or shared |
 //! | lack of memory | [`shortage`]: the application is asked |
@@ -59,7 +59,7 @@ pub use address::{Address, AddressSpace};
 pub use completion::{Completion, Progress};
 pub use error::{Error, PastFree, Result};
 pub use layout::Layout;
-pub use pool::{BlockSpan, Pool};
+pub use pool::{BlockSpan, Controls, DeferredFree, Inspect, Pool, Reserve, ShareLimit};
 pub use provider::{
     Access, CpuAccess, Export, HostAccess, Import, ImportRequest, Imported, MemoryKind, NativeBytes,
     NativeExport, Populate, Properties, Property, PropertyValue, Provider, ProviderKind, Purge, Region,

@@ -12,7 +12,7 @@ use crate::{Error, Layout, Region, Result, Upstream};
 ///
 /// A pool counts what it has reserved, and gives its part back as regions go back: when it trims, and when it
 /// is dropped. Before the limit refuses one of them, the others are told to give back what is free with them
-/// ([`crate::Pool::yield_free`]).
+/// ([`crate::ShareLimit::yield_free`]).
 #[derive(Debug)]
 pub struct SharedLimit {
     used: AtomicU64,
@@ -46,8 +46,10 @@ impl SharedLimit {
         let mut went = 0_u64;
         for_each_pool(|pool| {
             let missing = bytes.saturating_sub(went);
-            if missing > 0 {
-                went = went.saturating_add(pool.yield_free(self, missing));
+            if missing > 0
+                && let Some(sharing) = pool.share_limit()
+            {
+                went = went.saturating_add(sharing.yield_free(self, missing));
             }
         });
         went

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use umf_config::{DmaBufExporter, HugePages, NumaMode, Settings, SharedLimit as LimitSetting};
 use umf_core::held::OnFree;
+use umf_core::pool::missing;
 use umf_core::tracker::ProviderRef;
 use umf_core::{Provider, ProviderKind, Visibility};
 use umf_pool_proxy::{ProxyPool, ProxySettings};
@@ -168,7 +169,8 @@ pub(crate) fn pool(
     holding(&*pool, set)?;
     // A kind that cannot is an error.
     if set.reserve.get() != 0 {
-        pool.reserve(usize::try_from(set.reserve.get()).unwrap_or(usize::MAX))?;
+        let reserves = pool.reserves().ok_or(missing("reserving memory"))?;
+        reserves.reserve(usize::try_from(set.reserve.get()).unwrap_or(usize::MAX))?;
     }
     Ok(pool)
 }
@@ -187,7 +189,8 @@ pub(crate) fn holding(pool: &dyn umf_core::Pool, set: &umf_config::Pool) -> Resu
     let release = set.on_free == umf_config::OnFree::Release;
     if release || set.max_held.get() != 0 {
         let on_free = if release { OnFree::Release } else { OnFree::Hold };
-        pool.set_on_free(on_free, set.max_held.get())?;
+        let controls = pool.controls().ok_or(missing("holding freed memory"))?;
+        controls.set_on_free(on_free, set.max_held.get());
     }
     Ok(())
 }

@@ -101,7 +101,7 @@ fn settings_reach_the_pools() {
 
     let tight = Pool::named("tight").unwrap();
     drop((0..64).map(|_| tight.allocate(MIB).unwrap()).collect::<Vec<_>>());
-    assert!(tight.tidy().is_ok() && tight.statistics().cached_bytes <= 1 << 20);
+    assert!(tight.purge().is_ok() && tight.statistics().cached_bytes <= 1 << 20);
     let few = Pool::named("few").unwrap();
     drop((0..64).map(|_| few.allocate(MIB).unwrap()).collect::<Vec<_>>());
     assert!(few.statistics().cached_bytes <= 16 << 20, "{:?}", few.statistics());

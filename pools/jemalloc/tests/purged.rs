@@ -8,7 +8,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use umf_core::conformance::Borrower;
 use umf_core::conformance::pool::{Pages, Random};
 use umf_core::{
-    Address, Layout, MemoryKind, Pool, Provider, ProviderKind, Purge, Region, Result, Visibility,
+    Address, DeferredFree, Layout, MemoryKind, Pool, Provider, ProviderKind, Purge, Region, Result,
+    Visibility,
 };
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
 

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
     use umf_core::conformance::Borrower;
     use umf_core::conformance::pool::Pages;
-    use umf_core::{Layout, Pool};
+    use umf_core::{DeferredFree, Inspect, Layout, Pool};
 
     use crate::SlabSettings;
 
@@ -190,7 +190,7 @@ mod tests {
             assert!(end <= region.size);
         }
         borrower.close_all();
-        pool.drain(core::time::Duration::from_secs(5));
+        pool.upstream.drain(core::time::Duration::from_secs(5));
         [large, huge].into_iter().for_each(free);
         (1..1000).step_by(2).for_each(|index| free(small[index]));
         let totals = pool.map().unwrap().totals();

@@ -3,19 +3,19 @@
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use core::time::Duration;
 use std::sync::Arc;
 
-use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::history::PoolHistory;
 use umf_core::leaks::{LeakReport, LeakTime};
 use umf_core::limit::{Reserved, SharedLimit};
 use umf_core::map::PoolMap;
 use umf_core::metadata::Table;
 use umf_core::observer::Freed;
-use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::{Gauge, PoolStatistics};
-use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result, Upstream, tracker};
+use umf_core::{
+    Address, BlockSpan, Completion, Controls, DeferredFree, Error, Inspect, Layout, Pool, ProviderRef,
+    Reserve, Result, ShareLimit, Upstream, tracker,
+};
 use umf_sync::{Lock, Wiped, thread};
 
 use crate::SlabSettings;
@@ -318,12 +318,12 @@ unsafe impl Pool for SlabPool {
     }
 
     #[inline]
-    fn allocate_at_once(&self, layout: Layout) -> Option<Address> {
+    fn allocate_fast(&self, layout: Layout) -> Option<Address> {
         self.take_at_once(layout)
     }
 
     #[inline]
-    unsafe fn free_at_once(&self, address: Address) -> bool {
+    unsafe fn free_fast(&self, address: Address) -> bool {
         match self.put_at_once(address) {
             Ok(()) => true,
             Err(Some(found)) => self.put_found(found, address).is_some(),
@@ -342,14 +342,44 @@ unsafe impl Pool for SlabPool {
         }
     }
 
-    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
-        self.free_when_ready(address, completion)
-    }
-
     fn block_at(&self, address: Address) -> Result<BlockSpan> {
         self.find_block(address).map(|(block, _)| block)
     }
 
+    fn trim(&self, keep: usize) -> Result<usize> {
+        let went = self.release_free(keep);
+        self.lower_floor();
+        went
+    }
+
+    fn statistics(&self) -> PoolStatistics {
+        self.sum_up()
+    }
+
+    fn deferred_free(&self) -> Option<&dyn DeferredFree> {
+        Some(self)
+    }
+
+    fn controls(&self) -> Option<&dyn Controls> {
+        Some(&self.upstream)
+    }
+
+    fn reserves(&self) -> Option<&dyn Reserve> {
+        Some(self)
+    }
+
+    fn share_limit(&self) -> Option<&dyn ShareLimit> {
+        Some(self)
+    }
+
+    fn inspect(&self) -> Option<&dyn Inspect> {
+        Some(self)
+    }
+}
+
+// SAFETY: `free` announces exported blocks before they can be handed out again; what the upstream holds stays
+// out of reach until `reclaim`.
+unsafe impl DeferredFree for SlabPool {
     fn mark_exported(&self, address: Address) -> Result<()> {
         let (block, place) = self.find_block(address)?;
         if block.address != address {
@@ -364,57 +394,43 @@ unsafe impl Pool for SlabPool {
         }
     }
 
-    fn trim(&self, keep: usize) -> Result<usize> {
-        let went = self.release_free(keep);
-        self.lower_floor();
-        went
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        self.free_when_ready(address, completion)
     }
 
+    unsafe fn reclaim(&self, freed: Freed) -> Result<()> {
+        self.take_back(freed)
+    }
+}
+
+impl Reserve for SlabPool {
     fn reserve(&self, bytes: usize) -> Result<usize> {
         self.take_ahead(bytes)
     }
 
-    fn tidy(&self) -> Result<usize> {
+    fn purge(&self) -> Result<usize> {
         self.tidy_now()
     }
+}
 
+impl ShareLimit for SlabPool {
     fn yield_free(&self, limit: &SharedLimit, bytes: u64) -> u64 {
         self.give_others(limit, bytes)
     }
+}
 
-    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) -> Result<()> {
-        self.upstream.set_out_of_memory(callback);
-        Ok(())
+impl Inspect for SlabPool {
+    fn map(&self) -> Option<PoolMap> {
+        Some(self.draw())
     }
 
-    unsafe fn let_go(&self, freed: Freed) -> Result<()> {
-        self.take_back(freed)
-    }
-
-    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
-        self.upstream.set_on_free(on_free, max_held_bytes);
-        Ok(())
-    }
-
-    fn drain(&self, timeout: Duration) -> HeldStatistics {
-        self.upstream.drain(timeout)
-    }
-
-    fn map(&self) -> Result<PoolMap> {
-        Ok(self.draw())
-    }
-
-    fn history(&self) -> Result<PoolHistory> {
+    fn history(&self) -> Option<PoolHistory> {
         self.read_history()
     }
 
-    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> Result<()> {
+    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
         self.show_leaks(LeakTime::Asked, look);
-        Ok(())
-    }
-
-    fn statistics(&self) -> PoolStatistics {
-        self.sum_up()
+        true
     }
 }
 

@@ -229,7 +229,7 @@ impl SlabSettings {
     /// between once and twice that time after its last use; beside blocks that a thread goes on using, by halves. Default: zero.
     ///
     /// It is looked at where threads are on slow paths, at most once in that time: an application in which nothing happens asks
-    /// for [`umf_core::Pool::tidy`] now and then, or for [`SlabSettings::background`].
+    /// for [`umf_core::Reserve::purge`] now and then, or for [`SlabSettings::background`].
     #[must_use]
     pub const fn release_after(mut self, age: Duration) -> Self {
         self.release_after = age;
@@ -268,7 +268,7 @@ impl SlabSettings {
         self
     }
 
-    /// Bytes that the pool takes from its provider at the beginning, for blocks that are pooled, and keeps: [`umf_core::Pool::reserve`].
+    /// Bytes that the pool takes from its provider at the beginning, for blocks that are pooled, and keeps: [`umf_core::Reserve::reserve`].
     /// Default: 0.
     #[must_use]
     pub const fn reserve(mut self, bytes: u64) -> Self {

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use umf_core::conformance::Borrower;
 use umf_core::conformance::pool::{Numbers, Token};
 use umf_core::map::PieceState;
-use umf_core::{Address, BlockSpan, Error, Layout, Pool};
+use umf_core::{Address, BlockSpan, DeferredFree, Error, Inspect, Layout, Pool, Reserve};
 use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
 
 #[derive(Clone, Debug)]
@@ -313,7 +313,7 @@ proptest! {
                 }
                 Step::Tidy => {
                     let before = pool.statistics().reserved_bytes;
-                    let went = pool.tidy().unwrap();
+                    let went = pool.purge().unwrap();
                     closed.clear();
                     prop_assert_eq!(pool.statistics().reserved_bytes, before - went as u64);
                 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use umf_core::conformance::pool::{Numbers, Pages, Token};
-use umf_core::{Address, Layout, Pool};
+use umf_core::{Address, DeferredFree, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
 
 /// What nothing here takes as long as.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use umf_core::conformance::Borrower;
 use umf_core::conformance::pool::{Numbers, Pages};
-use umf_core::{Address, Completion, Error, Layout, Pool, Progress};
+use umf_core::{Address, Completion, DeferredFree, Error, Layout, Pool, Progress};
 use umf_pool_slab::{SlabPool, SlabSettings};
 
 const SIZES: [usize; 4] = [64, 5_000, 70_000, 1 << 20];

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use umf_core::conformance::Borrower;
 use umf_core::conformance::pool::{Pages, Random};
-use umf_core::{Address, Error, Layout, Pool};
+use umf_core::{Address, DeferredFree, Error, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
 
 /// Of all magnitudes from 8 bytes to 8 MiB.

@@ -9,7 +9,7 @@ use umf_core::conformance::pool::{Numbers, Pages};
 use umf_core::history::{Event, EventKind};
 use umf_core::leaks::{LeakTime, Stack};
 use umf_core::map::PieceState;
-use umf_core::{Address, Error, Layout, Pool, history};
+use umf_core::{Address, Error, Inspect, Layout, Pool, history};
 use umf_pool_slab::{Leaks, Poison, SlabPool, SlabSettings};
 
 fn allocate(pool: &SlabPool, size: usize) -> Address {
@@ -81,7 +81,7 @@ fn a_history_forgets_what_is_long_ago() {
     assert_eq!(free(&pool, first), Err(Error::NotAllocated { address: first }));
     assert!(matches!(free(&pool, last), Err(Error::FreedTwice { .. })));
     let none = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
-    assert!(matches!(none.history(), Err(Error::NotSupported { .. })));
+    assert!(none.history().is_none());
     let too_long = SlabSettings::new().history(SlabSettings::LONGEST_HISTORY + 1);
     assert!(matches!(
         SlabPool::new(Pages::private(), too_long),
@@ -160,7 +160,7 @@ fn leaks_are_told_with_their_sites_when_the_pool_goes() {
     free(&pool, blocks[0]).unwrap();
     std::thread::scope(|scope| scope.spawn(|| free(&pool, blocks[9]).unwrap()).join().unwrap());
     let mut asked = 0;
-    pool.leaks(&mut |report| asked = report.sites.len()).unwrap();
+    assert!(pool.leaks(&mut |report| asked = report.sites.len()));
     assert_eq!(asked, 2);
     drop(pool);
     let reports = reports.lock().unwrap();
@@ -183,8 +183,7 @@ fn leaks_are_counted_without_being_watched_and_only_where_there_are_some() {
         let sizes: Vec<_> = report.sizes.iter().map(|size| (size.block_size, size.blocks)).collect();
         assert_eq!(sizes, [(104, 1), (20 << 20, 1)]);
         assert_eq!((report.sampled, report.time), (0, LeakTime::Asked));
-    })
-    .unwrap();
+    });
     drop(pool);
     let quiet = SlabPool::new(Pages::private(), keeping(&reports, SlabSettings::new())).unwrap();
     allocate(&quiet, 100);
@@ -206,8 +205,7 @@ fn of_many_allocations_a_few_are_remembered() {
         pool.leaks(&mut |report| {
             assert_eq!(report.sampled, 10);
             sum = report.sites.iter().map(|site| site.blocks).sum();
-        })
-        .unwrap();
+        });
         sum
     };
     assert_eq!(remembered(), 100);
@@ -424,7 +422,7 @@ fn threads_are_watched_all_at_once() {
     assert_eq!(told.lock().unwrap()[..], []);
     let statistics = pool.statistics();
     assert_eq!((statistics.live_blocks, statistics.allocations), (0, 12_000));
-    pool.leaks(&mut |report| assert_eq!((report.blocks, report.sites.len()), (0, 0))).unwrap();
+    assert!(pool.leaks(&mut |report| assert_eq!((report.blocks, report.sites.len()), (0, 0))));
     pool.trim(0).unwrap();
     assert_eq!(pool.statistics().reserved_bytes, 0);
     let frees = |event: &&Event| event.kind == EventKind::Free;

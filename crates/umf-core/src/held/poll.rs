@@ -7,7 +7,7 @@ use super::registry::{Begun, REGISTRY};
 use super::upstream::purge;
 use crate::observer::Freed;
 use crate::tracker::{self, OwnerGuard, OwnerId};
-use crate::{Error, Progress, Result};
+use crate::{Error, Pool, Progress, Result};
 use umf_sync::failpoint;
 
 thread_local! {
@@ -108,12 +108,12 @@ impl Look {
 /// Hands the memory to whoever gets it.
 fn let_go(held: &mut Item, owner: Option<&OwnerGuard>) -> Result<u64> {
     let size = held.size as u64;
-    let pool = owner.and_then(OwnerGuard::pool);
+    let pool = owner.and_then(OwnerGuard::pool).and_then(Pool::deferred_free);
     match &mut held.what {
         What::Block => {
             let gone = Error::NotAllocated { address: held.base };
             // SAFETY: the pool gave the block to `hold`, and it was detached, so that it is given back once.
-            unsafe { pool.ok_or(gone)?.let_go(Freed::Block { address: held.base }) }?;
+            unsafe { pool.ok_or(gone)?.reclaim(Freed::Block { address: held.base }) }?;
             failpoint!("held.block_returned");
         }
         What::Region(region, number, provider) => {
@@ -133,7 +133,7 @@ fn let_go(held: &mut Item, owner: Option<&OwnerGuard>) -> Result<u64> {
             failpoint!("held.region_returned");
             if let Some(pool) = pool {
                 // SAFETY: the region is one of the pool's, which knows that it was held.
-                let noted = unsafe { pool.let_go(Freed::Region(*region)) };
+                let noted = unsafe { pool.reclaim(Freed::Region(*region)) };
                 if let Err(error) = noted {
                     tracing::error!(address = %region.base(), %error, "the pool did not take note of a region that went");
                 }

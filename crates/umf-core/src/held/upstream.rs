@@ -42,7 +42,7 @@ impl Upstream {
     /// Holds a block that the pool has just freed and that [`crate::observer::before_free`] answered `leases` for, if any is
     /// left. For pools.
     ///
-    /// `true`: the block is held. The pool keeps it from everyone until [`crate::Pool::let_go`]. `false`: nobody has it open;
+    /// `true`: the block is held. The pool keeps it from everyone until [`crate::DeferredFree::reclaim`]. `false`: nobody has it open;
     /// it is free.
     #[must_use]
     pub fn hold(&self, address: Address, size: usize, leases: Arc<dyn Leases>) -> bool {
@@ -85,7 +85,7 @@ impl Upstream {
     }
 
     /// If blocks wait for completions, looks whether a few of them are ready. For pools, on the slow paths of allocating and of
-    /// freeing with a completion, and without any lock that [`crate::Pool::let_go`] takes.
+    /// freeing with a completion, and without any lock that [`crate::DeferredFree::reclaim`] takes.
     #[inline]
     pub fn poll_awaited(&self) {
         if self.awaits() {
@@ -101,7 +101,7 @@ impl Upstream {
 
     /// Lets go of what this upstream holds and nobody leases any more; returns how many bytes that was.
     ///
-    /// To be called without any lock that [`crate::Pool::let_go`] takes.
+    /// To be called without any lock that [`crate::DeferredFree::reclaim`] takes.
     pub fn poll(&self) -> u64 {
         poll::account(self.id().number(), u32::MAX)
     }
@@ -112,7 +112,7 @@ impl Upstream {
     }
 
     /// Whether the bound of [`Upstream::set_on_free`] lets more be allocated; polls if it does not. For pools, on the way to more
-    /// memory, and without any lock that [`crate::Pool::let_go`] takes.
+    /// memory, and without any lock that [`crate::DeferredFree::reclaim`] takes.
     ///
     /// Costs a load where there is no bound.
     ///
@@ -151,7 +151,7 @@ impl Upstream {
         wait(timeout, || self.poll(), || self.held())
     }
 
-    /// From now on [`crate::Pool::let_go`] is not called any more. For pools, first thing when they are dropped: what they
+    /// From now on [`crate::DeferredFree::reclaim`] is not called any more. For pools, first thing when they are dropped: what they
     /// hold goes over to the regions that they free.
     pub fn stop_letting_go(&self) {
         while !REGISTRY.lock().close(self.id().number()) {

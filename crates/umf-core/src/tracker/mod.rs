@@ -168,18 +168,21 @@ pub unsafe fn free(address: Address) -> Result<()> {
     }
 }
 
-/// As [`free`], of a block that may still be in use until `completion` is ready: see [`crate::Pool::free_after`].
+/// As [`free`], of a block that may still be in use until `completion` is ready: see [`crate::DeferredFree::free_after`].
 ///
 /// # Errors
-/// As [`crate::Pool::free_after`]; [`Error::ForeignAddress`] if no pool has a region there.
+/// As [`crate::DeferredFree::free_after`]; [`Error::ForeignAddress`] if no pool has a region there.
 ///
 /// # Safety
-/// As [`crate::Pool::free_after`]; the pool is alive.
+/// As [`crate::DeferredFree::free_after`]; the pool is alive.
 pub unsafe fn free_after(address: Address, completion: Arc<dyn Completion>) -> Result<()> {
     // SAFETY: passed on to the caller, here and below.
     match unsafe { pool_of(address) } {
-        // SAFETY: as above.
-        Some(pool) => unsafe { pool.free_after(address, completion) },
+        Some(pool) => match pool.deferred_free() {
+            // SAFETY: as above.
+            Some(deferred) => unsafe { deferred.free_after(address, completion) },
+            None => Err(crate::pool::missing("freeing with a completion")),
+        },
         None => Err(Error::ForeignAddress { address, owner: "any pool" }),
     }
 }

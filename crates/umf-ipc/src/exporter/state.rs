@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use umf_core::Address;
+use umf_core::pool::missing;
 use umf_core::tracker::{self, Found};
 use umf_sync::{Lock, chunks::Chunks, failpoint, fork, thread};
 
@@ -201,7 +202,10 @@ impl State {
                     self.remember(entry, target.start, &block);
                     blocks.insert(key, block);
                     // The block may have been freed by somebody who should not have; then it is not exported.
-                    let marked = owner.pool().map_or(Ok(()), |pool| pool.mark_exported(target.start));
+                    let marked = owner.pool().map_or(Ok(()), |pool| {
+                        let deferred = pool.deferred_free().ok_or(missing("exporting blocks"))?;
+                        deferred.mark_exported(target.start)
+                    });
                     if let Err(error) = marked {
                         blocks.remove(key);
                         // Nobody has seen its handle.

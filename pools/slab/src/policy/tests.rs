@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use umf_core::conformance::pool::{Numbers, Random};
-use umf_core::{Address, Layout, MemoryKind, Pool, Provider, ProviderKind, Region, Visibility};
+use umf_core::{Address, Layout, MemoryKind, Pool, Provider, ProviderKind, Region, Reserve, Visibility};
 
 use super::*;
 
@@ -300,7 +300,7 @@ fn threads_are_not_disturbed_by_looks() {
             while !stop.load(Ordering::Relaxed) {
                 pool.policy.due.store(0, Ordering::Relaxed);
                 pool.expire_if_due(hour * HOUR);
-                pool.tidy().unwrap();
+                pool.purge().unwrap();
                 hour += 1;
             }
         });

@@ -6,13 +6,12 @@ use core::time::Duration;
 
 use umf_core::history::{Event, EventKind, PoolHistory};
 use umf_core::metadata::Slot;
-use umf_core::{Address, Error, PastFree, Result};
+use umf_core::{Address, PastFree};
 use umf_sync::chunks::{Chunks, Zeroed};
 use umf_sync::thread;
 
 use crate::SlabPool;
 use crate::arena::Arena;
-use crate::pool::OWNER;
 
 /// The ring of a thread number: of the thread that has it, and of those that had it before.
 struct Ring {
@@ -110,16 +109,16 @@ impl History {
 }
 
 impl SlabPool {
-    pub(crate) fn read_history(&self) -> Result<PoolHistory> {
+    pub(crate) fn read_history(&self) -> Option<PoolHistory> {
         let history = &self.watch.history;
         if !history.is_on() {
-            return Err(Error::NotSupported { what: "a history that is not set", owner: OWNER, native: 0 });
+            return None;
         }
         // First: what is written meanwhile is not missing among the forgotten.
         let written: u64 = history.rings().map(|ring| ring.next.load(Ordering::Relaxed)).sum();
         let mut events: Vec<Event> = history.events().collect();
         events.sort_by_key(|event| event.at);
-        Ok(PoolHistory {
+        Some(PoolHistory {
             pool: self.settings.name.as_str().to_owned(),
             read_at: self.watch.now(),
             forgotten: written.saturating_sub(events.len() as u64),

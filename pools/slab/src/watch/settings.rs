@@ -128,7 +128,7 @@ impl SlabSettings {
     /// The largest `history`.
     pub const LONGEST_HISTORY: u32 = 1 << 20;
 
-    /// How many events each thread's history keeps (48 bytes each): [`umf_core::Pool::history`]. 0: there is none, and it costs nothing.
+    /// How many events each thread's history keeps (48 bytes each): [`umf_core::Inspect::history`]. 0: there is none, and it costs nothing.
     /// With one a double free is told with the free before it ([`Error::FreedTwice`]). Default: 0.
     #[must_use]
     pub const fn history(mut self, events: u32) -> Self {
