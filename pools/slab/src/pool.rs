@@ -365,7 +365,8 @@ unsafe impl Pool for SlabPool {
     }
 
     fn reserves(&self) -> Option<&dyn Reserve> {
-        Some(self)
+        let pools_blocks = self.classes.count() > 0;
+        pools_blocks.then_some(self as &dyn Reserve)
     }
 
     fn share_limit(&self) -> Option<&dyn ShareLimit> {
