@@ -39,4 +39,9 @@ pub enum Progress {
 pub trait Completion: Send + Sync {
     /// How far the work is, as far as can be told without waiting.
     fn progress(&self) -> Progress;
+
+    /// Whether a block that other processes have open is held for them alone, without this completion.
+    fn yields_to_leases(&self) -> bool {
+        false
+    }
 }

@@ -14,6 +14,7 @@
 //! | limits | [`limit`]: of one pool, or shared |
 //! | lack of memory | [`shortage`]: the application is asked |
 //! | what happened, what is left | [`history`], [`leaks`] |
+//! | mistakes in the use of a pool | [`checked`] |
 //! | environment | [`environment`]: the only reader of environment variables |
 //!
 //! A crate that brings a provider or a pool depends on this one alone, and runs the conformance suite of
@@ -27,6 +28,7 @@ compile_error!("umf runs on 64-bit Linux");
 
 mod address;
 pub mod background;
+pub mod checked;
 pub mod clock;
 mod completion;
 #[cfg(feature = "conformance")]

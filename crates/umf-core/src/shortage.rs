@@ -25,6 +25,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::statistics::PoolStatistics;
+use crate::tracker::OwnerGuard;
 use crate::{Error, Layout, Pool, Result, Upstream};
 use umf_sync::Lock;
 
@@ -187,6 +188,9 @@ impl Upstream {
         }
         let Some(callback) = self.slot().get() else { return Relief::GiveUp };
         let Some(_asking) = Asking::begin() else { return Relief::GiveUp };
+        // The one that the application knows: it may check this one.
+        let owner = self.id().guard();
+        let pool = owner.as_ref().and_then(OwnerGuard::pool).unwrap_or(pool);
         let shortage = Shortage { pool, layout, error, statistics: pool.statistics(), attempt };
         // A pool may be the global allocator, which must not unwind.
         catch_unwind(AssertUnwindSafe(|| callback.out_of_memory(&shortage))).unwrap_or_else(|payload| {

@@ -4,8 +4,9 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use umf_core::Address;
-use umf_core::Pool as _;
-use umf_pool_slab::{Leaks, SlabPool, SlabSettings};
+use umf_core::checked::{CheckSettings, Checked, Leaks};
+use umf_core::{Pool, pool};
+use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_provider_host::HostProvider;
 
 /// A slab pool over private host memory as the global allocator:
@@ -21,6 +22,8 @@ use umf_provider_host::HostProvider;
 #[derive(Debug)]
 pub struct GlobalPool {
     pool: AtomicPtr<SlabPool>,
+    /// What reports leaks, before the pool, if that is set.
+    checked: AtomicPtr<Checked>,
     leaks: Leaks,
     leak_sample: u32,
 }
@@ -31,7 +34,12 @@ impl GlobalPool {
     /// For a `static`.
     #[must_use]
     pub const fn new() -> Self {
-        Self { pool: AtomicPtr::new(std::ptr::null_mut()), leaks: Leaks::Off, leak_sample: 1 }
+        Self {
+            pool: AtomicPtr::new(std::ptr::null_mut()),
+            checked: AtomicPtr::new(std::ptr::null_mut()),
+            leaks: Leaks::Off,
+            leak_sample: 1,
+        }
     }
 
     /// What is written to standard error at the end of the process of blocks that are live then: some are in every program.
@@ -55,13 +63,41 @@ impl GlobalPool {
 
     #[cold]
     fn make(&self) -> Option<&'static SlabPool> {
-        let settings = SlabSettings::new().name("global").leaks(self.leaks).leak_sample(self.leak_sample);
+        let settings = SlabSettings::new().name("global");
         let made = SlabPool::new_static(&PROVIDER, settings).ok()?;
         let pointer = std::ptr::from_ref(made).cast_mut();
         match self.pool.compare_exchange(std::ptr::null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some(made),
             // Another thread was first; this pool stays empty.
             // SAFETY: as in `pool`.
+            Err(first) => Some(unsafe { &*first }),
+        }
+    }
+
+    #[cold]
+    fn checked(&self) -> Option<&'static Checked> {
+        let checked = self.checked.load(Ordering::Acquire);
+        if !checked.is_null() {
+            // SAFETY: only the code below stores pointers here, to objects that live for ever.
+            return Some(unsafe { &*checked });
+        }
+        let checks = CheckSettings::new().leaks(self.leaks).leak_sample(self.leak_sample);
+        let pool = SlabPool::new_static(&PROVIDER, SlabSettings::new().name("global")).ok()?;
+        // SAFETY: nothing else has the pool, except for its statistics.
+        let made = unsafe { Checked::new_static(pool, checks) }.ok()?;
+        let pointer = std::ptr::from_ref(made).cast_mut();
+        match self.checked.compare_exchange(
+            std::ptr::null_mut(),
+            pointer,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
+            Ok(_) => {
+                self.pool.store(std::ptr::from_ref(pool).cast_mut(), Ordering::Release);
+                Some(made)
+            }
+            // Another thread was first; this pool stays empty.
+            // SAFETY: as above.
             Err(first) => Some(unsafe { &*first }),
         }
     }
@@ -85,18 +121,24 @@ impl Default for GlobalPool {
 // nothing here unwinds or allocates from the global allocator.
 unsafe impl GlobalAlloc for GlobalPool {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let block = self.pool().and_then(|pool| {
-            let layout = umf_core::Layout::try_from(layout).ok()?;
-            pool.allocate(layout).ok()?.as_ptr()
+        let block = umf_core::Layout::try_from(layout).ok().and_then(|layout| {
+            let address = match self.leaks {
+                Leaks::Off => self.pool()?.allocate(layout),
+                _ => pool::allocate(self.checked()?, layout),
+            };
+            address.ok()?.as_ptr()
         });
         block.unwrap_or(std::ptr::null_mut())
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, _layout: Layout) {
-        if let Some(pool) = self.pool() {
+        let address = Address::from_ptr(pointer);
+        let freed = match self.leaks {
             // SAFETY: the caller's contract: the block came from `alloc` and is not used any more.
-            let freed = unsafe { pool.free(Address::from_ptr(pointer)) };
-            debug_assert!(freed.is_ok());
-        }
+            Leaks::Off => self.pool().map(|pool| unsafe { pool.free(address) }),
+            // SAFETY: as above.
+            _ => self.checked().map(|pool| unsafe { pool::free(pool, address) }),
+        };
+        debug_assert!(freed.is_none_or(|freed| freed.is_ok()));
     }
 }

@@ -15,7 +15,7 @@ use umf_core::{Controls, Inspect, Layout, Visibility};
 use umf_provider_host::HostProvider;
 
 use crate::behind::Behind;
-use crate::{Block, Leaks, Poison, Result, assembly, leaks, settings};
+use crate::{Block, CheckSettings, Leaks, Poison, Result, assembly, leaks, settings};
 
 /// Hands out blocks of memory.
 ///
@@ -247,6 +247,7 @@ impl std::fmt::Debug for Pool {
 pub struct PoolBuilder {
     provider: Option<ProviderRef>,
     slab: umf_pool_slab::SlabSettings,
+    checks: CheckSettings,
 }
 
 impl PoolBuilder {
@@ -280,31 +281,39 @@ impl PoolBuilder {
         self
     }
 
+    /// Replaces all that is set to be checked ([`PoolBuilder::history`] and the three after it change a
+    /// part of this).
+    #[must_use]
+    pub fn check(mut self, checks: CheckSettings) -> Self {
+        self.checks = checks;
+        self
+    }
+
     /// How many events each thread's history keeps: [`Pool::history`]. Default: 0, none.
     #[must_use]
     pub fn history(mut self, events: u32) -> Self {
-        self.slab = self.slab.history(events);
+        self.checks = self.checks.history(events);
         self
     }
 
     /// What is told of blocks that are live when the pool is dropped, or when the process ends. Default: [`Leaks::Off`].
     #[must_use]
     pub fn leaks(mut self, leaks: Leaks) -> Self {
-        self.slab = self.slab.leaks(leaks);
+        self.checks = self.checks.leaks(leaks);
         self
     }
 
     /// What is filled, so that mistakes show. Default: [`Poison::Off`].
     #[must_use]
     pub fn poison(mut self, poison: Poison) -> Self {
-        self.slab = self.slab.poison(poison);
+        self.checks = self.checks.poison(poison);
         self
     }
 
     /// Bytes of freed blocks that wait before anybody gets them again. Default: 0.
     #[must_use]
     pub fn quarantine(mut self, bytes: u64) -> Self {
-        self.slab = self.slab.quarantine(bytes);
+        self.checks = self.checks.quarantine(bytes);
         self
     }
 
@@ -346,6 +355,7 @@ impl PoolBuilder {
             Some(provider) => provider,
             None => HostProvider::builder().name("shared").visibility(Visibility::Shared).build()?.into(),
         };
-        Ok(Pool::from_pool(umf_pool_slab::SlabPool::new(provider, self.slab)?))
+        let pool = umf_pool_slab::SlabPool::new(provider, self.slab)?;
+        Ok(Pool::from_pool(assembly::checked(pool, self.checks)?))
     }
 }

@@ -7,7 +7,7 @@ use umf_core::map::{ClassMap, Piece, PieceState, PoolMap, RegionMap};
 use crate::SlabPool;
 use crate::large::UNIT;
 use crate::span::Kind;
-use crate::state::{HELD, LIVE, QUARANTINED};
+use crate::state::{HELD, LIVE};
 use crate::statistics::DIRECT;
 
 /// A slab or block and all that it takes of its region.
@@ -119,7 +119,6 @@ fn state_of(state: u8) -> PieceState {
     match state {
         state if state & LIVE != 0 => PieceState::Live,
         state if state & HELD != 0 => PieceState::Held,
-        state if state & QUARANTINED != 0 => PieceState::Quarantined,
         _ => PieceState::Cached,
     }
 }

@@ -7,7 +7,7 @@ use umf_core::{Address, Error, Layout, Result, tracker};
 use umf_sync::thread;
 
 use crate::SlabPool;
-use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED, WATCHED};
+use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED};
 use crate::reach::{Inside, SHARED_LIFE, life_of};
 use crate::span::{Place, Span};
 use crate::state::{EXPORTED, Entry, LIVE};
@@ -140,7 +140,7 @@ impl SlabPool {
         let gates = self.gates.load(Ordering::Relaxed);
         if gates != 0 {
             self.gate_allocation(gates)?;
-            if gates & (TRACED | WATCHED) != 0 {
+            if gates & TRACED != 0 {
                 return self.allocate_slow(layout);
             }
         }
@@ -165,9 +165,6 @@ impl SlabPool {
             }
             if gates & TRACED != 0 {
                 self.trace_block("free", 0, Some(&address));
-            }
-            if gates & WATCHED != 0 {
-                return self.free_watched(address);
             }
         }
         if self.free_cached(address, gates).is_some() { Ok(()) } else { self.free_slow(address) }
@@ -216,7 +213,7 @@ impl SlabPool {
         if gates & TRACED != 0 {
             self.trace_block("allocate", layout.size(), address.as_ref().ok());
         }
-        if gates & WATCHED != 0 { self.watch_allocation(layout, address) } else { address }
+        address
     }
 
     /// The common path of a free: of a block that goes into this thread's cache.
@@ -309,9 +306,6 @@ impl SlabPool {
             // It is held, perhaps, and remains so.
             place.state.fetch_or(old, Ordering::AcqRel);
             return Err(self.why_not(address));
-        }
-        if self.gates.load(Ordering::Relaxed) & WATCHED != 0 {
-            self.watch_free(place, old, address);
         }
         if old & EXPORTED != 0 {
             return self.free_exported(place, address);

@@ -5,8 +5,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 
-use umf_core::history::PoolHistory;
-use umf_core::leaks::{LeakReport, LeakTime};
+use umf_core::leaks::LeakReport;
 use umf_core::limit::{Reserved, SharedLimit};
 use umf_core::map::PoolMap;
 use umf_core::metadata::Table;
@@ -32,7 +31,6 @@ use crate::roster;
 use crate::span::{Place, Span};
 use crate::state::{self, EXPORTED, LIVE};
 use crate::thread_cache::ThreadCache;
-use crate::watch::Watch;
 
 pub(crate) const OWNER: &str = "this slab pool";
 
@@ -44,8 +42,6 @@ pub(crate) const TRACED: u8 = 2;
 pub(crate) const CLOSING: u8 = 4;
 /// The kernel does not fence threads for others: they do it themselves (see `reach`).
 pub(crate) const FENCED: u8 = 8;
-/// Every allocation and free is watched (see `watch`).
-pub(crate) const WATCHED: u8 = 16;
 
 /// Spans up to this number are found a little faster: so many slabs of 64 KiB make a GiB.
 pub(crate) const SPANS: usize = 1 << 14;
@@ -96,7 +92,6 @@ pub struct SlabPool {
     pub(crate) policy: Policy,
     /// What requests ask for, by class; the last is of blocks that are regions.
     pub(crate) asked: [Asked; MAX_CLASSES + 1],
-    pub(crate) watch: Watch,
     /// Live blocks that are regions.
     pub(crate) direct: Gauge,
     pub(crate) direct_allocations: AtomicU64,
@@ -153,10 +148,8 @@ impl SlabPool {
         let settings = settings.checked()?;
         let shared = provider.visibility() == umf_core::Visibility::Shared;
         let fenced = !umf_sync::fence::is_usable();
-        settings.watched.check(&provider)?;
         let flag = |set, flag| if set { flag } else { 0 };
-        let told = flag(settings.trace >= 3, TRACED) | flag(settings.watched.each_block(), WATCHED);
-        let gates = flag(shared, SHARED) | flag(fenced, FENCED) | told;
+        let gates = flag(shared, SHARED) | flag(fenced, FENCED) | flag(settings.trace >= 3, TRACED);
         let upstream = Upstream::new(provider)?;
         upstream.set_on_free(settings.on_free, settings.max_held);
         upstream.set_out_of_memory(settings.out_of_memory.clone());
@@ -180,7 +173,6 @@ impl SlabPool {
             ahead: Ahead::new(),
             policy: Policy::new(&settings),
             asked: [const { Asked::new() }; MAX_CLASSES + 1],
-            watch: Watch::new(&settings.watched),
             direct: Gauge::new(),
             direct_allocations: AtomicU64::new(0),
             any_exported: AtomicBool::new(false),
@@ -241,7 +233,6 @@ impl SlabPool {
         };
         // SAFETY: passed on to the caller; `drop` leaves.
         unsafe { roster::enter(NonNull::from(self))? };
-        self.watch_end_of_process();
         Ok(())
     }
 
@@ -425,12 +416,8 @@ impl Inspect for SlabPool {
         Some(self.draw())
     }
 
-    fn history(&self) -> Option<PoolHistory> {
-        self.read_history()
-    }
-
     fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
-        self.show_leaks(LeakTime::Asked, look);
+        self.show_leaks(look);
         true
     }
 }

@@ -10,8 +10,6 @@ use umf_core::{Error, Result};
 
 use umf_core::limit::SharedLimitRef;
 
-use crate::watch::Watched;
-
 const NAME: usize = 48;
 
 /// A name without heap memory, cut to 48 bytes.
@@ -75,7 +73,6 @@ pub struct SlabSettings {
     pub(crate) background: bool,
     pub(crate) reserve: u64,
     pub(crate) out_of_memory: Option<Arc<dyn OutOfMemory>>,
-    pub(crate) watched: Watched,
 }
 
 impl Default for SlabSettings {
@@ -119,7 +116,6 @@ impl SlabSettings {
             background: false,
             reserve: 0,
             out_of_memory: None,
-            watched: Watched::default(),
         }
     }
 

@@ -37,6 +37,7 @@ use core::time::Duration;
 use std::time::Instant;
 
 pub(crate) use joined::Joined;
+pub(crate) use poll::looks_at_all;
 pub(crate) use upstream::Policy;
 
 use registry::REGISTRY;

@@ -13,6 +13,14 @@ use umf_sync::failpoint;
 thread_local! {
     /// The thread is looking already: what it asks may get here again.
     static LOOKS: Cell<bool> = const { Cell::new(false) };
+    /// It looks at all that an account has.
+    static LOOKS_AT_ALL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread looks at everything that is held, because memory is needed or waited for,
+/// and not at a few items in passing.
+pub(crate) fn looks_at_all() -> bool {
+    LOOKS_AT_ALL.get()
 }
 
 /// The thread looks until this is dropped.
@@ -27,6 +35,7 @@ impl Looking {
 impl Drop for Looking {
     fn drop(&mut self) {
         LOOKS.set(false);
+        LOOKS_AT_ALL.set(false);
     }
 }
 
@@ -34,6 +43,7 @@ impl Drop for Looking {
 /// already.
 pub(super) fn account(account: u32, most: u32) -> u64 {
     let Some(_looking) = Looking::begin() else { return 0 };
+    LOOKS_AT_ALL.set(most == u32::MAX);
     let count = REGISTRY.lock().count(account).min(most);
     let mut went = 0;
     for _ in 0..count {

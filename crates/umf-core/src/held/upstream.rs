@@ -73,6 +73,9 @@ impl Upstream {
         if users.leases.as_ref().is_some_and(|leases| !leases.is_leased(address, size)) {
             users.leases = None;
         }
+        if users.leases.is_some() && users.completion.as_ref().is_some_and(|one| one.yields_to_leases()) {
+            users.completion = None;
+        }
         self.policy().has_awaited.store(true, Ordering::Relaxed);
         self.keep(What::Block, address, size, users, false);
         true

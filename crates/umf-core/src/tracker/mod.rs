@@ -27,6 +27,7 @@ use sequence::Settled;
 use umf_sync::Lock;
 
 pub use owner::{OwnerGuard, OwnerId, ProviderRef, for_each_pool};
+pub(crate) use owner::{owner_of_pool, replace_pool};
 pub use page_map::GRANULE;
 pub use upstream::Upstream;
 
