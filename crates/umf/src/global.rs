@@ -52,62 +52,48 @@ impl GlobalPool {
         self
     }
 
+    /// The pool, if it is there and allocations are not checked.
+    #[inline]
     fn pool(&self) -> Option<&'static SlabPool> {
         let pool = self.pool.load(Ordering::Acquire);
-        if pool.is_null() {
-            return self.make();
-        }
         // SAFETY: only `make` stores pointers here, to pools that live for ever.
-        Some(unsafe { &*pool })
+        (!pool.is_null()).then(|| unsafe { &*pool })
     }
 
-    #[cold]
-    fn make(&self) -> Option<&'static SlabPool> {
-        let settings = SlabSettings::new().name("global");
-        let made = SlabPool::new_static(&PROVIDER, settings).ok()?;
-        let pointer = std::ptr::from_ref(made).cast_mut();
-        match self.pool.compare_exchange(std::ptr::null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => Some(made),
-            // Another thread was first; this pool stays empty.
-            // SAFETY: as in `pool`.
-            Err(first) => Some(unsafe { &*first }),
-        }
-    }
-
-    #[cold]
+    /// What reports leaks, if it is there.
     fn checked(&self) -> Option<&'static Checked> {
         let checked = self.checked.load(Ordering::Acquire);
-        if !checked.is_null() {
-            // SAFETY: only the code below stores pointers here, to objects that live for ever.
-            return Some(unsafe { &*checked });
+        // SAFETY: as in `pool`.
+        (!checked.is_null()).then(|| unsafe { &*checked })
+    }
+
+    /// The pool where `pool` has none.
+    #[cold]
+    fn make(&self) -> Option<&'static dyn Pool> {
+        if let Some(checked) = self.checked() {
+            return Some(checked);
+        }
+        let made = SlabPool::new_static(&PROVIDER, SlabSettings::new().name("global")).ok()?;
+        // If another thread is first, this pool stays empty.
+        if matches!(self.leaks, Leaks::Off) {
+            let pointer = std::ptr::from_ref(made).cast_mut();
+            let null = std::ptr::null_mut();
+            let _ = self.pool.compare_exchange(null, pointer, Ordering::AcqRel, Ordering::Acquire);
+            return self.pool().map(|pool| pool as &dyn Pool);
         }
         let checks = CheckSettings::new().leaks(self.leaks).leak_sample(self.leak_sample);
-        let pool = SlabPool::new_static(&PROVIDER, SlabSettings::new().name("global")).ok()?;
-        // SAFETY: nothing else has the pool, except for its statistics.
-        let made = unsafe { Checked::new_static(pool, checks) }.ok()?;
-        let pointer = std::ptr::from_ref(made).cast_mut();
-        match self.checked.compare_exchange(
-            std::ptr::null_mut(),
-            pointer,
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        ) {
-            Ok(_) => {
-                self.pool.store(std::ptr::from_ref(pool).cast_mut(), Ordering::Release);
-                Some(made)
-            }
-            // Another thread was first; this pool stays empty.
-            // SAFETY: as above.
-            Err(first) => Some(unsafe { &*first }),
-        }
+        // SAFETY: nothing else has the pool.
+        let made = unsafe { Checked::new_static(made, checks) }.ok()?;
+        let (pointer, null) = (std::ptr::from_ref(made).cast_mut(), std::ptr::null_mut());
+        let _ = self.checked.compare_exchange(null, pointer, Ordering::AcqRel, Ordering::Acquire);
+        self.checked().map(|pool| pool as &dyn Pool)
     }
 
     /// What the pool holds; `None` before it was first used.
     #[must_use]
     pub fn statistics(&self) -> Option<umf_core::statistics::PoolStatistics> {
-        let pool = self.pool.load(Ordering::Acquire);
-        // SAFETY: as in `pool`.
-        (!pool.is_null()).then(|| unsafe { &*pool }.statistics())
+        let checked = || self.checked().map(Pool::statistics);
+        self.pool().map(Pool::statistics).or_else(checked)
     }
 }
 
@@ -122,9 +108,9 @@ impl Default for GlobalPool {
 unsafe impl GlobalAlloc for GlobalPool {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let block = umf_core::Layout::try_from(layout).ok().and_then(|layout| {
-            let address = match self.leaks {
-                Leaks::Off => self.pool()?.allocate(layout),
-                _ => pool::allocate(self.checked()?, layout),
+            let address = match self.pool() {
+                Some(pool) => pool.allocate(layout),
+                None => pool::allocate(self.make()?, layout),
             };
             address.ok()?.as_ptr()
         });
@@ -133,11 +119,11 @@ unsafe impl GlobalAlloc for GlobalPool {
 
     unsafe fn dealloc(&self, pointer: *mut u8, _layout: Layout) {
         let address = Address::from_ptr(pointer);
-        let freed = match self.leaks {
+        let freed = match self.pool() {
             // SAFETY: the caller's contract: the block came from `alloc` and is not used any more.
-            Leaks::Off => self.pool().map(|pool| unsafe { pool.free(address) }),
+            Some(pool) => Some(unsafe { pool.free(address) }),
             // SAFETY: as above.
-            _ => self.checked().map(|pool| unsafe { pool::free(pool, address) }),
+            None => self.make().map(|pool| unsafe { pool::free(pool, address) }),
         };
         debug_assert!(freed.is_none_or(|freed| freed.is_ok()));
     }

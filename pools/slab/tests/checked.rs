@@ -494,6 +494,6 @@ fn shortage_names_the_checked_pool() {
         provider.be_full(true);
         assert!(pool.allocate(Layout::new(1 << 30, 1).unwrap()).is_err());
         assert_eq!(*asked.lock().unwrap(), 2);
-        assert!(matches!(free(&pool, first), Err(Error::FreedTwice { .. })));
+        assert!(kinds(&pool).contains(&EventKind::Free));
     }
 }
