@@ -491,7 +491,7 @@ fn shortage_names_the_checked_pool() {
             }
             Relief::Retry
         })));
-        provider.be_full(true);
+        provider.fail_after(Some(0));
         assert!(pool.allocate(Layout::new(1 << 30, 1).unwrap()).is_err());
         assert_eq!(*asked.lock().unwrap(), 2);
         assert!(kinds(&pool).contains(&EventKind::Free));
