@@ -26,7 +26,6 @@ use core::cell::UnsafeCell;
 use core::fmt;
 use core::mem::MaybeUninit;
 use core::ops::Deref;
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 use std::sync::Arc;
@@ -175,12 +174,8 @@ impl Checked {
     /// # Safety
     /// It stays where it is until dropped.
     unsafe fn settle(&self) -> Result<()> {
-        let this: &dyn Pool = self;
-        // SAFETY: only the lifetime of the trait object changes; `drop` puts the pool back.
-        let this =
-            unsafe { core::mem::transmute::<NonNull<dyn Pool>, NonNull<dyn Pool>>(NonNull::from(this)) };
         // SAFETY: no block is live, and `drop` puts the pool back before this goes.
-        unsafe { tracker::replace_pool(self.owner, this, self.process) };
+        unsafe { tracker::replace_pool(self.owner, self, self.process) };
         // SAFETY: passed on to the caller; `drop` leaves.
         unsafe { self.watch_end_of_process() }
     }
@@ -394,12 +389,8 @@ impl Drop for Checked {
             self.tell_leaks(LeakTime::PoolEnd);
         }
         self.forget_end_of_process();
-        let inner: &dyn Pool = &*self.inner;
-        // SAFETY: only the lifetime of the trait object changes.
-        let inner =
-            unsafe { core::mem::transmute::<NonNull<dyn Pool>, NonNull<dyn Pool>>(NonNull::from(inner)) };
         // SAFETY: the pool is dropped after this, and its upstream before it.
-        unsafe { tracker::replace_pool(self.owner, inner, self.process) };
+        unsafe { tracker::replace_pool(self.owner, &*self.inner, self.process) };
     }
 }
 

@@ -181,18 +181,14 @@ impl Quarantine {
                 all.push(*piece);
                 continue;
             }
-            let addresses: std::vec::Vec<u64> = (0..piece.count)
-                .map(|index| base.to_bits() + piece.offset + index * piece.block_size)
-                .collect();
-            let waits = self.waits();
-            let is_waiting: std::vec::Vec<bool> =
-                addresses.iter().map(|address| waits.blocks.contains_key(address)).collect();
-            drop(waits);
-            let mut offset = piece.offset;
-            for run in is_waiting.chunk_by(|one, next| one == next) {
-                let state = if run[0] { PieceState::Quarantined } else { PieceState::Held };
-                all.push(Piece { offset, block_size: piece.block_size, count: run.len() as u64, state });
-                offset += piece.block_size * run.len() as u64;
+            for index in 0..piece.count {
+                let offset = piece.offset + index * piece.block_size;
+                let is_waiting = self.waits().blocks.contains_key(&(base.to_bits() + offset));
+                let state = if is_waiting { PieceState::Quarantined } else { PieceState::Held };
+                match all.last_mut() {
+                    Some(last) if index > 0 && last.state == state => last.count += 1,
+                    _ => all.push(Piece { offset, count: 1, state, ..*piece }),
+                }
             }
         }
         all

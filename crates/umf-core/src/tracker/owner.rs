@@ -191,8 +191,10 @@ pub(crate) fn owner_of_pool(pool: &dyn Pool) -> Option<OwnerId> {
 /// # Safety
 /// No thread uses a block of the number's regions meanwhile. The new pool stays where it is and alive until
 /// it is replaced, or the upstream is dropped.
-pub(crate) unsafe fn replace_pool(id: OwnerId, pool: NonNull<dyn Pool>, process: u32) {
+pub(crate) unsafe fn replace_pool(id: OwnerId, pool: &dyn Pool, process: u32) {
     let Some(record) = id.record() else { return };
+    // SAFETY: only the lifetime of the trait object changes, and the caller answers for it.
+    let pool = unsafe { core::mem::transmute::<NonNull<dyn Pool>, NonNull<dyn Pool>>(NonNull::from(pool)) };
     loop {
         // A fork waits for the lock, so that no child finds a replacement half done.
         let replacing = NEXT.lock();
