@@ -114,7 +114,7 @@ fn settings_reach_the_pools() {
         std::thread::sleep(Duration::from_millis(2));
     }
 
-    for (name, part) in [("toomuch", "limit"), ("nothing", "reserving ahead")] {
+    for (name, part) in [("toomuch", "limit"), ("nothing", "reserving memory")] {
         let error = Pool::named(name).unwrap_err().to_string();
         assert!(error.contains(part), "{name}: {error}");
     }

@@ -35,6 +35,9 @@ pub enum Poison {
     All,
 }
 
+type OnLeaks = dyn Fn(&LeakReport<'_>) + Send + Sync;
+type OnFault = dyn Fn(&Error) + Send + Sync;
+
 /// A function of the program.
 pub(super) struct Callback<F: ?Sized>(Arc<F>);
 
@@ -68,10 +71,10 @@ pub struct CheckSettings {
     pub(super) history: u32,
     pub(super) leaks: Leaks,
     pub(super) leak_sample: u32,
-    pub(super) on_leaks: Option<Callback<dyn Fn(&LeakReport<'_>) + Send + Sync>>,
+    pub(super) on_leaks: Option<Callback<OnLeaks>>,
     pub(super) poison: Poison,
     pub(super) quarantine: u64,
-    pub(super) on_fault: Option<Callback<dyn Fn(&Error) + Send + Sync>>,
+    pub(super) on_fault: Option<Callback<OnFault>>,
 }
 
 /// The quarantine of poison alone.
