@@ -161,7 +161,8 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool asks nobody.
     pub fn on_shortage(&self, callback: impl OutOfMemory + 'static) -> Result<()> {
-        Ok(self.controls()?.set_out_of_memory(Some(Arc::new(callback))))
+        self.controls()?.set_out_of_memory(Some(Arc::new(callback)));
+        Ok(())
     }
 
     /// Waits until nobody uses memory any more that was freed here, in another process or until a [`crate::Completion`] is ready, but
@@ -176,7 +177,8 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool cannot.
     pub fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
-        Ok(self.controls()?.set_on_free(on_free, max_held_bytes))
+        self.controls()?.set_on_free(on_free, max_held_bytes);
+        Ok(())
     }
 
     /// What its regions look like now: which of their blocks are handed out, and what is free. [`crate::map`] writes and draws it.

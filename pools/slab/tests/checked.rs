@@ -484,8 +484,8 @@ fn shortage_names_the_checked_pool() {
         let count = Arc::clone(&asked);
         pool.controls().unwrap().set_out_of_memory(Some(Arc::new(move |shortage: &Shortage<'_>| {
             *count.lock().unwrap() += 1;
-            // SAFETY: the test's own block.
             match shortage.attempt {
+                // SAFETY: the test's own block.
                 1 => unsafe { shortage.pool.free(first) }.unwrap(),
                 _ => return Relief::GiveUp,
             }
