@@ -1,12 +1,13 @@
 //! Finding mistakes: what happened in a pool, what its memory looks like, who writes to what was freed, and what was never
 //! freed, with the place where it was allocated.
 
-use umf::slab::SlabSettings;
-use umf::{Leaks, Poison, Pool};
+use umf::{CheckSettings, Leaks, Poison, Pool};
 
 fn main() -> umf::Result<()> {
-    let settings = SlabSettings::new().name("watched").on_leaks(|report| println!("{report}"));
-    let builder = Pool::builder().slab(settings).history(1000).poison(Poison::Freed);
+    let checks =
+        CheckSettings::new().on_leaks(|report| println!("{report}")).on_fault(|fault| println!("{fault}"));
+    let settings = umf::slab::SlabSettings::new().name("watched");
+    let builder = Pool::builder().slab(settings).check(checks).history(1000).poison(Poison::Freed);
     let pool = builder.leaks(Leaks::Sites).build()?;
 
     read_configuration(&pool)?;
@@ -47,15 +48,7 @@ fn write_to_what_was_freed(pool: &Pool) -> umf::Result<()> {
         // SAFETY: none, and that is the mistake: the pool still has the memory, but may give it to anyone.
         unsafe { pointer.add(40).write(1) };
     }
-    // Whoever would get the block is told.
-    let mut others = Vec::new();
-    loop {
-        match pool.allocate(4000) {
-            Ok(other) => others.push(other),
-            Err(fault) => {
-                println!("{fault}");
-                return Ok(());
-            }
-        }
-    }
+    // The block is compared when newer ones push it out of the quarantine, or the pool is trimmed.
+    pool.trim(0)?;
+    Ok(())
 }

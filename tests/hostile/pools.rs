@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use umf::core::held::HeldStatistics;
 use umf::core::{Error, Import, Pool};
 use umf::cuda::{CudaImport, CudaProvider};
 use umf::dma_buf::DmaBufImport;
@@ -36,6 +37,13 @@ pub struct MadePool {
     pub isolated: bool,
 }
 
+impl MadePool {
+    /// Waits until the pool holds nothing any more, for at most `timeout`.
+    pub fn drain(&self, timeout: Duration) -> HeldStatistics {
+        self.pool.controls().map_or_else(HeldStatistics::default, |controls| controls.drain(timeout))
+    }
+}
+
 /// Makes pools for one worker.
 pub struct PoolMaker<'s> {
     pub settings: &'s Settings,
@@ -63,7 +71,9 @@ impl PoolMaker<'_> {
             Kind::Slab => SlabPool::new(host(random, isolated, read_only)?, slab(random))?,
             Kind::Proxy => {
                 let pool = ProxyPool::new(host(random, isolated, read_only)?)?;
-                pool.set_on_free(on_free, max_held)?;
+                if let Some(controls) = pool.controls() {
+                    controls.set_on_free(on_free, max_held);
+                }
                 pool
             }
             Kind::Jemalloc => {

@@ -84,7 +84,7 @@ pub fn run(mut thread: Thread<'_>, end: Instant) {
             }
             935..945 => {
                 thread.tick(Activity::Drain);
-                own.made.pool.drain(Duration::from_millis(thread.random.below(3)));
+                own.made.drain(Duration::from_millis(thread.random.below(3)));
             }
             945..960 => destroy(&mut thread, pools.swap_remove(chosen)),
             960..970 => {
@@ -258,7 +258,10 @@ fn free(thread: &mut Thread<'_>, own: &dyn Pool, block: Block<'_>) {
 fn trim(thread: &mut Thread<'_>, own: &dyn Pool) {
     thread.tick(Activity::Trim);
     let keep = thread.random.below(1 << 22) as usize;
-    let trimmed = if thread.random.one_in(4) { own.tidy() } else { own.trim(keep) };
+    let trimmed = match own.reserves() {
+        Some(reserves) if thread.random.one_in(4) => reserves.purge(),
+        _ => own.trim(keep),
+    };
     if let Err(error) = trimmed {
         broken(Promise::Interface, format_args!("trimming a pool: {error}"));
     }
@@ -332,14 +335,14 @@ fn await_lease_end(thread: &mut Thread<'_>) {
     }
     for _ in 0..POLLS {
         thread.tick(Activity::AwaitLeaseEnd);
-        if own.made.pool.drain(Duration::from_millis(10)).is_empty() {
+        if own.made.drain(Duration::from_millis(10)).is_empty() {
             return count(Counter::LeaseEnds);
         }
     }
     if busy() || shared.has_stopped() {
         return count(Counter::LeaseEndsAbandoned);
     }
-    let held = own.made.pool.drain(Duration::ZERO);
+    let held = own.made.drain(Duration::ZERO);
     broken(
         Promise::LeaseEnd,
         format_args!(

@@ -13,7 +13,7 @@ pub enum Progress {
 
 /// Work that may still use memory which its owner has freed: what a device was told to do, for one.
 ///
-/// A block that is freed with a completion ([`crate::Pool::free_after`]) is not handed out, and its region does not go back to the
+/// A block that is freed with a completion ([`crate::DeferredFree::free_after`]) is not handed out, and its region does not go back to the
 /// provider, before the completion is [`Progress::Ready`]. An event of a stream is the usual one; one value may stand for all blocks
 /// that were freed between two events.
 ///
@@ -39,4 +39,9 @@ pub enum Progress {
 pub trait Completion: Send + Sync {
     /// How far the work is, as far as can be told without waiting.
     fn progress(&self) -> Progress;
+
+    /// Whether a block that other processes have open is held for them alone, without this completion.
+    fn yields_to_leases(&self) -> bool {
+        false
+    }
 }

@@ -17,23 +17,17 @@ pub enum EventKind {
     AllocateRefused,
     /// A free failed: of what was no live block, mostly.
     FreeRefused,
-    /// The provider gave a region.
-    RegionTaken,
-    /// A region went back to the provider.
-    RegionReturned,
     /// Free memory was given back to the provider.
     Trim,
     /// A block was found to have been written to after it was freed.
     WrittenAfterFree,
 }
 
-const KINDS: [(EventKind, &str); 8] = [
+const KINDS: [(EventKind, &str); 6] = [
     (EventKind::Allocate, "allocate"),
     (EventKind::Free, "free"),
     (EventKind::AllocateRefused, "allocate-refused"),
     (EventKind::FreeRefused, "free-refused"),
-    (EventKind::RegionTaken, "region-taken"),
-    (EventKind::RegionReturned, "region-returned"),
     (EventKind::Trim, "trim"),
     (EventKind::WrittenAfterFree, "written-after-free"),
 ];
@@ -101,9 +95,9 @@ pub struct Event {
     pub thread: u32,
     /// What.
     pub kind: EventKind,
-    /// The block, region, or what was passed to free; 0 where there is none.
+    /// The block, or what was passed to free; 0 where there is none.
     pub address: Address,
-    /// Bytes: asked for, of the region, or those that went when the pool was trimmed. Freeing, nobody says.
+    /// Bytes: asked for, or those that went when the pool was trimmed. Freeing, nobody says.
     pub size: u64,
     /// Size of the block, which is that of its class; trimming: bytes that were to be kept. 0 where there is none.
     pub block_size: u64,
@@ -153,7 +147,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// The last events of a pool, of all threads: see [`crate::Pool::history`].
+/// The last events of a pool, of all threads: see [`crate::Inspect::history`].
 ///
 /// Its text is a line per event: when, the thread, what, the address and sizes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,9 +4,9 @@
 //! |---|---|
 //! | provider | [`Provider`] and its abilities: [`provider`] |
 //! | region | [`Region`], which a provider gives |
-//! | pool, block | [`Pool`] |
+//! | pool, block | [`Pool`] and its abilities: [`pool`] |
 //! | address | [`Address`], which cannot be dereferenced |
-//! | delayed free | [`Pool::free_after`]: freed, and handed out again when a [`Completion`] is ready |
+//! | delayed free | [`DeferredFree::free_after`]: freed, and handed out again when a [`Completion`] is ready |
 //! | memory that is freed and still in use | [`held`] |
 //! | a limit that pools share | [`limit`] |
 //! | lack of memory | [`shortage`]: the application is asked |
@@ -37,7 +37,7 @@ pub use address::{Address, AddressSpace};
 pub use completion::{Completion, Progress};
 pub use error::{Error, PastFree, Result};
 pub use layout::Layout;
-pub use pool::{BlockSpan, Freed, Pool};
+pub use pool::{BlockSpan, Controls, DeferredFree, Freed, Inspect, Pool, Reserve, ShareLimit};
 pub use provider::{
     Access, CpuAccess, Export, HostAccess, Import, ImportRequest, Imported, MemoryKind, NativeBytes,
     NativeExport, Populate, Properties, Property, PropertyValue, Provider, ProviderKind, ProviderRef, Purge,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 ///
 /// A pool counts what it has reserved, and gives its part back as regions go back: when it trims, and when it
 /// is dropped. Before the limit refuses one of them, the others are told to give back what is free with them
-/// ([`crate::Pool::yield_free`]).
+/// ([`crate::ShareLimit::yield_free`]).
 #[derive(Debug)]
 pub struct SharedLimit {
     used: AtomicU64,

@@ -65,7 +65,7 @@ pub struct ClassMap {
     pub requested: u64,
 }
 
-/// The regions of a pool: see [`crate::Pool::map`].
+/// The regions of a pool: see [`crate::Inspect::map`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolMap {
     /// The pool's name.

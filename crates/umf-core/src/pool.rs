@@ -1,4 +1,10 @@
 //! Pools: fine-grained blocks out of coarse regions.
+//!
+//! [`Pool`] is the small mandatory part. An accessor yields each further ability, a trait of its own:
+//! [`DeferredFree`] (blocks that stay in use after their free), [`Controls`] (what can be set while
+//! the pool is in use), [`Reserve`] (memory ahead of need), [`ShareLimit`] (free memory for other
+//! pools), [`Inspect`] (what the pool knows of itself). `umf_runtime::Upstream` implements [`Controls`] for
+//! the pools that hold one. Callers turn a missing ability into an error with [`missing`].
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -10,7 +16,7 @@ use crate::limit::SharedLimit;
 use crate::map::PoolMap;
 use crate::shortage::OutOfMemory;
 use crate::statistics::PoolStatistics;
-use crate::{Address, Completion, Layout, ProviderRef, Region, Result};
+use crate::{Address, Completion, Error, Layout, ProviderRef, Region, Result};
 
 /// A live block: what [`Pool::block_at`] finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,21 +41,19 @@ pub enum Freed {
 
 /// Hands out blocks from regions.
 ///
-/// All methods may be called from several threads at once; a block may be freed by any thread. A pool
-/// never touches the memory that it hands out: what it has to remember lies elsewhere. Memory handed out
-/// again holds what its former owner left there.
+/// All methods may be called from several threads at once. Any thread may free a block. A pool never
+/// touches the memory that it hands out: its metadata lies elsewhere. Memory that is handed out again
+/// has the contents that its former owner left there.
 ///
-/// Misuse is an error in every build, never corruption: zero size, overflow and bad alignments by the type
-/// [`Layout`]; a foreign, interior or twice freed address by [`Pool::free`]. (What cannot be detected is a
-/// block freed by someone who does not own it, while it is live.)
+/// Misuse is an error in every build, never corruption: the type [`Layout`] excludes size zero,
+/// overflow and bad alignments; [`Pool::free`] refuses foreign, interior and already freed addresses.
+/// A pool cannot detect that a caller frees a live block of another owner.
 ///
-/// A pool is accepted by `umf_testkit::pool_conformance!`, in one line.
+/// `umf_testkit::pool_conformance!` tests a pool, in one line.
 ///
 /// # Safety
-/// An implementor promises that the blocks it hands out lie in regions of its provider, are aligned, do not
-/// overlap, and stay valid until freed; that it tells [`crate::observer::before_free`] before a block
-/// that [`Pool::mark_exported`] marked can be handed out again; and that a block for which this answers with leases, and that
-/// [`crate::Upstream::hold`] then holds, is not handed out before [`Pool::let_go`].
+/// An implementor promises that its blocks lie in regions of its provider, are aligned, do not
+/// overlap, and stay valid until freed.
 pub unsafe trait Pool: Send + Sync {
     /// The name of this instance, for people.
     fn name(&self) -> &str;
@@ -60,221 +64,229 @@ pub unsafe trait Pool: Send + Sync {
     /// Allocates a block of at least `layout.size()` bytes at a multiple of `layout.align()`.
     ///
     /// # Errors
-    /// [`crate::Error::BadAlignment`] beyond what the provider can give, [`crate::Error::OutOfMemory`],
-    /// [`crate::Error::LimitReached`], [`crate::Error::HeldLimit`], [`crate::Error::Frozen`] in a forked child if the memory is shared, and
-    /// the provider's own.
+    /// [`Error::BadAlignment`] beyond what the provider can give, [`Error::OutOfMemory`],
+    /// [`Error::LimitReached`], [`Error::HeldLimit`], [`Error::Frozen`] in a forked child if the
+    /// memory is shared, and the provider's own.
     fn allocate(&self, layout: Layout) -> Result<Address>;
 
-    /// Allocates as [`Pool::allocate`] does, where that is a matter of a few instructions; `None` says nothing but that `allocate` is to be
-    /// called. What this returns fits into registers. Callers use [`allocate`].
+    /// Allocates as [`Pool::allocate`] does, if a few instructions suffice. `None` means only that the
+    /// caller must call `allocate`. The result fits into registers. Callers use [`allocate`].
     #[inline]
-    fn allocate_at_once(&self, layout: Layout) -> Option<Address> {
+    fn allocate_fast(&self, layout: Layout) -> Option<Address> {
         let _ = layout;
         None
     }
 
-    /// Frees a block. One that other processes have open is not handed out again before they have closed it.
+    /// Frees a block. If other processes have it open, [`DeferredFree`] says what happens.
     ///
-    /// In a forked child, freeing a block of inherited shared memory does nothing and succeeds: it belongs to
-    /// the parent.
+    /// In a forked child, freeing a block of inherited shared memory does nothing and succeeds: the
+    /// block belongs to the parent.
     ///
     /// # Errors
-    /// [`crate::Error::ForeignAddress`], [`crate::Error::InteriorAddress`], [`crate::Error::NotAllocated`] (or
-    /// [`crate::Error::FreedTwice`], where a history tells more). After an error nothing has changed.
+    /// [`Error::ForeignAddress`], [`Error::InteriorAddress`], [`Error::NotAllocated`]
+    /// ([`Error::FreedTwice`] if a history knows the first free). After an error nothing has changed.
     ///
     /// # Safety
-    /// The caller owns the block, and nobody uses it any more. (An address that is no live block is safe to
-    /// pass: it is an error.)
+    /// The caller owns the block, and no thread uses it any more. An address that is no live block is
+    /// safe to pass: it is an error.
     unsafe fn free(&self, address: Address) -> Result<()>;
 
-    /// Frees as [`Pool::free`] does, where that is a matter of a few instructions; if this is `false`, nothing has happened, and `free` is
-    /// to be called. Callers use [`free`].
+    /// Frees as [`Pool::free`] does, if a few instructions suffice. `false` means that nothing has
+    /// happened and the caller must call `free`. Callers use [`free`].
     ///
     /// # Safety
     /// As [`Pool::free`].
     #[inline]
-    unsafe fn free_at_once(&self, address: Address) -> bool {
+    unsafe fn free_fast(&self, address: Address) -> bool {
         let _ = address;
         false
-    }
-
-    /// Frees a block that may still be in use until `completion` is ready, by work that was given to a device for instance. Its exports
-    /// are retired at once, it does not count as live any more, and freeing it again is an error; but it is not handed out, and its
-    /// region does not go back to the provider, before the completion is [`crate::Progress::Ready`]. Meanwhile it counts as held
-    /// ([`crate::held`]), and against the pool's limits.
-    ///
-    /// Nobody waits: completions are looked at a few at a time, where a thread needs blocks that it does not have at hand; all of them
-    /// when the pool is trimmed, when an allocation would fail, and by [`crate::held::poll`] and [`Pool::drain`]. A pool that is dropped
-    /// leaves the regions with such blocks in them, and keeps their provider, until a [`crate::held::poll`] finds them ready.
-    ///
-    /// # Errors
-    /// As [`Pool::free`]: then nothing has changed. [`crate::Error::NotSupported`] if this kind of pool cannot.
-    ///
-    /// # Safety
-    /// The caller owns the block, and nobody uses it any more once `completion` is ready.
-    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
-        let _ = (address, completion);
-        Err(crate::Error::NotSupported {
-            what: "freeing with a completion",
-            owner: "this kind of pool",
-            native: 0,
-        })
     }
 
     /// The live block that holds `address`, which may lie inside it.
     ///
     /// # Errors
-    /// [`crate::Error::ForeignAddress`], [`crate::Error::NotAllocated`].
+    /// [`Error::ForeignAddress`], [`Error::NotAllocated`].
     fn block_at(&self, address: Address) -> Result<BlockSpan>;
 
-    /// Flags the live block at `address` (its start) as exported: [`crate::observer::before_free`] is told
-    /// when it is freed. Flagging twice is one flag.
-    ///
-    /// Exporters call this under locks that their observers take: so it must not wait for a lock that the pool
-    /// holds while it calls `before_free`.
-    ///
-    /// # Errors
-    /// As [`Pool::block_at`], and [`crate::Error::InteriorAddress`].
-    fn mark_exported(&self, address: Address) -> Result<()>;
-
     /// Gives free memory back to the provider until at most `keep` bytes of free memory are left, and
-    /// returns how many bytes went. What other threads' caches hold goes at those threads' next
-    /// operation or exit.
+    /// returns how many bytes went. Memory in the caches of other threads goes at the next operation or
+    /// at the exit of those threads.
     ///
     /// # Errors
-    /// What the provider says; memory that could not be given back stays in the pool.
+    /// The provider's; memory that could not be given back stays in the pool.
     fn trim(&self, keep: usize) -> Result<usize>;
 
-    /// Sees to it that at least `bytes` of the provider's memory are there to be handed out, blocks that are live included, with their
-    /// pages made if the provider can ([`crate::Provider::populate`]); returns how many bytes came for that. So reserving the same
-    /// again changes nothing. (Memory that this pool hands out as regions of their own comes on top.)
-    ///
-    /// What is reserved is not given back unasked. [`Pool::trim`] gives it back like other free memory; what is left then stays
-    /// reserved. An allocation that would fail otherwise gives it back too.
-    ///
-    /// # Errors
-    /// As [`Pool::allocate`], and [`crate::Error::NotSupported`] if this kind of pool keeps nothing. After an error nothing has
-    /// come.
-    fn reserve(&self, bytes: usize) -> Result<usize> {
-        let _ = bytes;
-        Err(crate::Error::NotSupported { what: "reserving ahead", owner: "this kind of pool", native: 0 })
+    /// What the pool holds. Summed up by this call; counting costs nothing on the fast path.
+    fn statistics(&self) -> PoolStatistics;
+
+    /// How blocks stay in use after their free, if this pool can keep them from reuse. Only such a pool
+    /// can export its blocks.
+    fn deferred_free(&self) -> Option<&dyn DeferredFree> {
+        None
     }
 
-    /// Gives back at once what the pool's release policy, if it has one, says that it should by now; returns how many bytes went.
-    /// For applications that have idle moments: otherwise pools do so on their slow paths.
+    /// What can be set while the pool is in use, if anything can.
+    fn controls(&self) -> Option<&dyn Controls> {
+        None
+    }
+
+    /// How to get memory before it is needed and give it back in idle moments, if this pool can.
+    fn reserves(&self) -> Option<&dyn Reserve> {
+        None
+    }
+
+    /// How to get free memory for other pools under a shared limit, if this pool can give some.
+    fn share_limit(&self) -> Option<&dyn ShareLimit> {
+        None
+    }
+
+    /// What the pool knows of its regions and blocks, if it can tell.
+    fn inspect(&self) -> Option<&dyn Inspect> {
+        None
+    }
+}
+
+/// The error of an ability that a pool does not have.
+#[must_use]
+pub const fn missing(what: &'static str) -> Error {
+    Error::NotSupported { what, owner: "this kind of pool", native: 0 }
+}
+
+/// Blocks that stay in use after their free: importers have them open, or a device works on them.
+///
+/// Such a block is held (`umf_runtime::held`): its exports are retired at once, it does not count as live,
+/// freeing it again is an error, and it counts as held and against the pool's limits. It is not handed
+/// out, and its region does not go back to the provider, before [`DeferredFree::reclaim`].
+///
+/// # Safety
+/// An implementor promises that it calls `umf_runtime::observer::before_free` before a block that
+/// [`DeferredFree::mark_exported`] marked can be handed out again; and that a block for which this
+/// answers with leases, and that `umf_runtime::Upstream::hold` then holds, is not handed out before
+/// [`DeferredFree::reclaim`].
+pub unsafe trait DeferredFree: Send + Sync {
+    /// Marks the live block at `address` (its start) as exported: its free is announced to
+    /// `umf_runtime::observer::before_free`. Marking twice has the effect of marking once.
+    ///
+    /// Exporters call this under locks that their observers take, so it must not wait for a lock that
+    /// the pool holds while it calls `before_free`.
+    ///
+    /// # Errors
+    /// As [`Pool::block_at`], and [`Error::InteriorAddress`].
+    fn mark_exported(&self, address: Address) -> Result<()>;
+
+    /// Frees a block that may still be in use until `completion` is [`crate::Progress::Ready`], for
+    /// instance by work that was given to a device. The block is held meanwhile.
+    ///
+    /// Does not block. A pool looks at a few completions where a thread needs blocks that it does not
+    /// have at hand; at all of them when it is trimmed, when an allocation would fail, in
+    /// `umf_runtime::held::poll` and in [`Controls::drain`]. A pool that is dropped leaves the regions of
+    /// such blocks, and keeps their provider, until a `umf_runtime::held::poll` finds them ready.
+    ///
+    /// # Errors
+    /// As [`Pool::free`]: then nothing has changed.
+    ///
+    /// # Safety
+    /// The caller owns the block, and no thread uses it any more once `completion` is ready.
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()>;
+
+    /// Takes back what was held (see `umf_runtime::held`). A block that `umf_runtime::Upstream::hold` or
+    /// `umf_runtime::Upstream::hold_until` held may be handed out again. A region whose `umf_runtime::Upstream::free` returned
+    /// `umf_runtime::held::Fate::Held` has gone to the provider and does not count any more.
+    /// `umf_runtime::held::poll` calls this in any thread, once for each.
+    ///
+    /// # Errors
+    /// For a block: why it cannot be taken back, for instance because it is a region that the provider
+    /// refuses. It stays held.
+    ///
+    /// # Safety
+    /// The pool holds the block or region, and it is not in use.
+    unsafe fn reclaim(&self, freed: Freed) -> Result<()>;
+}
+
+/// What can be set of a pool while it is in use. `umf_runtime::Upstream` implements this for pools that have no
+/// state of their own for it.
+pub trait Controls: Send + Sync {
+    /// Sets what becomes of blocks that are freed while other processes have them open, and how many
+    /// bytes may be held (0 is unlimited) before allocating fails as [`Error::HeldLimit`]. Concerns
+    /// what is freed from now on.
+    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64);
+
+    /// Sets the callback of an allocation that would fail for lack of memory, also after limits or the
+    /// provider refused: see [`crate::shortage`]. `None`, the default, removes it.
+    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>);
+
+    /// Waits until the pool holds nothing any more, for at most `timeout`; returns what it still holds.
+    fn drain(&self, timeout: Duration) -> HeldStatistics;
+}
+
+/// Memory ahead of need, and back in idle moments.
+pub trait Reserve: Send + Sync {
+    /// Sees to it that at least `bytes` of the provider's memory can be handed out, live blocks
+    /// included, with their pages made if the provider can ([`crate::Provider::populate`]); returns how
+    /// many bytes came for that. Reserving the same again changes nothing. Memory that the pool hands
+    /// out as regions of their own comes on top.
+    ///
+    /// Reserved memory is not released automatically. [`Pool::trim`] gives it back like other free
+    /// memory, and what is left stays reserved. An allocation that would fail otherwise gives it back
+    /// too.
+    ///
+    /// # Errors
+    /// As [`Pool::allocate`]. After an error nothing has come.
+    fn reserve(&self, bytes: usize) -> Result<usize>;
+
+    /// Gives back at once what the pool's release policy would give back by now; returns how many bytes
+    /// went. For the idle moments of an application: otherwise pools do so on their slow paths.
     ///
     /// # Errors
     /// As [`Pool::trim`].
-    fn tidy(&self) -> Result<usize> {
-        Ok(0)
-    }
-
-    /// Gives `bytes` of memory back if so many are free here, otherwise what is free, because another pool lacks them that shares
-    /// `limit` with this one; yields how many bytes went. Nothing, if this pool does not count against that limit. What is reserved ([`Pool::reserve`]) stays.
-    ///
-    /// Called by [`SharedLimit::reclaim`] in any thread, without a lock, possibly while this pool is being dropped by another.
-    fn yield_free(&self, limit: &SharedLimit, bytes: u64) -> u64 {
-        let _ = (limit, bytes);
-        0
-    }
-
-    /// Sets who is asked when an allocation would fail for lack of memory, also after its limits or the provider say no: see
-    /// [`crate::shortage`]. `None` asks nobody, as in the beginning.
-    ///
-    /// # Errors
-    /// [`crate::Error::NotSupported`] if this kind of pool asks nobody.
-    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) -> Result<()> {
-        let _ = callback;
-        Err(crate::Error::NotSupported {
-            what: "asking when memory is lacking",
-            owner: "this kind of pool",
-            native: 0,
-        })
-    }
-
-    /// Takes back what was held because it was still in use (see [`crate::held`]): a block that
-    /// [`crate::Upstream::hold`] or [`crate::Upstream::hold_until`] held may be handed out again; a region whose [`crate::Upstream::free`] said
-    /// [`crate::held::Fate::Held`] has gone to the provider and does not count any more. Called by
-    /// [`crate::held::poll`] in any thread, once for each.
-    ///
-    /// # Errors
-    /// For a block: why it cannot be taken back, for instance because it is a region that the provider refuses. It stays held.
-    ///
-    /// # Safety
-    /// The pool holds the block or region, and nobody uses it.
-    unsafe fn let_go(&self, freed: Freed) -> Result<()> {
-        let _ = freed;
-        Ok(())
-    }
-
-    /// Sets what becomes of blocks that are freed while other processes have them open, and how many bytes may be held (0 is
-    /// unlimited) before allocating fails as [`crate::Error::HeldLimit`]. Pools pass it on to
-    /// [`crate::Upstream::set_on_free`].
-    ///
-    /// # Errors
-    /// [`crate::Error::NotSupported`] if this pool never holds anything.
-    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
-        let _ = (on_free, max_held_bytes);
-        Err(crate::Error::NotSupported {
-            what: "holding freed memory",
-            owner: "this kind of pool",
-            native: 0,
-        })
-    }
-
-    /// Waits until nothing of this pool is held any more, but no longer than `timeout`; returns what still is. Pools that
-    /// hold something pass it on to [`crate::Upstream::drain`].
-    fn drain(&self, timeout: Duration) -> HeldStatistics {
-        let _ = timeout;
-        HeldStatistics::default()
-    }
-
-    /// What the pool's regions look like now. Other threads go on meanwhile, so that the parts may be of different moments.
-    ///
-    /// # Errors
-    /// [`crate::Error::NotSupported`] if this kind of pool does not keep that in mind.
-    fn map(&self) -> Result<PoolMap> {
-        Err(crate::Error::NotSupported {
-            what: "a map of its regions",
-            owner: "this kind of pool",
-            native: 0,
-        })
-    }
-
-    /// What happened in the pool lately, as far as it is set to remember.
-    ///
-    /// # Errors
-    /// [`crate::Error::NotSupported`] if it remembers nothing.
-    fn history(&self) -> Result<PoolHistory> {
-        Err(crate::Error::NotSupported { what: "a history", owner: "this kind of pool", native: 0 })
-    }
-
-    /// Shows `look` which blocks are live, and where they were allocated as far as the pool is set to remember.
-    ///
-    /// # Errors
-    /// [`crate::Error::NotSupported`] if this kind of pool cannot tell.
-    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> Result<()> {
-        let _ = look;
-        Err(crate::Error::NotSupported { what: "a report of leaks", owner: "this kind of pool", native: 0 })
-    }
-
-    /// What the pool holds. Summed up when asked for; counting costs nothing on the common path.
-    fn statistics(&self) -> PoolStatistics;
+    fn purge(&self) -> Result<usize>;
 }
 
-/// [`Pool::allocate`] by the shortest way.
+/// Free memory for other pools.
+pub trait ShareLimit: Send + Sync {
+    /// Gives `bytes` of free memory back, or what is free if that is less, because another pool under
+    /// `limit` lacks them; returns how many bytes went. 0 if this pool does not count against that
+    /// limit. Reserved memory ([`Reserve::reserve`]) stays.
+    ///
+    /// `umf_runtime::limit::reclaim` calls this in any thread, without a lock, possibly while another thread
+    /// drops this pool.
+    fn yield_free(&self, limit: &SharedLimit, bytes: u64) -> u64;
+}
+
+/// What a pool knows of its regions and blocks. `None` and `false`: it does not know this.
+pub trait Inspect: Send + Sync {
+    /// The pool's regions as they are now. Other threads go on meanwhile, so the parts may be of
+    /// different moments.
+    fn map(&self) -> Option<PoolMap> {
+        None
+    }
+
+    /// The latest events in the pool, as far as it is set to record them.
+    fn history(&self) -> Option<PoolHistory> {
+        None
+    }
+
+    /// Passes the live blocks to `look`, with their allocation sites as far as the pool is set to
+    /// record them; whether it did.
+    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
+        let _ = look;
+        false
+    }
+}
+
+/// [`Pool::allocate`] by the shortest path.
 ///
 /// # Errors
 /// As [`Pool::allocate`].
 #[inline]
 pub fn allocate(pool: &dyn Pool, layout: Layout) -> Result<Address> {
-    match pool.allocate_at_once(layout) {
+    match pool.allocate_fast(layout) {
         Some(address) => Ok(address),
         None => pool.allocate(layout),
     }
 }
 
-/// [`Pool::free`] by the shortest way.
+/// [`Pool::free`] by the shortest path.
 ///
 /// # Errors
 /// As [`Pool::free`].
@@ -284,7 +296,7 @@ pub fn allocate(pool: &dyn Pool, layout: Layout) -> Result<Address> {
 #[inline]
 pub unsafe fn free(pool: &dyn Pool, address: Address) -> Result<()> {
     // SAFETY: passed on to the caller, here and below.
-    if unsafe { pool.free_at_once(address) } {
+    if unsafe { pool.free_fast(address) } {
         return Ok(());
     }
     // SAFETY: as above; nothing has happened.

@@ -1,8 +1,8 @@
 //! Asking the application when a pool cannot allocate.
 //!
 //! A pool that lacks memory first uses what it has: it gives back what is free and tries again. Then it asks its
-//! [`OutOfMemory`], if one is set ([`crate::Pool::set_out_of_memory`]), without any lock, in the thread that allocates. That may free
-//! blocks, trim this pool or others, wait for what is held ([`crate::Pool::drain`]), and says whether to try again.
+//! [`OutOfMemory`], if one is set ([`crate::Controls::set_out_of_memory`]), without any lock, in the thread that allocates. That may free
+//! blocks, trim this pool or others, wait for what is held ([`crate::Controls::drain`]), and says whether to try again.
 //!
 //! ```
 //! use umf_core::shortage::{Relief, Shortage};
@@ -12,8 +12,8 @@
 //!     1 if shortage.pool.trim(0).is_ok_and(|bytes| bytes > 0) => Relief::Retry,
 //!     _ => Relief::GiveUp,
 //! };
-//! # fn set(pool: &dyn umf_core::Pool, callback: impl Fn(&Shortage<'_>) -> Relief + Send + Sync + 'static) -> umf_core::Result<()> {
-//! pool.set_out_of_memory(Some(std::sync::Arc::new(callback)))
+//! # fn set(pool: &dyn umf_core::Controls, callback: impl Fn(&Shortage<'_>) -> Relief + Send + Sync + 'static) {
+//! pool.set_out_of_memory(Some(std::sync::Arc::new(callback)));
 //! # }
 //! # let _ = callback;
 //! ```

@@ -24,7 +24,7 @@ fn allocate(size: usize, align: usize) -> *mut c_void {
 #[inline(always)]
 pub(crate) fn allocate_at_once(size: usize, align: usize) -> Option<NonNull<u8>> {
     let pool = heap::at_once()?;
-    NonNull::new(pool.allocate_at_once(Layout::new(size, align).ok()?)?.as_ptr()?)
+    NonNull::new(pool.allocate_fast(Layout::new(size, align).ok()?)?.as_ptr()?)
 }
 
 /// `malloc(3)`.

@@ -20,8 +20,10 @@ pub fn reclaim(limit: &SharedLimit, bytes: u64) -> u64 {
     let mut went = 0_u64;
     for_each_pool(|pool| {
         let missing = bytes.saturating_sub(went);
-        if missing > 0 {
-            went = went.saturating_add(pool.yield_free(limit, missing));
+        if missing > 0
+            && let Some(sharing) = pool.share_limit()
+        {
+            went = went.saturating_add(sharing.yield_free(limit, missing));
         }
     });
     went

@@ -11,6 +11,8 @@ use umf_core::shortage::{ATTEMPTS, OutOfMemory, Relief, Shortage};
 use umf_core::{Error, Layout, Pool, Result};
 use umf_sync::Lock;
 
+use crate::tracker::OwnerGuard;
+
 /// Whom an upstream asks. The value is guarded by [`SLOTS`].
 #[derive(Default)]
 pub(crate) struct Slot {
@@ -109,6 +111,9 @@ impl Upstream {
         }
         let Some(callback) = self.slot().get() else { return Relief::GiveUp };
         let Some(_asking) = Asking::begin() else { return Relief::GiveUp };
+        // The one that the application knows: it may check this one.
+        let owner = self.id().guard();
+        let pool = owner.as_ref().and_then(OwnerGuard::pool).unwrap_or(pool);
         let shortage = Shortage::new(pool, layout, error, attempt);
         // A pool may be the global allocator, which must not unwind.
         catch_unwind(AssertUnwindSafe(|| callback.out_of_memory(&shortage))).unwrap_or_else(|payload| {

@@ -3,6 +3,7 @@
 //! The cases are functions that take a way to make a pool, [`Make`]; the macro turns each into a test. They bring
 //! providers of their own, [`Numbers`] and [`Pages`], which count what is allocated and fail on demand.
 
+mod abilities;
 mod ahead;
 mod blocks;
 mod delayed;
@@ -15,8 +16,9 @@ mod threads;
 
 use std::sync::Arc;
 
-use umf_core::{Address, Layout, Pool, ProviderRef};
+use umf_core::{Address, Controls, DeferredFree, Layout, Pool, ProviderRef, Reserve};
 
+pub use abilities::{can_ask, can_defer, can_reserve};
 pub use ahead::{reserved_memory_is_there_and_stays, reserving_too_much_changes_nothing};
 pub use blocks::{
     addresses_are_used_again, blocks_are_aligned_contained_and_apart, dropping_gives_everything_back,
@@ -54,7 +56,7 @@ pub type Make<'a> = &'a dyn Fn(ProviderRef) -> Arc<dyn Pool>;
 /// Runs the conformance suite against a pool, as a module of tests.
 ///
 /// The second argument makes a pool over a provider, with settings that allow blocks of up to 64 MiB and set no
-/// limit.
+/// limit. Cases that need an ability pass where a pool does not have it, and test that it says so.
 ///
 /// ```ignore
 /// umf_testkit::pool_conformance!(conformance, |provider: ProviderRef| -> Arc<dyn Pool> {
@@ -86,13 +88,15 @@ macro_rules! pool_conformance {
                 dropping_gives_everything_back,
                 every_other_address_is_refused,
                 of_two_frees_one_succeeds,
-                exported_blocks_are_announced_once,
                 threads_share_a_pool,
                 blocks_may_be_freed_elsewhere,
                 ended_threads_strand_nothing,
                 private_memory_works_on_in_a_child,
                 shared_memory_is_frozen_in_a_child,
                 a_child_is_shown_a_pool_that_is_dropped,
+            }
+            $crate::pool_conformance! { @tests can_defer:
+                exported_blocks_are_announced_once,
                 leased_blocks_are_not_handed_out,
                 closed_blocks_are_used_again,
                 draining_waits_for_the_last_lease,
@@ -110,8 +114,12 @@ macro_rules! pool_conformance {
                 completions_may_use_their_pool,
                 threads_keep_off_delayed_blocks,
                 a_child_awaits_nothing_of_its_parent,
+            }
+            $crate::pool_conformance! { @tests can_reserve:
                 reserved_memory_is_there_and_stays,
                 reserving_too_much_changes_nothing,
+            }
+            $crate::pool_conformance! { @tests can_ask:
                 who_is_asked_can_help,
                 who_cannot_help_is_not_asked_for_ever,
                 who_is_asked_may_do_anything,
@@ -124,6 +132,16 @@ macro_rules! pool_conformance {
             #[test]
             fn $case() {
                 $crate::pool::$case(&make);
+            }
+        )*
+    };
+    (@tests $can:ident: $($case:ident,)*) => {
+        $(
+            #[test]
+            fn $case() {
+                if $crate::pool::$can(&make) {
+                    $crate::pool::$case(&make);
+                }
             }
         )*
     };
@@ -144,6 +162,22 @@ fn allocate_at(pool: &dyn Pool, size: usize, align: usize) -> Address {
 fn free(pool: &dyn Pool, address: Address) {
     // SAFETY: the suite frees blocks that it allocated, and that nobody uses.
     unsafe { pool.free(address) }.unwrap_or_else(|error| panic!("freeing {address}: {error}"));
+}
+
+fn deferred(pool: &dyn Pool) -> &dyn DeferredFree {
+    pool.deferred_free().expect("asked before")
+}
+
+fn controls(pool: &dyn Pool) -> &dyn Controls {
+    pool.controls().expect("asked before")
+}
+
+fn reserves(pool: &dyn Pool) -> &dyn Reserve {
+    pool.reserves().expect("asked before")
+}
+
+fn mark_exported(pool: &dyn Pool, address: Address) -> umf_core::Result<()> {
+    deferred(pool).mark_exported(address)
 }
 
 fn try_free(pool: &dyn Pool, address: Address) -> umf_core::Result<()> {

@@ -10,8 +10,11 @@ use std::time::Duration;
 
 use umf_core::Freed;
 use umf_core::held::{HeldStatistics, OnFree};
+use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::PoolStatistics;
-use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Region, Result};
+use umf_core::{
+    Address, BlockSpan, Completion, Controls, DeferredFree, Error, Layout, Pool, ProviderRef, Region, Result,
+};
 use umf_runtime::Upstream;
 use umf_runtime::held::Fate;
 use umf_runtime::observer::before_free;
@@ -150,10 +153,6 @@ unsafe impl Pool for Faulty {
         self.free_block(address, None)
     }
 
-    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
-        self.free_block(address, Some(completion).filter(|_| !self.is(Fault::IgnoresCompletions)))
-    }
-
     fn block_at(&self, address: Address) -> Result<BlockSpan> {
         let books = self.books();
         let below = books.live.range(..=address.to_bits()).next_back();
@@ -164,17 +163,42 @@ unsafe impl Pool for Faulty {
         Ok(BlockSpan { address: region.base(), size: region.size() })
     }
 
+    fn trim(&self, _: usize) -> Result<usize> {
+        Ok(self.upstream.poll() as usize)
+    }
+
+    fn statistics(&self) -> PoolStatistics {
+        let books = self.books();
+        let mut statistics = books.statistics;
+        let counted = if self.is(Fault::CountsHeldAsLive) { books.held.len() } else { 0 };
+        statistics.live_blocks = (books.live.len() + counted) as u64;
+        statistics.live_bytes = books.live.values().map(|(region, _)| region.size() as u64).sum();
+        statistics.held_bytes = self.upstream.held().bytes;
+        statistics
+    }
+
+    fn deferred_free(&self) -> Option<&dyn DeferredFree> {
+        Some(self)
+    }
+
+    fn controls(&self) -> Option<&dyn Controls> {
+        Some(self)
+    }
+}
+
+// SAFETY: as above: some of it is untrue where that is the fault.
+unsafe impl DeferredFree for Faulty {
     fn mark_exported(&self, address: Address) -> Result<()> {
         let mut books = self.books();
         books.live.get_mut(&address.to_bits()).ok_or(Error::NotAllocated { address })?.1 = true;
         Ok(())
     }
 
-    fn trim(&self, _: usize) -> Result<usize> {
-        Ok(self.upstream.poll() as usize)
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        self.free_block(address, Some(completion).filter(|_| !self.is(Fault::IgnoresCompletions)))
     }
 
-    unsafe fn let_go(&self, freed: Freed) -> Result<()> {
+    unsafe fn reclaim(&self, freed: Freed) -> Result<()> {
         match freed {
             Freed::Block { address } if !self.is(Fault::NeverTakesBack) => {
                 let region = self.books().held.remove(&address.to_bits()).unwrap();
@@ -187,26 +211,21 @@ unsafe impl Pool for Faulty {
             _ => Ok(()),
         }
     }
+}
 
-    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
+impl Controls for Faulty {
+    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) {
+        self.upstream.set_out_of_memory(callback);
+    }
+
+    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) {
         let on_free = if self.is(Fault::NeverReleases) { OnFree::Hold } else { on_free };
         let max_held_bytes = if self.is(Fault::IgnoresBound) { 0 } else { max_held_bytes };
         self.upstream.set_on_free(on_free, max_held_bytes);
-        Ok(())
     }
 
     fn drain(&self, timeout: Duration) -> HeldStatistics {
         self.upstream.drain(if self.is(Fault::DoesNotWait) { Duration::ZERO } else { timeout })
-    }
-
-    fn statistics(&self) -> PoolStatistics {
-        let books = self.books();
-        let mut statistics = books.statistics;
-        let counted = if self.is(Fault::CountsHeldAsLive) { books.held.len() } else { 0 };
-        statistics.live_blocks = (books.live.len() + counted) as u64;
-        statistics.live_bytes = books.live.values().map(|(region, _)| region.size() as u64).sum();
-        statistics.held_bytes = self.upstream.held().bytes;
-        statistics
     }
 }
 

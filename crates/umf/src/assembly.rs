@@ -7,11 +7,13 @@ use std::time::Duration;
 use umf_config::{DmaBufExporter, HugePages, NumaMode, Settings, SharedLimit as LimitSetting};
 use umf_core::ProviderRef;
 use umf_core::held::OnFree;
+use umf_core::pool::missing;
 use umf_core::{Provider, ProviderKind, Visibility};
 use umf_pool_proxy::{ProxyPool, ProxySettings};
-use umf_pool_slab::{Leaks, Poison, SharedLimit, SlabPool, SlabSettings};
+use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
 use umf_provider_dma_buf::DmaBufProvider;
 use umf_provider_host::HostProvider;
+use umf_runtime::checked::{CheckSettings, Checked, Leaks, Poison};
 use umf_sync::Lock;
 
 use crate::{Error, Result, leaks, registry};
@@ -142,7 +144,6 @@ pub(crate) fn pool(
     let pool: Arc<dyn umf_core::Pool> = match set.kind.as_str() {
         "slab" => SlabPool::new(provider, slab_settings(settings, name, set)?)?,
         "proxy" => {
-            tell_unwatched(name, set);
             let mut proxy = ProxySettings::default().name(name).memory_limit(set.memory_limit.get());
             if let LimitSetting::Named(limit) = &set.shared_limit {
                 proxy = proxy.shared_limit(shared_limit(settings, limit)?);
@@ -161,20 +162,42 @@ pub(crate) fn pool(
             }
         },
     };
+    let pool = checked(pool, check_settings(set))?;
     holding(&*pool, set)?;
     // A kind that cannot is an error.
     if set.reserve.get() != 0 {
-        pool.reserve(usize::try_from(set.reserve.get()).unwrap_or(usize::MAX))?;
+        let reserves = pool.reserves().ok_or(missing("reserving memory"))?;
+        reserves.reserve(usize::try_from(set.reserve.get()).unwrap_or(usize::MAX))?;
     }
     Ok(pool)
 }
 
-/// Says that a pool of kind `proxy` does not watch itself.
-fn tell_unwatched(name: &str, set: &umf_config::Pool) {
-    let watches = set.leaks != umf_config::Leaks::Off || set.poison != umf_config::Poison::Off;
-    if watches || set.history != 0 || set.quarantine.get() != 0 {
-        tracing::warn!(pool = name, "a pool of kind proxy has no history, leaks, poison or quarantine");
+/// The pool itself, or before it what checks its use.
+pub(crate) fn checked(
+    pool: Arc<dyn umf_core::Pool>,
+    checks: CheckSettings,
+) -> umf_core::Result<Arc<dyn umf_core::Pool>> {
+    Ok(if checks.is_off() { pool } else { Checked::new(pool, checks)? })
+}
+
+fn check_settings(set: &umf_config::Pool) -> CheckSettings {
+    if set.leaks == umf_config::Leaks::Sites {
+        leaks::name_stacks();
     }
+    CheckSettings::new()
+        .history(set.history)
+        .leaks(match set.leaks {
+            umf_config::Leaks::Count => Leaks::Count,
+            umf_config::Leaks::Sites => Leaks::Sites,
+            _ => Leaks::Off,
+        })
+        .leak_sample(set.leak_sample)
+        .poison(match set.poison {
+            umf_config::Poison::Freed => Poison::Freed,
+            umf_config::Poison::All => Poison::All,
+            _ => Poison::Off,
+        })
+        .quarantine(set.quarantine.get())
 }
 
 /// Tells a pool what to do with what is freed and still open elsewhere. A kind from elsewhere that was told nothing keeps what it
@@ -183,7 +206,8 @@ pub(crate) fn holding(pool: &dyn umf_core::Pool, set: &umf_config::Pool) -> Resu
     let release = set.on_free == umf_config::OnFree::Release;
     if release || set.max_held.get() != 0 {
         let on_free = if release { OnFree::Release } else { OnFree::Hold };
-        pool.set_on_free(on_free, set.max_held.get())?;
+        let controls = pool.controls().ok_or(missing("holding freed memory"))?;
+        controls.set_on_free(on_free, set.max_held.get());
     }
     Ok(())
 }
@@ -204,26 +228,10 @@ fn slab_settings(settings: &Settings, name: &str, set: &umf_config::Pool) -> Res
         .thread_cache_blocks(set.thread_cache_blocks)
         .small_cache_size(bytes(set.small_cache_size))
         .shared_cache_blocks(set.shared_cache_blocks)
-        .trace(set.trace)
-        .history(set.history)
-        .leaks(match set.leaks {
-            umf_config::Leaks::Count => Leaks::Count,
-            umf_config::Leaks::Sites => Leaks::Sites,
-            _ => Leaks::Off,
-        })
-        .leak_sample(set.leak_sample)
-        .poison(match set.poison {
-            umf_config::Poison::Freed => Poison::Freed,
-            umf_config::Poison::All => Poison::All,
-            _ => Poison::Off,
-        })
-        .quarantine(set.quarantine.get());
+        .trace(set.trace);
     // The default grows with the pool; what was set does not.
     if set.shared_cache_size != umf_config::Pool::default().shared_cache_size {
         slab = slab.shared_cache_size(bytes(set.shared_cache_size));
-    }
-    if set.leaks == umf_config::Leaks::Sites {
-        leaks::name_stacks();
     }
     if let LimitSetting::Named(limit) = &set.shared_limit {
         slab = slab.shared_limit(shared_limit(settings, limit)?);

@@ -4,6 +4,7 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
+use umf_core::pool::missing;
 use umf_core::{Access, Address, Completion, CpuAccess, HostAccess, Transfer, Visibility};
 use umf_ipc::{Export, Handle, VolatileSlice};
 
@@ -172,13 +173,17 @@ impl<'p> Block<'p> {
 
     /// Frees the block, which may still be in use until `completion` is ready: by work that was given to a device, for instance. Nobody
     /// waits. Its handles are retired at once; it is not handed out again before the completion is ready. See
-    /// [`umf_core::Pool::free_after`].
+    /// [`umf_core::DeferredFree::free_after`].
     ///
     /// # Errors
     /// [`Error::Memory`] with the block, which is as it was, if this kind of pool cannot.
     pub fn free_after(self, completion: Arc<dyn Completion>) -> Result<(), (Self, Error)> {
-        // SAFETY: the block is this object's own, nothing borrowed from it is left, and it is not freed again.
-        match unsafe { self.pool.as_core().free_after(self.address, completion) } {
+        let freed = match self.pool.as_core().deferred_free() {
+            // SAFETY: the block is this object's own, nothing borrowed from it is left, and it is not freed again.
+            Some(deferred) => unsafe { deferred.free_after(self.address, completion) },
+            None => Err(missing("freeing with a completion")),
+        };
+        match freed {
             Ok(()) => {
                 std::mem::forget(self);
                 Ok(())

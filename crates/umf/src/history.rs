@@ -44,7 +44,7 @@ fn nanoseconds(time: std::time::Duration) -> u64 {
 }
 
 /// The document: `format`, `pool`, `read_at_ns` and `forgotten`, and `events` with `at_ns` (both times are nanoseconds since the pool
-/// was made), `thread`, `kind` (`allocate`, `free`, `allocate-refused`, `free-refused`, `region-taken`, `region-returned`, `trim`,
+/// was made), `thread`, `kind` (`allocate`, `free`, `allocate-refused`, `free-refused`, `trim`,
 /// `written-after-free`), `address`, `size`, `block_size`, and the `reason` where something was refused. [`Event`] says what
 /// they mean.
 #[must_use]

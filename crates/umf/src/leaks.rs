@@ -2,8 +2,8 @@
 //!
 //! ```
 //! # fn main() -> umf::Result<()> {
-//! let settings = umf::slab::SlabSettings::new().on_leaks(|report| println!("{report}"));
-//! let pool = umf::Pool::builder().slab(settings).leaks(umf::Leaks::Sites).build()?;
+//! let checks = umf::CheckSettings::new().on_leaks(|report| println!("{report}"));
+//! let pool = umf::Pool::builder().check(checks).leaks(umf::Leaks::Sites).build()?;
 //! std::mem::forget(pool.allocate(100)?);
 //! drop(pool); // says so, with the stack
 //! # Ok(())

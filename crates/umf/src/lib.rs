@@ -25,7 +25,7 @@
 //! | lack of memory | [`Pool::on_shortage`], [`Shortage`], [`Relief`] |
 //! | freed memory that a device still works on | [`Block::free_after`], [`Completion`] |
 //! | what a pool's regions look like | [`Pool::map`], [`map`] |
-//! | what happened in a pool, what was never freed, who writes to what was freed | [`Pool::history`], [`Pool::leaks`], [`Leaks`], [`Poison`] |
+//! | what happened in a pool, what was never freed, who writes to what was freed | [`Pool::history`], [`Pool::leaks`], [`CheckSettings`] |
 //! | NUMA nodes, and memory on the fastest, nearest or largest of them | [`topology`], [`memory_space`] |
 //! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`] |
 //! | regions that belong to a named set of processes | [`domain`] |
@@ -66,7 +66,7 @@ pub use umf_core::{
     Access, Address, Completion, CpuAccess, Layout, MemoryKind, Progress, ProviderKind, Visibility,
 };
 pub use umf_ipc::{Exchange, Export, Exporter, Handle, Importer, Mapping, Mode, VolatileSlice};
-pub use umf_pool_slab::{Leaks, Poison};
+pub use umf_runtime::checked::{CheckSettings, Leaks, Poison};
 pub use umf_runtime::held::drain;
 
 #[doc(inline)]

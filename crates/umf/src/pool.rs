@@ -8,13 +8,14 @@ use umf_core::held::{HeldStatistics, OnFree};
 use umf_core::history::PoolHistory;
 use umf_core::leaks::LeakReport;
 use umf_core::map::PoolMap;
+use umf_core::pool::missing;
 use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::PoolStatistics;
-use umf_core::{Layout, Visibility};
+use umf_core::{Controls, Inspect, Layout, Visibility};
 use umf_provider_host::HostProvider;
 
 use crate::behind::Behind;
-use crate::{Block, Leaks, Poison, Result, assembly, leaks, settings};
+use crate::{Block, CheckSettings, Leaks, Poison, Result, assembly, leaks, settings};
 
 /// Hands out blocks of memory.
 ///
@@ -142,7 +143,7 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::Memory`]: nothing has come then; a pool that keeps nothing cannot.
     pub fn reserve(&self, bytes: usize) -> Result<usize> {
-        Ok(self.pool.reserve(bytes)?)
+        Ok(self.pool.reserves().ok_or(missing("reserving memory"))?.reserve(bytes)?)
     }
 
     /// Gives back at once what the release policy (`max_cached`, `release_after_ms`) says that should have gone by now; returns how
@@ -150,8 +151,8 @@ impl Pool {
     ///
     /// # Errors
     /// [`crate::Error::Memory`], what the provider says.
-    pub fn tidy(&self) -> Result<usize> {
-        Ok(self.pool.tidy()?)
+    pub fn purge(&self) -> Result<usize> {
+        self.pool.reserves().map_or(Ok(0), |reserves| Ok(reserves.purge()?))
     }
 
     /// Sets who is asked when an allocation would fail for lack of memory: any closure. It may free blocks, trim this pool and
@@ -160,13 +161,14 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool asks nobody.
     pub fn on_shortage(&self, callback: impl OutOfMemory + 'static) -> Result<()> {
-        Ok(self.pool.set_out_of_memory(Some(Arc::new(callback)))?)
+        self.controls()?.set_out_of_memory(Some(Arc::new(callback)));
+        Ok(())
     }
 
     /// Waits until nobody uses memory any more that was freed here, in another process or until a [`crate::Completion`] is ready, but
     /// no longer than `timeout`; returns what is still held for that reason. Meanwhile it is not handed out again.
     pub fn drain(&self, timeout: Duration) -> HeldStatistics {
-        self.pool.drain(timeout)
+        self.pool.controls().map_or_else(HeldStatistics::default, |controls| controls.drain(timeout))
     }
 
     /// Sets what becomes of blocks that are freed while other processes have them open, and how many bytes may be held because
@@ -175,7 +177,8 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool cannot.
     pub fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
-        Ok(self.pool.set_on_free(on_free, max_held_bytes)?)
+        self.controls()?.set_on_free(on_free, max_held_bytes);
+        Ok(())
     }
 
     /// What its regions look like now: which of their blocks are handed out, and what is free. [`crate::map`] writes and draws it.
@@ -183,7 +186,8 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool does not keep that in mind.
     pub fn map(&self) -> Result<PoolMap> {
-        Ok(self.pool.map()?)
+        let map = self.pool.inspect().and_then(Inspect::map);
+        Ok(map.ok_or(missing("a map of its regions"))?)
     }
 
     /// What happened in it lately, if it is set to remember that ([`PoolBuilder::history`]).
@@ -191,7 +195,8 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::Memory`] if it is not, or if this kind of pool cannot.
     pub fn history(&self) -> Result<PoolHistory> {
-        Ok(self.pool.history()?)
+        let history = self.pool.inspect().and_then(Inspect::history);
+        Ok(history.ok_or(missing("a history, or is not set to keep one"))?)
     }
 
     /// Shows `look` which blocks are live, and where they were allocated if it is set to remember that ([`PoolBuilder::leaks`]).
@@ -199,7 +204,12 @@ impl Pool {
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool cannot tell.
     pub fn leaks(&self, mut look: impl FnMut(&LeakReport<'_>)) -> Result<()> {
-        Ok(self.pool.leaks(&mut look)?)
+        let is_known = self.pool.inspect().is_some_and(|inspect| inspect.leaks(&mut look));
+        Ok(is_known.then_some(()).ok_or(missing("a report of leaks"))?)
+    }
+
+    fn controls(&self) -> Result<&dyn Controls> {
+        Ok(self.pool.controls().ok_or(missing("being controlled while in use"))?)
     }
 
     /// What the pool holds.
@@ -239,6 +249,7 @@ impl std::fmt::Debug for Pool {
 pub struct PoolBuilder {
     provider: Option<ProviderRef>,
     slab: umf_pool_slab::SlabSettings,
+    checks: CheckSettings,
 }
 
 impl PoolBuilder {
@@ -272,31 +283,39 @@ impl PoolBuilder {
         self
     }
 
+    /// Replaces all that is set to be checked ([`PoolBuilder::history`] and the three after it change a
+    /// part of this).
+    #[must_use]
+    pub fn check(mut self, checks: CheckSettings) -> Self {
+        self.checks = checks;
+        self
+    }
+
     /// How many events each thread's history keeps: [`Pool::history`]. Default: 0, none.
     #[must_use]
     pub fn history(mut self, events: u32) -> Self {
-        self.slab = self.slab.history(events);
+        self.checks = self.checks.history(events);
         self
     }
 
     /// What is told of blocks that are live when the pool is dropped, or when the process ends. Default: [`Leaks::Off`].
     #[must_use]
     pub fn leaks(mut self, leaks: Leaks) -> Self {
-        self.slab = self.slab.leaks(leaks);
+        self.checks = self.checks.leaks(leaks);
         self
     }
 
     /// What is filled, so that mistakes show. Default: [`Poison::Off`].
     #[must_use]
     pub fn poison(mut self, poison: Poison) -> Self {
-        self.slab = self.slab.poison(poison);
+        self.checks = self.checks.poison(poison);
         self
     }
 
     /// Bytes of freed blocks that wait before anybody gets them again. Default: 0.
     #[must_use]
     pub fn quarantine(mut self, bytes: u64) -> Self {
-        self.slab = self.slab.quarantine(bytes);
+        self.checks = self.checks.quarantine(bytes);
         self
     }
 
@@ -338,6 +357,7 @@ impl PoolBuilder {
             Some(provider) => provider,
             None => HostProvider::builder().name("shared").visibility(Visibility::Shared).build()?.into(),
         };
-        Ok(Pool::from_pool(umf_pool_slab::SlabPool::new(provider, self.slab)?))
+        let pool = umf_pool_slab::SlabPool::new(provider, self.slab)?;
+        Ok(Pool::from_pool(assembly::checked(pool, self.checks)?))
     }
 }

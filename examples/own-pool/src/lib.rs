@@ -11,7 +11,7 @@
 //! - Nothing is written into the memory: it may be a device's.
 //! - A foreign, interior or twice freed address is an error that changes nothing.
 //! - A block that was exported is announced before anybody else can get it.
-//! - One that other processes still have open is held by the upstream, and comes back through `let_go`.
+//! - One that other processes still have open is held by the upstream, and comes back through `reclaim`.
 //! - The lock survives a fork, and the provider is called under it.
 //! - One line, in `tests/conformance.rs`, has all of this checked.
 //!

@@ -3,13 +3,11 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
 
-use umf_core::Freed;
-use umf_core::held::{HeldStatistics, OnFree};
-use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::PoolStatistics;
-use umf_core::{Address, BlockSpan, Completion, Layout, Pool, ProviderRef, Result};
+use umf_core::{
+    Address, BlockSpan, Completion, Controls, DeferredFree, Freed, Layout, Pool, ProviderRef, Result,
+};
 use umf_runtime::Upstream;
 use umf_runtime::observer::before_free;
 use umf_sync::Lock;
@@ -56,7 +54,7 @@ impl ClassPool {
                 (None, None) => false,
             };
             if held {
-                // It stays `Leaving`, which is neither live nor free, until it comes back through `let_go`.
+                // It stays `Leaving`, which is neither live nor free, until it comes back through `reclaim`.
                 self.books.lock().count_free(size);
                 self.upstream.poll_some();
                 return Ok(());
@@ -81,7 +79,7 @@ unsafe impl Pool for ClassPool {
         if self.upstream.is_frozen() {
             return Err(umf_core::Error::Frozen { what: "a pool of shared memory" });
         }
-        // Without the lock: what is let go comes back through `let_go`, and who is asked for memory may free some.
+        // Without the lock: what is let go comes back through `reclaim`, and who is asked for memory may free some.
         self.upstream.relieving(self, layout, || {
             self.upstream.admit()?;
             self.upstream.poll_awaited();
@@ -93,44 +91,8 @@ unsafe impl Pool for ClassPool {
         self.free_block(address, None)
     }
 
-    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
-        self.free_block(address, Some(completion))
-    }
-
-    unsafe fn let_go(&self, freed: Freed) -> Result<()> {
-        match freed {
-            Freed::Block { address } => {
-                self.books.lock().end(&self.upstream, address, State::Leaving).map(drop)
-            }
-            Freed::Region(region) => {
-                self.books.lock().region_went(region);
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
-        self.upstream.set_on_free(on_free, max_held_bytes);
-        Ok(())
-    }
-
-    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) -> Result<()> {
-        self.upstream.set_out_of_memory(callback);
-        Ok(())
-    }
-
-    fn drain(&self, timeout: Duration) -> HeldStatistics {
-        self.upstream.drain(timeout)
-    }
-
     fn block_at(&self, address: Address) -> Result<BlockSpan> {
         self.books.lock().slab_at(address)?.block_at(address)
-    }
-
-    fn mark_exported(&self, address: Address) -> Result<()> {
-        *self.books.lock().slab_at(address)?.state_at(address)? = State::Exported;
-        Ok(())
     }
 
     fn trim(&self, keep: usize) -> Result<usize> {
@@ -147,6 +109,40 @@ unsafe impl Pool for ClassPool {
         let used = statistics.live_bytes + statistics.held_bytes;
         statistics.cached_bytes = statistics.reserved_bytes.saturating_sub(used);
         statistics
+    }
+
+    fn deferred_free(&self) -> Option<&dyn DeferredFree> {
+        Some(self)
+    }
+
+    fn controls(&self) -> Option<&dyn Controls> {
+        Some(&self.upstream)
+    }
+}
+
+// SAFETY: `free_block` announces exported blocks before they can be handed out again; what the upstream holds stays
+// out of reach until `reclaim`.
+unsafe impl DeferredFree for ClassPool {
+    fn mark_exported(&self, address: Address) -> Result<()> {
+        *self.books.lock().slab_at(address)?.state_at(address)? = State::Exported;
+        Ok(())
+    }
+
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        self.free_block(address, Some(completion))
+    }
+
+    unsafe fn reclaim(&self, freed: Freed) -> Result<()> {
+        match freed {
+            Freed::Block { address } => {
+                self.books.lock().end(&self.upstream, address, State::Leaving).map(drop)
+            }
+            Freed::Region(region) => {
+                self.books.lock().region_went(region);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -13,7 +13,10 @@ use umf_core::leaks::{LeakReport, LeakTime};
 use umf_core::limit::SharedLimit;
 use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::PoolStatistics;
-use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result};
+use umf_core::{
+    Address, BlockSpan, Completion, Controls, DeferredFree, Error, Inspect, Layout, Pool, ProviderRef,
+    Result, ShareLimit,
+};
 use umf_runtime::Upstream;
 use umf_runtime::limit::Reserved;
 use umf_runtime::observer::before_free;
@@ -390,7 +393,7 @@ impl JemallocPool {
 }
 
 // SAFETY: jemalloc hands out parts of extents, which come from regions of the provider, and hands none out again before it is
-// freed; exported blocks are announced in `free_block` before that, and held ones are not freed before `let_go`.
+// freed; exported blocks are announced in `free_block` before that, and held ones are not freed before `reclaim`.
 unsafe impl Pool for JemallocPool {
     fn name(&self) -> &str {
         &self.settings.name
@@ -408,53 +411,13 @@ unsafe impl Pool for JemallocPool {
         self.free_block(address, None)
     }
 
-    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
-        self.free_block(address, Some(completion))
-    }
-
     fn block_at(&self, address: Address) -> Result<BlockSpan> {
         let block = self.blocks.find(self.upstream.id(), address)?;
         Ok(BlockSpan { address: block.address, size: self.classes.size(block.class) })
     }
 
-    fn mark_exported(&self, address: Address) -> Result<()> {
-        let block = self.blocks.find_start(self.upstream.id(), address)?;
-        if block.mark_exported() { Ok(()) } else { Err(Error::NotAllocated { address }) }
-    }
-
     fn trim(&self, keep: usize) -> Result<usize> {
         self.trim_to(keep)
-    }
-
-    fn yield_free(&self, limit: &SharedLimit, bytes: u64) -> u64 {
-        if !self.reserved.shares(limit) {
-            return 0;
-        }
-        // The pool may be going.
-        crate::fork::POOLS.visit_one(NonNull::from(self), |pool| pool.give(bytes)).unwrap_or(0)
-    }
-
-    unsafe fn let_go(&self, freed: Freed) -> Result<()> {
-        self.take_back(freed)
-    }
-
-    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
-        self.set_held(on_free, max_held_bytes);
-        Ok(())
-    }
-
-    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) -> Result<()> {
-        self.upstream.set_out_of_memory(callback);
-        Ok(())
-    }
-
-    fn drain(&self, timeout: Duration) -> HeldStatistics {
-        self.upstream.drain(timeout)
-    }
-
-    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> Result<()> {
-        self.show_leaks(LeakTime::Asked, look);
-        Ok(())
     }
 
     fn statistics(&self) -> PoolStatistics {
@@ -472,6 +435,70 @@ unsafe impl Pool for JemallocPool {
         statistics.allocations = counts.allocations;
         statistics.frees = counts.frees;
         statistics
+    }
+
+    fn deferred_free(&self) -> Option<&dyn DeferredFree> {
+        Some(self)
+    }
+
+    fn controls(&self) -> Option<&dyn Controls> {
+        Some(self)
+    }
+
+    fn share_limit(&self) -> Option<&dyn ShareLimit> {
+        Some(self)
+    }
+
+    fn inspect(&self) -> Option<&dyn Inspect> {
+        Some(self)
+    }
+}
+
+// SAFETY: `free_block` announces exported blocks before they can be handed out again; what the upstream holds stays
+// out of reach until `reclaim`.
+unsafe impl DeferredFree for JemallocPool {
+    fn mark_exported(&self, address: Address) -> Result<()> {
+        let block = self.blocks.find_start(self.upstream.id(), address)?;
+        if block.mark_exported() { Ok(()) } else { Err(Error::NotAllocated { address }) }
+    }
+
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        self.free_block(address, Some(completion))
+    }
+
+    unsafe fn reclaim(&self, freed: Freed) -> Result<()> {
+        self.take_back(freed)
+    }
+}
+
+impl Controls for JemallocPool {
+    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) {
+        self.set_held(on_free, max_held_bytes);
+    }
+
+    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) {
+        self.upstream.set_out_of_memory(callback);
+    }
+
+    fn drain(&self, timeout: Duration) -> HeldStatistics {
+        self.upstream.drain(timeout)
+    }
+}
+
+impl ShareLimit for JemallocPool {
+    fn yield_free(&self, limit: &SharedLimit, bytes: u64) -> u64 {
+        if !self.reserved.shares(limit) {
+            return 0;
+        }
+        // The pool may be going.
+        crate::fork::POOLS.visit_one(NonNull::from(self), |pool| pool.give(bytes)).unwrap_or(0)
+    }
+}
+
+impl Inspect for JemallocPool {
+    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
+        self.show_leaks(LeakTime::Asked, look);
+        true
     }
 }
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use umf_core::{Address, BlockSpan, Error, Layout, Pool, ProviderRef};
+use umf_core::{Address, BlockSpan, Error, Inspect, Layout, Pool, ProviderRef};
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
 use umf_testkit::pool::{Numbers, Pages};
 
@@ -156,7 +156,7 @@ fn run(source: &dyn Source, provider: ProviderRef, steps: &[Step]) -> Result<(),
         prop_assert_eq!(statistics.reserved_bytes, source.live_bytes() as u64);
     }
     let mut counted = (0, 0);
-    pool.leaks(&mut |report| counted = (report.blocks, report.bytes)).unwrap();
+    prop_assert!(pool.leaks(&mut |report| counted = (report.blocks, report.bytes)));
     prop_assert_eq!(counted, (live.len() as u64, live.values().sum::<usize>() as u64));
     drop(pool);
     prop_assert_eq!(source.live_bytes(), 0);

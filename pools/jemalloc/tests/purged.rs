@@ -6,7 +6,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use umf_core::{
-    Address, Layout, MemoryKind, Pool, Provider, ProviderKind, Purge, Region, Result, Visibility,
+    Address, DeferredFree, Layout, MemoryKind, Pool, Provider, ProviderKind, Purge, Region, Result,
+    Visibility,
 };
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
 use umf_testkit::Borrower;

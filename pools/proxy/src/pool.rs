@@ -3,14 +3,13 @@
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
-use core::time::Duration;
 use std::sync::Arc;
 
 use umf_core::Freed;
-use umf_core::held::{HeldStatistics, OnFree};
-use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::{Gauge, PoolStatistics};
-use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Region, Result};
+use umf_core::{
+    Address, BlockSpan, Completion, Controls, DeferredFree, Error, Layout, Pool, ProviderRef, Region, Result,
+};
 use umf_runtime::Upstream;
 use umf_runtime::held::Fate;
 use umf_runtime::limit::Reserved;
@@ -193,18 +192,9 @@ unsafe impl Pool for ProxyPool {
         self.free_block(address, None)
     }
 
-    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
-        self.free_block(address, Some(completion))
-    }
-
     fn block_at(&self, address: Address) -> Result<BlockSpan> {
         let (found, _) = self.find(address)?;
         Ok(BlockSpan { address: found.region.base(), size: found.region.size() })
-    }
-
-    fn mark_exported(&self, address: Address) -> Result<()> {
-        let (found, block) = self.find_start(address)?;
-        if block.mark_exported(&found.region) { Ok(()) } else { Err(Error::NotAllocated { address }) }
     }
 
     fn trim(&self, _keep: usize) -> Result<usize> {
@@ -216,7 +206,41 @@ unsafe impl Pool for ProxyPool {
         Ok(went.unwrap_or(usize::MAX))
     }
 
-    unsafe fn let_go(&self, freed: Freed) -> Result<()> {
+    fn statistics(&self) -> PoolStatistics {
+        let mut statistics = PoolStatistics::default();
+        statistics.live_bytes = self.live.bytes();
+        statistics.live_blocks = self.live.count();
+        statistics.reserved_bytes = self.reserved.bytes();
+        statistics.peak_reserved_bytes = self.reserved.peak();
+        statistics.regions = self.reserved.regions();
+        statistics.held_bytes = self.upstream.held().bytes;
+        statistics.allocations = self.allocations.load(Ordering::Relaxed);
+        statistics.frees = statistics.allocations.saturating_sub(statistics.live_blocks);
+        statistics
+    }
+
+    fn deferred_free(&self) -> Option<&dyn DeferredFree> {
+        Some(self)
+    }
+
+    fn controls(&self) -> Option<&dyn Controls> {
+        Some(&self.upstream)
+    }
+}
+
+// SAFETY: `free_block` announces exported blocks before they can be handed out again; what the upstream holds stays
+// out of reach until `reclaim`.
+unsafe impl DeferredFree for ProxyPool {
+    fn mark_exported(&self, address: Address) -> Result<()> {
+        let (found, block) = self.find_start(address)?;
+        if block.mark_exported(&found.region) { Ok(()) } else { Err(Error::NotAllocated { address }) }
+    }
+
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        self.free_block(address, Some(completion))
+    }
+
+    unsafe fn reclaim(&self, freed: Freed) -> Result<()> {
         match freed {
             Freed::Block { address } => {
                 let none = Error::NotAllocated { address };
@@ -231,33 +255,6 @@ unsafe impl Pool for ProxyPool {
                 Ok(())
             }
         }
-    }
-
-    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
-        self.upstream.set_on_free(on_free, max_held_bytes);
-        Ok(())
-    }
-
-    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) -> Result<()> {
-        self.upstream.set_out_of_memory(callback);
-        Ok(())
-    }
-
-    fn drain(&self, timeout: Duration) -> HeldStatistics {
-        self.upstream.drain(timeout)
-    }
-
-    fn statistics(&self) -> PoolStatistics {
-        let mut statistics = PoolStatistics::default();
-        statistics.live_bytes = self.live.bytes();
-        statistics.live_blocks = self.live.count();
-        statistics.reserved_bytes = self.reserved.bytes();
-        statistics.peak_reserved_bytes = self.reserved.peak();
-        statistics.regions = self.reserved.regions();
-        statistics.held_bytes = self.upstream.held().bytes;
-        statistics.allocations = self.allocations.load(Ordering::Relaxed);
-        statistics.frees = statistics.allocations.saturating_sub(statistics.live_blocks);
-        statistics
     }
 }
 

@@ -92,9 +92,6 @@ impl SlabPool {
             // SAFETY: the caller alone has the block.
             let range = Range { region: span.region(), first: unsafe { span.cold() }.unit };
             debug_assert_eq!(span.owner.load(Ordering::Relaxed), SHARED_LIFE, "its owner remembers the span");
-            if self.is_watched() {
-                self.check_span(span);
-            }
             if let Some((base, region)) = self.region_of(range) {
                 // Cannot fail: the granule is the region's.
                 let _ = tracker::set_span(region, base, 1, range.region);

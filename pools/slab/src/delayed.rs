@@ -11,7 +11,7 @@ use umf_core::{Address, Completion, Error, Result};
 use umf_runtime::observer::before_free;
 
 use crate::SlabPool;
-use crate::pool::{SHARED, TRACED, WATCHED};
+use crate::pool::{SHARED, TRACED};
 use crate::span::Place;
 use crate::state::{EXPORTED, HELD, LIVE};
 
@@ -43,17 +43,10 @@ impl SlabPool {
         if gates & TRACED != 0 {
             self.trace_block("free after", 0, Some(&address));
         }
-        let freed = self.delay(address, completion, gates);
-        if gates & WATCHED != 0 { self.watch_freed(address, freed) } else { freed }
-    }
-
-    fn delay(&self, address: Address, completion: Arc<dyn Completion>, gates: u8) -> Result<()> {
         let (place, old) = self.take_life(address)?;
-        if gates & WATCHED != 0 {
-            self.watch_free(place, old, address);
-        }
         let exported = old & EXPORTED != 0;
         let leases = if exported { before_free(Freed::Block { address }) } else { None };
+        let is_exported = leases.is_some();
         // Before others can take it back: then the span may be another one's.
         let (class, size) = (Self::class_of(place), place.span.block() as usize);
         self.forget_held(place.span, class);
@@ -63,7 +56,11 @@ impl SlabPool {
             return self.put(place, address);
         }
         self.count_held(class, size);
-        self.upstream.poll_awaited();
+        if is_exported {
+            self.upstream.poll_some();
+        } else {
+            self.upstream.poll_awaited();
+        }
         Ok(())
     }
 }

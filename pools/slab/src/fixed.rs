@@ -30,8 +30,7 @@ impl SlabPool {
     pub fn new_static(provider: &'static dyn Provider, settings: SlabSettings) -> Result<&'static Self> {
         let place = PLACES.get_or_grow(TAKEN.fetch_add(1, Ordering::Relaxed))?.0.get();
         let settings = settings.trace(0).background(false);
-        let mut pool = Self::unplaced(ProviderRef::Static(provider), settings)?;
-        pool.watch.is_global = true;
+        let pool = Self::unplaced(ProviderRef::Static(provider), settings)?;
         // SAFETY: the place is this call's own; it is never written again, and never unmapped.
         let pool = unsafe { (*place).write(pool) };
         // SAFETY: the pool stays there for ever.

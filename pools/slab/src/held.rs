@@ -22,9 +22,6 @@ impl SlabPool {
 
     /// What remains of a free once the block is known to have been live and is not any more.
     pub(crate) fn put(&self, place: Place<'_>, address: Address) -> Result<()> {
-        if self.is_watched() {
-            return self.put_watched(place, address);
-        }
         match Self::class_of(place) {
             Some(class) => {
                 let entry = Entry::new(address.to_bits(), NonNull::from(place.state));
@@ -83,8 +80,7 @@ impl SlabPool {
                 if place.state.load(Ordering::Acquire) & LIVE != 0 {
                     return Err(Error::NotAllocated { address });
                 }
-                let poisoned = if self.is_watched() { self.poison(address, place.span.block()) } else { 0 };
-                place.state.store(poisoned, Ordering::Release);
+                place.state.store(0, Ordering::Release);
                 match Self::class_of(place) {
                     Some(class) => {
                         self.give(class, &[Entry::new(address.to_bits(), NonNull::from(place.state))]);

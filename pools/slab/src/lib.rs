@@ -43,7 +43,6 @@
 //! | `held`, `delayed` | blocks that are freed while other processes have them open, or until a completion is ready |
 //! | `map` | what the regions look like, record by record |
 //! | `statistics`, `asked` | counters, summed up when asked for; how much of the blocks is used |
-//! | `watch` | what is remembered of each block to find mistakes, if that is set |
 //! | `fork`, `roster`, `fixed` | forks, the end of threads, pools that live for ever |
 //!
 //! # Forks
@@ -65,6 +64,7 @@ mod depot;
 mod fixed;
 mod held;
 mod large;
+mod leaks;
 mod lookup;
 mod map;
 mod near;
@@ -86,10 +86,8 @@ mod statistics;
 mod thread_cache;
 mod tidier;
 mod trust;
-mod watch;
 
 pub use pool::SlabPool;
 pub use settings::SlabSettings;
 pub use umf_core::limit::SharedLimit;
 pub use umf_core::limit::SharedLimitRef;
-pub use watch::{Leaks, Poison};

@@ -7,7 +7,7 @@ use umf_core::map::{ClassMap, Piece, PieceState, PoolMap, RegionMap};
 use crate::SlabPool;
 use crate::large::UNIT;
 use crate::span::Kind;
-use crate::state::{HELD, LIVE, QUARANTINED};
+use crate::state::{HELD, LIVE};
 use crate::statistics::DIRECT;
 
 /// A slab or block and all that it takes of its region.
@@ -119,7 +119,6 @@ fn state_of(state: u8) -> PieceState {
     match state {
         state if state & LIVE != 0 => PieceState::Live,
         state if state & HELD != 0 => PieceState::Held,
-        state if state & QUARANTINED != 0 => PieceState::Quarantined,
         _ => PieceState::Cached,
     }
 }
@@ -152,7 +151,7 @@ fn pieces(taken: &[Taken], Whole { base, begin, end, .. }: Whole) -> Vec<Piece> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use umf_core::{Layout, Pool};
+    use umf_core::{DeferredFree, Inspect, Layout, Pool};
     use umf_testkit::Borrower;
     use umf_testkit::pool::Pages;
 
@@ -190,7 +189,7 @@ mod tests {
             assert!(end <= region.size);
         }
         borrower.close_all();
-        pool.drain(core::time::Duration::from_secs(5));
+        pool.upstream.drain(core::time::Duration::from_secs(5));
         [large, huge].into_iter().for_each(free);
         (1..1000).step_by(2).for_each(|index| free(small[index]));
         let totals = pool.map().unwrap().totals();

@@ -8,7 +8,7 @@ use umf_runtime::tracker;
 use umf_sync::thread;
 
 use crate::SlabPool;
-use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED, WATCHED};
+use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED};
 use crate::reach::{Inside, SHARED_LIFE, life_of};
 use crate::span::{Place, Span};
 use crate::state::{EXPORTED, Entry, LIVE};
@@ -141,7 +141,7 @@ impl SlabPool {
         let gates = self.gates.load(Ordering::Relaxed);
         if gates != 0 {
             self.gate_allocation(gates)?;
-            if gates & (TRACED | WATCHED) != 0 {
+            if gates & TRACED != 0 {
                 return self.allocate_slow(layout);
             }
         }
@@ -166,9 +166,6 @@ impl SlabPool {
             }
             if gates & TRACED != 0 {
                 self.trace_block("free", 0, Some(&address));
-            }
-            if gates & WATCHED != 0 {
-                return self.free_watched(address);
             }
         }
         if self.free_cached(address, gates).is_some() { Ok(()) } else { self.free_slow(address) }
@@ -217,7 +214,7 @@ impl SlabPool {
         if gates & TRACED != 0 {
             self.trace_block("allocate", layout.size(), address.as_ref().ok());
         }
-        if gates & WATCHED != 0 { self.watch_allocation(layout, address) } else { address }
+        address
     }
 
     /// The common path of a free: of a block that goes into this thread's cache.
@@ -310,9 +307,6 @@ impl SlabPool {
             // It is held, perhaps, and remains so.
             place.state.fetch_or(old, Ordering::AcqRel);
             return Err(self.why_not(address));
-        }
-        if self.gates.load(Ordering::Relaxed) & WATCHED != 0 {
-            self.watch_free(place, old, address);
         }
         if old & EXPORTED != 0 {
             return self.free_exported(place, address);

@@ -3,18 +3,17 @@
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use core::time::Duration;
 use std::sync::Arc;
 
 use umf_core::Freed;
-use umf_core::held::{HeldStatistics, OnFree};
-use umf_core::history::PoolHistory;
-use umf_core::leaks::{LeakReport, LeakTime};
+use umf_core::leaks::LeakReport;
 use umf_core::limit::SharedLimit;
 use umf_core::map::PoolMap;
-use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::{Gauge, PoolStatistics};
-use umf_core::{Address, BlockSpan, Completion, Error, Layout, Pool, ProviderRef, Result};
+use umf_core::{
+    Address, BlockSpan, Completion, Controls, DeferredFree, Error, Inspect, Layout, Pool, ProviderRef,
+    Reserve, Result, ShareLimit,
+};
 use umf_runtime::limit::Reserved;
 use umf_runtime::{Upstream, tracker};
 use umf_sync::table::Table;
@@ -34,7 +33,6 @@ use crate::roster;
 use crate::span::{Place, Span};
 use crate::state::{self, EXPORTED, LIVE};
 use crate::thread_cache::ThreadCache;
-use crate::watch::Watch;
 
 pub(crate) const OWNER: &str = "this slab pool";
 
@@ -46,8 +44,6 @@ pub(crate) const TRACED: u8 = 2;
 pub(crate) const CLOSING: u8 = 4;
 /// The kernel does not fence threads for others: they do it themselves (see `reach`).
 pub(crate) const FENCED: u8 = 8;
-/// Every allocation and free is watched (see `watch`).
-pub(crate) const WATCHED: u8 = 16;
 
 /// Spans up to this number are found a little faster: so many slabs of 64 KiB make a GiB.
 pub(crate) const SPANS: usize = 1 << 14;
@@ -98,7 +94,6 @@ pub struct SlabPool {
     pub(crate) policy: Policy,
     /// What requests ask for, by class; the last is of blocks that are regions.
     pub(crate) asked: [Asked; MAX_CLASSES + 1],
-    pub(crate) watch: Watch,
     /// Live blocks that are regions.
     pub(crate) direct: Gauge,
     pub(crate) direct_allocations: AtomicU64,
@@ -155,10 +150,8 @@ impl SlabPool {
         let settings = settings.checked()?;
         let shared = provider.visibility() == umf_core::Visibility::Shared;
         let fenced = !umf_sync::fence::is_usable();
-        settings.watched.check(&provider)?;
         let flag = |set, flag| if set { flag } else { 0 };
-        let told = flag(settings.trace >= 3, TRACED) | flag(settings.watched.each_block(), WATCHED);
-        let gates = flag(shared, SHARED) | flag(fenced, FENCED) | told;
+        let gates = flag(shared, SHARED) | flag(fenced, FENCED) | flag(settings.trace >= 3, TRACED);
         let upstream = Upstream::new(provider)?;
         upstream.set_on_free(settings.on_free, settings.max_held);
         upstream.set_out_of_memory(settings.out_of_memory.clone());
@@ -182,7 +175,6 @@ impl SlabPool {
             ahead: Ahead::new(),
             policy: Policy::new(&settings),
             asked: [const { Asked::new() }; MAX_CLASSES + 1],
-            watch: Watch::new(&settings.watched),
             direct: Gauge::new(),
             direct_allocations: AtomicU64::new(0),
             any_exported: AtomicBool::new(false),
@@ -243,7 +235,6 @@ impl SlabPool {
         };
         // SAFETY: passed on to the caller; `drop` leaves.
         unsafe { roster::enter(NonNull::from(self))? };
-        self.watch_end_of_process();
         Ok(())
     }
 
@@ -320,12 +311,12 @@ unsafe impl Pool for SlabPool {
     }
 
     #[inline]
-    fn allocate_at_once(&self, layout: Layout) -> Option<Address> {
+    fn allocate_fast(&self, layout: Layout) -> Option<Address> {
         self.take_at_once(layout)
     }
 
     #[inline]
-    unsafe fn free_at_once(&self, address: Address) -> bool {
+    unsafe fn free_fast(&self, address: Address) -> bool {
         match self.put_at_once(address) {
             Ok(()) => true,
             Err(Some(found)) => self.put_found(found, address).is_some(),
@@ -344,14 +335,45 @@ unsafe impl Pool for SlabPool {
         }
     }
 
-    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
-        self.free_when_ready(address, completion)
-    }
-
     fn block_at(&self, address: Address) -> Result<BlockSpan> {
         self.find_block(address).map(|(block, _)| block)
     }
 
+    fn trim(&self, keep: usize) -> Result<usize> {
+        let went = self.release_free(keep);
+        self.lower_floor();
+        went
+    }
+
+    fn statistics(&self) -> PoolStatistics {
+        self.sum_up()
+    }
+
+    fn deferred_free(&self) -> Option<&dyn DeferredFree> {
+        Some(self)
+    }
+
+    fn controls(&self) -> Option<&dyn Controls> {
+        Some(&self.upstream)
+    }
+
+    fn reserves(&self) -> Option<&dyn Reserve> {
+        let pools_blocks = self.classes.count() > 0;
+        pools_blocks.then_some(self as &dyn Reserve)
+    }
+
+    fn share_limit(&self) -> Option<&dyn ShareLimit> {
+        Some(self)
+    }
+
+    fn inspect(&self) -> Option<&dyn Inspect> {
+        Some(self)
+    }
+}
+
+// SAFETY: `free` announces exported blocks before they can be handed out again; what the upstream holds stays
+// out of reach until `reclaim`.
+unsafe impl DeferredFree for SlabPool {
     fn mark_exported(&self, address: Address) -> Result<()> {
         let (block, place) = self.find_block(address)?;
         if block.address != address {
@@ -366,57 +388,39 @@ unsafe impl Pool for SlabPool {
         }
     }
 
-    fn trim(&self, keep: usize) -> Result<usize> {
-        let went = self.release_free(keep);
-        self.lower_floor();
-        went
+    unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {
+        self.free_when_ready(address, completion)
     }
 
+    unsafe fn reclaim(&self, freed: Freed) -> Result<()> {
+        self.take_back(freed)
+    }
+}
+
+impl Reserve for SlabPool {
     fn reserve(&self, bytes: usize) -> Result<usize> {
         self.take_ahead(bytes)
     }
 
-    fn tidy(&self) -> Result<usize> {
+    fn purge(&self) -> Result<usize> {
         self.tidy_now()
     }
+}
 
+impl ShareLimit for SlabPool {
     fn yield_free(&self, limit: &SharedLimit, bytes: u64) -> u64 {
         self.give_others(limit, bytes)
     }
+}
 
-    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) -> Result<()> {
-        self.upstream.set_out_of_memory(callback);
-        Ok(())
+impl Inspect for SlabPool {
+    fn map(&self) -> Option<PoolMap> {
+        Some(self.draw())
     }
 
-    unsafe fn let_go(&self, freed: Freed) -> Result<()> {
-        self.take_back(freed)
-    }
-
-    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) -> Result<()> {
-        self.upstream.set_on_free(on_free, max_held_bytes);
-        Ok(())
-    }
-
-    fn drain(&self, timeout: Duration) -> HeldStatistics {
-        self.upstream.drain(timeout)
-    }
-
-    fn map(&self) -> Result<PoolMap> {
-        Ok(self.draw())
-    }
-
-    fn history(&self) -> Result<PoolHistory> {
-        self.read_history()
-    }
-
-    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> Result<()> {
-        self.show_leaks(LeakTime::Asked, look);
-        Ok(())
-    }
-
-    fn statistics(&self) -> PoolStatistics {
-        self.sum_up()
+    fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
+        self.show_leaks(look);
+        true
     }
 }
 

@@ -81,7 +81,8 @@ impl SlabPool {
     /// A block of the class where the thread's bin had none.
     pub(crate) fn allocate_cached(&self, class: usize) -> Result<Address> {
         let entry = self.retrying(|| self.take_counted(class))?;
-        Ok(self.hand_out(entry))
+        // SAFETY: the entry was taken out of a cache or the shared store, so it is ours alone, and names our metadata.
+        Ok(Address::from_bits(unsafe { entry.hand_out() }))
     }
 
     /// Runs `take`, unless too much is held; if it lacks memory, gives everything that is free back and runs it again.
@@ -238,7 +239,8 @@ impl SlabPool {
             }
             Ok(entry)
         })?;
-        Ok(self.hand_out(entry))
+        // SAFETY: the entry was taken out of a cache or the shared store, so it is ours alone, and names our metadata.
+        Ok(Address::from_bits(unsafe { entry.hand_out() }))
     }
 
     /// Puts a block, which was freed, into the calling thread's cache, and makes room there if need be.

@@ -3,7 +3,6 @@
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
-use umf_core::history::EventKind;
 use umf_core::{Address, Error, Layout, Region, Result};
 use umf_runtime::held::Fate;
 use umf_runtime::tracker::{self, GRANULE, RegionNumber};
@@ -88,7 +87,6 @@ impl SlabPool {
     /// A region that counts against the limits.
     fn take_region(&self, layout: Layout) -> Result<(Region, RegionNumber)> {
         let got = self.reserve.take(&self.upstream, layout)?;
-        self.remember(EventKind::RegionTaken, got.0.base(), (got.0.size() as u64, 0));
         Ok(got)
     }
 
@@ -208,7 +206,6 @@ impl SlabPool {
     /// A region is the provider's again.
     pub(crate) fn region_went(&self, region: Region) {
         self.reserve.region_went(region.size());
-        self.remember(EventKind::RegionReturned, region.base(), (region.size() as u64, 0));
         self.trace_region("gave back", region);
     }
 

@@ -25,10 +25,8 @@ impl SlabPool {
         }
         let before = self.reserve.bytes();
         self.upstream.poll();
-        self.end_quarantine(0);
         self.release_above(keep, 0)?;
         let went = usize::try_from(before.saturating_sub(self.reserve.bytes())).unwrap_or(usize::MAX);
-        self.watch_trim(keep as u64, went);
         Ok(went)
     }
 
@@ -76,7 +74,7 @@ impl SlabPool {
         let mut result = Ok(());
         let floor = floor.div_ceil(UNIT as u64);
         let used = self.live_bytes().saturating_add(self.upstream.held().bytes);
-        let least = used.saturating_add(self.watch.quarantined()).saturating_add(keep as u64);
+        let least = used.saturating_add(keep as u64);
         for number in 1..self.spans.end() {
             if self.reserve.bytes() <= least {
                 break;
@@ -97,7 +95,6 @@ impl Drop for SlabPool {
         roster::POOLS.leave(NonNull::from(&*self));
         self.policy.end();
         self.trace_end();
-        self.watch_end();
         self.upstream.stop_letting_go();
         let frozen = self.is_frozen();
         for number in 1..self.spans.end() {

@@ -10,8 +10,6 @@ use umf_core::{Error, Result};
 
 use umf_core::limit::SharedLimitRef;
 
-use crate::watch::Watched;
-
 const NAME: usize = 48;
 
 /// A name without heap memory, cut to 48 bytes.
@@ -75,7 +73,6 @@ pub struct SlabSettings {
     pub(crate) background: bool,
     pub(crate) reserve: u64,
     pub(crate) out_of_memory: Option<Arc<dyn OutOfMemory>>,
-    pub(crate) watched: Watched,
 }
 
 impl Default for SlabSettings {
@@ -119,7 +116,6 @@ impl SlabSettings {
             background: false,
             reserve: 0,
             out_of_memory: None,
-            watched: Watched::default(),
         }
     }
 
@@ -229,7 +225,7 @@ impl SlabSettings {
     /// between once and twice that time after its last use; beside blocks that a thread goes on using, by halves. Default: zero.
     ///
     /// It is looked at where threads are on slow paths, at most once in that time: an application in which nothing happens asks
-    /// for [`umf_core::Pool::tidy`] now and then, or for [`SlabSettings::background`].
+    /// for [`umf_core::Reserve::purge`] now and then, or for [`SlabSettings::background`].
     #[must_use]
     pub const fn release_after(mut self, age: Duration) -> Self {
         self.release_after = age;
@@ -268,7 +264,7 @@ impl SlabSettings {
         self
     }
 
-    /// Bytes that the pool takes from its provider at the beginning, for blocks that are pooled, and keeps: [`umf_core::Pool::reserve`].
+    /// Bytes that the pool takes from its provider at the beginning, for blocks that are pooled, and keeps: [`umf_core::Reserve::reserve`].
     /// Default: 0.
     #[must_use]
     pub const fn reserve(mut self, bytes: u64) -> Self {

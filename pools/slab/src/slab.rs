@@ -95,9 +95,6 @@ impl SlabPool {
             let number = core::mem::replace(&mut list, cold.next);
             let range = Range { region: span.region(), first: cold.unit };
             let class = span.class();
-            if self.is_watched() {
-                self.check_span(span);
-            }
             let size = self.classes.slab_size(class, self.settings.slab_min_size);
             if let Some((base, region)) = self.region_of(range) {
                 // Cannot fail: the granules are the region's, and the slab's alone.

@@ -120,8 +120,6 @@ pub(crate) struct Place<'a> {
     pub(crate) span: &'a Span,
     pub(crate) number: u32,
     pub(crate) index: u64,
-    /// Bytes from the start of the block to the address.
-    pub(crate) rest: u64,
     /// The state of the block.
     pub(crate) state: &'a AtomicU8,
     generation: u32,
@@ -249,12 +247,12 @@ impl Span {
             (self.base.load(Ordering::Relaxed), read(), self.states.load(Ordering::Relaxed))
         })?;
         let offset = address.to_bits().wrapping_sub(base);
-        let (index, rest) = find(offset, words);
+        let (index, _) = find(offset, words);
         let index = index.filter(|&index| index < count)?;
         // SAFETY: the words belong together, since the generation did not advance; and `publish` promised a state for
         // each block. (If the span goes from now on, the byte remains a state: see `SlabPool::states`.)
         let state = unsafe { &*states.add(index as usize) };
-        Some(Place { span: self, number, index, rest, state, generation })
+        Some(Place { span: self, number, index, state, generation })
     }
 
     /// What the record says, and what `read` makes of the states of its blocks; `None` if it changed meanwhile.

@@ -14,13 +14,6 @@ pub(crate) const EXPORTED: u8 = 2;
 /// The block was freed, and others have it open still: see `held`.
 pub(crate) const HELD: u8 = 4;
 
-/// The free block was filled, and nobody should have written to it since (see `watch`).
-pub(crate) const POISONED: u8 = 8;
-/// The block was freed, and waits before anybody gets it again.
-pub(crate) const QUARANTINED: u8 = 16;
-/// It is remembered where the live block was allocated.
-pub(crate) const SITED: u8 = 32;
-
 /// A free block, as caches hold it: its address, and where its state lies, so that handing it out looks
 /// nothing up.
 #[derive(Clone, Copy, Debug)]
@@ -50,17 +43,6 @@ impl Entry {
     pub(crate) unsafe fn hand_out(self) -> u64 {
         // SAFETY: passed on to the caller.
         unsafe { self.state.as_ref() }.store(LIVE, Ordering::Release);
-        self.address
-    }
-
-    /// The same, with the mark that it is poisoned left in place.
-    ///
-    /// # Safety
-    /// As [`Entry::hand_out`].
-    pub(crate) unsafe fn hand_out_marked(self) -> u64 {
-        // SAFETY: passed on to the caller.
-        let state = unsafe { self.state.as_ref() };
-        state.store(LIVE | (state.load(Ordering::Acquire) & POISONED), Ordering::Release);
         self.address
     }
 }

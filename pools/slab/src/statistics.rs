@@ -76,8 +76,7 @@ impl SlabPool {
         statistics.peak_reserved_bytes = self.reserve.peak();
         statistics.regions = self.reserve.regions();
         statistics.held_bytes = self.upstream.held().bytes;
-        statistics.quarantined_bytes = self.watch.quarantined();
-        let used = statistics.live_bytes + statistics.held_bytes + statistics.quarantined_bytes;
+        let used = statistics.live_bytes + statistics.held_bytes;
         statistics.cached_bytes = statistics.reserved_bytes.saturating_sub(used);
         let (free, largest) = {
             let large = self.large.lock();

@@ -1,6 +1,8 @@
 //! The conformance suite, against slab pools of several settings.
 
-use umf_pool_slab::{Leaks, SlabPool, SlabSettings};
+use umf_pool_proxy::ProxyPool;
+use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_runtime::checked::{CheckSettings, Checked, Leaks};
 
 umf_testkit::pool_conformance!(defaults, |provider| SlabPool::new(provider, SlabSettings::new()).unwrap());
 
@@ -18,9 +20,16 @@ umf_testkit::pool_conformance!(nothing_poolable, |provider| {
 });
 
 umf_testkit::pool_conformance!(with_a_history_and_sites, |provider| {
-    SlabPool::new(provider, SlabSettings::new().history(1000).leaks(Leaks::Sites).leak_sample(64)).unwrap()
+    let checks = CheckSettings::new().history(1000).leaks(Leaks::Sites).leak_sample(64);
+    Checked::new(SlabPool::new(provider, SlabSettings::new()).unwrap(), checks).unwrap()
 });
 
 umf_testkit::pool_conformance!(with_a_quarantine, |provider| {
-    SlabPool::new(provider, SlabSettings::new().min_block_size(4096).quarantine(64 << 10)).unwrap()
+    let pool = SlabPool::new(provider, SlabSettings::new().min_block_size(4096)).unwrap();
+    Checked::new(pool, CheckSettings::new().quarantine(64 << 10)).unwrap()
+});
+
+umf_testkit::pool_conformance!(a_checked_proxy_pool, |provider| {
+    let checks = CheckSettings::new().history(1000).leaks(Leaks::Count);
+    Checked::new(ProxyPool::new(provider).unwrap(), checks).unwrap()
 });

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use umf_core::shortage::Relief;
-use umf_core::{Address, Error, Layout, Pool};
+use umf_core::{Address, DeferredFree, Error, Layout, Pool, Reserve, ShareLimit};
 use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
 use umf_testkit::pool::{Numbers, Random, Token};
 
@@ -186,7 +186,7 @@ fn who_is_asked_at_a_limit_may_free_and_wait() {
                 }
                 // A device that comes to its end.
                 ready.be_ready();
-                match shortage.pool.drain(std::time::Duration::from_secs(20)).is_empty()
+                match shortage.pool.controls().unwrap().drain(std::time::Duration::from_secs(20)).is_empty()
                     && shortage.attempt < 3
                 {
                     true => Relief::Retry,

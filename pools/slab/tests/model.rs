@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use umf_core::map::PieceState;
-use umf_core::{Address, BlockSpan, Error, Layout, Pool};
+use umf_core::{Address, BlockSpan, DeferredFree, Error, Inspect, Layout, Pool, Reserve};
 use umf_pool_slab::{SharedLimit, SlabPool, SlabSettings};
 use umf_testkit::Borrower;
 use umf_testkit::pool::{Numbers, Token};
@@ -313,7 +313,7 @@ proptest! {
                 }
                 Step::Tidy => {
                     let before = pool.statistics().reserved_bytes;
-                    let went = pool.tidy().unwrap();
+                    let went = pool.purge().unwrap();
                     closed.clear();
                     prop_assert_eq!(pool.statistics().reserved_bytes, before - went as u64);
                 }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use umf_core::{Address, Layout, Pool};
+use umf_core::{Address, DeferredFree, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_testkit::pool::{Numbers, Pages, Token};
 

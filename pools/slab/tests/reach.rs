@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
-use umf_core::{Address, Completion, Error, Layout, Pool, Progress};
+use umf_core::{Address, Completion, DeferredFree, Error, Layout, Pool, Progress};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_testkit::Borrower;
 use umf_testkit::pool::{Numbers, Pages};
@@ -94,10 +94,9 @@ fn what_is_held_is_not_its_threads_own() {
         ready.0.store(true, Ordering::Relaxed);
         umf_runtime::held::poll();
     };
-    let free_later: [Free<'_>; 3] =
-        [&free_exported, &free_after, &|pool, address, _| free(pool, address).unwrap()];
-    for (waits, free_later) in [0, 0, 8 << 20].into_iter().zip(free_later) {
-        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().quarantine(waits)).unwrap();
+    let free_later: [Free<'_>; 2] = [&free_exported, &free_after];
+    for free_later in free_later {
+        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
         let mut sizes = [64 << 10, 512 << 10, 1 << 20, 2 << 20];
         for turn in 0..8 {
             let blocks = sizes.map(|size| (allocate(&pool, size), size));

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tracing::{Event, Metadata, Subscriber, span};
 use umf_core::{Layout, Pool};
-use umf_pool_slab::{Leaks, SlabPool, SlabSettings};
+use umf_pool_slab::{SlabPool, SlabSettings};
+use umf_runtime::checked::{CheckSettings, Checked, Leaks};
 use umf_testkit::pool::Pages;
 
 static EVENTS: AtomicUsize = AtomicUsize::new(0);
@@ -17,7 +18,7 @@ static LATE: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-    static LAST: RefCell<Option<Arc<SlabPool>>> = const { RefCell::new(None) };
+    static LAST: RefCell<Option<Arc<Checked>>> = const { RefCell::new(None) };
 }
 
 struct Buffering;
@@ -46,8 +47,11 @@ impl Subscriber for Buffering {
 #[test]
 fn a_thread_ends_though_the_subscriber_of_events_panics() {
     tracing::subscriber::set_global_default(Buffering).unwrap();
-    let settings = || SlabSettings::new().trace(2).leaks(Leaks::Count);
-    let pool = SlabPool::new(Pages::private(), settings()).unwrap();
+    let make = || {
+        let pool = SlabPool::new(Pages::private(), SlabSettings::new().trace(2)).unwrap();
+        Checked::new(pool, CheckSettings::new().leaks(Leaks::Count)).unwrap()
+    };
+    let pool = make();
     let work = || {
         let block = |_| pool.allocate(Layout::new(3000, 16).unwrap()).unwrap();
         for address in (0..2000).map(block).collect::<Vec<_>>() {
@@ -61,7 +65,7 @@ fn a_thread_ends_though_the_subscriber_of_events_panics() {
     assert_eq!(late, 0, "a thread that ends sends no events");
     // The last of a pool goes with a thread's storage.
     let last = move || {
-        let pool = SlabPool::new(Pages::private(), settings()).unwrap();
+        let pool = make();
         pool.allocate(Layout::new(100, 1).unwrap()).unwrap();
         LAST.set(Some(pool));
         BUFFER.with(|_| ());

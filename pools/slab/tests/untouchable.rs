@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use umf_core::{Address, Error, Layout, Pool};
+use umf_core::{Address, DeferredFree, Error, Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_testkit::Borrower;
 use umf_testkit::pool::{Pages, Random};

@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::driver::error;
 use crate::provider::CudaProvider;
 
-/// Everything that was submitted to a stream before it was made. Blocks that are freed with it ([`umf_core::Pool::free_after`]) are
+/// Everything that was submitted to a stream before it was made. Blocks that are freed with it ([`umf_core::DeferredFree::free_after`]) are
 /// handed out again once all of that is done; nobody waits for it.
 ///
 /// One may stand for any number of blocks. Thread-safe.
@@ -39,8 +39,8 @@ impl CudaProvider {
     /// Stands for what was submitted to a stream (a `CUstream`, null for the default one) until now.
     ///
     /// ```no_run
-    /// # use umf_core::Pool;
-    /// # unsafe fn example(pool: &dyn Pool, provider: &umf_provider_cuda::CudaProvider, stream: *mut core::ffi::c_void,
+    /// # use umf_core::DeferredFree;
+    /// # unsafe fn example(pool: &dyn DeferredFree, provider: &umf_provider_cuda::CudaProvider, stream: *mut core::ffi::c_void,
     /// #     block: umf_core::Address) -> umf_core::Result<()> {
     /// // Kernels that use the block were launched in `stream`.
     /// unsafe { pool.free_after(block, provider.after(stream)?) }?;

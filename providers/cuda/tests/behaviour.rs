@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use cuda_sys::{CU_STREAM_NON_BLOCKING, CUcontext, CUstream};
 use machine::{builder, count, driver, faults, is_real, library, skip};
 use umf_core::{
-    Access, Completion, Error, Import, ImportRequest, Layout, NativeExport, Pool, Progress, Property,
-    PropertyValue, Provider, Region,
+    Access, Completion, DeferredFree, Error, Import, ImportRequest, Layout, NativeExport, Pool, Progress,
+    Property, PropertyValue, Provider, Region,
 };
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_provider_cuda::{CudaImport, CudaMemory, CudaProvider};
@@ -280,7 +280,7 @@ fn blocks_freed_in_a_stream_are_used_again_once_it_is_done() {
             // SAFETY: the test's own block.
             unsafe { pool.free(other) }.unwrap();
         }
-        let left = pool.drain(Duration::from_secs(60));
+        let left = pool.controls().unwrap().drain(Duration::from_secs(60));
         assert!(left.is_empty(), "{left:?}");
         assert_eq!(event.progress(), Progress::Ready);
         let begin = Instant::now();

@@ -15,7 +15,10 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use example_plugin::{example, folder, ran, set_mode_of};
 use serde_json::json;
-use umf_core::{Access, Error, Import, ImportRequest, Layout, MemoryKind, Property, PropertyValue, Provider, ProviderKind, Region, Visibility};
+use umf_core::{
+    Access, Error, Import, ImportRequest, Layout, MemoryKind, Property, PropertyValue, Provider,
+    ProviderKind, Region, Visibility,
+};
 use umf_provider_plugin::{PluginError, PluginLoader, PluginProvider, TableFault, load};
 
 fn kind() -> ProviderKind {

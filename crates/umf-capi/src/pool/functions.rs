@@ -46,7 +46,7 @@ extern "C" fn umfPoolMalloc(pool: Handle<Pool>, size: usize) -> *mut c_void {
     if let Some(pool) = pool.known()
         && let Some(slab) = pool.slab()
         && let Ok(layout) = disjoint::layout(size)
-        && let Some(address) = slab.allocate_at_once(layout)
+        && let Some(address) = slab.allocate_fast(layout)
         && let Some(block) = address.as_ptr()
     {
         return block.cast();
@@ -129,7 +129,7 @@ fn told(code: Code) -> Outcome<()> {
 fn free_at_once(pool: &Pool, block: *mut c_void) -> bool {
     let address = Address::from_ptr(block.cast::<u8>());
     // SAFETY: the block is C's to give; one that is none is an error.
-    pool.slab().is_some_and(|slab| unsafe { slab.free_at_once(address) })
+    pool.slab().is_some_and(|slab| unsafe { slab.free_fast(address) })
 }
 
 /// Frees a block of a slab pool, whichever way.

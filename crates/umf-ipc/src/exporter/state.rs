@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
+use umf_core::pool::missing;
 use umf_core::{Address, Region};
 use umf_runtime::observer::Leases;
 use umf_runtime::tracker::{self, Found};
@@ -206,7 +207,10 @@ impl State {
                     self.remember(entry, target.start, &block);
                     blocks.insert(key, block);
                     // The block may have been freed by somebody who should not have; then it is not exported.
-                    let marked = owner.pool().map_or(Ok(()), |pool| pool.mark_exported(target.start));
+                    let marked = owner.pool().map_or(Ok(()), |pool| {
+                        let deferred = pool.deferred_free().ok_or(missing("exporting blocks"))?;
+                        deferred.mark_exported(target.start)
+                    });
                     if let Err(error) = marked {
                         blocks.remove(key);
                         // Nobody has seen its handle.

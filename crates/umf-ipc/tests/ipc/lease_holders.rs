@@ -53,7 +53,7 @@ fn an_exporter_that_goes_first_leaves_its_leases() {
     free(&pool, block);
     assert!(!next_blocks(&pool, 1000).contains(&block), "handed out while it is open");
     drop(mapping);
-    assert_eq!(pool.drain(Duration::from_secs(9)).blocks, 0);
+    assert_eq!(pool.controls().unwrap().drain(Duration::from_secs(9)).blocks, 0);
     assert!(next_blocks(&pool, 1000).contains(&block), "lost");
 }
 
@@ -79,7 +79,7 @@ fn an_exporter_that_goes_meanwhile_leaves_its_leases() {
         });
         assert_eq!(pool.statistics().held_bytes, (blocks.len() * SIZE) as u64, "round {round}");
         drop(mappings);
-        assert_eq!(pool.drain(Duration::from_secs(9)).blocks, 0, "round {round}");
+        assert_eq!(pool.controls().unwrap().drain(Duration::from_secs(9)).blocks, 0, "round {round}");
     }
 }
 

@@ -205,7 +205,7 @@ fn what_is_open_is_held_whatever_else_is_exported() {
             unsafe { pool.free(address) }.unwrap();
             let is_held = pool.statistics().held_bytes == 256;
             drop(mapping);
-            pool.drain(std::time::Duration::from_secs(9));
+            pool.controls().unwrap().drain(std::time::Duration::from_secs(9));
             !is_held
         });
         stop.store(true, Ordering::Relaxed);

@@ -4,7 +4,7 @@
 //! a lease ([`crate::observer::Leases`]). Until the last lease is gone the memory is *held*: a block is not handed out
 //! again, a region does not go back to its provider. What becomes of the contents meanwhile is the choice of [`OnFree`].
 //!
-//! The same is done with a block that was freed with a [`umf_core::Completion`] ([`umf_core::Pool::free_after`]): until that is ready. Such
+//! The same is done with a block that was freed with a [`umf_core::Completion`] ([`umf_core::DeferredFree::free_after`]): until that is ready. Such
 //! blocks are looked at where a thread's cache has run out too, but do not count against the bound on what is held.
 //!
 //! | who | does |
@@ -13,7 +13,7 @@
 //! | a pool, in `free_after` | [`Upstream::hold_until`] |
 //! | a pool, where it needs memory | [`Upstream::poll_awaited`] |
 //! | [`Upstream::free`] of a region that may still be in use, or in which blocks are held | holds the region |
-//! | [`poll`] | looks which leases are gone, and lets go: [`umf_core::Pool::let_go`], [`umf_core::Provider::free`] |
+//! | [`poll`] | looks which leases are gone, and lets go: [`umf_core::DeferredFree::reclaim`], [`umf_core::Provider::free`] |
 //!
 //! Nobody has to tell when a lease goes. It is noticed by looking: at frees that find leases (a few at a time), when a pool is
 //! trimmed, when an allocation would fail, and whenever the user calls [`poll`] or [`drain`].
@@ -25,7 +25,7 @@
 //!
 //! # Locks
 //! One lock guards the lists, and nothing else is called under it. Leases, pools and providers are called without any lock of this module, and
-//! [`poll`] (and [`Upstream::admit`]) are to be called without any lock that [`umf_core::Pool::let_go`] takes.
+//! [`poll`] (and [`Upstream::admit`]) are to be called without any lock that [`umf_core::DeferredFree::reclaim`] takes.
 
 mod joined;
 mod poll;
@@ -37,6 +37,7 @@ use core::time::Duration;
 use std::time::Instant;
 
 pub(crate) use joined::Joined;
+pub(crate) use poll::looks_at_all;
 pub(crate) use upstream::Policy;
 
 use registry::REGISTRY;
@@ -51,7 +52,7 @@ pub enum Fate {
     /// Its provider has it back.
     Gone,
     /// Other processes have it open: its provider gets it back when they do not any more, and
-    /// [`umf_core::Pool::let_go`] is told.
+    /// [`umf_core::DeferredFree::reclaim`] is told.
     Held,
 }
 

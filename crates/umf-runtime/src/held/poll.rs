@@ -7,12 +7,20 @@ use super::registry::{Begun, REGISTRY};
 use super::upstream::purge;
 use crate::tracker::{self, OwnerGuard, OwnerId};
 use umf_core::Freed;
-use umf_core::{Error, Progress, Result};
+use umf_core::{Error, Pool, Progress, Result};
 use umf_sync::failpoint;
 
 thread_local! {
     /// The thread is looking already: what it asks may get here again.
     static LOOKS: Cell<bool> = const { Cell::new(false) };
+    /// It looks at all that an account has.
+    static LOOKS_AT_ALL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread looks at everything that is held, because memory is needed or waited for,
+/// and not at a few items in passing.
+pub(crate) fn looks_at_all() -> bool {
+    LOOKS_AT_ALL.get()
 }
 
 /// The thread looks until this is dropped.
@@ -27,6 +35,7 @@ impl Looking {
 impl Drop for Looking {
     fn drop(&mut self) {
         LOOKS.set(false);
+        LOOKS_AT_ALL.set(false);
     }
 }
 
@@ -34,6 +43,7 @@ impl Drop for Looking {
 /// already.
 pub(super) fn account(account: u32, most: u32) -> u64 {
     let Some(_looking) = Looking::begin() else { return 0 };
+    LOOKS_AT_ALL.set(most == u32::MAX);
     let count = REGISTRY.lock().count(account).min(most);
     let mut went = 0;
     for _ in 0..count {
@@ -108,12 +118,12 @@ impl Look {
 /// Hands the memory to whoever gets it.
 fn let_go(held: &mut Item, owner: Option<&OwnerGuard>) -> Result<u64> {
     let size = held.size as u64;
-    let pool = owner.and_then(OwnerGuard::pool);
+    let pool = owner.and_then(OwnerGuard::pool).and_then(Pool::deferred_free);
     match &mut held.what {
         What::Block => {
             let gone = Error::NotAllocated { address: held.base };
             // SAFETY: the pool gave the block to `hold`, and it was detached, so that it is given back once.
-            unsafe { pool.ok_or(gone)?.let_go(Freed::Block { address: held.base }) }?;
+            unsafe { pool.ok_or(gone)?.reclaim(Freed::Block { address: held.base }) }?;
             failpoint!("held.block_returned");
         }
         What::Region(region, number, provider) => {
@@ -133,7 +143,7 @@ fn let_go(held: &mut Item, owner: Option<&OwnerGuard>) -> Result<u64> {
             failpoint!("held.region_returned");
             if let Some(pool) = pool {
                 // SAFETY: the region is one of the pool's, which knows that it was held.
-                let noted = unsafe { pool.let_go(Freed::Region(*region)) };
+                let noted = unsafe { pool.reclaim(Freed::Region(*region)) };
                 if let Err(error) = noted {
                     tracing::error!(address = %region.base(), %error, "the pool did not take note of a region that went");
                 }

@@ -44,7 +44,7 @@ impl Upstream {
     /// Holds a block that the pool has just freed and that [`crate::observer::before_free`] answered `leases` for, if any is
     /// left. For pools.
     ///
-    /// `true`: the block is held. The pool keeps it from everyone until [`umf_core::Pool::let_go`]. `false`: nobody has it open;
+    /// `true`: the block is held. The pool keeps it from everyone until [`umf_core::DeferredFree::reclaim`]. `false`: nobody has it open;
     /// it is free.
     #[must_use]
     pub fn hold(&self, address: Address, size: usize, leases: Arc<dyn Leases>) -> bool {
@@ -75,6 +75,9 @@ impl Upstream {
         if users.leases.as_ref().is_some_and(|leases| !leases.is_leased(address, size)) {
             users.leases = None;
         }
+        if users.leases.is_some() && users.completion.as_ref().is_some_and(|one| one.yields_to_leases()) {
+            users.completion = None;
+        }
         self.policy().has_awaited.store(true, Ordering::Relaxed);
         self.keep(What::Block, address, size, users, false);
         true
@@ -87,7 +90,7 @@ impl Upstream {
     }
 
     /// If blocks wait for completions, looks whether a few of them are ready. For pools, on the slow paths of allocating and of
-    /// freeing with a completion, and without any lock that [`umf_core::Pool::let_go`] takes.
+    /// freeing with a completion, and without any lock that [`umf_core::DeferredFree::reclaim`] takes.
     #[inline]
     pub fn poll_awaited(&self) {
         if self.awaits() {
@@ -103,7 +106,7 @@ impl Upstream {
 
     /// Lets go of what this upstream holds and nobody leases any more; returns how many bytes that was.
     ///
-    /// To be called without any lock that [`umf_core::Pool::let_go`] takes.
+    /// To be called without any lock that [`umf_core::DeferredFree::reclaim`] takes.
     pub fn poll(&self) -> u64 {
         poll::account(self.id().number(), u32::MAX)
     }
@@ -114,7 +117,7 @@ impl Upstream {
     }
 
     /// Whether the bound of [`Upstream::set_on_free`] lets more be allocated; polls if it does not. For pools, on the way to more
-    /// memory, and without any lock that [`umf_core::Pool::let_go`] takes.
+    /// memory, and without any lock that [`umf_core::DeferredFree::reclaim`] takes.
     ///
     /// Costs a load where there is no bound.
     ///
@@ -153,7 +156,7 @@ impl Upstream {
         wait(timeout, || self.poll(), || self.held())
     }
 
-    /// From now on [`umf_core::Pool::let_go`] is not called any more. For pools, first thing when they are dropped: what they
+    /// From now on [`umf_core::DeferredFree::reclaim`] is not called any more. For pools, first thing when they are dropped: what they
     /// hold goes over to the regions that they free.
     pub fn stop_letting_go(&self) {
         while !REGISTRY.lock().close(self.id().number()) {

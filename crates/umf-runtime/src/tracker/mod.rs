@@ -25,6 +25,7 @@ use umf_sync::Lock;
 use umf_sync::sequence::{SequenceLock, Settled};
 
 pub use owner::{OwnerGuard, OwnerId, for_each_pool};
+pub(crate) use owner::{owner_of_pool, replace_pool};
 pub use page_map::GRANULE;
 pub use upstream::Upstream;
 
@@ -166,18 +167,21 @@ pub unsafe fn free(address: Address) -> Result<()> {
     }
 }
 
-/// As [`free`], of a block that may still be in use until `completion` is ready: see [`umf_core::Pool::free_after`].
+/// As [`free`], of a block that may still be in use until `completion` is ready: see [`umf_core::DeferredFree::free_after`].
 ///
 /// # Errors
-/// As [`umf_core::Pool::free_after`]; [`Error::ForeignAddress`] if no pool has a region there.
+/// As [`umf_core::DeferredFree::free_after`]; [`Error::ForeignAddress`] if no pool has a region there.
 ///
 /// # Safety
-/// As [`umf_core::Pool::free_after`]; the pool is alive.
+/// As [`umf_core::DeferredFree::free_after`]; the pool is alive.
 pub unsafe fn free_after(address: Address, completion: Arc<dyn Completion>) -> Result<()> {
     // SAFETY: passed on to the caller, here and below.
     match unsafe { pool_of(address) } {
-        // SAFETY: as above.
-        Some(pool) => unsafe { pool.free_after(address, completion) },
+        Some(pool) => match pool.deferred_free() {
+            // SAFETY: as above.
+            Some(deferred) => unsafe { deferred.free_after(address, completion) },
+            None => Err(umf_core::pool::missing("freeing with a completion")),
+        },
         None => Err(Error::ForeignAddress { address, owner: "any pool" }),
     }
 }

@@ -37,8 +37,13 @@ impl OwnerId {
     #[must_use]
     pub fn guard(self) -> Option<OwnerGuard> {
         let record = self.record()?;
-        let live = |state| (state & LIVE != 0).then_some(state + 1);
-        record.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, live).ok()?;
+        let live = |state| (state & (LIVE | REPLACING) == LIVE).then_some(state + 1);
+        while let Err(state) = record.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, live) {
+            if state & REPLACING == 0 {
+                return None;
+            }
+            std::thread::yield_now();
+        }
         Some(OwnerGuard { record, id: self })
     }
 
@@ -127,6 +132,47 @@ impl OwnerId {
     }
 }
 
+/// The number of a pool that has its regions through an [`Upstream`].
+pub(crate) fn owner_of_pool(pool: &dyn Pool) -> Option<OwnerId> {
+    (1..END.load(Ordering::Acquire)).find_map(|number| {
+        let id = u32::try_from(number).ok().and_then(OwnerId::from_number)?;
+        let guard = id.guard()?;
+        guard.pool().is_some_and(|other| core::ptr::addr_eq(other, pool)).then_some(id)
+    })
+}
+
+/// Has the tracker show another pool for a number, when no thread is shown the former one any more.
+/// `process` is the one, as [`fork::generation`] counts, in which the guards that are waited for were made:
+/// in its children those of other threads never end.
+///
+/// # Safety
+/// No thread uses a block of the number's regions meanwhile. The new pool stays where it is and alive until
+/// it is replaced, or the upstream is dropped.
+pub(crate) unsafe fn replace_pool(id: OwnerId, pool: &dyn Pool, process: u32) {
+    let Some(record) = id.record() else { return };
+    // SAFETY: only the lifetime of the trait object changes, and the caller answers for it.
+    let pool = unsafe { core::mem::transmute::<NonNull<dyn Pool>, NonNull<dyn Pool>>(NonNull::from(pool)) };
+    loop {
+        // A fork waits for the lock, so that no child finds a replacement half done.
+        let replacing = NEXT.lock();
+        let state = record.state.load(Ordering::Relaxed);
+        let is_free = state & USERS == 0 || process != fork::generation();
+        if is_free
+            && record
+                .state
+                .compare_exchange(state, state | REPLACING, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+        {
+            // SAFETY: no guard is left, and none is made before the store below.
+            unsafe { *record.pool.get() = Some(PoolPointer(pool)) };
+            record.state.store(state, Ordering::Release);
+            return;
+        }
+        drop(replacing);
+        std::thread::yield_now();
+    }
+}
+
 /// Provider and pool of a region, kept from going away.
 #[derive(Debug)]
 pub struct OwnerGuard {
@@ -169,7 +215,9 @@ impl Drop for OwnerGuard {
 const LIVE: u32 = 1 << 31;
 const POOL: u32 = 1 << 30;
 const CLOSING: u32 = 1 << 29;
-const USERS: u32 = CLOSING - 1;
+/// The pool is being replaced: no guard is made meanwhile.
+const REPLACING: u32 = 1 << 28;
+const USERS: u32 = REPLACING - 1;
 const LIMIT: usize = 1 << 14;
 
 #[derive(Clone, Copy)]

@@ -1,8 +1,12 @@
 //! [`Upstream`]: the one way in which pools get regions.
 
 use core::ptr::NonNull;
+use core::time::Duration;
+use std::sync::Arc;
 
-use umf_core::ProviderRef;
+use umf_core::held::{HeldStatistics, OnFree};
+use umf_core::shortage::OutOfMemory;
+use umf_core::{Controls, ProviderRef};
 
 use super::{OwnerId, RegionNumber, end, find, insert, remove};
 use crate::held::{Fate, Joined, Policy};
@@ -202,5 +206,19 @@ impl Drop for Upstream {
         self.orphan();
         // SAFETY: it was closed, and no guard is left; this is its one upstream.
         drop(unsafe { self.id.leave() });
+    }
+}
+
+impl Controls for Upstream {
+    fn set_on_free(&self, on_free: OnFree, max_held_bytes: u64) {
+        Self::set_on_free(self, on_free, max_held_bytes);
+    }
+
+    fn set_out_of_memory(&self, callback: Option<Arc<dyn OutOfMemory>>) {
+        Self::set_out_of_memory(self, callback);
+    }
+
+    fn drain(&self, timeout: Duration) -> HeldStatistics {
+        Self::drain(self, timeout)
     }
 }

@@ -1,35 +1,21 @@
 //! Reserving ahead, for pools that can.
 
-use super::{Make, Numbers, allocate, free};
-use umf_core::{Error, Pool};
+use super::{Make, Numbers, allocate, free, reserves};
+use umf_core::Error;
 
 const MIB: usize = 1 << 20;
-
-/// `false`, with a line that says so, if the pool cannot.
-fn can_reserve(pool: &dyn Pool) -> bool {
-    let refused = pool.reserve(MIB);
-    if let Err(Error::NotSupported { .. }) = refused {
-        println!("passed over for pool {:?}: it does not reserve ahead", pool.name());
-        return false;
-    }
-    refused.expect("the provider has memory");
-    true
-}
 
 /// What is reserved is there, with its pages, before the first block; it serves without the provider, and stays until it is trimmed.
 pub fn reserved_memory_is_there_and_stays(make: Make<'_>) {
     let provider = Numbers::new(4096);
     let pool = make(provider.clone().into());
-    if !can_reserve(&*pool) {
-        return;
-    }
-    let came = pool.reserve(24 * MIB).expect("the provider has memory");
+    let came = reserves(&*pool).reserve(24 * MIB).expect("the provider has memory");
     assert!(came >= 23 * MIB, "{came}");
     let reserved = pool.statistics().reserved_bytes;
     assert_eq!((reserved, pool.statistics().cached_bytes), (provider.live_bytes() as u64, reserved));
     assert!(reserved >= 24 * MIB as u64);
     assert_eq!(provider.populated_bytes(), reserved, "every page is made ahead");
-    assert_eq!(pool.reserve(24 * MIB), Ok(0), "twice is once");
+    assert_eq!(reserves(&*pool).reserve(24 * MIB), Ok(0), "twice is once");
     let calls = provider.allocations();
     for size in [64, 5000, 60_000] {
         let block = allocate(&*pool, size);
@@ -42,7 +28,7 @@ pub fn reserved_memory_is_there_and_stays(make: Make<'_>) {
         assert!(pool.statistics().reserved_bytes >= reserved, "blocks of {size} bytes: some of it went");
     }
     assert_eq!(provider.allocations(), calls, "the provider was asked again");
-    let more = pool.reserve(40 * MIB).expect("the provider has memory");
+    let more = reserves(&*pool).reserve(40 * MIB).expect("the provider has memory");
     assert!(more >= 15 * MIB && pool.statistics().reserved_bytes >= 40 * MIB as u64);
     pool.trim(0).expect("the provider takes everything back");
     assert_eq!((provider.live_regions(), pool.statistics().reserved_bytes), (0, 0));
@@ -57,15 +43,12 @@ pub fn reserved_memory_is_there_and_stays(make: Make<'_>) {
 pub fn reserving_too_much_changes_nothing(make: Make<'_>) {
     let provider = Numbers::new(4096);
     let pool = make(provider.clone().into());
-    if !can_reserve(&*pool) {
-        return;
-    }
     let kept = allocate(&*pool, 5000);
     let before = (provider.live_regions(), provider.live_bytes(), pool.statistics().reserved_bytes);
     for failing in 0..3 {
         provider.fail_after(Some(failing));
         // In one piece, or in many of which some come: not all of it.
-        let refused = pool.reserve(usize::MAX >> 8);
+        let refused = reserves(&*pool).reserve(usize::MAX >> 8);
         assert!(
             matches!(refused, Err(Error::OutOfMemory { .. } | Error::SizeOverflow { .. })),
             "{refused:?}"
@@ -77,12 +60,12 @@ pub fn reserving_too_much_changes_nothing(make: Make<'_>) {
     }
     provider.fail_after(None);
     provider.be_full(true);
-    let refused = pool.reserve(64 * MIB);
+    let refused = reserves(&*pool).reserve(64 * MIB);
     assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
     assert_eq!((provider.live_regions(), provider.live_bytes(), pool.statistics().reserved_bytes), before);
     // What the provider does not take back then is not lost.
     provider.refuse_frees(true);
-    let refused = pool.reserve(64 * MIB);
+    let refused = reserves(&*pool).reserve(64 * MIB);
     assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
     provider.refuse_frees(false);
     // What was not to be had is not kept in mind either.

@@ -8,7 +8,7 @@ use super::super::borrower::Borrower;
 use super::forks::fork_amid;
 use super::misuse::{is_not_allocated, is_not_live};
 use super::threads::join;
-use super::{Make, Pages, Random, allocate, at, free, layout, try_free};
+use super::{Make, Pages, Random, allocate, at, controls, deferred, free, layout, mark_exported, try_free};
 use umf_core::held::OnFree;
 use umf_core::{Address, Completion, Error, Pool, Progress, Result};
 use umf_runtime::held;
@@ -88,7 +88,7 @@ impl Completion for Token {
 fn try_free_after(pool: &dyn Pool, address: Address, token: &Arc<Token>) -> Result<()> {
     let token: Arc<dyn Completion> = token.clone();
     // SAFETY: the suite frees blocks of its own that nobody uses, or passes addresses that are no live block.
-    unsafe { pool.free_after(address, token) }
+    unsafe { deferred(pool).free_after(address, token) }
 }
 
 fn free_after(pool: &dyn Pool, address: Address, token: &Arc<Token>) {
@@ -116,7 +116,7 @@ pub fn delayed_blocks_are_not_handed_out(make: Make<'_>) {
         for result in [
             try_free(&*pool, address),
             try_free_after(&*pool, address, &Token::new()),
-            pool.mark_exported(address),
+            mark_exported(&*pool, address),
             pool.block_at(address).map(drop),
         ] {
             assert!(
@@ -136,7 +136,7 @@ pub fn delayed_blocks_are_not_handed_out(make: Make<'_>) {
             pool.trim(0).expect("the provider takes everything back");
             assert!(provider.contains(address, block.size), "the region of a block in use went");
         }
-        let left = pool.drain(Duration::ZERO);
+        let left = controls(&*pool).drain(Duration::ZERO);
         let awaited = (left.bytes, left.awaited_bytes, left.lost_bytes);
         assert_eq!(awaited, (block.size as u64, block.size as u64, 0));
         token.be_ready();
@@ -172,7 +172,7 @@ pub fn ready_blocks_are_used_again(make: Make<'_>) {
             "{most} bytes in blocks of {size} were held"
         );
         tokens.into_iter().for_each(|token| token.be_ready());
-        assert!(pool.drain(LONG).is_empty());
+        assert!(controls(&*pool).drain(LONG).is_empty());
     }
     let (address, token) = (allocate(&*pool, 64), Token::new());
     token.be_ready();
@@ -195,11 +195,11 @@ pub fn lost_completions_hold_their_blocks(make: Make<'_>) {
             assert!(others.iter().all(|&other| !overlap((other, size), (address, size))));
             others.into_iter().for_each(|other| free(&*pool, other));
             pool.trim(0).expect("the provider takes everything back");
-            let left = pool.drain(Duration::from_millis(1));
+            let left = controls(&*pool).drain(Duration::from_millis(1));
             assert_eq!((left.awaited_bytes, left.lost_bytes), (all, all), "{size} bytes");
             assert!(provider.contains(address, size));
             token.be_ready();
-            assert!(pool.drain(LONG).is_empty() && pool.drain(LONG).lost_bytes == 0);
+            assert!(controls(&*pool).drain(LONG).is_empty() && controls(&*pool).drain(LONG).lost_bytes == 0);
             pool.trim(0).expect("the provider takes everything back");
             assert_eq!(provider.live_regions(), 0);
         }
@@ -212,7 +212,7 @@ pub fn delayed_blocks_outlive_their_pool(make: Make<'_>) {
     for size in SIZES {
         let provider = Pages::private();
         let pool = make(provider.clone().into());
-        pool.set_on_free(OnFree::Release, 0).expect("a pool holds");
+        controls(&*pool).set_on_free(OnFree::Release, 0);
         let tokens = [Token::new(), Token::new()];
         let blocks = [(); 2].map(|()| allocate(&*pool, size));
         let pointers = blocks.map(|address| address.as_ptr().expect("host memory"));
@@ -254,9 +254,9 @@ pub fn exports_of_delayed_blocks_end_at_once(make: Make<'_>) {
         for ready_first in [true, false] {
             let (provider, borrower) = (Pages::shared(), Borrower::new());
             let pool = make(provider.clone().into());
-            pool.set_on_free(OnFree::Release, 1).expect("a pool holds");
+            controls(&*pool).set_on_free(OnFree::Release, 1);
             let (address, token) = (allocate(&*pool, size), Token::new());
-            pool.mark_exported(address).expect("live");
+            mark_exported(&*pool, address).expect("live");
             borrower.open(address, size);
             let pointer = address.as_ptr().expect("host memory");
             // SAFETY: the block is this test's, and of that size.
@@ -340,9 +340,9 @@ pub fn completions_may_use_their_pool(make: Make<'_>) {
         let address = allocate(&*pool, size);
         let nosy = Nosy { pool: Arc::downgrade(&pool), asked: asked.clone() };
         // SAFETY: the block is this test's, and nobody uses it.
-        unsafe { pool.free_after(address, Arc::new(nosy)) }.expect("it is live");
+        unsafe { deferred(&*pool).free_after(address, Arc::new(nosy)) }.expect("it is live");
     }
-    assert!(pool.drain(LONG).is_empty());
+    assert!(controls(&*pool).drain(LONG).is_empty());
     assert!(asked.iter().all(|asked| Arc::strong_count(asked) == 1 && asked.load(Ordering::SeqCst) == 4));
     pool.trim(0).expect("the provider takes everything back");
     assert_eq!(provider.live_regions(), 0);
@@ -396,7 +396,7 @@ pub fn threads_keep_off_delayed_blocks(make: Make<'_>) {
         join((0..4).map(|seed| scope.spawn(work(seed))).collect());
     });
     assert!(!early.load(Ordering::Relaxed), "a block was handed out before its completion was ready");
-    assert!(pool.drain(LONG).is_empty());
+    assert!(controls(&*pool).drain(LONG).is_empty());
     let statistics = pool.statistics();
     assert_eq!((statistics.live_blocks, statistics.held_bytes, statistics.allocations), (0, 0, 8_000));
     pool.trim(0).expect("the provider takes everything back");
@@ -433,9 +433,9 @@ pub fn a_child_awaits_nothing_of_its_parent(make: Make<'_>) {
                 return 4;
             }
         }
-        i32::from(!pool.drain(Duration::from_millis(1)).is_empty()) * 5
+        i32::from(!controls(pool).drain(Duration::from_millis(1)).is_empty()) * 5
     });
     assert!(pool.statistics().held_bytes >= SIZES.iter().sum::<usize>() as u64);
     token.be_ready();
-    assert!(pool.drain(LONG).is_empty());
+    assert!(controls(pool).drain(LONG).is_empty());
 }

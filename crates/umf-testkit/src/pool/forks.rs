@@ -184,7 +184,7 @@ pub fn a_child_is_shown_a_pool_that_is_dropped(make: Make<'_>) {
             let provider_of_pool: &dyn Provider = &**pool.provider();
             if core::ptr::addr_eq(provider_of_pool, Arc::as_ptr(&provider)) {
                 let _ = pool.statistics();
-                let _ = pool.leaks(&mut |_| ());
+                let _ = pool.inspect().map(|inspect| inspect.leaks(&mut |_| ()));
             }
         });
     };

@@ -8,7 +8,7 @@ use super::super::borrower::Borrower;
 use super::forks::fork_amid;
 use super::misuse::is_not_allocated;
 use super::threads::join;
-use super::{Make, Pages, Random, allocate, free, layout, try_free};
+use super::{Make, Pages, Random, allocate, controls, free, layout, mark_exported, try_free};
 use umf_core::held::OnFree;
 use umf_core::{Address, Error, Pool};
 use umf_runtime::held;
@@ -19,7 +19,7 @@ const SIZES: [usize; 4] = [64, 5000, 100_000, 10 << 20];
 
 /// Frees a block that is exported and open elsewhere.
 fn free_leased(pool: &dyn Pool, borrower: &Borrower, address: Address, size: usize) {
-    pool.mark_exported(address).expect("the block is live");
+    mark_exported(pool, address).expect("the block is live");
     borrower.open(address, size);
     free(pool, address);
 }
@@ -54,7 +54,7 @@ pub fn leased_blocks_are_not_handed_out(make: Make<'_>) {
         let block = pool.block_at(address).expect("live");
         free_leased(&*pool, &borrower, address, size);
         for result in
-            [try_free(&*pool, address), pool.mark_exported(address), pool.block_at(address).map(drop)]
+            [try_free(&*pool, address), mark_exported(&*pool, address), pool.block_at(address).map(drop)]
         {
             assert!(
                 result.as_ref().is_err_and(|error| is_not_allocated(error, address)),
@@ -107,10 +107,10 @@ pub fn closed_blocks_are_used_again(make: Make<'_>) {
         assert!(most < 20, "{most} blocks of {size} bytes were held at one time, of which one was open");
     }
     // What was opened and closed before the free is not held at all.
-    let left = pool.drain(LONG);
+    let left = controls(&*pool).drain(LONG);
     assert!(left.is_empty(), "{left:?}");
     let address = allocate(&*pool, 64);
-    pool.mark_exported(address).expect("live");
+    mark_exported(&*pool, address).expect("live");
     borrower.open(address, 64);
     borrower.close(address);
     free(&*pool, address);
@@ -121,13 +121,13 @@ pub fn closed_blocks_are_used_again(make: Make<'_>) {
 pub fn draining_waits_for_the_last_lease(make: Make<'_>) {
     let (provider, borrower) = (Pages::shared(), Borrower::new());
     let pool = make(provider.into());
-    assert!(pool.drain(Duration::ZERO).is_empty());
+    assert!(controls(&*pool).drain(Duration::ZERO).is_empty());
     let blocks = SIZES.map(|size| (allocate(&*pool, size), size));
     for (address, size) in blocks {
         free_leased(&*pool, &borrower, address, size);
     }
     let begin = Instant::now();
-    let left = pool.drain(Duration::from_millis(20));
+    let left = controls(&*pool).drain(Duration::from_millis(20));
     let took = begin.elapsed();
     assert_eq!((left.blocks + left.regions, left.bytes), (4, pool.statistics().held_bytes));
     assert!(took >= Duration::from_millis(20) && took < LONG, "{took:?}");
@@ -138,7 +138,7 @@ pub fn draining_waits_for_the_last_lease(make: Make<'_>) {
                 borrower.close(address);
             }
         });
-        let left = pool.drain(LONG);
+        let left = controls(&*pool).drain(LONG);
         assert!(left.is_empty(), "{left:?}");
     });
     assert!(begin.elapsed() < LONG);
@@ -151,7 +151,7 @@ pub fn the_bound_on_what_is_held_is_kept(make: Make<'_>) {
         let (provider, borrower) = (Pages::shared(), Borrower::new());
         let pool = make(provider.into());
         let limit = 3 * block_size(&*pool, size) as u64;
-        pool.set_on_free(OnFree::Hold, limit).expect("a pool holds");
+        controls(&*pool).set_on_free(OnFree::Hold, limit);
         let blocks: Vec<_> = (0..4).map(|_| allocate(&*pool, size)).collect();
         for &address in &blocks {
             free_leased(&*pool, &borrower, address, size);
@@ -174,12 +174,12 @@ pub fn the_bound_on_what_is_held_is_kept(make: Make<'_>) {
         borrower.close(blocks[1]);
         kept.push(allocate(&*pool, size));
         assert!(pool.statistics().held_bytes < limit);
-        pool.set_on_free(OnFree::Hold, 0).expect("as before");
+        controls(&*pool).set_on_free(OnFree::Hold, 0);
         for address in kept {
             free(&*pool, address);
         }
         borrower.close_all();
-        let left = pool.drain(LONG);
+        let left = controls(&*pool).drain(LONG);
         assert!(left.is_empty(), "{left:?}");
     }
 }
@@ -190,7 +190,7 @@ pub fn contents_stay_or_go_as_told(make: Make<'_>) {
         for size in SIZES {
             let (provider, borrower) = (Pages::shared(), Borrower::new());
             let pool = make(provider.into());
-            pool.set_on_free(on_free, 0).expect("a pool holds");
+            controls(&*pool).set_on_free(on_free, 0);
             let all = block_size(&*pool, size);
             let blocks = [(); 3].map(|()| allocate(&*pool, size));
             for (address, value) in blocks.into_iter().zip(1..) {
@@ -215,7 +215,7 @@ pub fn contents_stay_or_go_as_told(make: Make<'_>) {
             // SAFETY: held, so mapped. A reader brings a page back.
             unsafe { leased.as_ptr().expect("host memory").write_volatile(1) };
             borrower.close_all();
-            assert!(pool.drain(LONG).is_empty());
+            assert!(controls(&*pool).drain(LONG).is_empty());
             for address in blocks.into_iter().filter(|&address| address != leased) {
                 free(&*pool, address);
             }
@@ -230,7 +230,7 @@ pub fn leased_blocks_outlive_their_pool(make: Make<'_>) {
             let (provider, borrower) = (Pages::shared(), Borrower::new());
             let pool = make(provider.clone().into());
             let address = allocate(&*pool, size);
-            pool.mark_exported(address).expect("live");
+            mark_exported(&*pool, address).expect("live");
             borrower.open(address, size);
             let others: Vec<_> = (0..10).map(|_| allocate(&*pool, 2 << 20)).collect();
             if freed_before {
@@ -303,7 +303,7 @@ pub fn threads_keep_off_leased_blocks(make: Make<'_>) {
         join((0..4).map(|seed| scope.spawn(work(seed))).collect());
     });
     assert!(!taken.load(Ordering::Relaxed), "a block was handed out that was open elsewhere");
-    let left = pool.drain(LONG);
+    let left = controls(&*pool).drain(LONG);
     assert!(left.is_empty(), "{left:?}");
     let statistics = pool.statistics();
     assert_eq!((statistics.live_blocks, statistics.held_bytes, statistics.allocations), (0, 0, 6_000));
@@ -345,11 +345,11 @@ pub fn a_child_holds_nothing_of_its_parent(make: Make<'_>) {
                 return 4;
             }
         }
-        i32::from(!pool.drain(Duration::from_millis(1)).is_empty()) * 5
+        i32::from(!controls(pool).drain(Duration::from_millis(1)).is_empty()) * 5
     });
     for &(address, size) in &held {
         assert!(pool.statistics().held_bytes >= size as u64, "{address}");
     }
     borrower.close_all();
-    assert!(pool.drain(LONG).is_empty());
+    assert!(controls(pool).drain(LONG).is_empty());
 }

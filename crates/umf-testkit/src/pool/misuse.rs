@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
-use super::{Make, Numbers, allocate, at, free, try_free};
+use super::{Make, Numbers, allocate, at, free, mark_exported, try_free};
 use umf_core::Freed;
 use umf_core::{Address, Error, Pool};
 use umf_runtime::observer::{self, ExportObserver, Leases};
@@ -10,7 +10,7 @@ use umf_runtime::observer::{self, ExportObserver, Leases};
 /// Frees and looks up an address that is no start of a live block, and checks that nothing came of it.
 fn refused(pool: &dyn Pool, address: Address, expected: impl Fn(&Error) -> bool) {
     let before = pool.statistics();
-    for result in [try_free(pool, address), pool.mark_exported(address)] {
+    for result in [try_free(pool, address), mark_exported(pool, address)] {
         assert!(result.as_ref().is_err_and(&expected), "{address}: {result:?}");
     }
     let after = pool.statistics();
@@ -139,13 +139,13 @@ pub fn exported_blocks_are_announced_once(make: Make<'_>) {
         recorder.freed.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let address = allocate(&*pool, size);
         let quiet = allocate(&*pool, size);
-        pool.mark_exported(address).expect("the block is live");
-        pool.mark_exported(address).expect("flagging twice is one flag");
+        mark_exported(&*pool, address).expect("the block is live");
+        mark_exported(&*pool, address).expect("flagging twice is one flag");
         assert_eq!(recorder.count(address), 0);
         free(&*pool, address);
         assert_eq!(recorder.count(address), 1);
         assert!(try_free(&*pool, address).is_err());
-        assert!(pool.mark_exported(address).is_err());
+        assert!(mark_exported(&*pool, address).is_err());
         free(&*pool, quiet);
         assert_eq!((recorder.count(address), recorder.count(quiet)), (1, 0));
         // The flag does not stick to the address.
@@ -153,7 +153,7 @@ pub fn exported_blocks_are_announced_once(make: Make<'_>) {
             let again = allocate(&*pool, size);
             let before = recorder.count(again);
             if round % 2 == 0 {
-                pool.mark_exported(again).expect("live");
+                mark_exported(&*pool, again).expect("live");
             }
             free(&*pool, again);
             assert_eq!(recorder.count(again), before + usize::from(round % 2 == 0));
@@ -161,7 +161,7 @@ pub fn exported_blocks_are_announced_once(make: Make<'_>) {
         // A pool that goes announces what is left.
         let left = allocate(&*pool, size);
         let before = recorder.count(left);
-        pool.mark_exported(left).expect("live");
+        mark_exported(&*pool, left).expect("live");
         drop(pool);
         assert_eq!(recorder.count(left), before + 1);
     }

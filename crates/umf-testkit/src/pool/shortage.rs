@@ -4,14 +4,14 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::threads::join;
-use super::{Make, Numbers, Random, allocate, free, layout, try_free};
+use super::{Make, Numbers, Random, allocate, controls, free, layout, try_free};
 use umf_core::shortage::{ATTEMPTS, OutOfMemory, Relief, Shortage};
 use umf_core::{Address, Error, Pool};
 
 const SIZES: [usize; 4] = [64, 5000, 100_000, 10 << 20];
 
 fn ask(pool: &dyn Pool, callback: impl Fn(&Shortage<'_>) -> Relief + Send + Sync + 'static) {
-    pool.set_out_of_memory(Some(Arc::new(callback))).expect("a pool asks");
+    controls(pool).set_out_of_memory(Some(Arc::new(callback)));
 }
 
 /// Allocates until the pool has no more, from a provider that has no more.
@@ -55,7 +55,7 @@ pub fn who_is_asked_can_help(make: Make<'_>) {
         assert!(seen.iter().zip(1..).all(|(&(_, attempt, ..), expected)| attempt == expected));
         free(&*pool, address);
         free(&*pool, first);
-        pool.set_out_of_memory(None).expect("a pool asks");
+        controls(&*pool).set_out_of_memory(None);
         shelf.lock().expect("no thread panics").drain(..).for_each(|address| free(&*pool, address));
     }
 }
@@ -111,7 +111,7 @@ pub fn who_is_asked_may_do_anything(make: Make<'_>) {
         let address = allocate(&*pool, size);
         free(&*pool, address);
         live.into_iter().for_each(|address| free(&*pool, address));
-        pool.set_out_of_memory(None).expect("a pool asks");
+        controls(&*pool).set_out_of_memory(None);
         pool.trim(0).expect("the provider takes everything back");
         assert_eq!((provider.live_regions(), pool.statistics().live_blocks), (0, 0));
     }
@@ -133,7 +133,7 @@ pub fn threads_ask_beside_each_other(make: Make<'_>) {
     let provider = Numbers::new(4096);
     let pool = make(provider.clone().into());
     let shelf = Arc::new(Shelf(Mutex::new((0..200).map(|_| allocate(&*pool, 100_000)).collect())));
-    pool.set_out_of_memory(Some(shelf.clone())).expect("a pool asks");
+    controls(&*pool).set_out_of_memory(Some(shelf.clone()));
     provider.fail_after(Some(0));
     let failed = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -41,12 +41,12 @@ fn work(task: &str) {
         }
         // Whoever is told may use the pool, and may make mistakes.
         "hook" => {
-            let settings = umf::slab::SlabSettings::new().leaks(Leaks::Count).on_leaks(|report| {
+            let checks = umf::CheckSettings::new().leaks(Leaks::Count).on_leaks(|report| {
                 eprintln!("told of {} bytes", report.bytes);
                 drop(POOL.get().unwrap().allocate(10).unwrap());
                 panic!("a mistake");
             });
-            leaking_place(POOL.get_or_init(|| PoolBuilder::default().slab(settings).build().unwrap()), 1000);
+            leaking_place(POOL.get_or_init(|| PoolBuilder::default().check(checks).build().unwrap()), 1000);
         }
         task => panic!("{task}"),
     }

@@ -105,7 +105,7 @@ fn settings_reach_the_pools() {
 
     let tight = Pool::named("tight").unwrap();
     drop((0..64).map(|_| tight.allocate(MIB).unwrap()).collect::<Vec<_>>());
-    assert!(tight.tidy().is_ok() && tight.statistics().cached_bytes <= 1 << 20);
+    assert!(tight.purge().is_ok() && tight.statistics().cached_bytes <= 1 << 20);
     let few = Pool::named("few").unwrap();
     drop((0..64).map(|_| few.allocate(MIB).unwrap()).collect::<Vec<_>>());
     assert!(few.statistics().cached_bytes <= 16 << 20, "{:?}", few.statistics());
@@ -118,7 +118,7 @@ fn settings_reach_the_pools() {
         std::thread::sleep(Duration::from_millis(2));
     }
 
-    for (name, part) in [("toomuch", "limit"), ("nothing", "reserving ahead")] {
+    for (name, part) in [("toomuch", "limit"), ("nothing", "reserving memory")] {
         let error = Pool::named(name).unwrap_err().to_string();
         assert!(error.contains(part), "{name}: {error}");
     }

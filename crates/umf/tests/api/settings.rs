@@ -147,11 +147,11 @@ fn pools_and_providers_are_built_by_name() {
     let watched = Pool::named("watched").unwrap();
     drop(watched.allocate(100).unwrap());
     assert_eq!(watched.statistics().quarantined_bytes, 112);
-    assert_eq!(watched.history().unwrap().events.len(), 3);
+    assert_eq!(watched.history().unwrap().events.len(), 2);
     watched.leaks(|report| assert_eq!((report.sampled, report.blocks), (3, 0))).unwrap();
     let mut byte = [0];
     watched.allocate(50).unwrap().read(49, &mut byte).unwrap();
-    assert_eq!(byte, [umf::slab::SlabSettings::NEW_BYTE]);
+    assert_eq!(byte, [umf::CheckSettings::NEW_BYTE]);
     for name in ["near", "scratch"] {
         let pool = Pool::named(name).unwrap();
         assert_eq!(pool.provider().name(), name);

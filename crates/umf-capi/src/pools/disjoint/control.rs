@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use umf_core::Pool as _;
+use umf_core::{Inspect as _, Pool as _};
 
 use super::counts::Count;
 use super::{Disjoint, Made, checked_bucket};

@@ -1,18 +1,17 @@
 //! [`History`]: the last events of each thread, in a ring that only it writes.
 
-use core::ptr;
+use core::alloc::Layout;
+use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use core::time::Duration;
 
-use umf_core::history::{Event, EventKind, PoolHistory};
-use umf_core::{Address, Error, PastFree, Result};
-use umf_runtime::metadata::Slot;
+use allocator_api2::alloc::Allocator;
 use umf_sync::chunks::{Chunks, Zeroed};
 use umf_sync::thread;
 
-use crate::SlabPool;
-use crate::arena::Arena;
-use crate::pool::OWNER;
+use crate::metadata::{Mapped, Slot};
+use umf_core::history::{Event, EventKind, PoolHistory};
+use umf_core::{Address, PastFree};
 
 /// The ring of a thread number: of the thread that has it, and of those that had it before.
 struct Ring {
@@ -24,8 +23,8 @@ struct Ring {
 // SAFETY: zeros are a ring without memory.
 unsafe impl Zeroed for Ring {}
 
-/// What happened.
-pub(crate) struct History {
+/// The latest events.
+pub(super) struct History {
     /// Events per thread; 0: none.
     length: u32,
     rings: Chunks<Ring>,
@@ -44,24 +43,20 @@ impl Ring {
         if slots.is_null() {
             return &[];
         }
-        // SAFETY: `equip` stored a run of that many slots, zeroed before, which stays the ring's while the pool lives.
+        // SAFETY: `equip` stored so many slots, zeroed, which go with the history.
         unsafe { core::slice::from_raw_parts(slots, length as usize) }
     }
 
     /// Its slots, which it gets if it has none.
-    fn equip(&self, arena: &Arena, length: u32) -> Option<&[Slot]> {
+    fn equip(&self, length: u32) -> Option<&[Slot]> {
         if self.slots.load(Ordering::Acquire).is_null() {
-            let bytes = length as usize * size_of::<Slot>();
-            let (run, place) = arena.allocate(bytes).ok()?;
-            // SAFETY: the run is ours, and at least that long.
-            unsafe { place.as_ptr().write_bytes(0, bytes) };
-            let place = place.as_ptr().cast();
-            if self
-                .slots
-                .compare_exchange(ptr::null_mut(), place, Ordering::AcqRel, Ordering::Acquire)
-                .is_err()
-            {
-                arena.release(run);
+            let layout = Layout::array::<Slot>(length as usize).ok()?;
+            let made = Mapped.allocate_zeroed(layout).ok()?.cast::<Slot>();
+            let null = ptr::null_mut();
+            let set = self.slots.compare_exchange(null, made.as_ptr(), Ordering::AcqRel, Ordering::Acquire);
+            if set.is_err() {
+                // SAFETY: allocated above, and no other thread has seen it.
+                unsafe { Mapped.deallocate(made.cast(), layout) };
             }
         }
         Some(self.slots(length))
@@ -69,20 +64,20 @@ impl Ring {
 }
 
 impl History {
-    pub(crate) const fn new(length: u32) -> Self {
+    pub(super) const fn new(length: u32) -> Self {
         Self { length, rings: Chunks::new(), others: Ring::new() }
     }
 
-    pub(crate) const fn is_on(&self) -> bool {
+    pub(super) const fn is_on(&self) -> bool {
         self.length > 0
     }
 
     /// Writes an event. One for which there is no memory is forgotten at once.
-    pub(crate) fn record(&self, arena: &Arena, event: &Event) {
+    pub(super) fn record(&self, event: &Event) {
         let own = thread::current().and_then(|index| self.rings.get_or_grow(index.get()).ok());
         let ring = own.unwrap_or(&self.others);
         let position = ring.next.fetch_add(1, Ordering::Relaxed);
-        if let Some(slots) = ring.equip(arena, self.length)
+        if let Some(slots) = ring.equip(self.length)
             && let Some(slot) = slots.get((position % u64::from(self.length)) as usize)
         {
             slot.write(position, event.to_words());
@@ -99,7 +94,7 @@ impl History {
     }
 
     /// The last free of what began at an address, as far as it is remembered. Allocates nothing.
-    pub(crate) fn last_free(&self, address: Address, now: Duration) -> Option<PastFree> {
+    pub(super) fn last_free(&self, address: Address, now: Duration) -> Option<PastFree> {
         let of_block = |event: &Event| {
             event.address == address && matches!(event.kind, EventKind::Allocate | EventKind::Free)
         };
@@ -107,23 +102,29 @@ impl History {
         let past = PastFree { thread: last.thread, ago: now.saturating_sub(last.at) };
         (last.kind == EventKind::Free).then_some(past)
     }
-}
 
-impl SlabPool {
-    pub(crate) fn read_history(&self) -> Result<PoolHistory> {
-        let history = &self.watch.history;
-        if !history.is_on() {
-            return Err(Error::NotSupported { what: "a history that is not set", owner: OWNER, native: 0 });
+    /// All events; `None` if none are kept.
+    pub(super) fn read(&self, pool: &str, now: impl Fn() -> Duration) -> Option<PoolHistory> {
+        if !self.is_on() {
+            return None;
         }
         // First: what is written meanwhile is not missing among the forgotten.
-        let written: u64 = history.rings().map(|ring| ring.next.load(Ordering::Relaxed)).sum();
-        let mut events: Vec<Event> = history.events().collect();
+        let written: u64 = self.rings().map(|ring| ring.next.load(Ordering::Relaxed)).sum();
+        let mut events: Vec<Event> = self.events().collect();
         events.sort_by_key(|event| event.at);
-        Ok(PoolHistory {
-            pool: self.settings.name.as_str().to_owned(),
-            read_at: self.watch.now(),
-            forgotten: written.saturating_sub(events.len() as u64),
-            events,
-        })
+        let forgotten = written.saturating_sub(events.len() as u64);
+        Some(PoolHistory { pool: pool.to_owned(), read_at: now(), forgotten, events })
+    }
+}
+
+impl Drop for History {
+    fn drop(&mut self) {
+        let Ok(layout) = Layout::array::<Slot>(self.length as usize) else { return };
+        for ring in self.rings() {
+            if let Some(slots) = NonNull::new(ring.slots.swap(ptr::null_mut(), Ordering::AcqRel)) {
+                // SAFETY: `equip` allocated it so, and nothing refers to the history any more.
+                unsafe { Mapped.deallocate(slots.cast(), layout) };
+            }
+        }
     }
 }

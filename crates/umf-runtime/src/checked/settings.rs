@@ -1,0 +1,202 @@
+//! [`CheckSettings`]: what can be set.
+
+use core::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use umf_core::leaks::LeakReport;
+use umf_core::{Error, Pool, Result};
+use umf_os::output;
+
+/// What is reported of blocks that are live at the end of a pool or of the process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Leaks {
+    /// Nothing.
+    #[default]
+    Off,
+    /// How many there are of each size. Costs nothing before, if the pool counts them itself.
+    Count,
+    /// Also where they were allocated: microseconds for each allocation whose site is recorded
+    /// ([`CheckSettings::leak_sample`]).
+    Sites,
+}
+
+/// What is filled, in memory that the CPU may touch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Poison {
+    /// Nothing.
+    #[default]
+    Off,
+    /// Freed blocks, with [`CheckSettings::FREED_BYTE`]; a write to one is found when it leaves the
+    /// quarantine.
+    Freed,
+    /// Also new blocks, with [`CheckSettings::NEW_BYTE`].
+    All,
+}
+
+type OnLeaks = dyn Fn(&LeakReport<'_>) + Send + Sync;
+type OnFault = dyn Fn(&Error) + Send + Sync;
+
+/// A function of the program.
+pub(super) struct Callback<F: ?Sized>(Arc<F>);
+
+impl<F: ?Sized> Clone for Callback<F> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<F: ?Sized> Callback<F> {
+    /// Runs `call` with the function, and catches its panic: a pool is in the middle of an allocation
+    /// then, or of its end.
+    pub(super) fn run(&self, call: impl FnOnce(&F)) {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| call(&self.0))) {
+            // Dropping it may panic again.
+            core::mem::forget(payload);
+            output::event(|| tracing::error!("a function for the reports of a checked pool panicked"));
+        }
+    }
+}
+
+impl<F: ?Sized> fmt::Debug for Callback<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a function")
+    }
+}
+
+/// What is checked of a pool. Nothing, to begin with.
+#[derive(Clone, Debug, Default)]
+pub struct CheckSettings {
+    pub(super) history: u32,
+    pub(super) leaks: Leaks,
+    pub(super) leak_sample: u32,
+    pub(super) on_leaks: Option<Callback<OnLeaks>>,
+    pub(super) poison: Poison,
+    pub(super) quarantine: u64,
+    pub(super) on_fault: Option<Callback<OnFault>>,
+}
+
+/// The quarantine of poison alone.
+const POISON_QUARANTINE: u64 = 1 << 20;
+
+impl CheckSettings {
+    /// Whether nothing is checked.
+    #[must_use]
+    pub const fn is_off(&self) -> bool {
+        self.history == 0 && matches!(self.leaks, Leaks::Off) && self.quarantine_bytes().is_none()
+    }
+
+    /// The bytes that wait, if any do.
+    pub(super) const fn quarantine_bytes(&self) -> Option<u64> {
+        match (self.quarantine, self.poison) {
+            (0, Poison::Off) => None,
+            (0, _) => Some(POISON_QUARANTINE),
+            (bytes, _) => Some(bytes),
+        }
+    }
+
+    pub(super) fn check(&self, pool: &dyn Pool) -> Result<()> {
+        if self.history > Self::LONGEST_HISTORY {
+            return Err(Error::InvalidArgument { what: "history", why: "at most 1048576 events per thread" });
+        }
+        if !matches!(self.poison, Poison::Off) && !pool.provider().memory_kind().is_host_accessible() {
+            let why =
+                "the CPU may not touch this provider's memory, and so cannot fill it: off; quarantine works";
+            return Err(Error::InvalidArgument { what: "poison", why });
+        }
+        if self.quarantine_bytes().is_some() && pool.deferred_free().is_none() {
+            return Err(umf_core::pool::missing("a quarantine (which poison needs too)"));
+        }
+        // (Also the first time, at which the C library may allocate.)
+        if matches!(self.leaks, Leaks::Sites) && umf_os::stack::capture().frames().next().is_none() {
+            let what = "finding out where something is allocated (leaks = sites; count works)";
+            return Err(Error::NotSupported { what, owner: "this C library", native: 0 });
+        }
+        Ok(())
+    }
+
+    /// Nothing is checked.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            history: 0,
+            leaks: Leaks::Off,
+            leak_sample: 1,
+            on_leaks: None,
+            poison: Poison::Off,
+            quarantine: 0,
+            on_fault: None,
+        }
+    }
+
+    /// What freed blocks are filled with.
+    pub const FREED_BYTE: u8 = 0xdd;
+    /// What blocks are filled with that are handed out.
+    pub const NEW_BYTE: u8 = 0xcd;
+    /// The largest `history`.
+    pub const LONGEST_HISTORY: u32 = 1 << 20;
+
+    /// How many events each thread's history keeps (48 bytes each): [`umf_core::Inspect::history`]. With one
+    /// the error of a double free names the free before it ([`Error::FreedTwice`]). Default: 0, none.
+    #[must_use]
+    pub const fn history(mut self, events: u32) -> Self {
+        self.history = events;
+        self
+    }
+
+    /// What is reported of blocks that are live when the pool is dropped, or when the process ends with the
+    /// pool still there: to `tracing` as a warning, and to [`CheckSettings::on_leaks`]. The report of a
+    /// global allocator goes to standard error. Default: [`Leaks::Off`].
+    #[must_use]
+    pub const fn leaks(mut self, leaks: Leaks) -> Self {
+        self.leaks = leaks;
+        self
+    }
+
+    /// With [`Leaks::Sites`], the site of one in so many allocations is recorded; 0 acts as 1. Default: 1.
+    #[must_use]
+    pub const fn leak_sample(mut self, one_in: u32) -> Self {
+        self.leak_sample = one_in;
+        self
+    }
+
+    /// Sets a function that is called with what was never freed, if anything was not and
+    /// [`CheckSettings::leaks`] is set; at the end of a process in a thread of its own. Setting one
+    /// allocates: not for the global allocator.
+    #[must_use]
+    pub fn on_leaks(mut self, call: impl Fn(&LeakReport<'_>) + Send + Sync + 'static) -> Self {
+        self.on_leaks = Some(Callback(Arc::new(call)));
+        self
+    }
+
+    /// What is filled, so that mistakes show. Default: [`Poison::Off`].
+    ///
+    /// A freed block waits in quarantine (1 MiB if [`CheckSettings::quarantine`] is 0). If a byte of it is
+    /// another one when it leaves, [`Error::WrittenAfterFree`] is passed to `tracing` and to
+    /// [`CheckSettings::on_fault`].
+    #[must_use]
+    pub const fn poison(mut self, poison: Poison) -> Self {
+        self.poison = poison;
+        self
+    }
+
+    /// Bytes of freed blocks that wait, the oldest first, before they are used again. Larger blocks do not
+    /// wait, nor do blocks that other processes have open. What waits counts against the limits; trimming
+    /// ends the wait of all, and so does an allocation that would fail otherwise. Default: 0.
+    #[must_use]
+    pub const fn quarantine(mut self, bytes: u64) -> Self {
+        self.quarantine = bytes;
+        self
+    }
+
+    /// Sets a function that is called with each fault that [`CheckSettings::poison`] finds, by the thread
+    /// that finds it, which may be in the middle of an allocation or free. It must not drop the pool. A
+    /// panic in it is caught and logged.
+    #[must_use]
+    pub fn on_fault(mut self, call: impl Fn(&Error) + Send + Sync + 'static) -> Self {
+        self.on_fault = Some(Callback(Arc::new(call)));
+        self
+    }
+}
