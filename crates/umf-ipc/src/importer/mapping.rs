@@ -14,6 +14,11 @@ use crate::cache::{Known, Pin};
 use crate::lease::Lease;
 use crate::{Error, Result, protocol};
 
+/// A flag of [`Place`]: the CPU may touch the memory.
+pub(super) const HOST_ACCESSIBLE: u64 = 1;
+/// A flag of [`Place`]: writing is refused.
+pub(super) const READ_ONLY: u64 = 2;
+
 /// Where a mapping is and how its validity is read. Pointers are into what the pinned entry keeps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
@@ -24,8 +29,8 @@ pub(super) struct Place {
     pub generation: u64,
     /// The generation in the producer's ledger.
     pub word: NonNull<AtomicU64>,
-    pub host_accessible: bool,
-    pub read_only: bool,
+    /// [`HOST_ACCESSIBLE`], [`READ_ONLY`]. One word, so that no padding is copied at each open.
+    pub flags: u64,
     /// Whose importer is told when the CPU touches the memory, or copies what it must not touch; `None` where neither is so.
     pub told: Option<NonNull<ImportedRegion>>,
     /// The producer's, for messages.
@@ -85,13 +90,13 @@ impl<'i> Mapping<'i> {
     /// Whether writing is refused.
     #[must_use]
     pub const fn is_read_only(&self) -> bool {
-        self.place.read_only
+        self.place.flags & READ_ONLY != 0
     }
 
     /// Whether the CPU may touch the memory.
     #[must_use]
     pub const fn is_host_accessible(&self) -> bool {
-        self.place.host_accessible
+        self.place.flags & HOST_ACCESSIBLE != 0
     }
 
     #[inline]
@@ -170,14 +175,14 @@ impl<'i> Mapping<'i> {
     /// [`Error::NotHostAccessible`]; [`Error::ReadOnly`], since such a slice could be written: use
     /// [`Mapping::read`].
     pub fn memory(&self) -> Result<VolatileSlice<'_>> {
-        if self.place.read_only {
+        if self.is_read_only() {
             return Err(Error::ReadOnly);
         }
         self.slice()
     }
 
     fn slice(&self) -> Result<VolatileSlice<'_>> {
-        let pointer = self.place.base.as_ptr().filter(|_| self.place.host_accessible);
+        let pointer = self.place.base.as_ptr().filter(|_| self.is_host_accessible());
         let pointer = pointer.ok_or(Error::NotHostAccessible)?;
         // SAFETY: by `new`'s contract the range is mapped and may be accessed as long as the pin lasts, which is
         // as long as `self`; callers inside this crate do not write through it if it is read-only.
@@ -195,7 +200,7 @@ impl<'i> Mapping<'i> {
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::NotHostAccessible`], [`Error::Memory`] if the driver refuses.
     pub fn cpu_access(&self, access: Access) -> Result<CpuAccess<'_>> {
-        if self.place.read_only && access == Access::ReadWrite {
+        if self.is_read_only() && access == Access::ReadWrite {
             return Err(Error::ReadOnly);
         }
         self.slice()?;
@@ -215,7 +220,7 @@ impl<'i> Mapping<'i> {
 
     /// Who copies the memory, and where `length` bytes at `offset` are, if it is not for the CPU to touch.
     fn by_device(&self, offset: usize, length: usize) -> Result<Option<(&dyn Transfer, Address)>> {
-        if self.place.host_accessible {
+        if self.is_host_accessible() {
             return Ok(None);
         }
         let transfer = self.region().and_then(|region| region.import.transfer());
@@ -259,7 +264,7 @@ impl<'i> Mapping<'i> {
     /// # Errors
     /// [`Error::ReadOnly`], and those of [`Mapping::read`].
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
-        if self.place.read_only {
+        if self.is_read_only() {
             return Err(Error::ReadOnly);
         }
         if let Some((transfer, to)) = self.by_device(offset, from.len())? {
@@ -295,7 +300,7 @@ impl fmt::Debug for Mapping<'_> {
             .field("address", &self.place.base)
             .field("length", &self.place.length)
             .field("current", &self.is_current())
-            .field("read_only", &self.place.read_only)
+            .field("read_only", &self.is_read_only())
             .finish_non_exhaustive()
     }
 }

@@ -9,7 +9,7 @@ use umf_core::{Access, Address};
 use umf_sync::failpoint;
 
 use super::Inner;
-use super::mapping::{Mapping, Place};
+use super::mapping::{HOST_ACCESSIBLE, Mapping, Place, READ_ONLY};
 use super::producer::Producer;
 use super::region::{Extent, Held, ImportedRegion, Key, Window};
 use crate::cache::{CacheStatistics, Memo, Note, Pin};
@@ -62,7 +62,7 @@ impl Inner {
     {
         if let Some(memo) = self.memo[access as usize].current()
             && let Some(note) = memo.by_bytes(hash(bytes), bytes)
-            && let known = note.value
+            && let known = &note.value
             && let Some(into) = place(known.base, known.length)
             // SAFETY: the note was made in this thread's table for the pins of this importer.
             && unsafe { note.pin.pin_stamped(note.stamp) }
@@ -82,7 +82,7 @@ impl Inner {
                 failpoint!("lease.counted_again");
             }
             // SAFETY: as above.
-            let mapping = unsafe { Mapping::new(self, pin, known) };
+            let mapping = unsafe { Mapping::new(self, pin, *known) };
             // (Otherwise dropping it takes lease and pin back.)
             if mapping.is_current_since_lease() {
                 into.write(mapping);
@@ -167,6 +167,9 @@ impl Inner {
         };
         let word = producer.slot(handle)?.generation_word();
         let length = usize::try_from(handle.length()).unwrap_or(0);
+        let is_read_only = imported.read_only || access == Access::ReadOnly;
+        let flags = if imported.host_accessible { HOST_ACCESSIBLE } else { 0 }
+            | if is_read_only { READ_ONLY } else { 0 };
         let is_told = region.import.host_access().is_some() || region.import.transfer().is_some();
         let told = is_told.then(|| NonNull::from(region));
         let lease = if self.settings.leases {
@@ -181,8 +184,7 @@ impl Inner {
             length,
             generation: handle.generation(),
             word,
-            host_accessible: imported.host_accessible,
-            read_only: imported.read_only || access == Access::ReadOnly,
+            flags,
             told,
             pid: handle.pid(),
             slot: handle.slot(),
