@@ -213,12 +213,12 @@ fn loom_what_is_gone_is_not_found() {
     reached.check(["found", "not found", "look again"]);
 }
 
-/// Two writers of one slot of a ring.
+/// Two writers of one slot of a ring, and a reader that comes twice.
 #[test]
 fn loom_a_slot_is_read_whole_and_never_goes_back() {
     let reached = Reached::default();
     let in_model = reached.clone();
-    explore(3, None, move || {
+    model(3, move || {
         let slot = Arc::new((ModelLock::over(ModelWord::new(0)), [ModelWord::new(0), ModelWord::new(0)]));
         let read = |(lock, words): &(ModelLock, [ModelWord; 2])| {
             lock.read_record(|| words.each_ref().map(|word| word.load(Ordering::Relaxed)))
