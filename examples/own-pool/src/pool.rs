@@ -141,7 +141,6 @@ unsafe impl DeferredFree for ClassPool {
                 self.books.lock().region_went(region);
                 Ok(())
             }
-            _ => Ok(()),
         }
     }
 }
