@@ -306,7 +306,7 @@ pub fn begun() -> u32 {
 /// with the outer gate.
 ///
 /// # Errors
-/// [`Error::System`] if there is no memory for it.
+/// [`Error::Native`] if there is no memory for it.
 pub fn close_outer_gate_earlier() -> Result<()> {
     extern "C" fn prepare() {
         close(Outer::NUMBER);

@@ -51,7 +51,7 @@ impl<T: Zeroed, const FIRST: usize> Table<T, FIRST> {
     /// # Errors
     /// [`Error::OutOfMemory`] if no memory can be mapped.
     pub fn first(&self) -> Result<&T> {
-        Ok(self.records.get_or_grow(0)?)
+        self.records.get_or_grow(0)
     }
 
     /// A number that nobody uses, with its record.

@@ -25,7 +25,7 @@ impl Wiped {
     /// A word of this value, in a page of its own.
     ///
     /// # Errors
-    /// [`crate::Error::OutOfMemory`], or what a kernel says that cannot do it (before Linux 4.14).
+    /// [`umf_core::Error::OutOfMemory`], or what a kernel says that cannot do it (before Linux 4.14).
     pub fn new(value: u32) -> Result<Self> {
         let page = sys::map(PAGE)?;
         let wiped = Self { word: page.cast() };

@@ -224,7 +224,7 @@ impl Blocks {
         let (number, granule) = self.granules.allocate()?;
         if let Err(error) = self.starts.get_or_grow(number) {
             self.granules.release(number);
-            return Err(error.into());
+            return Err(error);
         }
         granule.region.store((region << 1) | u32::from(is_shadowed), Ordering::Relaxed);
         granule.next.store(0, Ordering::Relaxed);

@@ -46,6 +46,6 @@ impl Caches {
 
     /// The cache of thread number `index`.
     pub(crate) fn get_or_grow(&self, index: u32) -> Result<&ThreadCache> {
-        Ok(self.0.get_or_grow(index + 1)?)
+        self.0.get_or_grow(index + 1)
     }
 }

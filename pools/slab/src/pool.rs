@@ -135,7 +135,7 @@ impl SlabPool {
     /// A pool over `provider`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for settings out of range, [`Error::TooMany`] past 4,096 pools; those of [`Pool::reserve`] if
+    /// [`Error::InvalidArgument`] for settings out of range, [`Error::TooMany`] past 4,096 pools; those of [`umf_core::Reserve::reserve`] if
     /// [`SlabSettings::reserve`] is set.
     pub fn new(provider: impl Into<ProviderRef>, settings: SlabSettings) -> Result<Arc<Self>> {
         let pool = Arc::new(Self::unplaced(provider.into(), settings)?);

@@ -269,7 +269,7 @@ mod device {
     impl Writes {
         pub(super) fn to(buffer: BorrowedFd<'_>) -> std::io::Result<Self> {
             let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
-            for entry in std::fs::read_dir("/dev/dri")?.flatten().filter(|entry| is_card(entry)) {
+            for entry in std::fs::read_dir("/dev/dri")?.flatten().filter(is_card) {
                 let card = File::options().read(true).write(true).open(entry.path())?;
                 if !is_vgem(&card)? {
                     continue;

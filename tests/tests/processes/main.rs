@@ -21,6 +21,7 @@ mod domain_kills;
 mod domain_squatters;
 mod fork;
 mod handles;
+mod layout;
 mod leases;
 mod leases_hostile;
 mod level_zero;

@@ -19,7 +19,7 @@ pub enum Access {
 #[non_exhaustive]
 pub struct ImportRequest {
     /// This process's duplicate of the exporter's fd, its identity checked. Until it is known to be of the
-    /// right kind, closing it can wait: see [`crate::ReceivedFd`].
+    /// right kind, closing it can wait: see `umf_os::ReceivedFd`.
     pub fd: Option<OwnedFd>,
     /// Where the region begins in the file, in bytes.
     pub offset: u64,

@@ -2,7 +2,7 @@
 //!
 //! Freeing retires an export at once, so that nobody opens it anew. Who opened it before may go on using it, and says so by
 //! a lease ([`crate::observer::Leases`]). Until the last lease is gone the memory is *held*: a block is not handed out
-//! again, a region does not go back to its provider. What becomes of the contents meanwhile is the choice of [`OnFree`].
+//! again, a region does not go back to its provider. What becomes of the contents meanwhile is the choice of [`umf_core::held::OnFree`].
 //!
 //! The same is done with a block that was freed with a [`umf_core::Completion`] ([`umf_core::DeferredFree::free_after`]): until that is ready. Such
 //! blocks are looked at where a thread's cache has run out too, but do not count against the bound on what is held.
