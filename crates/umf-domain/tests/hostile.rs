@@ -117,8 +117,10 @@ fn descriptor_that_is_slow_to_close_does_not_delay_join() {
     let connection = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
     rustix::net::recv(&connection, &mut [0; 64], RecvFlags::empty()).unwrap();
     socket.set_nonblocking(false).unwrap();
-    // The one in flight is the last.
-    answer(&connection, b"UMFA\0\0\0\0\0\0\0\0\0\0\0\0", &[socket.into()]);
+    let own = [OwnedFd::from(socket)];
+    answer(&connection, b"UMFA\0\0\0\0\0\0\0\0\0\0\0\0", &own);
+    // The copy in flight is the last one, unless the other thread is quick: then this close waits.
+    std::thread::spawn(move || drop(own));
     let joined = result.recv_timeout(Duration::from_secs(30)).expect("a join that waits for no peer");
     assert!(matches!(joined, Err(Error::Misbehaved { .. })), "{joined:?}");
 }

@@ -125,7 +125,7 @@ impl Hostile {
     /// A ledger as it should be: a region in slot 0, a block of it in slot 1.
     fn restore(&self) {
         self.put(0, b"UMFLEDGR");
-        self.put(8, &2_u32.to_le_bytes());
+        self.put(8, &3_u32.to_le_bytes());
         self.put(12, &(HEADER as u32).to_le_bytes());
         self.put(16, &NONCE);
         self.put(80, &(SLOT as u32).to_le_bytes());
