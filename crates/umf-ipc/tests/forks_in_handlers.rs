@@ -110,4 +110,7 @@ fn main() {
         unsafe { libc::_exit(i32::from(result.is_err())) };
     }
     assert_eq!(wait(pid, Duration::from_secs(120), true), 0);
+    println!(
+        "test forks_in_handlers ... ok\n\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out"
+    );
 }
