@@ -264,7 +264,7 @@ impl Error {
     }
 }
 
-/// Shows ` (errno 12: Cannot allocate memory)`, or nothing for 0.
+/// Shows ` (Cannot allocate memory (os error 12))`, or nothing for 0.
 struct NativeSuffix(i32);
 
 impl fmt::Display for NativeSuffix {

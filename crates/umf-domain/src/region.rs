@@ -18,7 +18,7 @@ pub(crate) fn create(domain: &str, size: usize) -> Result<(OwnedFd, File, Shared
     let fd = sys::memfd(&format!("umf-domain/{domain}"), rounded as u64)
         .map_err(Error::system("memfd_create of a region"))?;
     failpoint!("domain.region_made");
-    let mapping = SharedMapping::new(&fd, rounded, true).map_err(Error::system("mmap of a region"))?;
+    let mapping = SharedMapping::of_data(&fd, rounded).map_err(Error::system("mmap of a region"))?;
     let file = sys::sealed_file(&fd).map_err(Error::system("fstat of a region"))?;
     let file = file.ok_or_else(|| Error::system("sealing of a region")(rustix::io::Errno::OPNOTSUPP))?;
     Ok((fd, file, mapping))
@@ -40,7 +40,7 @@ pub(crate) fn open(fd: ReceivedFd, expected: File) -> Result<Option<(OwnedFd, Sh
 
 /// Maps a file of this size.
 pub(crate) fn map(fd: &OwnedFd, size: usize) -> Result<SharedMapping> {
-    let mapping = SharedMapping::new(fd, size, true).map_err(Error::system("mmap of a region"))?;
+    let mapping = SharedMapping::of_data(fd, size).map_err(Error::system("mmap of a region"))?;
     failpoint!("domain.region_mapped");
     Ok(mapping)
 }

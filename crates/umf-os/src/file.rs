@@ -43,14 +43,14 @@ pub fn reopen(found: BorrowedFd<'_>, writable: bool) -> Result<OwnedFd> {
     open(&format!("/proc/thread-self/fd/{}", found.as_raw_fd()), writable)
 }
 
-struct Status {
-    identity: FileIdentity,
-    size: u64,
+pub(crate) struct Status {
+    pub(crate) identity: FileIdentity,
+    pub(crate) size: u64,
     is_regular: bool,
 }
 
 /// As the kernel has it: a file server (FUSE, NFS) is not asked, so that it cannot keep this process waiting.
-fn status(fd: impl AsFd) -> Result<Status> {
+pub(crate) fn status(fd: impl AsFd) -> Result<Status> {
     use rustix::fs::{AtFlags, FileType, StatxFlags};
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     match rustix::fs::statx(&fd, c"", flags, StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE) {
@@ -63,7 +63,7 @@ fn status(fd: impl AsFd) -> Result<Status> {
             is_regular: FileType::from_raw_mode(u32::from(found.stx_mode)) == FileType::RegularFile,
         }),
         // Linux before 4.11, or a seccomp filter that does not know it.
-        Err(Errno::NOSYS) => {
+        Err(Errno::NOSYS | Errno::PERM) => {
             let found = rustix::fs::fstat(fd)?;
             Ok(Status {
                 identity: FileIdentity { device: found.st_dev, inode: found.st_ino },

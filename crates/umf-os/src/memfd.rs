@@ -44,10 +44,12 @@ pub fn reserve(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
 /// # Errors
 /// What `fcntl(2)` says, unless that is that the file cannot have seals.
 pub fn is_sealed(fd: impl AsFd, needed: SealFlags) -> Result<bool> {
-    match rustix::fs::fcntl_get_seals(fd) {
+    match rustix::fs::fcntl_get_seals(&fd) {
         Ok(seals) => Ok(seals.contains(needed)),
-        // Of another file system, or opened with O_PATH.
-        Err(Errno::INVAL | Errno::BADF) => Ok(false),
+        // Of another file system.
+        Err(Errno::INVAL) => Ok(false),
+        // Opened with O_PATH, if it is open at all.
+        Err(Errno::BADF) => rustix::io::fcntl_getfd(fd).map(|_| false),
         Err(errno) => Err(errno),
     }
 }
@@ -70,7 +72,8 @@ pub fn of_sealed_size(fd: impl AsFd) -> Result<Option<(FileIdentity, u64)>> {
     if !is_sealed(&fd, SealFlags::SHRINK | SealFlags::GROW)? || file::filesystem(&fd)? != file::TMPFS_MAGIC {
         return Ok(None);
     }
-    Ok(Some((identity(&fd)?, file::size(&fd)?)))
+    let found = file::status(&fd)?;
+    Ok(Some((found.identity, found.size)))
 }
 
 /// The device on which the kernel keeps all memfds (but huge ones), which no file of another file system can have.
@@ -105,7 +108,8 @@ pub fn punch(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
     rustix::io::retry_on_intr(|| rustix::fs::fallocate(&fd, flags, offset, size))
 }
 
-/// A shared mapping of a part of a file, unmapped when dropped.
+/// A shared mapping of a part of a file, unmapped when dropped. For metadata, or ([`SharedMapping::of_data`])
+/// memory that the program shares. Providers map regions with [`crate::Mapping`], which can be aligned.
 #[derive(Debug)]
 pub struct SharedMapping {
     base: NonNull<u8>,
@@ -126,6 +130,20 @@ impl SharedMapping {
     /// Those of `mmap(2)`, `munlock(2)` and `mprotect(2)`.
     pub fn new(fd: impl AsFd, size: usize, writable: bool) -> Result<Self> {
         Self::at(fd, 0, size, writable)
+    }
+
+    /// A writable mapping of the first `size` bytes, for data of the program: its pages are allocated,
+    /// locked (`mlockall(2)`) and dumped as those of other mappings.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`.
+    pub fn of_data(fd: impl AsFd, size: usize) -> Result<Self> {
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe { rustix::mm::mmap(core::ptr::null_mut(), size, access, flags, fd, 0) }?;
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        failpoint!("memory.of_data_mapped");
+        Ok(Self { base, size, kept_from_children: None })
     }
 
     /// `size` bytes from `offset`, a multiple of the page size. Pages are allocated as they are

@@ -1,5 +1,4 @@
-//! System calls of this crate. Each function is one call (or one call and its retry), with the kernel's types kept out of
-//! the rest of the crate.
+//! System calls of `mapping` and `room`. Each function is one call, or one call and its retry.
 
 use core::ffi::CStr;
 use core::mem::MaybeUninit;

@@ -32,14 +32,11 @@ use crate::{Error, Result};
 /// The mapped table. Not there in forked children.
 #[derive(Debug)]
 pub(crate) struct Table {
-    /// Unmapped by hand, since not in a forked child.
-    mapping: core::mem::ManuallyDrop<SharedMapping>,
+    mapping: SharedMapping,
     file: Arc<CloseOnFork>,
     /// As it was when the table was mapped: whatever is written there later, the mapping has this many.
     capacity: u32,
     tag: Tag,
-    /// The process that mapped it, as [`umf_sync::fork::generation`] counts.
-    generation: u32,
 }
 
 impl Table {
@@ -104,13 +101,7 @@ impl Table {
             .keep_from_children()
             .map_err(Error::system("madvise(MADV_DONTFORK) of the domain's table"))?;
         failpoint!("domain.table_mapped");
-        Ok(Self {
-            mapping: core::mem::ManuallyDrop::new(mapping),
-            file: Arc::new(file),
-            capacity,
-            tag,
-            generation: umf_sync::fork::generation(),
-        })
+        Ok(Self { mapping, file: Arc::new(file), capacity, tag })
     }
 
     pub(crate) fn shared_file(&self) -> SharedFd {
@@ -153,14 +144,5 @@ impl Table {
     /// Which places are said to be occupied. Not under the arbiter, so only a hint whom to ask.
     pub(crate) fn occupied(&self) -> Vec<u16> {
         bits::members(&self.header().occupied).map(|place| place as u16).collect()
-    }
-}
-
-impl Drop for Table {
-    fn drop(&mut self) {
-        if self.generation == umf_sync::fork::generation() {
-            // SAFETY: not used again.
-            unsafe { core::mem::ManuallyDrop::drop(&mut self.mapping) };
-        }
     }
 }

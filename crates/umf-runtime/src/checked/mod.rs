@@ -175,10 +175,12 @@ impl Checked {
     /// # Safety
     /// It stays where it is until dropped.
     unsafe fn settle(&self) -> Result<()> {
-        // SAFETY: no block is live, and `drop` puts the pool back before this goes.
-        unsafe { tracker::replace_pool(self.owner, self, self.process) };
         // SAFETY: passed on to the caller; `drop` leaves.
-        unsafe { self.watch_end_of_process() }
+        unsafe { self.watch_end_of_process() }?;
+        // Last, since it cannot fail.
+        // SAFETY: no block is live, and `drop` puts the pool back before this goes.
+        unsafe { tracker::replace_pool(self.owner, self) };
+        Ok(())
     }
 
     fn now(&self) -> Duration {
@@ -391,7 +393,7 @@ impl Drop for Checked {
         }
         self.forget_end_of_process();
         // SAFETY: the pool is dropped after this, and its upstream before it.
-        unsafe { tracker::replace_pool(self.owner, &*self.inner, self.process) };
+        unsafe { tracker::replace_pool(self.owner, &*self.inner) };
     }
 }
 

@@ -72,11 +72,17 @@ impl Waits {
         }
     }
 
-    fn next(&mut self) -> Option<Arc<Wait>> {
+    /// The oldest.
+    fn first(&mut self) -> Option<&Arc<Wait>> {
         if self.front.is_empty() {
             core::mem::swap(&mut self.front, &mut self.back);
             self.front.reverse();
         }
+        self.front.last()
+    }
+
+    fn next(&mut self) -> Option<Arc<Wait>> {
+        self.first()?;
         self.front.pop()
     }
 
@@ -101,7 +107,7 @@ impl Waits {
             return wait.state.store(RELEASED, Ordering::Release);
         }
         // What was reclaimed before its turn is not kept in the line.
-        while self.front.last().is_some_and(|first| first.state.load(Ordering::Relaxed) == RELEASED) {
+        while self.first().is_some_and(|first| first.state.load(Ordering::Relaxed) == RELEASED) {
             self.front.pop();
         }
         self.blocks.insert(wait.block.address.to_bits(), Arc::clone(&wait));
@@ -193,5 +199,24 @@ impl Quarantine {
             }
         }
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_keeps_no_block_that_was_reclaimed_before_its_turn() {
+        let quarantine = Quarantine::new(1 << 30);
+        for number in 0..10_000 {
+            let address = Address::from_bits(4096 * (number + 1));
+            let block = BlockSpan { address, size: 64 };
+            quarantine.waits().push(Arc::new(Wait { block, state: AtomicU8::new(ENTERING) }));
+            assert_eq!(quarantine.end(address), Some(64));
+        }
+        let waits = quarantine.waits();
+        assert!(waits.back.len() + waits.front.len() <= 2, "{} stay", waits.back.len() + waits.front.len());
+        assert_eq!((waits.bytes, waits.waiting, waits.blocks.len()), (0, 0, 0));
     }
 }

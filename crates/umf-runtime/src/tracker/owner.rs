@@ -56,7 +56,7 @@ impl OwnerId {
     #[must_use]
     pub unsafe fn pool_unguarded<'a>(self) -> Option<&'a dyn Pool> {
         // SAFETY: a pool is set, if ever, before its first region is there, and stays until the last is gone; the caller
-        // has a block in one.
+        // has a block in one, so that `replace_pool` does not run.
         unsafe { (*self.record()?.pool.get()).map(|pool| pool.0.as_ref()) }
     }
 }
@@ -79,6 +79,7 @@ impl OwnerId {
                 *record.provider.get() = Some(provider.clone());
                 *record.pool.get() = None;
             }
+            record.process.store(fork::generation(), Ordering::Relaxed);
             record.state.store(LIVE, Ordering::Release);
             END.fetch_max(number + 1, Ordering::AcqRel);
             *next = number + 1;
@@ -142,13 +143,13 @@ pub(crate) fn owner_of_pool(pool: &dyn Pool) -> Option<OwnerId> {
 }
 
 /// Has the tracker show another pool for a number, when no thread is shown the former one any more.
-/// `process` is the one, as [`fork::generation`] counts, in which the guards that are waited for were made:
-/// in its children those of other threads never end.
+/// In a child of the process that made the number, guards of the parent's threads never end: none is
+/// waited for.
 ///
 /// # Safety
 /// No thread uses a block of the number's regions meanwhile. The new pool stays where it is and alive until
 /// it is replaced, or the upstream is dropped.
-pub(crate) unsafe fn replace_pool(id: OwnerId, pool: &dyn Pool, process: u32) {
+pub(crate) unsafe fn replace_pool(id: OwnerId, pool: &dyn Pool) {
     let Some(record) = id.record() else { return };
     // SAFETY: only the lifetime of the trait object changes, and the caller answers for it.
     let pool = unsafe { core::mem::transmute::<NonNull<dyn Pool>, NonNull<dyn Pool>>(NonNull::from(pool)) };
@@ -156,14 +157,16 @@ pub(crate) unsafe fn replace_pool(id: OwnerId, pool: &dyn Pool, process: u32) {
         // A fork waits for the lock, so that no child finds a replacement half done.
         let replacing = NEXT.lock();
         let state = record.state.load(Ordering::Relaxed);
-        let is_free = state & USERS == 0 || process != fork::generation();
+        let is_inherited = record.process.load(Ordering::Relaxed) != fork::generation();
+        let is_free = state & USERS == 0 || is_inherited;
         if is_free
             && record
                 .state
                 .compare_exchange(state, state | REPLACING, Ordering::Acquire, Ordering::Relaxed)
                 .is_ok()
         {
-            // SAFETY: no guard is left, and none is made before the store below.
+            // SAFETY: no guard of this process is left, none is made before the store below, and the
+            // caller keeps blocks out, through which `pool_unguarded` is reached.
             unsafe { *record.pool.get() = Some(PoolPointer(pool)) };
             record.state.store(state, Ordering::Release);
             return;
@@ -190,7 +193,7 @@ impl OwnerGuard {
     /// The provider.
     #[must_use]
     pub fn provider(&self) -> Option<&ProviderRef> {
-        // SAFETY: while a guard exists the record is not changed, except for setting the pool once.
+        // SAFETY: while a guard exists the provider is not changed.
         unsafe { (*self.record.provider.get()).as_ref() }
     }
 
@@ -224,14 +227,16 @@ const LIMIT: usize = 1 << 14;
 struct PoolPointer(NonNull<dyn Pool>);
 
 struct OwnerRecord {
-    /// Two flags, and the number of guards.
+    /// Four flags, and the number of guards.
     state: AtomicU32,
+    /// The process that made it, as [`fork::generation`] counts.
+    process: AtomicU32,
     provider: UnsafeCell<Option<ProviderRef>>,
     pool: UnsafeCell<Option<PoolPointer>>,
 }
 
-// SAFETY: the cells are written only before LIVE or POOL is set or after all guards are gone; providers and
-// pools are `Send + Sync`.
+// SAFETY: the cells are written only before LIVE or POOL is set, after all guards are gone, or by
+// `replace_pool`, which lets no guard be made meanwhile; providers and pools are `Send + Sync`.
 unsafe impl Sync for OwnerRecord {}
 
 impl fmt::Debug for OwnerRecord {
@@ -241,7 +246,12 @@ impl fmt::Debug for OwnerRecord {
 }
 
 static OWNERS: [OwnerRecord; LIMIT] = [const {
-    OwnerRecord { state: AtomicU32::new(0), provider: UnsafeCell::new(None), pool: UnsafeCell::new(None) }
+    OwnerRecord {
+        state: AtomicU32::new(0),
+        process: AtomicU32::new(0),
+        provider: UnsafeCell::new(None),
+        pool: UnsafeCell::new(None),
+    }
 }; LIMIT];
 
 /// Where to begin looking for a free record. Record 0 is not used.
