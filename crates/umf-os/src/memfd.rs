@@ -142,7 +142,6 @@ impl SharedMapping {
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe { rustix::mm::mmap(core::ptr::null_mut(), size, access, flags, fd, 0) }?;
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        failpoint!("memory.of_data_mapped");
         Ok(Self { base, size, kept_from_children: None })
     }
 
