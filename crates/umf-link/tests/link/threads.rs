@@ -3,10 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use crate::alone::ran_alone;
+use std::sync::Barrier;
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use umf_link::{Error, Fabric};
+
+/// More than a program keeps of stacks of ended threads.
+const STACKS: usize = 16;
 
 /// The address space of this process, in bytes (`proc_pid_statm(5)`).
 fn size() -> u64 {
@@ -23,12 +27,20 @@ fn a_rank_that_cannot_join_was_never_there() {
     }
     let name = format!("threads-{}", std::process::id());
     let mut first = Fabric::join(&name, 0, 2).unwrap();
+    // The C library keeps the stacks of threads that ended: here others use them.
+    let end: &'static Barrier = Box::leak(Box::new(Barrier::new(STACKS + 1)));
+    let use_one = |_| std::thread::Builder::new().stack_size(64 << 10).spawn(|| end.wait()).unwrap();
+    let users: Vec<_> = (0..STACKS).map(use_one).collect();
     let before = getrlimit(Resource::As);
     // Too little for the stack of a thread.
     let less = Rlimit { current: Some(size() + (128 << 10)), maximum: before.maximum };
     setrlimit(Resource::As, less).unwrap();
     let joined = Fabric::join(&name, 1, 2);
     setrlimit(Resource::As, before).unwrap();
+    end.wait();
+    for user in users {
+        user.join().unwrap();
+    }
     let refused = joined.unwrap_err();
     assert!(matches!(&refused, Error::System { call, .. } if call.contains("thread")), "{refused}");
     first.set_timeout(Some(Duration::from_millis(300)));
