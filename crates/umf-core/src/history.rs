@@ -97,7 +97,7 @@ pub struct Event {
     pub kind: EventKind,
     /// The block, or what was passed to free; 0 where there is none.
     pub address: Address,
-    /// Bytes: asked for, or those that went when the pool was trimmed. Freeing, nobody says.
+    /// Bytes: asked for, or those that went when the pool was trimmed. 0 for a free.
     pub size: u64,
     /// Size of the block, which is that of its class; trimming: bytes that were to be kept. 0 where there is none.
     pub block_size: u64,

@@ -6,7 +6,7 @@ use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
-pub(crate) use umf_os::memfd::reserve;
+pub(crate) use umf_os::file::reserve;
 pub(crate) use umf_os::process::effective_uid;
 use umf_os::process::has_ended;
 use umf_os::socket::{peer, so_peerpidfd};

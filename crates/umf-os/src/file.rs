@@ -116,6 +116,26 @@ pub fn read_at(fd: impl AsFd, bytes: &mut [u8], offset: u64) -> Result<bool> {
     Ok(true)
 }
 
+/// Allocates the pages of a range of a file of memory, so that touching them cannot be SIGBUS.
+///
+/// # Errors
+/// What `fallocate(2)` says.
+pub fn reserve(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
+    rustix::io::retry_on_intr(|| {
+        rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::KEEP_SIZE, offset, size)
+    })
+}
+
+/// Makes a hole of a range of a file: it reads as zeros, and its pages are free.
+///
+/// # Errors
+/// Those of `fallocate(2)`.
+pub fn punch(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
+    use rustix::fs::FallocateFlags;
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::io::retry_on_intr(|| rustix::fs::fallocate(&fd, flags, offset, size))
+}
+
 /// The magic number of the file system that the file is on (`statfs(2)`).
 ///
 /// # Errors

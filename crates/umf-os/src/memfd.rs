@@ -28,16 +28,6 @@ pub fn create(name: &str, size: u64) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Allocates the pages of a range of a memfd, so that touching them cannot be SIGBUS.
-///
-/// # Errors
-/// What `fallocate(2)` says.
-pub fn reserve(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
-    rustix::io::retry_on_intr(|| {
-        rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::KEEP_SIZE, offset, size)
-    })
-}
-
 /// Whether a file has these seals. No file system is asked: a FUSE mount could keep the caller
 /// waiting.
 ///
@@ -96,16 +86,6 @@ pub fn device() -> Result<Option<u64>> {
         Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(errno),
         Err(_) => Ok(None),
     }
-}
-
-/// Makes a hole of a range of a file: it reads as zeros, and its pages are free.
-///
-/// # Errors
-/// Those of `fallocate(2)`.
-pub fn punch(fd: impl AsFd, offset: u64, size: u64) -> Result<()> {
-    use rustix::fs::FallocateFlags;
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    rustix::io::retry_on_intr(|| rustix::fs::fallocate(&fd, flags, offset, size))
 }
 
 /// A shared mapping of a part of a file, unmapped when dropped. For metadata, or ([`SharedMapping::of_data`])
@@ -272,5 +252,48 @@ pub unsafe fn populate(address: NonNull<u8>, size: usize) -> Result<()> {
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::ManuallyDrop;
+    use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+
+    use super::*;
+
+    #[test]
+    fn closed_descriptor_is_an_error_and_a_path_is_not_sealed() {
+        let path = file::open_path("/proc/self/exe").unwrap();
+        assert_eq!(of_sealed_size(&path), Ok(None));
+        // The largest number: no other test opens a file under it.
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `limit` is valid for the write.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+        let number = i32::try_from(limit.rlim_cur.min(1 << 20)).unwrap() - 1;
+        // SAFETY: nothing has the number, and it is only asked about.
+        let closed = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
+        assert_eq!(of_sealed_size(&*closed), Err(Errno::BADF));
+        // SAFETY: as above.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(closed.as_raw_fd()) };
+        assert_eq!(is_sealed(borrowed, SealFlags::GROW), Err(Errno::BADF));
+    }
+
+    /// Whether core dumps have the page at `address`: `dd` of `VmFlags` says not (`proc_pid_smaps(5)`).
+    fn is_dumped(address: NonNull<u8>) -> bool {
+        let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let begin = format!("{:x}-", address.as_ptr().addr());
+        let mut lines = text.lines().skip_while(|line| !line.starts_with(&begin));
+        let flags = lines.find(|line| line.starts_with("VmFlags:")).unwrap();
+        !flags.split(' ').any(|flag| flag == "dd")
+    }
+
+    #[test]
+    fn data_is_dumped_and_metadata_is_not() {
+        let file = create("umf-test", 4096).unwrap();
+        let (data, metadata) =
+            (SharedMapping::of_data(&file, 4096).unwrap(), SharedMapping::new(&file, 4096, true).unwrap());
+        assert!(is_dumped(data.base()));
+        assert!(!is_dumped(metadata.base()));
     }
 }

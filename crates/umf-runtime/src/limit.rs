@@ -78,7 +78,7 @@ impl Reserved {
             && let Err(error) = self.add(more)
         {
             self.remove(asked);
-            // SAFETY: nobody has seen the region. The error that matters is the limit's.
+            // SAFETY: no other code has seen the region. The error that matters is the limit's.
             let _ = unsafe { upstream.free(got.0) };
             return Err(error);
         }

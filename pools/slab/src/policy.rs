@@ -96,11 +96,16 @@ impl Policy {
         (!self.at_work.swap(true, Ordering::AcqRel)).then(|| AtWork(&self.at_work))
     }
 
+    /// Whether these free bytes are more than may be free.
+    pub(crate) fn is_beyond(&self, free: u64) -> bool {
+        self.most != 0 && free > self.most
+    }
+
     /// Whether so much came back since somebody looked, of `returned` bytes, that it is time to
     /// look.
     fn is_much(&self, returned: u64) -> bool {
-        // Where more than may be free could not be given back, an eighth of that has to come first.
-        let slack = (self.most / 8).max(self.stuck.load(Ordering::Relaxed) / 8);
+        // Where more than may be free could not be given back, a 32nd of that has to come first.
+        let slack = (self.most / 8).max(self.stuck.load(Ordering::Relaxed) / 32);
         self.most != 0 && returned >= slack.max(LEAST_SLACK)
     }
 }

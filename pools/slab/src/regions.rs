@@ -44,8 +44,9 @@ impl SlabPool {
             let mut large = self.large.lock();
             let (units, whole) = large.free(self.tables(), range).unwrap_or_default();
             let (idle, regions) = large.idle();
-            // One idle region, or an eighth of all, is kept against coming and going.
-            let enough = regions > 1 && idle * UNIT as u64 > self.reserve.bytes() / 8;
+            // One idle region, or an eighth of all, is kept against coming and going, within `max_cached`.
+            let idle = idle * UNIT as u64;
+            let enough = regions > 1 && idle > self.reserve.bytes() / 8 || self.policy.is_beyond(idle);
             let floor = self.ahead.floor().div_ceil(UNIT as u64);
             let removed = whole && enough && large.remove_region(self.tables(), range.region, floor);
             (units, removed)

@@ -33,7 +33,7 @@ fn allocate(pool: &Checked, size: usize) -> Address {
 }
 
 fn free(pool: &Checked, address: Address) -> umf_core::Result<()> {
-    // SAFETY: the block is the caller's and nobody uses it, or an error is expected.
+    // SAFETY: the block is the caller's and not in use, or an error is expected.
     unsafe { pool.free(address) }
 }
 
@@ -168,7 +168,7 @@ fn leaks_are_told_with_their_sites_when_the_pool_goes() {
     let pool = slab(Pages::private(), keeping(&reports, settings));
     let blocks: Vec<_> =
         (0..10).map(|n| if n < 7 { one_place(&pool) } else { another_place(&pool) }).collect();
-    // Freed ones are no leaks, whoever frees them.
+    // Freed ones are no leaks, in whatever thread they are freed.
     free(&pool, blocks[0]).unwrap();
     std::thread::scope(|scope| scope.spawn(|| free(&pool, blocks[9]).unwrap()).join().unwrap());
     let mut asked = 0;
@@ -497,4 +497,29 @@ fn shortage_names_the_checked_pool() {
         assert_eq!(*asked.lock().unwrap(), 2);
         assert!(kinds(&pool).contains(&EventKind::Free));
     }
+}
+
+/// A guard of a parent's thread never ends in a child: checking does not wait for it.
+#[test]
+fn inherited_pool_can_be_checked_in_a_child() {
+    let pool = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
+    let block = pool.allocate(Layout::new(100, 8).unwrap()).unwrap();
+    let guard = tracker::find(block).and_then(|found| found.owner.guard()).unwrap();
+    // SAFETY: the block is this test's.
+    unsafe { pool.free(block) }.unwrap();
+    // SAFETY: the child uses the pool, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends the child if it waits for ever.
+        unsafe { libc::alarm(60) };
+        let checked = Checked::new(pool, CheckSettings::new().history(10));
+        let code = i32::from(!checked.is_ok_and(|checked| free(&checked, allocate(&checked, 100)).is_ok()));
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child checks the pool");
+    drop(guard);
 }

@@ -45,7 +45,7 @@ pub(crate) fn find(base: Address, size: usize) -> Result<(DmaBuf, bool)> {
     Ok((found.buffer.clone(), found.writable))
 }
 
-/// Of all dma-bufs that this crate has mapped, whoever made or imported them.
+/// Of all dma-bufs that this crate has mapped, made here or imported.
 #[derive(Debug)]
 pub(crate) struct Bracket;
 
@@ -72,7 +72,7 @@ impl HostAccess for Bracket {
 /// beyond the buffer, or was imported read-only and is to be written; [`Error::Native`].
 ///
 /// # Safety
-/// Until the access has ended the memory is neither freed nor closed, and nobody in this process has a reference (`&[u8]`,
+/// Until the access has ended the memory is neither freed nor closed, and no code of this process has a reference (`&[u8]`,
 /// `&mut T`) into it that what is done here would contradict.
 pub unsafe fn cpu_access(base: Address, size: usize, access: Access) -> Result<CpuAccess<'static>> {
     if size == 0 {

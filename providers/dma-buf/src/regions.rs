@@ -45,7 +45,7 @@ impl Each {
             self.room.check(size, owner)?;
         }
         let buffer = self.source.make(size)?;
-        // Where names cannot be given there is nobody to read them.
+        // A kernel that takes no names shows none.
         match buffer.set_name(&self.name) {
             Ok(()) | Err(Error::NotSupported { .. }) => {}
             Err(error) => return Err(error),

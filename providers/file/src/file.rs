@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, SealFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::MapFlags;
 use umf_core::{
     Access, Address, Error, Export, Import, ImportRequest, Imported, Layout, MemoryKind, Provider,
@@ -135,7 +135,9 @@ fn map(
 
 /// Gives a range blocks on the medium, so that storing to it cannot fail: without them it is SIGBUS where the medium is full.
 fn reserve(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<()> {
-    rustix::fs::fallocate(file, FallocateFlags::empty(), offset, size as u64).map_err(|errno| match errno {
+    let allocated =
+        retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), offset, size as u64));
+    allocated.map_err(|errno| match errno {
         Errno::NOSPC | Errno::FBIG | Errno::DQUOT => {
             Error::OutOfMemory { size, owner: "file", native: errno.raw_os_error() }
         }
@@ -145,8 +147,7 @@ fn reserve(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<()> {
 
 /// Gives a range back to the file system; it then reads as zero. `false` if this file system cannot.
 fn punch(file: BorrowedFd<'_>, offset: u64, size: usize) -> bool {
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    rustix::fs::fallocate(file, flags, offset, size as u64).is_ok()
+    umf_os::file::punch(file, offset, size as u64).is_ok()
 }
 
 // SAFETY: regions are mappings of their own, of ranges that no other live region has, and are unmapped by `free` only.

@@ -63,7 +63,7 @@ pub(crate) fn create(size: u64, huge_page: Option<usize>, first: i32) -> Result<
     Ok(file)
 }
 
-/// Seals a file for good: it can be neither shrunk nor grown. With `read_only` nobody can make a writable
+/// Seals a file for good: it can be neither shrunk nor grown. With `read_only` no process can make a writable
 /// mapping or write any more either; mappings that exist stay writable.
 pub(crate) fn seal(file: &OwnedFd, read_only: bool) -> Result<()> {
     sys::seal(file.as_fd(), read_only).map_err(|errno| Error::Native {

@@ -20,6 +20,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use umf_core::{Error, Result};
+use umf_os::FileIdentity;
 use umf_sync::failpoint;
 
 use crate::sys;
@@ -29,7 +30,7 @@ use crate::sys;
 pub(crate) struct Name {
     name: CString,
     /// Device and inode of the object.
-    identity: (u64, u64),
+    identity: FileIdentity,
 }
 
 /// Makes the object `name` of `size` bytes, all of it a hole; its descriptor has a number from `first` on.
@@ -58,7 +59,7 @@ pub(crate) fn create(name: &str, size: u64, first: i32) -> Result<(OwnedFd, Name
     })?;
     failpoint!("host.name_made");
     let file = sys::from_number(file, first);
-    let made = sys::identity(file.as_fd()).map(|identity| Name { name: name.clone(), identity });
+    let made = umf_os::file::identity(&file).map(|identity| Name { name: name.clone(), identity });
     let made = made.map_err(|errno| {
         // Without its identity it cannot be taken away later; it was made a moment ago and is ours.
         let _ = sys::unlink_named(&name);
@@ -80,7 +81,7 @@ pub(crate) fn create(name: &str, size: u64, first: i32) -> Result<(OwnedFd, Name
 impl Drop for Name {
     fn drop(&mut self) {
         // Somebody may have unlinked ours and made another of that name: that one is not ours to take.
-        let now = sys::open_named(&self.name).and_then(|file| sys::identity(file.as_fd()));
+        let now = sys::open_named(&self.name).and_then(|file| umf_os::file::identity(&file));
         if now == Ok(self.identity) {
             let _ = sys::unlink_named(&self.name);
             failpoint!("host.name_taken_away");
@@ -89,7 +90,7 @@ impl Drop for Name {
 }
 
 /// Who made an object in `/dev/shm`: an extended attribute of it, where the file system keeps those (tmpfs from Linux 6.6
-/// on). Whoever may write the object may write the mark.
+/// on). A process that may write the object may write the mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedMark {
     boot: String,

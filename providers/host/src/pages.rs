@@ -244,7 +244,7 @@ pub(crate) fn collapse(mapping: &Mapping, size: usize, huge_page: usize) -> Resu
     let size = size.min(mapping.size());
     // A stretch without a single page counts as truncated and is left alone.
     for start in (0..size).step_by(huge_page) {
-        // SAFETY: inside of our own fresh mapping, which nobody else knows.
+        // SAFETY: inside of our own fresh mapping, which no other code knows.
         unsafe { mapping.base().add(start).write_volatile(0) };
     }
     // SAFETY: our own mapping; collapsing changes no content.
@@ -264,7 +264,7 @@ pub(crate) fn populate(mapping: &Mapping) -> Result<(), Errno> {
 /// Gives pages back: at once, after which they read as zero, or when the kernel needs them. For private memory.
 ///
 /// # Safety
-/// Nobody needs the content.
+/// The content is not needed.
 pub(crate) unsafe fn discard(mapping: &Mapping, start: usize, size: usize, lazily: bool) -> Result<()> {
     let (advice, call) = if lazily {
         (Advise::Free, "madvise(MADV_FREE)")

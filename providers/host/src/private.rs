@@ -101,7 +101,7 @@ pub(crate) fn normal(size: usize, align: usize) -> Result<Mapping, Errno> {
 /// Zeroed private memory on huge pages of `huge_page` bytes, of which `size` is a multiple.
 pub(crate) fn huge(size: usize, align: usize, huge_page: usize) -> Result<Mapping, Errno> {
     // Not trimmed: every page that is mapped is taken from those that are reserved.
-    // SAFETY: the function maps that much, for nobody else.
+    // SAFETY: the function maps that much, for this provider alone.
     unsafe { Mapping::placed(size, align, |place| sys::map_private(place, size, Some(huge_page))) }
 }
 

@@ -411,7 +411,7 @@ fn punch(file: &CheckedFile, offset: u64, size: usize, mapped: Option<NonNull<u8
     } else {
         // Not mapped, or locked (`mlock(2)`), or not writable now (`mprotect(2)`).
         file.fd().and_then(|fd| {
-            sys::punch(fd.as_fd(), offset, size)
+            umf_os::file::punch(fd.as_fd(), offset, size as u64)
                 .map_err(|errno| Error::native("fallocate(FALLOC_FL_PUNCH_HOLE)", errno.raw_os_error()))
         })
     };

@@ -6,7 +6,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 pub(crate) use umf_os::process::file_size_limit;
@@ -193,23 +193,11 @@ pub(crate) fn size_and_kind(file: BorrowedFd<'_>) -> Result<(u64, FileSystem)> {
     Ok((u64::try_from(stat.st_size).unwrap_or(0), kind))
 }
 
-/// Device and inode: what a file is, whatever it is called.
-pub(crate) fn identity(file: BorrowedFd<'_>) -> Result<(u64, u64)> {
-    rustix::fs::fstat(file).map(|stat| (stat.st_dev, stat.st_ino))
-}
-
 /// Makes the pages of a range of a file now, or fails without having made the file unusable.
 pub(crate) fn commit(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<()> {
-    let committed =
-        retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, offset, size as u64));
+    let committed = umf_os::file::reserve(file, offset, size as u64);
     failpoint!("host.committed");
     committed
-}
-
-/// Gives the pages of a range of a file back; every mapping of it then reads zeros.
-pub(crate) fn punch(file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<()> {
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    retry_on_intr(|| rustix::fs::fallocate(file, flags, offset, size as u64))
 }
 
 /// Makes a named shared memory object, for this user alone; `EEXIST` if the name is taken. Closed on exec.

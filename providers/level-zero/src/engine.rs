@@ -30,7 +30,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// None, for memory of the host in a context of which nobody says which driver it is of.
+    /// None, for memory of the host in a context of an unknown driver.
     pub(crate) const ABSENT: Self =
         Self { handle: ze_device_handle_t::NULL, largest: 0, group: 0, cache_line: None };
 

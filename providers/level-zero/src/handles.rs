@@ -246,7 +246,7 @@ impl Export for LevelZeroProvider {
             return Err(Error::Native {
                 call: "zeMemGetAllocProperties",
                 native: 0,
-                hint: "another allocation lies at the region's address: somebody has freed it past umf",
+                hint: "another allocation lies at the region's address: it was freed past umf",
             });
         }
         let bytes = handle::get(context, region.base()).map_err(error)?;

@@ -91,6 +91,8 @@ impl Member {
         // (Each dma-buf is called by its maker.)
         at_rest.fds.retain(|file, _| !file.starts_with("/dmabuf:"));
         at_rest.mappings.retain(|file, _| !file.starts_with("/dmabuf:"));
+        // A region that is held because it is open keeps its provider, with the provider's device.
+        at_rest.fds.retain(|file, _| !file.starts_with("/dev/dma_heap/") && file != "/dev/udmabuf");
         if !at_rest.sockets.is_empty() {
             at_rest.fds.insert("socket".to_owned(), at_rest.sockets.len());
         }

@@ -53,9 +53,9 @@ fn whoever_is_killed_and_whenever() {
     assert!(tally.violations.is_empty(), "{} violations, seed {seed}", tally.violations.len());
     // Who has nothing open is not lied to.
     assert!(tally.opened >= rounds, "importers opened {} blocks in {rounds} rounds", tally.opened);
-    // A step that nobody gets to is no test. Few rounds cannot get to all.
+    // A failpoint that no process reaches is no test. Few rounds cannot get to all.
     let missing = tally.steps_without_kill();
-    assert!(!plan::can_get_to_all(rounds) || missing.is_empty(), "nobody was ended at {missing:?}");
+    assert!(!plan::can_get_to_all(rounds) || missing.is_empty(), "no process was ended at {missing:?}");
 }
 
 /// Somebody is killed at each step of a part.

@@ -202,7 +202,7 @@ fn ended(end: Option<End>, now: u64) -> String {
         RetireReason::BlockFreed => format!("freed {when}"),
         RetireReason::RegionFreed => format!("freed {when} with its whole region"),
         RetireReason::Evicted => format!(
-            "evicted {when} from the exporter's cache (nobody used it; UMF_MAX_CREATED_IPC_HANDLES, or \
+            "evicted {when} from the exporter's cache (it was not in use; UMF_MAX_CREATED_IPC_HANDLES, or \
              evict_idle): the memory may still be there"
         ),
         RetireReason::ExporterDropped => format!("ended {when} as its exporter was dropped"),

@@ -415,7 +415,7 @@ impl State {
         leases
     }
 
-    /// Retires a block that this thread exported until it is freed: without a look into any table if nobody has it open.
+    /// Retires a block that this thread exported until it is freed: without a look into any table if no process has it open.
     /// `false` if that is not known of it.
     fn retire_known(&self, address: Address) -> bool {
         let known = || {

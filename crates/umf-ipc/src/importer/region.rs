@@ -253,7 +253,7 @@ impl Inner {
 /// A pin on an entry of the importer's cache.
 pub(super) struct Held<'i> {
     importer: &'i Inner,
-    /// `None` once somebody else gives it back.
+    /// `None` once another owner gives it back.
     pin: Option<Pin>,
     pub number: u32,
     pub stamp: u64,
@@ -301,7 +301,7 @@ impl<'i> Held<'i> {
         before.checked_add(handle.offset())
     }
 
-    /// Leaves the pin to whoever gives it back later.
+    /// Leaves the pin to the caller, which gives it back later.
     pub(super) fn into_pin(mut self) -> Pin {
         self.pin.take().unwrap_or_else(|| unreachable!("the pin is taken here alone"))
     }

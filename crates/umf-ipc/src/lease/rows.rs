@@ -278,7 +278,7 @@ impl ImporterLeases {
             self.head.header().cleared.0.fetch_add(1, Ordering::SeqCst);
         }
         // Before anything is counted, and before the height includes it.
-        umf_os::memfd::punch(&reopened, shape.row(number) + ROW_HEADER, shape.words())
+        umf_os::file::punch(&reopened, shape.row(number) + ROW_HEADER, shape.words())
             .map_err(system("fallocate of a lease row"))?;
         failpoint!("row.cleared");
         let size = usize::try_from(shape.row_size()).unwrap_or(usize::MAX);

@@ -66,7 +66,7 @@ impl LeaseTable {
         let fd = umf_os::memfd::create("umf-leases", shape.size())
             .map_err(|errno| Error::system("memfd_create", errno))?;
         failpoint!("lease.table_file_made");
-        umf_os::memfd::reserve(&fd, 0, shape.marks())
+        umf_os::file::reserve(&fd, 0, shape.marks())
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
         // That the kernel has such locks is found out here, and not at the first free.
         Locks::of_file(&fd).is_write_locked(shape.row(0)).map_err(|errno| Error::System {
@@ -135,7 +135,7 @@ impl LeaseTable {
     pub(crate) fn reserve(&self, first: u32, count: u32) -> Result<()> {
         let marks = self.head.shape().marks() + u64::from(first) * 8;
         self.checked_fd()
-            .and_then(|fd| umf_os::memfd::reserve(fd, marks, u64::from(count) * 8))
+            .and_then(|fd| umf_os::file::reserve(fd, marks, u64::from(count) * 8))
             .map_err(|errno| Error::system("fallocate of the lease table", errno))?;
         failpoint!("lease.table_grown");
         Ok(())
@@ -250,7 +250,7 @@ impl LeaseTable {
         failpoint!("dead.row_locked");
         // Before the words: a scan that finds them zero finds the change as well.
         self.head.header().cleared.0.fetch_add(1, Ordering::SeqCst);
-        let cleared = umf_os::memfd::punch(fd, shape.row(row) + ROW_HEADER, shape.words());
+        let cleared = umf_os::file::punch(fd, shape.row(row) + ROW_HEADER, shape.words());
         if cleared.is_ok() {
             self.head.owner(row).importer.store(0, Ordering::Relaxed);
         }

@@ -403,7 +403,7 @@ proptest! {
         }
         close(lease);
         drop(kept);
-        umf_os::memfd::punch(table.shared_fd().as_fd(), 64, shape.size() - 64).unwrap();
+        umf_os::file::punch(table.shared_fd().as_fd(), 64, shape.size() - 64).unwrap();
         let importer = importer(&table);
         let lease = open(&importer, 2);
         prop_assert!(is_leased(&table, 2) && !is_leased(&table, 1));

@@ -83,7 +83,7 @@ impl LedgerWriter {
             .map_err(|errno| Error::system("memfd_create", errno))?;
         failpoint!("ledger.file_made");
         for (begin, size) in [(0, HEADER_SIZE), (areas.statistics, areas.behind_slots())] {
-            umf_os::memfd::reserve(&fd, begin as u64, size as u64)
+            umf_os::file::reserve(&fd, begin as u64, size as u64)
                 .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
         }
         let (mapping, is_locked) = map_locked(&fd, areas.size)?;
@@ -206,7 +206,7 @@ impl LedgerWriter {
             let offset = HEADER_SIZE as u64 + u64::from(number) * size_of::<SlotWords>() as u64;
             let size = u64::from(count) * size_of::<SlotWords>() as u64;
             self.checked_fd()
-                .and_then(|fd| umf_os::memfd::reserve(fd, offset, size))
+                .and_then(|fd| umf_os::file::reserve(fd, offset, size))
                 .map_err(|errno| Error::system("fallocate of the ledger", errno))?;
             reserve(number, count)?;
             slots.reserved += count;

@@ -18,7 +18,7 @@ pub(crate) fn memfd(name: &str, size: usize) -> Result<OwnedFd> {
         return Err(Errno::FBIG);
     }
     let fd = umf_os::memfd::create(name, size as u64)?;
-    umf_os::memfd::reserve(&fd, 0, size as u64)?;
+    umf_os::file::reserve(&fd, 0, size as u64)?;
     rustix::fs::fcntl_add_seals(&fd, SEALS)?;
     Ok(fd)
 }

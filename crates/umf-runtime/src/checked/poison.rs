@@ -19,7 +19,7 @@ pub(super) unsafe fn fill(address: Address, size: usize, byte: u8) {
 /// The offset of the first byte of a block that is another one.
 ///
 /// # Safety
-/// The block is nobody's or the caller's, and the CPU may read it. (Others may write to it meanwhile, which is what this finds.)
+/// The block is free or the caller's, and the CPU may read it. (Others may write to it meanwhile, which is what this finds.)
 pub(super) unsafe fn find_other(address: Address, size: usize, byte: u8) -> Option<usize> {
     let pointer = address.as_ptr()?;
     let is_other = |&offset: &usize| {

@@ -44,7 +44,7 @@ impl Upstream {
     /// Holds a block that the pool has just freed and that [`crate::observer::before_free`] answered `leases` for, if any is
     /// left. For pools.
     ///
-    /// `true`: the block is held. The pool keeps it from everyone until [`umf_core::DeferredFree::reclaim`]. `false`: nobody has it open;
+    /// `true`: the block is held. The pool keeps it from everyone until [`umf_core::DeferredFree::reclaim`]. `false`: no process has it open;
     /// it is free.
     #[must_use]
     pub fn hold(&self, address: Address, size: usize, leases: Arc<dyn Leases>) -> bool {

@@ -41,7 +41,7 @@ fn pools_work_where_calls_that_cannot_fail_are_refused() {
         return;
     }
     for errno in [libc::EPERM, libc::ENOSYS] {
-        for call in [libc::SYS_sysinfo, libc::SYS_prlimit64, libc::SYS_geteuid] {
+        for call in [libc::SYS_sysinfo, libc::SYS_prlimit64, libc::SYS_geteuid, libc::SYS_statx] {
             let work = move || {
                 refuse(call, None, errno);
                 let pool = Pool::shared().unwrap();

@@ -80,8 +80,8 @@ fn what_cannot_go_is_not_tried_all_the_time() {
         assert!(n < blocks.len());
     }
     assert!(before > 8 * MIB as u64, "{before}");
-    // From 1 MiB to 64 by eighths.
-    assert!((2..=60).contains(&looks), "{looks}");
+    // From 4 MiB (whose 32nd is an eighth of the bound) to 64 by 32nds, and 24 before.
+    assert!((2..=120).contains(&looks), "{looks}");
 }
 
 /// Has blocks freed by other threads while it takes regions back.
@@ -164,15 +164,14 @@ fn threads_that_free_beside_each_other_leave_no_more_than_may_be_free() {
     for round in 0..60 {
         let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().max_cached(most)).unwrap();
         std::thread::scope(|scope| {
-            for seed in 0..3 {
-                let pool = &pool;
-                scope.spawn(move || {
-                    let mut random = Random(3 * round + seed);
-                    let blocks: Vec<_> =
-                        (0..400).map(|_| allocate(pool, 1 + random.below(200_000))).collect();
-                    blocks.into_iter().for_each(|address| free(pool, address));
-                });
-            }
+            let work = |seed: u64| {
+                let mut random = Random(3 * round + seed);
+                let blocks: Vec<_> = (0..400).map(|_| allocate(&pool, 1 + random.below(200_000))).collect();
+                blocks.into_iter().for_each(|address| free(&pool, address));
+            };
+            let threads: Vec<_> = (0..3).map(|seed| scope.spawn(move || work(seed))).collect();
+            // A scope alone does not wait for what threads do as they end.
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
         });
         let statistics = pool.statistics();
         assert_eq!(statistics.live_blocks, 0);
@@ -305,7 +304,7 @@ fn threads_are_not_disturbed_by_looks() {
             }
         });
         for seed in 0..8 {
-            let work = |seed| {
+            let work = |seed: u64| {
                 move || {
                     let mut random = Random(seed);
                     for _ in 0..2_000 {

@@ -186,7 +186,7 @@ fn is_leased(marks: &ModelWord, rows: &[ModelWord]) -> bool {
     is_leased
 }
 
-/// Two importers open what nobody opened before, while its producer frees it: no mark is lost, and none comes too late.
+/// Two importers open an export for the first time, while its producer frees it: no mark is lost, and none comes too late.
 #[test]
 fn loom_a_mark_says_where_to_look() {
     let reached = Reached::default();
@@ -285,7 +285,7 @@ fn sum(counts: &[ModelWord]) -> u64 {
     counts.iter().fold(0, |sum, count| sum.wrapping_add(count.load(Ordering::Acquire)))
 }
 
-/// Two threads pin and unpin, a third closes: nobody holds what was closed.
+/// Two threads pin and unpin, a third closes: no thread holds what was closed.
 #[test]
 fn loom_what_is_pinned_is_not_closed() {
     let reached = Reached::default();

@@ -30,7 +30,7 @@ fn loom_an_export_is_seen_whole() {
                     let write = || fields.iter().for_each(|field| field.store(round, Ordering::Relaxed));
                     assert_eq!(publish(generation, write), round);
                     if round == 1 {
-                        assert!(retire(generation, round), "nobody else does");
+                        assert!(retire(generation, round), "no other thread retires it");
                     }
                 }
             })
@@ -55,8 +55,8 @@ fn loom_an_export_is_seen_whole() {
     reached.check(["the first", "the second", "too late"]);
 }
 
-/// The order that "never stale" rests on: who retires, and then gives the memory to somebody else, is noticed by who
-/// used the memory and looks at the generation afterwards.
+/// The order that "never stale" rests on. A producer retires an export, and then hands the memory out again. An
+/// importer that used the memory loads the generation afterwards, and notices.
 #[test]
 fn loom_use_after_reuse_is_noticed() {
     let reached = Reached::default();
@@ -76,7 +76,7 @@ fn loom_use_after_reuse_is_noticed() {
         };
         match read(&words[0], 1, || words[1].load(Ordering::Relaxed)) {
             Ok(seen) => {
-                assert_eq!(seen, 10, "somebody else's");
+                assert_eq!(seen, 10, "another export's");
                 in_model.reach("current");
             }
             Err(now) => {
@@ -101,7 +101,7 @@ fn loom_an_export_ends_once() {
         let end = |generation: &ModelWord, slot: &Memory| {
             let is_mine = retire(generation, 1);
             if is_mine {
-                // Nobody else has it: it is published anew at once.
+                // No other process has it: it is published anew at once.
                 slot.take_away();
                 assert_eq!(publish(generation, || ()), 3);
             }
@@ -119,7 +119,7 @@ fn loom_an_export_ends_once() {
     reached.check(["by one", "by the other"]);
 }
 
-/// Whoever comes too late to end an export leaves those that came after it as they are.
+/// A thread that comes too late to end an export leaves later exports in the slot as they are.
 #[test]
 fn a_later_export_is_not_ended_for_an_earlier_one() {
     let generation = core::sync::atomic::AtomicU64::new(0);
@@ -178,7 +178,7 @@ fn loom_a_record_is_seen_whole() {
             }
             [false, true] => in_model.reach("the first is lost"),
             [true, false] => in_model.reach("the second is lost"),
-            _ => panic!("nobody got in"),
+            _ => panic!("no writer got in"),
         }
     });
     reached.check(["replaced", "seen", "the first is lost", "the second is lost"]);
@@ -192,8 +192,8 @@ fn link() -> ModelLink {
     ModelWord::over(AtomicU32::new(0))
 }
 
-/// Two threads give numbers back, a third takes what it finds and gives it back: each is there once in the end, and whoever
-/// takes one comes after whoever gave it back.
+/// Two threads give numbers back, a third takes what it finds and gives it back. Each number is there once
+/// in the end, and taking one happens after giving it back.
 #[test]
 fn loom_what_is_given_back_is_taken_once() {
     struct Shared {
