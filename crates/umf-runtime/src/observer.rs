@@ -44,7 +44,7 @@ static WALKS: Visits = Visits::new();
 /// An observer is told what goes, until this is dropped.
 ///
 /// Dropping waits for the calls of [`ExportObserver::before_free`] that are going on, of whatever observer: not with a lock
-/// that one takes. (Dropped by an observer that is just told something, or by what that calls, it does not wait; then the
+/// that one takes. If another observer was added before, each call of [`before_free`] reaches one of the two at least. (Dropped by an observer that is just told something, or by what that calls, it does not wait; then the
 /// observer is never dropped.)
 #[derive(Debug)]
 #[must_use = "it observes until this is dropped"]
@@ -81,6 +81,9 @@ pub fn observe(observer: Arc<dyn ExportObserver>) -> Result<Observing> {
 
 impl Drop for Observing {
     fn drop(&mut self) {
+        // If another observer was added to take over, a walk that began before may not come to it. Such
+        // a walk still finds this one.
+        WALKS.wait();
         let known = self.place.swap(ptr::null_mut(), Ordering::AcqRel);
         if WALKS.wait() {
             // SAFETY: `observe` made the box and put it there; it was taken out once, and nobody who saw it there is left.
@@ -114,6 +117,9 @@ mod tests {
     use super::*;
     use core::sync::atomic::{AtomicBool, AtomicUsize};
 
+    /// Observers of one test are told of what another frees: one test at a time.
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     struct Counting(AtomicUsize);
 
     impl ExportObserver for Counting {
@@ -142,6 +148,7 @@ mod tests {
 
     #[test]
     fn nobody_is_missed_while_others_come_and_go() {
+        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let dead = observe(Arc::new(Counting(AtomicUsize::new(0)))).unwrap();
         let waiting = Arc::new(Waiting::default());
         let last = Arc::new(Counting(AtomicUsize::new(0)));
@@ -160,5 +167,36 @@ mod tests {
         assert_eq!(last.0.load(Ordering::SeqCst), 1);
         drop(observing);
         assert_eq!((Arc::strong_count(&waiting), Arc::strong_count(&last)), (1, 1));
+    }
+
+    /// A walk that began before the successor was added has passed its place, or does not know of it.
+    #[test]
+    fn handover_to_another_observer_is_seen_by_walks_under_way() {
+        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (waiting, old) = (Arc::new(Waiting::default()), Arc::new(Counting(AtomicUsize::new(0))));
+        let new = Arc::new(Counting(AtomicUsize::new(0)));
+        let first = observe(waiting.clone()).unwrap();
+        let observing = observe(old.clone()).unwrap();
+        let added = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(before_free(Freed::Block { address: Address::from_bits(2 << 40) })));
+            while !waiting.inside.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            scope.spawn(|| {
+                let successor = observe(new.clone()).unwrap();
+                added.store(true, Ordering::SeqCst);
+                drop(observing);
+                drop(successor);
+            });
+            while !added.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            // Time for a drop that does not wait to take the place away.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            waiting.go.store(true, Ordering::SeqCst);
+        });
+        assert!(old.0.load(Ordering::SeqCst) + new.0.load(Ordering::SeqCst) > 0, "neither was told");
+        drop(first);
     }
 }
