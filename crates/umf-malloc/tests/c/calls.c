@@ -51,9 +51,9 @@ static void sizes(void) {
     errno = 0;
     check("as much as can be named is too much", !take(PTRDIFF_MAX) && errno == ENOMEM);
     errno = 0;
-    check("a product that overflows is too much", !take_zeroed(SIZE_MAX / 2, 3) && errno == ENOMEM);
+    check("a product that overflows is too much", !take_zeroed(SIZE_MAX / 2 + 2, 2) && errno == ENOMEM);
     errno = 0;
-    check("reallocarray, too", !change_array(NULL, SIZE_MAX / 2, 3) && errno == ENOMEM);
+    check("reallocarray, too", !change_array(NULL, SIZE_MAX / 2 + 2, 2) && errno == ENOMEM);
     errno = 77;
     for (size_t size = 1; size < 64 << 20; size = size * 5 / 3 + 1) {
         void *block = take(size);

@@ -1,6 +1,8 @@
 use super::*;
-use core::sync::atomic::{AtomicU64, Ordering};
+use crate::observer::Leases;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use umf_core::held::OnFree;
 use umf_core::{AddressSpace, Completion, Layout, MemoryKind, Progress, Provider, ProviderKind, Visibility};
 
 /// A provider of addresses without memory, in a space of its own, so that tests do not meet.
@@ -143,7 +145,7 @@ fn readers_race_with_churn_and_never_see_a_wrong_region() {
     let provider = Numbers::new(105);
     let upstream = Upstream::new(provider.clone()).unwrap();
     let fixed = upstream.allocate(layout(256, 256)).unwrap().0;
-    let stop = core::sync::atomic::AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
@@ -227,6 +229,32 @@ fn a_region_that_waits_for_a_completion_counts_as_awaited_and_lost() {
     assert_eq!(sums(), (0, 0, 0, 0, 0));
 }
 
+struct Lease(AtomicBool);
+
+impl Leases for Lease {
+    fn is_leased(&self, _base: Address, _size: usize) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn held_limit_counts_leased_bytes_and_not_awaited_ones() {
+    let upstream = Upstream::new(Numbers::new(118)).unwrap();
+    upstream.set_on_free(OnFree::Hold, 512);
+    let region = upstream.allocate(layout(1024, 256)).unwrap().0;
+    let completion = Arc::new(Unfinished(AtomicU64::new(1)));
+    assert!(upstream.hold_until(region.base(), 512, completion.clone(), None));
+    assert_eq!(upstream.admit(), Ok(()));
+    let lease = Arc::new(Lease(AtomicBool::new(true)));
+    assert!(upstream.hold(region.base().checked_add(512).unwrap(), 512, lease.clone()));
+    assert_eq!(upstream.admit(), Err(Error::HeldLimit { held: 512, limit: 512 }));
+    lease.0.store(false, Ordering::Relaxed);
+    completion.0.store(0, Ordering::Relaxed);
+    // SAFETY: nobody uses the region.
+    assert_eq!(unsafe { upstream.free(region) }, Ok(crate::held::Fate::Gone));
+    assert_eq!(upstream.admit(), Ok(()));
+}
+
 /// Of the process's own space, as nobody maps it: what [`owner`] finds without a list, and what with one.
 #[test]
 fn an_owner_is_that_of_the_region_around_the_address() {
@@ -264,7 +292,7 @@ fn readers_never_see_the_owner_of_another_region() {
     let provider = Numbers::new(108);
     let (low, high) = (Upstream::new(provider.clone()).unwrap(), Upstream::new(provider.clone()).unwrap());
     let at = |value: usize| Address::new(0x71_0000_0000_0000 + value).unwrap();
-    let stop = core::sync::atomic::AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
