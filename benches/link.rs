@@ -7,12 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use umf::ipc::VolatileMemory;
 use umf::link::{
     Destination, Engine, KEY_SIZE, Link, LinkAddress, LinkSettings, Memory, Operation, Reduction,
     RemoteAccess, RemoteKey, Source, Span, TagMatch,
 };
-use umf::{Block, Handle, Pool, VolatileSlice};
+use umf::{Block, Handle, Pool, View};
 use umf_benches::Result;
 use umf_benches::bench::{self, Bench};
 use umf_benches::measure::{Measured, nanoseconds, stay_on};
@@ -187,21 +186,10 @@ impl Buffer<'_> {
     /// Writes all bytes and returns the nanoseconds.
     fn write(&mut self, value: u8) -> f64 {
         let (time, ()) = nanoseconds(|| match self {
-            Self::Pool(memory) => fill(&memory.slice(), value),
+            Self::Pool(memory) => memory.slice().fill(value),
             Self::Plain(bytes) => bytes.fill(value),
         });
         time
-    }
-}
-
-fn fill(memory: &VolatileSlice<'_>, value: u8) {
-    let line = [value; 4096];
-    let mut offset = 0;
-    while let Ok(rest) = memory.offset(offset)
-        && !rest.is_empty()
-    {
-        rest.copy_from(&line[..]);
-        offset += line.len().min(rest.len());
     }
 }
 
@@ -217,7 +205,7 @@ fn with_buffers<T>(
     }
     let blocks: [Block<'_>; 2] = [pool.allocate(size)?, pool.allocate(size)?];
     for block in &blocks {
-        fill(&block.memory()?, 1);
+        block.view::<u8>()?.fill(1);
     }
     let [one, other] = [blocks[0].linked()?, blocks[1].linked()?];
     run([Buffer::Pool(&one), Buffer::Pool(&other)])
@@ -279,11 +267,11 @@ fn obey(pool: &Pool, link: &mut Link, order: Order) -> Result<f64> {
         }),
         Order::CopyOut { handle, size, count } => {
             let mapping = umf::open(&handle)?;
-            let from = mapping.memory()?.subslice(0, size)?;
+            let from = mapping.view::<u8>()?.range(..size).ok_or("the mapping is shorter")?;
             with_buffers(pool, true, size, |[_, into]| {
                 let Buffer::Pool(into) = into else { return Err("no memory of a pool".into()) };
                 timed(link, count, || {
-                    from.copy_to_volatile_slice(into.slice());
+                    from.copy_to_view(into.slice());
                     Ok(())
                 })
             })
@@ -294,7 +282,7 @@ fn obey(pool: &Pool, link: &mut Link, order: Order) -> Result<f64> {
         }
         Order::Expose { size } => {
             let block = pool.allocate(size)?;
-            fill(&block.memory()?, 7);
+            block.view::<u8>()?.fill(7);
             link.exposing(&block.linked()?, RemoteAccess::Get, |link, key| {
                 link.send(0, &key.to_bytes())?;
                 link.send(0, &block.address().value().to_le_bytes())?;
@@ -305,8 +293,7 @@ fn obey(pool: &Pool, link: &mut Link, order: Order) -> Result<f64> {
         Order::AllReduce { job, size, count, is_pool } => all_reduce(pool, &job, 1, size, count, is_pool),
         Order::Line { handle, count } => {
             let mapping = umf::open(&handle)?;
-            let memory = mapping.memory()?;
-            let [there, back] = words(&memory)?;
+            let [there, back] = words(mapping.view()?)?;
             for number in 1..=count {
                 wait_for(there, number)?;
                 back.store(number, Ordering::Release);
@@ -351,8 +338,9 @@ fn read(pid: u32, list: &[(u64, usize)], into: &mut [u8]) -> Result<()> {
 }
 
 /// The two words of [`Order::Line`], on cache lines of their own.
-fn words<'m>(memory: &'m VolatileSlice<'_>) -> Result<[&'m AtomicU64; 2]> {
-    Ok([memory.get_atomic_ref(0)?, memory.get_atomic_ref(128)?])
+fn words(memory: View<'_, u64>) -> Result<[&AtomicU64; 2]> {
+    let word = |index| memory.atomic(index).ok_or("the block has less than 136 bytes");
+    Ok([word(0)?, word(16)?])
 }
 
 /// Spins until a word has a value.
@@ -437,11 +425,11 @@ impl Pair {
     fn line(&mut self, count: u64) -> Result<f64> {
         const WARM: u64 = 100;
         let block = self.pool.allocate(4096)?;
-        let memory = block.memory()?;
-        fill(&memory, 0);
+        let memory = block.view()?;
+        memory.fill(0);
         let count = count.max(100);
         self.second.order(&Order::Line { handle: Box::new(block.handle()?), count: WARM + count })?;
-        let [there, back] = words(&memory)?;
+        let [there, back] = words(memory)?;
         let mut start = Instant::now();
         for number in 1..=WARM + count {
             there.store(number, Ordering::Release);

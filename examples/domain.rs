@@ -9,9 +9,9 @@
 //! more.
 
 use std::io::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use umf::domain::{Domain, DomainSettings, Number, VolatileMemory};
+use umf::domain::{Domain, DomainSettings, Number};
 
 /// What this program calls regions of this content.
 const COUNTER: u32 = 1;
@@ -28,8 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         Some(number) => domain.register(number.parse::<Number>()?, COUNTER)?,
     };
-    let memory = object.memory();
-    let counter: &AtomicU64 = memory.get_atomic_ref(0)?;
+    let counter = object.view::<u64>()?.atomic(0).ok_or("the region has less than 8 bytes")?;
     println!("user {} of this region", counter.fetch_add(1, Ordering::SeqCst) + 1);
     std::io::stdout().flush()?;
     std::io::stdin().read_line(&mut String::new())?;

@@ -7,8 +7,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use umf::core::Pool;
-use umf::ipc::Bytes;
-use umf::{Address, VolatileSlice};
+use umf::{Address, View};
 
 /// Bytes of a word.
 pub const WORD: u64 = 8;
@@ -67,8 +66,9 @@ fn is_partly_released(found: u64, content: u64) -> bool {
 }
 
 /// Compares memory that other processes may write at any time.
-pub fn compare_memory(memory: VolatileSlice<'_>, id: u64, size: u64, release: bool) -> Found {
-    let load = |place: u64| memory.load(place as usize * 8, Ordering::Acquire).unwrap_or(0);
+pub fn compare_memory(memory: View<'_>, id: u64, size: u64, release: bool) -> Found {
+    let words = memory.cast::<u64>().unwrap_or_else(|_| View::empty());
+    let load = |place: u64| words.atomic(place as usize).map_or(0, |word| word.load(Ordering::Acquire));
     compare((0..size / WORD).map(load), id, release)
 }
 

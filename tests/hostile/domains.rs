@@ -110,7 +110,9 @@ fn parse(line: &str) -> Option<(u64, Number)> {
 
 fn check(id: u64, object: &Object, when: &str) {
     let mut copied = vec![0; object.len()];
-    object.memory().copy_to(&mut copied);
+    if let Err(error) = object.view().map(|view| view.copy_to(&mut copied)) {
+        return broken(Promise::Domain, format_args!("object {} {when}: {error}", object.number()));
+    }
     count(Counter::DomainObjects);
     if let Err(wrong) = content::compare_bytes(&copied, id, false) {
         let what = content::describe(wrong, id + 1);
@@ -127,7 +129,8 @@ pub fn run_peer(arguments: &[String]) -> i32 {
     for _ in 0..OBJECTS {
         let id = random.number() >> 24;
         let Ok(object) = domain.create(1 + random.below(100_000) as usize, KIND) else { return 4 };
-        object.memory().copy_from(&content::bytes(id, object.len() as u64));
+        let Ok(view) = object.view() else { return 4 };
+        view.copy_from(&content::bytes(id, object.len() as u64));
         if writeln!(std::io::stdout(), "{id} {}", object.number()).is_err() {
             return 0;
         }

@@ -9,6 +9,7 @@
 //! | delayed free | [`DeferredFree::free_after`]: freed, and handed out again when a [`Completion`] is ready |
 //! | memory that is freed and still in use | [`held`] |
 //! | a limit that pools share | [`limit`] |
+//! | memory that other processes write, typed | [`View`] of [`Plain`] values: [`view`] |
 //! | lack of memory | [`shortage`]: the application is asked |
 //! | what a pool holds, and what happened in it | [`statistics`], [`map`], [`history`], [`leaks`] |
 //!
@@ -32,6 +33,7 @@ pub mod pool;
 pub mod provider;
 pub mod shortage;
 pub mod statistics;
+pub mod view;
 
 pub use address::{Address, AddressSpace};
 pub use completion::{Completion, Progress};
@@ -43,3 +45,4 @@ pub use provider::{
     NativeExport, Populate, Properties, Property, PropertyValue, Provider, ProviderKind, ProviderRef, Purge,
     Region, RegionId, Transfer, Visibility,
 };
+pub use view::{Plain, ReadView, View};

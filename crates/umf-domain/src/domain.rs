@@ -47,9 +47,8 @@ impl Default for DomainSettings {
 ///
 /// // In any other process of this user (here, in this one: registering again changes nothing):
 /// let same = domain.register(object.number(), WEIGHTS)?;
-/// same.memory().write_obj(7_u64, 0).ok();
-/// # use umf_domain::Bytes;
-/// # assert_eq!(object.memory().read_obj::<u64>(0).ok(), Some(7));
+/// same.view()?.set(0, 7_u64)?;
+/// # assert_eq!(object.view::<u64>()?.get(0), Some(7));
 /// # Ok(())
 /// # }
 /// ```

@@ -38,4 +38,3 @@ pub use domain::{Domain, DomainSettings, ObjectInfo};
 pub use error::{Error, Result};
 pub use number::{Number, ParseNumberError};
 pub use object::Object;
-pub use vm_memory::{AtomicAccess, ByteValued, Bytes, VolatileMemory, VolatileSlice};

@@ -4,7 +4,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-use vm_memory::VolatileSlice;
+use umf_core::{Plain, View};
 
 use crate::participant::Participant;
 use crate::sys::SharedMapping;
@@ -83,15 +83,19 @@ impl Object {
         self.registered.memory.size()
     }
 
-    /// The memory, which may be read and written while other processes do the same. It is zero when it is created.
+    /// Returns a view of the memory as elements of `T`: as many as there are whole ones. Other
+    /// processes may read and write the memory at the same time. It is zero when it is created.
     ///
-    /// It stays valid as long as the object exists, whoever unregisters or dies, and in forked children.
-    #[must_use]
-    pub fn memory(&self) -> VolatileSlice<'_> {
+    /// The memory stays valid as long as the object exists, in forked children too, and also after
+    /// processes unregister or die.
+    ///
+    /// # Errors
+    /// [`umf_core::Error::BadAlignment`] for types that are aligned to more than a page.
+    pub fn view<T: Plain>(&self) -> umf_core::Result<View<'_, T>> {
         let memory = &self.registered.memory;
         // SAFETY: the mapping is readable and writable, lives as long as `self`, and cannot be cut short: the size of its
         // file is sealed.
-        unsafe { VolatileSlice::new(memory.base().as_ptr(), memory.size()) }
+        unsafe { View::<u8>::new(memory.base().as_ptr(), memory.size()) }?.cast()
     }
 
     /// Whether this process is registered by it: not after [`Object::unregister`], and not in a forked child.

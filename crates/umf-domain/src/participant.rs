@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(first.unregister(number, None).unwrap_err(), expelled);
         assert!(second.objects().unwrap().is_empty());
         assert!(matches!(second.register(number, 1), Err(Error::NoSuchNumber { .. })));
-        assert_eq!(object.memory().len(), object.len());
+        assert_eq!(object.view::<u8>().unwrap().len(), object.len());
     }
 
     /// A bit that nobody stands for, as a participant could write it.

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use umf_domain::{Bytes, Domain, DomainSettings, Error, Number, Object};
+use umf_domain::{Domain, DomainSettings, Error, Number, Object};
 
 fn fds() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
@@ -14,7 +14,7 @@ fn fds() -> usize {
 /// What a forked child can do with what it inherited, and by itself.
 fn child(domain: &Domain, object: &Object, name: &str) -> Result<(), String> {
     let text = |error: Error| error.to_string();
-    let inherited = object.memory().read_obj::<u64>(0).map_err(|error| error.to_string())?;
+    let inherited = object.view::<u64>().map_err(|error| error.to_string())?.get(0).ok_or("no memory")?;
     if inherited != u64::from(object.number()) || object.is_registered() {
         return Err(format!("{inherited:#x} in {object:?}"));
     }
@@ -25,7 +25,7 @@ fn child(domain: &Domain, object: &Object, name: &str) -> Result<(), String> {
     settings.timeout = Duration::from_secs(20);
     let own = Domain::join(name, settings).map_err(text)?;
     let same = own.register(object.number(), 1).map_err(text)?;
-    if same.memory().read_obj::<u64>(0).ok() != Some(inherited) {
+    if same.view::<u64>().ok().and_then(|view| view.get(0)) != Some(inherited) {
         return Err("another object".to_owned());
     }
     own.create(1, 2).map_err(text)?.unregister().map_err(text)
@@ -54,7 +54,7 @@ fn threads_and_forks() {
     settings.timeout = Duration::from_secs(20);
     let domain = Domain::join(&name, settings.clone()).unwrap();
     let object = domain.create(4096, 1).unwrap();
-    object.memory().write_obj(u64::from(object.number()), 0).unwrap();
+    object.view().unwrap().set(0, u64::from(object.number())).unwrap();
     let stop = AtomicBool::new(false);
     let mut rounds = 0;
     std::thread::scope(|scope| {

@@ -65,4 +65,3 @@ pub use handle::{DecodeError, Handle, SIZE as HANDLE_SIZE};
 pub use identity::{BootId, Nonce};
 pub use importer::{Access, Importer, ImporterBuilder, ImporterSettings, Mapping};
 pub use transfer::{Exchange, Mode};
-pub use vm_memory::{AtomicAccess, ByteValued, Bytes, VolatileMemory, VolatileSlice};

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use vm_memory::VolatileSlice;
+use umf_core::View;
 
 use crate::engines::Engines;
 use crate::layout::{DESCRIPTORS, FIRST, FIRST_PAYLOAD, NEXT, NEXT_PAYLOAD, SIZE, Side, slots};
@@ -84,9 +84,10 @@ static ROOMS: LazyLock<[Room; 2]> = LazyLock::new(|| {
 });
 
 impl Room {
-    fn slice(&self) -> VolatileSlice<'static> {
-        // SAFETY: leaked memory, which is used through such slices alone.
-        unsafe { VolatileSlice::new(core::ptr::with_exposed_provenance_mut(self.base), self.length) }
+    fn slice(&self) -> View<'static> {
+        // SAFETY: leaked memory, which is used through such views alone.
+        unsafe { View::new(core::ptr::with_exposed_provenance_mut(self.base), self.length) }
+            .unwrap_or_else(|_| View::empty())
     }
 
     fn is_whole(&self) -> bool {

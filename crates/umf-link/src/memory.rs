@@ -3,9 +3,8 @@
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use umf_core::HostAccess;
+use umf_core::{HostAccess, View};
 use umf_ipc::{HANDLE_SIZE, Handle};
-use vm_memory::VolatileSlice;
 
 use crate::key::RemoteAccess;
 use crate::parts::{List, Portion};
@@ -19,7 +18,7 @@ pub struct Memory<'m> {
     handle: Handle,
     /// Differs for each that this process ever made.
     id: u64,
-    slice: VolatileSlice<'m>,
+    slice: View<'m>,
     /// Who is told when the CPU touches it.
     host_access: Option<&'m dyn HostAccess>,
 }
@@ -35,7 +34,7 @@ impl<'m> Memory<'m> {
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] if the handle's block is smaller.
-    pub fn new(handle: &Handle, slice: VolatileSlice<'m>) -> Result<Self> {
+    pub fn new(handle: &Handle, slice: View<'m>) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let size = usize::try_from(handle.length()).unwrap_or(0);
         if slice.len() > size {
@@ -74,7 +73,7 @@ impl<'m> Memory<'m> {
 
     /// The memory, which other processes may write at any time.
     #[must_use]
-    pub fn slice(&self) -> VolatileSlice<'m> {
+    pub fn slice(&self) -> View<'m> {
         self.slice
     }
 
@@ -106,7 +105,7 @@ impl<'m> Memory<'m> {
 
     #[inline]
     pub(crate) fn base(&self) -> *mut u8 {
-        self.slice.ptr_guard_mut().as_ptr()
+        self.slice.as_mut_ptr()
     }
 
     #[inline]

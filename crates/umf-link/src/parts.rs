@@ -4,8 +4,7 @@ mod convert;
 
 use core::marker::PhantomData;
 
-use umf_core::{Access, Address, CpuAccess};
-use vm_memory::VolatileSlice;
+use umf_core::{Access, Address, CpuAccess, View};
 
 use crate::key::RemoteAccess;
 use crate::memory::Memory;
@@ -205,14 +204,14 @@ impl<'d> List<'d> {
 
 /// What is sent: bytes, memory of a pool, or a list of such.
 ///
-/// Made from `&[u8]` or numbers, `&[IoSlice]`, [`VolatileSlice`], [`Memory`], parts of one ([`Memory::part`]), or a list of any of
+/// Made from `&[u8]` or numbers, `&[IoSlice]`, [`View`], [`Memory`], parts of one ([`Memory::part`]), or a list of any of
 /// these ([`Source::list`]). Adjacent entries of a list count as one.
 #[derive(Clone, Debug)]
 pub struct Source<'d>(pub(crate) List<'d>);
 
 /// Where what is received goes: bytes, memory of a pool, or a list of such.
 ///
-/// Made from `&mut [u8]` or numbers, `&mut [IoSliceMut]`, [`VolatileSlice`], [`Memory`], parts of one, or a list of any of these.
+/// Made from `&mut [u8]` or numbers, `&mut [IoSliceMut]`, [`View`], [`Memory`], parts of one, or a list of any of these.
 #[derive(Debug)]
 pub struct Destination<'d>(pub(crate) List<'d>);
 
@@ -300,9 +299,10 @@ impl<'d> Portion<'d> {
 
     /// The memory, which other processes may write at any time.
     #[must_use]
-    pub fn slice(&self) -> VolatileSlice<'d> {
-        // SAFETY: a part of the memory's slice, as `new` has looked.
-        unsafe { VolatileSlice::new(self.base, self.length) }
+    pub fn slice(&self) -> View<'d> {
+        let offset = self.base.addr() - self.memory.base().addr();
+        // A part of the memory, as `new` has looked.
+        self.memory.slice().range(offset..offset + self.length).unwrap_or_else(View::empty)
     }
 }
 

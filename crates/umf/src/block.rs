@@ -5,8 +5,8 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use umf_core::pool::missing;
-use umf_core::{Access, Address, Completion, CpuAccess, HostAccess, Transfer, Visibility};
-use umf_ipc::{Export, Handle, VolatileSlice};
+use umf_core::{Access, Address, Completion, CpuAccess, HostAccess, Plain, Transfer, View, Visibility};
+use umf_ipc::{Export, Handle};
 
 use crate::{Error, Pool, Result, exporter};
 
@@ -53,15 +53,27 @@ impl<'p> Block<'p> {
         )
     }
 
-    /// The memory as a volatile slice, which may be used while other processes write it. While devices use it, too, hold a
+    /// Returns a view of the memory as elements of `T`: as many as there are whole ones. Other
+    /// processes may read and write shared memory at the same time. While devices use it too, hold a
     /// [`Block::cpu_access`] meanwhile.
     ///
     /// # Errors
-    /// [`Error::Inaccessible`] for device memory.
-    pub fn memory(&self) -> Result<VolatileSlice<'_>> {
+    /// [`Error::Inaccessible`] for device memory; [`Error::Memory`] with `BadAlignment` if the block is
+    /// not aligned for `T`: see [`Pool::allocate_aligned`].
+    ///
+    /// # Examples
+    /// ```
+    /// let block = umf::Pool::shared()?.allocate(4096)?;
+    /// let samples = block.view::<f32>()?;
+    /// samples.fill(0.5);
+    /// samples.set(7, 2.0)?;
+    /// assert_eq!(samples.iter().sum::<f32>(), 1023.0 * 0.5 + 2.0);
+    /// # Ok::<(), umf::Error>(())
+    /// ```
+    pub fn view<T: Plain>(&self) -> Result<View<'_, T>> {
         let pointer = self.pointer()?;
         // SAFETY: the block is live and host-accessible until `self` is dropped, which the result borrows.
-        Ok(unsafe { VolatileSlice::new(pointer, self.size) })
+        Ok(unsafe { View::<u8>::new(pointer, self.size) }?.cast()?)
     }
 
     /// Copies `into.len()` bytes at `offset` out of the block: by the device, if the CPU must not touch the memory. Whoever has to
@@ -129,20 +141,21 @@ impl<'p> Block<'p> {
         Ok(Some((transfer, start)))
     }
 
-    fn part(&self, offset: usize, length: usize) -> Result<VolatileSlice<'_>> {
-        let out_of_bounds = umf_ipc::Error::OutOfBounds { offset, length, size: self.size };
-        Ok(self.memory()?.subslice(offset, length).map_err(|_| out_of_bounds)?)
+    fn part(&self, offset: usize, length: usize) -> Result<View<'_>> {
+        let end = offset.checked_add(length);
+        let part = end.and_then(|end| self.view().map(|view| view.range(offset..end)).transpose());
+        part.unwrap_or(Err(umf_ipc::Error::OutOfBounds { offset, length, size: self.size }.into()))
     }
 
     /// The memory as a plain slice, for memory that no other process can see.
     ///
     /// # Errors
     /// [`Error::Inaccessible`] for device memory, and for shared memory, which others may write at any time: use
-    /// [`Block::memory`].
+    /// [`Block::view`].
     pub fn as_uninit_mut(&mut self) -> Result<&mut [MaybeUninit<u8>]> {
         if self.pool.provider().visibility() == Visibility::Shared {
             return Err(Error::Inaccessible(
-                "this memory is shared with other processes, so there is no plain slice of it; use memory(), read() or \
+                "this memory is shared with other processes, so there is no plain slice of it; use view(), read() or \
                  write()",
             ));
         }
@@ -166,7 +179,7 @@ impl<'p> Block<'p> {
     /// # Errors
     /// As [`Block::export`].
     pub fn handle(&self) -> Result<Handle> {
-        // SAFETY: a block whose memory can be exported is shared, and such a block gives out volatile slices and copies, no
+        // SAFETY: a block whose memory can be exported is shared, and such a block gives out views and copies, no
         // references.
         Ok(unsafe { exporter()?.handle(self.address) }?)
     }
@@ -196,9 +209,9 @@ impl<'p> Block<'p> {
     /// without any. Make it once and keep it.
     ///
     /// # Errors
-    /// As [`Block::handle`] and [`Block::memory`].
+    /// As [`Block::handle`] and [`Block::view`].
     pub fn linked(&self) -> Result<umf_link::Memory<'_>> {
-        let memory = umf_link::Memory::new(&self.handle()?, self.memory()?)?;
+        let memory = umf_link::Memory::new(&self.handle()?, self.view()?)?;
         Ok(memory.with_host_access(self.host_access()))
     }
 

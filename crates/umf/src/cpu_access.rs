@@ -12,7 +12,7 @@ impl Block<'_> {
     /// # Errors
     /// [`crate::Error::Memory`] if the driver refuses, [`crate::Error::Inaccessible`].
     pub fn cpu_access(&self, access: Access) -> Result<CpuAccess<'_>> {
-        self.memory()?;
+        self.view::<u8>()?;
         // SAFETY: the block is live as long as it is borrowed, and the CPU may touch it, as was just asked; references into it
         // need it to be borrowed mutably.
         Ok(unsafe { CpuAccess::begin(self.host_access(), self.address(), self.len(), access) }?)

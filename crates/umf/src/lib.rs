@@ -27,6 +27,7 @@
 //! | what a pool's regions look like | [`Pool::map`], [`map`] |
 //! | what happened in a pool, what was never freed, who writes to what was freed | [`Pool::history`], [`Pool::leaks`], [`CheckSettings`] |
 //! | NUMA nodes, and memory on the fastest, nearest or largest of them | [`topology`], [`memory_space`] |
+//! | memory as numbers, arrays and structs, while other processes write it | [`Block::view`], [`Mapping::view`], [`View`], [`Plain`] |
 //! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`] |
 //! | regions that belong to a named set of processes | [`domain`] |
 //! | messages between two processes | [`link`] |
@@ -62,10 +63,17 @@ pub use pool::{Pool, PoolBuilder};
 pub use process::{exporter, importer, init, open, open_read_only, settings, warnings};
 pub use umf_core::held::{HeldStatistics, OnFree};
 pub use umf_core::shortage::{Relief, Shortage};
+#[cfg(feature = "bytemuck")]
+pub use umf_core::view::AsPod;
+#[cfg(feature = "zerocopy")]
+pub use umf_core::view::AsZerocopy;
 pub use umf_core::{
-    Access, Address, Completion, CpuAccess, Layout, MemoryKind, Progress, ProviderKind, Visibility,
+    Access, Address, Completion, CpuAccess, Layout, MemoryKind, Plain, Progress, ProviderKind, ReadView,
+    View, Visibility,
 };
-pub use umf_ipc::{Exchange, Export, Exporter, Handle, Importer, Mapping, Mode, VolatileSlice};
+#[cfg(feature = "derive")]
+pub use umf_derive::Plain;
+pub use umf_ipc::{Exchange, Export, Exporter, Handle, Importer, Mapping, Mode};
 pub use umf_runtime::checked::{CheckSettings, Leaks, Poison};
 pub use umf_runtime::held::drain;
 

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use umf::VolatileSlice;
-use umf::domain::{Domain, DomainSettings, Error, Number, Object, VolatileMemory};
+use umf::View;
+use umf::domain::{Domain, DomainSettings, Error, Number, Object};
 
 use crate::memory::{fill, holds};
 use crate::storm::next;
@@ -47,12 +47,12 @@ pub(crate) fn obey(all: &mut Domains, command: &str, words: &[&str]) -> Option<A
         ("drop-object", [object]) => Ok(all.objects.remove(*object).is_some().to_string()),
         ("is-registered", [object]) => all.object(object).map(|object| object.is_registered().to_string()),
         ("fill-object", [object, seed]) => all.object(object).and_then(|object| {
-            fill(&object.memory(), seed.parse()?);
+            fill(object.view()?, seed.parse()?);
             Ok(String::new())
         }),
         ("check-object", [object, seed]) => all.object(object).and_then(|object| {
             let mut content = vec![0; object.len()];
-            object.memory().copy_to(&mut content);
+            object.view()?.copy_to(&mut content);
             Ok(if holds(&content, seed.parse()?) { "same" } else { "different" }.to_owned())
         }),
         ("objects", [domain]) => all.domain(domain).and_then(objects),
@@ -128,7 +128,7 @@ fn storm(all: &mut Domains, domain: &str, board: &str, seed: &str, milliseconds:
     let mut state: u64 = seed.parse()?;
     let mut kept: Vec<Object> = Vec::new();
     let (mut created, mut registered, mut gone) = (0_u64, 0_u64, 0_u64);
-    let board = board.memory();
+    let board = board.view()?;
     // Few, so that most of what is found there is alive.
     let places = 16;
     let mut killed = 0;
@@ -136,11 +136,11 @@ fn storm(all: &mut Domains, domain: &str, board: &str, seed: &str, milliseconds:
         if next(&mut state).is_multiple_of(200) {
             killed += u64::from(child_is_no_member(domain)?);
         }
-        let place = word(&board, (next(&mut state) % places) as usize * 8);
+        let place = word(board, (next(&mut state) % places) as usize);
         match next(&mut state) % 4 {
             0 => {
                 let object = domain.create(4096, KIND)?;
-                word(&object.memory(), 0).store(object.number().into(), Ordering::Release);
+                word(object.view()?, 0).store(object.number().into(), Ordering::Release);
                 place.store(object.number().into(), Ordering::Release);
                 kept.push(object);
                 created += 1;
@@ -152,7 +152,7 @@ fn storm(all: &mut Domains, domain: &str, board: &str, seed: &str, milliseconds:
                 }
                 match domain.register(number.into(), KIND) {
                     Ok(object) => {
-                        let found = word(&object.memory(), 0).load(Ordering::Acquire);
+                        let found = word(object.view()?, 0).load(Ordering::Acquire);
                         if found != number {
                             return Err(Failure::new("WrongContent", format!("{found:#x} in {number:#x}")));
                         }
@@ -204,6 +204,6 @@ fn child_is_no_member(domain: &Domain) -> Result<bool, Failure> {
 /// Of all objects of a storm.
 const KIND: u32 = 77;
 
-fn word<'m>(memory: &'m VolatileSlice<'_>, offset: usize) -> &'m AtomicU64 {
-    memory.get_atomic_ref(offset).unwrap()
+fn word(words: View<'_, u64>, index: usize) -> &AtomicU64 {
+    words.atomic(index).unwrap()
 }

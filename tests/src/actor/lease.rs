@@ -145,7 +145,7 @@ fn handles_into(actor: &Actor, control: &str, name: &str, count: &str) -> Answer
     let control = actor.block(control)?;
     assert!(bytes.len() <= control.size);
     // SAFETY: a live block of shared memory that is long enough.
-    unsafe { umf::VolatileSlice::new(control.address.as_ptr().unwrap(), control.size) }.copy_from(&bytes);
+    unsafe { umf::View::new(control.address.as_ptr().unwrap(), control.size) }?.copy_from(&bytes);
     Ok(String::new())
 }
 

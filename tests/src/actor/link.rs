@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use umf::Pool;
 use umf::link::{Endpoint, Engine, Error, Lent, Link, LinkAddress, Memory, Registration, TagMatch};
 
-use crate::memory::holds;
+use crate::memory::{content, holds};
 use crate::storm::next;
 use crate::{Answer, Failure};
 
@@ -164,14 +164,6 @@ fn child_has_no_part(all: &mut Links, name: &str) -> Answer {
     }
 }
 
-/// What a message with this seed has in it.
-fn content(size: usize, seed: u64) -> Vec<u8> {
-    let mut bytes = vec![0; size];
-    // SAFETY: the bytes of a vector that nobody else has.
-    crate::memory::fill(&unsafe { umf::VolatileSlice::new(bytes.as_mut_ptr(), size) }, seed);
-    bytes
-}
-
 fn send(all: &mut Links, name: &str, tag: &str, size: &str, seed: &str) -> Answer {
     let bytes = content(size.parse()?, seed.parse()?);
     all.link(name)?.send(tag.parse()?, &bytes)?;
@@ -196,7 +188,7 @@ fn memory(size: usize) -> Result<&'static Memory<'static>, Failure> {
 
 fn lend(all: &mut Links, name: &str, tag: &str, size: &str, seed: &str) -> Answer {
     let memory = memory(size.parse()?)?;
-    crate::memory::fill(&memory.slice(), seed.parse()?);
+    crate::memory::fill(memory.slice(), seed.parse()?);
     let lent = all.link(name)?.hand_over(tag.parse()?, memory)?;
     all.lent.push((name.to_owned(), lent));
     Ok(String::new())

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 use umf::core::{Layout, Region};
 use umf::host::HostProvider;
 use umf::runtime::Upstream;
-use umf::{Access, Address, Export, Handle, Mapping, Pool, Visibility, VolatileSlice};
+use umf::{Access, Address, Export, Handle, Mapping, Pool, View, Visibility};
 use umf_tests::board::Board;
 
 use crate::{Answer, Failure};
@@ -135,14 +135,14 @@ impl Actor {
     }
 
     /// Shows the memory of a block, region or mapping.
-    fn with(&self, name: &str, look: impl FnOnce(&VolatileSlice<'_>)) -> Answer {
+    fn with(&self, name: &str, look: impl FnOnce(View<'_>)) -> Answer {
         if let Some(mapping) = self.mappings.get(name) {
-            look(&mapping.memory()?);
+            look(mapping.view()?);
             return Ok(String::new());
         }
         let (address, size) = self.place(name)?;
         // SAFETY: a live block or region of host memory, whose bytes may change at any time.
-        look(&unsafe { VolatileSlice::new(address.as_ptr().unwrap(), size) });
+        look(unsafe { View::new(address.as_ptr().unwrap(), size) }?);
         Ok(String::new())
     }
 }
@@ -272,7 +272,7 @@ pub(crate) fn content(size: usize, seed: u64) -> Vec<u8> {
     content
 }
 
-pub(crate) fn fill(memory: &VolatileSlice<'_>, seed: u64) {
+pub(crate) fn fill(memory: View<'_>, seed: u64) {
     memory.copy_from(&content(memory.len(), seed));
 }
 

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use umf::{Access, Handle, Mapping, Pool};
-use vm_memory::VolatileMemory as _;
 
 use crate::memory::{self, Actor, content, fill, holds};
 use crate::process::wait_for;
@@ -93,7 +92,7 @@ fn one_export(pool: &Pool, state: &mut u64) -> Result<(), Failure> {
     let seed = next(state);
     let size = 1 + next(state) as usize % 5000;
     let block = pool.allocate(size)?;
-    fill(&block.memory()?, seed);
+    fill(block.view()?, seed);
     // In use until the block is freed, or until the other side has it open: evicted under neither.
     let kept = next(state).is_multiple_of(2);
     let export = block.export()?;
@@ -207,13 +206,18 @@ fn fork_storm(actor: &Actor, pool: &str, forks: &str, words: &[&str]) -> Answer 
 const TURN: usize = 0;
 const HANDLE: usize = 64;
 
+/// The word at a place of a control block.
+fn number(memory: umf::View<'_>, offset: usize) -> &AtomicU64 {
+    memory.cast::<u64>().unwrap().atomic(offset / 8).unwrap()
+}
+
 struct Turns<'m> {
-    memory: umf::VolatileSlice<'m>,
+    memory: umf::View<'m>,
 }
 
 impl Turns<'_> {
     fn turn(&self) -> &AtomicU64 {
-        self.memory.get_atomic_ref(TURN).unwrap()
+        number(self.memory, TURN)
     }
 
     /// Waits until it is this turn; an error if the other side is gone.
@@ -260,7 +264,7 @@ impl Turns<'_> {
 fn begin(actor: &Actor, control: &str) -> Answer {
     let control = actor.block(control)?;
     // SAFETY: a live block of shared memory, which stays until the actor frees it.
-    let memory = unsafe { umf::VolatileSlice::new(control.address.as_ptr().unwrap(), control.size) };
+    let memory = unsafe { umf::View::new(control.address.as_ptr().unwrap(), control.size) }?;
     Turns { memory }.turn().store(0, Ordering::Release);
     Ok(String::new())
 }
@@ -272,7 +276,7 @@ fn produce(actor: &Actor, pool: &str, control: &str, cycles: &str) -> Answer {
     let control = actor.block(control)?;
     let pool = actor.pool(pool)?;
     // SAFETY: a live block of shared memory, which stays until the actor frees it.
-    let memory = unsafe { umf::VolatileSlice::new(control.address.as_ptr().unwrap(), control.size) };
+    let memory = unsafe { umf::View::new(control.address.as_ptr().unwrap(), control.size) }?;
     let turns = Turns { memory };
     let mut live: Option<umf::Block<'_>> = None;
     let mut addresses = std::collections::HashSet::new();
@@ -285,7 +289,7 @@ fn produce(actor: &Actor, pool: &str, control: &str, cycles: &str) -> Answer {
             addresses.insert(block.address());
             block.write(0, &content(block.len(), cycle))?;
             let handle = if cycle % 2 == 0 { block.handle()? } else { *block.export()?.handle() };
-            turns.memory.subslice(HANDLE, 256).unwrap().copy_from(handle.as_bytes());
+            turns.memory.range(HANDLE..HANDLE + 256).unwrap().copy_from(handle.as_bytes());
             live = Some(block);
             Ok(())
         },
@@ -299,14 +303,14 @@ fn produce(actor: &Actor, pool: &str, control: &str, cycles: &str) -> Answer {
 fn consume(actor: &Actor, control: &str, cycles: &str) -> Answer {
     let cycles: u64 = cycles.parse()?;
     let mapping = actor.mappings.get(control).ok_or_else(|| Failure::unknown(control))?;
-    let turns = Turns { memory: mapping.memory()? };
+    let turns = Turns { memory: mapping.view()? };
     let importer = umf::importer()?;
     let mut before: Option<([u8; 256], Mapping<'static>)> = None;
     turns.run(
         cycles,
         |cycle| {
             let mut bytes = [0; 256];
-            turns.memory.subslice(HANDLE, 256).unwrap().copy_to(&mut bytes);
+            turns.memory.range(HANDLE..HANDLE + 256).unwrap().copy_to(&mut bytes);
             if let Some((old, mapping)) = before.take() {
                 if mapping.is_current() {
                     return Err(Failure::new("NotStale", format!("the mapping, cycle {cycle}")));
@@ -335,17 +339,17 @@ fn race_produce(actor: &Actor, pool: &str, control: &str, milliseconds: &str) ->
     let control = actor.block(control)?;
     let pool = actor.pool(pool)?;
     // SAFETY: a live block of shared memory, which stays until the actor frees it.
-    let memory = unsafe { umf::VolatileSlice::new(control.address.as_ptr().unwrap(), control.size) };
-    let number = |offset: usize| memory.get_atomic_ref::<AtomicU64>(offset).unwrap();
+    let memory = unsafe { umf::View::new(control.address.as_ptr().unwrap(), control.size) }?;
+    let number = |offset: usize| number(memory, offset);
     let mut cycle = 0;
     while Instant::now() < end {
         cycle += 1;
         let block = pool.allocate(192)?;
-        fill(&block.memory()?, cycle);
+        fill(block.view()?, cycle);
         let handle = block.handle()?;
         number(AFTER).store(0, Ordering::SeqCst);
         number(TURN).store(cycle, Ordering::SeqCst);
-        memory.subslice(HANDLE, 256).unwrap().copy_from(handle.as_bytes());
+        memory.range(HANDLE..HANDLE + 256).unwrap().copy_from(handle.as_bytes());
         number(AFTER).store(cycle, Ordering::SeqCst);
         // Sometimes it stays long enough to be opened, sometimes not.
         for _ in 0..cycle % 64 * 100 {
@@ -362,14 +366,14 @@ const AFTER: usize = 8;
 fn race_consume(actor: &Actor, control: &str, milliseconds: &str) -> Answer {
     let end = Instant::now() + Duration::from_millis(milliseconds.parse()?);
     let mapping = actor.mappings.get(control).ok_or_else(|| Failure::unknown(control))?;
-    let memory = mapping.memory()?;
-    let number = |offset: usize| memory.get_atomic_ref::<AtomicU64>(offset).unwrap().load(Ordering::SeqCst);
+    let memory = mapping.view()?;
+    let number = |offset: usize| number(memory, offset).load(Ordering::SeqCst);
     let importer = umf::importer()?;
     let (mut current, mut stale) = (0_u64, 0_u64);
     while Instant::now() < end {
         let mut bytes = [0; 256];
         let cycle = number(AFTER);
-        memory.subslice(HANDLE, 256).unwrap().copy_to(&mut bytes);
+        memory.range(HANDLE..HANDLE + 256).unwrap().copy_to(&mut bytes);
         if cycle == 0 || number(TURN) != cycle || number(AFTER) != cycle {
             continue;
         }

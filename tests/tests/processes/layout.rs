@@ -8,6 +8,7 @@ use serde_json::Value;
 /// Crates of this repository, and which of them each may name in its `[dependencies]`, from the bottom up.
 const EDGES: &[(&str, &[&str])] = &[
     ("umf-core", &[]),
+    ("umf-derive", &[]),
     ("umf-topology", &[]),
     ("umf-sync", &["umf-core"]),
     ("umf-os", &["umf-core", "umf-sync"]),

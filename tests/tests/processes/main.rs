@@ -40,4 +40,5 @@ mod stale;
 mod threads;
 mod transfer;
 mod valgrind;
+mod views;
 mod yama;

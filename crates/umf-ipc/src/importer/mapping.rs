@@ -4,9 +4,8 @@ use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
-use umf_core::{Access, Address, CpuAccess, HostAccess, Transfer};
+use umf_core::{Access, Address, CpuAccess, HostAccess, Plain, ReadView, Transfer, View};
 use umf_sync::{failpoint, thread};
-use vm_memory::{Bytes as _, VolatileSlice};
 
 use super::Inner;
 use super::region::ImportedRegion;
@@ -136,18 +135,17 @@ impl<'i> Mapping<'i> {
     /// memory, so it harms nobody.)
     ///
     /// # Errors
-    /// [`Error::Stale`] if the block was freed before or while `use_it` ran; those of [`Mapping::memory`].
+    /// [`Error::Stale`] if the block was freed before or while `use_it` ran; those of [`Mapping::view`].
     ///
     /// # Examples
     /// ```no_run
     /// # fn example(mapping: &umf_ipc::Mapping<'_>) -> umf_ipc::Result<()> {
-    /// use umf_ipc::Bytes;
-    /// let first: u64 = mapping.with(|memory| memory.read_obj(0))?.unwrap_or(0);
+    /// let first: Option<u8> = mapping.with(|memory| memory.get(0))?;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn with<R>(&self, use_it: impl FnOnce(VolatileSlice<'_>) -> R) -> Result<R> {
-        let memory = self.memory()?;
+    pub fn with<R>(&self, use_it: impl FnOnce(View<'_>) -> R) -> Result<R> {
+        let memory = self.view()?;
         self.check()?;
         let result = self.touching(0, self.len(), Access::ReadWrite, || use_it(memory))?;
         // What was read is older than the generation that is looked at now.
@@ -168,30 +166,52 @@ impl<'i> Mapping<'i> {
         self.check()
     }
 
-    /// The memory as a volatile slice, which may be read and written while other processes do the same. While devices use it, too,
-    /// hold a [`Mapping::cpu_access`] meanwhile.
+    /// Returns a view of the memory as elements of `T`: as many as there are whole ones. Other
+    /// processes may read and write the memory at the same time. While devices use it too, hold a
+    /// [`Mapping::cpu_access`] meanwhile.
     ///
     /// # Errors
-    /// [`Error::NotHostAccessible`]; [`Error::ReadOnly`], since such a slice could be written: use
-    /// [`Mapping::read`].
-    pub fn memory(&self) -> Result<VolatileSlice<'_>> {
+    /// [`Error::NotHostAccessible`]; [`Error::ReadOnly`]: use [`Mapping::read_view`];
+    /// [`Error::Memory`] with `BadAlignment` if the block is not aligned for `T`.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # fn example(mapping: &umf_ipc::Mapping<'_>) -> umf_ipc::Result<()> {
+    /// let samples = mapping.view::<f32>()?;
+    /// samples.set(0, 0.5)?;
+    /// let sum: f32 = samples.iter().sum();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn view<T: Plain>(&self) -> Result<View<'_, T>> {
         if self.is_read_only() {
             return Err(Error::ReadOnly);
         }
-        self.slice()
+        // SAFETY: by `new`'s contract the range is mapped and may be written as long as the pin lasts,
+        // which is as long as `self`.
+        let bytes = unsafe { View::<u8>::new(self.pointer()?, self.place.length) }?;
+        Ok(bytes.cast()?)
     }
 
-    fn slice(&self) -> Result<VolatileSlice<'_>> {
+    /// As [`Mapping::view`], to read only; of read-only mappings too.
+    ///
+    /// # Errors
+    /// As [`Mapping::view`], except [`Error::ReadOnly`].
+    pub fn read_view<T: Plain>(&self) -> Result<ReadView<'_, T>> {
+        // SAFETY: as in `view`, for reading.
+        let bytes = unsafe { ReadView::<u8>::new(self.pointer()?, self.place.length) }?;
+        Ok(bytes.cast()?)
+    }
+
+    fn pointer(&self) -> Result<*mut u8> {
         let pointer = self.place.base.as_ptr().filter(|_| self.is_host_accessible());
-        let pointer = pointer.ok_or(Error::NotHostAccessible)?;
-        // SAFETY: by `new`'s contract the range is mapped and may be accessed as long as the pin lasts, which is
-        // as long as `self`; callers inside this crate do not write through it if it is read-only.
-        Ok(unsafe { VolatileSlice::new(pointer, self.place.length) })
+        pointer.ok_or(Error::NotHostAccessible)
     }
 
-    fn part(&self, offset: usize, length: usize) -> Result<VolatileSlice<'_>> {
+    /// The end of a range, if it is inside.
+    fn end_of(&self, offset: usize, length: usize) -> Result<usize> {
         let out_of_bounds = Error::OutOfBounds { offset, length, size: self.place.length };
-        self.slice()?.subslice(offset, length).map_err(|_| out_of_bounds)
+        offset.checked_add(length).filter(|&end| end <= self.place.length).ok_or(out_of_bounds)
     }
 
     /// Begins to touch the memory, for more than one copy or by pointers, while devices may use it too. (One [`Mapping::read`] or
@@ -203,7 +223,7 @@ impl<'i> Mapping<'i> {
         if self.is_read_only() && access == Access::ReadWrite {
             return Err(Error::ReadOnly);
         }
-        self.slice()?;
+        self.pointer()?;
         // SAFETY: the memory is open as long as the mapping is borrowed, may be touched as asked, and shows itself as volatile memory
         // alone.
         Ok(unsafe { CpuAccess::begin(self.host_access(), self.place.base, self.place.length, access) }?)
@@ -225,10 +245,8 @@ impl<'i> Mapping<'i> {
         }
         let transfer = self.region().and_then(|region| region.import.transfer());
         let transfer = transfer.ok_or(Error::NotHostAccessible)?;
-        let out_of_bounds = Error::OutOfBounds { offset, length, size: self.place.length };
-        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.place.length);
-        let start = self.place.base.checked_add(offset as u64).filter(|_| is_inside).ok_or(out_of_bounds)?;
-        Ok(Some((transfer, start)))
+        self.end_of(offset, length)?;
+        Ok(Some((transfer, self.place.base.checked_add(offset as u64).unwrap_or(self.place.base))))
     }
 
     /// Does something within the time that the importer of the memory wants to hear of, if it does.
@@ -253,7 +271,8 @@ impl<'i> Mapping<'i> {
             // SAFETY: a part of the mapping, which is open as long as `self`.
             return Ok(unsafe { transfer.read(from, into) }?);
         }
-        let part = self.part(offset, into.len())?;
+        let end = self.end_of(offset, into.len())?;
+        let part = self.read_view()?.range(offset..end).unwrap_or_else(ReadView::empty);
         self.touching(offset, into.len(), Access::ReadOnly, || part.copy_to(into))?;
         Ok(())
     }
@@ -271,13 +290,13 @@ impl<'i> Mapping<'i> {
             // SAFETY: a part of the mapping, which is open as long as `self`; device memory has no references into it.
             return Ok(unsafe { transfer.write(to, from) }?);
         }
-        let part = self.part(offset, from.len())?;
-        let out_of_bounds = Error::OutOfBounds { offset, length: from.len(), size: self.place.length };
+        let end = self.end_of(offset, from.len())?;
+        let part = self.view()?.range(offset..end).unwrap_or_else(View::empty);
         if from.is_empty() {
             return Ok(());
         }
-        self.touching(offset, from.len(), Access::ReadWrite, || part.write_slice(from, 0))?
-            .map_err(|_| out_of_bounds)
+        self.touching(offset, from.len(), Access::ReadWrite, || part.copy_from(from))?;
+        Ok(())
     }
 }
 

@@ -151,7 +151,7 @@ impl Group {
             // Memory that is for reading only cannot be opened so.
             match (view.slice(), view.cpu_access(Access::ReadWrite)) {
                 (Ok(slice), Ok(time)) => {
-                    theirs.push(slice.ptr_guard_mut().as_ptr());
+                    theirs.push(slice.as_mut_ptr());
                     times.push(vec![time]);
                 }
                 _ => return false,

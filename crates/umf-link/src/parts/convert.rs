@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 
-use vm_memory::VolatileSlice;
+use umf_core::View;
 
 use super::{Destination, List, Portion, Source};
 use crate::memory::Memory;
@@ -80,9 +80,9 @@ numbers!(i8, i16, i32, i64, u16, u32, u64, f32, f64);
 
 macro_rules! shared_memory {
     ($($made:ident),*) => {$(
-        impl<'d> From<VolatileSlice<'d>> for $made<'d> {
-            fn from(slice: VolatileSlice<'d>) -> Self {
-                Self(List::one(slice.ptr_guard_mut().as_ptr(), slice.len(), None))
+        impl<'d> From<View<'d>> for $made<'d> {
+            fn from(slice: View<'d>) -> Self {
+                Self(List::one(slice.as_mut_ptr(), slice.len(), None))
             }
         }
 

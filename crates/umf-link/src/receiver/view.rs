@@ -3,10 +3,9 @@
 use core::fmt;
 use std::sync::Arc;
 
-use umf_core::{Access, CpuAccess};
+use umf_core::{Access, CpuAccess, View as Memory};
 use umf_ipc::Mapping;
 use umf_sync::failpoint;
-use vm_memory::VolatileSlice;
 
 use super::incoming::Incoming;
 use super::pull::is_withdrawn;
@@ -97,10 +96,11 @@ impl View {
     ///
     /// # Errors
     /// [`Error::Open`] if it was exported for reading only: use [`View::read`].
-    pub fn slice(&self) -> Result<VolatileSlice<'_>> {
+    pub fn slice(&self) -> Result<Memory<'_>> {
         let refused = |error| Error::Open { pid: self.shared.pid, error };
-        let out = |_| Error::OutOfBounds { offset: self.offset, length: self.length, size: self.length };
-        self.mapping()?.memory().map_err(refused)?.subslice(self.offset, self.length).map_err(out)
+        let out = Error::OutOfBounds { offset: self.offset, length: self.length, size: self.length };
+        let end = self.offset.checked_add(self.length).ok_or(out.clone())?;
+        self.mapping()?.view().map_err(refused)?.range(self.offset..end).ok_or(out)
     }
 
     /// Begins to touch the memory, for more than one copy or by pointers, while devices may use it, too. (One [`View::read`] needs no

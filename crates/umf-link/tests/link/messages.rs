@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use umf_core::{Address, Layout, Pool, Visibility};
-use umf_ipc::{Bytes as _, Exporter, ExporterSettings, Importer, VolatileSlice};
+use umf_ipc::{Exporter, ExporterSettings, Importer};
 use umf_link::{Destination, Engine, Error, Link, LinkBuilder, LinkSettings, Memory, Source, TagMatch};
 use umf_pool_proxy::ProxyPool;
 use umf_provider_host::{HostBuilder, HostImport, HostProvider};
@@ -53,7 +53,7 @@ fn allocate(pool: &Arc<ProxyPool>, size: usize) -> Memory<'static> {
     // SAFETY: the block stays, and nothing refers into it.
     let handle = unsafe { exporter.handle(address) }.unwrap();
     // SAFETY: as above.
-    let slice = unsafe { VolatileSlice::new(address.as_ptr().unwrap(), size) };
+    let slice = unsafe { View::new(address.as_ptr().unwrap(), size) }.unwrap();
     Memory::new(&handle, slice).unwrap()
 }
 
@@ -127,7 +127,7 @@ fn by(engine: Engine, from_memory: bool, into_memory: bool) {
     for (round, size) in [5000, 70_000, 2_000_003].into_iter().enumerate() {
         let bytes = content(size, round as u64 + 9);
         let (from, into) = (memory(size), memory(size));
-        from.slice().copy_from(&bytes[..]);
+        from.slice().copy_from(&bytes);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 if from_memory { one.send(3, &from) } else { one.send(3, &bytes) }.unwrap();
@@ -137,7 +137,7 @@ fn by(engine: Engine, from_memory: bool, into_memory: bool) {
                 if into_memory { other.recv(3, &into) } else { other.recv(TagMatch::ANY, &mut plain) };
             assert_eq!(received.unwrap().length, size);
             if into_memory {
-                into.slice().copy_to(&mut plain[..]);
+                into.slice().copy_to(&mut plain);
             }
             assert!(plain == bytes, "{engine} {size} {from_memory} {into_memory}");
         });
@@ -302,12 +302,12 @@ fn memory_is_handed_over_and_comes_back() {
         view.read(0, &mut bytes).unwrap();
         assert!(bytes[8..] == content(1 << 20, 8)[4104..12_288]);
         assert!(matches!(view.read(1, &mut bytes), Err(Error::OutOfBounds { .. })));
-        view.slice().unwrap().write_obj(round, 0).unwrap();
+        view.slice().unwrap().cast().unwrap().set(0, round).unwrap();
         assert!(!lent.is_back());
         drop(view);
         lent.wait(SECOND).unwrap();
         assert!(lent.is_back());
-        assert_eq!(memory.slice().read_obj::<u64>(4096).unwrap(), round, "it is the same memory");
+        assert_eq!(memory.slice().cast::<u64>().unwrap().get(512).unwrap(), round, "it is the same memory");
     }
     // More than there are descriptors, of which the peer gives none back.
     let mut lent = Vec::new();
@@ -335,10 +335,10 @@ fn many_blocks_take_turns_on_the_board() {
     for round in 0..3 {
         for (number, block) in blocks.iter().enumerate() {
             let value = (round * 1000 + number) as u64;
-            block.slice().write_obj(value, 8).unwrap();
+            block.slice().cast().unwrap().set(1, value).unwrap();
             let lent = one.hand_over(0, block).unwrap();
             let view = other.recv_view(0).unwrap();
-            assert_eq!(view.slice().unwrap().read_obj::<u64>(8).unwrap(), value);
+            assert_eq!(view.slice().unwrap().cast::<u64>().unwrap().get(1), Some(value));
             drop(view);
             assert!(lent.is_back());
         }
@@ -355,7 +355,7 @@ fn lists_on_both_sides() {
         }
         let from = memory(1 << 20);
         let bytes = content(1 << 20, 5);
-        from.slice().copy_from(&bytes[..]);
+        from.slice().copy_from(&bytes);
         for (stride, length) in [(4096, 1000), (301, 301), (700, 13)] {
             let places: Vec<usize> = (0..(1 << 20) - stride).step_by(stride).collect();
             let expected: Vec<u8> = places.iter().flat_map(|at| &bytes[*at..at + length]).copied().collect();
@@ -399,7 +399,7 @@ fn both_copy_into_the_beginning_of_a_long_list() {
         });
         for (number, expected) in bytes[..entries * length].chunks(length).enumerate() {
             let mut piece = vec![0; length];
-            into.part(number * stride, length).unwrap().slice().copy_to(&mut piece[..]);
+            into.part(number * stride, length).unwrap().slice().copy_to(&mut piece);
             assert!(piece == expected, "{number} of {entries}");
         }
     }

@@ -32,7 +32,7 @@ fn with(
     let handle = crate::memory::handle(held.address)?;
     let pointer = held.address.as_ptr().ok_or_else(|| Failure::new("Inaccessible", block))?;
     // SAFETY: the block stays as long as the command, which frees nothing.
-    let slice = unsafe { umf::VolatileSlice::new(pointer, held.size) };
+    let slice = unsafe { umf::View::new(pointer, held.size) }?;
     let memory = Memory::new(&handle, slice)?.with_host_access(provider.host_access());
     run(actor, &memory)
 }

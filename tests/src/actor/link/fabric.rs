@@ -85,9 +85,9 @@ fn rounds(fabric: &mut Fabric, count: u64) -> Answer {
         for (chunk, number) in bytes.chunks_exact_mut(8).zip(&numbers) {
             chunk.copy_from_slice(&number.to_le_bytes());
         }
-        shared.slice().copy_from(&bytes[..]);
+        shared.slice().copy_from(&bytes);
         fabric.allreduce(shared, sum)?;
-        shared.slice().copy_to(&mut bytes[..]);
+        shared.slice().copy_to(&mut bytes);
         let mut summed = bytes.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().unwrap()));
         if !(0..COUNT as u64).all(|place| summed.next() == Some(expected(place))) {
             return wrong("of memory of a pool");

@@ -107,11 +107,11 @@ fn send(
             Form::Plain => sender.send(tag, &bytes)?,
             Form::List => sender.send(tag, Source::list(bytes.chunks(1000)))?,
             Form::Pool => {
-                part()?.slice().copy_from(&bytes[..]);
+                part()?.slice().copy_from(&bytes);
                 sender.send(tag, part()?)?;
             }
             Form::Lent => {
-                part()?.slice().copy_from(&bytes[..]);
+                part()?.slice().copy_from(&bytes);
                 sender.hand_over(tag, part()?)?.wait(sender.timeout())?;
             }
         }
@@ -138,7 +138,7 @@ fn receive(
             }
             (_, 0) => {
                 let length = receiver.recv(tag, memory)?.length;
-                memory.slice().subslice(0, length).unwrap().copy_to(&mut into[..]);
+                memory.slice().range(..length).unwrap().copy_to(&mut into);
                 length
             }
             (_, 1) => receiver.recv(tag, Destination::list(into.chunks_mut(999)))?.length,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use umf::host::HostProvider;
 use umf::ipc::ExporterSettings;
-use umf::{Address, Exchange, Exporter, Mapping, Mode, OnFree, Pool, Visibility, VolatileSlice};
+use umf::{Address, Exchange, Exporter, Mapping, Mode, OnFree, Pool, View, Visibility};
 use umf_tests::Sequence;
 use umf_tests::board::{ENTRIES, Note, State};
 
@@ -166,7 +166,7 @@ impl Thread<'_> {
         let number = self.who << 32 | (self.work.numbers.fetch_add(1, Ordering::Relaxed) + 1);
         let Some(block) = unless_held(self.pool(own).allocate(size))? else { return self.free_one() };
         let address = block.into_address();
-        fill(&slice(address, size), number);
+        fill(slice(address, size), number);
         let evictable = self.sequence.one_in(8);
         let handle = if evictable {
             // SAFETY: the memory is touched by copies alone.
@@ -297,9 +297,9 @@ impl Thread<'_> {
             for _ in 0..4 {
                 let block = fresh.allocate(200)?;
                 let seed = sequence.number();
-                fill(&block.memory()?, seed);
+                fill(block.view()?, seed);
                 let handle = block.handle()?;
-                let mut content = vec![0; block.memory()?.len()];
+                let mut content = vec![0; block.len()];
                 if let Some(mapping) = own(umf::open(&handle))? {
                     mapping.read(0, &mut content)?;
                     if !memory::holds(&content, seed) {
@@ -338,7 +338,7 @@ fn own(opened: umf::Result<Mapping<'static>>) -> Result<Option<Mapping<'static>>
 }
 
 /// The memory of a block.
-fn slice<'a>(address: Address, size: usize) -> VolatileSlice<'a> {
+fn slice<'a>(address: Address, size: usize) -> View<'a> {
     // SAFETY: the caller's own live block of host memory, whose bytes may change at any time.
-    unsafe { VolatileSlice::new(address.as_ptr().unwrap(), size) }
+    unsafe { View::new(address.as_ptr().unwrap(), size) }.unwrap()
 }

@@ -114,7 +114,7 @@ impl Place {
         }
         let memory = memory(size_of_val(numbers).max(1));
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
-        memory.slice().copy_from(&bytes[..]);
+        memory.slice().copy_from(&bytes);
         Self::Pool(Box::new(memory))
     }
 
@@ -130,7 +130,7 @@ impl Place {
             Self::Own(numbers) => numbers.clone(),
             Self::Pool(memory) => {
                 let mut bytes = vec![0; memory.len()];
-                memory.slice().copy_to(&mut bytes[..]);
+                memory.slice().copy_to(&mut bytes);
                 bytes.chunks_exact(8).map(|number| f64::from_ne_bytes(number.try_into().unwrap())).collect()
             }
         }
@@ -173,7 +173,7 @@ fn collectives(size: usize, settings: &LinkSettings, is_pool: fn(usize) -> bool)
             let mut whole: Vec<u8> = vec![0; count * 8];
             whole[bytes.clone()].copy_from_slice(&own_part[bytes]);
             match &mut all {
-                Place::Pool(memory) => memory.slice().copy_from(&whole[..]),
+                Place::Pool(memory) => memory.slice().copy_from(&whole),
                 Place::Own(numbers) => {
                     for (number, bytes) in numbers.iter_mut().zip(whole.chunks_exact(8)) {
                         *number = f64::from_ne_bytes(bytes.try_into().unwrap());
@@ -228,7 +228,7 @@ fn every_operation_of_every_kind_of_numbers() {
                 place.slice().copy_from(&[2_u8.pow(me as u32); 4][..]);
                 fabric.allreduce(&place, reduction).unwrap();
                 let mut first = [9_u8; 8];
-                place.slice().copy_to(&mut first[..]);
+                place.slice().copy_to(&mut first);
                 if element.size() == 1 {
                     let expected = match operation {
                         Operation::Sum | Operation::Or | Operation::Xor => 3,

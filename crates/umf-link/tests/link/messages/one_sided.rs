@@ -32,7 +32,7 @@ fn leaked(memory: Memory<'static>) -> &'static Memory<'static> {
 
 fn bytes_of(memory: &Memory<'_>) -> Vec<u8> {
     let mut bytes = vec![0; memory.len()];
-    memory.slice().copy_to(&mut bytes[..]);
+    memory.slice().copy_to(&mut bytes);
     bytes
 }
 
@@ -73,7 +73,7 @@ fn each_engine_puts_and_gets() {
         let shared = leaked(memory(SIZE));
         let mut private = vec![0_u8; SIZE];
         let first = content(SIZE, 3);
-        shared.slice().copy_from(&first[..]);
+        shared.slice().copy_from(&first);
         private.copy_from_slice(&first);
         // SAFETY: ended below, before anybody looks at the vector.
         let mut range = unsafe {
@@ -123,7 +123,7 @@ fn what_a_key_does_not_grant_is_refused() {
         let (mut owner, mut other) = pair_with([settings, LinkSettings::default()]);
         let range = leaked(memory(10_000));
         let before = content(10_000, 9);
-        range.slice().copy_from(&before[..]);
+        range.slice().copy_from(&before);
         let reads = register(&owner, range, RemoteAccess::Get);
         let writes = register(&owner, range, RemoteAccess::Put);
         let mut into = [0; 100];
@@ -172,7 +172,7 @@ fn enforced_ranges_cannot_be_left_by_any_key() {
     let (mut owner, mut other) = pair_with([enforcing(), forced(Engine::Bounce)]);
     let block = leaked(memory(30_000));
     let before = content(30_000, 5);
-    block.slice().copy_from(&before[..]);
+    block.slice().copy_from(&before);
     // SAFETY: the memory stays, and shows itself as volatile memory alone.
     let range = unsafe { owner.register(block.part(10_000, 10_000).unwrap(), RemoteAccess::Get) }.unwrap();
     let longer = forged(range.key(), |bytes| bytes[16..24].copy_from_slice(&20_000_u64.to_le_bytes()));
@@ -229,7 +229,7 @@ fn messages_of_who_enforces_go_through_buffers() {
     let (mut one, mut other) = pair_with([enforcing(), LinkSettings::default()]);
     let from = memory(200_000);
     let bytes = content(200_000, 6);
-    from.slice().copy_from(&bytes[..]);
+    from.slice().copy_from(&bytes);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             one.send(1, &from).unwrap();

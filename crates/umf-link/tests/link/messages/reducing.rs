@@ -45,7 +45,7 @@ fn by(engine: Option<Engine>, carried: Engine, is_pool: bool) {
         });
         if is_pool {
             let mut result = vec![0; count * 4];
-            into.slice().copy_to(&mut result[..]);
+            into.slice().copy_to(&mut result);
             assert!(result == bytes(&expected), "{carried} {count}");
         } else {
             assert!(mine == expected, "{carried} {count}");

@@ -90,7 +90,7 @@ impl Room {
             at = end;
         }
         match self.shared(form, side) {
-            Some(memory) => memory.slice().copy_from(&all[..]),
+            Some(memory) => memory.slice().copy_from(&all),
             None => self.private[side] = all,
         }
     }
@@ -99,7 +99,7 @@ impl Room {
         match self.shared(form, side) {
             Some(memory) => {
                 let mut all = vec![0; memory.len()];
-                memory.slice().copy_to(&mut all[..]);
+                memory.slice().copy_to(&mut all);
                 all
             }
             None => self.private[side].clone(),
@@ -258,7 +258,7 @@ fn both_sides_copy_lists() {
     }
     other.set_timeout(None);
     let (bytes, pool) = (content(LONG, 5), [memory(LONG), memory(LONG)]);
-    pool[0].slice().copy_from(&bytes[..]);
+    pool[0].slice().copy_from(&bytes);
     let mut into = vec![0; LONG];
     for (is_pool, is_into_pool) in [(false, false), (true, false), (false, true), (true, true)] {
         let before = one.statistics().pushed.bytes;
@@ -290,7 +290,7 @@ fn both_sides_copy_lists() {
                 assert_eq!(received.unwrap().engine, Engine::Both);
             });
             if is_into_pool {
-                pool[1].slice().copy_to(&mut into[..]);
+                pool[1].slice().copy_to(&mut into);
             }
             let sent = bytes.chunks(300_001).rev().flatten();
             let came = into.chunks(90_001).rev().flatten();

@@ -1,0 +1,104 @@
+//! Typed views of shared memory beside plain slices of private memory: nanoseconds per KiB.
+
+use std::hint::black_box;
+use std::process::ExitCode;
+
+use umf::{Pool, View};
+use umf_benches::bench::{self, Bench, Figures};
+use umf_benches::measure::{Measured, batches};
+use umf_benches::{Result, process};
+
+/// The peer.
+const SLICE: &str = "slice";
+/// Bytes of the memory: within a processor's first cache, within its second, beyond both.
+const SIZES: [(&str, usize); 3] = [("4K", 4 << 10), ("64K", 64 << 10), ("16M", 16 << 20)];
+
+fn main() -> ExitCode {
+    bench::main(measure, process::produce)
+}
+
+fn measure(bench: &mut Bench) -> Result<()> {
+    let pool = Pool::shared()?;
+    for (name, size) in SIZES {
+        let block = pool.allocate_aligned(size, 64)?;
+        let numbers = block.view::<u64>()?;
+        let slice = &mut vec![1_u64; numbers.len()][..];
+        let local = &mut vec![1_u64; numbers.len()][..];
+        numbers.copy_from(slice);
+        let mut row = |what: &str, ours: &mut dyn FnMut(), peer: &mut dyn FnMut()| {
+            bench.row(&format!("view.{what}.{name}"), |bench| {
+                let ours = Measured::of(batches(bench.time, size >> 10, || Ok(ours()))?)?;
+                Ok(Figures::from(ours)
+                    .beside(SLICE, Measured::of(batches(bench.time, size >> 10, || Ok(peer()))?)?))
+            })
+        };
+        row(
+            "get",
+            &mut || {
+                black_box(get(black_box(numbers)));
+            },
+            &mut || {
+                let slice = black_box(&*slice);
+                // As a view is read: one word at a time.
+                black_box((0..slice.len()).fold(0_u64, |sum, at| sum.wrapping_add(*black_box(&slice[at]))));
+            },
+        )?;
+        row(
+            "iterate",
+            &mut || {
+                black_box(numbers.iter().fold(0, u64::wrapping_add));
+            },
+            &mut || {
+                black_box(black_box(&*slice).iter().copied().fold(0, u64::wrapping_add));
+            },
+        )?;
+        row("set", &mut || set(black_box(numbers)), &mut || {
+            black_box(&mut *slice).iter_mut().zip(0..).for_each(|(word, value)| *word = value);
+        })?;
+        row("fill", &mut || black_box(numbers).fill(black_box(7)), &mut || {
+            black_box(&mut *slice).fill(black_box(7));
+        })?;
+        row(
+            "copy_to",
+            &mut || {
+                black_box(numbers.copy_to(black_box(local)));
+            },
+            &mut || {
+                black_box(&mut *local).copy_from_slice(black_box(slice));
+            },
+        )?;
+        row(
+            "copy_from",
+            &mut || {
+                black_box(numbers.copy_from(black_box(local)));
+            },
+            &mut || {
+                black_box(&mut *slice).copy_from_slice(black_box(local));
+            },
+        )?;
+        let floats = block.view::<f32>()?;
+        let slice = vec![0.5_f32; floats.len()];
+        floats.copy_from(&slice);
+        row(
+            "sum.f32",
+            &mut || {
+                black_box(floats.iter().sum::<f32>());
+            },
+            &mut || {
+                black_box(black_box(&slice).iter().sum::<f32>());
+            },
+        )?;
+    }
+    Ok(())
+}
+
+fn get(view: View<'_, u64>) -> u64 {
+    (0..view.len()).fold(0, |sum, index| sum.wrapping_add(view.get(index).unwrap_or(0)))
+}
+
+fn set(view: View<'_, u64>) {
+    for (index, value) in (0..view.len()).zip(0..) {
+        // Inside.
+        let _ = view.set(index, value);
+    }
+}
