@@ -23,13 +23,17 @@ fn measure(bench: &mut Bench) -> Result<()> {
         let block = pool.allocate_aligned(size, 64)?;
         let numbers = block.view::<u64>()?;
         let slice = &mut vec![1_u64; numbers.len()][..];
-        let local = &mut vec![1_u64; numbers.len()][..];
+        let [local, other] = &mut [vec![1_u64; numbers.len()], vec![1_u64; numbers.len()]];
         numbers.copy_from(slice);
         let mut row = |what: &str, ours: &mut dyn FnMut(), peer: &mut dyn FnMut()| {
             bench.row(&format!("view.{what}.{name}"), |bench| {
-                let ours = Measured::of(batches(bench.time, size >> 10, || Ok(ours()))?)?;
-                Ok(Figures::from(ours)
-                    .beside(SLICE, Measured::of(batches(bench.time, size >> 10, || Ok(peer()))?)?))
+                let time = |run: &mut dyn FnMut()| {
+                    Measured::of(batches(bench.time, size >> 10, || {
+                        run();
+                        Ok(())
+                    })?)
+                };
+                Ok(Figures::from(time(ours)?).beside(SLICE, time(peer)?))
             })
         };
         row(
@@ -39,8 +43,7 @@ fn measure(bench: &mut Bench) -> Result<()> {
             },
             &mut || {
                 let slice = black_box(&*slice);
-                // As a view is read: one word at a time.
-                black_box((0..slice.len()).fold(0_u64, |sum, at| sum.wrapping_add(*black_box(&slice[at]))));
+                black_box((0..slice.len()).fold(0_u64, |sum, at| sum.wrapping_add(slice[at])));
             },
         )?;
         row(
@@ -50,6 +53,17 @@ fn measure(bench: &mut Bench) -> Result<()> {
             },
             &mut || {
                 black_box(black_box(&*slice).iter().copied().fold(0, u64::wrapping_add));
+            },
+        )?;
+        let bytes = block.view::<u8>()?;
+        let byte_slice = vec![1_u8; size];
+        row(
+            "iterate.u8",
+            &mut || {
+                black_box(bytes.iter().fold(0, u8::wrapping_add));
+            },
+            &mut || {
+                black_box(black_box(&byte_slice).iter().copied().fold(0, u8::wrapping_add));
             },
         )?;
         row("set", &mut || set(black_box(numbers)), &mut || {
@@ -64,7 +78,7 @@ fn measure(bench: &mut Bench) -> Result<()> {
                 black_box(numbers.copy_to(black_box(local)));
             },
             &mut || {
-                black_box(&mut *local).copy_from_slice(black_box(slice));
+                black_box(&mut *other).copy_from_slice(black_box(slice));
             },
         )?;
         row(
@@ -73,7 +87,7 @@ fn measure(bench: &mut Bench) -> Result<()> {
                 black_box(numbers.copy_from(black_box(local)));
             },
             &mut || {
-                black_box(&mut *slice).copy_from_slice(black_box(local));
+                black_box(&mut *slice).copy_from_slice(black_box(other));
             },
         )?;
         let floats = block.view::<f32>()?;

@@ -81,7 +81,7 @@ fn elements_of_each_type_are_read_and_written() {
     elements(&(0..3000).map(|n| n as u8).collect::<Vec<_>>());
     elements(&(0..3000).map(|n| -n as i16).collect::<Vec<_>>());
     elements(&(0..3000).map(|n| n as f32 * 0.25).collect::<Vec<_>>());
-    elements(&(0..3000).map(|n| n as f64 * -0.125).collect::<Vec<_>>());
+    elements(&(0..3000).map(|n| f64::from(n) * -0.125).collect::<Vec<_>>());
     elements(&(0..300).map(|n| u128::MAX - n).collect::<Vec<_>>());
     elements(&(0..300_u16).map(|n| [n, n + 1, n + 2]).collect::<Vec<_>>());
     elements(&(0..300).map(|n| [n as f32; 3]).collect::<Vec<_>>());

@@ -10,7 +10,7 @@ mod table;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use umf_core::{Address, Layout, Pool, Visibility};
+use umf_core::{Address, Layout, Pool, View, Visibility};
 use umf_ipc::{Exporter, ExporterSettings, Importer};
 use umf_link::{Destination, Engine, Error, Link, LinkBuilder, LinkSettings, Memory, Source, TagMatch};
 use umf_pool_proxy::ProxyPool;

@@ -173,7 +173,7 @@ fn collectives(size: usize, settings: &LinkSettings, is_pool: fn(usize) -> bool)
             let mut whole: Vec<u8> = vec![0; count * 8];
             whole[bytes.clone()].copy_from_slice(&own_part[bytes]);
             match &mut all {
-                Place::Pool(memory) => memory.slice().copy_from(&whole),
+                Place::Pool(memory) => assert_eq!(memory.slice().copy_from(&whole), whole.len()),
                 Place::Own(numbers) => {
                     for (number, bytes) in numbers.iter_mut().zip(whole.chunks_exact(8)) {
                         *number = f64::from_ne_bytes(bytes.try_into().unwrap());

@@ -90,7 +90,7 @@ impl Room {
             at = end;
         }
         match self.shared(form, side) {
-            Some(memory) => memory.slice().copy_from(&all),
+            Some(memory) => assert_eq!(memory.slice().copy_from(&all), all.len()),
             None => self.private[side] = all,
         }
     }
