@@ -130,8 +130,7 @@ impl Checked {
         let by = self.history.last_free(address, self.now());
         let fault = Error::WrittenAfterFree { address, size, offset, by };
         self.record(EventKind::WrittenAfterFree, address, (size as u64, size as u64), reason(&fault));
-        let text = format_args!("pool {}: {fault}", self.name());
-        output::event(|| tracing::error!(pool = self.name(), "{text}"));
+        output::event(|| tracing::error!(pool = self.name(), "pool {}: {fault}", self.name()));
         if let Some(callback) = &self.settings.on_fault {
             callback.run(|call| call(&fault));
         }
