@@ -89,3 +89,20 @@ pub fn add_up_to(counter: &AtomicU64, bytes: u64, limit: u64) -> bool {
     let more = |now: u64| now.checked_add(bytes).filter(|&sum| limit == 0 || sum <= limit);
     counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_beyond_the_limit_or_the_counter_are_refused_and_leave_it() {
+        let counter = AtomicU64::new(u64::MAX - 1);
+        assert!(!add_up_to(&counter, 2, 0));
+        assert!(add_up_to(&counter, 1, 0));
+        assert_eq!(counter.load(Ordering::Relaxed), u64::MAX);
+        let counter = AtomicU64::new(10);
+        assert!(!add_up_to(&counter, 91, 100));
+        assert!(add_up_to(&counter, 90, 100));
+        assert_eq!(counter.load(Ordering::Relaxed), 100);
+    }
+}

@@ -255,6 +255,15 @@ fn held_limit_counts_leased_bytes_and_not_awaited_ones() {
     assert_eq!(upstream.admit(), Ok(()));
 }
 
+/// The first address of another space is one beyond the process's own.
+#[test]
+fn addresses_beyond_the_processs_own_have_no_owner() {
+    for bits in [1 << Address::BITS, u64::MAX] {
+        assert_eq!(owner(Address::from_bits(bits)), None);
+        assert_eq!(span_below(Address::from_bits(bits), u32::MAX), None);
+    }
+}
+
 /// Of the process's own space, as nobody maps it: what [`owner`] finds without a list, and what with one.
 #[test]
 fn an_owner_is_that_of_the_region_around_the_address() {
