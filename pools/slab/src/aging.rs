@@ -12,8 +12,7 @@ use umf_sync::chunks::Zeroed;
 use crate::SlabPool;
 use crate::classes::MAX_CLASSES;
 use crate::portion::Portion;
-use crate::span::Kind;
-use crate::state::Entry;
+use crate::span::{Entry, Kind};
 use crate::thread_cache::ThreadCache;
 
 /// How often each bin of a thread was taken from at the last look.
@@ -29,7 +28,7 @@ impl SlabPool {
             return;
         }
         // What is to stay of that which comes below what is looked at here, so that all of it goes at one time.
-        let used_units = self.large.lock().used_idle();
+        let used_units = self.extents.lock().used_idle();
         let small = 0..self.classes.slab_count();
         let mut used_slabs = [0_u32; MAX_CLASSES];
         for class in small.clone() {
@@ -59,7 +58,7 @@ impl SlabPool {
             self.centrals[class].lock().look_again();
         }
         self.expire_regions(used_units);
-        self.large.lock().look_again();
+        self.extents.lock().begin_period();
     }
 
     /// Merges the blocks of a large class that lay in stock.
@@ -119,17 +118,17 @@ impl SlabPool {
 
     /// Gives idle regions back until no more units are idle than were used in between, but for what is reserved.
     fn expire_regions(&self, used_units: u64) {
-        let floor = self.ahead.floor().div_ceil(crate::large::UNIT as u64);
-        for number in 1..self.spans.end() {
-            if self.spans.get(number).is_none_or(|span| span.kind() != Kind::Region) {
+        let floor = self.ahead.floor().div_ceil(crate::extents::UNIT as u64);
+        for number in 1..self.meta.end() {
+            if self.meta.span(number).is_none_or(|span| span.kind() != Kind::Region) {
                 continue;
             }
             let removed = {
-                let mut large = self.large.lock();
+                let mut large = self.extents.lock();
                 if large.idle().0 <= used_units {
                     return;
                 }
-                large.remove_region(self.tables(), number, floor)
+                large.remove_region(&self.meta, number, floor)
             };
             if removed {
                 // A provider that does not take it back leaves it with us.

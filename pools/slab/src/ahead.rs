@@ -10,7 +10,7 @@ use umf_runtime::tracker::GRANULE;
 use umf_sync::Lock;
 
 use crate::SlabPool;
-use crate::large::UNIT;
+use crate::extents::UNIT;
 use crate::pool::OWNER;
 use crate::span::Kind;
 
@@ -38,7 +38,7 @@ impl Ahead {
 impl SlabPool {
     /// Bytes of regions that are cut up.
     pub(crate) fn cut_up_bytes(&self) -> u64 {
-        self.large.lock().units() * UNIT as u64
+        self.extents.lock().units() * UNIT as u64
     }
 
     /// Takes regions until there are `bytes` of them; yields how many bytes came.
@@ -98,9 +98,9 @@ impl SlabPool {
     /// Gives idle regions back while there are more than `bytes` of regions that are cut up.
     pub(crate) fn give_idle_down_to(&self, bytes: u64) -> Result<()> {
         let mut result = Ok(());
-        for number in 1..self.spans.end() {
-            let region = self.spans.get(number).is_some_and(|span| span.kind() == Kind::Region);
-            if region && self.large.lock().remove_region(self.tables(), number, bytes / UNIT as u64) {
+        for number in 1..self.meta.end() {
+            let region = self.meta.span(number).is_some_and(|span| span.kind() == Kind::Region);
+            if region && self.extents.lock().remove_region(&self.meta, number, bytes / UNIT as u64) {
                 result = result.and(self.give_back(number).map(drop));
             }
         }

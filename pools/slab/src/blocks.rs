@@ -8,16 +8,15 @@
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
-use umf_core::{Address, Error, Result};
+use umf_core::{Error, Result};
 use umf_runtime::tracker;
 use umf_sync::thread;
 
 use crate::SlabPool;
 use crate::central::Central;
-use crate::large::{Range, UNIT};
-use crate::reach::{SHARED_LIFE, life_of};
-use crate::span::{Cold, Kind, Span};
-use crate::state::Entry;
+use crate::extents::{Range, UNIT};
+use crate::reach::{UNBIASED, thread_word};
+use crate::span::{Cold, Entry, Span};
 use crate::thread_cache::ThreadCache;
 
 /// How many classes above its own may serve a request.
@@ -45,7 +44,7 @@ impl SlabPool {
     /// A large block of the class from the allocator of units.
     pub(crate) fn cut_block(&self, class: usize, align: u32) -> Result<Entry> {
         let size = self.classes.size(class);
-        let (number, span) = self.spans.allocate()?;
+        let (number, span) = self.meta.allocate_span()?;
         let cut = self.obtain((size / UNIT) as u32, align, number).and_then(|range| {
             let lost = Error::OutOfMemory { size, owner: "metadata", native: 0 };
             let (base, region) = self.region_of(range).ok_or(lost)?;
@@ -58,11 +57,11 @@ impl SlabPool {
             })
         });
         if let Err(error) = cut {
-            self.spans.release(number);
+            self.meta.release_span(number);
             return Err(error);
         }
         if let Some(index) = thread::current() {
-            span.home.store(life_of(index.get()), Ordering::Relaxed);
+            span.owner.store(thread_word(index.get()), Ordering::Relaxed);
         }
         // SAFETY: the span is in use, and has one block.
         Ok(unsafe { span.entry(0) })
@@ -72,36 +71,30 @@ impl SlabPool {
     /// a matter of trust. (No free is under way that would have to be waited for.)
     #[inline]
     pub(crate) fn take_home(index: u32, cache: &ThreadCache, span: &Span) {
-        span.home.store(life_of(index), Ordering::Relaxed);
+        span.owner.store(thread_word(index), Ordering::Relaxed);
         if cache.trust().lends() {
-            span.owner.store(life_of(index), Ordering::Relaxed);
+            span.bias.store(thread_word(index), Ordering::Relaxed);
             cache.remember(span.base(), span);
         }
-    }
-
-    /// The span of a free large block.
-    fn span_of(&self, entry: &Entry) -> Option<(u32, &Span)> {
-        let number = self.number_at(Address::from_bits(entry.address))?;
-        self.spans.get(number).filter(|span| span.kind() == Kind::Block).map(|span| (number, span))
     }
 
     /// Merges large blocks with what is free around them. `release`: regions that are idle then may go to the provider.
     pub(crate) fn give_units(&self, entries: &[Entry], release: bool) {
         for entry in entries {
-            let Some((number, span)) = self.span_of(entry) else { continue };
+            let Some((number, span)) = self.meta.large_span(entry) else { continue };
             // SAFETY: the caller alone has the block.
             let range = Range { region: span.region(), first: unsafe { span.cold() }.unit };
-            debug_assert_eq!(span.owner.load(Ordering::Relaxed), SHARED_LIFE, "its owner remembers the span");
+            debug_assert_eq!(span.bias.load(Ordering::Relaxed), UNBIASED, "its owner remembers the span");
             if let Some((base, region)) = self.region_of(range) {
                 // Cannot fail: the granule is the region's.
                 let _ = tracker::set_span(region, base, 1, range.region);
             }
             span.retract();
-            self.spans.release(number);
+            self.meta.release_span(number);
             if release {
                 self.give_range(range);
             } else {
-                self.large.lock().free(self.tables(), range);
+                self.extents.lock().free(&self.meta, range);
             }
         }
     }
@@ -191,8 +184,8 @@ impl SlabPool {
                 let bytes = cache.large_bytes() + size;
                 if bytes <= target && !bin.is_full() {
                     cache.set_large_bytes(bytes);
-                    if let Some((_, span)) = self.span_of(&entry)
-                        && span.owner.load(Ordering::Relaxed) == SHARED_LIFE
+                    if let Some((_, span)) = self.meta.large_span(&entry)
+                        && span.bias.load(Ordering::Relaxed) == UNBIASED
                     {
                         Self::take_home(index, cache, span);
                     }
@@ -263,7 +256,7 @@ impl SlabPool {
             let entry = unsafe { out.add(place).read() };
             if let Some(index) = index {
                 // SAFETY: what lies in stock are large blocks of this pool.
-                unsafe { Span::of_own_state(entry) }.home.store(life_of(index), Ordering::Relaxed);
+                unsafe { Span::of_own_state(entry) }.owner.store(thread_word(index), Ordering::Relaxed);
             }
         }
         took
@@ -287,7 +280,7 @@ impl SlabPool {
         }
         let mut central = self.centrals[class].lock();
         if !central.has_buffer()
-            && let Ok((_, place)) = self.arena.allocate(most * size_of::<Entry>())
+            && let Ok((_, place)) = self.meta.runs.allocate(most * size_of::<Entry>())
         {
             // SAFETY: the run is of that size, aligned to a cache line, and stays this class's.
             unsafe { central.equip(place.as_ptr().cast(), most) };
@@ -331,7 +324,7 @@ impl SlabPool {
         let reserved = self.reserve.bytes();
         let most = (self.settings.thread_cache_size as u64 / 4).saturating_mul(5 * keepers as u64);
         let allowed = most.saturating_sub(reserved / 4).max(reserved / 32);
-        let free = self.large.lock().free_units() * UNIT as u64 + kept;
+        let free = self.extents.lock().free_units() * UNIT as u64 + kept;
         if free <= allowed {
             return Gathered::Little;
         }

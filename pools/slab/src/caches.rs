@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use umf_core::Result;
 use umf_sync::chunks::Chunks;
 
-use crate::reach::SHARED_LIFE;
+use crate::reach::UNBIASED;
 use crate::span::Span;
 use crate::thread_cache::ThreadCache;
 
@@ -37,11 +37,11 @@ impl Caches {
 
     /// From here on a span is nobody's. By its owner, or while that is kept out.
     pub(crate) fn disown(&self, span: &Span) {
-        let owner = span.owner.load(Ordering::Relaxed);
+        let owner = span.bias.load(Ordering::Relaxed);
         if let Some(cache) = owner.checked_sub(1).and_then(|index| self.get(index)) {
             cache.forget(span);
         }
-        span.owner.store(SHARED_LIFE, Ordering::Release);
+        span.bias.store(UNBIASED, Ordering::Release);
     }
 
     /// The cache of thread number `index`.

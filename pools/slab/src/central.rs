@@ -11,13 +11,11 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use umf_core::Address;
 use umf_runtime::tracker;
-use umf_sync::table::Table;
 
 use crate::caches::Caches;
-use crate::pool::SPANS;
-use crate::reach::life_of;
-use crate::span::{Cold, Span};
-use crate::state::Entry;
+use crate::metadata::Metadata;
+use crate::reach::thread_word;
+use crate::span::{Cold, Entry};
 
 /// The list that a slab is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -29,7 +27,7 @@ impl ListName {
     /// Slabs whose blocks are all free.
     const EMPTY: Self = Self(1);
     /// Slabs with some blocks free that are at home with nobody.
-    pub(crate) const HOMELESS: Self = Self(2);
+    pub(crate) const UNOWNED: Self = Self(2);
 
     /// Slabs with some blocks free that are at home with thread number `index`.
     const fn home(index: u32) -> Self {
@@ -40,7 +38,7 @@ impl ListName {
 /// What the methods of [`Central`] work on.
 #[derive(Clone, Copy)]
 pub(crate) struct Slabs<'a> {
-    pub(crate) spans: &'a Table<Span, SPANS>,
+    pub(crate) spans: &'a Metadata,
     pub(crate) caches: &'a Caches,
     pub(crate) class: usize,
 }
@@ -75,7 +73,7 @@ impl<'a> Slabs<'a> {
     fn cold(self, number: u32) -> Option<&'a mut Cold> {
         // SAFETY: the callers are methods of `Central`, which its lock guards; the spans in its lists, and those of
         // the blocks that it is given, are slabs of its class. Each reference is used before the next is made.
-        self.spans.get(number).filter(|_| number != 0).map(|span| unsafe { span.cold() })
+        self.spans.span(number).filter(|_| number != 0).map(|span| unsafe { span.cold() })
     }
 
     /// Whether a list is that of a thread that is not there any more.
@@ -109,7 +107,7 @@ impl Central {
         match list {
             ListName::NONE => 0,
             ListName::EMPTY => self.empty,
-            ListName::HOMELESS => self.homeless,
+            ListName::UNOWNED => self.homeless,
             ListName(home) => slabs.home(home - 3).map_or(0, |head| head.load(Ordering::Relaxed)),
         }
     }
@@ -118,7 +116,7 @@ impl Central {
         match list {
             ListName::NONE => {}
             ListName::EMPTY => self.empty = number,
-            ListName::HOMELESS => self.homeless = number,
+            ListName::UNOWNED => self.homeless = number,
             ListName(home) => {
                 if let Some(head) = slabs.home(home - 3) {
                     head.store(number, Ordering::Relaxed);
@@ -240,11 +238,11 @@ impl Central {
         out: *mut Entry,
         want: usize,
     ) -> usize {
-        let home = taker.map_or(ListName::HOMELESS, |taker| ListName::home(taker.index));
+        let home = taker.map_or(ListName::UNOWNED, |taker| ListName::home(taker.index));
         let mut n = 0;
         while n < want {
             let number = self.pick(slabs, taker, home);
-            let Some((span, cold)) = slabs.spans.get(number).zip(slabs.cold(number)) else { break };
+            let Some((span, cold)) = slabs.spans.span(number).zip(slabs.cold(number)) else { break };
             let words = cold.total.div_ceil(64);
             while n < want && cold.free > 0 {
                 // SAFETY: the bitmap of a slab has `words` words, and `hint` lies below.
@@ -269,7 +267,7 @@ impl Central {
 
     /// A slab with blocks free, in the taker's list; 0 if there is none.
     fn pick(&mut self, slabs: Slabs<'_>, taker: Option<Taker>, home: ListName) -> u32 {
-        for list in [home, ListName::HOMELESS, ListName::EMPTY] {
+        for list in [home, ListName::UNOWNED, ListName::EMPTY] {
             let number = self.head(slabs, list);
             if number == 0 {
                 continue;
@@ -277,17 +275,17 @@ impl Central {
             if list != home {
                 self.unlink(slabs, number);
                 self.push(slabs, home, number);
-                if let Some((span, cold)) = slabs.spans.get(number).zip(slabs.cold(number)) {
-                    cold.home = home;
-                    span.home.store(taker.map_or(0, |taker| life_of(taker.index)), Ordering::Relaxed);
+                if let Some((span, cold)) = slabs.spans.span(number).zip(slabs.cold(number)) {
+                    cold.owner_list = home;
+                    span.owner.store(taker.map_or(0, |taker| thread_word(taker.index)), Ordering::Relaxed);
                 }
             }
             if list == ListName::EMPTY
-                && let Some((span, taker)) = slabs.spans.get(number).zip(taker)
+                && let Some((span, taker)) = slabs.spans.span(number).zip(taker)
                 && taker.alone
             {
                 // No block of it is live, so no free is under way that would have to be waited for.
-                span.owner.store(life_of(taker.index), Ordering::Relaxed);
+                span.bias.store(thread_word(taker.index), Ordering::Relaxed);
             }
             return number;
         }
@@ -304,16 +302,16 @@ impl Central {
         for entry in entries {
             let address = Address::from_bits(entry.address);
             let Some((_, number)) = tracker::span(address) else { continue };
-            let Some(span) = slabs.spans.get(number) else { continue };
+            let Some(span) = slabs.spans.span(number) else { continue };
             let Some(place) = span.locate_start(number, address) else { continue };
             let Some(cold) = slabs.cold(number) else { continue };
             // SAFETY: the index is that of a block of the slab, whose bitmap has a bit for each.
             unsafe { *cold.bitmap.add((place.index / 64) as usize) |= 1 << (place.index % 64) };
             cold.free += 1;
-            if slabs.is_away(cold.home) {
-                cold.home = ListName::HOMELESS;
+            if slabs.is_away(cold.owner_list) {
+                cold.owner_list = ListName::UNOWNED;
             }
-            let (free, total, home) = (cold.free, cold.total, cold.home);
+            let (free, total, home) = (cold.free, cold.total, cold.owner_list);
             if free == total {
                 // A thread whose frees alone met this slab is not inside now: the last of its blocks came from there,
                 // by itself or while it was kept out.
@@ -335,10 +333,10 @@ impl Central {
                 return;
             }
             self.unlink(slabs, number);
-            self.push(slabs, ListName::HOMELESS, number);
-            if let Some((span, cold)) = slabs.spans.get(number).zip(slabs.cold(number)) {
-                cold.home = ListName::HOMELESS;
-                span.home.store(0, Ordering::Relaxed);
+            self.push(slabs, ListName::UNOWNED, number);
+            if let Some((span, cold)) = slabs.spans.span(number).zip(slabs.cold(number)) {
+                cold.owner_list = ListName::UNOWNED;
+                span.owner.store(0, Ordering::Relaxed);
             }
         }
     }

@@ -1,17 +1,20 @@
-//! Size classes: eight per doubling, so that rounding up wastes at most 12.5 %.
+//! Size classes, and the way from an offset to a block.
+//!
+//! There are eight classes per doubling, so that rounding up wastes at most 12.5 %. Classes of less than a
+//! granule of the tracker are served from slabs, the others are large.
 
 use umf_core::Layout;
 use umf_runtime::tracker::GRANULE;
 
-use crate::large::UNIT;
+use crate::extents::UNIT;
 use crate::thread_cache::BinPlace;
 
 /// The most classes that a pool can have.
 pub(crate) const MAX_CLASSES: usize = 256;
-/// Blocks below this size come from slabs, others straight from the large allocator: it is the size from which on no two
-/// blocks begin in one granule.
+/// Blocks below this size come from slabs, others from the extents. From this size on no two blocks begin in
+/// one granule.
 const SLAB_LIMIT: usize = GRANULE;
-/// Fewer blocks than this are not worth a slab.
+/// The fewest blocks of a slab.
 const BLOCKS_PER_SLAB: usize = 8;
 
 /// The size classes of one pool.
@@ -25,7 +28,8 @@ pub(crate) struct Classes {
     slab_count: usize,
     /// 8 times the smallest block.
     linear: usize,
-    /// Where the bin is of the class of sizes up to 8 times the index plus one; that of [`Classes::NONE`] where that is none of slabs.
+    /// The bin of the class of sizes up to 8 times the index plus one; that of [`Classes::NONE`] if the class is
+    /// large.
     table: [BinPlace; TABLE],
 }
 
@@ -33,7 +37,7 @@ const TABLE: usize = 512;
 const STEP_BITS: u32 = 3;
 
 impl Classes {
-    /// The classes from `min_block` (a power of two) up to at least `max_poolable`.
+    /// Returns the classes from `min_block` (a power of two) up to at least `max_poolable`.
     pub(crate) const fn new(min_block: usize, max_poolable: usize) -> Self {
         let shift = min_block.ilog2();
         let table = [BinPlace::of(Self::NONE); TABLE];
@@ -55,57 +59,58 @@ impl Classes {
         classes
     }
 
-    /// A class of which there never are blocks.
+    /// A class without blocks.
     pub(crate) const NONE: usize = MAX_CLASSES - 1;
 
-    /// How many classes there are.
+    /// Returns the number of classes.
     #[inline]
     pub(crate) const fn count(&self) -> usize {
         self.count
     }
 
-    /// Classes below this number are served from slabs.
+    /// Returns the number of classes that are served from slabs: the first ones.
     #[inline]
     pub(crate) const fn slab_count(&self) -> usize {
         self.slab_count
     }
 
-    /// The smallest class that holds `size` bytes (not 0); may lie past [`Classes::count`].
+    /// Returns the smallest class that holds `size` bytes (not 0). It may lie past [`Classes::count`].
     #[inline(always)]
     pub(crate) const fn of(&self, size: usize) -> usize {
         self.of_last(size - 1)
     }
 
-    /// The same of sizes of which `last` is the last byte's number. (Below `linear` the steps are those of the first doubling, so the
-    /// bit of that is set first.)
+    /// Returns the class of a size whose last byte has this number. Below `linear` the steps are those of the
+    /// first doubling, so the bit of `linear` is set first.
     #[inline(always)]
     const fn of_last(&self, last: usize) -> usize {
         let step = (last | self.linear).ilog2() - STEP_BITS;
         ((step - self.shift) as usize * 8) + (last >> step)
     }
 
-    /// The number of the last byte of a block of the layout, with its size rounded up to the alignment: there is a class of each power of
-    /// two, and above it classes of multiples of its eighth, so the class of that many bytes is aligned too.
+    /// Returns the number of the last byte of a block of the layout, with its size rounded up to the alignment.
+    /// There is a class of each power of two, and above it are classes of multiples of its eighth. So the
+    /// class of that many bytes is aligned too.
     #[inline(always)]
     const fn last(layout: Layout) -> usize {
         (layout.size() - 1) | (layout.align() - 1)
     }
 
-    /// Where the bin is of the class of a small layout; if it is not one of slabs, of a class of which there are no blocks. `None` if
-    /// the layout is not small.
+    /// Returns the bin of a layout of up to 4 KiB, or that of [`Classes::NONE`] if its class is large; `None`
+    /// for a larger layout.
     #[inline(always)]
-    pub(crate) fn of_small(&self, layout: Layout) -> Option<BinPlace> {
+    pub(crate) fn small_bin(&self, layout: Layout) -> Option<BinPlace> {
         self.table.get(Self::last(layout) >> STEP_BITS).copied()
     }
 
-    /// The class of a layout that is not small, if there is one whose blocks are aligned.
+    /// Returns the class of a larger layout, if there is one whose blocks are aligned.
     #[inline(always)]
-    pub(crate) const fn of_others(&self, layout: Layout) -> Option<usize> {
+    pub(crate) const fn larger_class(&self, layout: Layout) -> Option<usize> {
         let class = self.of_last(Self::last(layout));
         if layout.align() <= UNIT && class < self.count { Some(class) } else { None }
     }
 
-    /// Bytes of a block of this class.
+    /// Returns the bytes of a block of this class.
     #[inline]
     pub(crate) const fn size(&self, class: usize) -> usize {
         if class < 8 {
@@ -115,17 +120,54 @@ impl Classes {
         }
     }
 
-    /// The smallest class whose blocks hold the layout, and whose size is a multiple of the alignment.
+    /// Returns the smallest class whose blocks hold the layout, and whose size is a multiple of the alignment.
     #[inline]
     pub(crate) const fn of_layout(&self, layout: Layout) -> usize {
         self.of_last(Self::last(layout))
     }
 
-    /// Bytes of a slab of this class: a multiple of [`GRANULE`].
+    /// Returns the bytes of a slab of this class: a multiple of [`GRANULE`].
     pub(crate) const fn slab_size(&self, class: usize, slab_min: usize) -> usize {
         let blocks = self.size(class) * BLOCKS_PER_SLAB;
         let size = if blocks > slab_min { blocks } else { slab_min };
         size.next_multiple_of(GRANULE)
+    }
+}
+
+/// Finds the number of a block from its offset in a span, with one multiplication.
+///
+/// For a size `odd << shift`, `offset * inverse` rotated right by `shift`, where `inverse * odd` is 1 modulo
+/// 2^64, is the number of the block that begins there (Warren, Hacker's Delight, 10-17). Both steps can be
+/// undone, so no other offset yields that number. An offset that is no multiple of the size, or lies
+/// outside, yields a number past all blocks. So one comparison tells whether a block begins there.
+#[derive(Clone, Copy)]
+pub(crate) struct Divisor {
+    pub(crate) inverse: u64,
+    pub(crate) shift: u8,
+}
+
+impl Divisor {
+    /// Finds the block at offset 0 alone, of any size.
+    pub(crate) const ONE_BLOCK: Self = Self { inverse: 1, shift: 0 };
+
+    /// Returns the divisor for blocks of `size` bytes, at least 1.
+    pub(crate) const fn of(size: u64) -> Self {
+        let shift = size.trailing_zeros();
+        let odd = size >> shift;
+        // Right in the lowest 3 bits; each step of Newton's doubles that.
+        let mut inverse = odd;
+        let mut bits = 3;
+        while bits < 64 {
+            inverse = inverse.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(inverse)));
+            bits *= 2;
+        }
+        Self { inverse, shift: shift as u8 }
+    }
+
+    /// Returns the number of the block that begins at an offset, or a number past all blocks.
+    #[inline(always)]
+    pub(crate) const fn number(self, offset: u64) -> u64 {
+        offset.wrapping_mul(self.inverse).rotate_right(self.shift as u32)
     }
 }
 
@@ -134,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_size_has_the_smallest_class_that_holds_it_and_wastes_an_eighth_at_most() {
+    fn class_is_the_smallest_that_holds_a_size_and_wastes_at_most_an_eighth() {
         for min in [8_usize, 16, 64, 256, 4096] {
             let classes = Classes::new(min, 2 << 20);
             assert!(classes.count() <= Classes::NONE);
@@ -143,10 +185,10 @@ mod tests {
                 assert_eq!(classes.of(classes.size(class)), class);
                 for size in [classes.size(class), classes.size(class - 1) + 1] {
                     let layout = Layout::new(size, 1).unwrap();
-                    match classes.of_small(layout) {
+                    match classes.small_bin(layout) {
                         Some(place) if class < classes.slab_count() => assert_eq!(place, BinPlace::of(class)),
                         Some(place) => assert_eq!(place, BinPlace::of(Classes::NONE)),
-                        None => assert_eq!(classes.of_others(layout), Some(class)),
+                        None => assert_eq!(classes.larger_class(layout), Some(class)),
                     }
                 }
                 assert_eq!(classes.of(classes.size(class - 1) + 1), class);
@@ -187,16 +229,16 @@ mod tests {
                     };
                     let least = (0..classes.count()).find(|&class| serves(class));
                     assert_eq!(Some(classes.of_layout(layout)), least, "{size} at {bits} of {min}");
-                    if classes.of_small(layout).is_none() {
-                        assert_eq!(classes.of_others(layout), least);
+                    if classes.small_bin(layout).is_none() {
+                        assert_eq!(classes.larger_class(layout), least);
                     }
                 }
             }
         }
         let classes = Classes::new(8, 2 << 20);
         // Large blocks lie at multiples of a page, not of more.
-        assert_eq!(classes.of_others(Layout::new(100_000, 8192).unwrap()), None);
-        assert_eq!(classes.of_others(Layout::new(4 << 20, 8).unwrap()), None);
+        assert_eq!(classes.larger_class(Layout::new(100_000, 8192).unwrap()), None);
+        assert_eq!(classes.larger_class(Layout::new(4 << 20, 8).unwrap()), None);
     }
 
     #[test]
@@ -210,9 +252,34 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_below_the_smallest_block_or_of_nothing() {
+    fn max_poolable_below_the_smallest_block_leaves_few_classes() {
         assert_eq!(Classes::new(8, 0).count(), 0);
         let classes = Classes::new(64, 100);
         assert_eq!((classes.count(), classes.slab_count()), (2, 2));
+    }
+
+    #[test]
+    fn divisor_finds_block_starts_only() {
+        for size in [8_u64, 9, 24, 40, 56, 72, 112, 1000, 4096, 28_672, 32_768, 57_344, 61_440] {
+            let divisor = Divisor::of(size);
+            let count = (1 << 32) / size;
+            let check = |offset: u64| {
+                let number = divisor.number(offset);
+                if offset.is_multiple_of(size) && offset / size < count {
+                    assert_eq!(number, offset / size, "{offset} / {size}");
+                } else {
+                    assert!(number >= count, "{offset} / {size}");
+                }
+            };
+            (0..2_000_000).step_by(7).chain((1 << 32) - 5..(1 << 32) + 5).for_each(check);
+            for multiple in 1..5_000_u64 {
+                for offset in [multiple * size, (multiple * size).wrapping_neg()] {
+                    [offset - 1, offset, offset + 1].into_iter().for_each(check);
+                }
+                check(multiple.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            }
+        }
+        assert_eq!(Divisor::ONE_BLOCK.number(0), 0);
+        assert!((1..1_000_000).all(|offset| Divisor::ONE_BLOCK.number(offset) >= 1));
     }
 }

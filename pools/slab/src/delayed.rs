@@ -12,13 +12,12 @@ use umf_runtime::observer::before_free;
 
 use crate::SlabPool;
 use crate::pool::{SHARED, TRACED};
-use crate::span::Place;
-use crate::state::{EXPORTED, HELD, LIVE};
+use crate::span::{DEFERRED, EXPORTED, LIVE, Place};
 
 impl SlabPool {
     /// Takes the life of the block at `address`; yields its place, and its state before.
     fn take_life(&self, address: Address) -> Result<(Place<'_>, u8)> {
-        let Some(place) = self.locate_start(address) else {
+        let Some(place) = self.meta.locate_start(address) else {
             return Err(self.why_not(address));
         };
         self.share_with_caller(place.span);
@@ -48,9 +47,9 @@ impl SlabPool {
         let leases = if exported { before_free(Freed::Block { address }) } else { None };
         let is_exported = leases.is_some();
         // Before others can take it back: then the span may be another one's.
-        let (class, size) = (Self::class_of(place), place.span.block() as usize);
+        let (class, size) = (place.class(), place.span.block() as usize);
         self.forget_held(place.span, class);
-        place.state.store(HELD, Ordering::Release);
+        place.state.store(DEFERRED, Ordering::Release);
         if !self.upstream.hold_until(address, size, completion, leases) {
             place.state.store(0, Ordering::Release);
             return self.put(place, address);

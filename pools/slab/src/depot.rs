@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use umf_sync::Lock;
 
-use crate::state::Entry;
+use crate::span::Entry;
 
 /// The most blocks in a parcel.
 const ROOM: usize = 64;

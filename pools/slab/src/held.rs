@@ -3,7 +3,6 @@
 //! Such a block counts as freed and goes nowhere: its state says that it is not live, and no bin, slab or list of units
 //! has it, so that nothing around it is given back either. [`SlabPool::take_back`] ends that.
 
-use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use umf_core::Freed;
@@ -11,20 +10,14 @@ use umf_core::{Address, Error, Result};
 use umf_runtime::observer::before_free;
 
 use crate::SlabPool;
-use crate::span::{Kind, Place, Span};
-use crate::state::{Entry, HELD, LIVE};
+use crate::span::{DEFERRED, LIVE, Place, Span, is_exported};
 
 impl SlabPool {
-    /// The class of the block at a place; `None` for a block that is a region.
-    pub(crate) fn class_of(place: Place<'_>) -> Option<usize> {
-        (place.span.kind() != Kind::Direct).then(|| place.span.class())
-    }
-
     /// What remains of a free once the block is known to have been live and is not any more.
     pub(crate) fn put(&self, place: Place<'_>, address: Address) -> Result<()> {
-        match Self::class_of(place) {
+        match place.class() {
             Some(class) => {
-                let entry = Entry::new(address.to_bits(), NonNull::from(place.state));
+                let entry = place.entry(address);
                 if !self.post(place, class, entry) {
                     self.put_class(class, entry);
                 }
@@ -39,11 +32,11 @@ impl SlabPool {
     #[inline(never)]
     pub(crate) fn free_exported(&self, place: Place<'_>, address: Address) -> Result<()> {
         // Before others can take it back: then the span may be another one's.
-        let (class, size) = (Self::class_of(place), place.span.block() as usize);
+        let (class, size) = (place.class(), place.span.block() as usize);
         if let Some(leases) = before_free(Freed::Block { address }) {
             self.forget_held(place.span, class);
             // Before it is: from then on others may take it back.
-            place.state.store(HELD, Ordering::Release);
+            place.state.store(DEFERRED, Ordering::Release);
             if !self.upstream.hold(address, size, leases) {
                 place.state.store(0, Ordering::Release);
                 return self.put(place, address);
@@ -76,14 +69,14 @@ impl SlabPool {
         match freed {
             Freed::Block { address } => {
                 let missing = Error::NotAllocated { address };
-                let place = self.locate_start(address).ok_or(missing)?;
+                let place = self.meta.locate_start(address).ok_or(missing)?;
                 if place.state.load(Ordering::Acquire) & LIVE != 0 {
                     return Err(Error::NotAllocated { address });
                 }
                 place.state.store(0, Ordering::Release);
-                match Self::class_of(place) {
+                match place.class() {
                     Some(class) => {
-                        self.give(class, &[Entry::new(address.to_bits(), NonNull::from(place.state))]);
+                        self.give(class, &[place.entry(address)]);
                         Ok(())
                     }
                     None => self.end_direct(place),
@@ -103,7 +96,7 @@ impl SlabPool {
         for index in 0..blocks {
             // SAFETY: the span is in use, and has that many blocks.
             let state = unsafe { span.state(index).as_ref() };
-            if !Self::is_exported(state.load(Ordering::Acquire)) {
+            if !is_exported(state.load(Ordering::Acquire)) {
                 continue;
             }
             let address = Address::from_bits(span.base().to_bits() + index * span.block());

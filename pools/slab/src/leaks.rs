@@ -7,8 +7,7 @@ use umf_runtime::metadata::Mapped;
 
 use crate::SlabPool;
 use crate::classes::MAX_CLASSES;
-use crate::span::Kind;
-use crate::state::LIVE;
+use crate::span::{Kind, LIVE};
 
 impl SlabPool {
     /// Shows which blocks are live. Takes no memory from the global allocator.
@@ -41,8 +40,8 @@ impl SlabPool {
         for (class, &blocks) in blocks.iter().enumerate().filter(|&(_, &blocks)| blocks > 0) {
             add(self.classes.size(class) as u64, blocks.unsigned_abs());
         }
-        for span in (1..self.spans.end()).filter_map(|number| self.spans.get(number)) {
-            let look = span.look(|states| states.next().is_some_and(|state| state & LIVE != 0));
+        for span in self.meta.spans().map(|(_, span)| span) {
+            let look = span.snapshot(|states| states.next().is_some_and(|state| state & LIVE != 0));
             if let Some((look, true)) = look
                 && look.kind == Kind::Direct
             {

@@ -6,10 +6,9 @@ use umf_core::{Address, BlockSpan, Error, Result};
 use umf_runtime::tracker;
 
 use crate::SlabPool;
-use crate::large::UNIT;
+use crate::extents::{UNIT, extent_around};
 use crate::pool::OWNER;
-use crate::span::{Kind, Place};
-use crate::state::LIVE;
+use crate::span::{Kind, LIVE, Place};
 
 impl SlabPool {
     /// Why an address is not the start of a live block.
@@ -24,7 +23,7 @@ impl SlabPool {
 
     /// The live block that holds `address`, and its place.
     pub(crate) fn find_block(&self, address: Address) -> Result<(BlockSpan, Place<'_>)> {
-        if let Some(place) = self.locate(address).or_else(|| self.locate_around(address)) {
+        if let Some(place) = self.meta.locate(address).or_else(|| self.locate_around(address)) {
             let size = place.span.block() as usize;
             let live = place.state.load(Ordering::Acquire) & LIVE != 0 && place.is_current();
             return live
@@ -40,12 +39,12 @@ impl SlabPool {
 
     /// The large block that `address` lies in, and that begins in another granule.
     fn locate_around(&self, address: Address) -> Option<Place<'_>> {
-        let number = self.number_at(address)?;
-        let span = self.spans.get(number)?;
+        let number = self.meta.span_number(address)?;
+        let span = self.meta.span(number)?;
         let region = if span.kind() == Kind::Region { number } else { span.region() };
-        let around = self.spans.get(region).filter(|span| span.kind() == Kind::Region)?;
+        let around = self.meta.span(region).filter(|span| span.kind() == Kind::Region)?;
         let offset = address.offset_from(around.base()).filter(|&offset| offset < around.block())?;
-        let (_, _, holder) = self.tables().block_around(region, u32::try_from(offset / UNIT as u64).ok()?)?;
-        self.spans.get(holder).filter(|_| holder != 0)?.locate(holder, address)
+        let (_, _, holder) = extent_around(&self.meta, region, u32::try_from(offset / UNIT as u64).ok()?)?;
+        self.meta.span(holder).filter(|_| holder != 0)?.locate(holder, address)
     }
 }

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use umf_core::map::{ClassMap, Piece, PieceState, PoolMap, RegionMap};
 
 use crate::SlabPool;
-use crate::large::UNIT;
-use crate::span::Kind;
-use crate::state::{HELD, LIVE};
+use crate::extents::{UNIT, extent_around};
+use crate::span::{DEFERRED, Kind, LIVE};
 use crate::statistics::DIRECT;
 
 /// A slab or block and all that it takes of its region.
@@ -41,8 +40,8 @@ impl SlabPool {
     pub(crate) fn draw(&self) -> PoolMap {
         let (mut regions, mut taken) = (Vec::new(), Vec::new());
         let mut sizes = BTreeMap::<u64, Sizes>::new();
-        for span in (1..self.spans.end()).filter_map(|number| self.spans.get(number)) {
-            let look = span.look(|states| {
+        for span in self.meta.spans().map(|(_, span)| span) {
+            let look = span.snapshot(|states| {
                 let mut runs: Vec<(PieceState, u64)> = Vec::new();
                 for state in states.map(state_of) {
                     match runs.last_mut() {
@@ -108,9 +107,9 @@ impl SlabPool {
 
     /// Bytes of its region that the slab or block at an address takes.
     fn extent(&self, region: u32, base: u64) -> Option<u64> {
-        let region_base = self.spans.get(region)?.base().to_bits();
+        let region_base = self.meta.span(region)?.base().to_bits();
         let unit = u32::try_from(base.checked_sub(region_base)? / UNIT as u64).ok()?;
-        let (first, units, _) = self.tables().block_around(region, unit)?;
+        let (first, units, _) = extent_around(&self.meta, region, unit)?;
         (first == unit).then_some(u64::from(units) * UNIT as u64)
     }
 }
@@ -118,7 +117,7 @@ impl SlabPool {
 fn state_of(state: u8) -> PieceState {
     match state {
         state if state & LIVE != 0 => PieceState::Live,
-        state if state & HELD != 0 => PieceState::Held,
+        state if state & DEFERRED != 0 => PieceState::Held,
         _ => PieceState::Cached,
     }
 }

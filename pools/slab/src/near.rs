@@ -14,7 +14,8 @@ use core::sync::atomic::AtomicU8;
 use umf_core::Address;
 use umf_runtime::tracker::GRANULE;
 
-use crate::span::{Divisor, Span};
+use crate::classes::Divisor;
+use crate::span::Span;
 use crate::thread_cache::BinPlace;
 
 /// How many granules a thread remembers: those of 512 MiB, if they lie side by side.

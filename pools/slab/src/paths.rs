@@ -4,14 +4,12 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use umf_core::{Address, Error, Layout, Result};
-use umf_runtime::tracker;
 use umf_sync::thread;
 
 use crate::SlabPool;
-use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, SPANS, TRACED};
-use crate::reach::{Inside, SHARED_LIFE, life_of};
-use crate::span::{Place, Span};
-use crate::state::{EXPORTED, Entry, LIVE};
+use crate::pool::{CLOSING, FENCED, OWNER, Route, SHARED, TRACED};
+use crate::reach::{Inside, UNBIASED, thread_word};
+use crate::span::{EXPORTED, Entry, LIVE, Place, Span};
 use crate::thread_cache::{Bin, BinPlace, ThreadCache};
 
 /// A block whose life is nobody's, as far as it was found on the most common path, by a thread that is inside its cache still.
@@ -27,10 +25,10 @@ impl SlabPool {
     /// The most common path: what lies in the thread's bin, found without a call. So nothing has to be saved.
     #[inline(always)]
     pub(crate) fn take_at_once(&self, layout: Layout) -> Option<Address> {
-        let entry = match self.classes.of_small(layout) {
+        let entry = match self.classes.small_bin(layout) {
             Some(place) => self.enter_at_once(thread::known_life())?.cache().bin_at(place).pop()?,
             None => {
-                let class = self.classes.of_others(layout)?;
+                let class = self.classes.larger_class(layout)?;
                 let inside = self.enter_at_once(thread::known_life())?;
                 let (cache, bin) = (inside.cache(), inside.cache().bin_at(BinPlace::of(class)));
                 match bin.pop() {
@@ -44,7 +42,7 @@ impl SlabPool {
             }
         };
         // SAFETY: entries of this pool's caches name states in its own metadata, and a popped one is ours.
-        Some(Address::from_bits(unsafe { entry.hand_out() }))
+        Some(unsafe { entry.hand_out() })
     }
 
     /// What remains of [`SlabPool::take_at_once`] where the bin of a class that is not small has nothing. (By a jump: nothing is saved.)
@@ -52,7 +50,7 @@ impl SlabPool {
     fn take_above(&self, inside: Inside<'_>, class: usize) -> Option<Address> {
         let entry = self.pop_above(inside.cache(), class)?;
         // SAFETY: entries of this pool's caches name states in its own metadata, and a popped one is ours.
-        Some(Address::from_bits(unsafe { entry.hand_out() }))
+        Some(unsafe { entry.hand_out() })
     }
 
     /// Enters the calling thread's cache, if it is one of the first, and there is no gate to pass.
@@ -76,13 +74,11 @@ impl SlabPool {
             // SAFETY: what is remembered is this thread's.
             return unsafe { self.put_own(cache, cache.bin_at(place), state, address) }.ok_or(None);
         }
-        let number = tracker::span_below(address, SPANS as u32).ok_or(None)?;
-        // SAFETY: the first chunk of spans has that many.
-        let span = unsafe { self.first_spans.add(number as usize).as_ref() };
+        let (number, span) = self.meta.first_span_at(address).ok_or(None)?;
         // Read inside: if the span is this thread's, it is still the one that the tracker named.
-        let owner = span.owner.load(Ordering::Acquire);
+        let owner = span.bias.load(Ordering::Acquire);
         if u64::from(owner) != life {
-            return Err((owner == SHARED_LIFE).then_some(Found { inside, span, number, life }));
+            return Err((owner == UNBIASED).then_some(Found { inside, span, number, life }));
         }
         // SAFETY: what belongs to this thread stays as it is while the thread is inside (see `reach`).
         unsafe {
@@ -152,7 +148,7 @@ impl SlabPool {
             && let Some(entry) = self.pop_near(cache, class)
         {
             // SAFETY: entries of this pool's caches name states in its own metadata, and a popped one is ours.
-            return Ok(Address::from_bits(unsafe { entry.hand_out() }));
+            return Ok(unsafe { entry.hand_out() });
         }
         self.allocate_slow(layout)
     }
@@ -222,7 +218,7 @@ impl SlabPool {
     fn free_cached(&self, address: Address, gates: u8) -> Option<()> {
         let (index, cache) = self.cache()?;
         let _inside = cache.enter(gates & FENCED != 0)?;
-        self.free_located(index, cache, self.locate_start(address)?, address)
+        self.free_located(index, cache, self.meta.locate_start(address)?, address)
     }
 
     /// The same of a block that was found. Inside.
@@ -236,7 +232,7 @@ impl SlabPool {
     ) -> Option<()> {
         let span = place.span;
         if Self::is_for_others(span, index) {
-            let entry = Entry::new(address.to_bits(), NonNull::from(place.state));
+            let entry = place.entry(address);
             return self.pack(cache, (span.class(), entry), || Self::take_shared_life(&place));
         }
         let bin = cache.bin(span.class());
@@ -244,21 +240,21 @@ impl SlabPool {
         if bin.is_full() || bytes > self.most_kept.load(Ordering::Relaxed) {
             return None;
         }
-        let owner = span.owner.load(Ordering::Acquire);
-        if owner == life_of(index) {
+        let owner = span.bias.load(Ordering::Acquire);
+        if owner == thread_word(index) {
             // Nobody else takes a life in this span as long as this thread is inside (see `reach`).
             if place.state.load(Ordering::Relaxed) != LIVE {
                 return None;
             }
             place.state.store(0, Ordering::Release);
             cache.remember(address, span);
-        } else if owner == SHARED_LIFE && !span.is_direct() {
+        } else if owner == UNBIASED && !span.is_direct() {
             Self::take_shared_life(&place)?;
             if bin.weight() != 0 {
                 Self::take_home(index, cache, span);
-            } else if span.home.load(Ordering::Relaxed) == 0 {
+            } else if span.owner.load(Ordering::Relaxed) == 0 {
                 // Who had it ended.
-                span.home.store(life_of(index), Ordering::Relaxed);
+                span.owner.store(thread_word(index), Ordering::Relaxed);
             }
         } else {
             return None;
@@ -267,7 +263,7 @@ impl SlabPool {
             cache.set_large_bytes(bytes);
         }
         // SAFETY: it is not full.
-        unsafe { bin.push(Entry::new(address.to_bits(), NonNull::from(place.state))) };
+        unsafe { bin.push(place.entry(address)) };
         Some(())
     }
 
@@ -287,7 +283,7 @@ impl SlabPool {
     #[cold]
     #[inline(never)]
     pub(crate) fn free_slow(&self, address: Address) -> Result<()> {
-        let Some(place) = self.locate_start(address) else {
+        let Some(place) = self.meta.locate_start(address) else {
             return Err(self.why_not(address));
         };
         self.share_with_caller(place.span);
@@ -316,8 +312,8 @@ impl SlabPool {
 
     /// Sees to it that the calling thread may take lives in the span by atomic exchange. It is not inside.
     pub(crate) fn share_with_caller(&self, span: &Span) {
-        let owner = span.owner.load(Ordering::Acquire);
-        if owner != SHARED_LIFE && thread::current().is_none_or(|own| life_of(own.get()) != owner) {
+        let owner = span.bias.load(Ordering::Acquire);
+        if owner != UNBIASED && thread::current().is_none_or(|own| thread_word(own.get()) != owner) {
             self.share_life(span);
         }
     }

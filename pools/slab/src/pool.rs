@@ -14,24 +14,22 @@ use umf_core::{
     Address, BlockSpan, Completion, Controls, DeferredFree, Error, Inspect, Layout, Pool, ProviderRef,
     Reserve, Result, ShareLimit,
 };
+use umf_runtime::Upstream;
 use umf_runtime::limit::Reserved;
-use umf_runtime::{Upstream, tracker};
-use umf_sync::table::Table;
 use umf_sync::{Lock, Wiped, thread};
 
 use crate::SlabSettings;
 use crate::ahead::Ahead;
-use crate::arena::Arena;
 use crate::asked::Asked;
 use crate::caches::Caches;
 use crate::central::Central;
 use crate::classes::{Classes, MAX_CLASSES};
 use crate::depot::Depot;
-use crate::large::{Large, Tables, UNIT};
+use crate::extents::{Extents, UNIT};
+use crate::metadata::Metadata;
 use crate::policy::Policy;
 use crate::roster;
-use crate::span::{Place, Span};
-use crate::state::{self, EXPORTED, LIVE};
+use crate::span;
 use crate::thread_cache::ThreadCache;
 
 pub(crate) const OWNER: &str = "this slab pool";
@@ -44,12 +42,6 @@ pub(crate) const TRACED: u8 = 2;
 pub(crate) const CLOSING: u8 = 4;
 /// The kernel does not fence threads for others: they do it themselves (see `reach`).
 pub(crate) const FENCED: u8 = 8;
-
-/// Spans up to this number are found a little faster: so many slabs of 64 KiB make a GiB.
-pub(crate) const SPANS: usize = 1 << 14;
-
-/// So many spans may there be.
-const MOST_SPANS: u32 = (1 << 24) - 1;
 
 /// What the gate may be: closed, open, or open as long as this process is the one that made the pool.
 const CLOSED: u32 = 0;
@@ -82,13 +74,9 @@ pub struct SlabPool {
     pub(crate) upstream: Upstream,
     pub(crate) gates: AtomicU8,
     pub(crate) classes: Classes,
-    pub(crate) spans: Table<Span, SPANS>,
+    pub(crate) meta: Metadata,
     pub(crate) caches: Caches,
     pub(crate) settings: SlabSettings,
-    /// State bytes, and nothing else: a second free that races with the end of a slab may swap a byte of a run
-    /// that has another owner by then. It notices and puts it back, and what it met was a state.
-    pub(crate) states: Arena,
-    pub(crate) arena: Arena,
     pub(crate) reserve: Reserved,
     pub(crate) ahead: Ahead,
     pub(crate) policy: Policy,
@@ -105,8 +93,6 @@ pub struct SlabPool {
     pub(crate) first_caches: [NonNull<ThreadCache>; Caches::FIRST as usize],
     /// Over shared memory, which a forked child must not use, a word that is 0 there.
     wiped: Option<Wiped>,
-    /// The first spans.
-    pub(crate) first_spans: NonNull<Span>,
     /// Held while a thread reaches into what belongs to others. Taken before all other locks.
     pub(crate) outsiders: Lock<()>,
     /// Large blocks that are buffered for all threads: which classes have some, and how many bytes.
@@ -117,7 +103,7 @@ pub struct SlabPool {
     /// So many large blocks are merged as they are freed, before threads keep any again.
     pub(crate) merging: AtomicU32,
     pub(crate) depot: Depot,
-    pub(crate) large: Lock<Large>,
+    pub(crate) extents: Lock<Extents>,
     pub(crate) centrals: [Lock<Central>; MAX_CLASSES],
 }
 
@@ -156,21 +142,17 @@ impl SlabPool {
         upstream.set_on_free(settings.on_free, settings.max_held);
         upstream.set_out_of_memory(settings.out_of_memory.clone());
         let wiped = if gates == SHARED { Wiped::new(1).ok() } else { None };
-        let (spans, caches) = (Table::new(MOST_SPANS), Caches::new());
-        let first_spans = NonNull::from(spans.first()?);
+        let caches = Caches::new();
         let first_caches = caches.first()?;
         let pool = Self {
             first_caches,
             gate: AtomicU32::new(CLOSED),
             wiped,
-            first_spans,
             upstream,
             gates: AtomicU8::new(gates),
             classes: Classes::new(settings.min_block_size, settings.max_poolable_size),
-            spans,
+            meta: Metadata::new()?,
             caches,
-            states: Arena::new(),
-            arena: Arena::new(),
             reserve: Reserved::new(settings.memory_limit, settings.shared_limit.clone()),
             ahead: Ahead::new(),
             policy: Policy::new(&settings),
@@ -184,7 +166,7 @@ impl SlabPool {
             most_kept: AtomicUsize::new(settings.thread_cache_size),
             merging: AtomicU32::new(0),
             depot: Depot::new(),
-            large: Lock::new(Large::new()),
+            extents: Lock::new(Extents::new()),
             centrals: [const { Lock::new(Central::new()) }; MAX_CLASSES],
             settings,
         };
@@ -255,10 +237,6 @@ impl SlabPool {
     #[inline]
     pub unsafe fn free_own_at_once(&self, address: Address) -> bool {
         self.put_at_once(address).is_ok()
-    }
-
-    pub(crate) const fn tables(&self) -> Tables<'_> {
-        Tables { arena: &self.arena, spans: &self.spans }
     }
 
     /// The calling thread's number and cache; `None` while the thread is ending, and before it needs one.
@@ -381,7 +359,7 @@ unsafe impl DeferredFree for SlabPool {
         }
         self.any_exported.store(true, Ordering::Relaxed);
         self.share_with_caller(place.span);
-        if place.is_current() && state::mark_exported(place.state) {
+        if place.is_current() && span::mark_exported(place.state) {
             Ok(())
         } else {
             Err(Error::NotAllocated { address })
@@ -421,34 +399,6 @@ impl Inspect for SlabPool {
     fn leaks(&self, look: &mut dyn FnMut(&LeakReport<'_>)) -> bool {
         self.show_leaks(look);
         true
-    }
-}
-
-impl SlabPool {
-    /// The block that `address` lies in, live or not, unless it is a large one and begins in another granule.
-    pub(crate) fn locate(&self, address: Address) -> Option<Place<'_>> {
-        // A number that another pool set finds a span of ours that does not hold the address.
-        let number = self.number_at(address)?;
-        self.spans.get(number)?.locate(number, address)
-    }
-
-    /// The block, live or not, that begins at `address`.
-    // Always, for `free`'s sake: its other callers are cold, and are enough to have it called there too (a quarter slower).
-    #[inline(always)]
-    pub(crate) fn locate_start(&self, address: Address) -> Option<Place<'_>> {
-        let number = self.number_at(address)?;
-        self.spans.get(number)?.locate_start(number, address)
-    }
-
-    /// The number of the span that the granule of `address` names.
-    #[inline]
-    pub(crate) fn number_at(&self, address: Address) -> Option<u32> {
-        tracker::span(address).map(|(_, number)| number)
-    }
-
-    /// Whether a state says that an export names the block.
-    pub(crate) const fn is_exported(state: u8) -> bool {
-        state & (LIVE | EXPORTED) == LIVE | EXPORTED
     }
 }
 

@@ -2,7 +2,7 @@
 
 use core::mem::MaybeUninit;
 
-use crate::state::Entry;
+use crate::span::Entry;
 
 const ROOM: usize = 64;
 

@@ -4,9 +4,8 @@ use core::sync::atomic::Ordering;
 
 use crate::SlabPool;
 use crate::depot::Parcel;
-use crate::reach::{SHARED_LIFE, life_of};
-use crate::span::{Place, Span};
-use crate::state::Entry;
+use crate::reach::{UNBIASED, thread_word};
+use crate::span::{Entry, Place, Span};
 use crate::thread_cache::ThreadCache;
 
 /// A thread fills a parcel with this part of what it may keep, at most.
@@ -17,8 +16,8 @@ impl SlabPool {
     /// home with nobody.)
     #[inline(always)]
     pub(crate) fn is_for_others(span: &Span, index: u32) -> bool {
-        let home = span.home.load(Ordering::Relaxed);
-        home != life_of(index) && home != 0 && span.owner.load(Ordering::Acquire) == SHARED_LIFE
+        let home = span.owner.load(Ordering::Relaxed);
+        home != thread_word(index) && home != 0 && span.bias.load(Ordering::Acquire) == UNBIASED
     }
 
     /// Puts a block into the thread's parcel, if there is room and `free` succeeds in freeing it. Inside.
@@ -74,7 +73,7 @@ impl SlabPool {
     }
 
     fn make_parcel(&self) -> Option<Parcel> {
-        let (_, place) = self.arena.allocate(Parcel::BYTES).ok()?;
+        let (_, place) = self.meta.runs.allocate(Parcel::BYTES).ok()?;
         // SAFETY: the run is of that size, aligned to a cache line, and stays the parcel's.
         Some(unsafe { Parcel::new(place) })
     }
@@ -177,7 +176,7 @@ impl SlabPool {
             cache.set_large_bytes(bytes);
             // SAFETY: the entry is that of a large block, whose state is its span's own.
             let span = unsafe { Span::of_own_state(entry) };
-            span.home.store(life_of(index), Ordering::Relaxed);
+            span.owner.store(thread_word(index), Ordering::Relaxed);
         } else if bin.is_full() {
             if !cache.measure(class).is_equipped() {
                 return None;

@@ -31,11 +31,11 @@ use crate::span::Span;
 use crate::thread_cache::ThreadCache;
 
 use protocol::Door;
-pub(crate) use protocol::SHARED_LIFE;
+pub(crate) use protocol::UNBIASED;
 
 /// What a span's owner is when it is thread number `index`.
 #[inline]
-pub(crate) const fn life_of(index: u32) -> u32 {
+pub(crate) const fn thread_word(index: u32) -> u32 {
     index + 1
 }
 
@@ -139,16 +139,16 @@ impl SlabPool {
     /// From here on lives in the span are taken by atomic exchange. The calling thread is not inside.
     #[cold]
     pub(crate) fn share_life(&self, span: &Span) {
-        if span.owner.load(Ordering::Acquire) == SHARED_LIFE {
+        if span.bias.load(Ordering::Acquire) == UNBIASED {
             return;
         }
         let _outsider = self.outsiders.lock();
-        let owner = span.owner.load(Ordering::Relaxed);
-        if owner == SHARED_LIFE {
+        let owner = span.bias.load(Ordering::Relaxed);
+        if owner == UNBIASED {
             return;
         }
         let Some(cache) = self.caches.get(owner - 1) else { return };
-        let own = thread::current().is_some_and(|own| life_of(own.get()) == owner);
+        let own = thread::current().is_some_and(|own| thread_word(own.get()) == owner);
         if own {
             return self.caches.disown(span);
         }
@@ -160,7 +160,7 @@ impl SlabPool {
                 cache.measure(span.class()).revoked.fetch_add(1, Ordering::Relaxed);
             }
         };
-        let set_owner = |owner| span.owner.store(owner, Ordering::Release);
+        let set_owner = |owner| span.bias.store(owner, Ordering::Release);
         protocol::share(cache, set_owner, (|| self.close_gate(), forget, || self.open_gate()));
     }
 

@@ -7,11 +7,11 @@ use umf_sync::{failpoint, thread, thread::ThreadIndex};
 
 use crate::SlabPool;
 use crate::central::{Slabs, Taker};
-use crate::large::UNIT;
+use crate::extents::UNIT;
 use crate::near::Near;
 use crate::portion::Portion;
-use crate::reach::life_of;
-use crate::state::Entry;
+use crate::reach::thread_word;
+use crate::span::Entry;
 use crate::thread_cache::ThreadCache;
 
 /// What a bin has room for: this many blocks, or the fewer that this many bytes hold, but not below the least.
@@ -47,7 +47,7 @@ impl SlabPool {
     }
 
     pub(crate) const fn slabs(&self, class: usize) -> Slabs<'_> {
-        Slabs { spans: &self.spans, caches: &self.caches, class }
+        Slabs { spans: &self.meta, caches: &self.caches, class }
     }
 
     /// The calling thread's number, and its cache with a bin for the class; `None` where the thread goes without.
@@ -64,7 +64,7 @@ impl SlabPool {
             // Runs are aligned to their length. If all bins began at the same line of a page, those in use would
             // share one set of the processor's cache.
             let skew = class % (capacity / PER_LINE / 4).max(1) * PER_LINE;
-            let (_, place) = self.arena.allocate(capacity * size_of::<Entry>()).ok()?;
+            let (_, place) = self.meta.runs.allocate(capacity * size_of::<Entry>()).ok()?;
             let capacity = capacity - skew;
             let _inside = self.inside(cache);
             let weight = if self.is_large(class) { size } else { 0 };
@@ -82,7 +82,7 @@ impl SlabPool {
     pub(crate) fn allocate_cached(&self, class: usize) -> Result<Address> {
         let entry = self.retrying(|| self.take_counted(class))?;
         // SAFETY: the entry was taken out of a cache or the shared store, so it is ours alone, and names our metadata.
-        Ok(Address::from_bits(unsafe { entry.hand_out() }))
+        Ok(unsafe { entry.hand_out() })
     }
 
     /// Runs `take`, unless too much is held; if it lacks memory, gives everything that is free back and runs it again.
@@ -164,8 +164,8 @@ impl SlabPool {
             if core::mem::replace(&mut last, granule) == granule {
                 continue;
             }
-            let span = self.number_at(address).and_then(|number| self.spans.get(number));
-            if let Some(span) = span.filter(|span| span.owner.load(Ordering::Relaxed) == life_of(index)) {
+            let span = self.meta.span_number(address).and_then(|number| self.meta.span(number));
+            if let Some(span) = span.filter(|span| span.bias.load(Ordering::Relaxed) == thread_word(index)) {
                 cache.remember(address, span);
             }
         }
@@ -240,7 +240,7 @@ impl SlabPool {
             Ok(entry)
         })?;
         // SAFETY: the entry was taken out of a cache or the shared store, so it is ours alone, and names our metadata.
-        Ok(Address::from_bits(unsafe { entry.hand_out() }))
+        Ok(unsafe { entry.hand_out() })
     }
 
     /// Puts a block, which was freed, into the calling thread's cache, and makes room there if need be.

@@ -10,7 +10,7 @@ use umf_sync::failpoint;
 
 use crate::SlabPool;
 use crate::blocks::Gathered;
-use crate::large::{Range, Tables, UNIT};
+use crate::extents::{Range, UNIT, table_bytes};
 use crate::pool::OWNER;
 use crate::span::{Cold, Place};
 
@@ -24,7 +24,7 @@ impl SlabPool {
     pub(crate) fn obtain(&self, units: u32, align: u32, holder: u32) -> Result<Range> {
         let mut attempt = 0;
         loop {
-            if let Some(range) = self.large.lock().allocate(self.tables(), units, align, holder) {
+            if let Some(range) = self.extents.lock().allocate(&self.meta, units, align, holder) {
                 return Ok(range);
             }
             let size = units as usize * UNIT;
@@ -41,14 +41,14 @@ impl SlabPool {
     /// Takes units back, and gives their region back if it is idle and there is another.
     pub(crate) fn give_range(&self, range: Range) {
         let (units, removed) = {
-            let mut large = self.large.lock();
-            let (units, whole) = large.free(self.tables(), range).unwrap_or_default();
+            let mut large = self.extents.lock();
+            let (units, whole) = large.free(&self.meta, range).unwrap_or_default();
             let (idle, regions) = large.idle();
             // One idle region, or an eighth of all, is kept against coming and going, within `max_cached`.
             let idle = idle * UNIT as u64;
             let enough = regions > 1 && idle > self.reserve.bytes() / 8 || self.policy.is_beyond(idle);
             let floor = self.ahead.floor().div_ceil(UNIT as u64);
-            let removed = whole && enough && large.remove_region(self.tables(), range.region, floor);
+            let removed = whole && enough && large.remove_region(&self.meta, range.region, floor);
             (units, removed)
         };
         if removed {
@@ -60,7 +60,7 @@ impl SlabPool {
 
     /// Address of the first unit, and the tracker's number of the region.
     pub(crate) fn region_of(&self, range: Range) -> Option<(Address, RegionNumber)> {
-        let span = self.spans.get(range.region)?;
+        let span = self.meta.span(range.region)?;
         // SAFETY: written before the region is entered, and not while units of it are used.
         let (_, number) = unsafe { span.settled().upstream.assume_init() };
         Some((span.base().checked_add(u64::from(range.first) * UNIT as u64)?, number))
@@ -140,8 +140,8 @@ impl SlabPool {
             return Err(too_small);
         }
         let units = u32::try_from(units).map_err(|_| too_small)?;
-        let (table_run, _) = self.arena.allocate(Tables::bytes_for(units))?;
-        let entry = self.spans.allocate().inspect_err(|_| self.arena.release(table_run));
+        let (table_run, _) = self.meta.runs.allocate(table_bytes(units))?;
+        let entry = self.meta.allocate_span().inspect_err(|_| self.meta.runs.release(table_run));
         let (span_number, span) = entry?;
         // SAFETY: nobody else knows the span's number yet.
         unsafe {
@@ -156,19 +156,19 @@ impl SlabPool {
         span.publish_region(base, u64::from(units) * UNIT as u64, (front as u32, region.size() as u64));
         if let Err(error) = tracker::set_span(number, region.base(), region.size(), span_number) {
             span.retract();
-            self.spans.release(span_number);
-            self.arena.release(table_run);
+            self.meta.release_span(span_number);
+            self.meta.runs.release(table_run);
             return Err(error);
         }
-        self.large.lock().add_region(self.tables(), span_number);
+        self.extents.lock().add_region(&self.meta, span_number);
         failpoint!("pool.region_entered");
         Ok(())
     }
 
-    /// Gives a region back that [`crate::large::Large::remove_region`] took out. If the provider refuses, it is
+    /// Gives a region back that [`crate::extents::Extents::remove_region`] took out. If the provider refuses, it is
     /// entered again.
     pub(crate) fn give_back(&self, number: u32) -> Result<usize> {
-        let Some(span) = self.spans.get(number) else { return Ok(0) };
+        let Some(span) = self.meta.span(number) else { return Ok(0) };
         // SAFETY: the region was taken out, so nobody else uses its record.
         let cold = unsafe { *span.cold() };
         // SAFETY: a region has it.
@@ -181,13 +181,13 @@ impl SlabPool {
                 unsafe { span.cold().upstream = MaybeUninit::new((region, found.number)) };
                 let _ = tracker::set_span(found.number, region.base(), region.size(), number);
             }
-            self.large.lock().add_region(self.tables(), number);
+            self.extents.lock().add_region(&self.meta, number);
             return Err(error);
         }
         span.retract();
         // SAFETY: a region has it.
-        self.arena.release(unsafe { cold.table_run.assume_init() });
-        self.spans.release(number);
+        self.meta.runs.release(unsafe { cold.table_run.assume_init() });
+        self.meta.release_span(number);
         Ok(region.size())
     }
 
@@ -213,13 +213,13 @@ impl SlabPool {
     /// A block that is a region.
     pub(crate) fn allocate_direct(&self, layout: Layout) -> Result<Address> {
         let (region, number) = self.retrying(|| self.take_region(layout))?;
-        let entered = self.spans.allocate().and_then(|(span_number, span)| {
+        let entered = self.meta.allocate_span().and_then(|(span_number, span)| {
             // SAFETY: nobody else knows the number yet.
             unsafe { *span.cold() = Cold { upstream: MaybeUninit::new((region, number)), ..Cold::EMPTY } };
             span.publish_direct(region.base(), region.size() as u64);
             tracker::set_span(number, region.base(), region.size(), span_number).inspect_err(|_| {
                 span.retract();
-                self.spans.release(span_number);
+                self.meta.release_span(span_number);
             })
         });
         if let Err(error) = entered {
@@ -235,7 +235,7 @@ impl SlabPool {
     #[cold]
     pub(crate) fn free_direct(&self, place: Place<'_>) -> Result<()> {
         let size = place.span.bytes() as usize;
-        self.end_direct(place).inspect_err(|_| place.state.store(crate::state::LIVE, Ordering::Release))?;
+        self.end_direct(place).inspect_err(|_| place.state.store(crate::span::LIVE, Ordering::Release))?;
         self.direct.remove(size);
         Ok(())
     }
@@ -254,7 +254,7 @@ impl SlabPool {
             return Err(error);
         }
         span.retract();
-        self.spans.release(place.number);
+        self.meta.release_span(place.number);
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use umf_core::Result;
 use umf_core::limit::SharedLimit;
 use umf_sync::failpoint;
 
-use crate::large::UNIT;
+use crate::extents::UNIT;
 use crate::pool::{CLOSING, SHARED};
 use crate::span::Kind;
 use crate::{SlabPool, roster};
@@ -75,12 +75,12 @@ impl SlabPool {
         let floor = floor.div_ceil(UNIT as u64);
         let used = self.live_bytes().saturating_add(self.upstream.held().bytes);
         let least = used.saturating_add(keep as u64);
-        for number in 1..self.spans.end() {
+        for number in 1..self.meta.end() {
             if self.reserve.bytes() <= least {
                 break;
             }
-            let region = self.spans.get(number).is_some_and(|span| span.kind() == Kind::Region);
-            if region && self.large.lock().remove_region(self.tables(), number, floor) {
+            let region = self.meta.span(number).is_some_and(|span| span.kind() == Kind::Region);
+            if region && self.extents.lock().remove_region(&self.meta, number, floor) {
                 result = result.and(self.give_back(number).map(drop));
             }
         }
@@ -97,15 +97,15 @@ impl Drop for SlabPool {
         self.trace_end();
         self.upstream.stop_letting_go();
         let frozen = self.is_frozen();
-        for number in 1..self.spans.end() {
-            let Some(span) = self.spans.get(number) else { continue };
+        for number in 1..self.meta.end() {
+            let Some(span) = self.meta.span(number) else { continue };
             if span.kind() != Kind::Free && self.any_exported.load(Ordering::Relaxed) && !frozen {
                 self.announce(span);
             }
         }
         failpoint!("pool.closing");
-        for number in 1..self.spans.end() {
-            let Some(span) = self.spans.get(number) else { continue };
+        for number in 1..self.meta.end() {
+            let Some(span) = self.meta.span(number) else { continue };
             if matches!(span.kind(), Kind::Region | Kind::Direct) {
                 // SAFETY: regions and direct spans have it, and nobody else is using the pool.
                 let (region, _) = unsafe { span.cold().upstream.assume_init() };

@@ -9,7 +9,7 @@ use umf_runtime::tracker;
 use umf_sync::failpoint;
 
 use crate::SlabPool;
-use crate::large::{GRANULE_UNITS, Range, UNIT};
+use crate::extents::{GRANULE_UNITS, Range, UNIT};
 use crate::span::Cold;
 
 /// What the allocator of units has as the span of a slab: it is asked for large blocks only.
@@ -34,16 +34,19 @@ impl SlabPool {
     }
 
     fn make_slab(&self, class: usize, range: Range, block: usize, size: usize, total: usize) -> Result<u32> {
-        let (state_run, states) = self.states.allocate(total)?;
+        let (state_run, states) = self.meta.states.allocate(total)?;
         let words = total.div_ceil(64);
-        let bitmap =
-            self.arena.allocate(words * size_of::<u64>()).inspect_err(|_| self.states.release(state_run));
+        let bitmap = self
+            .meta
+            .runs
+            .allocate(words * size_of::<u64>())
+            .inspect_err(|_| self.meta.states.release(state_run));
         let (table_run, bitmap) = bitmap?;
         let undo = || {
-            self.states.release(state_run);
-            self.arena.release(table_run);
+            self.meta.states.release(state_run);
+            self.meta.runs.release(table_run);
         };
-        let (number, span) = self.spans.allocate().inspect_err(|_| undo())?;
+        let (number, span) = self.meta.allocate_span().inspect_err(|_| undo())?;
         // SAFETY: both runs are ours, and long enough.
         unsafe {
             states.as_ptr().write_bytes(0, total);
@@ -54,7 +57,7 @@ impl SlabPool {
             }
         }
         let lost = || {
-            self.spans.release(number);
+            self.meta.release_span(number);
             undo();
         };
         let Some((base, region)) = self.region_of(range) else {
@@ -89,7 +92,7 @@ impl SlabPool {
 
     /// Takes apart the slabs of a list, which the class no longer knows and whose blocks are all free.
     pub(crate) fn remove_slabs(&self, mut list: u32) {
-        while let Some(span) = self.spans.get(list).filter(|_| list != 0) {
+        while let Some(span) = self.meta.span(list).filter(|_| list != 0) {
             // SAFETY: the slab is in no list any more but this one, which is ours.
             let cold = unsafe { *span.cold() };
             let number = core::mem::replace(&mut list, cold.next);
@@ -103,10 +106,10 @@ impl SlabPool {
             span.retract();
             // SAFETY: a slab has both runs.
             unsafe {
-                self.states.release(cold.state_run.assume_init());
-                self.arena.release(cold.table_run.assume_init());
+                self.meta.states.release(cold.state_run.assume_init());
+                self.meta.runs.release(cold.table_run.assume_init());
             }
-            self.spans.release(number);
+            self.meta.release_span(number);
             failpoint!("pool.slab_removed");
             self.trace_slab("removed", class, size);
             self.give_range(range);

@@ -1,15 +1,20 @@
-//! [`Span`]: what a number in the tracker's map stands for.
+//! [`Span`]: the record of a run of equal blocks, and the state byte of each block.
 //!
-//! Each granule of a pool's memory carries the number of a span. Slabs, large blocks and blocks that came straight
-//! from the provider are read in the same way: blocks of equal size from a base, with a state byte each. A slab
-//! has its granules for itself; a large block is named by the granule in which it begins (there is room for one
-//! beginning in each, since it is no smaller). All other granules carry the span of their region, in which nothing
-//! is freed.
+//! Each granule of a pool's memory carries the number of a span in the tracker's map. Slabs, large blocks
+//! and blocks that are regions are read in the same way: blocks of equal size from a base, with a state
+//! byte each. A slab has its granules for itself. A large block is named by the granule in which it begins;
+//! no two large blocks begin in one granule, since each is at least a granule long. All other granules
+//! carry the span of their region, in which no block is freed.
+//!
+//! **State bytes.** Freeing clears the live bit of a block in its state byte. Of two frees of one block one
+//! succeeds. The byte also says whether an export names the block, so that exports are retired before the
+//! block is reused. `section` says which thread may clear the live bit without an atomic exchange.
+//!
+//! **Records change under readers.** A reader may come with the address of a block whose span is gone. So a
+//! record has a generation: [`publish`] and [`retract`] write it, [`read`] and [`is_current`] compare it.
 
-mod divisor;
 #[cfg(test)]
 mod model;
-mod record;
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -20,16 +25,63 @@ use umf_core::{Address, Region};
 use umf_runtime::tracker::RegionNumber;
 use umf_sync::chunks::Zeroed;
 
-use crate::arena::Run;
 use crate::central::ListName;
-use crate::reach::SHARED_LIFE;
-use crate::state::Entry;
+use crate::classes::Divisor;
+use crate::metadata::Run;
+use crate::reach::UNBIASED;
 use crate::thread_cache::BinPlace;
 
-pub(crate) use divisor::Divisor;
-use record::Record;
+/// Flag of a state byte: the block is handed out.
+pub(crate) const LIVE: u8 = 1;
+/// Flag of a state byte: an export names the block.
+pub(crate) const EXPORTED: u8 = 2;
+/// Flag of a state byte: the block was freed and waits for other processes or a completion: see `deferred`.
+pub(crate) const DEFERRED: u8 = 4;
 
-/// What kind of span.
+/// Flags a live block as exported; `false` if it is not live.
+pub(crate) fn mark_exported(state: &AtomicU8) -> bool {
+    let flag = |old: u8| (old & LIVE != 0).then_some(old | EXPORTED);
+    state.fetch_update(Ordering::AcqRel, Ordering::Acquire, flag).is_ok()
+}
+
+/// Returns whether a state says that an export names the block.
+pub(crate) const fn is_exported(state: u8) -> bool {
+    state & (LIVE | EXPORTED) == LIVE | EXPORTED
+}
+
+/// A free block as caches keep it: its address, and where its state lies. So handing it out looks nothing
+/// up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    /// [`umf_core::Address::to_bits`].
+    pub(crate) address: u64,
+    state: NonNull<AtomicU8>,
+}
+
+impl Entry {
+    #[inline]
+    pub(crate) const fn new(address: u64, state: NonNull<AtomicU8>) -> Self {
+        Self { address, state }
+    }
+
+    /// Returns where its state lies.
+    pub(crate) const fn state(self) -> NonNull<AtomicU8> {
+        self.state
+    }
+
+    /// Marks the block as handed out, and returns its address.
+    ///
+    /// # Safety
+    /// The state lies in metadata of a pool that is alive, and the caller alone has this entry.
+    #[inline]
+    pub(crate) unsafe fn hand_out(self) -> Address {
+        // SAFETY: passed on to the caller.
+        unsafe { self.state.as_ref() }.store(LIVE, Ordering::Release);
+        Address::from_bits(self.address)
+    }
+}
+
+/// The kind of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Not in use.
@@ -40,7 +92,7 @@ pub(crate) enum Kind {
     Block,
     /// One block that is a region.
     Direct,
-    /// A region, cut up by the large allocator.
+    /// A region, cut up into extents.
     Region,
 }
 
@@ -51,34 +103,37 @@ const REGION: u32 = 4;
 const KIND_SHIFT: u32 = 16;
 const ENTERED: u32 = (REGION << KIND_SHIFT) | 1;
 
-/// A span's record. The first line is what `free(address)` reads; the second belongs to whoever holds the
-/// lock that guards the span (the class's for slabs, the large allocator's for regions), or has the block.
+/// The record of a span. Its first cache line is what `free(address)` reads. The second is guarded by the
+/// lock of the span (a slab: its class's; a region: that of the extents), or belongs to the thread that
+/// has the block.
 #[repr(C, align(64))]
 pub(crate) struct Span {
     base: AtomicU64,
-    /// The size of a block, as what finds its number: see [`Divisor`]. Region: how many bytes the provider gave.
+    /// The inverse of the block size: see [`Divisor`]. Region: the bytes that the provider gave.
     inverse: AtomicU64,
     states: AtomicPtr<AtomicU8>,
-    /// How many blocks; 0 while the record is not in use, and for a region.
+    /// The number of blocks; 0 while the record is not in use, and for a region.
     count: AtomicU64,
     shift: AtomicU8,
     /// The state of the one block of a [`Kind::Block`] or [`Kind::Direct`] span.
     own_state: AtomicU8,
-    /// Kind in the upper half, class in the lower (region: whether its units are among those that the allocator cuts).
+    /// Kind in the upper half, class in the lower. Region: whether its units are among the extents.
     kind_class: AtomicU32,
-    /// Advances when the record is given back.
+    /// Advances when the record is retracted.
     generation: AtomicU32,
-    /// Whose frees need no atomic exchange: see `reach`.
+    /// The thread that clears live bits of this span without an atomic exchange, as
+    /// [`crate::reach::thread_word`] writes it: see `bias`.
+    pub(crate) bias: AtomicU32,
+    /// The owner thread: the last one that took the slab or the large block; 0 for none. It is a hint: a
+    /// thread that reads a stale owner puts a block where it is found a little later.
     pub(crate) owner: AtomicU32,
-    /// The thread in whose bins its blocks are at home, as `owner` says it: the one that took the slab or the large block last. 0 for
-    /// nobody. (A hint: who reads it late puts a block where it is found a little later.)
-    pub(crate) home: AtomicU32,
-    /// Where the bin of the class is in a thread's cache: a [`BinPlace`].
+    /// Where the bin of the class is in a heap: a [`BinPlace`].
     bin: AtomicU16,
     /// Size of a block. Region: its bytes.
     block: AtomicU64,
     cold: UnsafeCell<Cold>,
-    /// The span of the region around a slab or large block. Region: what the provider gave before the base, in bytes.
+    /// The span of the region around a slab or large block. Region: what the provider gave before the base,
+    /// in bytes.
     region: AtomicU32,
 }
 
@@ -90,9 +145,9 @@ pub(crate) struct Cold {
     pub(crate) prev: u32,
     /// Slab: the list that it is in.
     pub(crate) list: ListName,
-    /// Slab: the list that it is in when it has blocks free and live.
-    pub(crate) home: ListName,
-    /// Slab: blocks in its bitmap, blocks in all, and where to begin looking.
+    /// Slab: the list of its owner, in which it is while it has both free and live blocks.
+    pub(crate) owner_list: ListName,
+    /// Slab: blocks in its bitmap, blocks in all, and the word of the bitmap where the search begins.
     pub(crate) free: u32,
     pub(crate) total: u32,
     pub(crate) hint: u32,
@@ -100,18 +155,36 @@ pub(crate) struct Cold {
     pub(crate) unit: u32,
     /// Slab: its bitmap (1: free). Otherwise null.
     pub(crate) bitmap: *mut u64,
-    /// Slab: the run that holds the states. Slab, region: the run with the bitmap or the units.
+    /// Slab: the run of its states.
     pub(crate) state_run: MaybeUninit<Run>,
+    /// Slab: the run of its bitmap. Region: the run of its unit table.
     pub(crate) table_run: MaybeUninit<Run>,
     /// Region and direct: what the provider gave.
     pub(crate) upstream: MaybeUninit<(Region, RegionNumber)>,
+}
+
+impl Cold {
+    pub(crate) const EMPTY: Self = Self {
+        next: 0,
+        prev: 0,
+        list: ListName::NONE,
+        owner_list: ListName::UNOWNED,
+        free: 0,
+        total: 0,
+        hint: 0,
+        unit: 0,
+        bitmap: ptr::null_mut(),
+        state_run: MaybeUninit::uninit(),
+        table_run: MaybeUninit::uninit(),
+        upstream: MaybeUninit::uninit(),
+    };
 }
 
 // SAFETY: the hot part is atomics; the cold part is reached through `cold`, whose contract is a lock.
 unsafe impl Sync for Span {}
 // SAFETY: sending a span moves plain words; what they point to belongs to the pool, which goes along.
 unsafe impl Send for Span {}
-// SAFETY: zeros are valid for atomics, integers, null pointers and `MaybeUninit`; a zeroed span is a free one.
+// SAFETY: zeros are valid for atomics, integers, null pointers and `MaybeUninit`; a zeroed span is free.
 unsafe impl Zeroed for Span {}
 
 /// A block of a span, found from an address.
@@ -125,9 +198,33 @@ pub(crate) struct Place<'a> {
     generation: u32,
 }
 
+impl Place<'_> {
+    /// Returns whether the span is still what [`Span::locate`] read.
+    #[inline]
+    pub(crate) fn is_current(&self) -> bool {
+        is_current(self.span, self.generation)
+    }
+
+    /// Returns where the block begins.
+    pub(crate) fn start(&self) -> Address {
+        Address::from_bits(self.span.base().to_bits() + self.index * self.span.block())
+    }
+
+    /// Returns the class of the block; `None` for a block that is a region.
+    pub(crate) fn class(&self) -> Option<usize> {
+        (!self.span.is_direct()).then(|| self.span.class())
+    }
+
+    /// Returns the block as an entry. `address` is where it begins.
+    #[inline(always)]
+    pub(crate) fn entry(&self, address: Address) -> Entry {
+        Entry::new(address.to_bits(), NonNull::from(self.state))
+    }
+}
+
 /// What a record says at one moment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Look {
+pub(crate) struct Snapshot {
     pub(crate) kind: Kind,
     pub(crate) base: Address,
     /// Bytes from the base that blocks cover; 0 for a region.
@@ -162,28 +259,29 @@ impl Span {
         };
     }
 
-    /// The same with a large block, free, in the span `region`.
+    /// Fills the record with a free large block in the span `region`.
     pub(crate) fn publish_block(&self, class: usize, region: u32, base: Address, bytes: u64) {
         self.own_state.store(0, Ordering::Relaxed);
         let state = NonNull::from(&self.own_state);
-        // SAFETY: the one state byte is a field of the record, which is never unmapped while the table lives.
+        // SAFETY: the one state byte is a field of the record, which is not unmapped while the table lives.
         unsafe { self.publish((BLOCK, class), region, base, (1, bytes, Divisor::ONE_BLOCK), state) };
     }
 
-    /// The same with a block that is a region, live.
+    /// Fills the record with a live block that is a region.
     pub(crate) fn publish_direct(&self, base: Address, bytes: u64) {
-        self.own_state.store(crate::state::LIVE, Ordering::Relaxed);
+        self.own_state.store(LIVE, Ordering::Relaxed);
         let state = NonNull::from(&self.own_state);
-        // SAFETY: as above.
+        // SAFETY: as in `publish_block`.
         unsafe { self.publish((DIRECT, 0), 0, base, (1, bytes, Divisor::ONE_BLOCK), state) };
     }
 
-    /// The same with a region that is cut up: `bytes` from `base`, of `whole` that the provider gave, `front` of them before.
+    /// Fills the record with a region that is cut up: `bytes` from `base`, of `whole` that the provider gave,
+    /// `front` of them before the base.
     pub(crate) fn publish_region(&self, base: Address, bytes: u64, (front, whole): (u32, u64)) {
         let state = NonNull::from(&self.own_state);
-        // SAFETY: a region has no blocks: nothing is located in it.
+        // SAFETY: a region has no blocks, so no block is located in it.
         unsafe {
-            // The divisor's place, which a region without blocks has no use for, holds the whole.
+            // A region without blocks has no divisor; its place holds the whole.
             let whole = Divisor { inverse: whole, shift: 0 };
             self.publish((REGION, 0), front, base, (0, bytes, whole), state);
         }
@@ -199,94 +297,95 @@ impl Span {
         (count, block, divisor): (u64, u64, Divisor),
         states: NonNull<AtomicU8>,
     ) {
-        record::publish(self, count, || {
+        publish(self, count, || {
             self.base.store(base.to_bits(), Ordering::Relaxed);
             self.block.store(block, Ordering::Relaxed);
             self.inverse.store(divisor.inverse, Ordering::Relaxed);
             self.shift.store(divisor.shift, Ordering::Relaxed);
             self.states.store(states.as_ptr(), Ordering::Relaxed);
-            self.owner.store(SHARED_LIFE, Ordering::Relaxed);
-            self.home.store(0, Ordering::Relaxed);
+            self.bias.store(UNBIASED, Ordering::Relaxed);
+            self.owner.store(0, Ordering::Relaxed);
             self.region.store(region, Ordering::Relaxed);
             self.bin.store(BinPlace::of(class).offset(), Ordering::Relaxed);
             self.kind_class.store((kind << KIND_SHIFT) | class as u32, Ordering::Relaxed);
         });
     }
 
-    /// Marks the record as not in use, before its number is given back.
+    /// Marks the record as not in use, before its number is released.
     pub(crate) fn retract(&self) {
-        record::retract(self, || self.kind_class.store(0, Ordering::Relaxed));
+        retract(self, || self.kind_class.store(0, Ordering::Relaxed));
     }
 
-    /// The place of `address` in this span, whose number is given; `None` if it is not in it.
+    /// Returns the block of this span around `address`; `None` if the span does not hold the address.
     pub(crate) fn locate(&self, number: u32, address: Address) -> Option<Place<'_>> {
         let block = || self.block.load(Ordering::Relaxed);
-        self.place(number, address, block, |offset, block| (offset.checked_div(block), offset % block.max(1)))
+        self.place(number, address, block, |offset, block| offset.checked_div(block))
     }
 
-    /// The place of the block that begins at `address` in this span, whose number is given; `None` if none does.
+    /// Returns the block of this span that begins at `address`; `None` if none does.
     #[inline]
     pub(crate) fn locate_start(&self, number: u32, address: Address) -> Option<Place<'_>> {
         let divisor = || Divisor {
             inverse: self.inverse.load(Ordering::Relaxed),
             shift: self.shift.load(Ordering::Relaxed),
         };
-        self.place(number, address, divisor, |offset, divisor| (Some(divisor.number(offset)), 0))
+        self.place(number, address, divisor, |offset, divisor| Some(divisor.number(offset)))
     }
 
-    /// What `read` reads and `find` makes a number and a rest of is one moment's.
+    /// Returns the block whose number `find` makes of the offset and of what `read` reads of the record.
     #[inline(always)]
     fn place<T>(
         &self,
         number: u32,
         address: Address,
-        read: impl FnOnce() -> T,
-        find: impl FnOnce(u64, T) -> (Option<u64>, u64),
+        read_words: impl FnOnce() -> T,
+        find: impl FnOnce(u64, T) -> Option<u64>,
     ) -> Option<Place<'_>> {
-        let (generation, count, (base, words, states)) = record::read(self, || {
-            (self.base.load(Ordering::Relaxed), read(), self.states.load(Ordering::Relaxed))
+        let (generation, count, (base, words, states)) = read(self, || {
+            (self.base.load(Ordering::Relaxed), read_words(), self.states.load(Ordering::Relaxed))
         })?;
         let offset = address.to_bits().wrapping_sub(base);
-        let (index, _) = find(offset, words);
-        let index = index.filter(|&index| index < count)?;
-        // SAFETY: the words belong together, since the generation did not advance; and `publish` promised a state for
-        // each block. (If the span goes from now on, the byte remains a state: see `SlabPool::states`.)
+        let index = find(offset, words).filter(|&index| index < count)?;
+        // SAFETY: the words belong together, since the generation did not advance; and `publish` promised a
+        // state for each block. If the span is retracted from now on, the byte remains a state: see
+        // `Metadata::states`.
         let state = unsafe { &*states.add(index as usize) };
         Some(Place { span: self, number, index, state, generation })
     }
 
-    /// What the record says, and what `read` makes of the states of its blocks; `None` if it changed meanwhile.
-    pub(crate) fn look<T>(&self, read: impl FnOnce(&mut dyn Iterator<Item = u8>) -> T) -> Option<(Look, T)> {
-        let (generation, count, words) = record::read(self, || {
+    /// Returns what the record says, and what `read_states` makes of the states of its blocks; `None` if the
+    /// record changed meanwhile.
+    pub(crate) fn snapshot<T>(
+        &self,
+        read_states: impl FnOnce(&mut dyn Iterator<Item = u8>) -> T,
+    ) -> Option<(Snapshot, T)> {
+        let (generation, count, words) = read(self, || {
             let (kind, base, block) = (self.kind(), self.base(), self.block());
             let (region, class) = (self.region.load(Ordering::Relaxed), self.class());
             let whole = self.inverse.load(Ordering::Relaxed);
             (kind, base, block, region, class, whole, self.states.load(Ordering::Relaxed))
         })?;
         let (kind, base, block, region, class, whole, states) = words;
-        let is_same = || {
-            fence(Ordering::Acquire);
-            self.generation.load(Ordering::Relaxed) == generation
-        };
         let bytes = count * block;
-        // SAFETY: the words belong together, since the generation did not advance: there is a state for each block. (If the
-        // span goes from now on, the byte remains a state: see `SlabPool::states`.)
+        // SAFETY: as in `place`.
         let state = |index: u64| unsafe { &*states.add(index as usize) }.load(Ordering::Relaxed);
-        let read = read(&mut (0..count).map(state));
-        is_same().then_some((Look { kind, base, bytes, block, region, whole, class }, read))
+        let seen = read_states(&mut (0..count).map(state));
+        fence(Ordering::Acquire);
+        let is_same = self.generation.load(Ordering::Relaxed) == generation;
+        is_same.then_some((Snapshot { kind, base, bytes, block, region, whole, class }, seen))
     }
 
-    /// Where the bin of the class is in a thread's cache.
+    /// Returns where the bin of the class is in a heap.
     ///
     /// # Safety
     /// The record does not change meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn bin(&self) -> BinPlace {
-        // SAFETY: nobody writes it meanwhile, says the caller; `publish` wrote a place, or it is 0 still.
-        unsafe { BinPlace::again(*self.bin.as_ptr()) }
+        // SAFETY: no thread writes it meanwhile, says the caller; `publish` wrote a place, or it is still 0.
+        unsafe { BinPlace::from_offset(*self.bin.as_ptr()) }
     }
 
-    /// The state of the block that begins at `address`.
+    /// Returns the state of the block that begins at `address`.
     ///
     /// # Safety
     /// The record does not change meanwhile.
@@ -302,14 +401,14 @@ impl Span {
         Some(unsafe { self.state(index) })
     }
 
-    /// Base, size of a block, how many there are and where their states are.
+    /// Returns base, divisor, number of blocks and where their states are.
     ///
     /// # Safety
     /// The record does not change meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn parts(&self) -> (u64, Divisor, u64, *mut AtomicU8) {
-        // SAFETY: nobody writes these words meanwhile, says the caller. (What is not read as an atomic needs no instruction of its
-        // own.)
+        // SAFETY: no thread writes these words meanwhile, says the caller. A plain read can be part of another
+        // instruction, an atomic one not.
         unsafe {
             let divisor = Divisor { inverse: *self.inverse.as_ptr(), shift: *self.shift.as_ptr() };
             (*self.base.as_ptr(), divisor, *self.count.as_ptr(), *self.states.as_ptr())
@@ -326,31 +425,31 @@ impl Span {
         }
     }
 
-    /// Whether this is one block that is a region.
+    /// Returns whether this is one block that is a region.
     #[inline]
     pub(crate) fn is_direct(&self) -> bool {
         self.kind_class.load(Ordering::Relaxed) >> KIND_SHIFT == DIRECT
     }
 
-    /// Whether this is a region whose units are among those that the allocator cuts. Under its lock this is final: a number may have
-    /// become something else, or another region, since it was looked up.
+    /// Returns whether this is a region whose units are among the extents. Under their lock this is final; a
+    /// number may have been reused since it was looked up, for another region too.
     pub(crate) fn is_entered(&self) -> bool {
         self.kind_class.load(Ordering::Relaxed) == ENTERED
     }
 
-    /// Says so of a region, under the allocator's lock.
+    /// Sets [`Span::is_entered`] of a region, under the lock of the extents.
     pub(crate) fn set_entered(&self, entered: bool) {
         let kind_class = if entered { ENTERED } else { REGION << KIND_SHIFT };
         self.kind_class.store(kind_class, Ordering::Relaxed);
     }
 
-    /// The class of the blocks of a slab, or of a large block.
+    /// Returns the class of the blocks of a slab, or of a large block.
     #[inline]
     pub(crate) fn class(&self) -> usize {
         (self.kind_class.load(Ordering::Relaxed) & 0xffff) as usize
     }
 
-    /// The span of the region around a slab or large block; 0 for others.
+    /// Returns the span of the region around a slab or large block; 0 for others.
     pub(crate) fn region(&self) -> u32 {
         self.region.load(Ordering::Relaxed)
     }
@@ -359,22 +458,23 @@ impl Span {
         Address::from_bits(self.base.load(Ordering::Relaxed))
     }
 
+    /// Returns the bytes from the base that blocks cover; 0 for a region, and while the record is not in use.
     #[inline]
-    /// Bytes from the base that blocks cover; 0 for a region, and while the record is not in use.
     pub(crate) fn bytes(&self) -> u64 {
         self.count.load(Ordering::Relaxed) * self.block()
     }
 
+    /// Returns the size of a block; region: its bytes.
     pub(crate) fn block(&self) -> u64 {
         self.block.load(Ordering::Relaxed)
     }
 
-    /// Where its states lie: nowhere that another span in use has any.
+    /// Returns where its states lie. No other span in use has states there.
     pub(crate) fn states(&self) -> *const AtomicU8 {
         self.states.load(Ordering::Relaxed)
     }
 
-    /// The state of block `index`.
+    /// Returns the state of block `index`.
     ///
     /// # Safety
     /// The record is in use and has more than `index` blocks.
@@ -385,16 +485,17 @@ impl Span {
         unsafe { NonNull::new_unchecked(first.add(index as usize)) }
     }
 
-    /// The span of a large block.
+    /// Returns the span of a large block.
     ///
     /// # Safety
     /// The entry is that of a large block of a pool that is alive for as long as the reference is used.
     pub(crate) unsafe fn of_own_state<'a>(entry: Entry) -> &'a Self {
-        // SAFETY: `publish_block` made the state a field of the span; records are never unmapped while the pool lives.
+        // SAFETY: `publish_block` made the state a field of the span; records are not unmapped while the pool
+        // lives.
         unsafe { entry.state().byte_sub(core::mem::offset_of!(Self, own_state)).cast().as_ref() }
     }
 
-    /// Block `index` as a cache entry.
+    /// Returns block `index` as an entry.
     ///
     /// # Safety
     /// As [`Span::state`].
@@ -404,25 +505,71 @@ impl Span {
         Entry::new(address, unsafe { self.state(index) })
     }
 
-    /// The guarded part, for reading what is written before the span is published and not while it is used.
+    /// Returns the guarded part, for words that are written before the span is published and not while it is
+    /// in use.
     ///
     /// # Safety
     /// The span is in use as long as the reference is.
     pub(crate) unsafe fn settled(&self) -> &Cold {
-        // SAFETY: passed on to the caller; a region's or slab's place and tables do not change while it is used.
+        // SAFETY: passed on to the caller; a region's or slab's place and tables do not change while it is
+        // in use.
         unsafe { &*self.cold.get() }
     }
 
-    /// The guarded part.
+    /// Returns the guarded part.
     ///
     /// # Safety
-    /// The caller holds the lock that guards this span, or has taken it out of everyone else's reach, and uses
-    /// the pointer no longer than that.
+    /// The caller holds the lock that guards this span, or has taken it out of reach of all other threads,
+    /// and uses the reference no longer than that.
     #[expect(clippy::mut_from_ref, reason = "the lock, not the borrow, makes it exclusive")]
     pub(crate) unsafe fn cold(&self) -> &mut Cold {
         // SAFETY: passed on to the caller.
         unsafe { &mut *self.cold.get() }
     }
+}
+
+/// What orders the words of one record. The model in `model` has words of its own.
+trait Record {
+    fn generation(&self, order: Ordering) -> u32;
+    fn advance(&self, order: Ordering);
+    fn count(&self, order: Ordering) -> u64;
+    fn set_count(&self, count: u64, order: Ordering);
+    fn fence(order: Ordering);
+}
+
+/// Fills a record that is not in use. `write` writes its words, relaxed; `count` is the number of blocks.
+#[inline(always)]
+fn publish<R: Record>(record: &R, count: u64, write: impl FnOnce()) {
+    // A reader that sees a word from below sees that the generation has advanced since `retract`.
+    R::fence(Ordering::Release);
+    write();
+    record.set_count(count, Ordering::Release);
+}
+
+/// Marks a record as not in use, before it is filled again. `clear` clears words, relaxed.
+#[inline(always)]
+fn retract<R: Record>(record: &R, clear: impl FnOnce()) {
+    record.set_count(0, Ordering::Relaxed);
+    clear();
+    record.advance(Ordering::Release);
+}
+
+/// Returns the generation, the count and what `words` reads, relaxed, all of one moment; `None` if the
+/// record is just being filled anew.
+#[inline(always)]
+fn read<R: Record, T>(record: &R, words: impl FnOnce() -> T) -> Option<(u32, u64, T)> {
+    let generation = record.generation(Ordering::Acquire);
+    let count = record.count(Ordering::Acquire);
+    let words = words();
+    R::fence(Ordering::Acquire);
+    (record.generation(Ordering::Relaxed) == generation).then_some((generation, count, words))
+}
+
+/// Returns whether the record is still what a [`read`] saw, after a live bit was cleared in a state that it
+/// named. If not, the caller sets the bit again.
+#[inline(always)]
+fn is_current<R: Record>(record: &R, generation: u32) -> bool {
+    record.generation(Ordering::Acquire) == generation
 }
 
 impl Record for Span {
@@ -448,34 +595,4 @@ impl Record for Span {
     fn fence(order: Ordering) {
         fence(order);
     }
-}
-
-impl Place<'_> {
-    /// Whether the span is still what [`Span::locate`] saw.
-    #[inline]
-    pub(crate) fn is_current(&self) -> bool {
-        record::is_current(self.span, self.generation)
-    }
-
-    /// Where the block begins.
-    pub(crate) fn start(&self) -> Address {
-        Address::from_bits(self.span.base().to_bits() + self.index * self.span.block())
-    }
-}
-
-impl Cold {
-    pub(crate) const EMPTY: Self = Self {
-        next: 0,
-        prev: 0,
-        list: ListName::NONE,
-        home: ListName::HOMELESS,
-        free: 0,
-        total: 0,
-        hint: 0,
-        unit: 0,
-        bitmap: ptr::null_mut(),
-        state_run: MaybeUninit::uninit(),
-        table_run: MaybeUninit::uninit(),
-        upstream: MaybeUninit::uninit(),
-    };
 }

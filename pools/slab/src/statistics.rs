@@ -6,7 +6,7 @@ use umf_os::output;
 use umf_sync::thread;
 
 use crate::classes::MAX_CLASSES;
-use crate::large::UNIT;
+use crate::extents::UNIT;
 use crate::{SlabPool, roster};
 
 /// What blocks that are regions count as among the classes.
@@ -15,7 +15,7 @@ pub(crate) const DIRECT: usize = MAX_CLASSES;
 impl SlabPool {
     /// A request of `asked` bytes got the block at `address`. From the slower paths, at each of which it is said.
     pub(crate) fn note_asked(&self, asked: usize, address: Address) {
-        let Some(place) = self.locate(address) else { return };
+        let Some(place) = self.meta.locate(address) else { return };
         let class = if place.span.is_direct() { DIRECT } else { place.span.class() };
         self.asked[class % self.asked.len()].note(asked, place.span.block() as usize);
     }
@@ -79,8 +79,8 @@ impl SlabPool {
         let used = statistics.live_bytes + statistics.held_bytes;
         statistics.cached_bytes = statistics.reserved_bytes.saturating_sub(used);
         let (free, largest) = {
-            let large = self.large.lock();
-            (large.free_units(), large.longest(self.tables()))
+            let large = self.extents.lock();
+            (large.free_units(), large.longest(&self.meta))
         };
         statistics.free_bytes = free * UNIT as u64;
         statistics.largest_free_bytes = u64::from(largest) * UNIT as u64;

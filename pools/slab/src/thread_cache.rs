@@ -19,8 +19,7 @@ use crate::classes::MAX_CLASSES;
 use crate::depot::Outbox;
 use crate::near::{NEARS, Near};
 use crate::portion::Portion;
-use crate::span::{Kind, Span};
-use crate::state::Entry;
+use crate::span::{Entry, Kind, Span};
 use crate::trust::Trust;
 
 /// The free blocks of one class in one thread: a stack.
@@ -108,7 +107,7 @@ impl BinPlace {
     /// # Safety
     /// [`BinPlace::offset`] said so many, or they are 0.
     #[inline(always)]
-    pub(crate) const unsafe fn again(offset: u16) -> Self {
+    pub(crate) const unsafe fn from_offset(offset: u16) -> Self {
         Self(offset)
     }
 

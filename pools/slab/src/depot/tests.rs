@@ -11,7 +11,7 @@ use umf_core::{Address, Error, Layout, Pool};
 use umf_testkit::pool::Numbers;
 
 use super::*;
-use crate::arena::Arena;
+use crate::metadata::Arena;
 use crate::{SlabPool, SlabSettings};
 
 const SIZES: [usize; 6] = [24, 700, 4000, 50_000, 70_000, 1 << 20];

@@ -8,8 +8,8 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 use loom::thread;
 
-use super::protocol::{Door, SHARED_LIFE, await_leaving, come_in, keep_out, leave, let_in, share};
-use crate::state::LIVE;
+use super::protocol::{Door, UNBIASED, await_leaving, come_in, keep_out, leave, let_in, share};
+use crate::span::LIVE;
 
 /// Runs a model with few preemptions, in which nearly all mistakes show; with `--cfg loom` in every interleaving.
 fn explore(run: impl Fn() + Send + Sync + 'static) {
@@ -185,7 +185,7 @@ impl Span {
 
     /// A free by somebody else.
     fn free_other(&self) -> bool {
-        if self.owner.load(Ordering::Acquire) != SHARED_LIFE {
+        if self.owner.load(Ordering::Acquire) != UNBIASED {
             share(
                 &self.door,
                 |owner| self.owner.store(owner, Ordering::Release),

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 /// The owner of a span whose lives are taken by atomic exchange.
-pub(crate) const SHARED_LIFE: u32 = 0;
+pub(crate) const UNBIASED: u32 = 0;
 /// The owner of a span whose owner is being waited for.
 pub(super) const REVOKING: u32 = u32::MAX;
 
@@ -70,7 +70,7 @@ pub(super) fn share<D: Door>(
     keep_out(core::iter::once(door), close);
     await_leaving(door);
     forget();
-    set_owner(SHARED_LIFE);
+    set_owner(UNBIASED);
     let_in(door);
     open();
 }

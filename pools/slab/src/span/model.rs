@@ -1,4 +1,4 @@
-//! Loom's model of `record`: who comes with the address of a block whose span is gone. (In full with `tests/run --loom`.)
+//! Loom's model of a record that is filled anew under a free. `tests/run --loom` explores it in full.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -7,8 +7,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use loom::thread;
 
-use super::record::{Record, is_current, publish, read, retract};
-use crate::state::LIVE;
+use super::{LIVE, Record, is_current, publish, read, retract};
 
 /// A record of spans of one block, and the states that they may name.
 struct Model {
@@ -56,7 +55,7 @@ impl Model {
         }
     }
 
-    /// The record goes, and comes again for a block at `base` with the state number `state`, which is handed out.
+    /// Retracts the record, and publishes it for a block at `base` with state number `state`, which is handed out.
     fn renew(&self, base: u64, state: usize) {
         retract(self, || {});
         self.states[state].store(0, Ordering::Relaxed);
@@ -67,7 +66,7 @@ impl Model {
         self.states[state].store(LIVE, Ordering::Release);
     }
 
-    /// A free by exchange, as in `paths`. What it met.
+    /// Frees by atomic exchange, as in `free`. Returns what it met.
     fn free(&self, address: u64) -> &'static str {
         let words = || (self.base.load(Ordering::Relaxed), self.state.load(Ordering::Relaxed));
         let Some((generation, count, (base, state))) = read(self, words) else { return "being made" };
@@ -87,7 +86,8 @@ impl Model {
     }
 }
 
-/// A second free of the block at `OLD` beside a span that becomes another one's, with this base and state. What it met.
+/// Runs a second free of the block at `OLD` beside a span that is filled anew, with this base and state. Returns
+/// what the free met.
 fn second_free(base: u64, state: usize) -> BTreeSet<&'static str> {
     let met = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
     let in_model = met.clone();
@@ -101,7 +101,7 @@ fn second_free(base: u64, state: usize) -> BTreeSet<&'static str> {
         };
         let what = model.free(OLD);
         maker.join().unwrap();
-        // The new block's life is as its owner left it, unless the address is that of the new block: then it was freed once.
+        // The new block is live, unless the address is that of the new block: then it was freed once.
         let live = model.states[state].load(Ordering::Acquire) == LIVE;
         assert_eq!(live, what != "freed", "{what}");
         in_model.lock().unwrap().insert(what);
@@ -111,18 +111,18 @@ fn second_free(base: u64, state: usize) -> BTreeSet<&'static str> {
 }
 
 #[test]
-fn loom_a_span_that_is_made_anew_is_not_read_by_halves() {
-    // With a state of its own, at another address: nothing of it is met.
+fn loom_record_is_read_whole_while_it_is_filled_anew() {
+    // With a state of its own, at another address: the free meets none of it.
     assert_eq!(second_free(NEW, 1), BTreeSet::from(["being made", "elsewhere", "not live"]));
 }
 
 #[test]
-fn loom_a_second_free_that_meets_the_state_of_another_block_puts_it_back() {
+fn loom_second_free_restores_the_state_of_another_block() {
     // The byte serves the new span, too.
     assert_eq!(second_free(NEW, 0), BTreeSet::from(["being made", "elsewhere", "not live", "put back"]));
 }
 
 #[test]
-fn loom_a_block_at_the_same_address_is_freed_once() {
+fn loom_block_at_the_same_address_is_freed_once() {
     assert_eq!(second_free(OLD, 1), BTreeSet::from(["being made", "elsewhere", "freed", "not live"]));
 }

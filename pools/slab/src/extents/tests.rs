@@ -1,4 +1,4 @@
-//! The allocator of units against a plain reference.
+//! The extents against a plain reference.
 
 use core::mem::MaybeUninit;
 use std::collections::BTreeMap;
@@ -10,28 +10,26 @@ use super::*;
 use crate::span::Cold;
 
 struct Bed {
-    arena: Arena,
-    spans: Table<Span, SPANS>,
-    large: Large,
+    meta: Metadata,
+    extents: Extents,
     regions: Vec<(u32, u32)>,
 }
 
 impl Bed {
     fn new() -> Self {
-        let arena = Arena::new();
-        Self { arena, spans: Table::new(1000), large: Large::new(), regions: Vec::new() }
+        Self { meta: Metadata::new().unwrap(), extents: Extents::new(), regions: Vec::new() }
     }
 
     fn add(&mut self, units: u32) {
-        let (table_run, _) = self.arena.allocate(Tables::bytes_for(units)).unwrap();
-        let (number, span) = self.spans.allocate().unwrap();
+        let (table_run, _) = self.meta.runs.allocate(table_bytes(units)).unwrap();
+        let (number, span) = self.meta.allocate_span().unwrap();
         let base = Address::in_space(AddressSpace::new(9).unwrap(), u64::from(number) * (7 << 24)).unwrap();
-        // SAFETY: nobody else knows the number yet.
+        // SAFETY: no other thread knows the number yet.
         unsafe {
             *span.cold() = Cold { unit: units, table_run: MaybeUninit::new(table_run), ..Cold::EMPTY };
         }
         span.publish_region(base, u64::from(units) * 4096, (0, u64::from(units) * 4096));
-        self.large.add_region(Tables { arena: &self.arena, spans: &self.spans }, number);
+        self.extents.add_region(&self.meta, number);
         self.regions.push((number, units));
     }
 }
@@ -67,7 +65,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn agrees_with_a_plain_reference(steps in prop::collection::vec(step(), 1..400)) {
+    fn extents_agree_with_a_plain_reference(steps in prop::collection::vec(step(), 1..400)) {
         let mut bed = Bed::new();
         let mut used: BTreeMap<(u32, u32), u32> = BTreeMap::new();
         for step in steps {
@@ -75,8 +73,8 @@ proptest! {
                 Step::Add(units) if bed.regions.len() < 20 => bed.add(units),
                 Step::Add(_) => {}
                 Step::Allocate { size, align } => {
-                    let tables = Tables { arena: &bed.arena, spans: &bed.spans };
-                    let Some(range) = bed.large.allocate(tables, size, align, 5) else {
+                    let meta = &bed.meta;
+                    let Some(range) = bed.extents.allocate(meta, size, align, 5) else {
                         // It may miss a fit, but not one in a range that surely has room.
                         let sure = (size + align - 1).next_power_of_two() * 2;
                         for &(region, units) in &bed.regions {
@@ -86,7 +84,7 @@ proptest! {
                     };
                     let units = bed.regions.iter().find(|&&(number, _)| number == range.region).unwrap().1;
                     prop_assert!(range.first + size <= units);
-                    let base = bed.spans.get(range.region).unwrap().base().value() / 4096;
+                    let base = bed.meta.span(range.region).unwrap().base().value() / 4096;
                     prop_assert_eq!((base + u64::from(range.first)) % u64::from(align), 0);
                     let place = (range.region, range.first);
                     if let Some((&(region, first), &length)) = used.range(..(place.0, place.1 + size)).next_back() {
@@ -95,27 +93,27 @@ proptest! {
                     used.insert(place, size);
                 }
                 Step::Free(index) => {
-                    let tables = Tables { arena: &bed.arena, spans: &bed.spans };
+                    let meta = &bed.meta;
                     let Some((&(region, first), &size)) = used.iter().nth(index % used.len().max(1)) else { continue };
                     for unit in [first, first + size / 2, first + size - 1] {
-                        prop_assert_eq!(tables.block_around(region, unit), Some((first, size, 5)));
+                        prop_assert_eq!(extent_around(meta, region, unit), Some((first, size, 5)));
                     }
                     used.remove(&(region, first));
-                    let (freed, whole) = bed.large.free(tables, Range { region, first }).unwrap();
+                    let (freed, whole) = bed.extents.free(meta, Range { region, first }).unwrap();
                     prop_assert_eq!(freed, size);
                     prop_assert_eq!(whole, used.range((region, 0)..(region + 1, 0)).next().is_none());
-                    prop_assert_eq!(bed.large.free(tables, Range { region, first }), None);
-                    prop_assert_eq!(tables.block_around(region, first), None);
+                    prop_assert_eq!(bed.extents.free(meta, Range { region, first }), None);
+                    prop_assert_eq!(extent_around(meta, region, first), None);
                 }
                 Step::Remove(index) => {
-                    let tables = Tables { arena: &bed.arena, spans: &bed.spans };
+                    let meta = &bed.meta;
                     if bed.regions.is_empty() {
                         continue;
                     }
                     let index = index % bed.regions.len();
                     let (region, _) = bed.regions[index];
                     let idle = used.range((region, 0)..(region + 1, 0)).next().is_none();
-                    prop_assert_eq!(bed.large.remove_region(tables, region, 0), idle);
+                    prop_assert_eq!(bed.extents.remove_region(meta, region, 0), idle);
                     if idle {
                         bed.regions.swap_remove(index);
                     }
@@ -123,30 +121,30 @@ proptest! {
             }
             let all: u64 = bed.regions.iter().map(|&(_, units)| u64::from(units)).sum();
             let taken: u64 = used.values().map(|&size| u64::from(size)).sum();
-            prop_assert_eq!(bed.large.free_units(), all - taken);
+            prop_assert_eq!(bed.extents.free_units(), all - taken);
             let idle = bed.regions.iter().filter(|&&(number, _)| used.range((number, 0)..(number + 1, 0)).next().is_none());
             let idle: Vec<u64> = idle.map(|&(_, units)| u64::from(units)).collect();
-            prop_assert_eq!(bed.large.idle(), (idle.iter().sum(), idle.len() as u32));
+            prop_assert_eq!(bed.extents.idle(), (idle.iter().sum(), idle.len() as u32));
         }
     }
 }
 
-/// Two threads look for idle regions; one is late, and the place of the region that it found has been used again meanwhile.
+/// Two threads search for idle regions. One is late: the number of the region that it found was reused.
 #[test]
-fn a_region_that_has_gone_is_not_taken_out_again() {
+fn removed_region_is_not_removed_again() {
     let mut bed = Bed::new();
     bed.add(256);
     let (gone, _) = bed.regions[0];
-    assert!(bed.large.remove_region(Tables { arena: &bed.arena, spans: &bed.spans }, gone, 0));
-    let span = bed.spans.get(gone).unwrap();
+    assert!(bed.extents.remove_region(&bed.meta, gone, 0));
+    let span = bed.meta.span(gone).unwrap();
     span.retract();
-    // SAFETY: the region was taken out above, and nobody else knows it.
-    bed.arena.release(unsafe { span.cold().table_run.assume_init() });
+    // SAFETY: the region was taken out above, and no other thread knows it.
+    bed.meta.runs.release(unsafe { span.cold().table_run.assume_init() });
     bed.add(256);
     let (there, _) = bed.regions[1];
-    let tables = Tables { arena: &bed.arena, spans: &bed.spans };
-    assert!(!bed.large.remove_region(tables, gone, 0));
-    assert_eq!(bed.large.units(), 256);
-    let range = bed.large.allocate(tables, 256, 1, 5).unwrap();
+    let meta = &bed.meta;
+    assert!(!bed.extents.remove_region(meta, gone, 0));
+    assert_eq!(bed.extents.units(), 256);
+    let range = bed.extents.allocate(meta, 256, 1, 5).unwrap();
     assert_eq!(range.region, there);
 }
