@@ -1,26 +1,28 @@
 //! Size classes, and the way from an offset to a block.
 //!
-//! There are eight classes per doubling, so that rounding up wastes at most 12.5 %. Classes of less than a
-//! granule of the tracker are served from slabs, the others are large.
+//! There are eight classes per doubling, so that rounding up wastes at most 12.5 %. Classes of less
+//! than a granule of the tracker are served from slabs, the others are large.
+
+use core::ops::Range;
 
 use umf_core::Layout;
 use umf_runtime::tracker::GRANULE;
 
 use crate::extents::UNIT;
-use crate::thread_cache::BinPlace;
+use crate::heap::BinPlace;
 
 /// The most classes that a pool can have.
 pub(crate) const MAX_CLASSES: usize = 256;
-/// Blocks below this size come from slabs, others from the extents. From this size on no two blocks begin in
-/// one granule.
+/// Blocks below this size come from slabs, others from the extents. From this size on no two blocks
+/// begin in one granule.
 const SLAB_LIMIT: usize = GRANULE;
 /// The fewest blocks of a slab.
 const BLOCKS_PER_SLAB: usize = 8;
 
 /// The size classes of one pool.
 ///
-/// With `m` the smallest block, classes 0 to 7 are `m` to `8m` in steps of `m`; each following eight divide
-/// one doubling evenly.
+/// With `m` the smallest block, classes 0 to 7 are `m` to `8m` in steps of `m`; each following
+/// eight divide one doubling evenly.
 #[derive(Clone, Debug)]
 pub(crate) struct Classes {
     shift: u32,
@@ -28,8 +30,8 @@ pub(crate) struct Classes {
     slab_count: usize,
     /// 8 times the smallest block.
     linear: usize,
-    /// The bin of the class of sizes up to 8 times the index plus one; that of [`Classes::NONE`] if the class is
-    /// large.
+    /// The bin of the class of sizes up to 8 times the index plus one; that of [`Classes::NONE`] if
+    /// the class is large.
     table: [BinPlace; TABLE],
 }
 
@@ -74,30 +76,47 @@ impl Classes {
         self.slab_count
     }
 
-    /// Returns the smallest class that holds `size` bytes (not 0). It may lie past [`Classes::count`].
+    /// Returns whether the blocks of a class are extents of their own.
+    #[inline]
+    pub(crate) const fn is_large(&self, class: usize) -> bool {
+        class >= self.slab_count
+    }
+
+    /// Returns the classes that are served from slabs.
+    pub(crate) const fn small(&self) -> Range<usize> {
+        0..self.slab_count
+    }
+
+    /// Returns the large classes.
+    pub(crate) const fn large(&self) -> Range<usize> {
+        self.slab_count..self.count
+    }
+
+    /// Returns the smallest class that holds `size` bytes (not 0). It may lie past
+    /// [`Classes::count`].
     #[inline(always)]
     pub(crate) const fn of(&self, size: usize) -> usize {
         self.of_last(size - 1)
     }
 
-    /// Returns the class of a size whose last byte has this number. Below `linear` the steps are those of the
-    /// first doubling, so the bit of `linear` is set first.
+    /// Returns the class of a size whose last byte has this number. Below `linear` the steps are
+    /// those of the first doubling, so the bit of `linear` is set first.
     #[inline(always)]
     const fn of_last(&self, last: usize) -> usize {
         let step = (last | self.linear).ilog2() - STEP_BITS;
         ((step - self.shift) as usize * 8) + (last >> step)
     }
 
-    /// Returns the number of the last byte of a block of the layout, with its size rounded up to the alignment.
-    /// There is a class of each power of two, and above it are classes of multiples of its eighth. So the
-    /// class of that many bytes is aligned too.
+    /// Returns the number of the last byte of a block of the layout, with its size rounded up to
+    /// the alignment. There is a class of each power of two, and above it are classes of multiples
+    /// of its eighth. So the class of that many bytes is aligned too.
     #[inline(always)]
     const fn last(layout: Layout) -> usize {
         (layout.size() - 1) | (layout.align() - 1)
     }
 
-    /// Returns the bin of a layout of up to 4 KiB, or that of [`Classes::NONE`] if its class is large; `None`
-    /// for a larger layout.
+    /// Returns the bin of a layout of up to 4 KiB, or that of [`Classes::NONE`] if its class is
+    /// large; `None` for a larger layout.
     #[inline(always)]
     pub(crate) fn small_bin(&self, layout: Layout) -> Option<BinPlace> {
         self.table.get(Self::last(layout) >> STEP_BITS).copied()
@@ -120,7 +139,8 @@ impl Classes {
         }
     }
 
-    /// Returns the smallest class whose blocks hold the layout, and whose size is a multiple of the alignment.
+    /// Returns the smallest class whose blocks hold the layout, and whose size is a multiple of the
+    /// alignment.
     #[inline]
     pub(crate) const fn of_layout(&self, layout: Layout) -> usize {
         self.of_last(Self::last(layout))
@@ -136,10 +156,11 @@ impl Classes {
 
 /// Finds the number of a block from its offset in a span, with one multiplication.
 ///
-/// For a size `odd << shift`, `offset * inverse` rotated right by `shift`, where `inverse * odd` is 1 modulo
-/// 2^64, is the number of the block that begins there (Warren, Hacker's Delight, 10-17). Both steps can be
-/// undone, so no other offset yields that number. An offset that is no multiple of the size, or lies
-/// outside, yields a number past all blocks. So one comparison tells whether a block begins there.
+/// For a size `odd << shift`, `offset * inverse` rotated right by `shift`, where `inverse * odd` is
+/// 1 modulo 2^64, is the number of the block that begins there (Warren, Hacker's Delight, 10-17).
+/// Both steps can be undone, so no other offset yields that number. An offset that is no multiple
+/// of the size, or lies outside, yields a number past all blocks. So one comparison tells whether a
+/// block begins there.
 #[derive(Clone, Copy)]
 pub(crate) struct Divisor {
     pub(crate) inverse: u64,

@@ -1,10 +1,10 @@
 //! [`Extents`]: a two-level segregated fit over units of 4 KiB, with boundary tags out of band.
 //!
-//! The lowest allocator of the pool: it cuts the extents of slabs and of large blocks out of regions. Every
-//! region has a table with a record per unit. The record of an extent's first unit says how long the extent
-//! is and how long the one before it, so that free neighbours are merged at once. The record of each
-//! granule's first unit says where the extent around it begins, so that an address inside an extent finds
-//! its start within 16 steps.
+//! The lowest allocator of the pool: it cuts the extents of slabs and of large blocks out of
+//! regions. Every region has a table with a record per unit. The record of an extent's first unit
+//! says how long the extent is and how long the one before it, so that free neighbours are merged
+//! at once. The record of each granule's first unit says where the extent around it begins, so that
+//! an address inside an extent finds its start within 16 steps.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -26,8 +26,8 @@ const INSIDE: u32 = 0;
 const FREE: u32 = 1;
 const USED: u32 = 2;
 
-/// The record of one unit. All words are written under the lock of the extents. The owner of an extent reads
-/// those of its extent without the lock.
+/// The record of one unit. All words are written under the lock of the extents. The owner of an
+/// extent reads those of its extent without the lock.
 #[repr(C, align(32))]
 pub(crate) struct Unit {
     kind: AtomicU32,
@@ -62,11 +62,12 @@ pub(crate) struct Range {
     pub(crate) first: u32,
 }
 
-/// Returns the record of unit `id`. The first unit of a region has the id that [`units_of`] returns.
+/// Returns the record of unit `id`. The first unit of a region has the id that [`units_of`]
+/// returns.
 fn unit_at(meta: &Metadata, id: u32) -> Option<&Unit> {
     let line = meta.runs.line(id / UNITS_PER_LINE)?;
-    // SAFETY: unit ids lie in runs that a region owns, which hold units only and stay mapped; a line holds
-    // UNITS_PER_LINE of them, all of whose words are atomics.
+    // SAFETY: unit ids lie in runs that a region owns, which hold units only and stay mapped; a
+    // line holds UNITS_PER_LINE of them, all of whose words are atomics.
     Some(unsafe { line.cast::<Unit>().add((id % UNITS_PER_LINE) as usize).as_ref() })
 }
 
@@ -85,8 +86,8 @@ pub(crate) const fn table_bytes(units: u32) -> usize {
     units as usize * size_of::<Unit>()
 }
 
-/// Returns the used extent around unit `unit` of `region`: its first unit, its length and its span (0: a
-/// slab).
+/// Returns the used extent around unit `unit` of `region`: its first unit, its length and its span
+/// (0: a slab).
 pub(crate) fn extent_around(meta: &Metadata, region: u32, unit: u32) -> Option<(u32, u32, u32)> {
     let (id, units) = units_of(meta, region)?;
     let granule = unit / GRANULE_UNITS * GRANULE_UNITS;
@@ -203,9 +204,9 @@ impl Extents {
         self.idle_regions += 1;
     }
 
-    /// Removes a wholly free region. Returns `false` if it is not wholly free, if fewer than `floor` units would
-    /// be left in others, or if it is not entered: a caller that looked its number up without the lock may
-    /// find the table of another region in its place.
+    /// Removes a wholly free region. Returns `false` if it is not wholly free, if fewer than
+    /// `floor` units would be left in others, or if it is not entered: a caller that looked its
+    /// number up without the lock may find the table of another region in its place.
     pub(crate) fn remove_region(&mut self, meta: &Metadata, region: u32, floor: u64) -> bool {
         let Some(span) = meta.span(region).filter(|span| span.is_entered()) else { return false };
         let Some((id, units)) = units_of(meta, region) else { return false };
@@ -259,8 +260,8 @@ impl Extents {
         Some(Range { region, first: offset })
     }
 
-    /// Frees an extent. Returns its units, and whether its region is now wholly free; `None` if no used extent
-    /// begins there.
+    /// Frees an extent. Returns its units, and whether its region is now wholly free; `None` if no
+    /// used extent begins there.
     pub(crate) fn free(&mut self, meta: &Metadata, range: Range) -> Option<(u32, bool)> {
         let (first, units) = units_of(meta, range.region)?;
         let mut id = first + range.first;
@@ -296,7 +297,8 @@ impl Extents {
         Some((freed, whole))
     }
 
-    /// Returns a free extent that holds `size` units at the alignment, and how many units lie before them.
+    /// Returns a free extent that holds `size` units at the alignment, and how many units lie
+    /// before them.
     fn find(&self, meta: &Metadata, size: u32, align: u32) -> Option<(u32, u32)> {
         // Lists that may hold a fit: a short search, since it leaves the larger extents whole.
         let mut compared = 0;
@@ -311,7 +313,8 @@ impl Extents {
             while let Some(id) = next.checked_sub(1) {
                 let Some(unit) = unit_at(meta, id) else { break };
                 if let Some(front) = fit(meta, id, size, align) {
-                    // The shortest; of equal ones the first in memory, so that used extents keep together.
+                    // The shortest; of equal ones the first in memory, so that used extents keep
+                    // together.
                     let found = (get(&unit.size), id, front);
                     if best.is_none_or(|best| found < best) {
                         best = Some(found);
@@ -396,8 +399,8 @@ impl Extents {
     }
 }
 
-/// Returns how many units of free extent `id` lie before `size` units at a multiple of `align`; `None` if they
-/// do not fit.
+/// Returns how many units of free extent `id` lie before `size` units at a multiple of `align`;
+/// `None` if they do not fit.
 fn fit(meta: &Metadata, id: u32, size: u32, align: u32) -> Option<u32> {
     let unit = unit_at(meta, id)?;
     let region = get(&unit.region);

@@ -1,90 +1,88 @@
-//! The slab pool of umf: fine-grained blocks, fast, with nothing written into the memory.
+//! The slab pool of umf: blocks of any size out of regions of a provider, with all metadata out of
+//! band.
+//!
+//! Nothing is ever written into the memory, which may belong to a device. The global allocator is
+//! not used, which the pool may be.
 //!
 //! # How it is built
 //!
-//! A block below 64 KiB comes from a *slab* of its size class (eight classes per doubling); a larger one from
-//! an allocator of two-level segregated lists over units of 4 KiB, which also cuts the slabs out of *regions*. A
-//! request above [`SlabSettings::max_poolable_size`] is a region of its own.
+//! ```text
+//!            allocate                                            free
+//!               |                                                 |
+//!   front    [heap of the thread: a bin per class]     [lookaside: its own blocks]
+//!               |         no locks: critical section            |
+//!               |                                               | blocks of other owners,
+//!               | refill                                        | by batches
+//!   middle   [central: slabs per small class]    [transfer cache: batches, stock of large blocks]
+//!               |                                               |
+//!               | new slab, new large block                     | merge
+//!   back     [extents: two-level segregated fit over units of 4 KiB]
+//!               |                                               |
+//!            [regions of some MiB, within the limits]   <----   purge policy, trim
+//!               |
+//!            provider
+//! ```
 //!
-//! In front of all that every thread keeps free blocks per class, so that the common path takes no lock. Allocating
-//! pops, stores one state byte and counts. Freeing finds the block through what the thread remembers of its own slabs and large blocks, or through
-//! the tracker's map, and one multiplication; takes the state byte (which tells a second free, and an exported block) and
-//! pushes, whichever thread allocated it. What does not happen every time (limits, traces, forks of shared memory) stands behind one
-//! gate, which the most common paths look at once. As long as only the thread that took a slab from the shared store frees its blocks, that needs no
-//! atomic exchange; the first other one ends this, and nothing is different for the caller. Slabs are at home with
-//! one thread, so that two threads do not write to the states of neighbouring blocks.
+//! **Classes.** A block below 64 KiB comes from a slab of its size class (eight classes per
+//! doubling). A larger one is an extent of its own, kept by class too. A request above
+//! [`SlabSettings::max_poolable_size`] is a region of its own.
 //!
-//! What another thread allocated goes on its way in parcels: see `depot`. A thread keeps for itself what is at home with it.
+//! **Front.** Each thread keeps free blocks per class, so that the fast paths take no lock.
+//! Allocating pops an entry, stores one state byte and counts. Freeing finds the block through the
+//! lookaside cache, or through the tracker's map and one multiplication, clears its live bit and
+//! pushes an entry. The live bit tells a second free and an exported block. Everything that does
+//! not happen each time (limits, traces, forks of shared memory) is behind one word of slow-path
+//! flags.
 //!
-//! Large blocks are treated alike: freed ones are kept whole, by class, and are merged with what is free around them
-//! when a thread keeps too much, when the pool lacks a range that is long enough, and when it is trimmed. How much is
-//! kept shrinks as the pool grows.
+//! **Owners.** A slab belongs to the thread that took it, so that two threads do not write the
+//! states of neighbouring blocks. Its frees need no atomic exchange until another thread frees one
+//! of its blocks. Blocks of other owners go to the threads that allocate in batches.
 //!
-//! All metadata is out of band and in mappings of its own: nothing is ever written to the memory, which may
-//! belong to a device, and the global allocator is not used, which the pool may be.
+//! **Large blocks** are treated alike. Freed ones are kept whole, by class. They are merged with
+//! the free extents around them when a thread keeps too much, when no extent is long enough, and
+//! when the pool is trimmed. How much is kept shrinks as the pool grows.
 //!
-//! | module | idea |
+//! | module | part |
 //! |---|---|
-//! | `pool`, `paths` | [`SlabPool`]; the paths of allocating and freeing |
-//! | `settings` | [`SlabSettings`] |
-//! | `classes` | from a layout to a size class |
-//! | `thread_cache`, `portion`, `caches`, `refill` | what a thread keeps, and its exchange with the rest |
-//! | `near` | what a thread remembers of what is its own |
-//! | `reach`, `trust` | what a thread does without locks or atomic exchanges, and how others come in; which large blocks that is for |
-//! | `central`, `slab` | what threads share of a class, and its slabs |
-//! | `depot`, `post` | blocks on their way from threads that free to threads that allocate |
-//! | `blocks` | large blocks: cut, kept, merged |
-//! | `large`, `regions` | the allocator of units, and where its regions come from |
-//! | `span`, `state`, `lookup` | from an address to a block and its state |
-//! | `ahead` | regions that are there before they are needed |
-//! | `arena` | metadata of varying size |
-//! | `policy`, `aging`, `tidier` | what goes back unasked, for its bytes or its age, and who looks |
-//! | `release` | trimming and the end of a pool |
-//! | `held`, `delayed` | blocks that are freed while other processes have them open, or until a completion is ready |
-//! | `map` | what the regions look like, record by record |
-//! | `statistics`, `asked` | counters, summed up when asked for; how much of the blocks is used |
-//! | `fork`, `roster`, `fixed` | forks, the end of threads, pools that live for ever |
+//! | `pool` | [`SlabPool`]: the layers, put together |
+//! | `allocate`, `free` | the two paths through the layers |
+//! | `heaps`, `heap`, `lookaside` | front: what each thread keeps |
+//! | `section`, `bias` | what a thread does without locks, and how other threads revoke that |
+//! | `central`, `transfer` | middle: slabs; blocks between threads |
+//! | `regions`, `extents` | back: regions of the provider, and extents in them |
+//! | `metadata`, `span` | from an address to a block and its state; records |
+//! | `classes`, `settings` | size classes; [`SlabSettings`] |
+//! | `purge` | automatic release by bytes and by age, the background purger, trim |
+//! | `deferred` | frees that wait for other processes or for devices |
+//! | `inspect` | statistics, maps, live blocks, traces |
+//! | `registry` | ends of threads, forks, pools that live for ever |
 //!
 //! # Forks
 //!
-//! Over private memory a pool goes on working in a forked child, except that what other threads of the parent
-//! kept in their caches is lost to the child. Over shared memory it is frozen there: allocating is an error, and
-//! freeing does nothing.
+//! Over private memory a pool goes on working in a forked child, but blocks in the heaps of the
+//! parent's other threads are lost to the child. Over shared memory it is frozen there: allocating
+//! is an error, and freeing does nothing.
 
-mod aging;
-mod ahead;
-mod asked;
-mod blocks;
-mod caches;
+mod allocate;
+mod bias;
 mod central;
 mod classes;
-mod delayed;
-mod depot;
+mod deferred;
 mod extents;
-mod fixed;
-mod held;
-mod leaks;
-mod lookup;
-mod map;
+mod free;
+mod heap;
+mod heaps;
+mod inspect;
+mod lookaside;
 mod metadata;
-mod near;
-mod paths;
-mod policy;
 mod pool;
-mod portion;
-mod post;
-mod reach;
-mod refill;
+mod purge;
 mod regions;
-mod release;
-mod roster;
+mod registry;
+mod section;
 mod settings;
-mod slab;
 mod span;
-mod statistics;
-mod thread_cache;
-mod tidier;
-mod trust;
+mod transfer;
 
 pub use pool::SlabPool;
 pub use settings::SlabSettings;

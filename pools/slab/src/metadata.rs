@@ -1,9 +1,10 @@
 //! [`Metadata`]: the records of a pool, and the way from an address to a block.
 //!
-//! The bottom of the crate. Nothing is written into the memory that the pool hands out, and the global
-//! allocator is not used. Span records lie in a table, addressed by the number that the tracker's map
-//! holds for each granule. State bytes, bitmaps, unit tables, bins and batches differ in length; an
-//! [`Arena`] hands them out as runs of cache lines, in one piece, so that reading them is one load.
+//! The bottom of the crate. Nothing is written into the memory that the pool hands out, and the
+//! global allocator is not used. Span records lie in a table, addressed by the number that the
+//! tracker's map holds for each granule. State bytes, bitmaps, unit tables, bins and batches differ
+//! in length; an [`Arena`] hands them out as runs of cache lines, in one piece, so that reading
+//! them is one load.
 //!
 //! No metadata is unmapped while the pool lives. So a late reader reads a newer record, never an
 //! unmapped page.
@@ -30,8 +31,9 @@ const MAX_SPANS: u32 = (1 << 24) - 1;
 pub(crate) struct Metadata {
     spans: Table<Span, FIRST_SPANS>,
     first_spans: NonNull<Span>,
-    /// State bytes and nothing else. A second free that races with the end of a slab may exchange a byte of
-    /// a run that serves another slab by then. It notices that and restores the byte, which was a state too.
+    /// State bytes and nothing else. A second free that races with the end of a slab may exchange a
+    /// byte of a run that serves another slab by then. It notices that and restores the byte, which
+    /// was a state too.
     pub(crate) states: Arena,
     /// All other runs.
     pub(crate) runs: Arena,
@@ -75,7 +77,8 @@ impl Metadata {
         (1..self.spans.end()).filter_map(|number| Some((number, self.spans.get(number)?)))
     }
 
-    /// Returns the number of the span that the granule of `address` names. Another pool may have set it.
+    /// Returns the number of the span that the granule of `address` names. Another pool may have
+    /// set it.
     #[inline]
     pub(crate) fn span_number(&self, address: Address) -> Option<u32> {
         tracker::span(address).map(|(_, number)| number)
@@ -89,8 +92,8 @@ impl Metadata {
         Some((number, unsafe { self.first_spans.add(number as usize).as_ref() }))
     }
 
-    /// Returns the block around `address`, live or not. Finds a large block only in the granule in which
-    /// it begins.
+    /// Returns the block around `address`, live or not. Finds a large block only in the granule in
+    /// which it begins.
     pub(crate) fn locate(&self, address: Address) -> Option<Place<'_>> {
         // If another pool set the number, the span does not hold the address.
         let number = self.span_number(address)?;
@@ -143,11 +146,12 @@ struct State {
     free: [u32; ORDERS],
 }
 
-/// Runs of cache lines, whose lengths are powers of two. A released run serves the next request of its length.
+/// Runs of cache lines, whose lengths are powers of two. A released run serves the next request of
+/// its length.
 pub(crate) struct Arena {
     lines: Chunks<Line, FIRST_LINES>,
-    /// For the first line of a free run: the next run of its order, as in `State::free`. It is not in the
-    /// run itself, which late readers may still read.
+    /// For the first line of a free run: the next run of its order, as in `State::free`. It is not
+    /// in the run itself, which late readers may still read.
     links: Chunks<AtomicU32, FIRST_LINES>,
     state: Lock<State>,
 }
@@ -173,9 +177,9 @@ impl Arena {
             state.free[order as usize] = self.links.get(first).map_or(0, |link| link.load(Ordering::Relaxed));
             return Ok((Run { first, order }, place));
         }
-        // Chunk `k` of `Chunks` begins at position FIRST_LINES << k, where positions are indices plus
-        // FIRST_LINES. So a run that is aligned to its length, in positions, and no longer than its
-        // position lies in one chunk, and is contiguous.
+        // Chunk `k` of `Chunks` begins at position FIRST_LINES << k, where positions are indices
+        // plus FIRST_LINES. So a run that is aligned to its length, in positions, and no longer
+        // than its position lies in one chunk, and is contiguous.
         let position = (state.next as usize + FIRST_LINES).max(lines).next_multiple_of(lines);
         let end = u32::try_from(position - FIRST_LINES + lines).map_err(|_| too_large)?;
         let first = end - lines as u32;

@@ -1,137 +1,211 @@
-//! Regions: got from the provider a few MiB at a time, given back when nothing in them is used.
+//! [`Backend`]: regions from the provider, and what is cut out of them.
+//!
+//! The back of the pool. It takes regions of a few MiB from the provider, within the limits, and
+//! cuts extents out of them for slabs and for large blocks. A free extent is merged with its
+//! neighbours. A region that is wholly free goes back to the provider, unless it is the only such
+//! region or part of the reserve. A block above `max_poolable_size` is a region of its own.
+//!
+//! The backend does not know the layers above. Functions that free memory return the bytes that
+//! became free, so that the pool asks its purge policy. No lock is held while the provider is
+//! called.
+//!
+//! **Reserve.** Regions that are taken before they are needed, and stay. Its size is a floor below
+//! the bytes of regions: automatic release stops there. An explicit trim does not, and lowers the
+//! floor to what it leaves; nor does an allocation that would fail otherwise.
 
 use core::mem::MaybeUninit;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
-use umf_core::{Address, Error, Layout, Region, Result};
+use umf_core::statistics::Gauge;
+use umf_core::{Address, Error, Layout, ProviderRef, Region, Result};
+use umf_runtime::Upstream;
 use umf_runtime::held::Fate;
+use umf_runtime::limit::Reserved;
 use umf_runtime::tracker::{self, GRANULE, RegionNumber};
-use umf_sync::failpoint;
+use umf_sync::{Lock, failpoint};
 
-use crate::SlabPool;
-use crate::blocks::Gathered;
-use crate::extents::{Range, UNIT, table_bytes};
-use crate::pool::OWNER;
-use crate::span::{Cold, Place};
+use crate::SlabSettings;
+use crate::extents::{Extents, Range, UNIT, table_bytes};
+use crate::inspect::Trace;
+use crate::metadata::Metadata;
+use crate::span::{Cold, Entry, Kind, LIVE, Place, UNBIASED};
 
-/// A pool begins with regions of this size, and grows by a part of what it has, up to the largest.
+/// The name of the pool in errors.
+pub(crate) const OWNER: &str = "this slab pool";
+
+/// A pool begins with regions of the smallest size, and grows by a part of what it has, up to the
+/// largest.
 const SMALLEST: usize = 1 << 20;
 const LARGEST: usize = 64 << 20;
-const PART: u64 = 32;
 
-impl SlabPool {
-    /// Units from a region, if need be a new one.
-    pub(crate) fn obtain(&self, units: u32, align: u32, holder: u32) -> Result<Range> {
-        let mut attempt = 0;
-        loop {
-            if let Some(range) = self.extents.lock().allocate(&self.meta, units, align, holder) {
-                return Ok(range);
-            }
-            let size = units as usize * UNIT;
-            // No lock is held while the provider is at work.
-            match self.gather(attempt) {
-                Gathered::Some => {}
-                Gathered::Little => self.add_region(size, align as usize * UNIT, PART)?,
-                Gathered::All => self.add_region(size, align as usize * UNIT, 8 * PART)?,
-            }
-            attempt += 1;
-        }
+/// The smallest region that [`Backend::reserve`] asks for, when it halves its request.
+const SMALLEST_RESERVE: usize = 1 << 20;
+
+/// Regions and extents of a pool.
+pub(crate) struct Backend {
+    // First, so that it is dropped, and its guards waited for, before what they could still reach.
+    pub(crate) upstream: Upstream,
+    pub(crate) meta: Metadata,
+    /// The bytes of regions, against the limits.
+    pub(crate) limits: Reserved,
+    pub(crate) extents: Lock<Extents>,
+    /// Live blocks that are regions, and how many there ever were.
+    pub(crate) direct: Gauge,
+    pub(crate) direct_allocations: AtomicU64,
+    pub(crate) trace: Trace,
+    /// The most bytes of wholly free regions under `max_cached`; 0: any number.
+    max_idle: u64,
+    reserve_floor: AtomicU64,
+    /// Held while the reserve grows, and while its floor changes. Taken before all other locks.
+    reserving: Lock<()>,
+}
+
+impl Backend {
+    pub(crate) fn new(provider: ProviderRef, settings: &SlabSettings) -> Result<Self> {
+        let upstream = Upstream::new(provider)?;
+        upstream.set_on_free(settings.on_free, settings.max_held);
+        upstream.set_out_of_memory(settings.out_of_memory.clone());
+        Ok(Self {
+            upstream,
+            meta: Metadata::new()?,
+            limits: Reserved::new(settings.memory_limit, settings.shared_limit.clone()),
+            extents: Lock::new(Extents::new()),
+            direct: Gauge::new(),
+            direct_allocations: AtomicU64::new(0),
+            trace: Trace::new(settings),
+            max_idle: settings.max_cached,
+            reserve_floor: AtomicU64::new(0),
+            reserving: Lock::new(()),
+        })
     }
 
-    /// Takes units back, and gives their region back if it is idle and there is another.
-    pub(crate) fn give_range(&self, range: Range) {
+    // Extents.
+
+    /// Allocates units for a span, if a region has them.
+    pub(crate) fn allocate(&self, units: u32, align: u32, span: u32) -> Option<Range> {
+        self.extents.lock().allocate(&self.meta, units, align, span)
+    }
+
+    /// Frees an extent, and returns its bytes. If its region is idle then and there is another one,
+    /// the region goes to the provider.
+    pub(crate) fn free(&self, range: Range) -> usize {
         let (units, removed) = {
-            let mut large = self.extents.lock();
-            let (units, whole) = large.free(&self.meta, range).unwrap_or_default();
-            let (idle, regions) = large.idle();
-            // One idle region, or an eighth of all, is kept against coming and going, within `max_cached`.
+            let mut extents = self.extents.lock();
+            let (units, whole) = extents.free(&self.meta, range).unwrap_or_default();
+            let (idle, regions) = extents.idle();
+            // One idle region, or an eighth of all, is kept within `max_cached`, so that the pool
+            // does not return a region and take one again at once.
             let idle = idle * UNIT as u64;
-            let enough = regions > 1 && idle > self.reserve.bytes() / 8 || self.policy.is_beyond(idle);
-            let floor = self.ahead.floor().div_ceil(UNIT as u64);
-            let removed = whole && enough && large.remove_region(&self.meta, range.region, floor);
-            (units, removed)
+            let is_beyond = self.max_idle != 0 && idle > self.max_idle;
+            let enough = regions > 1 && idle > self.limits.bytes() / 8 || is_beyond;
+            let floor = self.reserve_floor().div_ceil(UNIT as u64);
+            (units, whole && enough && extents.remove_region(&self.meta, range.region, floor))
         };
         if removed {
-            // A provider that does not take it back leaves it with us.
-            let _ = self.give_back(range.region);
+            // If the provider refuses it, the region stays.
+            let _ = self.return_removed(range.region);
         }
-        self.mind_policy(units as usize * UNIT);
+        units as usize * UNIT
     }
 
-    /// Address of the first unit, and the tracker's number of the region.
-    pub(crate) fn region_of(&self, range: Range) -> Option<(Address, RegionNumber)> {
+    /// Returns the address of the first unit, and the tracker's number of the region.
+    pub(crate) fn resolve(&self, range: Range) -> Option<(Address, RegionNumber)> {
         let span = self.meta.span(range.region)?;
-        // SAFETY: written before the region is entered, and not while units of it are used.
+        // SAFETY: written before the region is entered, and not while units of it are in use.
         let (_, number) = unsafe { span.settled().upstream.assume_init() };
         Some((span.base().checked_add(u64::from(range.first) * UNIT as u64)?, number))
     }
 
-    /// Adds a region in which `size` bytes at `align` fit, of this part of what the pool has.
-    fn add_region(&self, size: usize, align: usize, part: u64) -> Result<()> {
+    /// Makes an extent a free large block of span `number`. Frees the extent if there is no memory
+    /// for that.
+    pub(crate) fn make_block(&self, class: usize, size: usize, range: Range, number: u32) -> Result<Entry> {
+        let missing = Error::OutOfMemory { size, owner: "metadata", native: 0 };
+        let span = self.meta.span(number).ok_or(missing)?;
+        let (base, region) = self.resolve(range).ok_or(missing)?;
+        // SAFETY: no other thread knows the number yet.
+        unsafe { *span.cold() = Cold { unit: range.first, ..Cold::EMPTY } };
+        span.publish_block(class, range.region, base, size as u64);
+        if let Err(error) = tracker::set_span(region, base, 1, number) {
+            span.retract();
+            self.free(range);
+            return Err(error);
+        }
+        // SAFETY: the span is in use, and has one block.
+        Ok(unsafe { span.entry(0) })
+    }
+
+    /// Merges a large block, which the caller alone has, with the free extents around it. With
+    /// `release`, its region may go to the provider. Returns its bytes.
+    pub(crate) fn merge(&self, entry: &Entry, release: bool) -> usize {
+        let Some((number, span)) = self.meta.large_span(entry) else { return 0 };
+        debug_assert_eq!(span.bias.load(Ordering::Relaxed), UNBIASED, "a lookaside cache has the span");
+        // SAFETY: the caller alone has the block.
+        let range = Range { region: span.region(), first: unsafe { span.cold() }.unit };
+        if let Some((base, region)) = self.resolve(range) {
+            // Cannot fail: the granule is the region's.
+            let _ = tracker::set_span(region, base, 1, range.region);
+        }
+        span.retract();
+        self.meta.release_span(number);
+        if release {
+            return self.free(range);
+        }
+        self.extents.lock().free(&self.meta, range).map_or(0, |(units, _)| units as usize * UNIT)
+    }
+
+    // Regions.
+
+    /// Adds a region in which `size` bytes at `align` fit, and which is at least this part of what
+    /// the pool has.
+    pub(crate) fn add_region(&self, size: usize, align: usize, part: u64) -> Result<()> {
         let page = self.upstream.provider().page_size().max(UNIT);
         let align = align.max(GRANULE);
-        let wanted = usize::try_from(self.reserve.bytes() / part).unwrap_or(LARGEST).clamp(SMALLEST, LARGEST);
+        let wanted = usize::try_from(self.limits.bytes() / part).unwrap_or(LARGEST).clamp(SMALLEST, LARGEST);
         let wanted = (wanted + 1).next_power_of_two() / 2;
         let overflow = Error::SizeOverflow { size, align };
         let least = size.checked_next_multiple_of(page).ok_or(overflow)?;
-        let mut ask = least.max(wanted.next_multiple_of(page));
+        let mut request = least.max(wanted.next_multiple_of(page));
         loop {
-            match self.enter_region(ask, size, align, |_| Ok(())) {
-                Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) if ask > least => {
-                    ask = (ask / 2).next_multiple_of(page).max(least);
+            match self.take_region(request, size, align, |_| Ok(())) {
+                Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) if request > least => {
+                    request = (request / 2).next_multiple_of(page).max(least);
                 }
                 result => return result,
             }
         }
     }
 
-    /// A region that counts against the limits.
-    fn take_region(&self, layout: Layout) -> Result<(Region, RegionNumber)> {
-        let got = self.reserve.take(&self.upstream, layout)?;
-        Ok(got)
-    }
-
-    /// Takes a region of `ask` bytes, readies it, and enters it.
-    pub(crate) fn enter_region(
+    /// Takes a region of `request` bytes within the limits, prepares it, and enters it.
+    fn take_region(
         &self,
-        ask: usize,
+        request: usize,
         need: usize,
         align: usize,
-        ready: impl FnOnce(Region) -> Result<()>,
+        prepare: impl FnOnce(Region) -> Result<()>,
     ) -> Result<()> {
-        let (region, number) = match self.take_region(Layout::new(ask, align)?) {
+        let (region, number) = match self.limits.take(&self.upstream, Layout::new(request, align)?) {
             Err(Error::BadAlignment { .. }) => {
                 // Aligned by taking more.
-                let padded = ask.checked_add(align).ok_or(Error::SizeOverflow { size: ask, align })?;
-                self.reserve.take(
-                    &self.upstream,
-                    Layout::new(padded, self.upstream.provider().page_size().min(GRANULE))?,
-                )?
+                let overflow = Error::SizeOverflow { size: request, align };
+                let padded = request.checked_add(align).ok_or(overflow)?;
+                let align = self.upstream.provider().page_size().min(GRANULE);
+                self.limits.take(&self.upstream, Layout::new(padded, align)?)?
             }
             result => result?,
         };
-        let entered = ready(region).and_then(|()| self.make_region(region, number, need, align));
+        let entered = prepare(region).and_then(|()| self.enter_region(region, number, need, align));
         if entered.is_err() {
             self.return_unused(region);
         }
-        self.trace_region("got", region);
+        self.trace.region("got", region);
         entered
     }
 
-    /// Gives a region back that could not be used as it was meant to be. If the provider refuses,
-    /// it is entered, and given back when it is idle: at the next trimming, for one.
-    fn return_unused(&self, region: Region) {
-        if self.return_region(region).is_err()
-            && let Some(found) = tracker::find(region.base()).filter(|found| found.region == region)
-        {
-            // Where there is no memory for its record it cannot be used, nor given back.
-            let _ = self.make_region(region, found.number, UNIT, GRANULE);
-        }
-    }
-
-    fn make_region(&self, region: Region, number: RegionNumber, need: usize, align: usize) -> Result<()> {
+    /// Enters a region in which `need` bytes at `align` fit.
+    fn enter_region(&self, region: Region, number: RegionNumber, need: usize, align: usize) -> Result<()> {
         let too_small = Error::OutOfMemory { size: need, owner: OWNER, native: 0 };
         let base = region.base().align_up(GRANULE).ok_or(too_small)?;
+        // Less than a granule.
         let front = base.offset_from(region.base()).ok_or(too_small)? as usize;
         let units = region.size().saturating_sub(front) / UNIT;
         let aligned =
@@ -143,7 +217,7 @@ impl SlabPool {
         let (table_run, _) = self.meta.runs.allocate(table_bytes(units))?;
         let entry = self.meta.allocate_span().inspect_err(|_| self.meta.runs.release(table_run));
         let (span_number, span) = entry?;
-        // SAFETY: nobody else knows the span's number yet.
+        // SAFETY: no other thread knows the span's number yet.
         unsafe {
             *span.cold() = Cold {
                 unit: units,
@@ -152,7 +226,6 @@ impl SlabPool {
                 ..Cold::EMPTY
             };
         }
-        // (Less than a granule lies before the base.)
         span.publish_region(base, u64::from(units) * UNIT as u64, (front as u32, region.size() as u64));
         if let Err(error) = tracker::set_span(number, region.base(), region.size(), span_number) {
             span.retract();
@@ -165,22 +238,28 @@ impl SlabPool {
         Ok(())
     }
 
-    /// Gives a region back that [`crate::extents::Extents::remove_region`] took out. If the provider refuses, it is
-    /// entered again.
-    pub(crate) fn give_back(&self, number: u32) -> Result<usize> {
+    /// Returns a region that could not be entered. If the provider refuses it, enters it with any
+    /// alignment: it goes when it is idle, at the next trim for instance.
+    fn return_unused(&self, region: Region) {
+        if self.return_region(region).is_err()
+            && let Some(found) = tracker::find(region.base()).filter(|found| found.region == region)
+        {
+            // Without memory for its record the region can neither be used nor returned.
+            let _ = self.enter_region(region, found.number, UNIT, GRANULE);
+        }
+    }
+
+    /// Returns a region that [`Extents::remove_region`] removed, and the bytes that went. If the
+    /// provider refuses it, enters it again.
+    fn return_removed(&self, number: u32) -> Result<usize> {
         let Some(span) = self.meta.span(number) else { return Ok(0) };
-        // SAFETY: the region was taken out, so nobody else uses its record.
+        // SAFETY: the region was removed, so no other thread uses its record.
         let cold = unsafe { *span.cold() };
         // SAFETY: a region has it.
         let (region, _) = unsafe { cold.upstream.assume_init() };
         failpoint!("pool.region_taken_out");
         if let Err(error) = self.return_region(region) {
-            // The tracker may have taken the region out and in again, under another number.
-            if let Some(found) = tracker::find(region.base()).filter(|found| found.region == region) {
-                // SAFETY: as above.
-                unsafe { span.cold().upstream = MaybeUninit::new((region, found.number)) };
-                let _ = tracker::set_span(found.number, region.base(), region.size(), number);
-            }
+            self.update_number(region, number);
             self.extents.lock().add_region(&self.meta, number);
             return Err(error);
         }
@@ -191,30 +270,137 @@ impl SlabPool {
         Ok(region.size())
     }
 
-    /// Hands a region to the provider, and counts that, unless other processes have it open: then
-    /// [`SlabPool::take_back`] counts it.
+    /// Sets the number of a region that the provider refused: the tracker may have removed the
+    /// region and entered it again under another number. The caller alone has its span.
+    fn update_number(&self, region: Region, number: u32) {
+        if let Some(span) = self.meta.span(number)
+            && let Some(found) = tracker::find(region.base()).filter(|found| found.region == region)
+        {
+            // SAFETY: the caller has taken the region out of reach of all other threads.
+            unsafe { span.cold().upstream = MaybeUninit::new((region, found.number)) };
+            let _ = tracker::set_span(found.number, region.base(), region.size(), number);
+        }
+    }
+
+    /// Returns a region to the provider and counts that. If other processes have it open, the
+    /// upstream defers that, and [`Backend::region_returned`] counts it later.
     pub(crate) fn return_region(&self, region: Region) -> Result<()> {
-        // SAFETY: no block of the region is live, or the pool goes; the caller took it out of everyone's reach.
+        // SAFETY: no block of the region is live, or the pool is dropped; the caller took it out of
+        // reach of all other threads.
         match unsafe { self.upstream.free(region)? } {
-            Fate::Gone => {
-                self.region_went(region);
-            }
-            Fate::Held => self.trace_region("holds", region),
+            Fate::Gone => self.region_returned(region),
+            Fate::Held => self.trace.region("holds", region),
         }
         Ok(())
     }
 
-    /// A region is the provider's again.
-    pub(crate) fn region_went(&self, region: Region) {
-        self.reserve.region_went(region.size());
-        self.trace_region("gave back", region);
+    /// Counts that the provider has a region again.
+    pub(crate) fn region_returned(&self, region: Region) {
+        self.limits.region_went(region.size());
+        self.trace.region("gave back", region);
     }
 
-    /// A block that is a region.
+    /// Returns idle regions to the provider until `is_enough`, or until only `floor` bytes of
+    /// regions are left. Goes on after a region that the provider refuses, and returns the first
+    /// such error.
+    pub(crate) fn return_idle(&self, floor: u64, mut is_enough: impl FnMut(&Extents) -> bool) -> Result<()> {
+        let floor = floor.div_ceil(UNIT as u64);
+        let mut result = Ok(());
+        for number in 1..self.meta.end() {
+            if self.meta.span(number).is_none_or(|span| span.kind() != Kind::Region) {
+                continue;
+            }
+            let removed = {
+                let mut extents = self.extents.lock();
+                if is_enough(&extents) {
+                    break;
+                }
+                extents.remove_region(&self.meta, number, floor)
+            };
+            if removed {
+                result = result.and(self.return_removed(number).map(drop));
+            }
+        }
+        result
+    }
+
+    /// Returns the bytes of regions that are cut up.
+    fn region_bytes(&self) -> u64 {
+        self.extents.lock().units() * UNIT as u64
+    }
+
+    // The reserve.
+
+    /// Returns the bytes of regions that automatic release leaves.
+    pub(crate) fn reserve_floor(&self) -> u64 {
+        self.reserve_floor.load(Ordering::Relaxed)
+    }
+
+    /// Takes regions until there are `bytes` of them, and returns how many bytes it took.
+    pub(crate) fn reserve(&self, bytes: usize) -> Result<usize> {
+        let _reserving = self.reserving.lock();
+        let (before, floor) = (self.region_bytes(), self.reserve_floor());
+        // Before the first region comes, so that none of them goes meanwhile.
+        self.reserve_floor.store(floor.max(bytes as u64), Ordering::Relaxed);
+        let mut part = usize::MAX;
+        loop {
+            let present = self.region_bytes();
+            let missing = usize::try_from((bytes as u64).saturating_sub(present)).unwrap_or(usize::MAX);
+            if missing == 0 {
+                return Ok(usize::try_from(present.saturating_sub(before)).unwrap_or(usize::MAX));
+            }
+            part = part.min(missing);
+            match self.add_populated(part) {
+                Ok(()) => {}
+                // Perhaps in more than one piece. Not if there are more regions now: then the
+                // provider refused one back that lacks its pages.
+                Err(Error::OutOfMemory { .. })
+                    if part > SMALLEST_RESERVE && self.region_bytes() <= present =>
+                {
+                    part = (part / 2).max(SMALLEST_RESERVE);
+                }
+                Err(error) => {
+                    self.reserve_floor.store(floor, Ordering::Relaxed);
+                    // The regions that came go again; those that are in use by now stay.
+                    let _ = self.return_idle(before.max(floor), |_| false);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Adds a region of `size` bytes, populated if the provider can.
+    fn add_populated(&self, size: usize) -> Result<()> {
+        let page = self.upstream.provider().page_size();
+        let size =
+            size.checked_next_multiple_of(page.max(UNIT)).ok_or(Error::SizeOverflow { size, align: page })?;
+        self.take_region(size, size, GRANULE, |region| {
+            let Some(ability) = self.upstream.provider().populate() else { return Ok(()) };
+            match ability.populate(region.base(), region.size()) {
+                // The pages come when they are used.
+                Err(Error::NotSupported { .. }) => Ok(()),
+                result => result,
+            }
+        })
+    }
+
+    /// Lowers the floor to what an explicit trim left.
+    pub(crate) fn lower_reserve(&self) {
+        if self.reserve_floor() == 0 {
+            return;
+        }
+        let _reserving = self.reserving.lock();
+        let left = self.region_bytes();
+        self.reserve_floor.fetch_min(left, Ordering::Relaxed);
+    }
+
+    // Blocks that are regions.
+
+    /// Allocates a block that is a region.
     pub(crate) fn allocate_direct(&self, layout: Layout) -> Result<Address> {
-        let (region, number) = self.retrying(|| self.take_region(layout))?;
+        let (region, number) = self.limits.take(&self.upstream, layout)?;
         let entered = self.meta.allocate_span().and_then(|(span_number, span)| {
-            // SAFETY: nobody else knows the number yet.
+            // SAFETY: no other thread knows the number yet.
             unsafe { *span.cold() = Cold { upstream: MaybeUninit::new((region, number)), ..Cold::EMPTY } };
             span.publish_direct(region.base(), region.size() as u64);
             tracker::set_span(number, region.base(), region.size(), span_number).inspect_err(|_| {
@@ -231,26 +417,23 @@ impl SlabPool {
         Ok(region.base())
     }
 
-    /// Frees a block that is a region, whose life the caller has taken.
+    /// Frees a block that is a region, whose live bit the caller has cleared.
     #[cold]
     pub(crate) fn free_direct(&self, place: Place<'_>) -> Result<()> {
         let size = place.span.bytes() as usize;
-        self.end_direct(place).inspect_err(|_| place.state.store(crate::span::LIVE, Ordering::Release))?;
+        self.return_direct(place).inspect_err(|_| place.state.store(LIVE, Ordering::Release))?;
         self.direct.remove(size);
         Ok(())
     }
 
-    /// Gives a region back that was a block. If the provider refuses, it is as before, and still not live.
-    pub(crate) fn end_direct(&self, place: Place<'_>) -> Result<()> {
+    /// Returns the region of a block to the provider. If the provider refuses it, the region stays,
+    /// and the block stays not live.
+    pub(crate) fn return_direct(&self, place: Place<'_>) -> Result<()> {
         let span = place.span;
-        // SAFETY: a direct span has it, and the caller alone took the block's life.
+        // SAFETY: a direct span has it, and the caller alone cleared the live bit of the block.
         let (region, _) = unsafe { span.cold().upstream.assume_init() };
         if let Err(error) = self.return_region(region) {
-            if let Some(found) = tracker::find(region.base()).filter(|found| found.region == region) {
-                // SAFETY: as above.
-                unsafe { span.cold().upstream = MaybeUninit::new((region, found.number)) };
-                let _ = tracker::set_span(found.number, region.base(), region.size(), place.number);
-            }
+            self.update_number(region, place.number);
             return Err(error);
         }
         span.retract();

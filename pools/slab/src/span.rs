@@ -1,17 +1,19 @@
 //! [`Span`]: the record of a run of equal blocks, and the state byte of each block.
 //!
-//! Each granule of a pool's memory carries the number of a span in the tracker's map. Slabs, large blocks
-//! and blocks that are regions are read in the same way: blocks of equal size from a base, with a state
-//! byte each. A slab has its granules for itself. A large block is named by the granule in which it begins;
-//! no two large blocks begin in one granule, since each is at least a granule long. All other granules
-//! carry the span of their region, in which no block is freed.
+//! Each granule of a pool's memory carries the number of a span in the tracker's map. Slabs, large
+//! blocks and blocks that are regions are read in the same way: blocks of equal size from a base,
+//! with a state byte each. A slab has its granules for itself. A large block is named by the
+//! granule in which it begins; no two large blocks begin in one granule, since each is at least a
+//! granule long. All other granules carry the span of their region, in which no block is freed.
 //!
-//! **State bytes.** Freeing clears the live bit of a block in its state byte. Of two frees of one block one
-//! succeeds. The byte also says whether an export names the block, so that exports are retired before the
-//! block is reused. `section` says which thread may clear the live bit without an atomic exchange.
+//! **State bytes.** Freeing clears the live bit of a block in its state byte. Of two frees of one
+//! block one succeeds. The byte also says whether an export names the block, so that exports are
+//! retired before the block is reused. `section` says which thread may clear the live bit without
+//! an atomic exchange.
 //!
-//! **Records change under readers.** A reader may come with the address of a block whose span is gone. So a
-//! record has a generation: [`publish`] and [`retract`] write it, [`read`] and [`is_current`] compare it.
+//! **Records change under readers.** A reader may come with the address of a block whose span is
+//! gone. So a record has a generation: [`publish`] and [`retract`] write it, [`read`] and
+//! [`is_current`] compare it.
 
 #[cfg(test)]
 mod model;
@@ -27,15 +29,15 @@ use umf_sync::chunks::Zeroed;
 
 use crate::central::ListName;
 use crate::classes::Divisor;
+use crate::heap::BinPlace;
 use crate::metadata::Run;
-use crate::reach::UNBIASED;
-use crate::thread_cache::BinPlace;
 
 /// Flag of a state byte: the block is handed out.
 pub(crate) const LIVE: u8 = 1;
 /// Flag of a state byte: an export names the block.
 pub(crate) const EXPORTED: u8 = 2;
-/// Flag of a state byte: the block was freed and waits for other processes or a completion: see `deferred`.
+/// Flag of a state byte: the block was freed and waits for other processes or a completion: see
+/// `deferred`.
 pub(crate) const DEFERRED: u8 = 4;
 
 /// Flags a live block as exported; `false` if it is not live.
@@ -49,8 +51,17 @@ pub(crate) const fn is_exported(state: u8) -> bool {
     state & (LIVE | EXPORTED) == LIVE | EXPORTED
 }
 
-/// A free block as caches keep it: its address, and where its state lies. So handing it out looks nothing
-/// up.
+/// The bias of a span whose live bits are cleared by atomic exchange.
+pub(crate) const UNBIASED: u32 = 0;
+
+/// Returns how spans name thread number `index`.
+#[inline]
+pub(crate) const fn thread_word(index: u32) -> u32 {
+    index + 1
+}
+
+/// A free block as caches keep it: its address, and where its state lies. So handing it out looks
+/// nothing up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     /// [`umf_core::Address::to_bits`].
@@ -103,9 +114,9 @@ const REGION: u32 = 4;
 const KIND_SHIFT: u32 = 16;
 const ENTERED: u32 = (REGION << KIND_SHIFT) | 1;
 
-/// The record of a span. Its first cache line is what `free(address)` reads. The second is guarded by the
-/// lock of the span (a slab: its class's; a region: that of the extents), or belongs to the thread that
-/// has the block.
+/// The record of a span. Its first cache line is what `free(address)` reads. The second is guarded
+/// by the lock of the span (a slab: its class's; a region: that of the extents), or belongs to the
+/// thread that has the block.
 #[repr(C, align(64))]
 pub(crate) struct Span {
     base: AtomicU64,
@@ -122,18 +133,18 @@ pub(crate) struct Span {
     /// Advances when the record is retracted.
     generation: AtomicU32,
     /// The thread that clears live bits of this span without an atomic exchange, as
-    /// [`crate::reach::thread_word`] writes it: see `bias`.
+    /// [`thread_word`] writes it: see `bias`.
     pub(crate) bias: AtomicU32,
-    /// The owner thread: the last one that took the slab or the large block; 0 for none. It is a hint: a
-    /// thread that reads a stale owner puts a block where it is found a little later.
+    /// The owner thread: the last one that took the slab or the large block; 0 for none. It is a
+    /// hint: a thread that reads a stale owner puts a block where it is found a little later.
     pub(crate) owner: AtomicU32,
     /// Where the bin of the class is in a heap: a [`BinPlace`].
     bin: AtomicU16,
     /// Size of a block. Region: its bytes.
     block: AtomicU64,
     cold: UnsafeCell<Cold>,
-    /// The span of the region around a slab or large block. Region: what the provider gave before the base,
-    /// in bytes.
+    /// The span of the region around a slab or large block. Region: what the provider gave before
+    /// the base, in bytes.
     region: AtomicU32,
 }
 
@@ -147,7 +158,8 @@ pub(crate) struct Cold {
     pub(crate) list: ListName,
     /// Slab: the list of its owner, in which it is while it has both free and live blocks.
     pub(crate) owner_list: ListName,
-    /// Slab: blocks in its bitmap, blocks in all, and the word of the bitmap where the search begins.
+    /// Slab: blocks in its bitmap, blocks in all, and the word of the bitmap where the search
+    /// begins.
     pub(crate) free: u32,
     pub(crate) total: u32,
     pub(crate) hint: u32,
@@ -180,11 +192,14 @@ impl Cold {
     };
 }
 
-// SAFETY: the hot part is atomics; the cold part is reached through `cold`, whose contract is a lock.
+// SAFETY: the hot part is atomics; the cold part is reached through `cold`, whose contract is a
+// lock.
 unsafe impl Sync for Span {}
-// SAFETY: sending a span moves plain words; what they point to belongs to the pool, which goes along.
+// SAFETY: sending a span moves plain words; what they point to belongs to the pool, which goes
+// along.
 unsafe impl Send for Span {}
-// SAFETY: zeros are valid for atomics, integers, null pointers and `MaybeUninit`; a zeroed span is free.
+// SAFETY: zeros are valid for atomics, integers, null pointers and `MaybeUninit`; a zeroed span is
+// free.
 unsafe impl Zeroed for Span {}
 
 /// A block of a span, found from an address.
@@ -242,8 +257,8 @@ impl Span {
     /// Fills the record of a number that was just allocated, with a slab in the span `region`.
     ///
     /// # Safety
-    /// `states` has a zeroed byte for each of the `count` blocks, in metadata that lives as long as the
-    /// table that this record is in.
+    /// `states` has a zeroed byte for each of the `count` blocks, in metadata that lives as long as
+    /// the table that this record is in.
     pub(crate) unsafe fn publish_slab(
         &self,
         class: usize,
@@ -263,7 +278,8 @@ impl Span {
     pub(crate) fn publish_block(&self, class: usize, region: u32, base: Address, bytes: u64) {
         self.own_state.store(0, Ordering::Relaxed);
         let state = NonNull::from(&self.own_state);
-        // SAFETY: the one state byte is a field of the record, which is not unmapped while the table lives.
+        // SAFETY: the one state byte is a field of the record, which is not unmapped while the
+        // table lives.
         unsafe { self.publish((BLOCK, class), region, base, (1, bytes, Divisor::ONE_BLOCK), state) };
     }
 
@@ -275,8 +291,8 @@ impl Span {
         unsafe { self.publish((DIRECT, 0), 0, base, (1, bytes, Divisor::ONE_BLOCK), state) };
     }
 
-    /// Fills the record with a region that is cut up: `bytes` from `base`, of `whole` that the provider gave,
-    /// `front` of them before the base.
+    /// Fills the record with a region that is cut up: `bytes` from `base`, of `whole` that the
+    /// provider gave, `front` of them before the base.
     pub(crate) fn publish_region(&self, base: Address, bytes: u64, (front, whole): (u32, u64)) {
         let state = NonNull::from(&self.own_state);
         // SAFETY: a region has no blocks, so no block is located in it.
@@ -316,7 +332,8 @@ impl Span {
         retract(self, || self.kind_class.store(0, Ordering::Relaxed));
     }
 
-    /// Returns the block of this span around `address`; `None` if the span does not hold the address.
+    /// Returns the block of this span around `address`; `None` if the span does not hold the
+    /// address.
     pub(crate) fn locate(&self, number: u32, address: Address) -> Option<Place<'_>> {
         let block = || self.block.load(Ordering::Relaxed);
         self.place(number, address, block, |offset, block| offset.checked_div(block))
@@ -332,7 +349,8 @@ impl Span {
         self.place(number, address, divisor, |offset, divisor| Some(divisor.number(offset)))
     }
 
-    /// Returns the block whose number `find` makes of the offset and of what `read` reads of the record.
+    /// Returns the block whose number `find` makes of the offset and of what `read` reads of the
+    /// record.
     #[inline(always)]
     fn place<T>(
         &self,
@@ -346,15 +364,15 @@ impl Span {
         })?;
         let offset = address.to_bits().wrapping_sub(base);
         let index = find(offset, words).filter(|&index| index < count)?;
-        // SAFETY: the words belong together, since the generation did not advance; and `publish` promised a
-        // state for each block. If the span is retracted from now on, the byte remains a state: see
-        // `Metadata::states`.
+        // SAFETY: the words belong together, since the generation did not advance; and `publish`
+        // promised a state for each block. If the span is retracted from now on, the byte remains a
+        // state: see `Metadata::states`.
         let state = unsafe { &*states.add(index as usize) };
         Some(Place { span: self, number, index, state, generation })
     }
 
-    /// Returns what the record says, and what `read_states` makes of the states of its blocks; `None` if the
-    /// record changed meanwhile.
+    /// Returns what the record says, and what `read_states` makes of the states of its blocks;
+    /// `None` if the record changed meanwhile.
     pub(crate) fn snapshot<T>(
         &self,
         read_states: impl FnOnce(&mut dyn Iterator<Item = u8>) -> T,
@@ -381,7 +399,8 @@ impl Span {
     /// The record does not change meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn bin(&self) -> BinPlace {
-        // SAFETY: no thread writes it meanwhile, says the caller; `publish` wrote a place, or it is still 0.
+        // SAFETY: no thread writes it meanwhile, says the caller; `publish` wrote a place, or it is
+        // still 0.
         unsafe { BinPlace::from_offset(*self.bin.as_ptr()) }
     }
 
@@ -407,8 +426,8 @@ impl Span {
     /// The record does not change meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn parts(&self) -> (u64, Divisor, u64, *mut AtomicU8) {
-        // SAFETY: no thread writes these words meanwhile, says the caller. A plain read can be part of another
-        // instruction, an atomic one not.
+        // SAFETY: no thread writes these words meanwhile, says the caller. A plain read can be part
+        // of another instruction, an atomic one not.
         unsafe {
             let divisor = Divisor { inverse: *self.inverse.as_ptr(), shift: *self.shift.as_ptr() };
             (*self.base.as_ptr(), divisor, *self.count.as_ptr(), *self.states.as_ptr())
@@ -431,8 +450,8 @@ impl Span {
         self.kind_class.load(Ordering::Relaxed) >> KIND_SHIFT == DIRECT
     }
 
-    /// Returns whether this is a region whose units are among the extents. Under their lock this is final; a
-    /// number may have been reused since it was looked up, for another region too.
+    /// Returns whether this is a region whose units are among the extents. Under their lock this is
+    /// final; a number may have been reused since it was looked up, for another region too.
     pub(crate) fn is_entered(&self) -> bool {
         self.kind_class.load(Ordering::Relaxed) == ENTERED
     }
@@ -458,7 +477,8 @@ impl Span {
         Address::from_bits(self.base.load(Ordering::Relaxed))
     }
 
-    /// Returns the bytes from the base that blocks cover; 0 for a region, and while the record is not in use.
+    /// Returns the bytes from the base that blocks cover; 0 for a region, and while the record is
+    /// not in use.
     #[inline]
     pub(crate) fn bytes(&self) -> u64 {
         self.count.load(Ordering::Relaxed) * self.block()
@@ -488,10 +508,11 @@ impl Span {
     /// Returns the span of a large block.
     ///
     /// # Safety
-    /// The entry is that of a large block of a pool that is alive for as long as the reference is used.
+    /// The entry is that of a large block of a pool that is alive for as long as the reference is
+    /// used.
     pub(crate) unsafe fn of_own_state<'a>(entry: Entry) -> &'a Self {
-        // SAFETY: `publish_block` made the state a field of the span; records are not unmapped while the pool
-        // lives.
+        // SAFETY: `publish_block` made the state a field of the span; records are not unmapped
+        // while the pool lives.
         unsafe { entry.state().byte_sub(core::mem::offset_of!(Self, own_state)).cast().as_ref() }
     }
 
@@ -505,22 +526,22 @@ impl Span {
         Entry::new(address, unsafe { self.state(index) })
     }
 
-    /// Returns the guarded part, for words that are written before the span is published and not while it is
-    /// in use.
+    /// Returns the guarded part, for words that are written before the span is published and not
+    /// while it is in use.
     ///
     /// # Safety
     /// The span is in use as long as the reference is.
     pub(crate) unsafe fn settled(&self) -> &Cold {
-        // SAFETY: passed on to the caller; a region's or slab's place and tables do not change while it is
-        // in use.
+        // SAFETY: passed on to the caller; a region's or slab's place and tables do not change
+        // while it is in use.
         unsafe { &*self.cold.get() }
     }
 
     /// Returns the guarded part.
     ///
     /// # Safety
-    /// The caller holds the lock that guards this span, or has taken it out of reach of all other threads,
-    /// and uses the reference no longer than that.
+    /// The caller holds the lock that guards this span, or has taken it out of reach of all other
+    /// threads, and uses the reference no longer than that.
     #[expect(clippy::mut_from_ref, reason = "the lock, not the borrow, makes it exclusive")]
     pub(crate) unsafe fn cold(&self) -> &mut Cold {
         // SAFETY: passed on to the caller.
@@ -537,7 +558,8 @@ trait Record {
     fn fence(order: Ordering);
 }
 
-/// Fills a record that is not in use. `write` writes its words, relaxed; `count` is the number of blocks.
+/// Fills a record that is not in use. `write` writes its words, relaxed; `count` is the number of
+/// blocks.
 #[inline(always)]
 fn publish<R: Record>(record: &R, count: u64, write: impl FnOnce()) {
     // A reader that sees a word from below sees that the generation has advanced since `retract`.
@@ -554,8 +576,8 @@ fn retract<R: Record>(record: &R, clear: impl FnOnce()) {
     record.advance(Ordering::Release);
 }
 
-/// Returns the generation, the count and what `words` reads, relaxed, all of one moment; `None` if the
-/// record is just being filled anew.
+/// Returns the generation, the count and what `words` reads, relaxed, all of one moment; `None` if
+/// the record is just being filled anew.
 #[inline(always)]
 fn read<R: Record, T>(record: &R, words: impl FnOnce() -> T) -> Option<(u32, u64, T)> {
     let generation = record.generation(Ordering::Acquire);
@@ -565,8 +587,8 @@ fn read<R: Record, T>(record: &R, words: impl FnOnce() -> T) -> Option<(u32, u64
     (record.generation(Ordering::Relaxed) == generation).then_some((generation, count, words))
 }
 
-/// Returns whether the record is still what a [`read`] saw, after a live bit was cleared in a state that it
-/// named. If not, the caller sets the bit again.
+/// Returns whether the record is still what a [`read`] saw, after a live bit was cleared in a state
+/// that it named. If not, the caller sets the bit again.
 #[inline(always)]
 fn is_current<R: Record>(record: &R, generation: u32) -> bool {
     record.generation(Ordering::Acquire) == generation

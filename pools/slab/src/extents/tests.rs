@@ -129,7 +129,8 @@ proptest! {
     }
 }
 
-/// Two threads search for idle regions. One is late: the number of the region that it found was reused.
+/// Two threads search for idle regions. One is late: the number of the region that it found was
+/// reused.
 #[test]
 fn removed_region_is_not_removed_again() {
     let mut bed = Bed::new();

@@ -1,4 +1,5 @@
-//! Loom's model of a record that is filled anew under a free. `tests/run --loom` explores it in full.
+//! Loom's model of a record that is filled anew under a free. `tests/run --loom` explores it in
+//! full.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -55,7 +56,8 @@ impl Model {
         }
     }
 
-    /// Retracts the record, and publishes it for a block at `base` with state number `state`, which is handed out.
+    /// Retracts the record, and publishes it for a block at `base` with state number `state`, which
+    /// is handed out.
     fn renew(&self, base: u64, state: usize) {
         retract(self, || {});
         self.states[state].store(0, Ordering::Relaxed);
@@ -86,8 +88,8 @@ impl Model {
     }
 }
 
-/// Runs a second free of the block at `OLD` beside a span that is filled anew, with this base and state. Returns
-/// what the free met.
+/// Runs a second free of the block at `OLD` beside a span that is filled anew, with this base and
+/// state. Returns what the free met.
 fn second_free(base: u64, state: usize) -> BTreeSet<&'static str> {
     let met = std::sync::Arc::new(Mutex::new(BTreeSet::new()));
     let in_model = met.clone();
@@ -101,7 +103,8 @@ fn second_free(base: u64, state: usize) -> BTreeSet<&'static str> {
         };
         let what = model.free(OLD);
         maker.join().unwrap();
-        // The new block is live, unless the address is that of the new block: then it was freed once.
+        // The new block is live, unless the address is that of the new block: then it was freed
+        // once.
         let live = model.states[state].load(Ordering::Acquire) == LIVE;
         assert_eq!(live, what != "freed", "{what}");
         in_model.lock().unwrap().insert(what);

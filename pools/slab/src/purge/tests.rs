@@ -1,4 +1,4 @@
-//! What goes back, and what does not, with a clock of the tests' own.
+//! What is released, and what is not, with a clock of the tests' own.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -17,7 +17,7 @@ fn allocate(pool: &SlabPool, size: usize) -> Address {
 }
 
 fn free(pool: &SlabPool, address: Address) {
-    // SAFETY: the block is the caller's, and nobody uses it.
+    // SAFETY: the block is the caller's, and no thread uses it.
     unsafe { pool.free(address) }.unwrap();
 }
 
@@ -40,7 +40,7 @@ const SIZES: [(usize, usize); 4] =
     [(64, 24 * MIB), (5000, 64 * MIB), (100_000, 128 * MIB), (3 * MIB, 256 * MIB)];
 
 #[test]
-fn what_is_free_beyond_so_many_bytes_goes_by_itself() {
+fn bytes_beyond_max_cached_are_released() {
     for (size, bytes) in SIZES {
         let most = 8 * MIB as u64;
         let left = |settings: SlabSettings| {
@@ -53,18 +53,19 @@ fn what_is_free_beyond_so_many_bytes_goes_by_itself() {
             assert!(is_whole(&pool, &kept));
             statistics.cached_bytes
         };
-        // (Of small ones little stays anyhow: slabs are taken apart.)
+        // Of small blocks little stays anyhow: slabs are taken apart.
         let without = left(SlabSettings::new());
         assert!(size < 64 << 10 || without > 2 * most, "blocks of {size} bytes: nothing would have to go");
-        // What a thread still has in its own caches nobody has looked at yet.
+        // The thread's own heap is not looked at yet.
         let cached = left(SlabSettings::new().max_cached(most));
         assert!(cached <= most + most / 2, "blocks of {size} bytes: {cached}");
     }
 }
 
-/// A bound that cannot be kept, since every region has a live block, costs a bounded number of looks.
+/// If every region has a live block, the bound cannot be kept. That costs a bounded number of
+/// looks.
 #[test]
-fn what_cannot_go_is_not_tried_all_the_time() {
+fn bytes_that_cannot_be_released_are_tried_seldom() {
     let provider = Numbers::new(4096);
     let pool = SlabPool::new(provider, SlabSettings::new().max_cached(MIB as u64)).unwrap();
     let blocks = fill(&pool, 64 * MIB, 5000);
@@ -130,9 +131,9 @@ unsafe impl Provider for Amid {
     }
 }
 
-/// A thread that finds another one at work leaves; that one looks again.
+/// A thread that finds another one at work leaves. That one looks again.
 #[test]
-fn what_comes_back_while_a_thread_gives_back_goes_too() {
+fn blocks_freed_during_a_release_are_released_too() {
     // More than looks that the frees of this test cause by themselves.
     const BATCHES: usize = 16;
     let provider = Arc::new(Amid {
@@ -159,7 +160,7 @@ fn what_comes_back_while_a_thread_gives_back_goes_too() {
 }
 
 #[test]
-fn threads_that_free_beside_each_other_leave_no_more_than_may_be_free() {
+fn concurrent_frees_stay_below_max_cached() {
     let most = MIB as u64;
     for round in 0..60 {
         let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().max_cached(most)).unwrap();
@@ -180,7 +181,7 @@ fn threads_that_free_beside_each_other_leave_no_more_than_may_be_free() {
 }
 
 #[test]
-fn what_lay_unused_goes_and_nothing_before_its_time() {
+fn unused_memory_is_released_after_its_age_only() {
     for (size, bytes) in SIZES {
         let provider = Numbers::new(4096);
         let settings =
@@ -205,15 +206,16 @@ fn what_lay_unused_goes_and_nothing_before_its_time() {
             }
             let begin = 5_u64;
             pool.policy.due.store(begin, Ordering::Relaxed);
-            pool.expire_if_due(begin);
+            pool.decay_if_due(begin);
             let first = pool.statistics();
             for early in [begin, begin + 1, begin + HOUR - 1] {
-                pool.expire_if_due(early);
+                pool.decay_if_due(early);
                 assert_eq!(pool.statistics(), first, "{size} bytes: it is not time yet");
             }
-            // The first look finds what was used by then, and puts half of it aside; two later ones find it unused.
-            pool.expire_if_due(begin + HOUR);
-            pool.expire_if_due(begin + 2 * HOUR);
+            // The first look finds what was used by then, and puts half of it aside; two later ones
+            // find it unused.
+            pool.decay_if_due(begin + HOUR);
+            pool.decay_if_due(begin + 2 * HOUR);
             let statistics = pool.statistics();
             assert_eq!(statistics.live_blocks, kept.len() as u64);
             assert!(statistics.reserved_bytes < first.reserved_bytes || first.cached_bytes < 2 * MIB as u64);
@@ -229,15 +231,15 @@ fn what_lay_unused_goes_and_nothing_before_its_time() {
         kept.into_iter().for_each(|address| free(&pool, address));
         pool.policy.due.store(0, Ordering::Relaxed);
         for hour in 3..6 {
-            pool.expire_if_due(5 + hour * HOUR);
+            pool.decay_if_due(5 + hour * HOUR);
         }
         assert_eq!((provider.live_regions(), pool.statistics().reserved_bytes), (0, 0), "{size} bytes");
     }
 }
 
-/// What is used again and again stays, and is not asked of the provider again.
+/// Memory that is used in every period stays.
 #[test]
-fn what_is_used_does_not_come_and_go() {
+fn used_memory_is_not_released() {
     for (size, bytes) in SIZES {
         let calls = |age: Duration| {
             let provider = Numbers::new(4096);
@@ -247,7 +249,7 @@ fn what_is_used_does_not_come_and_go() {
                 fill(&pool, bytes, size).into_iter().for_each(|address| free(&pool, address));
                 pool.policy.due.store(0, Ordering::Relaxed);
                 if !age.is_zero() {
-                    pool.expire_if_due(hour * HOUR);
+                    pool.decay_if_due(hour * HOUR);
                 }
             }
             provider.allocations()
@@ -258,7 +260,7 @@ fn what_is_used_does_not_come_and_go() {
 }
 
 #[test]
-fn what_is_reserved_stays_whatever_the_policy() {
+fn reserve_is_not_released_by_the_policy() {
     let provider = Numbers::new(4096);
     let settings = SlabSettings::new()
         .reserve(32 << 20)
@@ -269,23 +271,23 @@ fn what_is_reserved_stays_whatever_the_policy() {
     for hour in 0..6 {
         fill(&pool, 64 * MIB, 100_000).into_iter().for_each(|address| free(&pool, address));
         pool.policy.due.store(0, Ordering::Relaxed);
-        pool.expire_if_due(hour * HOUR);
+        pool.decay_if_due(hour * HOUR);
         pool.policy.due.store(u64::MAX, Ordering::Relaxed);
-        pool.stay_below();
+        pool.return_excess();
         let reserved = pool.statistics().reserved_bytes;
         assert!((32 << 20..=40 << 20).contains(&reserved), "{reserved}");
     }
-    // Nobody uses it now.
+    // No thread uses it now.
     for hour in 6..10 {
         pool.policy.due.store(0, Ordering::Relaxed);
-        pool.expire_if_due(hour * HOUR);
+        pool.decay_if_due(hour * HOUR);
     }
     assert!(pool.statistics().reserved_bytes >= 32 << 20);
 }
 
-/// Looks of all kinds while threads allocate, free each other's blocks, and end.
+/// Threads allocate, free each other's blocks, and end, while another thread decays and purges.
 #[test]
-fn threads_are_not_disturbed_by_looks() {
+fn threads_allocate_during_decay_and_purge() {
     let provider = Numbers::new(4096);
     let settings = SlabSettings::new().max_cached(4 << 20).release_after(Duration::from_millis(1));
     let pool = SlabPool::new(provider.clone(), settings).unwrap();
@@ -298,7 +300,7 @@ fn threads_are_not_disturbed_by_looks() {
             let mut hour = 0;
             while !stop.load(Ordering::Relaxed) {
                 pool.policy.due.store(0, Ordering::Relaxed);
-                pool.expire_if_due(hour * HOUR);
+                pool.decay_if_due(hour * HOUR);
                 pool.purge().unwrap();
                 hour += 1;
             }

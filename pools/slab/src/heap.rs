@@ -1,28 +1,27 @@
-//! [`ThreadCache`]: free blocks that one thread keeps, by class.
+//! [`Heap`]: the free blocks that one thread keeps, in a bin per class.
 //!
-//! A cache belongs to a thread number ([`umf_sync::thread`]) and lies in a table of the pool. Its thread is
-//! *inside* while it uses it, which it says with a plain store; others reach into it only while it is not (see
-//! `reach`). So nothing in it is locked. Others read its counters at any time.
+//! The front of the pool. A heap belongs to a thread number ([`umf_sync::thread`]) and lies in a
+//! table of the pool, [`crate::heaps`]. Its thread touches it inside its section only, other
+//! threads only while that is revoked: see `section`. So nothing in it is locked. Other threads
+//! read its counters at any time.
 
 use core::cell::Cell;
+use core::mem::MaybeUninit;
 use core::ops::Range;
 use core::ptr;
 use core::sync::atomic::{
     AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
 
-use umf_core::Address;
-use umf_runtime::tracker::GRANULE;
 use umf_sync::chunks::Zeroed;
 
+use crate::bias::{LargeBias, SlabBias};
 use crate::classes::MAX_CLASSES;
-use crate::depot::Outbox;
-use crate::near::{NEARS, Near};
-use crate::portion::Portion;
-use crate::span::{Entry, Kind, Span};
-use crate::trust::Trust;
+use crate::lookaside::Lookaside;
+use crate::span::Entry;
+use crate::transfer::Outgoing;
 
-/// The free blocks of one class in one thread: a stack.
+/// The free blocks of one class in one thread, as a stack.
 #[repr(C, align(64))]
 pub(crate) struct Bin {
     top: AtomicPtr<Entry>,
@@ -34,150 +33,130 @@ pub(crate) struct Bin {
     /// Bytes of a block of a large class; 0 for a small class.
     weight: Cell<usize>,
     allocations: AtomicU64,
-    /// Frees less allocations less the length: what came and went otherwise. So the frees need not be counted one by one.
-    bias: AtomicI64,
-    /// Odd while length and bias do not fit together.
+    /// Frees less allocations less the length: blocks that came and went without either. So frees
+    /// need no counter.
+    transfers: AtomicI64,
+    /// Odd while length and transfers do not belong together.
     moves: AtomicU32,
 }
 
-/// What is seldom looked at: how large a bin is, and how far its thread may count on freeing by itself the small blocks that it takes.
+/// The capacity of a bin, apart from the bin since it is seldom read.
 #[repr(C)]
-pub(crate) struct Measure {
+pub(crate) struct BinLimits {
     /// Entries for which the bin has room.
     capacity: Cell<u32>,
-    /// How many it takes: less than it has room for as long as that saves no exchanges.
+    /// Entries that it takes: less than the capacity for as long as that saves no exchanges.
     limit: Cell<u32>,
-    /// How often that turned out wrong. Written by others.
-    pub(crate) revoked: AtomicU32,
-    seen: Cell<u32>,
-    streak: Cell<u32>,
-    skip: Cell<u32>,
+    pub(crate) bias: SlabBias,
+}
+
+impl BinLimits {
+    /// Returns whether the bin has memory.
+    pub(crate) fn has_memory(&self) -> bool {
+        self.capacity.get() != 0
+    }
+
+    pub(crate) fn limit(&self) -> u32 {
+        self.limit.get()
+    }
+
+    /// Returns the highest limit.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.capacity.get()
+    }
 }
 
 /// What one thread keeps.
 #[repr(C, align(64))]
-pub(crate) struct ThreadCache {
-    /// First, so that a bin's place is its class alone.
+pub(crate) struct Heap {
+    /// First, so that the place of a bin depends on its class alone.
     bins: [Bin; MAX_CLASSES],
-    nears: [Near; NEARS],
-    /// The thread is inside.
-    pub(crate) busy: AtomicBool,
-    /// Somebody else wants to reach in: keep out.
-    pub(crate) pending: AtomicBool,
-    /// No thread has this number now: what is freed stays with nobody.
-    pub(crate) away: AtomicBool,
-    /// The thread was one of the parent's, and is not there any more: nobody touches the cache.
-    pub(crate) lost: AtomicBool,
-    /// Bytes in bins of large classes. Written by the thread inside; others read it for an estimate.
+    pub(crate) lookaside: Lookaside,
+    /// The thread is inside its section.
+    pub(crate) inside: AtomicBool,
+    /// Another thread revokes the section.
+    pub(crate) revoked: AtomicBool,
+    /// The thread ended, and no thread has its number now: slabs get no owner by it.
+    pub(crate) ended: AtomicBool,
+    /// The thread exists in the parent process only: no thread touches the heap.
+    pub(crate) of_parent: AtomicBool,
+    /// Bytes in bins of large classes. Written inside; other threads read it for an estimate.
     large_bytes: AtomicUsize,
-    /// Bytes that the limits of the bins of small classes amount to.
+    /// Bytes of the limits of all bins of small classes.
     small_limit: Cell<usize>,
-    /// Whose turn it is to give room to others.
+    /// The class that gave up room last.
     turn: Cell<u32>,
-    /// Which bins were ever used. Written by the thread inside.
+    /// Which bins were ever used. Written inside.
     used: [AtomicU64; MAX_CLASSES / 64],
-    /// Slabs, with some blocks free, from which this thread takes: heads of lists that the lock of the class guards.
-    homes: [AtomicU32; MAX_CLASSES],
-    measures: [Measure; MAX_CLASSES],
-    trust: Trust,
-    outbox: Outbox,
+    /// Slabs with some blocks free that this thread owns: heads of lists that the lock of the class
+    /// guards.
+    owned_slabs: [AtomicU32; MAX_CLASSES],
+    limits: [BinLimits; MAX_CLASSES],
+    pub(crate) bias: LargeBias,
+    /// Freed blocks of other owners.
+    pub(crate) outgoing: Outgoing,
 }
 
-// SAFETY: the cells are touched by whoever is inside alone (see the module's text); all else is atomic.
-unsafe impl Sync for ThreadCache {}
+// SAFETY: the cells are touched inside the section or while it is revoked; all else is atomic.
+unsafe impl Sync for Heap {}
 // SAFETY: entries point into the pool's metadata, which goes along.
-unsafe impl Send for ThreadCache {}
+unsafe impl Send for Heap {}
 // SAFETY: zeros are valid: bins without entries.
-unsafe impl Zeroed for ThreadCache {}
+unsafe impl Zeroed for Heap {}
 
-/// Where the bin of a class is in a thread's cache: bytes from its beginning. Kept instead of the class where that has to be found fast.
+/// Where the bin of a class is in a heap: bytes from its beginning. Kept instead of the class where
+/// the bin must be found fast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BinPlace(u16);
 
 impl BinPlace {
-    /// That of a class below [`MAX_CLASSES`].
+    /// Returns that of a class below [`MAX_CLASSES`].
     pub(crate) const fn of(class: usize) -> Self {
-        const { assert!(core::mem::offset_of!(ThreadCache, bins) == 0) };
+        const { assert!(core::mem::offset_of!(Heap, bins) == 0) };
         const { assert!(MAX_CLASSES * size_of::<Bin>() <= 1 << 16) };
         Self((class % MAX_CLASSES * size_of::<Bin>()) as u16)
     }
 
-    /// One whose bytes were written down.
+    /// Returns the place with this offset.
     ///
     /// # Safety
-    /// [`BinPlace::offset`] said so many, or they are 0.
+    /// [`BinPlace::offset`] returned the offset, or it is 0.
     #[inline(always)]
     pub(crate) const unsafe fn from_offset(offset: u16) -> Self {
         Self(offset)
     }
 
-    /// As bytes.
+    /// Returns the place in bytes.
     #[inline(always)]
     pub(crate) const fn offset(self) -> u16 {
         self.0
     }
 }
 
-impl ThreadCache {
-    /// What is remembered of the granule that holds an address, or of another one.
-    #[inline(always)]
-    pub(crate) fn near(&self, address: Address) -> &Near {
-        // SAFETY: it is the offset of one of them.
-        unsafe { &*self.nears.as_ptr().byte_add(Near::offset_of(address)) }
-    }
-
-    /// Remembers a span of the thread's own for the block at an address. Inside.
-    pub(crate) fn remember(&self, address: Address, span: &Span) {
-        // SAFETY: the span is the thread's, so it stays as it is until it is forgotten.
-        unsafe { self.near(address).set(span) };
-    }
-
-    /// Forgets a span, if it is one that is remembered. By the thread, or while it is kept out.
-    pub(crate) fn forget(&self, span: &Span) {
-        // (A large block is remembered where it begins.)
-        let bytes = if span.kind() == Kind::Slab { span.bytes() } else { 0 };
-        let last = span.base().to_bits() + bytes.saturating_sub(1);
-        let granules = Near::granule_of(span.base())..=Near::granule_of(Address::from_bits(last));
-        let begins = granules.take(NEARS).map(|granule| Address::from_bits(granule * GRANULE as u64));
-        begins.for_each(|begin| self.near(begin).forget(span));
-    }
-
-    /// The bin at a place.
+impl Heap {
+    /// Returns the bin at a place.
     #[inline(always)]
     pub(crate) fn bin_at(&self, place: BinPlace) -> &Bin {
         // SAFETY: a bin is there: that is how places are made.
         unsafe { &*ptr::from_ref(self).byte_add(usize::from(place.offset())).cast() }
     }
 
-    /// The bin of a class below [`MAX_CLASSES`].
+    /// Returns the bin of a class below [`MAX_CLASSES`].
     #[inline]
     pub(crate) fn bin(&self, class: usize) -> &Bin {
         &self.bins[class % MAX_CLASSES]
     }
 
-    /// What is seldom looked at of a class below [`MAX_CLASSES`].
-    pub(crate) fn measure(&self, class: usize) -> &Measure {
-        &self.measures[class % MAX_CLASSES]
+    pub(crate) fn limits(&self, class: usize) -> &BinLimits {
+        &self.limits[class % MAX_CLASSES]
     }
 
-    /// The head of the list of slabs of a class from which this thread takes.
-    pub(crate) fn home(&self, class: usize) -> &AtomicU32 {
-        &self.homes[class % MAX_CLASSES]
+    /// Returns the head of the list of slabs of a class that this thread owns.
+    pub(crate) fn owned_slabs(&self, class: usize) -> &AtomicU32 {
+        &self.owned_slabs[class % MAX_CLASSES]
     }
 
-    /// Whether the thread frees the large blocks that it takes.
-    #[inline(always)]
-    pub(crate) fn trust(&self) -> &Trust {
-        &self.trust
-    }
-
-    /// What it freed that others are to have. Inside.
-    #[inline(always)]
-    pub(crate) fn outbox(&self) -> &Outbox {
-        &self.outbox
-    }
-
-    /// The classes whose bins were ever used.
+    /// Returns the classes whose bins were ever used.
     pub(crate) fn used(&self) -> impl Iterator<Item = usize> + Clone + '_ {
         self.used.iter().enumerate().flat_map(|(word, bits)| {
             let mut bits = bits.load(Ordering::Relaxed);
@@ -189,7 +168,7 @@ impl ThreadCache {
         })
     }
 
-    /// The next of these classes whose bin was used, and is not the last one's, in turn.
+    /// Returns the next of these classes whose bin was used, in rotation.
     pub(crate) fn next_in_turn(&self, classes: Range<usize>) -> Option<usize> {
         let turn = self.turn.get() as usize;
         let mut all = self.used().filter(|class| classes.contains(class));
@@ -201,10 +180,10 @@ impl ThreadCache {
     /// Gives a bin its memory. `weight` is 0, or the bytes of a block of a large class.
     ///
     /// # Safety
-    /// `entries` has room for `capacity` entries that nobody else uses as long as the pool lives.
-    pub(crate) unsafe fn equip(&self, class: usize, entries: *mut Entry, capacity: u32, weight: usize) {
+    /// `entries` has room for `capacity` entries that no other code uses as long as the pool lives.
+    pub(crate) unsafe fn set_memory(&self, class: usize, entries: *mut Entry, capacity: u32, weight: usize) {
         let bin = self.bin(class);
-        self.measure(class).capacity.set(capacity);
+        self.limits(class).capacity.set(capacity);
         bin.weight.set(weight);
         bin.moving(|| {
             bin.base.store(entries, Ordering::Relaxed);
@@ -214,28 +193,28 @@ impl ThreadCache {
         word.store(word.load(Ordering::Relaxed) | (1 << (class % 64)), Ordering::Relaxed);
     }
 
-    /// Bytes in bins of large classes.
+    /// Returns the bytes in bins of large classes.
     #[inline]
     pub(crate) fn large_bytes(&self) -> usize {
         self.large_bytes.load(Ordering::Relaxed)
     }
 
-    /// Sets that, inside.
+    /// Sets the bytes in bins of large classes. Inside.
     #[inline]
     pub(crate) fn set_large_bytes(&self, bytes: usize) {
         self.large_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes that the limits of the bins of small classes amount to.
+    /// Returns the bytes of the limits of all bins of small classes.
     pub(crate) fn small_limit(&self) -> usize {
         self.small_limit.get()
     }
 
-    /// Sets the limit of the bin of a class.
+    /// Sets the limit of the bin of a class with blocks of `size` bytes.
     pub(crate) fn set_limit(&self, class: usize, limit: u32, size: usize) {
-        let (bin, measure) = (self.bin(class), self.measure(class));
-        let limit = limit.min(measure.most());
-        let before = measure.limit.replace(limit);
+        let (bin, limits) = (self.bin(class), self.limits(class));
+        let limit = limit.min(limits.capacity());
+        let before = limits.limit.replace(limit);
         // SAFETY: there is room for as many entries.
         bin.end.set(unsafe { bin.base.load(Ordering::Relaxed).add(limit as usize) });
         if bin.weight.get() == 0 {
@@ -244,16 +223,29 @@ impl ThreadCache {
             self.small_limit.set((self.small_limit.get() + bytes(limit)).saturating_sub(bytes(before)));
         }
     }
+
+    /// Takes the oldest blocks of a class out, up to `n`. Large ones are unbiased then. Inside, or
+    /// while revoked.
+    pub(crate) fn evict(&self, class: usize, n: usize) -> Evicted {
+        let bin = self.bin(class);
+        let evicted = bin.take_oldest(n);
+        if bin.weight() != 0 {
+            let bytes = evicted.entries().len() * bin.weight();
+            self.set_large_bytes(self.large_bytes().saturating_sub(bytes));
+            self.unbias_large(evicted.entries());
+        }
+        evicted
+    }
 }
 
 impl Bin {
-    /// Where the next block goes.
+    /// Returns where the next block goes.
     #[inline(always)]
     pub(crate) fn top(&self) -> *mut Entry {
         self.top.load(Ordering::Relaxed)
     }
 
-    /// Bytes of a block of a large class; 0 for a small class.
+    /// Returns the bytes of a block of a large class; 0 for a small class.
     #[inline(always)]
     pub(crate) fn weight(&self) -> usize {
         self.weight.get()
@@ -264,20 +256,20 @@ impl Bin {
         self.is_full_at(self.top())
     }
 
-    /// The same with its top there.
+    /// Returns whether the bin, whose top is there, is full.
     #[inline(always)]
     pub(crate) fn is_full_at(&self, top: *mut Entry) -> bool {
         top >= self.end.get()
     }
 
-    /// Whether it is full, with its top there, or of a large class.
+    /// Returns whether the bin, whose top is there, is full or of a large class.
     #[inline(always)]
-    pub(crate) fn takes_no_small(&self, top: *mut Entry) -> bool {
+    pub(crate) fn is_full_or_large(&self, top: *mut Entry) -> bool {
         top >= self.small_end.get()
     }
 
     pub(crate) fn len(&self) -> usize {
-        // (Others may look in the middle of a move, and look again then.)
+        // Another thread may read in the middle of a move; it reads again then.
         self.top().addr().saturating_sub(self.base.load(Ordering::Relaxed).addr()) / size_of::<Entry>()
     }
 
@@ -298,30 +290,21 @@ impl Bin {
         }
     }
 
-    /// Puts a block in that was freed.
+    /// Puts a freed block in, at the top that the caller has read.
     ///
     /// # Safety
-    /// The bin is not full.
-    #[inline(always)]
-    pub(crate) unsafe fn push(&self, entry: Entry) {
-        // SAFETY: passed on to the caller.
-        unsafe { self.push_at(self.top(), entry) };
-    }
-
-    /// The same by one who has looked where the top is.
-    ///
-    /// # Safety
-    /// It is there, and the bin is not full.
+    /// The top is there, and the bin is not full.
     #[inline(always)]
     pub(crate) unsafe fn push_at(&self, top: *mut Entry, entry: Entry) {
-        // SAFETY: `equip` promised room for `capacity` entries; the limit is no more, and not reached.
+        // SAFETY: `set_memory` promised room for `capacity` entries; the limit is no more, and not
+        // reached.
         unsafe {
             top.write(entry);
             self.top.store(top.add(1), Ordering::Relaxed);
         }
     }
 
-    /// Runs what changes words that do not fit together meanwhile.
+    /// Runs what changes words that do not belong together meanwhile.
     fn moving(&self, change: impl FnOnce()) {
         let moves = self.moves.load(Ordering::Relaxed);
         self.moves.store(moves.wrapping_add(1), Ordering::Relaxed);
@@ -330,32 +313,33 @@ impl Bin {
         self.moves.store(moves.wrapping_add(2), Ordering::Release);
     }
 
-    /// Changes the top and adds to the bias.
+    /// Sets the top and adds to the transfers.
     fn change(&self, top: *mut Entry, more: i64) {
         self.moving(|| {
             self.top.store(top, Ordering::Relaxed);
-            self.bias.store(self.bias.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+            let transfers = self.transfers.load(Ordering::Relaxed).wrapping_add(more);
+            self.transfers.store(transfers, Ordering::Relaxed);
         });
     }
 
-    /// Lets `take` write up to `want` entries for the next to take, and counts what it says it wrote.
+    /// Lets `take` write up to `want` entries at the top, and counts as many as it returns.
     ///
     /// # Safety
     /// `take` writes as many entries as it returns, and no more than it is asked for.
     pub(crate) unsafe fn fill(
         &self,
-        measure: &Measure,
+        limits: &BinLimits,
         want: usize,
         take: impl FnOnce(*mut Entry, usize) -> usize,
     ) -> usize {
-        let want = want.min((measure.capacity.get() as usize).saturating_sub(self.len()));
+        let want = want.min((limits.capacity() as usize).saturating_sub(self.len()));
         let took = take(self.top(), want);
         // SAFETY: there is room for `want` entries.
         self.change(unsafe { self.top().add(took) }, -(took as i64));
         took
     }
 
-    /// The blocks that came last, up to `n`. Inside.
+    /// Returns the blocks that came last, up to `n`. Inside.
     pub(crate) fn newest(&self, n: usize) -> &[Entry] {
         let n = n.min(self.len());
         // SAFETY: so many entries below the top are written.
@@ -363,19 +347,19 @@ impl Bin {
     }
 
     /// Takes the oldest blocks out, up to `n`.
-    pub(crate) fn take_oldest(&self, n: usize) -> Portion {
+    fn take_oldest(&self, n: usize) -> Evicted {
         let (base, len) = (self.base.load(Ordering::Relaxed), self.len());
         // SAFETY: the entries below `len` are written, and no more are asked for.
-        let portion = unsafe { Portion::copied(base, n.min(len)) };
-        let n = portion.entries().len();
+        let evicted = unsafe { Evicted::copied(base, n.min(len)) };
+        let n = evicted.entries().len();
         if n > 0 {
-            // SAFETY: as above.
+            // SAFETY: there are `len` entries, of which `n` went.
             unsafe {
                 ptr::copy(base.add(n), base, len - n);
                 self.change(base.add(len - n), n as i64);
             }
         }
-        portion
+        evicted
     }
 
     /// Allocates the newest of the blocks that begin at a multiple of `align`, if there is one.
@@ -392,7 +376,8 @@ impl Bin {
     /// # Safety
     /// The bin is not full.
     pub(crate) unsafe fn receive(&self, entry: Entry) {
-        // SAFETY: `equip` promised room for `capacity` entries; the limit is no more, and not reached.
+        // SAFETY: `set_memory` promised room for `capacity` entries; the limit is no more, and not
+        // reached.
         unsafe {
             self.top().write(entry);
             self.change(self.top().add(1), -1);
@@ -410,59 +395,62 @@ impl Bin {
         self.change(self.top(), 1);
     }
 
-    /// Allocations and frees of this class in this thread, and in those that had its number before.
+    /// Returns allocations and frees of this class in this thread, and in those that had its number
+    /// before.
     pub(crate) fn counts(&self) -> (u64, u64) {
-        /// Who has no processor in the middle of a change is not waited for.
+        /// A thread that has no processor in the middle of a move is not waited for.
         const TRIES: u32 = 1000;
         let mut tries = 0;
         loop {
             let moves = self.moves.load(Ordering::Acquire);
-            let (length, bias) = (self.len() as i64, self.bias.load(Ordering::Relaxed));
+            let (length, transfers) = (self.len() as i64, self.transfers.load(Ordering::Relaxed));
             let allocations = self.allocations.load(Ordering::Relaxed);
             fence(Ordering::Acquire);
             tries += 1;
             if moves.is_multiple_of(2) && self.moves.load(Ordering::Relaxed) == moves || tries == TRIES {
-                return (allocations, allocations.wrapping_add_signed(length.wrapping_add(bias)));
+                return (allocations, allocations.wrapping_add_signed(length.wrapping_add(transfers)));
             }
             core::hint::spin_loop();
         }
     }
 }
 
-impl Measure {
-    /// Whether [`ThreadCache::equip`] was called.
-    pub(crate) fn is_equipped(&self) -> bool {
-        self.capacity.get() != 0
-    }
+/// The most blocks of an [`Evicted`].
+const EVICTED: usize = 64;
 
-    pub(crate) fn limit(&self) -> u32 {
-        self.limit.get()
-    }
+/// Blocks that have left a bin or a stock. They leave before anything else is done with them:
+/// giving them back may call a provider that allocates from this very pool.
+pub(crate) struct Evicted {
+    entries: [MaybeUninit<Entry>; EVICTED],
+    len: usize,
+}
 
-    /// The highest limit.
-    pub(crate) fn most(&self) -> u32 {
-        self.capacity.get()
-    }
-
-    /// Whether the next slab is expected to have its blocks freed by this thread. Each time that turns out
-    /// wrong, the thread goes without for longer.
-    pub(crate) fn trusts(&self) -> bool {
-        const LONGEST: u32 = 10;
-        let revoked = self.revoked.load(Ordering::Relaxed);
-        if revoked != self.seen.replace(revoked) {
-            let streak = (self.streak.get() + 1).min(LONGEST);
-            self.streak.set(streak);
-            self.skip.set(1 << streak);
+impl Evicted {
+    /// Copies up to `n` entries from `first` on, as far as there is room.
+    ///
+    /// # Safety
+    /// So many are written there.
+    pub(crate) unsafe fn copied(first: *const Entry, n: usize) -> Self {
+        let mut evicted = Self { entries: [const { MaybeUninit::uninit() }; EVICTED], len: n.min(EVICTED) };
+        // SAFETY: the caller has written so many, and there is room for them.
+        unsafe {
+            ptr::copy_nonoverlapping(first, evicted.entries.as_mut_ptr().cast(), evicted.len);
         }
-        match self.skip.get() {
-            0 => true,
-            skip => {
-                self.skip.set(skip - 1);
-                if skip == 1 {
-                    self.streak.set(self.streak.get().saturating_sub(1));
-                }
-                false
-            }
-        }
+        evicted
+    }
+
+    /// Lets `take` write entries, and keeps as many as it returns.
+    ///
+    /// # Safety
+    /// `take` writes as many entries as it returns, and no more than it is asked for.
+    pub(crate) unsafe fn filled(take: impl FnOnce(*mut Entry, usize) -> usize) -> Self {
+        let mut evicted = Self { entries: [const { MaybeUninit::uninit() }; EVICTED], len: 0 };
+        evicted.len = take(evicted.entries.as_mut_ptr().cast(), EVICTED);
+        evicted
+    }
+
+    pub(crate) fn entries(&self) -> &[Entry] {
+        // SAFETY: the first `len` were written.
+        unsafe { core::slice::from_raw_parts(self.entries.as_ptr().cast(), self.len) }
     }
 }

@@ -1,4 +1,4 @@
-//! Parcels against a plain reference; and that what one thread frees is there for others, and for nobody twice.
+//! Batches against a plain reference, and blocks that one thread frees and another one gets.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -11,7 +11,6 @@ use umf_core::{Address, Error, Layout, Pool};
 use umf_testkit::pool::Numbers;
 
 use super::*;
-use crate::metadata::Arena;
 use crate::{SlabPool, SlabSettings};
 
 const SIZES: [usize; 6] = [24, 700, 4000, 50_000, 70_000, 1 << 20];
@@ -21,7 +20,7 @@ fn allocate(pool: &SlabPool, size: usize) -> Address {
 }
 
 fn free(pool: &SlabPool, address: Address) -> umf_core::Result<()> {
-    // SAFETY: nobody uses the memory of these tests' blocks; a second free is an error.
+    // SAFETY: no thread uses the memory of these tests' blocks; a second free is an error.
     unsafe { pool.free(address) }
 }
 
@@ -49,13 +48,13 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// A parcel has what was put in and not taken out, in order, and says how much that is.
+    /// A batch has the blocks that were put in and not taken out, in order, and their bytes.
     #[test]
-    fn a_parcel_is_a_list(steps in prop::collection::vec(step(), 0..400), most in 1_usize..4000) {
+    fn batch_is_a_list(steps in prop::collection::vec(step(), 0..400), most in 1_usize..4000) {
         let arena = Arena::new();
-        let (_, place) = arena.allocate(Parcel::BYTES).unwrap();
+        let (_, place) = arena.allocate(Batch::BYTES).unwrap();
         // SAFETY: the run is the test's own, and long enough.
-        let mut parcel = unsafe { Parcel::new(place) };
+        let mut batch = unsafe { Batch::new(place) };
         let state = AtomicU8::new(0);
         let mut list: Vec<(usize, u64, usize)> = Vec::new();
         // Classes from 4 on are of large blocks.
@@ -67,15 +66,15 @@ proptest! {
                 Step::Push { class, size } => {
                     let (class, is_large) = (usize::from(class), class >= 4);
                     let fits = list.len() < ROOM && bytes(&list, is_large) + size <= most;
-                    prop_assert_eq!(parcel.fits(size, is_large, most), fits);
+                    prop_assert_eq!(batch.fits(size, is_large, most), fits);
                     if fits {
-                        parcel.push(class, Entry::new(number, NonNull::from(&state)), size, is_large);
+                        batch.push(class, Entry::new(number, NonNull::from(&state)), size, is_large);
                         list.push((class, number, size));
                     }
                 }
                 Step::Offer(below) => {
                     let sizes: Vec<(u64, usize)> = list.iter().map(|&(_, number, size)| (number, size)).collect();
-                    parcel.offer(|class, entry| {
+                    batch.offer(|class, entry| {
                         let (_, size) = sizes.iter().find(|(number, _)| *number == entry.address).unwrap();
                         (class < usize::from(below)).then_some((*size, class >= 4))
                     });
@@ -83,22 +82,22 @@ proptest! {
                 }
                 Step::Drain => {
                     let mut drained = Vec::new();
-                    parcel.drain(|class, entries| {
+                    batch.drain(|class, entries| {
                         drained.extend(entries.iter().map(|entry| (class, entry.address)));
                     });
                     let all: Vec<_> = list.drain(..).map(|(class, number, _)| (class, number)).collect();
                     prop_assert_eq!(drained, all);
                 }
             }
-            prop_assert_eq!(parcel.is_empty(), list.is_empty());
-            prop_assert_eq!(parcel.bytes() as usize, bytes(&list, false) + bytes(&list, true));
+            prop_assert_eq!(batch.is_empty(), list.is_empty());
+            prop_assert_eq!(batch.bytes() as usize, bytes(&list, false) + bytes(&list, true));
         }
     }
 }
 
-/// One thread allocates and another one frees, again and again: what there is goes round, and does not become more.
+/// One thread allocates and another one frees, in a loop: the pool does not grow.
 #[test]
-fn what_one_thread_frees_another_one_gets() {
+fn blocks_freed_by_one_thread_serve_another() {
     let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
     let (to, from) = mpsc::sync_channel::<Vec<Address>>(1);
     let (met, done) = (Barrier::new(2), Barrier::new(2));
@@ -137,12 +136,12 @@ fn what_one_thread_frees_another_one_gets() {
     assert_eq!(pool.statistics().reserved_bytes, 0);
 }
 
-/// What is on its way is free: freeing it again is an error, whoever does.
+/// Freeing a block in a batch again is an error, in any thread.
 #[test]
-fn what_is_on_its_way_is_not_live() {
+fn block_in_a_batch_is_not_live() {
     let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
     for size in SIZES {
-        // (Three: the first one ends that the lives are this thread's.)
+        // Three: the free of the first one revokes the bias.
         let blocks: Vec<Address> = (0..3).map(|_| allocate(&pool, size)).collect();
         on_another_thread(|| {
             for &address in &blocks {
@@ -151,8 +150,8 @@ fn what_is_on_its_way_is_not_live() {
             for &address in &blocks {
                 assert!(matches!(free(&pool, address), Err(Error::NotAllocated { .. })), "{size}");
             }
-            let waits = pool.cache().is_some_and(|(_, cache)| cache.outbox().0.take().is_some());
-            assert!(waits, "blocks of {size} bytes are not packed");
+            let waits = pool.heaps.own().is_some_and(|(_, heap)| heap.outgoing.take().is_some());
+            assert!(waits, "blocks of {size} bytes are in no batch");
         });
         for &address in &blocks {
             assert!(matches!(free(&pool, address), Err(Error::NotAllocated { .. })), "{size}");
@@ -161,9 +160,9 @@ fn what_is_on_its_way_is_not_live() {
     }
 }
 
-/// As much waits as the settings say, and the rest goes where everybody's is.
+/// Batches that wait hold at most as many bytes as the settings say.
 #[test]
-fn no_more_waits_than_may() {
+fn waiting_batches_stay_below_the_bound() {
     for shared in [0_usize, 1 << 20, 16 << 20] {
         let settings = SlabSettings::new().shared_cache_size(shared);
         let pool = SlabPool::new(Numbers::new(4096), settings).unwrap();
@@ -173,29 +172,30 @@ fn no_more_waits_than_may() {
             on_another_thread(|| {
                 for address in blocks {
                     free(&pool, address).unwrap();
-                    assert!(pool.depot.bytes() <= shared as u64 && u64::from(pool.depot.count()) <= MOST);
+                    assert!(
+                        pool.transfer.batch_bytes() <= shared as u64
+                            && u64::from(pool.transfer.batches()) <= MAX_BATCHES
+                    );
                 }
             });
             assert_eq!(pool.statistics().live_blocks, 0);
         }
         pool.trim(0).unwrap();
-        assert_eq!((pool.statistics().reserved_bytes, pool.depot.count()), (0, 0));
+        assert_eq!((pool.statistics().reserved_bytes, pool.transfer.batches()), (0, 0));
     }
 }
 
-/// A thread that ends, or that has nothing to free for a while, keeps nothing packed.
+/// A thread that ends, or that is idle when the pool is trimmed, keeps no batch.
 #[test]
-fn nothing_is_stranded_in_a_parcel() {
+fn batches_of_ended_and_idle_threads_are_emptied() {
     let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
     for size in SIZES {
         let blocks: Vec<Address> = (0..5).map(|_| allocate(&pool, size)).collect();
         on_another_thread(|| blocks.iter().for_each(|&address| free(&pool, address).unwrap()));
     }
     assert!(
-        (0..umf_sync::thread::end())
-            .filter_map(|index| pool.caches.get(index))
-            .all(|cache| cache.outbox().take().is_none()),
-        "what the threads packed went as they ended"
+        pool.heaps.iter().all(|(_, heap)| heap.outgoing.take().is_none()),
+        "the batches of the threads went as they ended"
     );
     let (go, wait) = mpsc::channel::<()>();
     let (done, ready) = mpsc::channel::<()>();
@@ -209,21 +209,21 @@ fn nothing_is_stranded_in_a_parcel() {
         });
         ready.recv().unwrap();
         pool.trim(0).unwrap();
-        assert_eq!(pool.statistics().reserved_bytes, 0, "the other thread did nothing, and nothing is left");
+        assert_eq!(pool.statistics().reserved_bytes, 0, "the other thread is idle, and its batch is emptied");
         go.send(()).unwrap();
     });
 }
 
-/// Of large blocks that one thread takes and another one frees, no life has to be taken from the first; of those that a thread has
-/// freed before, and only then passes on, few.
+/// Large blocks that one thread takes and another one frees are not biased towards the first. Of
+/// those that a thread has freed before, and only then passes on, few are.
 #[test]
-fn lives_of_blocks_that_are_passed_on_are_nobodys() {
+fn large_blocks_that_are_passed_on_are_not_biased() {
     let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
     let (own, _) = {
         free(&pool, allocate(&pool, 24)).unwrap();
-        pool.cache().unwrap()
+        pool.heaps.own().unwrap()
     };
-    let revoked = || pool.caches.get(own).unwrap().trust().revoked();
+    let revoked = || pool.heaps.get(own).unwrap().bias.revoked();
     let take = || (0..100).map(|number| allocate(&pool, SIZES[4 + number % 2])).collect::<Vec<_>>();
     for _ in 0..20 {
         let blocks = take();
@@ -235,26 +235,27 @@ fn lives_of_blocks_that_are_passed_on_are_nobodys() {
         let blocks = take();
         on_another_thread(|| blocks.iter().for_each(|&address| free(&pool, address).unwrap()));
     }
-    // Those of the first round, which nobody could know.
+    // Those of the first round, in which no thread could know.
     assert!((1..=100).contains(&revoked()), "{}", revoked());
     assert_eq!(pool.statistics().live_blocks, 0);
 }
 
-/// What a thread keeps of large blocks when it ends is there for the next one; and as much as the pool has a quarter of may wait.
+/// Large blocks that a thread keeps when it ends serve the next one. A quarter of the pool's bytes
+/// may wait.
 #[test]
 fn large_blocks_of_a_thread_that_ended_are_used_by_the_next() {
     const MANY: usize = 400;
     let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
     let live: Vec<Address> = (0..1100).map(|_| allocate(&pool, 1 << 20)).collect();
     let reserved = pool.statistics().reserved_bytes;
-    assert_eq!(pool.most_shared(), reserved / 4);
+    assert_eq!(pool.transfer.max_bytes(reserved), reserved / 4);
     let taken = || (0..MANY).map(|number| allocate(&pool, (1 + number % 2) << 18)).collect::<Vec<_>>();
     let first = on_another_thread(|| {
         let blocks = taken();
         blocks.iter().for_each(|&address| free(&pool, address).unwrap());
         blocks
     });
-    assert!(pool.depot.count() > 0 && pool.depot.bytes() > 64 << 20);
+    assert!(pool.transfer.batches() > 0 && pool.transfer.batch_bytes() > 64 << 20);
     let reserved = pool.statistics().reserved_bytes;
     on_another_thread(|| {
         let blocks = taken();
@@ -265,34 +266,35 @@ fn large_blocks_of_a_thread_that_ended_are_used_by_the_next() {
     });
     live.into_iter().for_each(|address| free(&pool, address).unwrap());
     pool.trim(0).unwrap();
-    assert_eq!((pool.statistics().reserved_bytes, pool.depot.count()), (0, 0));
+    assert_eq!((pool.statistics().reserved_bytes, pool.transfer.batches()), (0, 0));
 }
 
-/// Blocks that are too large for a parcel go elsewhere when their thread ends, and no empty parcel waits.
+/// Blocks that are too large for a batch go elsewhere when their thread ends, and no empty batch
+/// waits.
 #[test]
-fn parcels_that_wait_are_not_empty() {
+fn waiting_batches_are_not_empty() {
     let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().thread_cache_size(2 << 20)).unwrap();
     on_another_thread(|| {
         let blocks: Vec<Address> = [70_000, 1 << 20, 100_000].map(|size| allocate(&pool, size)).to_vec();
         blocks.iter().for_each(|&address| free(&pool, address).unwrap());
     });
     let mut waiting = 0;
-    while let Some(parcel) = pool.depot.take() {
-        assert!(!parcel.is_empty());
+    while let Some(batch) = pool.transfer.take() {
+        assert!(!batch.is_empty());
         waiting += 1;
     }
     assert_eq!(waiting, 1, "the two smaller ones");
 }
 
-/// What nobody takes from the depot is given back by age.
+/// Batches that no thread takes decay.
 #[test]
-fn what_nobody_takes_comes_of_age() {
+fn unused_batches_decay() {
     let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
     let blocks: Vec<Address> = (0..1000).map(|number| allocate(&pool, SIZES[number % 3])).collect();
     on_another_thread(|| blocks.iter().for_each(|&address| free(&pool, address).unwrap()));
-    assert!(pool.depot.count() > 0);
-    pool.expire();
-    assert!(pool.depot.count() > 0, "it came since the last look");
-    pool.expire();
-    assert_eq!(pool.depot.count(), 0);
+    assert!(pool.transfer.batches() > 0);
+    pool.decay();
+    assert!(pool.transfer.batches() > 0, "it came since the last decay");
+    pool.decay();
+    assert_eq!(pool.transfer.batches(), 0);
 }

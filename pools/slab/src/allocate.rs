@@ -1,0 +1,450 @@
+//! The path of an allocation, from the thread's bin to the provider.
+//!
+//! | step | where from |
+//! |---|---|
+//! | [`SlabPool::allocate_fast`] | the thread's bin, without a call |
+//! | [`SlabPool::allocate_slow`] | the same, if the fast path does not lead there |
+//! | `serve` | everything behind the bins, with what happens when memory is short |
+//! | `allocate_class` | batches of other threads, then a refill, then new memory |
+//! | `refill_small`, `refill_large` | central slabs; the stock of large blocks |
+//! | `add_slab`, `cut_block` | extents, and regions from the provider |
+//!
+//! A large request takes a block of its class or of the next two, so that kept blocks serve in
+//! spite of their sizes. Before the pool takes more memory from its provider than it should need,
+//! kept large blocks are merged (`gather`).
+
+use core::sync::atomic::Ordering;
+
+use umf_core::{Address, Error, Layout, Result};
+use umf_sync::{failpoint, thread};
+
+use crate::SlabPool;
+use crate::central::{Taker, make_slab};
+use crate::extents::{GRANULE_UNITS, Range, UNIT};
+use crate::heap::{BinPlace, Evicted, Heap};
+use crate::lookaside::granule_of;
+use crate::regions::OWNER;
+use crate::section::{CLOSING, FENCED, SHARED, Section, TRACED};
+use crate::span::{Entry, Span, thread_word};
+
+/// The most small blocks in one refill. With more, a thread that frees blocks of other threads
+/// would touch more addresses in rotation.
+const REFILL: u32 = 32;
+/// The number of batches that a request looks through before it turns to the central lists.
+const BATCHES: u32 = 2;
+
+/// The most threads that may each keep as much as they are allowed to, before the pool merges
+/// blocks rather than grow.
+const KEEPERS: usize = 8;
+/// How often a few kept blocks are merged before all are.
+const TRIES: u32 = 8;
+
+/// A new region is at least this part of what the pool has; the smaller part after all blocks were
+/// merged.
+const PART: u64 = 32;
+const PART_AFTER_MERGE: u64 = 8 * PART;
+
+/// The span of a slab's extent: extents know the spans of large blocks only.
+const NO_SPAN: u32 = 0;
+
+/// How a request is served.
+enum Route {
+    /// By a block of this class.
+    Class(usize),
+    /// By a large block of this class, at an alignment that its class does not give by itself.
+    Aligned(usize),
+    /// By a region.
+    Direct,
+}
+
+/// What merging kept blocks achieved.
+enum Gathered {
+    /// There is little to merge: the pool should grow.
+    Little,
+    /// Some blocks were merged: try again.
+    Some,
+    /// All are merged: the pool has to grow, by no more than it must.
+    All,
+}
+
+impl SlabPool {
+    /// Pops a block from the thread's bin. It makes no call, so that no register has to be saved.
+    #[inline(always)]
+    pub(crate) fn allocate_fast(&self, layout: Layout) -> Option<Address> {
+        let entry = match self.heaps.classes.small_bin(layout) {
+            Some(place) => self.heaps.enter_fast(thread::known_life())?.heap().bin_at(place).pop()?,
+            None => {
+                let class = self.heaps.classes.larger_class(layout)?;
+                let section = self.heaps.enter_fast(thread::known_life())?;
+                let (heap, bin) = (section.heap(), section.heap().bin_at(BinPlace::of(class)));
+                match bin.pop() {
+                    Some(entry) => {
+                        // Of a small class it is 0.
+                        heap.set_large_bytes(heap.large_bytes() - bin.weight());
+                        entry
+                    }
+                    None => return self.allocate_above(section, class),
+                }
+            }
+        };
+        // SAFETY: entries of this pool's heaps name states in its own metadata, and a popped one is
+        // ours.
+        Some(unsafe { entry.hand_out() })
+    }
+
+    /// Pops a block of a class above. A tail call of [`SlabPool::allocate_fast`].
+    #[inline(never)]
+    fn allocate_above(&self, section: Section<'_>, class: usize) -> Option<Address> {
+        let entry = self.heaps.pop_above(section.heap(), class)?;
+        // SAFETY: as in `allocate_fast`.
+        Some(unsafe { entry.hand_out() })
+    }
+
+    /// Pops a block from the thread's bin by its own look at the slow-path flags, or serves the
+    /// request from behind the bins.
+    #[inline(never)]
+    pub(crate) fn allocate_slow(&self, layout: Layout) -> Result<Address> {
+        let flags = self.heaps.flags.get();
+        if flags != 0 {
+            self.check_usable()?;
+        }
+        if flags & TRACED == 0
+            && let Route::Class(class) = self.route(layout)
+            && let Some((_, heap)) = self.heaps.own()
+            && let Some(_section) = heap.enter(flags & FENCED != 0)
+            && let Some(entry) = self.heaps.pop(heap, class)
+        {
+            // SAFETY: as in `allocate_fast`.
+            return Ok(unsafe { entry.hand_out() });
+        }
+        self.serve(layout)
+    }
+
+    /// Returns an error if the pool may not take memory.
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        let flags = self.heaps.flags.get();
+        if flags & SHARED != 0 && self.back.upstream.is_frozen() {
+            return Err(Error::Frozen { what: "shared memory" });
+        }
+        if flags & CLOSING != 0 {
+            let what = "allocating while it is dropped";
+            return Err(Error::NotSupported { what, owner: OWNER, native: 0 });
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn route(&self, layout: Layout) -> Route {
+        // Up to a page the class system aligns; above, a large block is placed.
+        const LARGEST_ALIGNMENT: usize = 64 << 20;
+        let (classes, align) = (&self.heaps.classes, layout.align());
+        let class = classes.of_layout(layout);
+        let aligned = if align <= UNIT { classes.count() } else { classes.slab_count() };
+        if class < aligned {
+            return Route::Class(class);
+        }
+        let class = classes.of(layout.size()).max(classes.slab_count());
+        if align > UNIT && align <= LARGEST_ALIGNMENT && class < classes.count() {
+            Route::Aligned(class)
+        } else {
+            Route::Direct
+        }
+    }
+
+    /// Serves a request from behind the thread's bins. If memory is short, gives free memory back,
+    /// and asks the callback that was set for that.
+    #[cold]
+    fn serve(&self, layout: Layout) -> Result<Address> {
+        let allocate = || {
+            let entry = match self.route(layout) {
+                Route::Class(class) => self.allocate_class(class)?,
+                Route::Aligned(class) => self.allocate_aligned(class, layout.align())?,
+                Route::Direct => return self.back.allocate_direct(layout),
+            };
+            // SAFETY: the entry was taken out of a heap or a shared list, so it is ours alone, and
+            // names our metadata.
+            Ok(unsafe { entry.hand_out() })
+        };
+        let address = self.back.upstream.relieving(self, layout, || self.retry(&allocate));
+        if let Ok(address) = address {
+            self.requested.note(&self.back.meta, layout.size(), address);
+        }
+        if self.heaps.flags.is_set(TRACED) {
+            self.back.trace.block("allocate", layout.size(), address.as_ref().ok());
+        }
+        address
+    }
+
+    /// Runs `allocate`, unless too much is held. If it lacks memory, gives everything that is free
+    /// back and runs it again.
+    fn retry<T>(&self, allocate: impl Fn() -> Result<T>) -> Result<T> {
+        self.apply_policy(0);
+        self.back.upstream.admit()?;
+        self.back.upstream.poll_awaited();
+        match allocate() {
+            Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) => {
+                // What the provider refuses to take back does not matter here.
+                let _ = self.release_free(0);
+                allocate()
+                    .or_else(|error| if self.back.limits.reclaim(&error) { allocate() } else { Err(error) })
+            }
+            result => result,
+        }
+    }
+
+    /// Takes a block of the class, or of one a little larger, and counts it as allocated.
+    fn allocate_class(&self, class: usize) -> Result<Entry> {
+        let Some((index, heap)) = self.heaps.own_with_bin(class, &self.back.meta.runs) else {
+            return self.allocate_without_heap(class);
+        };
+        let is_large = self.heaps.classes.is_large(class);
+        let mut batches = BATCHES;
+        loop {
+            let found = {
+                let _section = self.heaps.enter(heap);
+                if batches > 0 && (is_large || heap.owned_slabs(class).load(Ordering::Relaxed) == 0) {
+                    self.heaps.pop(heap, class)
+                } else if is_large {
+                    self.refill_large(index, heap, class)
+                } else {
+                    self.refill_small(index, heap, class)
+                }
+            };
+            if let Some(entry) = found {
+                return Ok(entry);
+            }
+            if batches > 0 {
+                batches = if self.receive_batch(index, heap) { batches - 1 } else { 0 };
+                continue;
+            }
+            if self.back.upstream.poll_many_awaited() {
+                continue;
+            }
+            if is_large {
+                let entry = self.cut_block(class, 1)?;
+                self.heaps.count_allocation(class, &self.back.meta.runs);
+                return Ok(entry);
+            }
+            self.add_slab(class)?;
+        }
+    }
+
+    /// Puts the blocks of a waiting batch, or of the thread's own one, into its bins; `false` if
+    /// there is none.
+    fn receive_batch(&self, index: u32, heap: &Heap) -> bool {
+        let own = || {
+            let _section = self.heaps.enter(heap);
+            heap.outgoing.take()
+        };
+        let Some(mut batch) = self.transfer.take().or_else(own) else { return false };
+        let is_full = !batch.is_empty();
+        {
+            let _section = self.heaps.enter(heap);
+            batch.offer(|class, entry| self.heaps.receive(index, heap, class, entry));
+        }
+        // Blocks without room go to the shared lists.
+        batch.drain(|class, entries| self.return_blocks(class, entries));
+        self.transfer.recycle(batch);
+        is_full
+    }
+
+    /// Pops a block of a small class; fills the bin from the slabs if it is empty. Inside.
+    fn refill_small(&self, index: u32, heap: &Heap, class: usize) -> Option<Entry> {
+        heap.bin(class).pop().or_else(|| {
+            let (bin, limits) = (heap.bin(class), heap.limits(class));
+            if limits.limit() < REFILL {
+                self.heaps.widen(heap, class);
+            }
+            let want = limits.limit().min(REFILL) as usize;
+            let taker = Some(Taker { index, is_biased: limits.bias.grants() });
+            // SAFETY: `take` writes as many as it returns.
+            let took =
+                unsafe { bin.fill(limits, want, |out, want| self.central(class).take(taker, out, want)) };
+            self.remember_biased(index, heap, bin.newest(took));
+            bin.pop()
+        })
+    }
+
+    /// Enters the spans of blocks into the lookaside cache, if they are biased towards the thread.
+    /// Inside.
+    fn remember_biased(&self, index: u32, heap: &Heap, entries: &[Entry]) {
+        let mut last = None;
+        for entry in entries {
+            let address = Address::from_bits(entry.address);
+            let granule = Some(granule_of(address));
+            if core::mem::replace(&mut last, granule) == granule {
+                continue;
+            }
+            let number = self.back.meta.span_number(address);
+            let span = number.and_then(|number| self.back.meta.span(number));
+            if let Some(span) = span.filter(|span| span.bias.load(Ordering::Relaxed) == thread_word(index)) {
+                // SAFETY: the span is biased towards this thread, and in use.
+                unsafe { heap.lookaside.remember(address, span) };
+            }
+        }
+    }
+
+    /// Pops a large block from the thread's bins; fills one from stock if they are empty. Inside.
+    fn refill_large(&self, index: u32, heap: &Heap, class: usize) -> Option<Entry> {
+        if let Some(found) = self.heaps.pop(heap, class) {
+            return Some(found);
+        }
+        for class in self.heaps.with_above(class) {
+            // A bin above may have no memory yet.
+            if !self.transfer.has_stock(class) || !heap.limits(class).has_memory() {
+                continue;
+            }
+            let (bin, size) = (heap.bin(class), self.heaps.classes.size(class));
+            let want = self.heaps.exchange(heap, class);
+            // SAFETY: `take_stock` writes as many as it returns.
+            let took = unsafe {
+                bin.fill(heap.limits(class), want, |out, want| {
+                    self.transfer.take_stock(class, size, out, want)
+                })
+            };
+            for &entry in bin.newest(took) {
+                // SAFETY: the stock holds large blocks of this pool.
+                let span = unsafe { Span::of_own_state(entry) };
+                span.owner.store(thread_word(index), Ordering::Relaxed);
+            }
+            heap.set_large_bytes(heap.large_bytes() + took * size);
+            if let Some(entry) = bin.pop() {
+                heap.set_large_bytes(heap.large_bytes() - size);
+                return Some(entry);
+            }
+        }
+        None
+    }
+
+    /// Takes a block for a thread that has to go without a heap, and counts it.
+    fn allocate_without_heap(&self, class: usize) -> Result<Entry> {
+        let size = self.heaps.classes.size(class);
+        loop {
+            // SAFETY: both `take` and `take_stock` write as many entries as they return, at most
+            // one.
+            let taken = unsafe {
+                Evicted::filled(|out, _| {
+                    if self.heaps.classes.is_large(class) {
+                        self.transfer.take_stock(class, size, out, 1)
+                    } else {
+                        self.central(class).take(None, out, 1)
+                    }
+                })
+            };
+            let entry = match taken.entries() {
+                [entry] => *entry,
+                _ if self.heaps.classes.is_large(class) => self.cut_block(class, 1)?,
+                _ => {
+                    self.add_slab(class)?;
+                    continue;
+                }
+            };
+            self.heaps.count_allocation(class, &self.back.meta.runs);
+            return Ok(entry);
+        }
+    }
+
+    /// Takes a large block at an alignment that its class does not give by itself, and counts it.
+    fn allocate_aligned(&self, class: usize, align: usize) -> Result<Entry> {
+        if let Some((_, heap)) = self.heaps.own_with_bin(class, &self.back.meta.runs)
+            && let _section = self.heaps.enter(heap)
+            && let Some(entry) = heap.bin(class).pop_aligned(align)
+        {
+            heap.set_large_bytes(heap.large_bytes() - self.heaps.classes.size(class));
+            return Ok(entry);
+        }
+        let entry = self.cut_block(class, (align / UNIT) as u32)?;
+        self.heaps.count_allocation(class, &self.back.meta.runs);
+        Ok(entry)
+    }
+
+    // New memory.
+
+    /// Makes a slab of the class.
+    fn add_slab(&self, class: usize) -> Result<()> {
+        let (block, size) = (self.heaps.classes.size(class), self.slab_size(class));
+        let range = self.allocate_units((size / UNIT) as u32, GRANULE_UNITS, NO_SPAN)?;
+        let number = make_slab(&self.back, class, range, (block, size)).inspect_err(|_| {
+            self.apply_policy(self.back.free(range));
+        })?;
+        self.central(class).add(number);
+        failpoint!("pool.slab_made");
+        self.back.trace.slab("made", size, block);
+        Ok(())
+    }
+
+    /// Cuts a large block of the class out of the extents.
+    fn cut_block(&self, class: usize, align: u32) -> Result<Entry> {
+        let size = self.heaps.classes.size(class);
+        let (number, span) = self.back.meta.allocate_span()?;
+        let made = self
+            .allocate_units((size / UNIT) as u32, align, number)
+            .and_then(|range| self.back.make_block(class, size, range, number));
+        match (&made, thread::current()) {
+            (Err(_), _) => self.back.meta.release_span(number),
+            (Ok(_), Some(index)) => span.owner.store(thread_word(index.get()), Ordering::Relaxed),
+            (Ok(_), None) => {}
+        }
+        made
+    }
+
+    /// Allocates units, if need be of a new region.
+    fn allocate_units(&self, units: u32, align: u32, span: u32) -> Result<Range> {
+        let mut attempt = 0;
+        loop {
+            if let Some(range) = self.back.allocate(units, align, span) {
+                return Ok(range);
+            }
+            let (size, align) = (units as usize * UNIT, align as usize * UNIT);
+            match self.gather(attempt) {
+                Gathered::Some => {}
+                Gathered::Little => self.back.add_region(size, align, PART)?,
+                Gathered::All => self.back.add_region(size, align, PART_AFTER_MERGE)?,
+            }
+            attempt += 1;
+        }
+    }
+
+    /// Merges kept large blocks, more with each attempt, if more memory is free than should be
+    /// although no extent is long enough.
+    fn gather(&self, attempt: u32) -> Gathered {
+        let in_heaps = || self.heaps.iter().map(|(_, heap)| heap.large_bytes());
+        let kept = in_heaps().sum::<usize>() as u64 + self.transfer.bytes();
+        let keepers = in_heaps().filter(|&bytes| bytes > 0).count().clamp(1, KEEPERS);
+        let reserved = self.back.limits.bytes();
+        let max = (self.settings.thread_cache_size as u64 / 4).saturating_mul(5 * keepers as u64);
+        let allowed = max.saturating_sub(reserved / 4).max(reserved / 32);
+        let free = self.back.extents.lock().free_units() * UNIT as u64 + kept;
+        if free <= allowed {
+            return Gathered::Little;
+        }
+        let own = self.heaps.own();
+        match attempt {
+            // A few at a time, from each class in turn, so that blocks that were freed long ago go
+            // first.
+            0..TRIES => {
+                let Some((_, heap)) = own else { return Gathered::Some };
+                for _ in 0..2 {
+                    let evicted = {
+                        let _section = self.heaps.enter(heap);
+                        let Some(class) = heap.next_in_turn(self.heaps.classes.large()) else { break };
+                        heap.evict(class, 1)
+                    };
+                    self.merge(evicted.entries(), false);
+                }
+                Gathered::Some
+            }
+            TRIES => {
+                self.merge_transfer(false);
+                if let Some((_, heap)) = own {
+                    self.merge_own_large(heap);
+                }
+                if max < reserved / 16 * 5 {
+                    self.heaps.begin_merging();
+                }
+                Gathered::Some
+            }
+            _ => Gathered::All,
+        }
+    }
+}

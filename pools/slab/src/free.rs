@@ -1,0 +1,404 @@
+//! The path of a free, from the thread's bin to the shared lists.
+//!
+//! | step | for |
+//! |---|---|
+//! | `free_biased` | a block of a span that is biased towards the thread, on the fast path |
+//! | `free_found`, `free_entering` | any block that the thread may keep, or put into its outgoing batch |
+//! | [`SlabPool::free_slow`] | all others: exported, without room, regions, and errors |
+//! | `put` | a block whose live bit is cleared, wherever it has room |
+//!
+//! A freed large block goes to the thread's bin, then to the stock of its class, then to the
+//! extents, where it is merged with its neighbours. How much is kept shrinks as the pool grows.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, Ordering};
+
+use umf_core::{Address, Error, Result};
+use umf_sync::{failpoint, thread};
+
+use crate::SlabPool;
+use crate::central::remove_slab;
+use crate::heap::{Bin, Heap};
+use crate::heaps::Heaps;
+use crate::section::{FENCED, SHARED, Section, TRACED};
+use crate::span::{EXPORTED, Entry, LIVE, Place, Span, UNBIASED, thread_word};
+use crate::transfer::Batch;
+
+/// The span of an unbiased block, as the fast path found it, with the section still entered.
+pub(crate) struct Found<'a> {
+    pub(crate) section: Section<'a>,
+    pub(crate) span: &'a Span,
+    pub(crate) number: u32,
+    /// The calling thread's number. A thread without a number has word 0, to which no unbiased span
+    /// leads: it never gets here.
+    pub(crate) index: u32,
+}
+
+impl SlabPool {
+    /// Frees a block of a span that is biased towards the calling thread. Otherwise nothing has
+    /// happened, and the error has the span if it is unbiased.
+    #[inline(always)]
+    pub(crate) fn free_biased(&self, address: Address) -> Result<(), Option<Found<'_>>> {
+        let word = thread::known_life();
+        let section = self.heaps.enter_fast(word).ok_or(None)?;
+        let heap = section.heap();
+        if let Some((state, place)) = heap.lookaside.find(address) {
+            // SAFETY: spans in the lookaside cache are biased towards this thread.
+            return unsafe { self.push_biased(heap, heap.bin_at(place), state, address) }.ok_or(None);
+        }
+        let (number, span) = self.back.meta.first_span_at(address).ok_or(None)?;
+        // Read inside: if the span is biased towards this thread, it is still the one that the
+        // tracker named.
+        let bias = span.bias.load(Ordering::Acquire);
+        if u64::from(bias) != word {
+            let index = (word as u32).wrapping_sub(1);
+            return Err((bias == UNBIASED).then_some(Found { section, span, number, index }));
+        }
+        // SAFETY: a span that is biased towards this thread does not change while the thread is
+        // inside.
+        unsafe {
+            let state = span.state_of(address).ok_or(None)?;
+            self.push_biased(heap, heap.bin_at(span.bin()), state, address).ok_or(None)
+        }
+    }
+
+    /// Frees a block into its bin, if it is live and there is room; `None` if not, and nothing has
+    /// changed. Inside. Inlined twice: the bin is known before the state is.
+    ///
+    /// # Safety
+    /// The state is that of the block that begins at `address`, of a span that is biased towards
+    /// this thread.
+    #[inline(always)]
+    unsafe fn push_biased(
+        &self,
+        heap: &Heap,
+        bin: &Bin,
+        state: NonNull<AtomicU8>,
+        address: Address,
+    ) -> Option<()> {
+        let top = bin.top();
+        // SAFETY: a state of this pool, which no other thread writes meanwhile.
+        let (word, old) = unsafe { (state.as_ref(), *state.as_ref().as_ptr()) };
+        if old != LIVE {
+            return None;
+        }
+        if bin.is_full_or_large(top) {
+            let bytes = heap.large_bytes() + bin.weight();
+            if bin.is_full_at(top) || bytes > self.heaps.max_large() {
+                return None;
+            }
+            heap.set_large_bytes(bytes);
+        }
+        word.store(0, Ordering::Release);
+        // SAFETY: it is not full.
+        unsafe { bin.push_at(top, Entry::new(address.to_bits(), state)) };
+        Some(())
+    }
+
+    /// Enters the section and finds the block, for [`SlabPool::free_found`].
+    #[inline(never)]
+    pub(crate) fn free_entering(&self, address: Address) -> Option<()> {
+        let (index, heap) = self.heaps.own()?;
+        let section = heap.enter(self.heaps.flags.is_set(FENCED))?;
+        let number = self.back.meta.span_number(address)?;
+        self.free_found(section, self.back.meta.span(number)?, number, index, address)
+    }
+
+    /// Frees a block of a span that was found into the bin of thread number `index`, or into its
+    /// outgoing batch if another thread owns the span; `None` if there is no room or the block is
+    /// not of the common kind, and nothing has changed. A tail call of the fast path: the arguments
+    /// are in registers.
+    #[inline(never)]
+    pub(crate) fn free_found(
+        &self,
+        section: Section<'_>,
+        span: &Span,
+        number: u32,
+        index: u32,
+        address: Address,
+    ) -> Option<()> {
+        let heap = section.heap();
+        let place = span.locate_start(number, address)?;
+        if Heaps::is_foreign(span, index) {
+            let block = (span.class(), place.entry(address));
+            return self.heaps.add_outgoing(heap, block, || Self::clear_live(&place));
+        }
+        let bin = heap.bin(span.class());
+        let bytes = if bin.weight() != 0 { heap.large_bytes() + bin.weight() } else { 0 };
+        if bin.is_full() || bytes > self.heaps.max_large() {
+            return None;
+        }
+        let bias = span.bias.load(Ordering::Acquire);
+        if bias == thread_word(index) {
+            // No other thread clears a live bit in this span as long as this thread is inside.
+            if place.state.load(Ordering::Relaxed) != LIVE {
+                return None;
+            }
+            place.state.store(0, Ordering::Release);
+            // SAFETY: the span is biased towards this thread, and in use.
+            unsafe { heap.lookaside.remember(address, span) };
+        } else if bias == UNBIASED && !span.is_direct() {
+            Self::clear_live(&place)?;
+            if bin.weight() != 0 {
+                heap.keep_large(index, span);
+            } else if span.owner.load(Ordering::Relaxed) == 0 {
+                // Its owner ended.
+                span.owner.store(thread_word(index), Ordering::Relaxed);
+            }
+        } else {
+            return None;
+        }
+        if bin.weight() != 0 {
+            heap.set_large_bytes(bytes);
+        }
+        // SAFETY: it is not full.
+        unsafe { bin.push_at(bin.top(), place.entry(address)) };
+        Some(())
+    }
+
+    /// Clears the live bit of a block in an unbiased span by atomic exchange, if the block is live
+    /// and not exported.
+    #[inline(always)]
+    fn clear_live(place: &Place<'_>) -> Option<()> {
+        place.state.compare_exchange(LIVE, 0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+        if place.is_current() {
+            return Some(());
+        }
+        // A second free met a span that was filled anew; the bit is that of another thread's block.
+        place.state.fetch_or(LIVE, Ordering::AcqRel);
+        None
+    }
+
+    /// Frees a block that is not on the fast path.
+    #[inline(never)]
+    pub(crate) fn free_slow(&self, address: Address) -> Result<()> {
+        let flags = self.heaps.flags.get();
+        if flags != 0 {
+            if flags & SHARED != 0 && self.back.upstream.is_frozen() {
+                return Ok(());
+            }
+            if flags & TRACED != 0 {
+                self.back.trace.block("free", 0, Some(&address));
+            }
+        }
+        if self.free_entering(address).is_some() {
+            return Ok(());
+        }
+        let (place, old) = self.clear_state(address)?;
+        if old & EXPORTED != 0 {
+            return self.free_exported(place, address);
+        }
+        self.put(place, address)
+    }
+
+    /// Clears the state of the live block at `address`, whatever its span. Returns its place, and
+    /// its state before.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn clear_state(&self, address: Address) -> Result<(Place<'_>, u8)> {
+        let Some(place) = self.back.meta.locate_start(address) else {
+            return Err(self.why_not_live(address));
+        };
+        self.heaps.ensure_exchange(place.span);
+        let clear = |old: u8| (old & LIVE != 0).then_some(0);
+        match place.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, clear) {
+            Ok(old) if place.is_current() => Ok((place, old)),
+            Ok(old) => {
+                // A second free met a span that was filled anew; the bits are those of another
+                // thread's block.
+                place.state.fetch_or(old, Ordering::AcqRel);
+                Err(Error::NotAllocated { address })
+            }
+            Err(_) => Err(self.why_not_live(address)),
+        }
+    }
+
+    /// Keeps a block whose live bit the caller has cleared, wherever there is room for it. The
+    /// caller is outside of its section.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn put(&self, place: Place<'_>, address: Address) -> Result<()> {
+        let Some(class) = place.class() else { return self.back.free_direct(place) };
+        let entry = place.entry(address);
+        let runs = &self.back.meta.runs;
+        match self.heaps.own_with_bin(class, runs) {
+            None => {
+                self.heaps.count_free(class, runs);
+                self.return_blocks(class, &[entry]);
+            }
+            Some((index, heap)) if Heaps::is_foreign(place.span, index) => {
+                self.put_outgoing(index, heap, class, entry);
+            }
+            Some((index, heap)) => self.put_in_bin(index, heap, class, entry),
+        }
+        Ok(())
+    }
+
+    /// Puts a freed block of another owner into the thread's outgoing batch, and sends that if it
+    /// is full.
+    fn put_outgoing(&self, index: u32, heap: &Heap, class: usize, entry: Entry) {
+        loop {
+            let batch = {
+                let _section = self.heaps.enter(heap);
+                if self.heaps.add_outgoing(heap, (class, entry), || Some(())).is_some() {
+                    return;
+                }
+                heap.outgoing.take()
+            };
+            let is_too_large = batch.as_ref().is_some_and(Batch::is_empty);
+            let empty = match batch {
+                Some(batch) if !is_too_large => self.send(batch),
+                batch => batch,
+            };
+            if let Some(empty) = empty.or_else(|| self.transfer.empty_batch(&self.back.meta.runs)) {
+                self.set_outgoing(heap, empty);
+                if !is_too_large {
+                    continue;
+                }
+            }
+            // The block alone is more than a batch may hold, or there is no memory for one.
+            return self.put_in_bin(index, heap, class, entry);
+        }
+    }
+
+    /// Sets an empty batch for the thread to fill, unless it has one.
+    fn set_outgoing(&self, heap: &Heap, batch: Batch) {
+        let surplus = {
+            let _section = self.heaps.enter(heap);
+            match heap.outgoing.take() {
+                // A provider that allocates from this very pool was called meanwhile.
+                Some(other) => {
+                    heap.outgoing.set(Some(other));
+                    Some(batch)
+                }
+                None => heap.outgoing.replace(Some(batch)),
+            }
+        };
+        surplus.into_iter().for_each(|batch| self.transfer.recycle(batch));
+    }
+
+    /// Sends a batch to the transfer cache, or its blocks to the shared lists if too many batches
+    /// wait; returns an empty batch, if there is one.
+    pub(crate) fn send(&self, batch: Batch) -> Option<Batch> {
+        let bytes = batch.bytes();
+        match self.transfer.put(batch, self.back.limits.bytes()) {
+            Ok(empty) => {
+                self.apply_policy(usize::try_from(bytes).unwrap_or(usize::MAX));
+                empty
+            }
+            Err(mut batch) => {
+                batch.drain(|class, entries| self.return_blocks(class, entries));
+                Some(batch)
+            }
+        }
+    }
+
+    /// Puts a freed block into its bin, and makes room there if need be.
+    fn put_in_bin(&self, index: u32, heap: &Heap, class: usize, entry: Entry) {
+        if self.heaps.classes.is_large(class) {
+            return self.put_large(index, heap, class, entry);
+        }
+        let bin = heap.bin(class);
+        loop {
+            let evicted = {
+                let _section = self.heaps.enter(heap);
+                if bin.is_full() {
+                    self.heaps.widen(heap, class);
+                }
+                if !bin.is_full() {
+                    // SAFETY: it is not full.
+                    return unsafe { bin.push_at(bin.top(), entry) };
+                }
+                let limit = heap.limits(class).limit();
+                heap.evict(class, (limit - limit / 4) as usize)
+            };
+            self.return_blocks(class, evicted.entries());
+        }
+    }
+
+    /// Puts a freed block into the bin of a large class. If that is too much, returns others to the
+    /// stock.
+    fn put_large(&self, index: u32, heap: &Heap, class: usize, entry: Entry) {
+        // SAFETY: it is a large block of this pool, and the caller's alone.
+        let span = unsafe { Span::of_own_state(entry) };
+        let (bin, size) = (heap.bin(class), self.heaps.classes.size(class));
+        let max = self.heaps.max_large();
+        if self.heaps.merges_next() {
+            self.heaps.revoke_bias(span);
+            self.heaps.count_free(class, &self.back.meta.runs);
+            return self.merge(&[entry], true);
+        }
+        let mut target = max;
+        loop {
+            let (from, evicted) = {
+                let _section = self.heaps.enter(heap);
+                let bytes = heap.large_bytes() + size;
+                if bytes <= target && !bin.is_full() {
+                    heap.set_large_bytes(bytes);
+                    if span.bias.load(Ordering::Relaxed) == UNBIASED {
+                        heap.keep_large(index, span);
+                    }
+                    // SAFETY: it is not full.
+                    return unsafe { bin.push_at(bin.top(), entry) };
+                }
+                // Room for some more, once there was too much.
+                target = max - max / 8;
+                let in_turn = || heap.next_in_turn(self.heaps.classes.large()).unwrap_or(class);
+                let from = if bin.is_full() { class } else { in_turn() };
+                (from, heap.evict(from, heap.bin(from).len().div_ceil(4)))
+            };
+            if evicted.entries().is_empty() && heap.large_bytes() == 0 {
+                // The block alone is more than a thread may keep.
+                self.heaps.revoke_bias(span);
+                self.heaps.count_free(class, &self.back.meta.runs);
+                return self.return_blocks(class, &[entry]);
+            }
+            self.return_blocks(from, evicted.entries());
+        }
+    }
+
+    // What threads do not keep.
+
+    /// Returns blocks of a class to the shared lists: to their slabs, or to the stock and the
+    /// extents. The caller is outside of its section, and holds no lock.
+    pub(crate) fn return_blocks(&self, class: usize, entries: &[Entry]) {
+        let mut chain = 0;
+        let mut rest = &entries[..0];
+        if self.heaps.classes.is_large(class) {
+            rest = &entries[self.put_stock(class, entries)..];
+        } else {
+            let mut slabs = self.central(class);
+            slabs.put(entries);
+            chain = slabs.trim(self.settings.capacity);
+        }
+        failpoint!("pool.blocks_given");
+        self.remove_slabs(class, chain);
+        self.merge(rest, true);
+        self.apply_policy(entries.len() * self.heaps.classes.size(class));
+    }
+
+    /// Puts blocks of a large class into stock, and returns for how many there was room.
+    pub(crate) fn put_stock(&self, class: usize, entries: &[Entry]) -> usize {
+        let size = self.heaps.classes.size(class);
+        self.transfer.put_stock(class, size, entries, self.back.limits.bytes(), &self.back.meta.runs)
+    }
+
+    /// Merges large blocks with the free extents around them. With `release`, regions that are idle
+    /// then may go to the provider.
+    pub(crate) fn merge(&self, entries: &[Entry], release: bool) {
+        for entry in entries {
+            let bytes = self.back.merge(entry, release);
+            if release {
+                self.apply_policy(bytes);
+            }
+        }
+    }
+
+    /// Takes a chain of empty slabs of a class apart.
+    pub(crate) fn remove_slabs(&self, class: usize, mut chain: u32) {
+        let sizes = (self.heaps.classes.size(class), self.slab_size(class));
+        while let Some(bytes) = remove_slab(&self.back, &mut chain, sizes) {
+            self.apply_policy(bytes);
+        }
+    }
+}

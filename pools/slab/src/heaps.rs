@@ -1,0 +1,393 @@
+//! [`Heaps`]: the heaps of all threads of a pool, and how threads enter them.
+//!
+//! The front of the pool as a whole: which thread has which heap, how much each may keep, and the
+//! sections of all threads. The exchange with the layers behind is in `allocate` and `free`.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use umf_core::Result;
+use umf_sync::chunks::Chunks;
+use umf_sync::fork::Entry as NoFork;
+use umf_sync::{Lock, thread};
+
+use crate::SlabSettings;
+use crate::classes::{Classes, MAX_CLASSES};
+use crate::heap::{Evicted, Heap};
+use crate::metadata::Arena;
+use crate::section::{FENCED, LockingSection, Section, SlowPathFlags, await_exit, restore, revoke};
+use crate::span::{Entry, Span, UNBIASED, thread_word};
+
+/// Heaps that the fast paths know: that of threads without a number, and those of small numbers.
+const FIRST: usize = 64;
+
+/// The most blocks of a bin of a small class: this many, or the fewer that this many bytes hold,
+/// but not below the least.
+const SMALL: (usize, usize, usize) = (128, 256 << 10, 32);
+/// The least blocks of a bin of a large class.
+const LEAST_LARGE: usize = 4;
+/// The limit that the bin of a small class begins with, as in [`SMALL`].
+const FIRST_LIMIT: (usize, usize, usize) = (16, 8 << 10, 4);
+/// Blocks of a large class in one exchange with the transfer cache, as in [`SMALL`].
+const EXCHANGE: (usize, usize, usize) = (16, 16 << 20, 1);
+/// Entries in a cache line.
+const PER_LINE: usize = 64 / size_of::<Entry>();
+/// A request takes a block of its class or of this many above it: a quarter larger at most.
+const ABOVE: usize = 2;
+/// The part of what a thread may keep that its outgoing batch may hold.
+const BATCH_PART: usize = 8;
+
+/// How many large blocks are merged as they are freed, after all kept ones had to be merged:
+/// between kept blocks no longer range comes about.
+const MERGING: u32 = 8192;
+
+const fn bounded((most, bytes, least): (usize, usize, usize), size: usize) -> usize {
+    let n = bytes / size;
+    if n > most {
+        most
+    } else if n < least {
+        least
+    } else {
+        n
+    }
+}
+
+/// The heaps of a pool.
+pub(crate) struct Heaps {
+    pub(crate) flags: SlowPathFlags,
+    pub(crate) classes: Classes,
+    /// Element 0 is that of threads without a number, and never holds a block: so the fast paths
+    /// need not ask first whether the thread has one. The others belong to the thread whose number
+    /// is one less.
+    heaps: Chunks<Heap, FIRST>,
+    first: [NonNull<Heap>; FIRST],
+    /// Bytes of large blocks that a thread keeps at most: `thread_cache_size`, or 0 while
+    /// `merging`.
+    max_large: AtomicUsize,
+    /// How many large blocks are merged as they are freed before threads keep any again.
+    merging: AtomicU32,
+    thread_cache_size: usize,
+    small_cache_size: usize,
+    large_blocks: usize,
+    /// Held while a thread revokes sections. Taken before all other locks.
+    pub(crate) revoker: Lock<()>,
+    /// Allocations and frees of each class by threads without a heap.
+    without_heap: [[AtomicU64; 2]; MAX_CLASSES],
+}
+
+// SAFETY: the pointers are into the table, which does not move; all else is `Send` and `Sync`.
+unsafe impl Send for Heaps {}
+// SAFETY: as above.
+unsafe impl Sync for Heaps {}
+
+impl Heaps {
+    pub(crate) fn new(settings: &SlabSettings, flags: u8) -> Result<Self> {
+        let heaps = Chunks::new();
+        let first = NonNull::from(heaps.get_or_grow(0)?);
+        Ok(Self {
+            flags: SlowPathFlags::new(flags),
+            classes: Classes::new(settings.min_block_size, settings.max_poolable_size),
+            heaps,
+            // SAFETY: the first chunk has that many.
+            first: core::array::from_fn(|element| unsafe { first.add(element) }),
+            max_large: AtomicUsize::new(settings.thread_cache_size),
+            merging: AtomicU32::new(0),
+            thread_cache_size: settings.thread_cache_size,
+            small_cache_size: settings.small_cache_size,
+            large_blocks: settings.thread_cache_blocks as usize,
+            revoker: Lock::new(()),
+            without_heap: [const { [const { AtomicU64::new(0) }; 2] }; MAX_CLASSES],
+        })
+    }
+
+    /// Returns the heap of thread number `index`, if there is one.
+    #[inline]
+    pub(crate) fn get(&self, index: u32) -> Option<&Heap> {
+        self.heaps.get(index + 1)
+    }
+
+    /// Shows the heaps of all threads, with the threads' numbers.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Heap)> {
+        (0..thread::end()).filter_map(|index| Some((index, self.get(index)?)))
+    }
+
+    /// Returns the calling thread's number and heap; `None` before it needs one, and while it ends.
+    #[inline]
+    pub(crate) fn own(&self) -> Option<(u32, &Heap)> {
+        let index = thread::current()?.get();
+        Some((index, self.get(index)?))
+    }
+
+    /// Returns the calling thread's number, and its heap with a bin for the class; `None` if the
+    /// thread has to go without.
+    pub(crate) fn own_with_bin(&self, class: usize, runs: &Arena) -> Option<(u32, &Heap)> {
+        let index = thread::current()?.get();
+        let heap = self.heaps.get_or_grow(index + 1).ok()?;
+        if heap.ended.load(Ordering::Relaxed) {
+            heap.ended.store(false, Ordering::Relaxed);
+        }
+        if !heap.limits(class).has_memory() {
+            let (size, is_large) = (self.classes.size(class), self.classes.is_large(class));
+            let large = (self.large_blocks, usize::MAX, LEAST_LARGE);
+            let capacity = bounded(if is_large { large } else { SMALL }, size);
+            // Runs are aligned to their length. If all bins began at the same line of a page, those
+            // in use would share one set of the processor's cache.
+            let skew = class % (capacity / PER_LINE / 4).max(1) * PER_LINE;
+            let (_, place) = runs.allocate(capacity * size_of::<Entry>()).ok()?;
+            let capacity = capacity - skew;
+            let _section = self.enter(heap);
+            let weight = if is_large { size } else { 0 };
+            // SAFETY: the run is of that size, aligned to a cache line, and stays this bin's.
+            unsafe {
+                heap.set_memory(class, place.cast::<Entry>().add(skew).as_ptr(), capacity as u32, weight);
+            }
+            let limit = if is_large { capacity } else { bounded(FIRST_LIMIT, size) };
+            heap.set_limit(class, limit as u32, size);
+        }
+        Some((index, heap))
+    }
+
+    // Sections.
+
+    /// Enters the section of the calling thread, `word` as [`thread::known_life`] returns it, if
+    /// the thread is one of the first and the fast paths are allowed.
+    #[inline(always)]
+    pub(crate) fn enter_fast(&self, word: u64) -> Option<Section<'_>> {
+        // SAFETY: the elements of the first chunk are there as long as the pool.
+        let heap = unsafe { self.first.get(word as usize)?.as_ref() };
+        if word != 0 {
+            heap.debug_outside();
+        }
+        heap.enter_if(false, || self.flags.is_fast_allowed())
+    }
+
+    /// Enters the section of the calling thread's heap, and waits while another thread revokes it.
+    pub(crate) fn enter<'a>(&self, heap: &'a Heap) -> LockingSection<'a> {
+        let no_fork = NoFork::new();
+        let fenced = self.flags.is_set(FENCED);
+        loop {
+            if let Some(section) = heap.enter(fenced) {
+                return LockingSection { _section: section, _no_fork: no_fork };
+            }
+            drop(self.revoker.lock());
+        }
+    }
+
+    /// Shows the heaps of all other threads, with their sections revoked. `look` calls no provider.
+    pub(crate) fn revoke_all(&self, mut look: impl FnMut(u32, &Heap)) {
+        let _revoker = self.revoker.lock();
+        let own = thread::current().map(thread::ThreadIndex::get);
+        let others = || {
+            self.iter().filter(|&(index, heap)| {
+                own != Some(index) && !heap.of_parent.load(Ordering::Relaxed) && heap.used().next().is_some()
+            })
+        };
+        // A thread that gets a number meanwhile is neither revoked nor shown.
+        let Some((last, _)) = others().last() else { return };
+        let others = || others().take_while(|&(index, _)| index <= last);
+        revoke(others().map(|(_, heap)| heap), || self.flags.forbid_fast());
+        for (index, heap) in others().filter(|(_, heap)| heap.revoked.load(Ordering::Relaxed)) {
+            await_exit(heap);
+            look(index, heap);
+            restore(heap);
+        }
+        self.flags.allow_fast();
+    }
+
+    // What a thread keeps.
+
+    /// Pops a block of the class. If it is a large class and the thread keeps much, also one of the
+    /// classes above. Inside.
+    #[inline]
+    pub(crate) fn pop(&self, heap: &Heap, class: usize) -> Option<Entry> {
+        match heap.bin(class).pop() {
+            Some(entry) => {
+                heap.set_large_bytes(heap.large_bytes() - heap.bin(class).weight());
+                Some(entry)
+            }
+            None => self.pop_above(heap, class),
+        }
+    }
+
+    /// If it is a large class and the thread keeps much, pops a block of one of the classes above.
+    /// Inside.
+    #[inline]
+    pub(crate) fn pop_above(&self, heap: &Heap, class: usize) -> Option<Entry> {
+        if !self.classes.is_large(class) || heap.large_bytes() <= self.thread_cache_size / 4 {
+            return None;
+        }
+        let mut above = self.with_above(class).skip(1).map(|class| heap.bin(class));
+        let bin = above.find(|bin| bin.len() != 0)?;
+        let entry = bin.pop()?;
+        heap.set_large_bytes(heap.large_bytes() - bin.weight());
+        Some(entry)
+    }
+
+    /// Returns a large class and those above it that may serve its requests.
+    pub(crate) fn with_above(&self, class: usize) -> core::ops::Range<usize> {
+        class..(class + ABOVE + 1).min(self.classes.count())
+    }
+
+    /// Returns how many blocks of a large class a thread takes from the transfer cache.
+    pub(crate) fn exchange(&self, heap: &Heap, class: usize) -> usize {
+        let size = self.classes.size(class);
+        let room = self.thread_cache_size.saturating_sub(heap.large_bytes()) / size;
+        bounded(EXCHANGE, size).min(room + 1)
+    }
+
+    /// Raises the limit of the bin of a small class, if need be at the cost of another class.
+    /// Inside.
+    pub(crate) fn widen(&self, heap: &Heap, class: usize) {
+        let (limits, size) = (heap.limits(class), self.classes.size(class));
+        let more = (limits.limit() / 2).max(4).min(limits.capacity().saturating_sub(limits.limit()));
+        let bytes = more as usize * size;
+        let max = self.small_cache_size;
+        if heap.small_limit() + bytes > max {
+            // One at a time: a class that misses the room afterwards takes it back from others.
+            if let Some(other) =
+                heap.next_in_turn(0..self.classes.slab_count()).filter(|&other| other != class)
+            {
+                heap.set_limit(other, (heap.limits(other).limit() / 2).max(4), self.classes.size(other));
+            }
+        }
+        if heap.small_limit() + bytes <= max {
+            heap.set_limit(class, limits.limit() + more, size);
+        }
+    }
+
+    /// Returns the bytes of large blocks that a thread may keep now.
+    #[inline(always)]
+    pub(crate) fn max_large(&self) -> usize {
+        self.max_large.load(Ordering::Relaxed)
+    }
+
+    /// Has large blocks merged as they are freed, for a while.
+    pub(crate) fn begin_merging(&self) {
+        self.merging.store(MERGING, Ordering::Relaxed);
+        self.max_large.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns whether the large block that is freed now is to be merged.
+    pub(crate) fn merges_next(&self) -> bool {
+        if self.merging.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let more = |left: u32| left.checked_sub(1);
+        if self.merging.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) == Ok(1) {
+            self.max_large.store(self.thread_cache_size, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Takes blocks out of the bin of the calling thread's heap.
+    pub(crate) fn evict(&self, heap: &Heap, class: usize) -> Evicted {
+        let _section = self.enter(heap);
+        heap.evict(class, usize::MAX)
+    }
+
+    // Batches.
+
+    /// Returns whether a block of the span is for another thread than number `index`. A block that
+    /// is a region has no owner.
+    #[inline(always)]
+    pub(crate) fn is_foreign(span: &Span, index: u32) -> bool {
+        let owner = span.owner.load(Ordering::Relaxed);
+        owner != thread_word(index) && owner != 0 && span.bias.load(Ordering::Acquire) == UNBIASED
+    }
+
+    /// Returns the most bytes of small or of large blocks in a batch.
+    pub(crate) fn max_batch(&self, is_large: bool) -> usize {
+        if is_large { self.max_large() / BATCH_PART } else { self.small_cache_size / BATCH_PART }
+    }
+
+    /// Puts a block into the thread's outgoing batch, if there is room and `free` frees it. Inside.
+    #[inline(always)]
+    pub(crate) fn add_outgoing(
+        &self,
+        heap: &Heap,
+        (class, entry): (usize, Entry),
+        free: impl FnOnce() -> Option<()>,
+    ) -> Option<()> {
+        let mut batch = heap.outgoing.take()?;
+        let (size, is_large) = (self.classes.size(class), self.classes.is_large(class));
+        let fits = batch.fits(size, is_large, self.max_batch(is_large));
+        let freed = if fits { free() } else { None };
+        if freed.is_some() {
+            batch.push(class, entry, size, is_large);
+            heap.bin(class).count_free();
+        }
+        heap.outgoing.set(Some(batch));
+        freed
+    }
+
+    /// Puts a block of a batch into the bin of thread number `index`. Returns its size and whether
+    /// it is large, or `None` if there is no room. Inside.
+    pub(crate) fn receive(
+        &self,
+        index: u32,
+        heap: &Heap,
+        class: usize,
+        entry: Entry,
+    ) -> Option<(usize, bool)> {
+        let (bin, size) = (heap.bin(class), self.classes.size(class));
+        let is_large = self.classes.is_large(class);
+        if is_large {
+            let bytes = heap.large_bytes() + size;
+            if bin.is_full() || bytes > self.max_large() {
+                return None;
+            }
+            heap.set_large_bytes(bytes);
+            // SAFETY: the entry is that of a large block, whose state is its span's own.
+            let span = unsafe { Span::of_own_state(entry) };
+            span.owner.store(thread_word(index), Ordering::Relaxed);
+        } else if bin.is_full() {
+            if !heap.limits(class).has_memory() {
+                return None;
+            }
+            self.widen(heap, class);
+            if bin.is_full() {
+                return None;
+            }
+        }
+        // SAFETY: it is not full.
+        unsafe { bin.receive(entry) };
+        Some((size, is_large))
+    }
+
+    // Counters.
+
+    /// Counts an allocation, with `frees` a free, of a block that is in no bin.
+    fn count(&self, class: usize, runs: &Arena, is_free: bool) {
+        match self.own_with_bin(class, runs) {
+            Some((_, heap)) => {
+                let _section = self.enter(heap);
+                if is_free { heap.bin(class).count_free() } else { heap.bin(class).count_allocation() }
+            }
+            None => {
+                self.without_heap[class][usize::from(is_free)].fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Counts an allocation of a block that was in no bin.
+    pub(crate) fn count_allocation(&self, class: usize, runs: &Arena) {
+        self.count(class, runs, false);
+    }
+
+    /// Counts a free of a block that goes into no bin.
+    pub(crate) fn count_free(&self, class: usize, runs: &Arena) {
+        self.count(class, runs, true);
+    }
+
+    /// Calls `each` with class, allocations and frees of every counter.
+    pub(crate) fn counts(&self, mut each: impl FnMut(usize, u64, u64)) {
+        for class in 0..self.classes.count() {
+            for (_, heap) in self.iter() {
+                let (allocations, frees) = heap.bin(class).counts();
+                each(class, allocations, frees);
+            }
+            let [allocations, frees] = &self.without_heap[class];
+            each(class, allocations.load(Ordering::Relaxed), frees.load(Ordering::Relaxed));
+        }
+    }
+}

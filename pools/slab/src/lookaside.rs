@@ -1,0 +1,102 @@
+//! [`Lookaside`]: the blocks of a thread's biased spans, found without the tracker.
+//!
+//! Three dependent loads lead from an address to the state of its block: the tracker's two levels,
+//! and the span. Until they are done, the processor cannot tell whether the next allocation reads
+//! what this free writes, so that it waits for all three. The lookaside cache of a heap has one
+//! load instead. It has an entry per granule, for spans that are biased towards the thread.
+//!
+//! A thread that takes the bias of a span away clears the entries of the span, inside a revoked
+//! section: see `bias`.
+
+use core::cell::Cell;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::AtomicU8;
+
+use umf_core::Address;
+use umf_runtime::tracker::GRANULE;
+
+use crate::classes::Divisor;
+use crate::heap::BinPlace;
+use crate::span::{Kind, Span};
+
+/// The number of entries: the granules of 512 MiB, if they lie side by side.
+const ENTRIES: usize = 8192;
+
+/// A span in one granule. Granules share entries. Whether an address is a block of this span, its
+/// number in the span tells. Two entries fill a cache line.
+#[repr(C, align(32))]
+struct Known {
+    base: Cell<u64>,
+    inverse: Cell<u64>,
+    states: Cell<*mut AtomicU8>,
+    /// 0 for an empty entry.
+    count: Cell<u32>,
+    bin: Cell<BinPlace>,
+    shift: Cell<u8>,
+}
+
+/// The lookaside cache of one heap. Zeros are an empty one. Touched inside the section of the heap.
+pub(crate) struct Lookaside([Known; ENTRIES]);
+
+/// Returns the number of the granule that holds `address`.
+pub(crate) const fn granule_of(address: Address) -> u64 {
+    address.to_bits() / GRANULE as u64
+}
+
+impl Lookaside {
+    #[inline(always)]
+    fn entry(&self, address: Address) -> &Known {
+        // The bytes from the first entry, without the granule's number between: two instructions
+        // less.
+        const SHIFT: u32 = GRANULE.ilog2() - size_of::<Known>().ilog2();
+        let offset = (address.to_bits() >> SHIFT) as usize & ((ENTRIES - 1) * size_of::<Known>());
+        // SAFETY: it is the offset of an entry.
+        unsafe { &*self.0.as_ptr().byte_add(offset) }
+    }
+
+    /// Returns the state of the block that begins at `address`, and where the bin of its class is,
+    /// if an entry has the block.
+    #[inline(always)]
+    pub(crate) fn find(&self, address: Address) -> Option<(NonNull<AtomicU8>, BinPlace)> {
+        let known = self.entry(address);
+        let divisor = Divisor { inverse: known.inverse.get(), shift: known.shift.get() };
+        let index = divisor.number(address.to_bits().wrapping_sub(known.base.get()));
+        if index >= u64::from(known.count.get()) {
+            return None;
+        }
+        // SAFETY: the words are those of one span in use, which has that many blocks.
+        let state = unsafe { NonNull::new_unchecked(known.states.get().add(index as usize)) };
+        Some((state, known.bin.get()))
+    }
+
+    /// Remembers the span of the block at `address`.
+    ///
+    /// # Safety
+    /// The span is biased towards the thread of this heap, and in use.
+    #[inline(always)]
+    pub(crate) unsafe fn remember(&self, address: Address, span: &Span) {
+        // SAFETY: a biased span does not change, says the caller.
+        let ((base, divisor, count, states), bin) = unsafe { (span.parts(), span.bin()) };
+        let known = self.entry(address);
+        known.base.set(base);
+        known.inverse.set(divisor.inverse);
+        known.shift.set(divisor.shift);
+        known.count.set(u32::try_from(count).unwrap_or(0));
+        known.states.set(states);
+        known.bin.set(bin);
+    }
+
+    /// Clears the entries of a span.
+    pub(crate) fn forget(&self, span: &Span) {
+        // A large block has its entry where it begins.
+        let bytes = if span.kind() == Kind::Slab { span.bytes() } else { 0 };
+        let last = span.base().to_bits() + bytes.saturating_sub(1);
+        let granules = granule_of(span.base())..=granule_of(Address::from_bits(last));
+        for granule in granules.take(ENTRIES) {
+            let known = self.entry(Address::from_bits(granule * GRANULE as u64));
+            if ptr::eq(known.states.get(), span.states()) {
+                known.count.set(0);
+            }
+        }
+    }
+}

@@ -1,0 +1,539 @@
+//! Automatic release: memory that goes back to the provider by itself, and trimming.
+//!
+//! - **By bytes** (`max_cached`): the bytes that are free beyond a bound. A thread looks at them
+//!   when threads have returned a part of the bound to the shared lists.
+//! - **By age** (`release_after`): what lay unused since the last decay, at most once per period.
+//!   That is the minimum in between of idle regions, of empty slabs, of blocks in the transfer
+//!   cache. The bins of threads, whose fast path counts nothing for this, are emptied if nothing
+//!   was taken out in between. Otherwise half of a bin goes to the stock, where a thread that needs
+//!   it finds it, and decays there.
+//! - **Trim**: everything that is free, in all layers.
+//!
+//! Threads look on slow paths only. If the settings ask for it, a background purger looks too: one
+//! thread for all pools of the process, as long as one pool asks for it.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::time::Duration;
+use std::thread::Thread;
+
+use umf_core::Result;
+use umf_core::limit::SharedLimit;
+use umf_os::{background, clock};
+use umf_runtime::held;
+use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::{Lock, fork};
+
+use crate::classes::MAX_CLASSES;
+use crate::heap::{Evicted, Heap};
+use crate::transfer::Batch;
+use crate::{SlabPool, SlabSettings, registry};
+
+/// The least bytes that come back before a thread looks.
+const MIN_SLACK: u64 = 64 << 10;
+
+/// The purge policy of a pool, and its state.
+pub(crate) struct Policy {
+    is_on: bool,
+    /// The most bytes that may be free; 0: any number.
+    max_free: u64,
+    /// How long memory may lie unused, in ms; 0: for ever.
+    age: u64,
+    /// Bytes that came back since a thread looked.
+    returned: AtomicU64,
+    /// Bytes that were free beyond the bound, and could not be returned.
+    stuck: AtomicU64,
+    /// When the next decay is due.
+    due: AtomicU64,
+    /// A thread is returning memory.
+    at_work: AtomicBool,
+    /// The background purger counts this pool.
+    in_background: AtomicBool,
+    /// What each thread's bins were used for at the last decay.
+    seen: Chunks<Seen>,
+}
+
+/// The allocations from each bin of a thread at the last decay.
+struct Seen([AtomicU64; MAX_CLASSES]);
+
+// SAFETY: zeros are valid integers.
+unsafe impl Zeroed for Seen {}
+
+/// The calling thread returns memory until this is dropped, and looks again then
+/// ([`SlabPool::look_again`]): a thread that found it at work returned blocks and left.
+struct AtWork<'a>(&'a AtomicBool);
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        // An exchange, not a store: it sees what threads that found this one at work have counted
+        // before.
+        self.0.swap(false, Ordering::AcqRel);
+    }
+}
+
+impl Policy {
+    pub(crate) fn new(settings: &SlabSettings) -> Self {
+        let age = u64::try_from(settings.release_after.as_millis()).unwrap_or(u64::MAX);
+        let age = if settings.release_after.is_zero() { 0 } else { age.max(1) };
+        Self {
+            is_on: settings.max_cached != 0 || age != 0,
+            max_free: settings.max_cached,
+            age,
+            returned: AtomicU64::new(0),
+            stuck: AtomicU64::new(0),
+            due: AtomicU64::new(0),
+            at_work: AtomicBool::new(false),
+            in_background: AtomicBool::new(false),
+            seen: Chunks::new(),
+        }
+    }
+
+    /// Forgets, in a forked child, the thread of the parent that was at work.
+    pub(crate) fn forked(&self) {
+        self.at_work.store(false, Ordering::Relaxed);
+    }
+
+    /// Has the background purger look after this pool, if `background`.
+    pub(crate) fn begin_background(&self, background: bool) {
+        if background && !self.in_background.swap(true, Ordering::Relaxed) {
+            purger::add_pool();
+        }
+    }
+
+    /// Ends that.
+    pub(crate) fn end_background(&self) {
+        if self.in_background.swap(false, Ordering::Relaxed) {
+            purger::remove_pool();
+        }
+    }
+
+    /// Returns how often the background purger has to look.
+    fn period(&self) -> Duration {
+        const LONGEST: u64 = 1000;
+        Duration::from_millis(if self.age == 0 { 100 } else { (self.age / 2).clamp(1, LONGEST) })
+    }
+
+    fn begin(&self) -> Option<AtWork<'_>> {
+        (!self.at_work.swap(true, Ordering::AcqRel)).then(|| AtWork(&self.at_work))
+    }
+
+    /// Returns whether so many bytes came back since a thread looked that it is time to look.
+    fn is_much(&self, returned: u64) -> bool {
+        // If bytes beyond the bound could not be returned, a 32nd of those has to come first.
+        let slack = (self.max_free / 8).max(self.stuck.load(Ordering::Relaxed) / 32);
+        self.max_free != 0 && returned >= slack.max(MIN_SLACK)
+    }
+}
+
+fn now() -> u64 {
+    u64::try_from(clock::coarse().as_millis()).unwrap_or(u64::MAX)
+}
+
+impl SlabPool {
+    // The policy.
+
+    /// Counts bytes that came back to the shared lists, and purges if the policy says so. The
+    /// calling thread is on a slow path, outside of its section, and holds no lock.
+    #[inline]
+    pub(crate) fn apply_policy(&self, bytes: usize) {
+        if self.policy.is_on {
+            self.apply_active_policy(bytes);
+        }
+    }
+
+    #[cold]
+    fn apply_active_policy(&self, bytes: usize) {
+        let policy = &self.policy;
+        if policy.max_free != 0 && bytes != 0 {
+            let returned = policy.returned.fetch_add(bytes as u64, Ordering::AcqRel) + bytes as u64;
+            if policy.is_much(returned) {
+                self.return_excess();
+            }
+        }
+        if policy.age != 0 {
+            self.decay_if_due(now());
+        }
+        if self.settings.background {
+            purger::ensure_thread();
+        }
+    }
+
+    /// Applies the policy now, without reclaiming what is held: for threads that must not drop what
+    /// others own.
+    pub(crate) fn purge_unpolled(&self) {
+        if self.policy.max_free != 0 {
+            self.return_excess();
+        }
+        if self.policy.age != 0 {
+            self.decay_if_due(now());
+        }
+    }
+
+    /// Returns what is free beyond the bound, unless another thread is at work: that one looks
+    /// again.
+    fn return_excess(&self) {
+        if let Some(at_work) = self.policy.begin() {
+            self.return_excess_alone();
+            drop(at_work);
+            self.look_again();
+        }
+    }
+
+    /// After work: does what threads that found this one at work have left.
+    fn look_again(&self) {
+        while self.policy.is_much(self.policy.returned.load(Ordering::Acquire))
+            && let Some(at_work) = self.policy.begin()
+        {
+            self.return_excess_alone();
+            drop(at_work);
+        }
+    }
+
+    fn return_excess_alone(&self) {
+        let policy = &self.policy;
+        // Bytes that come back from here on count again. Those that came before are in the sums
+        // below.
+        policy.returned.swap(0, Ordering::AcqRel);
+        if self.back.limits.bytes() <= policy.max_free || self.is_frozen() {
+            return;
+        }
+        if self.sum_up().cached_bytes <= policy.max_free {
+            return policy.stuck.store(0, Ordering::Relaxed);
+        }
+        let keep = usize::try_from(policy.max_free - policy.max_free / 8).unwrap_or(usize::MAX);
+        let floor = self.back.reserve_floor();
+        // If the provider refuses a region, it stays.
+        let _ = self.release_shared(keep, floor);
+        if self.sum_up().cached_bytes > policy.max_free {
+            let _ = self.release_above(keep, floor);
+        }
+        let left = self.sum_up().cached_bytes;
+        policy.stuck.store(if left > policy.max_free { left } else { 0 }, Ordering::Relaxed);
+    }
+
+    // Decay.
+
+    /// Runs a decay, if one is due.
+    fn decay_if_due(&self, now: u64) {
+        let policy = &self.policy;
+        if now < policy.due.load(Ordering::Relaxed) {
+            return;
+        }
+        // One of the threads that come here at one time works.
+        let Some(at_work) = policy.begin() else { return };
+        if now >= policy.due.load(Ordering::Relaxed) {
+            policy.due.store(now.saturating_add(policy.age), Ordering::Relaxed);
+            self.decay();
+        }
+        drop(at_work);
+        self.look_again();
+    }
+
+    /// Returns what lay unused since the last decay.
+    pub(crate) fn decay(&self) {
+        if self.is_frozen() {
+            return;
+        }
+        let classes = &self.heaps.classes;
+        // What stays of the lower layers is read before the higher ones decay, so that all of it
+        // goes at one time.
+        let used_idle = self.back.extents.lock().used_idle();
+        let mut used_slabs = [0_u32; MAX_CLASSES];
+        for class in classes.small() {
+            used_slabs[class] = self.central(class).used_empties();
+        }
+        for class in classes.large() {
+            self.merge_all(class, false, || self.transfer.take_unused_stock(class, classes.size(class)));
+        }
+        for _ in 0..self.transfer.unused_batches() {
+            self.empty_batch(self.transfer.take(), false);
+        }
+        if let Some((index, heap)) = self.heaps.own() {
+            self.empty_batch(self.take_outgoing(heap), false);
+            self.decay_bins(index, heap, |class, n| {
+                let _section = self.heaps.enter(heap);
+                heap.evict(class, n)
+            });
+        }
+        self.heaps.revoke_all(|index, heap| {
+            self.empty_batch(heap.outgoing.take(), false);
+            self.decay_bins(index, heap, |class, n| heap.evict(class, n));
+        });
+        for class in classes.small() {
+            let chain = self.central(class).trim(used_slabs[class]);
+            self.remove_slabs(class, chain);
+            self.central(class).begin_period();
+        }
+        for class in classes.large() {
+            self.transfer.begin_period(class);
+        }
+        // If the provider refuses a region, it stays.
+        let _ = self.back.return_idle(self.back.reserve_floor(), |extents| extents.idle().0 <= used_idle);
+        self.back.extents.lock().begin_period();
+    }
+
+    /// Empties bins that nothing was taken from, and halves the others. `evict` takes up to so many
+    /// blocks of a class out.
+    fn decay_bins(&self, index: u32, heap: &Heap, evict: impl Fn(usize, usize) -> Evicted) {
+        let Ok(seen) = self.policy.seen.get_or_grow(index) else { return };
+        for class in heap.used() {
+            let (allocations, _) = heap.bin(class).counts();
+            let is_used = seen.0[class].swap(allocations, Ordering::Relaxed) != allocations;
+            let len = heap.bin(class).len();
+            let mut left = if is_used { len / 2 } else { len };
+            while left > 0 {
+                let evicted = evict(class, left);
+                let entries = evicted.entries();
+                if entries.is_empty() {
+                    break;
+                }
+                left -= entries.len();
+                let is_stocked = is_used && self.heaps.classes.is_large(class);
+                let kept = if is_stocked { self.put_stock(class, entries) } else { 0 };
+                self.return_unkept(class, &entries[kept..], false);
+            }
+        }
+    }
+
+    // Trimming.
+
+    /// Returns free regions until at most `keep` bytes are free, and returns the bytes that went.
+    /// Blocks whose deferral has ended are free by then.
+    pub(crate) fn release_free(&self, keep: usize) -> Result<usize> {
+        if self.is_frozen() {
+            return Ok(0);
+        }
+        let before = self.back.limits.bytes();
+        self.back.upstream.poll();
+        self.release_above(keep, 0)?;
+        Ok(usize::try_from(before.saturating_sub(self.back.limits.bytes())).unwrap_or(usize::MAX))
+    }
+
+    /// Returns `bytes`, or what is free, for another pool that shares the limit.
+    pub(crate) fn release_for_others(&self, limit: &SharedLimit, bytes: u64) -> u64 {
+        if !self.back.limits.shares(limit) {
+            return 0;
+        }
+        let mut released = 0;
+        registry::POOLS.visit_one(NonNull::from(self), |_| {
+            let keep = self.sum_up().cached_bytes.saturating_sub(bytes);
+            let keep = usize::try_from(keep).unwrap_or(usize::MAX);
+            released = self.release_above(keep, self.back.reserve_floor()).unwrap_or(0);
+        });
+        released as u64
+    }
+
+    /// Returns free regions until at most `keep` bytes are free, or only `floor` bytes of regions
+    /// are left.
+    fn release_above(&self, keep: usize, floor: u64) -> Result<usize> {
+        if self.is_frozen() {
+            return Ok(0);
+        }
+        let before = self.back.limits.bytes();
+        if self.sum_up().cached_bytes <= keep as u64 {
+            return Ok(0);
+        }
+        self.heaps.revoke_all(|index, heap| self.empty_revoked(index, heap));
+        if let Some((index, heap)) = self.heaps.own() {
+            self.empty_own(index, heap);
+        }
+        let result = self.release_shared(keep, floor);
+        result.map(|()| before.saturating_sub(self.back.limits.bytes()) as usize)
+    }
+
+    /// The same without the heaps.
+    fn release_shared(&self, keep: usize, floor: u64) -> Result<()> {
+        self.merge_batches(true);
+        for class in self.heaps.classes.small() {
+            let chain = self.central(class).trim(0);
+            self.remove_slabs(class, chain);
+        }
+        self.merge_transfer(true);
+        let used = self.live_bytes().saturating_add(self.back.upstream.held().bytes);
+        let least = used.saturating_add(keep as u64);
+        self.back.return_idle(floor, |_| self.back.limits.bytes() <= least)
+    }
+
+    // Emptying a layer.
+
+    /// Returns blocks to their slabs, or merges large ones. With `release`, regions that are idle
+    /// then may go to the provider.
+    fn return_unkept(&self, class: usize, entries: &[crate::span::Entry], release: bool) {
+        if self.heaps.classes.is_large(class) {
+            self.merge(entries, release);
+        } else {
+            self.central(class).put(entries);
+        }
+    }
+
+    /// Empties a heap whose section is revoked, without returning anything to the provider.
+    fn empty_revoked(&self, index: u32, heap: &Heap) {
+        for class in heap.used() {
+            loop {
+                let evicted = heap.evict(class, usize::MAX);
+                if evicted.entries().is_empty() {
+                    break;
+                }
+                self.return_unkept(class, evicted.entries(), false);
+            }
+            if !self.heaps.classes.is_large(class) {
+                self.central(class).abandon(index);
+            }
+        }
+        heap.set_large_bytes(0);
+        self.empty_batch(heap.outgoing.take(), false);
+    }
+
+    /// Empties the calling thread's heap.
+    pub(crate) fn empty_own(&self, index: u32, heap: &Heap) {
+        self.empty_batch(self.take_outgoing(heap), true);
+        for class in heap.used() {
+            loop {
+                let evicted = self.heaps.evict(heap, class);
+                if evicted.entries().is_empty() {
+                    break;
+                }
+                self.return_blocks(class, evicted.entries());
+            }
+            if !self.heaps.classes.is_large(class) {
+                self.central(class).abandon(index);
+            }
+        }
+    }
+
+    /// Merges the large blocks that the calling thread keeps.
+    pub(crate) fn merge_own_large(&self, heap: &Heap) {
+        self.empty_batch(self.take_outgoing(heap), false);
+        for class in heap.used().filter(|&class| self.heaps.classes.is_large(class)) {
+            self.merge_all(class, false, || self.heaps.evict(heap, class));
+        }
+    }
+
+    /// Takes the calling thread's outgoing batch.
+    pub(crate) fn take_outgoing(&self, heap: &Heap) -> Option<Batch> {
+        let _section = self.heaps.enter(heap);
+        heap.outgoing.take()
+    }
+
+    /// Returns the blocks of a batch to their slabs and extents.
+    fn empty_batch(&self, batch: Option<Batch>, release: bool) {
+        if let Some(mut batch) = batch {
+            batch.drain(|class, entries| self.return_unkept(class, entries, release));
+            self.transfer.recycle(batch);
+        }
+    }
+
+    fn merge_batches(&self, release: bool) {
+        while let Some(batch) = self.transfer.take() {
+            self.empty_batch(Some(batch), release);
+        }
+    }
+
+    /// Empties the transfer cache.
+    pub(crate) fn merge_transfer(&self, release: bool) {
+        self.merge_batches(release);
+        for class in self.heaps.classes.large().filter(|&class| self.transfer.has_stock(class)) {
+            let size = self.heaps.classes.size(class);
+            // SAFETY: `take_stock` writes as many entries as it returns.
+            self.merge_all(class, release, || unsafe {
+                Evicted::filled(|out, want| self.transfer.take_stock(class, size, out, want))
+            });
+        }
+    }
+
+    /// Merges large blocks that `take` takes out, until it takes none.
+    fn merge_all(&self, class: usize, release: bool, take: impl Fn() -> Evicted) {
+        debug_assert!(self.heaps.classes.is_large(class), "slabs are not merged");
+        loop {
+            let taken = take();
+            if taken.entries().is_empty() {
+                return;
+            }
+            self.merge(taken.entries(), release);
+        }
+    }
+}
+
+/// The background purger.
+mod purger {
+    use super::*;
+
+    struct State {
+        /// Pools that ask for it.
+        pools: u32,
+        /// The thread, once it runs, and the process that it is of.
+        thread: Option<(Option<Thread>, u32)>,
+    }
+
+    static STATE: Lock<State> = Lock::new(State { pools: 0, thread: None });
+    /// The process in which there is, or cannot be, a thread.
+    static ENSURED: AtomicU32 = AtomicU32::new(0);
+
+    /// Counts a pool that asks for the thread.
+    pub(super) fn add_pool() {
+        STATE.lock().pools += 1;
+        ENSURED.store(0, Ordering::Relaxed);
+        ensure_thread();
+    }
+
+    /// Counts that a pool asks no more.
+    pub(super) fn remove_pool() {
+        let mut state = STATE.lock();
+        state.pools = state.pools.saturating_sub(1);
+        if let Some((Some(thread), _)) = state.thread.as_ref().filter(|_| state.pools == 0) {
+            thread.unpark();
+        }
+    }
+
+    /// Starts the thread, if there is none: after a fork for instance, which it does not survive.
+    pub(super) fn ensure_thread() {
+        let generation = fork::generation();
+        if ENSURED.load(Ordering::Relaxed) == generation {
+            return;
+        }
+        let mut state = STATE.lock();
+        if ENSURED.swap(generation, Ordering::Relaxed) == generation || state.pools == 0 {
+            return;
+        }
+        if state.thread.as_ref().is_some_and(|(_, of)| *of == generation) {
+            return;
+        }
+        match background::spawn(c"umf-tidier", 256 << 10, run) {
+            Ok(_) => state.thread = Some((None, generation)),
+            Err(error) => {
+                tracing::warn!(%error, "no thread to release memory in the background; pools do it on their slow paths");
+            }
+        }
+    }
+
+    fn run() {
+        let this = std::thread::current();
+        if let Some((thread, _)) = &mut STATE.lock().thread {
+            *thread = Some(this);
+        }
+        loop {
+            let mut pause = Duration::from_secs(1);
+            registry::POOLS.visit(|pool| {
+                if pool.settings.background {
+                    pool.purge_unpolled();
+                    pause = pause.min(pool.policy.period());
+                }
+            });
+            // Not while a pool is kept from being dropped: dropping what holds a block may drop its
+            // pool.
+            held::poll();
+            {
+                let mut state = STATE.lock();
+                if state.pools == 0 {
+                    state.thread = None;
+                    ENSURED.store(0, Ordering::Relaxed);
+                    return;
+                }
+            }
+            std::thread::park_timeout(pause);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+//! The pools of the process: what a thread that ends empties its heaps into, what a forked child
+//! goes on with, and pools that live for ever.
+
+use core::cell::{Cell, UnsafeCell};
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use umf_core::{Provider, ProviderRef, Result};
+use umf_runtime::registry::Registry;
+use umf_sync::chunks::{Chunks, Zeroed};
+use umf_sync::fork::{self, Hooks};
+use umf_sync::thread::{self, ThreadIndex};
+
+use crate::heap::Heap;
+use crate::section::CLOSING;
+use crate::transfer::Batch;
+use crate::{SlabPool, SlabSettings};
+
+const LIMIT: u32 = 1 << 14;
+
+/// All pools that are not being dropped.
+pub(crate) static POOLS: Registry<SlabPool> = Registry::new(LIMIT);
+
+static AT_FORK: Hooks = Hooks { child: || POOLS.visit(SlabPool::abandon_other_threads), ..Hooks::NONE };
+
+/// Enters a pool.
+///
+/// # Errors
+/// Those of [`Registry::enter`], [`thread::on_exit`] and [`fork::add_hooks`].
+///
+/// # Safety
+/// As for [`Registry::enter`].
+pub(crate) unsafe fn enter(pool: NonNull<SlabPool>) -> Result<()> {
+    thread::on_exit(end_thread)?;
+    fork::add_hooks(&AT_FORK)?;
+    // SAFETY: passed on to the caller.
+    unsafe { POOLS.enter(pool) }
+}
+
+thread_local! {
+    static IS_THREAD_ENDING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether the calling thread empties its heaps, or has. Subscribers of events may not work
+/// any more.
+pub(crate) fn is_thread_ending() -> bool {
+    IS_THREAD_ENDING.get()
+}
+
+/// Empties the ending thread's heap in every pool.
+fn end_thread(index: ThreadIndex) {
+    IS_THREAD_ENDING.set(true);
+    POOLS.visit(|pool| {
+        if let Some(heap) = pool.heaps.get(index.get()) {
+            // First, so that no slab gets an owner that `empty_own` does not see.
+            heap.ended.store(true, Ordering::Relaxed);
+            pool.send_large(heap);
+            pool.empty_own(index.get(), heap);
+        }
+    });
+}
+
+impl SlabPool {
+    /// Sends the large blocks of the ending thread, and its outgoing batch, to the transfer cache.
+    fn send_large(&self, heap: &Heap) {
+        let mut batch = self.take_outgoing(heap);
+        let max = self.heaps.max_batch(true);
+        for class in heap.used().filter(|&class| self.heaps.classes.is_large(class)) {
+            let size = self.heaps.classes.size(class);
+            loop {
+                let evicted = self.heaps.evict(heap, class);
+                if evicted.entries().is_empty() {
+                    break;
+                }
+                for &entry in evicted.entries() {
+                    let is_full = |batch: &mut Batch| !batch.is_empty() && !batch.fits(size, true, max);
+                    if let Some(full) = batch.take_if(is_full) {
+                        batch = self.send(full);
+                    }
+                    batch = batch.or_else(|| self.transfer.empty_batch(&self.back.meta.runs));
+                    match &mut batch {
+                        Some(batch) if batch.fits(size, true, max) => batch.push(class, entry, size, true),
+                        _ => self.return_blocks(class, &[entry]),
+                    }
+                }
+            }
+        }
+        let last = batch.and_then(|batch| if batch.is_empty() { Some(batch) } else { self.send(batch) });
+        last.into_iter().for_each(|batch| self.transfer.recycle(batch));
+    }
+
+    /// Abandons the slabs of the parent's other threads, in a forked child. Blocks in their heaps
+    /// are lost, and so are a slab or region that was between two lists. Nothing that the child
+    /// reaches refers to them.
+    fn abandon_other_threads(&self) {
+        if self.heaps.flags.is_set(CLOSING) {
+            // A thread of the parent was dropping the pool: nothing allocates from it here.
+            return;
+        }
+        self.policy.forked();
+        let own = thread::current().map(ThreadIndex::get);
+        for (index, heap) in self.heaps.iter().filter(|&(index, _)| own != Some(index)) {
+            heap.of_parent.store(true, Ordering::Relaxed);
+            heap.ended.store(true, Ordering::Relaxed);
+            for class in heap.used().filter(|&class| !self.heaps.classes.is_large(class)) {
+                // If a signal handler forks, the interrupted thread may hold the lock: then the
+                // slabs are lost.
+                if let Some(mut slabs) = self.try_central(class) {
+                    slabs.abandon(index);
+                }
+            }
+        }
+    }
+
+    /// Returns a pool that lives for ever, and that may be the global allocator: neither making nor
+    /// using it touches that, as long as `provider` does not.
+    ///
+    /// [`SlabSettings::trace`] and [`SlabSettings::background`] are ignored, since subscribers and
+    /// threads allocate.
+    ///
+    /// # Errors
+    /// As [`SlabPool::new`], and [`umf_core::Error::OutOfMemory`] if there is no memory for the
+    /// pool itself.
+    pub fn new_static(provider: &'static dyn Provider, settings: SlabSettings) -> Result<&'static Self> {
+        let place = PLACES.get_or_grow(TAKEN.fetch_add(1, Ordering::Relaxed))?.0.get();
+        let settings = settings.trace(0).background(false);
+        let pool = Self::unregistered(ProviderRef::Static(provider), settings)?;
+        // SAFETY: the place is this call's own; it is never written again, and never unmapped.
+        let pool = unsafe { (*place).write(pool) };
+        // SAFETY: the pool stays there for ever.
+        match unsafe { pool.register() }.and_then(|()| pool.begin()) {
+            Ok(()) => Ok(pool),
+            Err(error) => {
+                // SAFETY: no caller has seen the pool; this removes it from wherever it was
+                // entered.
+                unsafe { core::ptr::drop_in_place(pool) };
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Where pools that live for ever lie.
+static PLACES: Chunks<Place, 1> = Chunks::new();
+static TAKEN: AtomicU32 = AtomicU32::new(0);
+
+struct Place(UnsafeCell<MaybeUninit<SlabPool>>);
+
+// SAFETY: a place is written once, by the thread that took its number, before a reference to it
+// exists.
+unsafe impl Sync for Place {}
+// SAFETY: anything is a valid `MaybeUninit`.
+unsafe impl Zeroed for Place {}
