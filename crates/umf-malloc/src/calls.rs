@@ -87,7 +87,7 @@ pub unsafe extern "C" fn free(block: *mut c_void) {
     let Some(block) = NonNull::new(block.cast::<u8>()) else { return };
     if let Some(pool) = heap::at_once()
         // SAFETY: passed on to the caller.
-        && unsafe { pool.free_own_at_once(Address::from_ptr(block.as_ptr())) }
+        && unsafe { pool.free_own_fast(Address::from_ptr(block.as_ptr())) }
     {
         return;
     }

@@ -40,7 +40,7 @@ fn allocate(pool: &dyn Pool, random: &mut Random, (least, most): (usize, usize))
 }
 
 fn free(pool: &dyn Pool, address: Address) {
-    // SAFETY: each block is freed once, and nobody uses its memory.
+    // SAFETY: each block is freed once, and no thread uses its memory.
     unsafe { umf_core::pool::free(pool, address) }.unwrap_or_else(|error| panic!("{error}"));
 }
 

@@ -30,7 +30,7 @@ fn measure(cycles: u32, mut run: impl FnMut(u32)) -> f64 {
 }
 
 fn free(pool: &SlabPool, address: Address) {
-    // SAFETY: the caller has just allocated the block, and nobody uses it.
+    // SAFETY: the caller has just allocated the block, and no thread uses it.
     if let Err(error) = unsafe { pool.free(black_box(address)) } {
         panic!("{error}");
     }

@@ -165,7 +165,7 @@ impl SlabPool {
             // names our metadata.
             Ok(unsafe { entry.hand_out() })
         };
-        let address = self.back.upstream.relieving(self, layout, || self.retry(&allocate));
+        let address = self.back.upstream.relieving(self, layout, || self.retry(allocate));
         if let Ok(address) = address {
             self.requested.note(&self.back.meta, layout.size(), address);
         }

@@ -5,6 +5,9 @@
 //! alone takes from it, so that one processor writes the states of neighbouring blocks. Or it is
 //! unowned: then the next thread that needs blocks becomes its owner. Slabs are made out of extents
 //! when a class has no free block, and are taken apart when they are empty.
+//!
+//! Freed blocks of other owners pass it by in the transfer cache, as long as threads take them
+//! there.
 
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
@@ -241,7 +244,7 @@ impl<'a> Slabs<'a> {
             let (free, total, owner_list) = (cold.free, cold.total, cold.owner_list);
             if free == total {
                 // The thread that the slab is biased towards is outside of its section: the last of
-                // its blocks came from that thread itself, or while it was kept out.
+                // its blocks came from that thread itself, or while its section was revoked.
                 self.heaps.unbias(span);
                 self.unlink(place.number);
                 self.push(ListName::EMPTY, place.number);

@@ -67,11 +67,6 @@ impl Metadata {
         self.spans.get(number)
     }
 
-    /// Returns a number past all records.
-    pub(crate) fn end(&self) -> u32 {
-        self.spans.end()
-    }
-
     /// Shows all records, those that are not in use included.
     pub(crate) fn spans(&self) -> impl Iterator<Item = (u32, &Span)> {
         (1..self.spans.end()).filter_map(|number| Some((number, self.spans.get(number)?)))

@@ -122,7 +122,7 @@ impl SlabPool {
     /// # Safety
     /// As [`Pool::free`].
     #[inline]
-    pub unsafe fn free_own_at_once(&self, address: Address) -> bool {
+    pub unsafe fn free_own_fast(&self, address: Address) -> bool {
         self.free_biased(address).is_ok()
     }
 

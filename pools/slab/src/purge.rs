@@ -498,7 +498,7 @@ mod purger {
         if state.thread.as_ref().is_some_and(|(_, of)| *of == generation) {
             return;
         }
-        match background::spawn(c"umf-tidier", 256 << 10, run) {
+        match background::spawn(c"umf-purger", 256 << 10, run) {
             Ok(_) => state.thread = Some((None, generation)),
             Err(error) => {
                 tracing::warn!(%error, "no thread to release memory in the background; pools do it on their slow paths");

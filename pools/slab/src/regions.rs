@@ -306,10 +306,7 @@ impl Backend {
     pub(crate) fn return_idle(&self, floor: u64, mut is_enough: impl FnMut(&Extents) -> bool) -> Result<()> {
         let floor = floor.div_ceil(UNIT as u64);
         let mut result = Ok(());
-        for number in 1..self.meta.end() {
-            if self.meta.span(number).is_none_or(|span| span.kind() != Kind::Region) {
-                continue;
-            }
+        for (number, _) in self.meta.spans().filter(|(_, span)| span.kind() == Kind::Region) {
             let removed = {
                 let mut extents = self.extents.lock();
                 if is_enough(&extents) {

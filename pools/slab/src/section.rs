@@ -9,7 +9,8 @@
 //! ([`umf_sync::fence::heavy`]), and waits until the owner is outside of its section. From there on
 //! the owner stays outside, and the revoking thread sees everything that the owner did. An atomic
 //! exchange in each free would cost twenty cycles, as much as all the rest. Revoking costs a
-//! microsecond, to the thread that revokes.
+//! microsecond, to the thread that revokes. So of two threads that free one block at once one
+//! succeeds, and a trim reaches what other threads keep.
 //!
 //! One thread revokes at a time, under a lock that no thread takes inside its section or while it
 //! holds another lock. Inside its section, a thread waits for short locks only, and calls no

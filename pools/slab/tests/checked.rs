@@ -46,7 +46,7 @@ fn kinds(pool: &Checked) -> Vec<EventKind> {
 }
 
 #[test]
-fn a_history_tells_what_happened_and_in_which_thread() {
+fn history_names_operations_and_threads() {
     let pool = slab(Pages::private(), CheckSettings::new().history(100));
     let small = allocate(&pool, 100);
     let other = std::thread::scope(|scope| {
@@ -78,7 +78,7 @@ fn a_history_tells_what_happened_and_in_which_thread() {
 }
 
 #[test]
-fn a_history_forgets_what_is_long_ago() {
+fn history_forgets_old_operations() {
     let pool = slab(Pages::private(), CheckSettings::new().history(10));
     let first = allocate(&pool, 8);
     free(&pool, first).unwrap();
@@ -102,7 +102,7 @@ fn a_history_forgets_what_is_long_ago() {
 }
 
 #[test]
-fn histories_are_read_while_threads_write_them() {
+fn history_is_read_while_threads_write_it() {
     let pool = slab(Pages::private(), CheckSettings::new().history(64));
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -158,7 +158,7 @@ fn another_place(pool: &Checked) -> Address {
 }
 
 #[test]
-fn leaks_are_told_with_their_sites_when_the_pool_goes() {
+fn leaks_are_reported_with_sites_when_the_pool_is_dropped() {
     if umf_os::stack::capture().frames().next().is_none() {
         println!("umf-skip: this C library does not tell where something is called");
         return;
@@ -181,7 +181,7 @@ fn leaks_are_told_with_their_sites_when_the_pool_goes() {
 }
 
 #[test]
-fn leaks_are_counted_and_reported_only_where_there_are_some() {
+fn leaks_are_reported_only_if_there_are_some() {
     for (make, small) in [(slab as Make, 104), (proxy, 4096)] {
         let reports = Reports::default();
         let counting = || keeping(&reports, CheckSettings::new().leaks(Leaks::Count));
@@ -206,7 +206,7 @@ fn leaks_are_counted_and_reported_only_where_there_are_some() {
 }
 
 #[test]
-fn of_many_allocations_a_few_are_remembered() {
+fn sampling_remembers_few_of_many_allocations() {
     if umf_os::stack::capture().frames().next().is_none() {
         println!("umf-skip: this C library does not tell where something is called");
         return;
@@ -352,7 +352,7 @@ fn quarantine_delays_reuse_of_the_newest_blocks() {
 }
 
 #[test]
-fn a_quarantine_does_not_make_an_allocation_fail() {
+fn quarantine_does_not_make_an_allocation_fail() {
     let slab = SlabPool::new(Numbers::new(4096), SlabSettings::new().memory_limit(32 << 20)).unwrap();
     let limited = ProxySettings::default().memory_limit(32 << 20);
     let proxy = ProxyPool::with_settings(Numbers::new(4096), limited).unwrap();
@@ -372,7 +372,7 @@ fn a_quarantine_does_not_make_an_allocation_fail() {
 }
 
 #[test]
-fn what_the_cpu_cannot_touch_is_not_poisoned() {
+fn memory_without_cpu_access_is_not_poisoned() {
     let pool = SlabPool::new(Pages::untouchable(), SlabSettings::new()).unwrap();
     let made = Checked::new(pool, CheckSettings::new().poison(Poison::Freed));
     assert!(matches!(made, Err(Error::InvalidArgument { what: "poison", .. })), "{made:?}");
@@ -387,7 +387,7 @@ fn what_the_cpu_cannot_touch_is_not_poisoned() {
 }
 
 #[test]
-fn a_child_leaves_what_is_shared_to_its_parent() {
+fn child_leaves_shared_memory_to_its_parent() {
     let told = Told::default();
     let hook = Arc::clone(&told);
     let settings = CheckSettings::new().poison(Poison::Freed).quarantine(1 << 20).leaks(Leaks::Count);
@@ -417,7 +417,7 @@ fn a_child_leaves_what_is_shared_to_its_parent() {
 }
 
 #[test]
-fn threads_are_watched_all_at_once() {
+fn threads_are_checked_concurrently() {
     let told = Told::default();
     let settings = CheckSettings::new().history(50).leaks(Leaks::Sites).leak_sample(7);
     let pool = poisoned(&told, slab, settings.poison(Poison::All).quarantine(100_000));
@@ -474,7 +474,8 @@ fn panic_in_a_report_is_caught() {
     }
 }
 
-/// A pool that is asked for more memory sees its application's own pool, so that what that frees is checked.
+/// A pool that is asked for more memory sees its application's own pool, so that what that frees is
+/// checked.
 #[test]
 fn shortage_names_the_checked_pool() {
     for make in KINDS {

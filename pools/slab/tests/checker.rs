@@ -1,9 +1,10 @@
-//! Threads that use one pool, and a checker that owns every byte of every block, from before anybody else can have it to
-//! after nobody can.
+//! Threads that use one pool, and a checker that owns every byte of every block, from before
+//! anybody else can have it to after nobody can.
 //!
-//! The memory itself holds the claims: a word of it says who has it, 0 is nobody. Who gets a block claims all its words, and
-//! who frees it gives them back; both by atomic exchange, so that of two owners each is found out by the other. A pool writes
-//! nothing into its memory, and a provider gives zeros: so what is claimed wrongly was handed out twice.
+//! The memory itself holds the claims: a word of it says who has it, 0 is nobody. Who gets a block
+//! claims all its words, and who frees it gives them back; both by atomic exchange, so that of two
+//! owners each is found out by the other. A pool writes nothing into its memory, and a provider
+//! gives zeros: so what is claimed wrongly was handed out twice.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
@@ -25,7 +26,8 @@ struct Claim {
 }
 
 fn words(address: Address, words: usize) -> &'static [AtomicU64] {
-    // SAFETY: the block is claimed, or about to be: live host memory of that size, aligned to 8, used as atomics alone.
+    // SAFETY: the block is claimed, or about to be: live host memory of that size, aligned to 8,
+    // used as atomics alone.
     unsafe { core::slice::from_raw_parts(address.as_ptr().unwrap().cast(), words) }
 }
 
@@ -52,7 +54,7 @@ impl Claim {
                 self.owner, self.address
             );
         }
-        // SAFETY: the block is ours, and nobody uses it any more.
+        // SAFETY: the block is ours, and no thread uses it any more.
         unsafe { pool.free(self.address) }.unwrap();
     }
 }
@@ -77,7 +79,8 @@ impl World {
         self.inboxes[thread].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One thread's life: it allocates, frees its own blocks and those that others send, and ends with some left.
+    /// One thread's life: it allocates, frees its own blocks and those that others send, and ends
+    /// with some left.
     fn live(&self, thread: usize, generation: u64, steps: usize) {
         let mut random = Random((generation << 8 | thread as u64) + 1);
         let mut own: Vec<Claim> = Vec::new();

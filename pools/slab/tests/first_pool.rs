@@ -10,7 +10,8 @@ use umf_core::{Layout, Pool};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_testkit::pool::Numbers;
 
-/// 0 if a pool could be made and used; a process that hangs is ended by its alarm, which its parent sees.
+/// 0 if a pool could be made and used; a process that hangs is ended by its alarm, which its parent
+/// sees.
 fn use_a_pool() -> i32 {
     let made = SlabPool::new(Numbers::new(4096), SlabSettings::default());
     let Ok(pool) = made else { return 1 };
@@ -20,7 +21,8 @@ fn use_a_pool() -> i32 {
     i32::from(unsafe { pool.free(block) }.is_err()) * 4
 }
 
-/// Runs `body` in a forked child that ends within 20 seconds, and returns what `waitpid` says of it.
+/// Runs `body` in a forked child that ends within 20 seconds, and returns what `waitpid` says of
+/// it.
 fn in_child(body: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child runs `body` alone, and ends without going back to the test.
     let pid = unsafe { libc::fork() };
@@ -39,7 +41,7 @@ fn in_child(body: impl FnOnce() -> i32) -> i32 {
 }
 
 #[test]
-fn a_child_forked_while_another_thread_makes_the_first_pool_makes_its_own() {
+fn child_forked_during_the_first_pool_makes_its_own() {
     for round in 0..1_000_u32 {
         let status = in_child(|| {
             let begin = Barrier::new(2);

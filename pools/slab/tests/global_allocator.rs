@@ -33,7 +33,8 @@ unsafe impl Provider for Anonymous {
         }
         let size = layout.pad_to(4096)?.size();
         let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing
+        // memory.
         let mapped = unsafe { libc::mmap(core::ptr::null_mut(), size, access, flags, -1, 0) };
         if mapped == libc::MAP_FAILED {
             return Err(Error::OutOfMemory { size, owner: "mmap", native: 0 });
@@ -79,7 +80,7 @@ unsafe impl GlobalAlloc for Global {
 static GLOBAL: Global = Global;
 
 #[test]
-fn a_program_lives_on_it() {
+fn program_runs_on_a_slab_pool() {
     let threads: Vec<_> = (0..8_u64)
         .map(|thread| {
             std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! Limits of one pool and of several, what is reserved below them, and who is asked when they are reached.
+//! Limits of one pool and of several, reserves below them, and the callback when they are reached.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -17,7 +17,7 @@ fn layout(size: usize) -> Layout {
 }
 
 fn free(pool: &SlabPool, address: Address) {
-    // SAFETY: the block is the caller's, and nobody uses it.
+    // SAFETY: the block is the caller's, and no thread uses it.
     unsafe { pool.free(address) }.unwrap();
 }
 
@@ -31,7 +31,7 @@ fn sharing(limit: &Arc<SharedLimit>) -> Arc<SlabPool> {
 }
 
 #[test]
-fn what_is_free_in_one_pool_goes_before_a_shared_limit_refuses_another() {
+fn free_memory_of_one_pool_goes_before_a_shared_limit_refuses_another() {
     for (size, most) in [(64, 4 * MIB), (5000, 16 * MIB), (100_000, 64 * MIB), (MIB, 64 * MIB)] {
         let limit = Arc::new(SharedLimit::new(most as u64));
         let (one, two) = (sharing(&limit), sharing(&limit));
@@ -68,7 +68,7 @@ fn what_is_free_in_one_pool_goes_before_a_shared_limit_refuses_another() {
 }
 
 #[test]
-fn what_a_pool_has_reserved_is_not_for_others() {
+fn reserve_of_a_pool_is_not_released_for_others() {
     let limit = Arc::new(SharedLimit::new(64 << 20));
     let (one, two) = (sharing(&limit), sharing(&limit));
     one.reserve(24 * MIB).unwrap();
@@ -90,7 +90,7 @@ fn what_a_pool_has_reserved_is_not_for_others() {
 }
 
 #[test]
-fn pools_come_and_go_while_others_take_what_is_free() {
+fn pools_are_dropped_while_others_take_free_memory() {
     let limit = Arc::new(SharedLimit::new(24 << 20));
     let stop = AtomicBool::new(false);
     let served = AtomicU64::new(0);
@@ -124,7 +124,7 @@ fn pools_come_and_go_while_others_take_what_is_free() {
 }
 
 #[test]
-fn reserving_stops_at_the_limits() {
+fn reserve_stops_at_the_limits() {
     let provider = Numbers::new(4096);
     let shared = Arc::new(SharedLimit::new(32 << 20));
     let settings = SlabSettings::new().memory_limit(48 << 20).shared_limit(Arc::clone(&shared));
@@ -150,7 +150,7 @@ fn reserving_stops_at_the_limits() {
 
 /// Half of what is reserved stays when an explicit trimming keeps half.
 #[test]
-fn trimming_lowers_what_is_reserved() {
+fn trim_lowers_the_reserve() {
     let provider = Numbers::new(4096);
     let pool = SlabPool::new(provider.clone(), SlabSettings::new()).unwrap();
     for n in 1..=4 {
@@ -167,7 +167,7 @@ fn trimming_lowers_what_is_reserved() {
 }
 
 #[test]
-fn who_is_asked_at_a_limit_may_free_and_wait() {
+fn out_of_memory_callback_may_free_and_wait() {
     for (size, limit) in [(5000, 2 << 20), (100_000, 32 << 20), (9 * MIB, 32 << 20)] {
         let token = Token::new();
         let shelf = Arc::new(Mutex::new(Vec::new()));
@@ -180,7 +180,7 @@ fn who_is_asked_at_a_limit_may_free_and_wait() {
                 );
                 assert!(shortage.statistics.reserved_bytes <= limit);
                 if let Some(address) = from.lock().unwrap().pop() {
-                    // SAFETY: nobody uses the block.
+                    // SAFETY: no thread uses the block.
                     unsafe { shortage.pool.free(address) }.unwrap();
                     return Relief::Retry;
                 }
@@ -198,7 +198,7 @@ fn who_is_asked_at_a_limit_may_free_and_wait() {
         let first = pool.allocate(layout(size)).unwrap();
         let whole = pool.block_at(first).unwrap().size;
         // Until nothing is left: one of four is put on the shelf, all others wait for the device.
-        // SAFETY: nobody uses the block.
+        // SAFETY: no thread uses the block.
         unsafe { pool.free_after(first, token.clone()) }.unwrap();
         let most = limit as usize / whole;
         for n in 0..most * 5 / 4 {
@@ -206,7 +206,7 @@ fn who_is_asked_at_a_limit_may_free_and_wait() {
                 pool.allocate(layout(size)).unwrap_or_else(|error| panic!("{size}, block {n}: {error}"));
             match n % 4 {
                 0 => shelf.lock().unwrap().push(address),
-                // SAFETY: nobody uses the block.
+                // SAFETY: no thread uses the block.
                 _ => unsafe { pool.free_after(address, token.clone()) }.unwrap(),
             }
         }
@@ -214,9 +214,10 @@ fn who_is_asked_at_a_limit_may_free_and_wait() {
     }
 }
 
-/// Blocks at an alignment that their class does not give by itself are kept like others, and used again.
+/// Blocks at an alignment that their class does not give by itself are kept like others, and used
+/// again.
 #[test]
-fn aligned_blocks_are_used_again() {
+fn aligned_blocks_are_reused() {
     for (size, align) in [(100 << 10, 64 << 10), (8 << 10, 8 << 10), (MIB, MIB), (5000, 2 * MIB)] {
         let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
         let aligned = Layout::new(size, align).unwrap();
@@ -242,7 +243,7 @@ fn aligned_blocks_are_used_again() {
 
 /// The largest cache there can be is one without a bound.
 #[test]
-fn a_thread_may_cache_any_number_of_bytes() {
+fn thread_cache_size_may_be_any_number() {
     let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().thread_cache_size(usize::MAX)).unwrap();
     let blocks: Vec<Address> = (1..200).map(|n| pool.allocate(layout(n * 100_000)).unwrap()).collect();
     blocks.into_iter().for_each(|address| free(&pool, address));

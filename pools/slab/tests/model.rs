@@ -30,7 +30,8 @@ enum Step {
     /// Free what another process has open; it closes the block when [`Step::Close`] says so.
     FreeLeased(usize),
     Close(usize),
-    /// Free with a completion, alone or shared with the one before; [`Step::Complete`] makes it ready.
+    /// Free with a completion, alone or shared with the one before; [`Step::Complete`] makes it
+    /// ready.
     FreeAfter {
         index: usize,
         elsewhere: bool,
@@ -110,7 +111,8 @@ fn touches(blocks: &Blocks, (start, end): (u64, u64)) -> bool {
     blocks.range(..end).next_back().is_some_and(|(_, &other)| other > start)
 }
 
-/// What the pool tells of itself is true to the byte: its map, its statistics and the reference agree.
+/// What the pool tells of itself is true to the byte: its map, its statistics and the reference
+/// agree.
 fn check_map(pool: &SlabPool, live: &Blocks) -> Result<(), TestCaseError> {
     let (map, statistics) = (pool.map().expect("a map"), pool.statistics());
     let totals = map.totals();
@@ -156,7 +158,8 @@ fn check_map(pool: &SlabPool, live: &Blocks) -> Result<(), TestCaseError> {
 
 const LIMIT: u64 = 64 << 20;
 
-/// Ten million operations in all with `UMF_TESTS_LONG=1` (`tests/run --long`), otherwise a few ten thousand.
+/// Ten million operations in all with `UMF_TESTS_LONG=1` (`tests/run --long`), otherwise a few ten
+/// thousand.
 fn cases() -> ProptestConfig {
     let long = std::env::var_os("UMF_TESTS_LONG").is_some_and(|value| value == "1");
     ProptestConfig::with_cases(if long { LONG } else { 150 })
@@ -166,8 +169,8 @@ fn cases() -> ProptestConfig {
 const LONG: u32 = 10_000_000 / (STEPS as u32 / 2);
 const STEPS: usize = 600;
 
-/// One test at a time: who polls lets go of what any pool of the process holds, and at the end of one step another test would still
-/// be at that.
+/// One test at a time: a poll reclaims what any pool of the process holds, and at the end of one
+/// step another test would still be at that.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -192,8 +195,8 @@ proptest! {
         let pool = SlabPool::new(provider.clone(), settings).unwrap();
         let mut tokens: Vec<Arc<Token>> = Vec::new();
         let mut delayed: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
-        // Live ones, freed ones that are open elsewhere or wait for a completion, and those that are free since and may have been let
-        // go.
+        // Live ones, freed ones that are open elsewhere or wait for a completion, and those that
+        // are free since and may have been let go.
         let (mut live, mut open, mut closed) = (Blocks::new(), Blocks::new(), Blocks::new());
         for step in steps {
             match step {
@@ -221,7 +224,7 @@ proptest! {
                 },
                 Step::Free(index) => if let Some((start, _)) = nth(&live, index) {
                     let address = Address::from_bits(start);
-                    // SAFETY: nobody uses the block.
+                    // SAFETY: no thread uses the block.
                     prop_assert_eq!(unsafe { pool.free(address) }, Ok(()));
                     // SAFETY: no live block begins there: an error is expected.
                     let second = unsafe { pool.free(address) };
@@ -230,7 +233,7 @@ proptest! {
                     live.remove(&start);
                 },
                 Step::FreeElsewhere(index) => if let Some((start, _)) = nth(&live, index) {
-                    // SAFETY: nobody uses the block.
+                    // SAFETY: no thread uses the block.
                     let free = || unsafe { pool.free(Address::from_bits(start)) };
                     let freed = std::thread::scope(|scope| scope.spawn(free).join()).unwrap();
                     prop_assert_eq!(freed, Ok(()));
@@ -245,7 +248,8 @@ proptest! {
                     let address = Address::from_bits(start);
                     pool.mark_exported(address).unwrap();
                     borrower.open(address, (end - start) as usize);
-                    // SAFETY: nobody in this process uses the block, and freeing it twice is an error.
+                    // SAFETY: no thread of this process uses the block, and freeing it twice is an
+                    // error.
                     let frees = unsafe { (pool.free(address), pool.free(address)) };
                     prop_assert_eq!(frees, (Ok(()), Err(Error::NotAllocated { address })));
                     live.remove(&start);
@@ -263,7 +267,7 @@ proptest! {
                     let token = tokens.len() - 1;
                     let address = Address::from_bits(start);
                     let completion = || tokens[token].clone();
-                    // SAFETY: nobody uses the block, and freeing it twice is an error.
+                    // SAFETY: no thread uses the block, and freeing it twice is an error.
                     let free = || unsafe { (pool.free_after(address, completion()), pool.free_after(address, completion()), pool.free(address)) };
                     let freed = if elsewhere { std::thread::scope(|scope| scope.spawn(free).join()).unwrap() } else { free() };
                     let again = Err(Error::NotAllocated { address });
@@ -356,7 +360,7 @@ proptest! {
         }
         check_map(&pool, &live)?;
         for &start in live.keys() {
-            // SAFETY: nobody uses the block.
+            // SAFETY: no thread uses the block.
             prop_assert_eq!(unsafe { pool.free(Address::from_bits(start)) }, Ok(()));
         }
         if ends_leased {
@@ -376,7 +380,7 @@ proptest! {
 }
 
 #[test]
-fn a_pool_that_goes_gives_its_part_of_the_shared_limit_back() {
+fn dropped_pool_returns_its_part_of_the_shared_limit() {
     let _alone = alone();
     let limit = Arc::new(SharedLimit::new(8 << 20));
     let make =

@@ -1,4 +1,5 @@
-//! Threads that allocate, free each other's blocks, trim and end, all at once; every byte has one owner.
+//! Threads that allocate, free each other's blocks, trim and end, all at once; every byte has one
+//! owner.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -28,13 +29,13 @@ impl Owned {
         let bytes =
             unsafe { core::slice::from_raw_parts(self.address.as_ptr().expect("host memory"), self.size) };
         assert!(bytes.iter().all(|&byte| byte == self.mark), "{} has two owners", self.address);
-        // SAFETY: nobody uses the block any more.
+        // SAFETY: no thread uses the block any more.
         unsafe { pool.free(self.address) }.expect("the block is live");
     }
 }
 
 #[test]
-fn every_byte_has_one_owner_while_threads_come_trim_and_go() {
+fn blocks_have_one_owner_while_threads_start_trim_and_end() {
     let provider = Pages::private();
     let settings = SlabSettings::new().capacity(1).thread_cache_size(1 << 20);
     let pool = SlabPool::new(provider.clone(), settings).unwrap();

@@ -45,7 +45,7 @@ impl Subscriber for Buffering {
 }
 
 #[test]
-fn a_thread_ends_though_the_subscriber_of_events_panics() {
+fn thread_ends_although_the_subscriber_panics() {
     tracing::subscriber::set_global_default(Buffering).unwrap();
     let make = || {
         let pool = SlabPool::new(Pages::private(), SlabSettings::new().trace(2)).unwrap();
@@ -55,7 +55,7 @@ fn a_thread_ends_though_the_subscriber_of_events_panics() {
     let work = || {
         let block = |_| pool.allocate(Layout::new(3000, 16).unwrap()).unwrap();
         for address in (0..2000).map(block).collect::<Vec<_>>() {
-            // SAFETY: the block is this thread's, and nobody uses it.
+            // SAFETY: the block is this thread's, and no thread uses it.
             unsafe { pool.free(address) }.unwrap();
         }
     };

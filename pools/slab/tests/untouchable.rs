@@ -1,4 +1,5 @@
-//! Pools over memory that nobody may read or write, as a device's may be: a pool that touches it is killed.
+//! Pools over memory that no thread may read or write, as a device's may be: a process that touches
+//! it is killed.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -17,7 +18,7 @@ fn layout(random: &mut Random) -> Layout {
 }
 
 fn free(pool: &SlabPool, address: Address) {
-    // SAFETY: the block is the caller's, and nobody can use it anyway.
+    // SAFETY: the block is the caller's, and no thread can use it anyway.
     unsafe { pool.free(address) }.unwrap();
 }
 
@@ -77,7 +78,8 @@ fn use_everything(pool: &SlabPool, seed: u64, others: &Mutex<Vec<Address>>) {
     live.into_iter().for_each(|address| free(pool, address));
 }
 
-/// Access rights and bytes in memory of each of the process's mappings, by where it begins and ends.
+/// Access rights and bytes in memory of each of the process's mappings, by where it begins and
+/// ends.
 fn mappings() -> BTreeMap<u64, (u64, String, u64)> {
     let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut mappings = BTreeMap::new();
@@ -103,7 +105,8 @@ fn check(mappings: &BTreeMap<u64, (u64, String, u64)>, pool: &SlabPool, address:
 }
 
 fn run(settings: SlabSettings) {
-    // Who polls lets go of what any pool of the process holds: at the end of one run another one would still be at that.
+    // Who polls lets go of what any pool of the process holds: at the end of one run another one
+    // would still be at that.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let provider = Pages::untouchable();
@@ -136,23 +139,23 @@ fn run(settings: SlabSettings) {
 }
 
 #[test]
-fn the_memory_is_never_touched() {
+fn memory_is_not_touched() {
     run(SlabSettings::new());
 }
 
 #[test]
-fn nor_with_coarse_slabs_and_no_caches_for_large_blocks() {
+fn memory_is_not_touched_with_coarse_slabs_and_without_large_caches() {
     run(SlabSettings::new().min_block_size(256).slab_min_size(1 << 20).capacity(0).thread_cache_size(0));
 }
 
 #[test]
-fn nor_where_most_comes_straight_from_the_provider() {
+fn memory_is_not_touched_with_most_blocks_from_the_provider() {
     run(SlabSettings::new().max_poolable_size(20_000));
 }
 
 /// What the tests above rest on.
 #[test]
-fn who_touches_it_is_killed() {
+fn touching_the_memory_kills() {
     let pool = SlabPool::new(Pages::untouchable(), SlabSettings::new()).unwrap();
     let block = pool.allocate(Layout::new(64, 8).unwrap()).unwrap();
     let pointer = block.as_ptr().unwrap();

@@ -145,7 +145,8 @@ fn blocks_freed_during_a_release_are_released_too() {
     let most = 2 * MIB as u64;
     let pool = SlabPool::new(provider.clone(), SlabSettings::new().max_cached(most)).unwrap();
     provider.pool.set(Arc::downgrade(&pool)).unwrap();
-    // The first to go lies behind all others, so that a look that is under way does not meet those.
+    // The first to go lies behind all others, so that a release that is under way does not meet
+    // those.
     let batches: Vec<_> = (0..BATCHES).map(|_| fill(&pool, 24 * MIB, 3 * MIB)).collect();
     let first = fill(&pool, 6 * MIB, 3 * MIB);
     provider.before.lock().unwrap().clone_from(&first);
@@ -219,7 +220,7 @@ fn unused_memory_is_released_after_its_age_only() {
             let statistics = pool.statistics();
             assert_eq!(statistics.live_blocks, kept.len() as u64);
             assert!(statistics.reserved_bytes < first.reserved_bytes || first.cached_bytes < 2 * MIB as u64);
-            // What is left free lies in the regions of what lives.
+            // The memory that is left free lies in the regions of live blocks.
             let most = statistics.live_bytes + 4 * MIB as u64;
             assert!(statistics.reserved_bytes <= most, "{size} bytes: {statistics:?}");
             assert!(is_whole(&pool, &kept));

@@ -137,8 +137,8 @@ fn loom_revoked_owner_stays_outside() {
         let changes = thread.join().unwrap();
         // SAFETY: as above.
         assert_eq!(kept.content.with(|content| unsafe { *content }), 10 + changes - seen);
-        in_model.reach(if changes == 2 { "twice inside" } else { "kept out" });
+        in_model.reach(if changes == 2 { "twice inside" } else { "stays outside" });
         in_model.reach(if seen == 0 { "before it" } else { "after it" });
     });
-    reached.check(["after it", "before it", "kept out", "twice inside"]);
+    reached.check(["after it", "before it", "stays outside", "twice inside"]);
 }

@@ -1,4 +1,4 @@
-//! What one thread has to itself, and others want.
+//! What belongs to one thread until another thread revokes its section.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -15,15 +15,15 @@ fn allocate(pool: &SlabPool, size: usize) -> Address {
 }
 
 fn free(pool: &SlabPool, address: Address) -> umf_core::Result<()> {
-    // SAFETY: nobody uses the memory of these tests' blocks; a second free is an error.
+    // SAFETY: no thread uses the memory of these tests' blocks; a second free is an error.
     unsafe { pool.free(address) }
 }
 
-/// The thread that allocated a block, and whose frees are the fast ones, against another: of the two frees one
-/// succeeds, and the block is not handed out twice. In each pool each size meets its first stranger, which is where a
-/// thread loses what it had to itself.
+/// The thread that allocated a block, towards which it is biased, frees it against another thread.
+/// One of the two frees succeeds, and the block is not handed out twice. In each pool each size has
+/// its first foreign free, which revokes the bias.
 #[test]
-fn of_an_owner_and_a_stranger_one_frees() {
+fn one_of_owner_and_other_thread_frees_a_block() {
     const POOLS: usize = 150;
     // Four per doubling: 64, 80, 96, 112, 128, and so on, up to 1 MiB.
     let sizes: Vec<usize> = (0..56).map(|n| (4 + n % 4) << (4 + n / 4)).collect();
@@ -50,9 +50,9 @@ fn of_an_owner_and_a_stranger_one_frees() {
             }
         };
         std::thread::scope(|scope| {
-            let stranger = scope.spawn(race);
+            let other = scope.spawn(race);
             race();
-            stranger.join().unwrap();
+            other.join().unwrap();
         });
         assert_eq!(won.into_inner(), sizes.len() as u64, "of two frees of a block one succeeds");
         let mut again: Vec<Address> =
@@ -68,10 +68,10 @@ fn of_an_owner_and_a_stranger_one_frees() {
     }
 }
 
-/// Large blocks of which a thread knows that they are its own, and that are held when they are freed: whoever takes them back gives them
-/// to all, and what they are made into is not found by what the thread knew.
+/// Large blocks that are biased towards a thread, and that are deferred when they are freed: they
+/// are reclaimed for all threads, and the lookaside cache does not find what is made of them.
 #[test]
-fn what_is_held_is_not_its_threads_own() {
+fn deferred_free_ends_the_bias() {
     type Free<'a> = &'a dyn Fn(&SlabPool, Address, usize);
     struct Ready(AtomicBool);
     impl Completion for Ready {
@@ -89,7 +89,7 @@ fn what_is_held_is_not_its_threads_own() {
     };
     let free_after = |pool: &SlabPool, address: Address, _: usize| {
         let ready = Arc::new(Ready(AtomicBool::new(false)));
-        // SAFETY: nobody uses the memory of these tests' blocks.
+        // SAFETY: no thread uses the memory of these tests' blocks.
         unsafe { pool.free_after(address, ready.clone()) }.unwrap();
         ready.0.store(true, Ordering::Relaxed);
         umf_runtime::held::poll();
@@ -111,9 +111,9 @@ fn what_is_held_is_not_its_threads_own() {
     }
 }
 
-/// Trimming takes what other threads keep, without their doing anything.
+/// A trim takes what other threads keep, while those do nothing.
 #[test]
-fn trimming_reaches_what_idle_threads_keep() {
+fn trim_empties_heaps_of_idle_threads() {
     let provider = Numbers::new(4096);
     let pool = SlabPool::new(provider.clone(), SlabSettings::new()).unwrap();
     let (done, wait) = mpsc::channel::<()>();
@@ -126,8 +126,8 @@ fn trimming_reaches_what_idle_threads_keep() {
                 blocks.into_iter().for_each(|address| free(pool, address).expect("it is live"));
             }
             done.send(()).expect("the other waits");
-            stop.recv().expect("the other tells");
-            // What was taken is not handed out by the one who kept it.
+            stop.recv().expect("the other sends");
+            // The thread does not hand out what was taken from its heap.
             let address = allocate(pool, 64);
             free(pool, address).expect("it is live");
         });
@@ -139,9 +139,9 @@ fn trimming_reaches_what_idle_threads_keep() {
     });
 }
 
-/// At a limit, what an idle thread keeps serves others.
+/// At a limit, the blocks of an idle thread serve others.
 #[test]
-fn what_idle_threads_keep_is_no_reason_to_fail() {
+fn allocation_at_a_limit_takes_from_idle_threads() {
     let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().memory_limit(8 << 20)).unwrap();
     let (done, wait) = mpsc::channel::<()>();
     let (go, stop) = mpsc::channel::<()>();
@@ -151,7 +151,7 @@ fn what_idle_threads_keep_is_no_reason_to_fail() {
             let blocks: Vec<_> = (0..7).map(|_| allocate(keeper, 1 << 20)).collect();
             blocks.into_iter().for_each(|address| free(keeper, address).expect("it is live"));
             done.send(()).expect("the other waits");
-            stop.recv().expect("the other tells");
+            stop.recv().expect("the other sends");
         });
         wait.recv().unwrap();
         let large: Vec<_> = (0..8).map(|_| allocate(&pool, 1 << 20)).collect();
@@ -161,9 +161,9 @@ fn what_idle_threads_keep_is_no_reason_to_fail() {
     });
 }
 
-/// Threads free each other's blocks and trim, all the time; every byte has one owner.
+/// Threads free each other's blocks and trim in loops. Every byte has one owner.
 #[test]
-fn lives_change_hands_amid_trims() {
+fn blocks_have_one_owner_during_trims() {
     let provider = Pages::private();
     let pool = SlabPool::new(provider.clone(), SlabSettings::new().capacity(0)).unwrap();
     let shelf: Mutex<Vec<(Address, usize, u8)>> = Mutex::default();
@@ -192,7 +192,8 @@ fn lives_change_hands_amid_trims() {
                         // SAFETY: the block is ours, host memory of at least that size.
                         unsafe { address.as_ptr().expect("host memory").write_bytes(mark, size) };
                         own.push((address, size, mark));
-                        // Half of the time what another thread allocated is freed, half of the time one's own.
+                        // Half of the time what another thread allocated is freed, half of the time
+                        // one's own.
                         if random & 1 << 40 == 0 {
                             std::mem::swap(&mut own, &mut shelf.lock().unwrap());
                         }

@@ -12,10 +12,10 @@ use umf_testkit::pool::{Numbers, Pages, Token};
 /// What nothing here takes as long as.
 const LONG: Duration = Duration::from_secs(30);
 
-fn tidiers() -> usize {
+fn purgers() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = tasks.flat_map(|task| std::fs::read_to_string(task.path().join("comm")));
-    names.filter(|name| name.trim() == "umf-tidier").count()
+    names.filter(|name| name.trim() == "umf-purger").count()
 }
 
 #[track_caller]
@@ -37,19 +37,19 @@ fn fill(pool: &SlabPool) -> Vec<Address> {
 }
 
 fn free(pool: &SlabPool, address: Address) {
-    // SAFETY: the block is the caller's, and nobody uses it.
+    // SAFETY: the block is the caller's, and no thread uses it.
     unsafe { pool.free(address) }.unwrap();
 }
 
 /// One test, so that nothing else begins threads meanwhile.
 #[test]
-fn a_thread_in_the_background_gives_back_what_nobody_uses() {
-    // Without being asked nobody works in the background.
+fn background_purger_releases_unused_memory() {
+    // A pool that does not ask for it has no background purger.
     let plain = SlabPool::new(Numbers::new(4096), settings().background(false)).unwrap();
     fill(&plain).into_iter().for_each(|address| free(&plain, address));
-    assert_eq!(tidiers(), 0);
+    assert_eq!(purgers(), 0);
     let nothing_to_do = SlabPool::new(Numbers::new(4096), SlabSettings::new().background(true)).unwrap();
-    assert_eq!(tidiers(), 0);
+    assert_eq!(purgers(), 0);
     drop(nothing_to_do);
 
     let providers = [Numbers::new(4096), Numbers::new(4096)];
@@ -58,46 +58,48 @@ fn a_thread_in_the_background_gives_back_what_nobody_uses() {
     for pool in &pools {
         fill(pool).into_iter().for_each(|address| free(pool, address));
     }
-    wait_for("a pool that nobody uses keeps memory", || providers[1].live_regions() == 0);
-    wait_for("a pool keeps more than the region of what lives", || providers[0].live_regions() == 1);
+    wait_for("an idle pool keeps memory", || providers[1].live_regions() == 0);
+    wait_for("a pool keeps more than the region of the live block", || providers[0].live_regions() == 1);
     assert!(pools[0].block_at(kept).is_ok());
-    assert_eq!(tidiers(), 1, "one for all");
-    // What becomes ready goes too, and what is freed with the pool's last reference dropped meanwhile.
+    assert_eq!(purgers(), 1, "one for all");
+    // A block whose completion becomes ready is released too, also if the pool is dropped
+    // meanwhile.
     let token = Token::new();
-    // SAFETY: nobody uses the block.
+    // SAFETY: no thread uses the block.
     unsafe { pools[0].free_after(kept, token.clone()) }.unwrap();
     token.be_ready();
     wait_for("what has become ready stays", || providers[0].live_regions() == 0);
     drop(pools);
-    wait_for("nobody asks for it, and it goes on", || tidiers() == 0);
+    wait_for("no pool asks for the purger, and it runs", || purgers() == 0);
 
     // Bytes alone.
     let provider = Numbers::new(4096);
     let bounded = SlabSettings::new().max_cached(1 << 20).background(true);
     let pool = SlabPool::new(provider.clone(), bounded).unwrap();
     fill(&pool).into_iter().for_each(|address| free(&pool, address));
-    wait_for("more is free than may be", || pool.statistics().cached_bytes <= 1 << 20);
+    wait_for("more is free than max_cached", || pool.statistics().cached_bytes <= 1 << 20);
     drop(pool);
 
-    // Pools that come and go while it looks.
+    // Pools are made and dropped while the purger runs.
     for _ in 0..300 {
         let pool =
             SlabPool::new(Numbers::new(4096), settings().release_after(Duration::from_millis(1))).unwrap();
         fill(&pool).into_iter().take(300).for_each(|address| free(&pool, address));
     }
-    wait_for("nobody asks for it, and it goes on", || tidiers() == 0);
+    wait_for("no pool asks for the purger, and it runs", || purgers() == 0);
     in_a_forked_child();
     drop(plain);
 }
 
-/// A child does not have its parent's thread: it gets one of its own.
+/// A forked child gets a purger of its own.
 fn in_a_forked_child() {
     let provider = Pages::private();
     let pool = SlabPool::new(provider.clone(), settings()).unwrap();
     let inherited = fill(&pool);
-    wait_for("there is no thread", || tidiers() == 1);
+    wait_for("there is no thread", || purgers() == 1);
     for _ in 0..20 {
-        // SAFETY: the child runs pool code, whose locks come through a fork, and ends without unwinding.
+        // SAFETY: the child runs pool code, whose locks come through a fork, and ends without
+        // unwinding.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             // SAFETY: sets a timer of this process.
@@ -107,13 +109,13 @@ fn in_a_forked_child() {
             }
             fill(&pool).into_iter().for_each(|address| free(&pool, address));
             let begin = Instant::now();
-            while (provider.live_regions() > 0 || tidiers() != 1) && begin.elapsed() < Duration::from_secs(20)
+            while (provider.live_regions() > 0 || purgers() != 1) && begin.elapsed() < Duration::from_secs(20)
             {
-                // A slow path now and then begins it anew.
+                // A slow path starts the purger anew.
                 fill(&pool).into_iter().for_each(|address| free(&pool, address));
                 std::thread::sleep(Duration::from_millis(200));
             }
-            let code = i32::from(provider.live_regions() > 0) + 2 * i32::from(tidiers() != 1);
+            let code = i32::from(provider.live_regions() > 0) + 2 * i32::from(purgers() != 1);
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(code) };
         }
@@ -126,6 +128,6 @@ fn in_a_forked_child() {
         free(&pool, address);
     }
     drop(pool);
-    wait_for("nobody asks for it, and it goes on", || tidiers() == 0);
+    wait_for("no pool asks for the purger, and it runs", || purgers() == 0);
     assert_eq!(Arc::strong_count(&provider), 1);
 }
