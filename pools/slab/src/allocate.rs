@@ -22,7 +22,6 @@ use crate::SlabPool;
 use crate::central::{Taker, make_slab};
 use crate::extents::{GRANULE_UNITS, Range, UNIT};
 use crate::heap::{BinPlace, Evicted, Heap};
-use crate::lookaside::granule_of;
 use crate::regions::OWNER;
 use crate::section::{CLOSING, FENCED, SHARED, Section, TRACED};
 use crate::span::{Entry, Span, thread_word};
@@ -260,28 +259,9 @@ impl SlabPool {
             // SAFETY: `take` writes as many as it returns.
             let took =
                 unsafe { bin.fill(limits, want, |out, want| self.central(class).take(taker, out, want)) };
-            self.remember_biased(index, heap, bin.newest(took));
+            heap.remember_biased(index, &self.back.meta, bin.newest(took));
             bin.pop()
         })
-    }
-
-    /// Enters the spans of blocks into the lookaside cache, if they are biased towards the thread.
-    /// Inside.
-    fn remember_biased(&self, index: u32, heap: &Heap, entries: &[Entry]) {
-        let mut last = None;
-        for entry in entries {
-            let address = Address::from_bits(entry.address);
-            let granule = Some(granule_of(address));
-            if core::mem::replace(&mut last, granule) == granule {
-                continue;
-            }
-            let number = self.back.meta.span_number(address);
-            let span = number.and_then(|number| self.back.meta.span(number));
-            if let Some(span) = span.filter(|span| span.bias.load(Ordering::Relaxed) == thread_word(index)) {
-                // SAFETY: the span is biased towards this thread, and in use.
-                unsafe { heap.lookaside.remember(address, span) };
-            }
-        }
     }
 
     /// Pops a large block from the thread's bins; fills one from stock if they are empty. Inside.

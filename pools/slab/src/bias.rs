@@ -7,8 +7,8 @@
 //! its blocks are free. That costs a hundred times what a biased free saves. So a thread that was
 //! wrong goes without bias for a while: [`SlabBias`] and [`LargeBias`].
 //!
-//! Everything of the bias is here, besides [`Span::bias`] and the branch for biased spans in
-//! `free`.
+//! Everything of the bias is here, besides [`Span::bias`], the fast path in `free`, and the empty
+//! slab that becomes biased in `central`.
 
 #[cfg(test)]
 mod model;
@@ -16,10 +16,13 @@ mod model;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use umf_core::Address;
 use umf_sync::thread;
 
 use crate::heap::Heap;
 use crate::heaps::Heaps;
+use crate::lookaside::granule_of;
+use crate::metadata::Metadata;
 use crate::section::{BiasedLock, await_exit, restore, revoke};
 use crate::span::{Entry, Span, UNBIASED, thread_word};
 
@@ -107,6 +110,24 @@ impl Heap {
             let span = unsafe { Span::of_own_state(entry) };
             if span.bias.load(Ordering::Relaxed) != UNBIASED {
                 self.unbias(span);
+            }
+        }
+    }
+
+    /// Enters the spans of blocks that a refill brought into the lookaside cache, if they are biased
+    /// towards thread number `index`, this heap's. Inside.
+    pub(crate) fn remember_biased(&self, index: u32, meta: &Metadata, entries: &[Entry]) {
+        let mut last = None;
+        for entry in entries {
+            let address = Address::from_bits(entry.address);
+            let granule = Some(granule_of(address));
+            if core::mem::replace(&mut last, granule) == granule {
+                continue;
+            }
+            let span = meta.span_number(address).and_then(|number| meta.span(number));
+            if let Some(span) = span.filter(|span| span.bias.load(Ordering::Relaxed) == thread_word(index)) {
+                // SAFETY: the span is biased towards this thread, and in use.
+                unsafe { self.lookaside.remember(address, span) };
             }
         }
     }
