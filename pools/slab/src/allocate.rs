@@ -150,8 +150,8 @@ impl SlabPool {
         }
     }
 
-    /// Serves a request from behind the thread's bins. If memory is short, gives free memory back,
-    /// and asks the callback that was set for that.
+    /// Serves a request from behind the thread's bins, unless too much is held. If memory is short,
+    /// gives everything that is free back and tries again, then asks the callback that was set.
     #[cold]
     fn serve(&self, layout: Layout) -> Result<Address> {
         let allocate = || {
@@ -164,7 +164,19 @@ impl SlabPool {
             // names our metadata.
             Ok(unsafe { entry.hand_out() })
         };
-        let address = self.back.upstream.relieving(self, layout, || self.retry(allocate));
+        let upstream = &self.back.upstream;
+        let address = upstream.relieving(self, layout, || {
+            self.apply_policy(0);
+            upstream.admit()?;
+            upstream.poll_awaited();
+            let result = allocate();
+            if !matches!(result, Err(Error::OutOfMemory { .. } | Error::LimitReached { .. })) {
+                return result;
+            }
+            // What the provider refuses to take back does not matter here.
+            let _ = self.release_free(0);
+            allocate().or_else(|error| if self.back.limits.reclaim(&error) { allocate() } else { Err(error) })
+        });
         if let Ok(address) = address {
             self.requested.note(&self.back.meta, layout.size(), address);
         }
@@ -172,23 +184,6 @@ impl SlabPool {
             self.back.trace.block("allocate", layout.size(), address.as_ref().ok());
         }
         address
-    }
-
-    /// Runs `allocate`, unless too much is held. If it lacks memory, gives everything that is free
-    /// back and runs it again.
-    fn retry<T>(&self, allocate: impl Fn() -> Result<T>) -> Result<T> {
-        self.apply_policy(0);
-        self.back.upstream.admit()?;
-        self.back.upstream.poll_awaited();
-        match allocate() {
-            Err(Error::OutOfMemory { .. } | Error::LimitReached { .. }) => {
-                // What the provider refuses to take back does not matter here.
-                let _ = self.release_free(0);
-                allocate()
-                    .or_else(|error| if self.back.limits.reclaim(&error) { allocate() } else { Err(error) })
-            }
-            result => result,
-        }
     }
 
     /// Takes a block of the class, or of one a little larger, and counts it as allocated.
