@@ -21,7 +21,6 @@
 //! `UMF_POOL_SMALL_CAPACITY`, and so on ([`variable_name`]). Names that jobs have used with earlier
 //! libraries keep their meaning: `UMF_LOG`, `UMF_MAX_OPENED_IPC_HANDLES` and others.
 
-mod byte_size;
 mod context;
 mod decode;
 mod environment;
@@ -41,7 +40,6 @@ mod umf_log;
 mod value;
 mod warning;
 
-pub use byte_size::{ByteSize, ParseByteSizeError};
 pub use context::Context;
 pub use error::Error;
 pub use file::FILE_LIMIT;
@@ -55,5 +53,6 @@ pub use settings::{
     LeasePolicy, LimitPolicy, Link, LinkEngine, Log, LogLevel, LogOutput, NumaMode, NumaWeight, OnFree,
     Params, Poison, Pool, Pools, Provider, Ptracer, Settings, Shards, SharedLimit, Visibility,
 };
+pub use umf_core::settings::{ByteSize, ParseByteSizeError};
 pub use value::Value;
 pub use warning::Warning;

@@ -9,6 +9,7 @@
 //! | delayed free | [`DeferredFree::free_after`]: freed, and handed out again when a [`Completion`] is ready |
 //! | memory that is freed and still in use | [`held`] |
 //! | a limit that pools share | [`limit`] |
+//! | settings of a kind, and what makes it of them | [`settings`](mod@settings), [`factory`] |
 //! | lack of memory | [`shortage`]: the application is asked |
 //! | what a pool holds, and what happened in it | [`statistics`], [`map`], [`history`], [`leaks`] |
 //!
@@ -22,6 +23,7 @@ compile_error!("umf runs on 64-bit Linux");
 mod address;
 mod completion;
 mod error;
+pub mod factory;
 pub mod held;
 pub mod history;
 mod layout;
@@ -30,12 +32,14 @@ pub mod limit;
 pub mod map;
 pub mod pool;
 pub mod provider;
+pub mod settings;
 pub mod shortage;
 pub mod statistics;
 
 pub use address::{Address, AddressSpace};
 pub use completion::{Completion, Progress};
 pub use error::{Error, PastFree, Result};
+pub use factory::{FactoryError, PoolFactory, PoolRequest, ProviderFactory};
 pub use layout::Layout;
 pub use pool::{BlockSpan, Controls, DeferredFree, Freed, Inspect, Pool, Reserve, ShareLimit};
 pub use provider::{
