@@ -261,7 +261,7 @@ macro_rules! words {
         #[allow(dead_code, reason = "not every enumeration is shown and listed")]
         impl $name {
             /// All of them.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+            pub const ALL: [Self; [$($word),+].len()] = [$(Self::$variant),+];
             /// Their words.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
 

@@ -42,8 +42,6 @@ pub use umf_link::{
     Registration, RemoteAccess, RemoteKey, SendRequest, Sender, Sends, Source, Span, TagMatch, View,
 };
 
-use umf_config::LinkEngine;
-
 use crate::{Result, importer, settings};
 
 /// The settings of this process for its links.
@@ -51,27 +49,7 @@ use crate::{Result, importer, settings};
 /// # Errors
 /// As [`crate::settings`].
 pub fn link_settings() -> Result<LinkSettings> {
-    let set = &settings()?.link;
-    let mut link = LinkSettings::default();
-    link.engine = match set.engine {
-        LinkEngine::Inline => Some(Engine::Inline),
-        LinkEngine::Bounce => Some(Engine::Bounce),
-        LinkEngine::Cma => Some(Engine::Cma),
-        LinkEngine::Mapped => Some(Engine::Mapped),
-        LinkEngine::Both => Some(Engine::Both),
-        _ => None,
-    };
-    let size = |bytes: umf_config::ByteSize| usize::try_from(bytes.get()).unwrap_or(usize::MAX);
-    link.eager_max = size(set.eager_max);
-    link.both_min = size(set.both_min);
-    // On a machine of one processor the default is not to spin.
-    if *settings()?.origin("link.spin_us") != umf_config::Origin::Default {
-        link.spin = set.spin();
-    }
-    link.timeout = set.timeout();
-    link.max_unexpected = set.max_unexpected.get();
-    link.enforce = set.enforce;
-    Ok(link)
+    Ok(settings()?.link.clone())
 }
 
 /// A builder with the settings and the importer of this process.

@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use umf_core::held::OnFree;
 use umf_core::limit::SharedLimitRef;
+use umf_core::settings::NoSettings;
 use umf_core::shortage::OutOfMemory;
+use umf_core::{FactoryError, Pool, PoolFactory, PoolRequest};
+
+use crate::ProxyPool;
 
 /// The knobs of a [`crate::ProxyPool`].
 #[derive(Clone, Debug)]
@@ -80,5 +84,16 @@ impl ProxySettings {
     pub const fn max_held(mut self, bytes: u64) -> Self {
         self.max_held = bytes;
         self
+    }
+}
+
+impl PoolFactory for ProxyPool {
+    const KIND: &'static str = "proxy";
+    type Settings = NoSettings;
+
+    fn build(request: PoolRequest<'_>, _: NoSettings) -> Result<Arc<dyn Pool>, FactoryError> {
+        let mut settings = ProxySettings::default().name(request.name).memory_limit(request.memory_limit);
+        settings.shared_limit = request.shared_limit;
+        Ok(Self::with_settings(request.provider, settings)?)
     }
 }

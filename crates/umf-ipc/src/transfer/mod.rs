@@ -18,36 +18,26 @@ pub(crate) use diagnosis::yama_scope;
 use core::fmt;
 use core::str::FromStr;
 
-/// One way for an fd to travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Mode {
-    /// `pidfd_getfd(2)`.
-    Pidfd,
-    /// `/proc/<pid>/fd/<n>`.
-    Procfs,
-    /// `SCM_RIGHTS` over the producer's socket.
-    Socket,
-}
+use serde::de::{self, Deserialize, Deserializer};
 
-impl Mode {
-    /// All of them, in the order of `auto`.
-    pub const ALL: [Self; 3] = [Self::Pidfd, Self::Procfs, Self::Socket];
-
-    /// The name in settings.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Pidfd => "pidfd",
-            Self::Procfs => "procfs",
-            Self::Socket => "socket",
-        }
+umf_core::words! {
+    /// One way for an fd to travel. `ALL` is in the order of `auto`.
+    #[non_exhaustive]
+    pub enum Mode {
+        /// `pidfd_getfd(2)`.
+        Pidfd = "pidfd",
+        /// `/proc/<pid>/fd/<n>`.
+        Procfs = "procfs",
+        /// `SCM_RIGHTS` over the producer's socket.
+        Socket = "socket",
     }
 }
 
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+impl Mode {
+    /// The name in settings.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        self.as_str()
     }
 }
 
@@ -91,9 +81,51 @@ impl FromStr for Exchange {
         if text.trim() == "auto" {
             return Ok(Self::Auto);
         }
-        let mode = |word: &str| Mode::ALL.into_iter().find(|mode| mode.name() == word.trim());
-        let modes: Option<Vec<Mode>> = text.split(',').map(mode).collect();
-        modes.map(Self::Order).ok_or_else(unknown)
+        let modes: Result<Vec<Mode>, _> = text.split(',').map(|word| word.trim().parse()).collect();
+        modes.ok().and_then(Self::in_order).ok_or_else(unknown)
+    }
+}
+
+impl Exchange {
+    /// These modes, if there are some and none is there twice.
+    fn in_order(modes: Vec<Mode>) -> Option<Self> {
+        let is_new = |place: usize| !modes[..place].contains(&modes[place]);
+        (!modes.is_empty() && (0..modes.len()).all(is_new)).then_some(Self::Order(modes))
+    }
+}
+
+impl serde::Serialize for Exchange {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Exchange {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Modes;
+        impl<'de> de::Visitor<'de> for Modes {
+            type Value = Exchange;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "\"auto\", one of \"pidfd\" \"procfs\" \"socket\", or several of them in the order to try \
+                     ([\"procfs\", \"pidfd\"] or \"procfs,pidfd\")",
+                )
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Exchange, E> {
+                text.parse().map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
+            }
+
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut list: A) -> Result<Exchange, A::Error> {
+                let mut modes = Vec::new();
+                while let Some(mode) = list.next_element()? {
+                    modes.push(mode);
+                }
+                Exchange::in_order(modes).ok_or_else(|| de::Error::invalid_value(de::Unexpected::Seq, &self))
+            }
+        }
+        deserializer.deserialize_any(Modes)
     }
 }
 

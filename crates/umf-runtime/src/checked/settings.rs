@@ -8,32 +8,36 @@ use umf_core::leaks::LeakReport;
 use umf_core::{Error, Pool, Result};
 use umf_os::output;
 
-/// What is reported of blocks that are live at the end of a pool or of the process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Leaks {
-    /// Nothing.
-    #[default]
-    Off,
-    /// How many there are of each size. Costs nothing before, if the pool counts them itself.
-    Count,
-    /// Also where they were allocated: microseconds for each allocation whose site is recorded
-    /// ([`CheckSettings::leak_sample`]).
-    Sites,
+umf_core::words! {
+    /// What is reported of blocks that are live at the end of a pool or of the process.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum Leaks {
+        /// Nothing.
+        #[default]
+        Off = "off",
+        /// How many there are of each size. Costs nothing before, if the pool counts them itself.
+        Count = "count",
+        /// Also where they were allocated: microseconds for each allocation whose site is recorded
+        /// ([`CheckSettings::leak_sample`]).
+        Sites = "sites",
+    }
 }
 
-/// What is filled, in memory that the CPU may touch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Poison {
-    /// Nothing.
-    #[default]
-    Off,
-    /// Freed blocks, with [`CheckSettings::FREED_BYTE`]; a write to one is found when it leaves the
-    /// quarantine.
-    Freed,
-    /// Also new blocks, with [`CheckSettings::NEW_BYTE`].
-    All,
+umf_core::words! {
+    /// What is filled, in memory that the CPU may touch.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum Poison {
+        /// Nothing.
+        #[default]
+        Off = "off",
+        /// Freed blocks, with [`CheckSettings::FREED_BYTE`]; a write to one is found when it leaves the
+        /// quarantine.
+        Freed = "freed",
+        /// Also new blocks, with [`CheckSettings::NEW_BYTE`].
+        All = "all",
+    }
 }
 
 type OnLeaks = dyn Fn(&LeakReport<'_>) + Send + Sync;
