@@ -57,15 +57,18 @@ pub(crate) fn layers(
     let mut layers = Vec::new();
     for older in &schema.older {
         let Some(value) = context.variable(older.name) else { continue };
-        let keys = value.to_str().and_then(older.read).unwrap_or_else(|| {
-            warnings.push(Warning::BadOlderVariable {
-                variable: older.name,
-                value: shown::quoted(&value.to_string_lossy()),
-                effect: older.effect,
-                expected: older.expected,
+        let said = value.to_str().and_then(older.read);
+        let keys = said
+            .filter(|keys| keys.iter().all(|(key, text)| accepts(schema, key, text)))
+            .unwrap_or_else(|| {
+                warnings.push(Warning::BadOlderVariable {
+                    variable: older.name,
+                    value: shown::quoted(&value.to_string_lossy()),
+                    effect: older.effect,
+                    expected: older.expected,
+                });
+                older.otherwise.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect()
             });
-            older.otherwise.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect()
-        });
         let replaced = keys.iter().map(|(key, _)| variable_name(key));
         let replaced: Vec<_> = replaced.filter(|name| context.variable(name).is_some()).collect();
         if let [by, ..] = &replaced[..]
@@ -112,6 +115,17 @@ pub(crate) fn layers(
     }
     layers.push(Layer { tree, trust: Trust::Environment });
     Ok(layers)
+}
+
+fn shapes_of(schema: &Schema, key: &str) -> Vec<Shape> {
+    key.split('.').next().and_then(|group| schema.group(group)).map_or_else(Vec::new, Group::shapes)
+}
+
+/// Whether a key takes this text.
+fn accepts(schema: &Schema, key: &str, text: &str) -> bool {
+    let (shapes, name) = (shapes_of(schema, key), key.rsplit('.').next().unwrap_or_default());
+    let value = value_of(text, &Origin::Default, name, &shapes);
+    shapes.iter().any(|shape| shape.check_key(name, &value, Trust::Full).is_ok())
 }
 
 fn put(tree: &mut Tree, path: &[String], value: Value) {

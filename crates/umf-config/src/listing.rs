@@ -27,7 +27,7 @@ impl Schema {
                 Group::Sets(sets) => {
                     if let Some(defaults) = sets.defaults {
                         let _ = writeln!(out, "[{group}.{defaults}]");
-                        keys(&mut out, &sets.common, None);
+                        sets.common.iter().for_each(|shape| keys(&mut out, shape, None));
                     }
                     for (kind, shape) in &sets.kinds {
                         let _ = writeln!(
@@ -37,7 +37,7 @@ impl Schema {
                         );
                         if sets.defaults.is_none() {
                             let _ = writeln!(out, "[{group}.{kind}]");
-                            keys(&mut out, &sets.common, Some(kind));
+                            sets.common.iter().for_each(|shape| keys(&mut out, shape, Some(kind)));
                         }
                         keys(&mut out, shape, None);
                     }

@@ -100,7 +100,7 @@ impl Loaded {
         let tree_of = |name: &str| all.and_then(|all| table(all.get(name)?));
         let mut tree = Tree::new();
         for (key, value) in sets.defaults.and_then(tree_of).into_iter().flatten() {
-            if sets.common.has(key) || shape.is_some_and(|shape| shape.has(key)) {
+            if sets.shapes(shape).iter().any(|shape| shape.has(key)) {
                 tree.insert(key.clone(), value.clone());
             }
         }

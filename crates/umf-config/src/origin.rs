@@ -4,13 +4,13 @@ use std::fmt;
 use std::path::Path;
 
 use config::Value;
-use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use crate::shown;
 
 /// The source of a value. Later ones in this list win over earlier ones.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(tag = "kind", content = "name", rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Origin {
     /// No source set it.
@@ -59,23 +59,5 @@ impl fmt::Display for Origin {
             Self::File(text) | Self::Environment(text) => text,
             Self::Program => PROGRAM,
         })
-    }
-}
-
-impl Serialize for Origin {
-    /// A map with `kind` and, where there is one, `name`.
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (kind, name) = match self {
-            Self::Default => ("default", None),
-            Self::File(line) => ("file", Some(line)),
-            Self::Environment(name) => ("environment", Some(name)),
-            Self::Program => (PROGRAM, None),
-        };
-        let mut map = serializer.serialize_map(Some(1 + usize::from(name.is_some())))?;
-        map.serialize_entry("kind", kind)?;
-        if let Some(name) = name {
-            map.serialize_entry("name", name)?;
-        }
-        map.end()
     }
 }

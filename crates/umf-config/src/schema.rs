@@ -70,8 +70,8 @@ fn defaults<T: Settings>() -> Tree {
 /// Sets of settings, each with a name and a kind: `[pool.<name>]`.
 #[derive(Clone, Debug)]
 pub struct Sets {
-    /// What all kinds share; one of its keys is `kind`.
-    pub common: Shape,
+    /// What all kinds share; one of the keys is `kind`.
+    pub common: Vec<Shape>,
     /// The kinds, and the keys of each.
     pub kinds: BTreeMap<String, Shape>,
     /// The kind of a set for which nothing says another.
@@ -194,7 +194,7 @@ impl Group {
 
 impl Sets {
     pub(crate) fn shapes<'a>(&self, kinds: impl IntoIterator<Item = &'a Shape>) -> Vec<Shape> {
-        std::iter::once(self.common).chain(kinds.into_iter().copied()).collect()
+        self.common.iter().copied().chain(kinds.into_iter().copied()).collect()
     }
 
     /// The kind of a set that does not say one.

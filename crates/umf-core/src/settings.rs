@@ -34,7 +34,7 @@ pub use serde_core as serde;
 
 pub use byte_size::{ByteSize, ParseByteSizeError};
 pub use forms::{
-    Auto, CODE, Code, Form, Microseconds, Milliseconds, Numbers, OneOf, TRUSTED, Trusted, refused,
+    Auto, CODE, Code, Form, Microseconds, Milliseconds, Numbers, OneOf, TRUSTED, Trusted, read_text, refused,
 };
 
 /// One key: its name, what it means, and the names that it had before.
@@ -80,8 +80,8 @@ impl fmt::Display for OneOf {
 /// A key is `/// documentation`, a field, optionally another name (`("name_ms")`) and older names
 /// (`| "older"`), a type, optionally the [`Form`] in which settings write the type
 /// (`as ByteSize`), a default, and optionally a range (`, "what is valid" if |value| condition`, where
-/// `value` is a reference). `parts` are fields that no source sets. For each key there is a setter of
-/// the name of the field.
+/// `value` is a reference). `values` are fields that only the program sets. For each key and value
+/// there is a setter of the name of the field. `parts` are fields without a setter.
 #[macro_export]
 macro_rules! settings {
     (
@@ -93,6 +93,9 @@ macro_rules! settings {
                 $(, $valid:literal if |$value:ident| $condition:expr)? ;
             )*
         }
+        $(values {
+            $($(#[doc = $value_doc:literal])+ $value_vis:vis $value_name:ident : $value_type:ty = $value_default:expr;)*
+        })?
         $(parts {
             $($(#[$part_meta:meta])* $part_vis:vis $part:ident : $part_type:ty = $part_default:expr;)*
         })?
@@ -102,12 +105,13 @@ macro_rules! settings {
         #[derive(Clone, Debug)]
         $vis struct $name {
             $($(#[doc = $doc])+ $key_vis $field: $type,)*
+            $($($(#[doc = $value_doc])+ $value_vis $value_name: $value_type,)*)?
             $($($(#[$part_meta])* $part_vis $part: $part_type,)*)?
         }
 
         impl Default for $name {
             fn default() -> Self {
-                Self { $($field: $default,)* $($($part: $part_default,)*)? }
+                Self { $($field: $default,)* $($($value_name: $value_default,)*)? $($($part: $part_default,)*)? }
             }
         }
 
@@ -127,6 +131,15 @@ macro_rules! settings {
                     self
                 }
             )*
+
+            $($(
+                $(#[doc = $value_doc])+
+                #[must_use]
+                pub fn $value_name(mut self, $value_name: $value_type) -> Self {
+                    self.$value_name = $value_name;
+                    self
+                }
+            )*)?
 
             /// The first key whose value is out of its range, and what is valid.
             #[must_use]

@@ -46,7 +46,11 @@ pub(crate) fn pool(
     if keys.shared_limit != "none" {
         request.shared_limit = Some(shared_limit(settings, &keys.shared_limit)?.into());
     }
-    let pool = checked((entry.build)(&set, request)?, check_settings(&keys))?;
+    let checks: CheckSettings = set.read()?;
+    if checks.leaks == Leaks::Sites {
+        leaks::name_stacks();
+    }
+    let pool = checked((entry.build)(&set, request)?, checks)?;
     holding(&*pool, &keys)?;
     // A kind that cannot is an error.
     if keys.reserve != 0 {
@@ -61,14 +65,6 @@ pub(crate) fn checked(
     checks: CheckSettings,
 ) -> umf_core::Result<Arc<dyn umf_core::Pool>> {
     Ok(if checks.is_off() { pool } else { Checked::new(pool, checks)? })
-}
-
-fn check_settings(keys: &PoolKeys) -> CheckSettings {
-    if keys.leaks == Leaks::Sites {
-        leaks::name_stacks();
-    }
-    let checks = CheckSettings::new().history(keys.history).leaks(keys.leaks).leak_sample(keys.leak_sample);
-    checks.poison(keys.poison).quarantine(keys.quarantine)
 }
 
 /// Sets what a pool does with blocks that are freed and still open elsewhere. A kind that cannot is an error, if the settings

@@ -17,21 +17,23 @@ umf_core::settings! {
         /// one for each processor, but no more than four, and fewer where there are no more.
         pub arenas: u32 = 0;
     }
+    values {
+        /// The most bytes that the pool may hold; 0 is unlimited. Default: 0.
+        pub memory_limit: u64 = 0;
+        /// What becomes of the contents of a block that is freed while other processes have it open.
+        /// Default: [`OnFree::Hold`].
+        pub on_free: OnFree = OnFree::Hold;
+        /// The most bytes of freed memory that may be held because other processes have it open, before
+        /// allocating fails as [`umf_core::Error::HeldLimit`]; 0 is unlimited. Default: 0.
+        pub max_held: u64 = 0;
+    }
     parts {
         /// The name of the pool, for people. Default: `jemalloc`.
         pub name: String = "jemalloc".to_owned();
-        /// Bytes that the pool may hold; 0 is unlimited. Default: 0.
-        pub memory_limit: u64 = 0;
         /// A limit that the pool shares with others. Default: none.
         pub shared_limit: Option<SharedLimitRef> = None;
         /// Called when an allocation would fail for lack of memory ([`umf_core::shortage`]). Default: none.
         pub out_of_memory: Option<Arc<dyn OutOfMemory>> = None;
-        /// What becomes of the contents of a block that is freed while other processes have it open. Default:
-        /// [`OnFree::Hold`].
-        pub on_free: OnFree = OnFree::Hold;
-        /// Bytes of freed memory that may be held because other processes have it open, before allocating fails as
-        /// [`umf_core::Error::HeldLimit`]; 0 is unlimited. Default: 0.
-        pub max_held: u64 = 0;
     }
 }
 
@@ -40,13 +42,6 @@ impl JemallocSettings {
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
-        self
-    }
-
-    /// Sets the most bytes that the pool may hold; 0 is unlimited.
-    #[must_use]
-    pub const fn memory_limit(mut self, bytes: u64) -> Self {
-        self.memory_limit = bytes;
         self
     }
 
@@ -61,20 +56,6 @@ impl JemallocSettings {
     #[must_use]
     pub fn out_of_memory(mut self, callback: impl OutOfMemory + 'static) -> Self {
         self.out_of_memory = Some(Arc::new(callback));
-        self
-    }
-
-    /// Sets what becomes of blocks that are freed while other processes have them open.
-    #[must_use]
-    pub const fn on_free(mut self, on_free: OnFree) -> Self {
-        self.on_free = on_free;
-        self
-    }
-
-    /// Sets the most bytes that may be held for other processes; 0 is unlimited.
-    #[must_use]
-    pub const fn max_held(mut self, bytes: u64) -> Self {
-        self.max_held = bytes;
         self
     }
 }

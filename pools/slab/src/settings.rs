@@ -98,15 +98,25 @@ umf_core::settings! {
         /// block. A pool that is the global allocator ignores it.
         pub(crate) trace: u32 = 0, "a whole number from 0 to 3" if |level| *level <= 3;
     }
+    values {
+        /// The most that the pool may take from its provider; 0 is unlimited. Default: 0.
+        pub(crate) memory_limit: u64 = 0;
+        /// What becomes of the contents of a block that is freed while other processes have it open. Its
+        /// address is not handed out again before they have closed it, either way. Default: `Hold`.
+        pub(crate) on_free: OnFree = OnFree::Hold;
+        /// The most bytes of freed memory that may be held because other processes have it open, before
+        /// allocating more fails as [`Error::HeldLimit`]; 0 is unlimited. What is held counts against the
+        /// memory limit too. Default: 0.
+        pub(crate) max_held: u64 = 0;
+        /// Bytes that the pool takes from its provider at the beginning, for blocks that are pooled, and
+        /// keeps: [`umf_core::Reserve::reserve`]. Default: 0.
+        pub(crate) reserve: u64 = 0;
+    }
     parts {
         pub(crate) name: Name = Name::new("slab");
-        pub(crate) memory_limit: u64 = 0;
         pub(crate) shared_limit: Option<SharedLimitRef> = None;
-        pub(crate) on_free: OnFree = OnFree::Hold;
-        pub(crate) max_held: u64 = 0;
         /// Whether `shared_cache_size` becomes more with what the pool has.
         pub(crate) shared_cache_grows: bool = true;
-        pub(crate) reserve: u64 = 0;
         pub(crate) out_of_memory: Option<Arc<dyn OutOfMemory>> = None;
     }
 }
@@ -130,42 +140,11 @@ impl SlabSettings {
         self
     }
 
-    /// The most that the pool may take from its provider; 0 is unlimited. Default: 0.
-    #[must_use]
-    pub const fn memory_limit(mut self, bytes: u64) -> Self {
-        self.memory_limit = bytes;
-        self
-    }
-
     /// A limit that this pool shares with others: an `Arc<SharedLimit>` or a `&'static SharedLimit`. Default:
     /// none.
     #[must_use]
     pub fn shared_limit(mut self, limit: impl Into<SharedLimitRef>) -> Self {
         self.shared_limit = Some(limit.into());
-        self
-    }
-
-    /// What becomes of the contents of a block that is freed while other processes have it open. Its address is not handed out
-    /// again before they have closed it, either way. Default: [`OnFree::Hold`].
-    #[must_use]
-    pub const fn on_free(mut self, on_free: OnFree) -> Self {
-        self.on_free = on_free;
-        self
-    }
-
-    /// The most bytes of freed memory that may be held because other processes have it open, before allocating more fails as
-    /// [`Error::HeldLimit`]; 0 is unlimited. What is held counts against [`SlabSettings::memory_limit`] too. Default: 0.
-    #[must_use]
-    pub const fn max_held(mut self, bytes: u64) -> Self {
-        self.max_held = bytes;
-        self
-    }
-
-    /// Bytes that the pool takes from its provider at the beginning, for blocks that are pooled, and keeps: [`umf_core::Reserve::reserve`].
-    /// Default: 0.
-    #[must_use]
-    pub const fn reserve(mut self, bytes: u64) -> Self {
-        self.reserve = bytes;
         self
     }
 

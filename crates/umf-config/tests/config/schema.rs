@@ -107,7 +107,7 @@ pub fn schema() -> Schema {
             "pool",
             "Pools.",
             Sets {
-                common: Shape::of::<Common>(),
+                common: vec![Shape::of::<Common>()],
                 kinds: kinds.into(),
                 default_kind: "slab",
                 defaults: Some("defaults"),
@@ -118,7 +118,7 @@ pub fn schema() -> Schema {
             "provider",
             "Providers.",
             Sets {
-                common: Shape::of::<ProviderKeys>(),
+                common: vec![Shape::of::<ProviderKeys>()],
                 kinds: providers.into(),
                 default_kind: "host",
                 defaults: None,

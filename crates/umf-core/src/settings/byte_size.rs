@@ -3,8 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde_core::de::{self, Deserialize, Deserializer, Unexpected, Visitor};
-use serde_core::{Serialize, Serializer};
+use serde_core::{Deserialize, Deserializer, Serialize, Serializer};
 
 const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
 
@@ -135,29 +134,7 @@ impl Serialize for ByteSize {
 
 impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ByteSizeVisitor)
-    }
-}
-
-struct ByteSizeVisitor;
-
-impl Visitor<'_> for ByteSizeVisitor {
-    type Value = ByteSize;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a number of bytes such as 65536 or \"64KiB\"")
-    }
-
-    fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<ByteSize, E> {
-        Ok(ByteSize(bytes))
-    }
-
-    fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<ByteSize, E> {
-        u64::try_from(bytes).map(ByteSize).map_err(|_| E::invalid_value(Unexpected::Signed(bytes), &self))
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
-        text.parse().map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
+        super::read_text(deserializer, "a number of bytes such as 65536 or \"64KiB\"")
     }
 }
 

@@ -50,7 +50,7 @@ impl Form<usize> for ByteSize {
 }
 
 macro_rules! times {
-    ($($(#[$meta:meta])* $name:ident, $from:ident, $as:ident, $expected:literal;)+) => {$(
+    ($($(#[$meta:meta])* $name:ident, $from:ident, $as:ident;)+) => {$(
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct $name(pub u64);
@@ -84,7 +84,7 @@ macro_rules! times {
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_u64(WholeNumber($expected)).map(Self)
+                u64::deserialize(deserializer).map(Self)
             }
         }
     )+};
@@ -92,27 +92,9 @@ macro_rules! times {
 
 times! {
     /// Whole milliseconds.
-    Milliseconds, from_millis, as_millis, "a whole number of milliseconds";
+    Milliseconds, from_millis, as_millis;
     /// Whole microseconds.
-    Microseconds, from_micros, as_micros, "a whole number of microseconds";
-}
-
-struct WholeNumber(&'static str);
-
-impl Visitor<'_> for WholeNumber {
-    type Value = u64;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-
-    fn visit_u64<E: de::Error>(self, number: u64) -> Result<u64, E> {
-        Ok(number)
-    }
-
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<u64, E> {
-        u64::try_from(number).map_err(|_| E::invalid_value(Unexpected::Signed(number), &self))
-    }
+    Microseconds, from_micros, as_micros;
 }
 
 /// `"auto"`, or a value.
@@ -231,38 +213,79 @@ impl FromStr for Numbers {
     }
 }
 
-impl Serialize for Numbers {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+crate::text_form!(Numbers, "a list of numbers from 0 to 1023, each once, such as [0, 2] or \"0,2-4\"");
+
+/// Reads a type that is written as a text. A number is its digits, and a list its elements with commas.
+///
+/// # Errors
+/// `invalid_value` with what is expected.
+pub fn read_text<'de, T: FromStr, D: Deserializer<'de>>(
+    deserializer: D,
+    expected: &'static str,
+) -> Result<T, D::Error> {
+    let text = deserializer.deserialize_any(Text(expected))?;
+    text.trim().parse().map_err(|_| de::Error::invalid_value(Unexpected::Str(&text), &expected))
+}
+
+struct Text(&'static str);
+
+impl<'de> de::DeserializeSeed<'de> for Text {
+    type Value = String;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
+        deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Numbers {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct List;
-        impl<'de> Visitor<'de> for List {
-            type Value = Numbers;
+impl<'de> Visitor<'de> for Text {
+    type Value = String;
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of numbers from 0 to 1023, each once, such as [0, 2] or \"0,2-4\"")
-            }
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
 
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Numbers, E> {
-                text.parse().map_err(|()| E::invalid_value(Unexpected::Str(text), &self))
-            }
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<String, E> {
+        Ok(text.to_owned())
+    }
 
-            fn visit_seq<A: de::SeqAccess<'de>>(self, mut list: A) -> Result<Numbers, A::Error> {
-                let mut numbers = Numbers::default();
-                while let Some(number) = list.next_element()? {
-                    numbers
-                        .add(number, number)
-                        .ok_or_else(|| de::Error::invalid_value(Unexpected::Seq, &self))?;
-                }
-                Ok(numbers)
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<String, E> {
+        Ok(number.to_string())
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<String, E> {
+        Ok(number.to_string())
+    }
+
+    fn visit_seq<A: de::SeqAccess<'de>>(self, mut list: A) -> Result<String, A::Error> {
+        let mut parts = Vec::new();
+        while let Some(part) = list.next_element_seed(Text(self.0))? {
+            parts.push(part);
+        }
+        Ok(parts.join(","))
+    }
+}
+
+/// Makes a type with `FromStr` and `Display` a value of settings. The text says what is valid.
+#[macro_export]
+macro_rules! text_form {
+    ($type:ty, $expected:expr) => {
+        impl $crate::settings::serde::Serialize for $type {
+            fn serialize<S: $crate::settings::serde::Serializer>(
+                &self,
+                serializer: S,
+            ) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
             }
         }
-        deserializer.deserialize_any(List)
-    }
+
+        impl<'de> $crate::settings::serde::Deserialize<'de> for $type {
+            fn deserialize<D: $crate::settings::serde::Deserializer<'de>>(
+                deserializer: D,
+            ) -> Result<Self, D::Error> {
+                $crate::settings::read_text(deserializer, $expected)
+            }
+        }
+    };
 }
 
 /// The words of an enumeration, as what is expected and as the error of another word.

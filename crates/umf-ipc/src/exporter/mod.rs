@@ -8,8 +8,8 @@ pub(crate) use region_export::NativeGuard;
 use core::fmt;
 use core::ops::Deref;
 use core::ptr::NonNull;
+use core::str::FromStr;
 use core::sync::atomic::{AtomicPtr, Ordering};
-use serde::de;
 use std::sync::Arc;
 
 use umf_core::Freed;
@@ -282,44 +282,34 @@ pub enum Ptracer {
     Process(u32),
 }
 
-impl serde::Serialize for Ptracer {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+impl fmt::Display for Ptracer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::None => serializer.serialize_str("none"),
-            Self::Any => serializer.serialize_str("any"),
-            Self::Process(pid) => serializer.serialize_u32(*pid),
+            Self::None => f.write_str("none"),
+            Self::Any => f.write_str("any"),
+            Self::Process(pid) => pid.fmt(f),
         }
     }
 }
 
-impl<'de> de::Deserialize<'de> for Ptracer {
-    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Word;
-        impl de::Visitor<'_> for Word {
-            type Value = Ptracer;
+impl FromStr for Ptracer {
+    type Err = ();
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("\"none\", \"any\" or a process id")
-            }
-
-            fn visit_str<E: de::Error>(self, word: &str) -> Result<Ptracer, E> {
-                match word {
-                    "none" => Ok(Ptracer::None),
-                    "any" => Ok(Ptracer::Any),
-                    other => Err(E::invalid_value(de::Unexpected::Str(other), &self)),
-                }
-            }
-
-            fn visit_i64<E: de::Error>(self, pid: i64) -> Result<Ptracer, E> {
-                let pid =
-                    i32::try_from(pid).ok().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid != 0);
-                pid.map(Ptracer::Process)
-                    .ok_or_else(|| E::invalid_value(de::Unexpected::Other("a number"), &self))
-            }
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "none" => Ok(Self::None),
+            "any" => Ok(Self::Any),
+            number => number
+                .parse::<i32>()
+                .ok()
+                .filter(|pid| *pid > 0)
+                .map(|pid| Self::Process(pid.unsigned_abs()))
+                .ok_or(()),
         }
-        deserializer.deserialize_any(Word)
     }
 }
+
+umf_core::text_form!(Ptracer, "\"none\", \"any\" or a process id");
 
 /// Settings of an [`crate::Exporter`].
 #[derive(Clone, Debug)]

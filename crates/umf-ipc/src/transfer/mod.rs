@@ -18,8 +18,6 @@ pub(crate) use diagnosis::yama_scope;
 use core::fmt;
 use core::str::FromStr;
 
-use serde::de::{self, Deserialize, Deserializer};
-
 umf_core::words! {
     /// One way for an fd to travel. `ALL` is in the order of `auto`.
     #[non_exhaustive]
@@ -94,40 +92,11 @@ impl Exchange {
     }
 }
 
-impl serde::Serialize for Exchange {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Exchange {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Modes;
-        impl<'de> de::Visitor<'de> for Modes {
-            type Value = Exchange;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(
-                    "\"auto\", one of \"pidfd\" \"procfs\" \"socket\", or several of them in the order to try \
-                     ([\"procfs\", \"pidfd\"] or \"procfs,pidfd\")",
-                )
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Exchange, E> {
-                text.parse().map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
-            }
-
-            fn visit_seq<A: de::SeqAccess<'de>>(self, mut list: A) -> Result<Exchange, A::Error> {
-                let mut modes = Vec::new();
-                while let Some(mode) = list.next_element()? {
-                    modes.push(mode);
-                }
-                Exchange::in_order(modes).ok_or_else(|| de::Error::invalid_value(de::Unexpected::Seq, &self))
-            }
-        }
-        deserializer.deserialize_any(Modes)
-    }
-}
+umf_core::text_form!(
+    Exchange,
+    "\"auto\", one of \"pidfd\" \"procfs\" \"socket\", or several of them in the order to try \
+     ([\"procfs\", \"pidfd\"] or \"procfs,pidfd\")"
+);
 
 impl fmt::Display for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

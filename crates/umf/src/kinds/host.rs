@@ -2,11 +2,10 @@
 //! provider does without.
 
 use std::fmt;
-use std::marker::PhantomData;
+use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::de::{self, Deserialize, Deserializer, Visitor};
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use umf_core::settings::{Auto, ByteSize, Form, Numbers};
 use umf_core::{Error, FactoryError, Import, Provider, ProviderFactory, Visibility};
 use umf_provider_host::{HostImport, HostProvider, HugePages, NodeSet, NodeShare, Numa};
@@ -75,14 +74,12 @@ umf_core::settings! {
         /// "lowest-latency"; the last two as this process sees them, or "@any", "@cpu3", "@node1"
         /// ("highest-bandwidth@node1"). Of several, the first that the machine can tell: without an HMAT
         /// table that is not "highest-bandwidth" (umf info --topology).
-        pub numa_space: Vec<SpaceName> as List<Parsed<SpaceName>> = Vec::new();
+        pub numa_space: Vec<SpaceName> as Spaces = Vec::new();
         /// Bytes of each part where memory is interleaved; 0 is one page.
         pub numa_part_size: usize as ByteSize = 0;
         /// Shares of the nodes where memory is split ([{ node = 0, weight = 3 }, { node = 1, weight = 1 }]
         /// or "0:3,1:1"); empty is equal shares.
-        pub numa_weights: Vec<NodeShare> as List<Share> = Vec::new(),
-            "weights above 0 of nodes from 0 to 1023, each once: [{ node = 0, weight = 3 }] or \"0:3,1:1\""
-            if |shares| are_shares(shares);
+        pub numa_weights: Vec<NodeShare> as Shares = Vec::new();
         /// Give each region a descriptor of its own, so that a process that opens one sees nothing else.
         pub isolate: bool = false;
     }
@@ -98,141 +95,102 @@ fn are_shares(shares: &[NodeShare]) -> bool {
     shares.iter().all(|share| share.weight != 0 && share.node <= 1023) && (0..shares.len()).all(is_new)
 }
 
-/// A list, or a text of its elements with commas.
+/// Memory spaces, with commas.
 #[derive(Clone, Debug)]
-pub struct List<T>(Vec<T>);
+pub struct Spaces(Vec<SpaceName>);
 
-/// A text that has a form of its own.
-#[derive(Clone, Debug)]
-pub struct Parsed<T>(T);
-
-/// A node's share: a table, or `node:weight`.
-#[derive(Clone, Copy, Debug)]
-pub struct Share(NodeShare);
-
-impl Form<Vec<SpaceName>> for List<Parsed<SpaceName>> {
+impl Form<Vec<SpaceName>> for Spaces {
     fn value(self) -> Vec<SpaceName> {
-        self.0.into_iter().map(|name| name.0).collect()
+        self.0
     }
 
     fn of(names: &Vec<SpaceName>) -> Self {
-        Self(names.iter().cloned().map(Parsed).collect())
+        Self(names.clone())
     }
 }
 
-impl Form<Vec<NodeShare>> for List<Share> {
-    fn value(self) -> Vec<NodeShare> {
-        self.0.into_iter().map(|share| share.0).collect()
-    }
-
-    fn of(shares: &Vec<NodeShare>) -> Self {
-        Self(shares.iter().copied().map(Share).collect())
-    }
-}
-
-impl<T: fmt::Display> fmt::Display for Parsed<T> {
+impl fmt::Display for Spaces {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        f.write_str(&self.0.iter().map(SpaceName::to_string).collect::<Vec<_>>().join(","))
     }
 }
 
-impl fmt::Display for Share {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.0.node, self.0.weight)
+impl FromStr for Spaces {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let names =
+            text.split(',').filter(|_| !text.is_empty()).map(|name| name.trim().parse().map_err(drop));
+        names.collect::<Result<_, _>>().map(Self)
     }
 }
 
-impl<T: fmt::Display> Serialize for List<T> {
+umf_core::text_form!(
+    Spaces,
+    "a list of memory spaces, of which the first that this machine can tell is taken: all, highest-capacity, \
+     highest-bandwidth or lowest-latency, the last two with @any, @cpuN or @nodeN behind if they are not to be seen \
+     from this process"
+);
+
+const SHARES: &str =
+    "weights above 0 of nodes from 0 to 1023, each once: [{ node = 0, weight = 3 }] or \"0:3,1:1\"";
+
+/// Shares of nodes: a list of tables, or `node:weight` with commas.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "WrittenShares")]
+pub struct Shares(Vec<NodeShare>);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenShare {
+    node: u32,
+    weight: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "weights above 0 of nodes from 0 to 1023, each once: [{ node = 0, weight = 3 }] or \"0:3,1:1\""
+)]
+enum WrittenShares {
+    Text(String),
+    List(Vec<WrittenShare>),
+}
+
+impl TryFrom<WrittenShares> for Shares {
+    type Error = &'static str;
+
+    fn try_from(written: WrittenShares) -> Result<Self, &'static str> {
+        let number = |text: &str| text.trim().parse().ok().filter(|_| !text.contains('+'));
+        let of_text = |part: &str| {
+            let (node, weight) = part.split_once(':')?;
+            Some(NodeShare { node: number(node)?, weight: number(weight)? })
+        };
+        let shares = match written {
+            WrittenShares::Text(text) if text.trim().is_empty() => Some(Vec::new()),
+            WrittenShares::Text(text) => text.split(',').map(of_text).collect(),
+            WrittenShares::List(list) => Some(
+                list.into_iter().map(|share| NodeShare { node: share.node, weight: share.weight }).collect(),
+            ),
+        };
+        shares.filter(|shares| are_shares(shares)).map(Self).ok_or(SHARES)
+    }
+}
+
+impl Serialize for Shares {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let parts: Vec<_> = self.0.iter().map(T::to_string).collect();
+        let parts: Vec<_> = self.0.iter().map(|share| format!("{}:{}", share.node, share.weight)).collect();
         serializer.serialize_str(&parts.join(","))
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for List<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Elements<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Elements<T> {
-            type Value = List<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list, or a text of its elements with commas")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<List<T>, E> {
-                let parts = text.split(',').filter(|_| !text.trim().is_empty());
-                let read = |part: &str| T::deserialize(de::value::StrDeserializer::new(part.trim()));
-                parts.map(read).collect::<Result<_, _>>().map(List)
-            }
-
-            fn visit_seq<A: de::SeqAccess<'de>>(self, mut list: A) -> Result<List<T>, A::Error> {
-                let mut elements = Vec::new();
-                while let Some(element) = list.next_element()? {
-                    elements.push(element);
-                }
-                Ok(List(elements))
-            }
-        }
-        deserializer.deserialize_any(Elements(PhantomData))
+impl Form<Vec<NodeShare>> for Shares {
+    fn value(self) -> Vec<NodeShare> {
+        self.0
     }
-}
 
-impl<'de> Deserialize<'de> for Parsed<SpaceName> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Name;
-        impl Visitor<'_> for Name {
-            type Value = SpaceName;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(
-                    "a list of memory spaces, of which the first that this machine can tell is taken: all, \
-                     highest-capacity, highest-bandwidth or lowest-latency, the last two with @any, @cpuN or @nodeN \
-                     behind if they are not to be seen from this process",
-                )
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<SpaceName, E> {
-                text.parse().map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))
-            }
-        }
-        deserializer.deserialize_str(Name).map(Self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Share {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Pair;
-        impl<'de> Visitor<'de> for Pair {
-            type Value = Share;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a table such as { node = 0, weight = 3 }, or \"0:3\"")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Share, E> {
-                let number =
-                    |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?;
-                let pair =
-                    text.split_once(':').and_then(|(node, weight)| Some((number(node)?, number(weight)?)));
-                let (node, weight) =
-                    pair.ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))?;
-                Ok(Share(NodeShare { node, weight }))
-            }
-
-            fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<Share, A::Error> {
-                let (mut node, mut weight) = (None, None);
-                while let Some(key) = map.next_key::<String>()? {
-                    match key.as_str() {
-                        "node" => node = Some(map.next_value()?),
-                        "weight" => weight = Some(map.next_value()?),
-                        _ => return Err(de::Error::invalid_value(de::Unexpected::Str(&key), &self)),
-                    }
-                }
-                let pair = node.zip(weight).map(|(node, weight)| Share(NodeShare { node, weight }));
-                pair.ok_or_else(|| de::Error::invalid_value(de::Unexpected::Map, &self))
-            }
-        }
-        deserializer.deserialize_any(Pair)
+    fn of(shares: &Vec<NodeShare>) -> Self {
+        Self(shares.clone())
     }
 }
 
