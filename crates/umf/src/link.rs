@@ -47,7 +47,7 @@ use crate::{Result, importer, settings};
 /// The settings of this process for its links.
 ///
 /// # Errors
-/// As [`crate::settings`].
+/// As [`crate::settings()`].
 pub fn link_settings() -> Result<LinkSettings> {
     Ok(settings()?.link.clone())
 }
@@ -55,7 +55,7 @@ pub fn link_settings() -> Result<LinkSettings> {
 /// A builder with the settings and the importer of this process.
 ///
 /// # Errors
-/// As [`crate::settings`].
+/// As [`crate::settings()`].
 pub fn builder() -> Result<LinkBuilder> {
     Ok(LinkBuilder::new().settings(link_settings()?).importer(importer()?))
 }
@@ -63,7 +63,7 @@ pub fn builder() -> Result<LinkBuilder> {
 /// An endpoint that is known by its address: [`LinkBuilder::bind`].
 ///
 /// # Errors
-/// As there; as [`crate::settings`].
+/// As there; as [`crate::settings()`].
 pub fn bind() -> Result<Endpoint> {
     Ok(builder()?.bind()?)
 }
@@ -71,7 +71,7 @@ pub fn bind() -> Result<Endpoint> {
 /// An endpoint that is found by its name: [`LinkBuilder::named`].
 ///
 /// # Errors
-/// As there; as [`crate::settings`].
+/// As there; as [`crate::settings()`].
 pub fn named(name: &str) -> Result<Endpoint> {
     Ok(builder()?.named(name)?)
 }
@@ -79,7 +79,7 @@ pub fn named(name: &str) -> Result<Endpoint> {
 /// Connects to an endpoint: [`LinkBuilder::connect`].
 ///
 /// # Errors
-/// As there; as [`crate::settings`].
+/// As there; as [`crate::settings()`].
 pub fn connect(address: &LinkAddress, timeout: Option<Duration>) -> Result<Link> {
     Ok(builder()?.connect(address, timeout)?)
 }
@@ -87,7 +87,7 @@ pub fn connect(address: &LinkAddress, timeout: Option<Duration>) -> Result<Link>
 /// Joins a job as one of its `size` ranks, each linked with each: [`LinkBuilder::join`].
 ///
 /// # Errors
-/// As there; as [`crate::settings`].
+/// As there; as [`crate::settings()`].
 pub fn join(job: &str, rank: usize, size: usize) -> Result<Fabric> {
     Ok(builder()?.join(job, rank, size)?)
 }

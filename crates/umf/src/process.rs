@@ -136,7 +136,7 @@ pub fn settings() -> Result<&'static Settings> {
 /// What was found odd in the settings, though not wrong.
 ///
 /// # Errors
-/// As [`settings`].
+/// As [`settings()`].
 pub fn warnings() -> Result<&'static [Warning]> {
     Ok(process()?.settings.loaded().warnings())
 }
@@ -144,7 +144,7 @@ pub fn warnings() -> Result<&'static [Warning]> {
 /// The exporter of this process, which [`crate::Block::export`] uses.
 ///
 /// # Errors
-/// As [`settings`].
+/// As [`settings()`].
 pub fn exporter() -> Result<&'static Exporter> {
     Ok(&process()?.exporter)
 }
@@ -152,7 +152,7 @@ pub fn exporter() -> Result<&'static Exporter> {
 /// The importer of this process, which [`open`] uses.
 ///
 /// # Errors
-/// As [`settings`].
+/// As [`settings()`].
 pub fn importer() -> Result<&'static Importer> {
     Ok(&process()?.importer)
 }
@@ -165,7 +165,7 @@ pub(crate) fn made_importer() -> Option<&'static Importer> {
 /// Opens a handle for reading and writing. Closing is dropping.
 ///
 /// # Errors
-/// [`Error::Ipc`] with the reason; as [`settings`].
+/// [`Error::Ipc`] with the reason; as [`settings()`].
 pub fn open(handle: &Handle) -> Result<Mapping<'static>> {
     Ok(process()?.importer.open(handle)?)
 }

@@ -199,7 +199,7 @@ umf_core::settings! {
 
 /// The settings of this process.
 ///
-/// Made by [`Settings::load`]. [`crate::settings`] returns those in force.
+/// Made by [`Settings::load`]. [`crate::settings()`] returns those in force.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
