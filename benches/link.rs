@@ -149,7 +149,7 @@ enum Order {
 fn settings(engine: Option<&str>) -> Result<LinkSettings> {
     let mut settings = umf::link::link_settings()?;
     let engine = engine.map(str::parse::<Engine>).transpose();
-    settings.engine = engine.map_err(|()| "no such engine")?;
+    settings.engine = engine.map_err(|_| "no such engine")?;
     settings.timeout = Some(PATIENCE);
     Ok(settings)
 }

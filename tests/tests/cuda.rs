@@ -314,11 +314,11 @@ fn settings_name_the_memory() {
         producer.finish();
     }
     for (keys, why) in [
-        (&[("NUMA", "local")] as &[_], "for kind \"host\""),
+        (&[("NUMA", "local")] as &[_], "of kind \"host\""),
         (&[("FREE_POLICY", "deferred")], "level-zero"),
-        (&[("PARAMS", "{ a = 1 }")], "kinds from elsewhere"),
+        (&[("PARAMS", "{ a = 1 }")], "of kind \"plugin\""),
     ] {
-        let message = with(keys).fails("pool p settings frames", "Contradiction");
+        let message = with(keys).fails("pool p settings frames", "UnknownKey");
         assert!(message.contains(why), "{message}");
     }
     with(&[("DEVICE", "77")]).fails("pool p settings frames", "Driver");

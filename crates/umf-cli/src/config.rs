@@ -5,7 +5,8 @@ use std::fmt::Write;
 use clap::Args;
 use clap::builder::styling::Style;
 use serde_json::json;
-use umf::config::{Loaded, Loader, Origin};
+use umf::config::{Loaded, Loader, Origin, Row};
+use umf::settings::{Settings, template};
 
 use crate::output::{self, Failure};
 /// Shows the settings in force, and where each came from.
@@ -21,6 +22,10 @@ pub(crate) struct ConfigCommand {
     /// Leave out what nobody set
     #[arg(long)]
     changed: bool,
+
+    /// Print a settings file with every key, its documentation and its default, which sets nothing
+    #[arg(long, conflicts_with_all = ["json", "changed"])]
+    template: bool,
 }
 
 impl ConfigCommand {
@@ -29,28 +34,33 @@ impl ConfigCommand {
     /// # Errors
     /// What is wrong with the settings; standard output cannot be written.
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let loaded = Loader::new().load()?;
-        for warning in &loaded.warnings {
+        if self.template {
+            output::print(&template())?;
+            return Ok(());
+        }
+        let settings = Settings::load(Loader::new())?;
+        let loaded = settings.loaded();
+        for warning in loaded.warnings() {
             output::tell(&format!("warning: {warning}"));
         }
-        let printed = if self.json { self.document(&loaded)? } else { self.table(&loaded, output::colour()) };
+        let printed = if self.json { self.document(loaded)? } else { self.table(loaded, output::colour()) };
         output::print(&printed)?;
         Ok(())
     }
 
-    fn rows(&self, loaded: &Loaded) -> Vec<umf::config::Row> {
-        let shown = |row: &umf::config::Row| !self.changed || row.origin != Origin::Default;
-        loaded.settings.report().into_iter().filter(shown).collect()
+    fn rows(&self, loaded: &Loaded) -> Vec<Row> {
+        let shown = |row: &Row| !self.changed || row.origin != Origin::Default;
+        loaded.rows().into_iter().filter(shown).collect()
     }
 
     fn document(&self, loaded: &Loaded) -> Result<String, std::io::Error> {
-        let files: Vec<_> = loaded.settings.files().map(|path| path.display().to_string()).collect();
-        let warnings: Vec<_> = loaded.warnings.iter().map(ToString::to_string).collect();
+        let files: Vec<_> = loaded.files().map(|path| path.display().to_string()).collect();
+        let warnings: Vec<_> = loaded.warnings().iter().map(ToString::to_string).collect();
         let document = json!({
             "format": 1,
             "settings": self.rows(loaded),
             "files": files,
-            "elsewhere": loaded.settings.recognised(),
+            "elsewhere": loaded.recognised(),
             "warnings": warnings,
         });
         Ok(serde_json::to_string_pretty(&document)? + "\n")
@@ -58,7 +68,7 @@ impl ConfigCommand {
 
     fn table(&self, loaded: &Loaded, colour: bool) -> String {
         let rows = self.rows(loaded);
-        let width = |text: fn(&umf::config::Row) -> &str, most: usize| {
+        let width = |text: fn(&Row) -> &str, most: usize| {
             rows.iter().map(|row| shown(text(row)).chars().count()).max().unwrap_or(0).min(most)
         };
         let (keys, values) = (width(|row| &row.key, 40), width(|row| &row.value, 32));
@@ -71,7 +81,8 @@ impl ConfigCommand {
                 out.push('\n');
             }
             section = its;
-            let text = format!("{:<keys$}  {:<values$}  {}", row.key, shown(&row.value), row.origin);
+            let unread = if row.unread { " (not read: this program does not know the kind)" } else { "" };
+            let text = format!("{:<keys$}  {:<values$}  {}{unread}", row.key, shown(&row.value), row.origin);
             let style =
                 if row.origin == Origin::Default { Style::new().dimmed() } else { Style::new().bold() };
             let _ = if colour { writeln!(out, "{style}{text}{style:#}") } else { writeln!(out, "{text}") };
@@ -79,13 +90,13 @@ impl ConfigCommand {
         if !rows.is_empty() {
             out.push('\n');
         }
-        match loaded.settings.files().collect::<Vec<_>>().as_slice() {
+        match loaded.files().collect::<Vec<_>>().as_slice() {
             [] => out.push_str("no settings file was read\n"),
             files => files.iter().for_each(|path| {
                 let _ = writeln!(out, "read {}", path.display());
             }),
         }
-        for variable in loaded.settings.recognised() {
+        for variable in loaded.recognised() {
             let _ = writeln!(out, "{}={} ({})", variable.variable, variable.value, variable.note);
         }
         out

@@ -1,257 +1,278 @@
-//! Variables of the form `UMF_<SECTION>_<KEY>`.
+//! Variables of the form `UMF_<SECTION>_<KEY>`, `UMF_SET`, and those of earlier libraries.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use config::{Value, ValueKind};
+use serde::Serialize;
 
-use crate::field::{Section, Setting};
-use crate::layer::{Layer, Layers, Tree, nest};
-use crate::settings::{Ipc, Link, Log, Params, Pool, Provider};
-use crate::{ByteSize, Context, Error, Origin, Warning, file, legacy, schema, shown};
+use crate::check::{Kinds, Layer};
+use crate::schema::{Group, Schema, Sets, Shape, Tree, closest, is_name, variable_name};
+use crate::strict::Trust;
+use crate::{Context, Error, Origin, Warning, file, shown};
 
-/// The sections whose keys are names.
-const NAMED: [&str; 3] = ["pool", "provider", "shared_limits"];
+/// A variable that is known, set, and obeyed by another part of the program than the settings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct RecognisedVariable {
+    /// The variable.
+    pub variable: &'static str,
+    /// Its value; what is not Unicode in it is replaced.
+    pub value: String,
+    /// What becomes of it.
+    pub note: &'static str,
+}
 
-/// The names of pools, provider sets and shared limits that other sources speak of, by section. A
-/// variable that fits one of them in all but letter case and hyphens means it.
-#[derive(Debug, Default)]
-pub(crate) struct Names(BTreeMap<&'static str, BTreeSet<String>>);
+/// Variables that this crate itself obeys.
+const OWN: [&str; 2] = ["UMF_TOML", "UMF_SET"];
 
-impl Names {
-    /// Takes up the names in what one more source says.
-    pub(crate) fn add_tree(&mut self, tree: &Tree) {
-        for section in NAMED {
-            if let Some(ValueKind::Table(table)) = tree.get(section).map(|value| &value.kind) {
-                self.0.entry(section).or_default().extend(table.keys().cloned());
-            }
+/// The variables that are set and obeyed elsewhere.
+pub(crate) fn recognised(context: &Context, schema: &Schema) -> Vec<RecognisedVariable> {
+    let set = schema.elsewhere.iter().filter_map(|(variable, note)| {
+        let value = context.variable(variable)?.to_string_lossy().into_owned();
+        Some(RecognisedVariable { variable, value, note })
+    });
+    set.collect()
+}
+
+/// What `UMF_SET` says: TOML, for names that fit no variable.
+pub(crate) fn umf_set(context: &Context) -> Result<Option<Layer>, Error> {
+    let Some(text) = context.variable("UMF_SET") else { return Ok(None) };
+    let variable = "UMF_SET".to_owned();
+    let text = text.to_str().ok_or_else(|| Error::NotUnicode { variable: variable.clone(), key: None })?;
+    let origin = Origin::Environment(variable.clone());
+    let tree = file::parse(text, |_| origin.clone())
+        .map_err(|(_, reason)| Error::VariableSyntax { variable, reason })?;
+    Ok(Some(Layer { tree, trust: Trust::Environment }))
+}
+
+/// The layers of older variables, weakest first, and that of all others.
+pub(crate) fn layers(
+    context: &Context,
+    schema: &Schema,
+    kinds: &Kinds,
+    warnings: &mut Vec<Warning>,
+) -> Result<Vec<Layer>, Error> {
+    let mut layers = Vec::new();
+    for older in &schema.older {
+        let Some(value) = context.variable(older.name) else { continue };
+        let said = value.to_str().and_then(older.read);
+        let keys = said
+            .filter(|keys| keys.iter().all(|(key, text)| accepts(schema, key, text)))
+            .unwrap_or_else(|| {
+                warnings.push(Warning::BadOlderVariable {
+                    variable: older.name,
+                    value: shown::quoted(&value.to_string_lossy()),
+                    effect: older.effect,
+                    expected: older.expected,
+                });
+                older.otherwise.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect()
+            });
+        let replaced = keys.iter().map(|(key, _)| variable_name(key));
+        let replaced: Vec<_> = replaced.filter(|name| context.variable(name).is_some()).collect();
+        if let [by, ..] = &replaced[..]
+            && replaced.len() == keys.len()
+        {
+            warnings.push(Warning::Shadowed { variable: older.name.to_owned(), by: by.clone() });
+            continue;
         }
-    }
-
-    /// Takes up the name in a key, such as `small` in `pool.small.kind`.
-    pub(crate) fn add_key(&mut self, key: &str) {
-        let mut parts = key.split('.');
-        let (section, name) = (parts.next(), parts.next());
-        for known in NAMED.into_iter().filter(|known| section == Some(known)) {
-            self.0.entry(known).or_default().extend(name.map(ToOwned::to_owned));
+        let mut tree = Tree::new();
+        let origin = Origin::Environment(older.name.to_owned());
+        for (key, text) in keys {
+            let path: Vec<_> = key.split('.').map(str::to_owned).collect();
+            let shapes =
+                path.first().and_then(|group| schema.group(group)).map_or_else(Vec::new, Group::shapes);
+            let value = value_of(&text, &origin, path.last().map_or("", String::as_str), &shapes);
+            put(&mut tree, &path, value);
         }
+        layers.push(Layer { tree, trust: Trust::Environment });
     }
-
-    fn resolve(&self, section: &'static str, part: &str, variable: &str) -> Result<String, Error> {
-        let built_in = match section {
-            "pool" => &["defaults"][..],
-            "provider" => &["host", "dma-buf", "level-zero", "cuda"][..],
-            _ => &[],
+    let mut tree = Tree::new();
+    for (name, value) in context.variables().filter(|(name, _)| name.as_bytes().starts_with(b"UMF_")) {
+        let is_other = |name: &str| {
+            OWN.contains(&name)
+                || schema.older.iter().any(|older| older.name == name)
+                || schema.elsewhere.iter().any(|(known, _)| *known == name)
         };
-        let upper = |name: &str| name.replace('-', "_").to_uppercase();
-        let known = self.0.get(section).into_iter().flatten();
-        let mut fits: Vec<_> = known
-            .map(String::as_str)
-            .chain(built_in.iter().copied())
-            .filter(|name| upper(name) == part)
-            .collect();
-        fits.sort_unstable();
-        fits.dedup();
-        match fits[..] {
-            [] => Ok(part.to_lowercase()),
-            [name] => Ok(name.to_owned()),
-            _ => Err(Error::AmbiguousVariable {
-                variable: variable.to_owned(),
-                candidates: fits.iter().map(|name| format!("{section}.{name}")).collect(),
-            }),
-        }
+        let target = match name.to_str() {
+            Some(name) if is_other(name) => continue,
+            Some(name) => target(name, schema, kinds)?,
+            None => None,
+        };
+        let Some(target) = target else {
+            warnings.push(unknown(&name.to_string_lossy(), schema));
+            continue;
+        };
+        let (variable, key) = (name.to_string_lossy().into_owned(), target.path.join("."));
+        let Some(text) = value.to_str() else {
+            return Err(Error::NotUnicode { variable, key: Some(key) });
+        };
+        let origin = Origin::Environment(variable.clone());
+        let name = target.path.last().map_or("", String::as_str);
+        let value = value_of(text, &origin, name, &target.shapes);
+        put(&mut tree, &target.path, value);
     }
+    layers.push(Layer { tree, trust: Trust::Environment });
+    Ok(layers)
+}
+
+fn shapes_of(schema: &Schema, key: &str) -> Vec<Shape> {
+    key.split('.').next().and_then(|group| schema.group(group)).map_or_else(Vec::new, Group::shapes)
+}
+
+/// Whether a key takes this text.
+fn accepts(schema: &Schema, key: &str, text: &str) -> bool {
+    let (shapes, name) = (shapes_of(schema, key), key.rsplit('.').next().unwrap_or_default());
+    let value = value_of(text, &Origin::Default, name, &shapes);
+    shapes.iter().any(|shape| shape.check_key(name, &value, Trust::Full).is_ok())
+}
+
+fn put(tree: &mut Tree, path: &[String], value: Value) {
+    let Some((first, rest)) = path.split_first() else { return };
+    if rest.is_empty() {
+        tree.insert(first.clone(), value);
+        return;
+    }
+    let uri = Origin::of(&value).uri();
+    let entry =
+        tree.entry(first.clone()).or_insert_with(|| Value::new(uri.as_ref(), ValueKind::Table(Tree::new())));
+    if let ValueKind::Table(table) = &mut entry.kind {
+        put(table, rest, value);
+    }
+}
+
+/// The first that the key accepts of: the text, the text as TOML, its comma-separated parts, what yes and
+/// no stand for. The text itself if it accepts none, or the number that the text is.
+fn value_of(text: &str, origin: &Origin, key: &str, shapes: &[Shape]) -> Value {
+    let uri = origin.uri();
+    let new = |kind: ValueKind| Value::new(uri.as_ref(), kind);
+    let as_text = new(text.to_owned().into());
+    // More than the one key would be text that breaks out of its line.
+    let toml =
+        file::parse(&format!("value = {text}"), |_| origin.clone()).ok().filter(|tree| tree.len() == 1);
+    let toml = toml.and_then(|mut tree| tree.remove("value"));
+    let parts = text.split(',').map(|part| new(part.trim().to_owned().into())).collect::<Vec<_>>();
+    let truth = match text.trim().to_ascii_lowercase().as_str() {
+        "yes" | "on" | "1" | "true" => Some(new(true.into())),
+        "no" | "off" | "0" | "false" => Some(new(false.into())),
+        _ => None,
+    };
+    let trimmed = new(text.trim().to_owned().into());
+    let candidates =
+        [Some(as_text.clone()), Some(trimmed), toml.clone(), Some(new(ValueKind::Array(parts))), truth];
+    let is_right = |value: &Value| {
+        let mut with_key = shapes.iter().map(|shape| (shape, shape.present_name(key).unwrap_or(key)));
+        with_key.any(|(shape, name)| {
+            shape.keys.is_empty() && name.is_empty() || shape.check_key(name, value, Trust::Full).is_ok()
+        })
+    };
+    let is_number = |value: &Value| matches!(value.kind, ValueKind::I64(_));
+    candidates.into_iter().flatten().find(is_right).or_else(|| toml.filter(is_number)).unwrap_or(as_text)
 }
 
 /// The key that a variable sets.
 struct Target {
     path: Vec<String>,
-    expected: &'static str,
-    is_table: bool,
-    /// Whether the variable uses the key's older name.
-    is_alias: bool,
+    shapes: Vec<Shape>,
 }
 
-/// Adds a layer for each variable that sets a key; the others are warnings.
-pub(crate) fn read(
-    context: &Context,
-    names: &Names,
-    layers: &mut Layers,
-    warnings: &mut Vec<Warning>,
-) -> Result<(), Error> {
-    let mut found = Vec::new();
-    for (name, value) in context.variables() {
-        if !name.as_bytes().starts_with(b"UMF_") {
-            continue;
-        }
-        let target = match name.to_str() {
-            Some(name) if legacy::is_known(name) => continue,
-            Some(name) => target(name, names)?,
-            None => None,
-        };
-        match target {
-            Some(target) => found.push((target, name.to_string_lossy().into_owned(), value)),
-            None => warnings.push(unknown(&name.to_string_lossy())),
-        }
-    }
-    // Older names first, so that the present name of the same key wins.
-    found.sort_by_key(|(target, ..)| !target.is_alias);
-    for (target, variable, value) in found {
-        let uri = layers.next_uri();
-        let key = target.path.join(".");
-        let path: Vec<_> = target.path.iter().map(String::as_str).collect();
-        let value = parse(&target, &key, &variable, value, &uri)?;
-        let origin = Origin::Environment(variable);
-        let tree = schema::check(nest(&path, value), &origin, false)?;
-        layers.push(Layer { origin, tree });
-    }
-    Ok(())
-}
-
-fn parse(target: &Target, key: &str, variable: &str, value: &OsStr, uri: &String) -> Result<Value, Error> {
-    let Some(text) = value.to_str() else {
-        return Err(Error::NotUnicode {
-            variable: variable.to_owned(),
-            key: key.to_owned(),
-            expected: target.expected.to_owned(),
-        });
-    };
-    if !target.is_table {
-        return Ok(Value::new(Some(uri), text));
-    }
-    let tree = file::parse(&format!("value = {text}"), uri).unwrap_or_default();
-    let value = match (tree.len(), tree.get("value")) {
-        // More than the one key would be text that breaks out of its line.
-        (1, Some(value)) => Params::read(value).map(|_| value.clone()),
-        _ => None,
-    };
-    value.ok_or_else(|| Error::BadValue {
-        key: key.to_owned(),
-        value: shown::quoted(text),
-        origin: Origin::Environment(variable.to_owned()),
-        expected: target.expected.to_owned(),
-    })
-}
-
-fn target(variable: &str, names: &Names) -> Result<Option<Target>, Error> {
-    let Some(rest) = variable.strip_prefix("UMF_") else {
+fn target(variable: &str, schema: &Schema, kinds: &Kinds) -> Result<Option<Target>, Error> {
+    if variable.bytes().any(|byte| byte.is_ascii_lowercase()) {
         return Ok(None);
-    };
-    if let Some(key) = rest.strip_prefix("IPC_") {
-        return Ok(plain::<Ipc>("ipc", key));
     }
-    if let Some(key) = rest.strip_prefix("LINK_") {
-        return Ok(plain::<Link>("link", key));
-    }
-    if let Some(key) = rest.strip_prefix("LOG_") {
-        return Ok(plain::<Log>("log", key));
-    }
-    if let Some(rest) = rest.strip_prefix("POOL_") {
-        return named::<Pool>("pool", rest, variable, names);
-    }
-    if let Some(rest) = rest.strip_prefix("PROVIDER_") {
-        return named::<Provider>("provider", rest, variable, names);
-    }
-    if let Some(part) = rest.strip_prefix("SHARED_LIMITS_") {
-        if !is_part(part) {
-            return Ok(None);
+    for (group, _, form) in &schema.groups {
+        let Some(rest) = variable.strip_prefix(&format!("{}_", variable_name(group))) else { continue };
+        let lower = rest.to_lowercase();
+        match form {
+            Group::Section(shape) if form.knows(&lower) => {
+                return Ok(Some(Target { path: vec![(*group).to_owned(), lower], shapes: vec![*shape] }));
+            }
+            Group::Section(_) => {}
+            Group::Values(shape) => {
+                let declared = kinds.keys().filter(|(of, _)| of == group).map(|(_, name)| name.as_str());
+                let fits: Vec<_> = declared.filter(|name| upper(name) == rest).collect();
+                let name = match fits[..] {
+                    [] if is_name(&lower) => lower,
+                    [name] => name.to_owned(),
+                    [] => continue,
+                    _ => return Err(ambiguous(variable, fits.iter().map(|name| format!("{group}.{name}")))),
+                };
+                return Ok(Some(Target { path: vec![(*group).to_owned(), name], shapes: vec![*shape] }));
+            }
+            Group::Sets(sets) => {
+                if let Some(target) = of_sets(variable, rest, group, form, sets, kinds)? {
+                    return Ok(Some(target));
+                }
+            }
         }
-        let name = names.resolve("shared_limits", part, variable)?;
-        return Ok(Some(Target {
-            path: vec!["shared_limits".to_owned(), name],
-            expected: ByteSize::EXPECTED,
-            is_table: false,
-            is_alias: false,
-        }));
     }
     Ok(None)
 }
 
-/// A key of a section of this name.
-fn plain<S: Section>(section: &str, key: &str) -> Option<Target> {
-    let is_upper = !key.bytes().any(|byte| byte.is_ascii_lowercase());
-    let key = key.to_lowercase();
-    let field = S::field(&key).filter(|_| is_upper)?;
-    Some(Target {
-        is_alias: field.name != key,
-        is_table: field.name == "params",
-        expected: field.expected,
-        path: vec![section.to_owned(), key],
-    })
+fn upper(name: &str) -> String {
+    name.replace('-', "_").to_uppercase()
 }
 
-/// A key of a named section: the longest key that the variable ends with, the name before it.
-fn named<S: Section>(
-    section: &'static str,
-    rest: &str,
+fn ambiguous(variable: &str, candidates: impl Iterator<Item = String>) -> Error {
+    Error::AmbiguousVariable { variable: variable.to_owned(), candidates: candidates.collect() }
+}
+
+/// The name part is a declared name, else what stands before the first known key.
+fn of_sets(
     variable: &str,
-    names: &Names,
+    rest: &str,
+    group: &'static str,
+    form: &Group,
+    sets: &Sets,
+    kinds: &Kinds,
 ) -> Result<Option<Target>, Error> {
-    let splits = rest.match_indices('_');
-    for (at, _) in splits {
-        let (part, key) = (&rest[..at], &rest[at + 1..]);
-        if !is_part(part) {
-            continue;
-        }
-        if let Some(mut target) = plain::<S>(section, key) {
-            target.path.insert(1, names.resolve(section, part, variable)?);
-            return Ok(Some(target));
-        }
+    let declared = kinds.keys().filter(|(of, _)| *of == group).map(|(_, name)| name.as_str());
+    let mut names: Vec<&str> = declared.chain(sets.built_in()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let key_after = |name: &str| {
+        let key = rest.strip_prefix(&upper(name))?.strip_prefix('_')?.to_lowercase();
+        form.knows(&key).then(|| (name.to_owned(), key))
+    };
+    let mut fits: Vec<_> = names.into_iter().filter_map(key_after).collect();
+    if fits.is_empty() {
+        let splits =
+            rest.match_indices('_').map(|(at, _)| (rest[..at].to_lowercase(), rest[at + 1..].to_lowercase()));
+        fits.extend(splits.into_iter().find(|(name, key)| is_name(name) && form.knows(key)));
     }
-    Ok(None)
-}
-
-/// A name as it stands in a variable.
-fn is_part(part: &str) -> bool {
-    schema::is_name(part) && !part.bytes().any(|byte| byte.is_ascii_lowercase())
-}
-
-fn unknown(variable: &str) -> Warning {
-    let mut known: Vec<_> = schema::known_keys()
-        .into_iter()
-        .map(|key| {
-            let common = key.variable.replace("UMF_POOL_<NAME>", "UMF_POOL_DEFAULTS");
-            common.replace("UMF_PROVIDER_<NAME>", "UMF_PROVIDER_HOST")
-        })
-        .filter(|name| !name.contains('<'))
-        .collect();
-    known.extend(legacy::names().map(ToOwned::to_owned));
-    Warning::UnknownVariable {
-        closest: schema::closest(variable, known.iter().map(String::as_str)),
-        variable: shown::plain(variable),
+    match &fits[..] {
+        [] => Ok(None),
+        [(name, key)] => {
+            let kind =
+                kinds.get(&(group, name.clone())).map_or_else(|| sets.kind_of_name(name), String::as_str);
+            let own =
+                sets.kinds.get(kind).filter(|shape| shape.has(key) || shape.present_name(key).is_some());
+            let shapes = own.map_or_else(|| sets.shapes(sets.kinds.values()), |shape| sets.shapes([shape]));
+            Ok(Some(Target { path: vec![group.to_owned(), name.clone(), key.clone()], shapes }))
+        }
+        _ => Err(ambiguous(variable, fits.iter().map(|(name, key)| format!("{group}.{name}.{key}")))),
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn path(variable: &str) -> Option<String> {
-        let target = target(variable, &Names::default()).unwrap();
-        target.map(|target| target.path.join("."))
+fn unknown(variable: &str, schema: &Schema) -> Warning {
+    let mut known: Vec<String> = OWN.iter().map(|name| (*name).to_owned()).collect();
+    known.extend(schema.older.iter().map(|older| older.name.to_owned()));
+    known.extend(schema.elsewhere.iter().map(|(name, _)| (*name).to_owned()));
+    for (group, _, form) in &schema.groups {
+        let set = match form {
+            Group::Sets(sets) => format!(".{}", sets.defaults.unwrap_or(sets.default_kind)),
+            _ => String::new(),
+        };
+        let keys = form.shapes().into_iter().flat_map(|shape| shape.keys);
+        known.extend(keys.map(|key| variable_name(&format!("{group}{set}.{}", key.name))));
     }
+    let closest = closest(variable, known.iter().map(String::as_str));
+    Warning::UnknownVariable { closest, variable: shown::plain(variable) }
+}
 
-    #[test]
-    fn the_longest_key_that_a_variable_ends_with_is_meant() {
-        assert_eq!(path("UMF_IPC_EXCHANGE").unwrap(), "ipc.exchange");
-        assert_eq!(path("UMF_POOL_DEFAULTS_SLAB_MIN_SIZE").unwrap(), "pool.defaults.slab_min_size");
-        assert_eq!(path("UMF_PROVIDER_BIG_ONE_NUMA_NODES").unwrap(), "provider.big_one.numa_nodes");
-        assert_eq!(path("UMF_SHARED_LIMITS_JOB").unwrap(), "shared_limits.job");
-    }
-
-    #[test]
-    fn what_does_not_name_a_key_is_unknown() {
-        for variable in [
-            "UMF_POOL_CAPACITY",
-            "UMF_IPC_",
-            "UMF_POOL__KIND",
-            "UMF_ipc_EXCHANGE",
-            "UMF_IPC_exchange",
-            "UMF_",
-            "UMF_SHARED_LIMITS_",
-        ] {
-            assert_eq!(path(variable), None, "{variable}");
-        }
-    }
+/// The settings file that `UMF_TOML` names.
+pub(crate) fn named_file(context: &Context) -> Option<&Path> {
+    let named: &OsStr = context.variable("UMF_TOML")?;
+    Some(Path::new(named))
 }

@@ -46,31 +46,37 @@ pub enum Error {
         offset: usize,
     },
     /// A settings file is not TOML.
-    #[error("settings file {} is not valid TOML: {reason}", shown::path(path))]
+    #[error("{origin}: not valid TOML: {reason}")]
     FileSyntax {
-        /// The file.
-        path: PathBuf,
-        /// Where and why, as the TOML reader says it.
+        /// The line.
+        origin: Origin,
+        /// Why, as the TOML reader says it.
+        reason: String,
+    },
+    /// The variable `UMF_SET` is not TOML.
+    #[error("{variable}: not valid TOML: {reason}")]
+    VariableSyntax {
+        /// The variable.
+        variable: String,
+        /// Why, as the TOML reader says it.
         reason: String,
     },
     /// A key that means nothing.
-    #[error(
-        "unknown key `{key}` ({origin}); {}valid here: {}",
-        suggestion(closest.as_deref()),
-        valid.join(", ")
-    )]
+    #[error("{origin}: unknown key {key}; {}", remedy_of_key(closest.as_deref(), kinds, valid))]
     UnknownKey {
         /// The key.
         key: String,
         /// Where it stands.
         origin: Origin,
-        /// The known key that is most like it.
+        /// The key of the same place that is most like it, or one of this name elsewhere.
         closest: Option<String>,
+        /// The kinds that have this key.
+        kinds: Box<[String]>,
         /// Every key that would be valid in its place.
-        valid: Vec<String>,
+        valid: Box<[String]>,
     },
     /// A value that its key cannot have.
-    #[error("bad value {value} for `{key}` ({origin}); valid is {expected}")]
+    #[error("{origin}: {key} = {value}: not valid; valid is {expected}")]
     BadValue {
         /// The key.
         key: String,
@@ -82,66 +88,49 @@ pub enum Error {
         expected: String,
     },
     /// The value of a variable is not Unicode text.
-    #[error(
-        "the value of environment variable {variable} for `{key}` is not UTF-8 text; valid is {expected}"
-    )]
+    #[error("{variable}: its value{} is not UTF-8 text", key.as_ref().map_or_else(String::new, |key| format!(" for {key}")))]
     NotUnicode {
         /// The variable.
         variable: String,
         /// The key that it sets.
-        key: String,
-        /// What would be valid.
-        expected: String,
+        key: Option<String>,
     },
     /// A variable could mean several sets, whose names differ in letter case or hyphens only.
-    #[error(
-        "environment variable {variable} could mean any of {}; rename them so that they differ in more than letter case and hyphens",
-        candidates.join(", ")
-    )]
+    #[error("{variable} could mean any of {}", candidates.join(", "))]
     AmbiguousVariable {
         /// The variable.
         variable: String,
         /// The keys that it could set.
         candidates: Vec<String>,
     },
-    /// The name of a pool, provider set or shared limit that cannot be one.
+    /// The name of a set that cannot be one.
     #[error(
-        "bad name {name} in `{section}` ({origin}); a name is 1 to 64 letters, digits, hyphens and underscores and starts with a letter or digit"
+        "{origin}: bad name {name} in {section}; a name is 1 to 64 letters, digits, hyphens and underscores and starts with \
+         a letter or digit"
     )]
     BadName {
         /// The section that the name stands in.
-        section: &'static str,
+        section: String,
         /// The name, quoted and shortened.
         name: String,
         /// Where it stands.
         origin: Origin,
     },
-    /// A plugin is named by a source that is not trusted to name code.
+    /// A source may not set this value: it names code, or a file that is written to, or a process that may
+    /// trace this one.
     #[error(
-        "`{key}` ({origin}) is refused: a plugin is code that runs in this process, and this source is not trusted to choose it \
-         (a file may merely lie in the working directory, a variable may be inherited); set it in the file that UMF_TOML names, \
-         in the user's or the system's umf.toml, or in the program"
+        "{origin}: {key} is refused: this source may not choose what code runs here, which files are written and which \
+         processes may trace this one (a file may merely lie in the working directory, a variable may be inherited); set it \
+         in the file that UMF_TOML names, in the user's or the system's umf.toml, or in the program"
     )]
-    UntrustedPlugin {
-        /// The key: a plugin's path or symbol.
-        key: String,
-        /// Where it stands.
-        origin: Origin,
-    },
-    /// The working directory's file sets a key that it may not set.
-    #[error(
-        "`{key}` ({origin}) is refused: a file that merely lies in the working directory may not choose log files or the \
-         processes that may trace this one; set it in the file that UMF_TOML names, in the user's or the system's umf.toml, \
-         in the environment, or in the program"
-    )]
-    UntrustedKey {
-        /// The key: `ipc.ptracer`, or `log.output` with a file.
+    Refused {
+        /// The key.
         key: String,
         /// Where it stands.
         origin: Origin,
     },
     /// A value names something that does not exist.
-    #[error("`{key}` ({origin}) names {value}, which does not exist; {}", existing(valid))]
+    #[error("{origin}: {key} = {value}: does not exist; {}", existing(valid))]
     UnknownReference {
         /// The key.
         key: String,
@@ -152,8 +141,8 @@ pub enum Error {
         /// The names that exist.
         valid: Vec<String>,
     },
-    /// Two keys that do not go together, or one that lacks another.
-    #[error("`{key}` ({origin}): {reason}")]
+    /// A key that is gone, or set by two of its names.
+    #[error("{origin}: {key}: {reason}")]
     Conflict {
         /// The key.
         key: String,
@@ -180,8 +169,15 @@ fn remedy(source: &io::Error) -> &'static str {
     }
 }
 
-fn suggestion(closest: Option<&str>) -> String {
-    closest.map_or_else(String::new, |key| format!("did you mean `{key}`? "))
+fn remedy_of_key(closest: Option<&str>, kinds: &[String], valid: &[String]) -> String {
+    let kinds: Vec<_> = kinds.iter().map(|kind| format!("{kind:?}")).collect();
+    match (closest, &kinds[..]) {
+        (Some(closest), _) => format!("did you mean {closest}?"),
+        (None, []) => format!("valid here: {}", valid.join(", ")),
+        (None, kinds) => {
+            format!("it is a key of kind {}; valid here: {}", kinds.join(" and "), valid.join(", "))
+        }
+    }
 }
 
 fn existing(valid: &[String]) -> String {
@@ -203,7 +199,7 @@ mod tests {
         let texts = [
             Error::FileNotRegular { path: path.clone() }.to_string(),
             Warning::LinkedFile { path: path.clone() }.to_string(),
-            Origin::File(path).to_string(),
+            Origin::line(&path, 1).to_string(),
         ];
         for text in texts {
             assert!(!text.chars().any(|char| char.is_control() || char == '\u{202e}'), "{text:?}");

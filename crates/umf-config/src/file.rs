@@ -5,11 +5,13 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use config::{FileFormat, Format};
+use config::{Value, ValueKind};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
 
-use crate::layer::Tree;
 use crate::locate::Candidate;
-use crate::{Error, Warning, shown};
+use crate::schema::Tree;
+use crate::{Error, Origin, Warning, shown};
 
 /// The most that is read of a settings file, in bytes.
 pub const FILE_LIMIT: u64 = 1 << 20;
@@ -91,48 +93,56 @@ fn read_bounded(candidate: &Candidate, user: u32) -> Result<Found, Error> {
     Ok(Found::Text(text))
 }
 
-/// Parses TOML; each value remembers `uri`. An error is where and why.
-pub(crate) fn parse(text: &str, uri: &String) -> Result<Tree, String> {
+/// Parses TOML. Each value remembers the origin of its line. An error is a line and a reason.
+pub(crate) fn parse(text: &str, origin: impl Fn(usize) -> Origin) -> Result<Tree, (usize, String)> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    FileFormat::Toml.parse(Some(uri), text).map_err(|error| reason(&error.to_string(), text))
+    let lines: Vec<usize> =
+        text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at).collect();
+    let line = |offset| 1 + lines.partition_point(|end| *end < offset);
+    let parsed = DeTable::parse(text)
+        .map_err(|error| (line(error.span().map_or(0, |span| span.start)), shown::plain(error.message())))?;
+    table(parsed.into_inner(), &|offset| origin(line(offset)).uri())
+        .map_err(|(offset, why)| (line(offset), why.to_owned()))
 }
 
-/// What the TOML reader says, on one line and without the piece of the file that it quotes: that may
-/// be long, and may disturb a terminal.
-fn reason(message: &str, text: &str) -> String {
-    let mut lines = message.lines().map(shown::plain);
-    let first = lines.next().unwrap_or_default();
-    match lines.next_back() {
-        Some(last) => format!("{first}: {last}"),
-        // Numbers are read after the syntax, by a reader that does not say where.
-        None => match text.lines().position(has_long_number) {
-            Some(line) => format!("{first}, probably at line {}", line + 1),
-            None => first,
+type Unreadable = (usize, &'static str);
+
+fn table(table: DeTable<'_>, uri: &dyn Fn(usize) -> Option<String>) -> Result<Tree, Unreadable> {
+    let entries = table.into_iter().map(|(key, item)| {
+        let at = key.span().start;
+        Ok((key.into_inner().into_owned(), value(item, at, uri)?))
+    });
+    entries.collect()
+}
+
+/// `at` is where the key of the value stands: a value may begin lines later.
+fn value(
+    item: Spanned<DeValue<'_>>,
+    at: usize,
+    uri: &dyn Fn(usize) -> Option<String>,
+) -> Result<Value, Unreadable> {
+    let kind = match item.into_inner() {
+        DeValue::String(text) => text.into_owned().into(),
+        DeValue::Boolean(flag) => flag.into(),
+        DeValue::Datetime(time) => time.to_string().into(),
+        DeValue::Integer(digits) => match i64::from_str_radix(digits.as_str(), digits.radix()) {
+            Ok(number) => number.into(),
+            Err(_) => return Err((at, "a whole number does not fit into 64 bits")),
         },
-    }
-}
-
-/// Whether a line holds a number that may not fit into 64 bits.
-fn has_long_number(line: &str) -> bool {
-    line.split(|character: char| !character.is_ascii_hexdigit() && character != '_')
-        .any(|word| word.len() >= 16 && word.bytes().any(|byte| byte.is_ascii_digit()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_no_toml_is_told_on_one_line_that_says_where() {
-        let refusal = |text: &str| parse(text, &String::new()).unwrap_err();
-        let syntax = refusal("[ipc]\nlimit = \n");
-        assert!(syntax.contains("line 2") && !syntax.contains('\n'), "{syntax}");
-        let number = refusal("[ipc]\nlimit = 99999999999999999999\n");
-        assert!(number.contains("too large") && number.contains("line 2"), "{number}");
-    }
-
-    #[test]
-    fn a_byte_order_mark_is_no_key() {
-        assert!(parse("\u{feff}[ipc]\n", &String::new()).is_ok());
-    }
+        DeValue::Float(digits) => match digits.as_str().parse::<f64>() {
+            Ok(number) if number.is_finite() || !digits.as_str().contains(|c: char| c.is_ascii_digit()) => {
+                number.into()
+            }
+            _ => return Err((at, "a number does not fit into 64 bits")),
+        },
+        DeValue::Array(list) => {
+            let items = list.into_iter().map(|item| {
+                let start = item.span().start;
+                value(item, start, uri)
+            });
+            ValueKind::Array(items.collect::<Result<_, _>>()?)
+        }
+        DeValue::Table(inner) => ValueKind::Table(table(inner, uri)?),
+    };
+    Ok(Value::new(uri(at).as_ref(), kind))
 }

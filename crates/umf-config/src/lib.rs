@@ -1,59 +1,59 @@
-//! Settings of umf: `umf.toml`, the environment and their sources.
+//! Settings of umf: files, the environment, the program, and where each value came from.
 //!
-//! A [`Loader`] merges defaults, settings files, the environment and what the program sets, in this
-//! order, into typed [`Settings`] that remember where each value came from ([`Settings::report`]).
-//! Wrong keys and values are an [`Error`] that names the key, the source and what would be valid;
-//! what is merely odd is a [`Warning`] beside the settings. This crate prints nothing and never panics
-//! on what comes from outside.
+//! This crate knows no key. A [`Schema`] says which sections there are, from structs that
+//! [`umf_core::settings!`] makes; the crate `umf` has the schema of umf, with the kinds of provider and
+//! pool that the program registered. A [`Loader`] reads all sources, checks each key of each source, and
+//! merges them. [`Loaded`] then gives typed values that remember where they came from.
 //!
-//! ```no_run
-//! let loaded = umf_config::Loader::new().load()?;
-//! for warning in &loaded.warnings {
-//!     eprintln!("umf: {warning}");
+//! Wrong keys and values are an [`Error`] that begins with the source (`umf.toml:14`, the name of a
+//! variable) and says what would be valid. What is merely odd is a [`Warning`]. This crate prints
+//! nothing and never panics on what comes from outside.
+//!
+//! ```
+//! use umf_config::{Context, Loader, Schema};
+//!
+//! umf_core::settings! {
+//!     /// The section `[ipc]` of this example.
+//!     pub struct Ipc {
+//!         /// Most exports.
+//!         pub max_handles | "max_exports": u32 = 0;
+//!     }
 //! }
-//! for row in loaded.settings.report() {
-//!     println!("{} = {} ({})", row.key, row.value, row.origin);
-//! }
+//!
+//! let context = Context::empty().with_variable("UMF_IPC_MAX_HANDLES", "16");
+//! let loaded = Loader::with_context(context).load(Schema::new().section::<Ipc>("ipc", "Processes."))?;
+//! assert_eq!(loaded.section::<Ipc>("ipc")?.max_handles, 16);
+//! assert_eq!(loaded.origin("ipc.max_handles").to_string(), "UMF_IPC_MAX_HANDLES");
 //! # Ok::<(), umf_config::Error>(())
 //! ```
 //!
 //! The key `ipc.exchange` is set by the variable `UMF_IPC_EXCHANGE`, `pool.small.capacity` by
-//! `UMF_POOL_SMALL_CAPACITY`, and so on ([`variable_name`]). Names that jobs have used with earlier
-//! libraries keep their meaning: `UMF_LOG`, `UMF_MAX_OPENED_IPC_HANDLES` and others.
+//! `UMF_POOL_SMALL_CAPACITY`, and so on ([`variable_name`]). `UMF_SET` takes TOML for names that fit no
+//! variable.
 
-mod byte_size;
+mod check;
 mod context;
-mod decode;
 mod environment;
 mod error;
-mod field;
 mod file;
-mod layer;
-mod legacy;
+mod listing;
+mod loaded;
 mod loader;
 mod locate;
 mod origin;
-mod report;
 mod schema;
-mod settings;
 mod shown;
-mod umf_log;
-mod value;
+mod strict;
 mod warning;
 
-pub use byte_size::{ByteSize, ParseByteSizeError};
+pub use config::ValueKind;
 pub use context::Context;
+pub use environment::RecognisedVariable;
 pub use error::Error;
 pub use file::FILE_LIMIT;
-pub use legacy::RecognisedVariable;
-pub use loader::{Loaded, Loader};
+pub use loaded::{Loaded, Row, Set};
+pub use loader::Loader;
 pub use origin::Origin;
-pub use report::Row;
-pub use schema::{KnownKey, known_keys, variable_name};
-pub use settings::{
-    DeviceHandles, DeviceMemory, DmaBufExporter, Exchange, ExchangeMethod, FreePolicy, HugePages, Ipc, Leaks,
-    LeasePolicy, LimitPolicy, Link, LinkEngine, Log, LogLevel, LogOutput, NumaMode, NumaWeight, OnFree,
-    Params, Poison, Pool, Pools, Provider, Ptracer, Settings, Shards, SharedLimit, Visibility,
-};
-pub use value::Value;
+pub use schema::{KeyTexts, OlderVariable, Schema, Sets, Shape, variable_name};
+pub use umf_core::settings::ByteSize;
 pub use warning::Warning;

@@ -1,8 +1,8 @@
 //! Which settings files count.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use crate::Context;
+use crate::{Context, environment};
 
 const FILE_NAME: &str = "umf.toml";
 
@@ -22,8 +22,7 @@ pub(crate) struct Candidate {
 /// directory's are merged in this order, so that an operator's site-wide values hold where a user or
 /// a job does not say otherwise.
 pub(crate) fn candidates(context: &Context) -> Vec<Candidate> {
-    if let Some(named) = context.variable("UMF_TOML") {
-        let named = Path::new(named);
+    if let Some(named) = environment::named_file(context) {
         let path = match &context.cwd {
             Some(cwd) => cwd.join(named),
             None => named.to_path_buf(),

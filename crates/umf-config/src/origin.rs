@@ -1,53 +1,63 @@
 //! Where a value came from.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::Path;
 
-use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use config::Value;
+use serde::Serialize;
 
 use crate::shown;
 
-/// The source of a value; later ones in this list win over earlier ones.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// The source of a value. Later ones in this list win over earlier ones.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(tag = "kind", content = "name", rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Origin {
-    /// Nobody set it.
+    /// No source set it.
     Default,
-    /// This settings file.
-    File(PathBuf),
+    /// A line of a settings file: `/etc/umf/umf.toml:14`.
+    File(String),
     /// The environment variable of this name.
     Environment(String),
     /// The program itself, by [`Loader::set`](crate::Loader::set).
-    Builder,
+    Program,
 }
 
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+const PROGRAM: &str = "program";
+
+impl Origin {
+    pub(crate) fn line(path: &Path, line: usize) -> Self {
+        let path = shown::path(path);
+        // Names of variables are told from paths by their beginning.
+        let here = if path.starts_with("UMF_") { "./" } else { "" };
+        Self::File(format!("{here}{path}:{line}"))
+    }
+
+    /// The text by which a value remembers where it came from.
+    pub(crate) fn uri(&self) -> Option<String> {
         match self {
-            Self::Default => f.write_str("default"),
-            Self::File(path) => write!(f, "file {}", shown::path(path)),
-            Self::Environment(name) => write!(f, "environment variable {name}"),
-            Self::Builder => f.write_str("builder"),
+            Self::Default => None,
+            Self::File(text) | Self::Environment(text) => Some(text.clone()),
+            Self::Program => Some(PROGRAM.to_owned()),
+        }
+    }
+
+    pub(crate) fn of(value: &Value) -> Self {
+        match value.origin() {
+            None => Self::Default,
+            Some(PROGRAM) => Self::Program,
+            Some(name) if name.starts_with("UMF_") => Self::Environment(name.to_owned()),
+            Some(line) => Self::File(line.to_owned()),
         }
     }
 }
 
-impl Serialize for Origin {
-    /// A map with `kind` and, where there is one, `name`. A path that is not Unicode is shown lossily:
-    /// a report is for reading.
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (kind, name) = match self {
-            Self::Default => ("default", None),
-            Self::File(path) => ("file", Some(path.to_string_lossy().into_owned())),
-            Self::Environment(name) => ("environment", Some(name.clone())),
-            Self::Builder => ("builder", None),
-        };
-        let mut map = serializer.serialize_map(Some(1 + usize::from(name.is_some())))?;
-        map.serialize_entry("kind", kind)?;
-        if let Some(name) = name {
-            map.serialize_entry("name", &name)?;
-        }
-        map.end()
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Default => "default",
+            Self::File(text) | Self::Environment(text) => text,
+            Self::Program => PROGRAM,
+        })
     }
 }

@@ -1,67 +1,224 @@
-//! Which keys there are, and the check of one source against them.
+//! What settings there can be: sections, sets of several kinds, and variables of their own.
 
 use std::collections::BTreeMap;
 
-use config::{Value, ValueKind};
-use serde::Serialize;
+use config::{Config, Map, Source, Value, ValueKind};
+use serde::de::DeserializeOwned;
+use umf_core::settings::{Key, Settings};
 
-use crate::field::{Field, Section, Setting};
-use crate::layer::Tree;
-use crate::settings::{Ipc, Link, Log, LogOutput, Pool, Provider};
-use crate::{ByteSize, Error, Origin, shown};
+use crate::strict::{Fault, Strict, Trust};
 
-/// The sections of a settings file.
-pub(crate) const SECTIONS: [&str; 6] = ["ipc", "pool", "provider", "shared_limits", "link", "log"];
+/// Keys and values.
+pub(crate) type Tree = Map<String, Value>;
 
-/// A key that settings know.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct KnownKey {
-    /// Its name in a file; `<name>` stands for the name of a pool, provider set or shared limit.
-    pub key: String,
-    /// Its older name, where it has one.
-    pub alias: Option<&'static str>,
-    /// The environment variable that sets it.
-    pub variable: String,
-    /// What its value may be.
+/// The keys of a settings struct, without its type.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub(crate) keys: &'static [Key],
+    pub(crate) removed: &'static [(&'static str, &'static str)],
+    check: fn(Strict<'_>) -> Result<(), Fault>,
+    defaults: fn() -> Tree,
+}
+
+impl Shape {
+    /// The keys of `T`.
+    #[must_use]
+    pub const fn of<T: Settings>() -> Self {
+        Self { keys: T::KEYS, removed: T::REMOVED, check: check::<T>, defaults: defaults::<T> }
+    }
+
+    /// A single value instead of keys.
+    const fn of_value<T: DeserializeOwned>() -> Self {
+        Self { keys: &[], removed: &[], check: check::<T>, defaults: Tree::new }
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.keys.iter().any(|key| key.name == name)
+    }
+
+    /// The present name of a key that is known by an older one.
+    pub(crate) fn present_name(&self, older: &str) -> Option<&'static str> {
+        self.keys.iter().find(|key| key.older.contains(&older)).map(|key| key.name)
+    }
+
+    /// Checks one value.
+    pub(crate) fn check_value(&self, value: &Value, trust: Trust) -> Result<(), Fault> {
+        (self.check)(Strict { value, trust })
+    }
+
+    /// Checks one key: a table of it alone is a whole struct.
+    pub(crate) fn check_key(&self, name: &str, value: &Value, trust: Trust) -> Result<(), Fault> {
+        let table = Tree::from([(name.to_owned(), value.clone())]);
+        self.check_value(&Value::new(None, ValueKind::Table(table)), trust)
+    }
+
+    /// The defaults. Empty tables are left out.
+    pub(crate) fn defaults(&self) -> Tree {
+        (self.defaults)()
+    }
+}
+
+fn check<T: DeserializeOwned>(value: Strict<'_>) -> Result<(), Fault> {
+    T::deserialize(value).map(drop)
+}
+
+fn defaults<T: Settings>() -> Tree {
+    let config = Config::try_from(&T::default());
+    config.and_then(|config| config.collect()).unwrap_or_default()
+}
+
+/// Sets of settings, each with a name and a kind: `[pool.<name>]`.
+#[derive(Clone, Debug)]
+pub struct Sets {
+    /// What all kinds share; one of the keys is `kind`.
+    pub common: Vec<Shape>,
+    /// The kinds, and the keys of each.
+    pub kinds: BTreeMap<String, Shape>,
+    /// The kind of a set for which nothing says another.
+    pub default_kind: &'static str,
+    /// The set from which the others inherit what they do not set, if there is one. It may have the
+    /// keys of all kinds.
+    pub defaults: Option<&'static str>,
+    /// Whether a set with the name of a kind is of that kind unless it says otherwise.
+    pub kind_by_name: bool,
+}
+
+/// What stands below one name at the top of a file.
+#[derive(Clone, Debug)]
+pub(crate) enum Group {
+    Section(Shape),
+    Sets(Sets),
+    /// Names and a value for each.
+    Values(Shape),
+}
+
+/// The name of a group, the comment before it in the listing, and the group.
+type NamedGroup = (&'static str, &'static str, Group);
+
+/// Keys, each with the text that a variable sets it to.
+pub type KeyTexts = Vec<(String, String)>;
+
+/// A variable of an earlier library, and what it sets.
+#[derive(Clone, Copy, Debug)]
+pub struct OlderVariable {
+    /// The variable.
+    pub name: &'static str,
+    /// The keys that its text sets, with a text for each; `None` for a text that means nothing.
+    pub read: fn(&str) -> Option<KeyTexts>,
+    /// What a text that means nothing sets.
+    pub otherwise: &'static [(&'static str, &'static str)],
+    /// What becomes of such a text, in words.
+    pub effect: &'static str,
+    /// What is valid, in words.
     pub expected: &'static str,
-    /// Its default as text; empty where it has none.
-    pub default: String,
 }
 
-/// Every key, section by section.
-pub fn known_keys() -> Vec<KnownKey> {
-    let mut keys = section_keys::<Ipc>("ipc");
-    keys.extend(section_keys::<Pool>("pool.<name>"));
-    keys.extend(section_keys::<Provider>("provider.<name>"));
-    keys.push(KnownKey {
-        key: "shared_limits.<name>".to_owned(),
-        alias: None,
-        variable: variable_name("shared_limits.<name>"),
-        expected: ByteSize::EXPECTED,
-        default: String::new(),
-    });
-    keys.extend(section_keys::<Link>("link"));
-    keys.extend(section_keys::<Log>("log"));
-    keys
+/// What settings there can be.
+#[derive(Clone, Debug, Default)]
+pub struct Schema {
+    pub(crate) groups: Vec<NamedGroup>,
+    pub(crate) older: Vec<OlderVariable>,
+    pub(crate) elsewhere: Vec<(&'static str, &'static str)>,
 }
 
-fn section_keys<S: Section>(section: &str) -> Vec<KnownKey> {
-    let defaults = S::default();
-    let keys = S::FIELDS.iter().map(|field| {
-        let key = format!("{section}.{}", field.name);
-        KnownKey {
-            variable: variable_name(&key),
-            alias: field.alias,
-            expected: field.expected,
-            default: (field.text)(&defaults),
-            key,
+impl Schema {
+    /// Nothing.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { groups: Vec::new(), older: Vec::new(), elsewhere: Vec::new() }
+    }
+
+    /// Adds the section `[name]`. `about` is the comment before it in the listing.
+    #[must_use]
+    pub fn section<T: Settings>(mut self, name: &'static str, about: &'static str) -> Self {
+        self.groups.push((name, about, Group::Section(Shape::of::<T>())));
+        self
+    }
+
+    /// Adds the sets `[name.<set>]`.
+    #[must_use]
+    pub fn sets(mut self, name: &'static str, about: &'static str, sets: Sets) -> Self {
+        self.groups.push((name, about, Group::Sets(sets)));
+        self
+    }
+
+    /// Adds the table `[name]` of names that each have one value of type `T`.
+    #[must_use]
+    pub fn values<T: DeserializeOwned>(mut self, name: &'static str, about: &'static str) -> Self {
+        self.groups.push((name, about, Group::Values(Shape::of_value::<T>())));
+        self
+    }
+
+    /// Adds a variable of an earlier library.
+    #[must_use]
+    pub fn older(mut self, variable: OlderVariable) -> Self {
+        self.older.push(variable);
+        self
+    }
+
+    /// Adds a variable that another part of the program obeys, with a note for people.
+    #[must_use]
+    pub fn elsewhere(mut self, variable: &'static str, note: &'static str) -> Self {
+        self.elsewhere.push((variable, note));
+        self
+    }
+
+    pub(crate) fn group(&self, name: &str) -> Option<&Group> {
+        self.groups.iter().find(|(known, ..)| *known == name).map(|(.., group)| group)
+    }
+
+    pub(crate) fn sets_of(&self, name: &str) -> Option<&Sets> {
+        match self.group(name) {
+            Some(Group::Sets(sets)) => Some(sets),
+            _ => None,
         }
-    });
-    keys.collect()
+    }
+}
+
+impl Group {
+    /// All shapes: the common one first.
+    pub(crate) fn shapes(&self) -> Vec<Shape> {
+        match self {
+            Self::Section(shape) => vec![*shape],
+            Self::Sets(sets) => sets.shapes(sets.kinds.values()),
+            Self::Values(_) => Vec::new(),
+        }
+    }
+
+    /// Whether a key has this name, or had it.
+    pub(crate) fn knows(&self, name: &str) -> bool {
+        let shapes = self.shapes();
+        shapes.iter().any(|shape| shape.has(name) || shape.present_name(name).is_some())
+    }
+}
+
+impl Sets {
+    pub(crate) fn shapes<'a>(&self, kinds: impl IntoIterator<Item = &'a Shape>) -> Vec<Shape> {
+        self.common.iter().copied().chain(kinds.into_iter().copied()).collect()
+    }
+
+    /// The kind of a set that does not say one.
+    pub(crate) fn kind_of_name(&self, name: &str) -> &str {
+        let by_name = self.kinds.keys().find(|kind| self.kind_by_name && *kind == name);
+        by_name.map_or(self.default_kind, String::as_str)
+    }
+
+    /// Names of sets that are there without being declared.
+    pub(crate) fn built_in(&self) -> Vec<&str> {
+        let kinds = self.kinds.keys().filter(|_| self.kind_by_name).map(String::as_str);
+        kinds.chain(self.defaults).collect()
+    }
+}
+
+/// A name that a set or a value may have.
+pub(crate) fn is_name(name: &str) -> bool {
+    name.len() <= 64
+        && name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
 }
 
 /// The environment variable that sets `key`: `ipc.exchange` is `UMF_IPC_EXCHANGE`.
+#[must_use]
 pub fn variable_name(key: &str) -> String {
     format!("UMF_{}", key.replace(['.', '-'], "_").to_uppercase())
 }
@@ -78,185 +235,4 @@ pub(crate) fn closest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>)
         .filter(|(likeness, _)| *likeness > 0.6)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, key)| key.to_owned())
-}
-
-/// The key of this name in any section, for one that stands in the wrong section or in none.
-fn elsewhere(name: &str) -> Option<String> {
-    let same = |key: &KnownKey| key.key.rsplit('.').next() == Some(name);
-    known_keys().into_iter().find(same).map(|known| known.key)
-}
-
-/// Checks every key and value of a source, and gives the keys their present names.
-pub(crate) fn check(tree: Tree, origin: &Origin, trusted: bool) -> Result<Tree, Error> {
-    let check = Check { origin, trusted };
-    let mut checked = Tree::new();
-    for (name, value) in sorted(tree) {
-        let value = match name.as_str() {
-            "ipc" => check.section::<Ipc>("ipc", value)?,
-            "pool" => check.sets("pool", value, |key, value| check.section::<Pool>(key, value))?,
-            "provider" => {
-                check.sets("provider", value, |key, value| check.section::<Provider>(key, value))?
-            }
-            "shared_limits" => {
-                check.sets("shared_limits", value, |key, value| match ByteSize::read(&value) {
-                    Some(_) => Ok(value),
-                    None => Err(check.bad_value(key, &value, ByteSize::EXPECTED)),
-                })?
-            }
-            "link" => check.section::<Link>("link", value)?,
-            "log" => check.section::<Log>("log", value)?,
-            _ => return Err(check.unknown_key("", &name, &SECTIONS)),
-        };
-        checked.insert(name, value);
-    }
-    Ok(checked)
-}
-
-/// A name that a pool, provider set or shared limit may have.
-pub(crate) fn is_name(name: &str) -> bool {
-    name.len() <= 64
-        && name.starts_with(|first: char| first.is_ascii_alphanumeric())
-        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
-}
-
-/// In the order of the names, so that of several faults the same one is told each time.
-fn sorted(tree: Tree) -> BTreeMap<String, Value> {
-    tree.into_iter().collect()
-}
-
-struct Check<'a> {
-    origin: &'a Origin,
-    trusted: bool,
-}
-
-impl Check<'_> {
-    fn section<S: Section>(&self, section: &str, value: Value) -> Result<Value, Error> {
-        let (uri, table) = self.table(section, value, &format!("a table: keys under a line [{section}]"))?;
-        let mut checked = Tree::new();
-        for (name, value) in sorted(table) {
-            let Some(field) = S::field(&name) else {
-                let names: Vec<_> = S::FIELDS.iter().map(|field| field.name).collect();
-                return Err(self.unknown_key(section, &name, &names));
-            };
-            let key = format!("{section}.{name}");
-            self.value(field, &key, &value)?;
-            if checked.insert(field.name.to_owned(), value).is_some() {
-                return Err(Error::Conflict {
-                    key: format!("{section}.{}", field.name),
-                    origin: self.origin.clone(),
-                    reason: format!(
-                        "is set twice, by this name and by its older name `{}`; remove one",
-                        field.alias.unwrap_or_default()
-                    ),
-                });
-            }
-        }
-        Ok(Value::new(uri.as_ref(), ValueKind::Table(checked)))
-    }
-
-    fn value<S: Section>(&self, field: &Field<S>, key: &str, value: &Value) -> Result<(), Error> {
-        let names_code = key.starts_with("provider.") && matches!(field.name, "path" | "symbol");
-        if names_code && !self.trusted {
-            return Err(Error::UntrustedPlugin { key: key.to_owned(), origin: self.origin.clone() });
-        }
-        // The environment is not trusted to name plugins either, but it may set these keys.
-        let is_working_directory = !self.trusted && matches!(self.origin, Origin::File(_));
-        let names_log_file =
-            key == "log.output" && matches!(LogOutput::read(value), Some(LogOutput::File(_)));
-        if is_working_directory && (key == "ipc.ptracer" || names_log_file) {
-            return Err(Error::UntrustedKey { key: key.to_owned(), origin: self.origin.clone() });
-        }
-        (field.set)(&mut S::default(), value).ok_or_else(|| self.bad_value(key, value, field.expected))
-    }
-
-    /// A section whose keys are names.
-    fn sets(
-        &self,
-        section: &'static str,
-        value: Value,
-        entry: impl Fn(&str, Value) -> Result<Value, Error>,
-    ) -> Result<Value, Error> {
-        let expected = match section {
-            "shared_limits" => "a table: names and sizes under a line [shared_limits]".to_owned(),
-            _ => format!("a table: keys under a line [{section}.<name>]"),
-        };
-        let (uri, table) = self.table(section, value, &expected)?;
-        let mut checked = Tree::new();
-        for (name, value) in sorted(table) {
-            if !is_name(&name) {
-                return Err(Error::BadName {
-                    section,
-                    name: shown::quoted(&name),
-                    origin: self.origin.clone(),
-                });
-            }
-            let value = entry(&format!("{section}.{name}"), value)?;
-            checked.insert(name, value);
-        }
-        Ok(Value::new(uri.as_ref(), ValueKind::Table(checked)))
-    }
-
-    fn table(&self, key: &str, value: Value, expected: &str) -> Result<(Option<String>, Tree), Error> {
-        let uri = value.origin().map(ToOwned::to_owned);
-        match value.kind {
-            ValueKind::Table(table) => Ok((uri, table)),
-            _ => Err(self.bad_value(key, &value, expected)),
-        }
-    }
-
-    fn bad_value(&self, key: &str, value: &Value, expected: &str) -> Error {
-        Error::BadValue {
-            key: key.to_owned(),
-            value: shown::value(value),
-            origin: self.origin.clone(),
-            expected: expected.to_owned(),
-        }
-    }
-
-    fn unknown_key(&self, section: &str, name: &str, names: &[&str]) -> Error {
-        let in_section = |name: &str| {
-            if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") }
-        };
-        Error::UnknownKey {
-            key: in_section(&shown::plain(name)),
-            origin: self.origin.clone(),
-            closest: closest(name, names.iter().copied())
-                .map(|name| in_section(&name))
-                .or_else(|| elsewhere(name)),
-            valid: names.iter().map(|name| in_section(name)).collect(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_variables_follow_from_keys() {
-        assert_eq!(variable_name("ipc.exchange"), "UMF_IPC_EXCHANGE");
-        assert_eq!(variable_name("pool.my-pool.kind"), "UMF_POOL_MY_POOL_KIND");
-    }
-
-    #[test]
-    fn only_what_is_alike_is_suggested() {
-        assert_eq!(closest("exchagne", ["exchange", "limit"]).as_deref(), Some("exchange"));
-        assert_eq!(closest("zzz", ["exchange", "limit"]), None);
-    }
-
-    #[test]
-    fn every_default_is_a_valid_value() {
-        fn all<S: Section>() {
-            for field in S::FIELDS.iter().filter(|field| field.name != "params") {
-                let text = (field.text)(&S::default());
-                let value = Value::new(None, text.as_str());
-                assert!((field.set)(&mut S::default(), &value).is_some(), "{}: {text}", field.name);
-            }
-        }
-        all::<Ipc>();
-        all::<Pool>();
-        all::<Provider>();
-        all::<Link>();
-        all::<Log>();
-    }
 }

@@ -1,15 +1,17 @@
 //! Freed memory that is still in use: what becomes of its contents, and how much there is.
 
-/// What becomes of the contents of memory that is freed while another process has it open.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum OnFree {
-    /// They stay until the last lease goes.
-    #[default]
-    Hold,
-    /// Whole pages go back to the system at once: who still reads them sees zeros. Where the provider cannot purge
-    /// ([`crate::Provider::purge`]), the contents stay. The addresses are not used again before the last lease goes either
-    /// way.
-    Release,
+crate::words! {
+    /// What becomes of the contents of memory that is freed while another process has it open.
+    #[derive(Default)]
+    pub enum OnFree {
+        /// They stay until the last lease goes.
+        #[default]
+        Hold = "hold",
+        /// Whole pages go back to the system at once: who still reads them sees zeros. Where the provider cannot purge
+        /// ([`crate::Provider::purge`]), the contents stay. The addresses are not used again before the last lease goes either
+        /// way.
+        Release = "release",
+    }
 }
 
 /// What is held. A snapshot.

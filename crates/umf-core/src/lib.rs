@@ -10,6 +10,7 @@
 //! | memory that is freed and still in use | [`held`] |
 //! | a limit that pools share | [`limit`] |
 //! | memory that other processes write, typed | [`View`] of [`Plain`] values: [`view`] |
+//! | settings of a kind, and what makes it of them | [`settings`](mod@settings), [`factory`] |
 //! | lack of memory | [`shortage`]: the application is asked |
 //! | what a pool holds, and what happened in it | [`statistics`], [`map`], [`history`], [`leaks`] |
 //!
@@ -23,6 +24,7 @@ compile_error!("umf runs on 64-bit Linux");
 mod address;
 mod completion;
 mod error;
+pub mod factory;
 pub mod held;
 pub mod history;
 mod layout;
@@ -31,6 +33,7 @@ pub mod limit;
 pub mod map;
 pub mod pool;
 pub mod provider;
+pub mod settings;
 pub mod shortage;
 pub mod statistics;
 pub mod view;
@@ -38,6 +41,7 @@ pub mod view;
 pub use address::{Address, AddressSpace};
 pub use completion::{Completion, Progress};
 pub use error::{Error, PastFree, Result};
+pub use factory::{FactoryError, PoolFactory, PoolRequest, ProviderFactory};
 pub use layout::Layout;
 pub use pool::{BlockSpan, Controls, DeferredFree, Freed, Inspect, Pool, Reserve, ShareLimit};
 pub use provider::{

@@ -53,14 +53,26 @@ pub enum Error {
         known: String,
     },
     /// Settings that contradict each other.
-    #[error("{what} {name:?}: {why}")]
+    #[error("{what} {name:?}: {key}: {why}")]
     Contradiction {
         /// "provider" or "pool".
         what: &'static str,
         /// The set in the settings.
         name: String,
+        /// The key.
+        key: &'static str,
         /// What does not fit, and what would.
         why: &'static str,
+    },
+    /// A factory of another crate failed with an error of its own.
+    #[error("{what} {name:?}: {source}")]
+    Factory {
+        /// "provider" or "pool".
+        what: &'static str,
+        /// The set in the settings.
+        name: String,
+        /// The error of the factory.
+        source: Arc<dyn std::error::Error + Send + Sync>,
     },
     /// [`crate::init`] came too late.
     #[error("umf was used before umf::init; call it first, at the start of main")]

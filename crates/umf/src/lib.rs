@@ -31,7 +31,7 @@
 //! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`] |
 //! | regions that belong to a named set of processes | [`domain`] |
 //! | messages between two processes | [`link`] |
-//! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`] |
+//! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`](fn@settings), [`Settings`](settings::Settings) |
 //! | kinds of provider and pool from elsewhere | [`registry`], [`plugin`] |
 //! | memory that devices share | [`dma_buf`], [`Block::cpu_access`], [`cpu_access`] |
 //! | memory of NVIDIA's devices | [`cuda`] |
@@ -46,6 +46,7 @@ mod cpu_access;
 mod error;
 mod global;
 pub mod history;
+mod kinds;
 pub mod leaks;
 pub mod link;
 mod logging;
@@ -54,11 +55,13 @@ pub mod memory_space;
 mod pool;
 mod process;
 pub mod registry;
+pub mod settings;
 
 pub use block::Block;
 pub use cpu_access::cpu_access;
 pub use error::{Error, Result};
 pub use global::GlobalPool;
+pub use kinds::{HostSettings, PluginSettings};
 pub use pool::{Pool, PoolBuilder};
 pub use process::{exporter, importer, init, open, open_read_only, settings, warnings};
 pub use umf_core::held::{HeldStatistics, OnFree};

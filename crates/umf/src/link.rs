@@ -42,42 +42,20 @@ pub use umf_link::{
     Registration, RemoteAccess, RemoteKey, SendRequest, Sender, Sends, Source, Span, TagMatch, View,
 };
 
-use umf_config::LinkEngine;
-
 use crate::{Result, importer, settings};
 
 /// The settings of this process for its links.
 ///
 /// # Errors
-/// As [`crate::settings`].
+/// As [`crate::settings()`].
 pub fn link_settings() -> Result<LinkSettings> {
-    let set = &settings()?.link;
-    let mut link = LinkSettings::default();
-    link.engine = match set.engine {
-        LinkEngine::Inline => Some(Engine::Inline),
-        LinkEngine::Bounce => Some(Engine::Bounce),
-        LinkEngine::Cma => Some(Engine::Cma),
-        LinkEngine::Mapped => Some(Engine::Mapped),
-        LinkEngine::Both => Some(Engine::Both),
-        _ => None,
-    };
-    let size = |bytes: umf_config::ByteSize| usize::try_from(bytes.get()).unwrap_or(usize::MAX);
-    link.eager_max = size(set.eager_max);
-    link.both_min = size(set.both_min);
-    // On a machine of one processor the default is not to spin.
-    if *settings()?.origin("link.spin_us") != umf_config::Origin::Default {
-        link.spin = set.spin();
-    }
-    link.timeout = set.timeout();
-    link.max_unexpected = set.max_unexpected.get();
-    link.enforce = set.enforce;
-    Ok(link)
+    Ok(settings()?.link.clone())
 }
 
 /// A builder with the settings and the importer of this process.
 ///
 /// # Errors
-/// As [`crate::settings`].
+/// As [`crate::settings()`].
 pub fn builder() -> Result<LinkBuilder> {
     Ok(LinkBuilder::new().settings(link_settings()?).importer(importer()?))
 }
@@ -85,7 +63,7 @@ pub fn builder() -> Result<LinkBuilder> {
 /// An endpoint that is known by its address: [`LinkBuilder::bind`].
 ///
 /// # Errors
-/// As there; as [`crate::settings`].
+/// As there; as [`crate::settings()`].
 pub fn bind() -> Result<Endpoint> {
     Ok(builder()?.bind()?)
 }
@@ -93,7 +71,7 @@ pub fn bind() -> Result<Endpoint> {
 /// An endpoint that is found by its name: [`LinkBuilder::named`].
 ///
 /// # Errors
-/// As there; as [`crate::settings`].
+/// As there; as [`crate::settings()`].
 pub fn named(name: &str) -> Result<Endpoint> {
     Ok(builder()?.named(name)?)
 }
@@ -101,7 +79,7 @@ pub fn named(name: &str) -> Result<Endpoint> {
 /// Connects to an endpoint: [`LinkBuilder::connect`].
 ///
 /// # Errors
-/// As there; as [`crate::settings`].
+/// As there; as [`crate::settings()`].
 pub fn connect(address: &LinkAddress, timeout: Option<Duration>) -> Result<Link> {
     Ok(builder()?.connect(address, timeout)?)
 }
@@ -109,7 +87,7 @@ pub fn connect(address: &LinkAddress, timeout: Option<Duration>) -> Result<Link>
 /// Joins a job as one of its `size` ranks, each linked with each: [`LinkBuilder::join`].
 ///
 /// # Errors
-/// As there; as [`crate::settings`].
+/// As there; as [`crate::settings()`].
 pub fn join(job: &str, rank: usize, size: usize) -> Result<Fabric> {
     Ok(builder()?.join(job, rank, size)?)
 }

@@ -9,8 +9,9 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::fmt::FormatFields as _;
 use tracing_subscriber::fmt::format::{DefaultFields, Writer};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
-use umf_config::{Log, LogLevel, LogOutput};
 use umf_os::output;
+
+use crate::settings::{Log, LogLevel, LogOutput};
 
 /// Sends events where the settings say, unless the application has a subscriber of its own, which then gets them.
 pub(crate) fn start(log: &Log) {
@@ -29,7 +30,7 @@ pub(crate) fn start(log: &Log) {
                 );
             }
         },
-        _ => {}
+        LogOutput::Off => {}
     }
 }
 
@@ -38,7 +39,7 @@ fn install(log: &Log, write: impl Fn(&[u8]) -> io::Result<()> + Send + Sync + 's
         LogLevel::Debug => Level::DEBUG,
         LogLevel::Info => Level::INFO,
         LogLevel::Warning => Level::WARN,
-        _ => Level::ERROR,
+        LogLevel::Error | LogLevel::Fatal => Level::ERROR,
     };
     let lines = Lines { level, timestamp: log.timestamp, pid: log.pid, write };
     // Refused if there is one already: the application's.

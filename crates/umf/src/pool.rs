@@ -37,15 +37,15 @@ impl Pool {
     /// [`crate::Error::Settings`] and others if the settings cannot be used; [`crate::Error::Memory`].
     pub fn shared() -> Result<Self> {
         let settings = settings()?;
-        let set = settings.pool.get("shared");
-        let provider: ProviderRef = if settings.provider.contains_key("shared") {
+        let named = settings.pool("shared")?.provider;
+        let provider: ProviderRef = if settings.loaded().declares("provider", "shared") {
             assembly::provider(settings, "shared")?.into()
-        } else if settings.pool.named.contains_key("shared") && set.provider != "host" {
-            assembly::provider(settings, &set.provider)?.into()
+        } else if settings.loaded().declares("pool", "shared") && named != "host" {
+            assembly::provider(settings, &named)?.into()
         } else {
             HostProvider::builder().name("shared").visibility(Visibility::Shared).build()?.into()
         };
-        Ok(Self::from_pool(assembly::pool(settings, "shared", set, provider)?))
+        Ok(Self::from_pool(assembly::pool(settings, "shared", provider)?))
     }
 
     /// A pool over private host memory: fast, and not for export.
@@ -55,7 +55,7 @@ impl Pool {
     pub fn private() -> Result<Self> {
         let provider: ProviderRef = HostProvider::builder().name("private").build()?.into();
         let settings = settings()?;
-        Ok(Self::from_pool(assembly::pool(settings, "private", settings.pool.get("private"), provider)?))
+        Ok(Self::from_pool(assembly::pool(settings, "private", provider)?))
     }
 
     /// A pool over shared host memory in which every block is a memory file of its own: exporting one exposes
@@ -68,7 +68,7 @@ impl Pool {
         let provider =
             HostProvider::builder().name("isolated").visibility(Visibility::Shared).isolate(true).build()?;
         let pool = umf_pool_proxy::ProxyPool::new(provider)?;
-        assembly::holding(&*pool, settings()?.pool.get("isolated"))?;
+        assembly::holding(&*pool, &settings()?.pool("isolated")?)?;
         Ok(Self::from_pool(pool))
     }
 
@@ -78,9 +78,8 @@ impl Pool {
     /// As [`Pool::shared`]; [`crate::Error::UnknownName`], [`crate::Error::UnknownKind`].
     pub fn named(name: &str) -> Result<Self> {
         let settings = settings()?;
-        let set = settings.pool.get(name);
-        let provider = assembly::provider(settings, &set.provider)?;
-        Ok(Self::from_pool(assembly::pool(settings, name, set, provider.into())?))
+        let provider = assembly::provider(settings, &settings.pool(name)?.provider)?;
+        Ok(Self::from_pool(assembly::pool(settings, name, provider.into())?))
     }
 
     /// A pool over the provider `[provider.<provider>]` of the settings, or over one of a kind of device memory by its kind's name
@@ -91,7 +90,7 @@ impl Pool {
     pub fn over(provider: &str) -> Result<Self> {
         let settings = settings()?;
         let made = assembly::provider(settings, provider)?;
-        Ok(Self::from_pool(assembly::pool(settings, provider, settings.pool.get(provider), made.into())?))
+        Ok(Self::from_pool(assembly::pool(settings, provider, made.into())?))
     }
 
     /// A pool of one's own making.

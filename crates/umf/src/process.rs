@@ -1,23 +1,17 @@
 //! What a process has one of: settings, exporter, importer.
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::Arc;
 
-use umf_config::{Loader, Settings, Warning};
+use umf_config::{Loader, Warning};
 use umf_core::Access;
-use umf_ipc::{
-    Exporter, ExporterSettings, Handle, Importer, ImporterSettings, LimitPolicy, Mapping, Mode, Ptracer,
-};
-use umf_provider_dma_buf::DmaBufImport;
-use umf_provider_host::HostImport;
+use umf_ipc::{Exporter, ExporterSettings, Handle, Importer, ImporterSettings, Mapping};
 use umf_sync::fork;
 
-use crate::assembly::{cuda, level_zero};
+use crate::settings::{Leases, Settings};
 use crate::{Error, Result, logging, registry};
 
 struct Process {
     settings: Settings,
-    warnings: Vec<Warning>,
     exporter: Exporter,
     importer: Importer,
 }
@@ -95,62 +89,40 @@ fn publish(made: Process) -> &'static Process {
 }
 
 fn make(loader: Loader) -> Result<Process> {
-    let loaded = loader.load()?;
-    logging::start(&loaded.settings.log);
-    for warning in &loaded.warnings {
+    let settings = Settings::load(loader)?;
+    logging::start(&settings.log);
+    for warning in settings.loaded().warnings() {
         tracing::warn!("{warning}");
     }
-    let ipc = &loaded.settings.ipc;
-    let limit = match ipc.limit {
-        umf_config::LimitPolicy::Hard => LimitPolicy::Hard,
-        _ => LimitPolicy::Soft,
-    };
+    let ipc = &settings.ipc;
     let mut exporter = ExporterSettings::default();
-    exporter.exchange = exchange(&ipc.exchange);
-    exporter.ptracer = match ipc.ptracer {
-        umf_config::Ptracer::Any => Ptracer::Any,
-        umf_config::Ptracer::Pid(pid) => Ptracer::Process(pid),
-        _ => Ptracer::None,
-    };
+    exporter.exchange = ipc.exchange.clone();
+    exporter.ptracer = ipc.ptracer;
     exporter.max_created_handles = ipc.max_created_handles;
-    exporter.limit = limit;
+    exporter.limit = ipc.limit;
     let mut importer = ImporterSettings::default();
-    importer.exchange = exchange(&ipc.exchange);
+    importer.exchange = ipc.exchange.clone();
     importer.max_opened_handles = ipc.max_opened_handles;
-    importer.max_opened_bytes = ipc.max_opened_bytes.get();
-    importer.limit = limit;
-    importer.open_timeout = ipc.open_timeout();
-    importer.leases = ipc.leases != umf_config::LeasePolicy::Off;
-    if let umf_config::Shards::Count(shards) = ipc.importer_shards {
+    importer.max_opened_bytes = ipc.max_opened_bytes;
+    importer.limit = ipc.limit;
+    importer.open_timeout = ipc.open_timeout;
+    importer.leases = ipc.leases == Leases::On;
+    if let Some(shards) = ipc.importer_shards {
         importer.shards = shards as usize;
     }
-    let importer = Importer::builder()
-        .settings(importer)
-        .import(Arc::new(HostImport::new()))
-        .import(Arc::new(DmaBufImport::new()))
-        .import(Arc::new(cuda::import(&loaded.settings)))
-        .import(Arc::new(level_zero::import(&loaded.settings)))
-        .build()?;
-    Ok(Process {
-        exporter: Exporter::new(exporter)?,
-        importer,
-        settings: loaded.settings,
-        warnings: loaded.warnings,
-    })
-}
-
-fn exchange(setting: &umf_config::Exchange) -> umf_ipc::Exchange {
-    match setting {
-        umf_config::Exchange::Order(methods) => {
-            let mode = |method: &umf_config::ExchangeMethod| match method {
-                umf_config::ExchangeMethod::Procfs => Mode::Procfs,
-                umf_config::ExchangeMethod::Socket => Mode::Socket,
-                _ => Mode::Pidfd,
-            };
-            umf_ipc::Exchange::Order(methods.iter().map(mode).collect())
+    let mut builder = Importer::builder().settings(importer);
+    for kind in registry::provider_kinds() {
+        // The set of the kind's name if it is of that kind, else the first that is, else the defaults.
+        let loaded = settings.loaded();
+        let named = loaded.of_kind("provider", &kind).find(|name| *name == kind);
+        let name = named.or_else(|| loaded.of_kind("provider", &kind).next()).unwrap_or(&kind);
+        let import = registry::provider(&kind)
+            .map_or(Ok(None), |entry| (entry.import)(&loaded.set("provider", name)))?;
+        if let Some(import) = import {
+            builder = builder.import(import);
         }
-        _ => umf_ipc::Exchange::Auto,
     }
+    Ok(Process { exporter: Exporter::new(exporter)?, importer: builder.build()?, settings })
 }
 
 /// The settings in force.
@@ -164,15 +136,15 @@ pub fn settings() -> Result<&'static Settings> {
 /// What was found odd in the settings, though not wrong.
 ///
 /// # Errors
-/// As [`settings`].
+/// As [`settings()`].
 pub fn warnings() -> Result<&'static [Warning]> {
-    Ok(&process()?.warnings)
+    Ok(process()?.settings.loaded().warnings())
 }
 
 /// The exporter of this process, which [`crate::Block::export`] uses.
 ///
 /// # Errors
-/// As [`settings`].
+/// As [`settings()`].
 pub fn exporter() -> Result<&'static Exporter> {
     Ok(&process()?.exporter)
 }
@@ -180,7 +152,7 @@ pub fn exporter() -> Result<&'static Exporter> {
 /// The importer of this process, which [`open`] uses.
 ///
 /// # Errors
-/// As [`settings`].
+/// As [`settings()`].
 pub fn importer() -> Result<&'static Importer> {
     Ok(&process()?.importer)
 }
@@ -193,7 +165,7 @@ pub(crate) fn made_importer() -> Option<&'static Importer> {
 /// Opens a handle for reading and writing. Closing is dropping.
 ///
 /// # Errors
-/// [`Error::Ipc`] with the reason; as [`settings`].
+/// [`Error::Ipc`] with the reason; as [`settings()`].
 pub fn open(handle: &Handle) -> Result<Mapping<'static>> {
     Ok(process()?.importer.open(handle)?)
 }

@@ -15,7 +15,7 @@
 //! - The lock survives a fork, and the provider is called under it.
 //! - One line, in `tests/conformance.rs`, has all of this checked.
 //!
-//! To have it named in `umf.toml`, a program registers it: `umf::registry`. Its books use the global allocator, so it
+//! To have it named in `umf.toml`, a program implements `umf_core::PoolFactory` and registers it: `umf::registry`. Its books use the global allocator, so it
 //! cannot be the global allocator itself.
 
 mod books;

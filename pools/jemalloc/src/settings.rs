@@ -5,41 +5,35 @@ use std::sync::Arc;
 use umf_core::held::OnFree;
 use umf_core::limit::SharedLimitRef;
 use umf_core::shortage::OutOfMemory;
+use umf_core::{FactoryError, Pool, PoolFactory, PoolRequest};
 
-/// The knobs of a [`crate::JemallocPool`].
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct JemallocSettings {
-    /// The name of the pool, for people. Default: `jemalloc`.
-    pub name: String,
-    /// How many arenas threads are spread over; there are about 4,090 for all pools of a process. Default: 0, one for each
-    /// processor, but no more than four, and fewer where there are no more.
-    pub arenas: u32,
-    /// Bytes that the pool may hold; 0 is unlimited. Default: 0.
-    pub memory_limit: u64,
-    /// A limit that the pool shares with others. Default: none.
-    pub shared_limit: Option<SharedLimitRef>,
-    /// Who is asked when an allocation would fail for lack of memory ([`umf_core::shortage`]). Default: nobody.
-    pub out_of_memory: Option<Arc<dyn OutOfMemory>>,
-    /// What becomes of the contents of a block that is freed while other processes have it open. Default:
-    /// [`OnFree::Hold`].
-    pub on_free: OnFree,
-    /// Bytes of freed memory that may be held because other processes have it open, before allocating fails as
-    /// [`umf_core::Error::HeldLimit`]; 0 is unlimited. Default: 0.
-    pub max_held: u64,
-}
+use crate::JemallocPool;
 
-impl Default for JemallocSettings {
-    fn default() -> Self {
-        Self {
-            name: "jemalloc".to_owned(),
-            arenas: 0,
-            memory_limit: 0,
-            shared_limit: None,
-            out_of_memory: None,
-            on_free: OnFree::Hold,
-            max_held: 0,
-        }
+umf_core::settings! {
+    /// Settings of a [`crate::JemallocPool`].
+    #[non_exhaustive]
+    pub struct JemallocSettings {
+        /// How many arenas threads are spread over; there are about 4,090 for all pools of a process. 0 is
+        /// one for each processor, but no more than four, and fewer where there are no more.
+        pub arenas: u32 = 0;
+    }
+    values {
+        /// The most bytes that the pool may hold; 0 is unlimited. Default: 0.
+        pub memory_limit: u64 = 0;
+        /// What becomes of the contents of a block that is freed while other processes have it open.
+        /// Default: [`OnFree::Hold`].
+        pub on_free: OnFree = OnFree::Hold;
+        /// The most bytes of freed memory that may be held because other processes have it open, before
+        /// allocating fails as [`umf_core::Error::HeldLimit`]; 0 is unlimited. Default: 0.
+        pub max_held: u64 = 0;
+    }
+    parts {
+        /// The name of the pool, for people. Default: `jemalloc`.
+        pub name: String = "jemalloc".to_owned();
+        /// A limit that the pool shares with others. Default: none.
+        pub shared_limit: Option<SharedLimitRef> = None;
+        /// Called when an allocation would fail for lack of memory ([`umf_core::shortage`]). Default: none.
+        pub out_of_memory: Option<Arc<dyn OutOfMemory>> = None;
     }
 }
 
@@ -48,20 +42,6 @@ impl JemallocSettings {
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
-        self
-    }
-
-    /// Sets how many arenas threads are spread over; 0 is by the number of processors.
-    #[must_use]
-    pub const fn arenas(mut self, arenas: u32) -> Self {
-        self.arenas = arenas;
-        self
-    }
-
-    /// Sets the most bytes that the pool may hold; 0 is unlimited.
-    #[must_use]
-    pub const fn memory_limit(mut self, bytes: u64) -> Self {
-        self.memory_limit = bytes;
         self
     }
 
@@ -78,18 +58,15 @@ impl JemallocSettings {
         self.out_of_memory = Some(Arc::new(callback));
         self
     }
+}
 
-    /// Sets what becomes of blocks that are freed while other processes have them open.
-    #[must_use]
-    pub const fn on_free(mut self, on_free: OnFree) -> Self {
-        self.on_free = on_free;
-        self
-    }
+impl PoolFactory for JemallocPool {
+    const KIND: &'static str = "jemalloc";
+    type Settings = JemallocSettings;
 
-    /// Sets the most bytes that may be held for other processes; 0 is unlimited.
-    #[must_use]
-    pub const fn max_held(mut self, bytes: u64) -> Self {
-        self.max_held = bytes;
-        self
+    fn build(request: PoolRequest<'_>, settings: JemallocSettings) -> Result<Arc<dyn Pool>, FactoryError> {
+        let mut settings = settings.name(request.name).memory_limit(request.memory_limit);
+        settings.shared_limit = request.shared_limit;
+        Ok(Self::with_settings(request.provider, settings)?)
     }
 }

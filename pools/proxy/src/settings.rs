@@ -5,37 +5,31 @@ use std::sync::Arc;
 use umf_core::held::OnFree;
 use umf_core::limit::SharedLimitRef;
 use umf_core::shortage::OutOfMemory;
+use umf_core::{FactoryError, Pool, PoolFactory, PoolRequest};
 
-/// The knobs of a [`crate::ProxyPool`].
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ProxySettings {
-    /// The name of the pool, for people. Default: `proxy`.
-    pub name: String,
-    /// Bytes that the pool may hold; 0 is unlimited. Default: 0.
-    pub memory_limit: u64,
-    /// A limit that the pool shares with others. Default: none.
-    pub shared_limit: Option<SharedLimitRef>,
-    /// Who is asked when an allocation would fail for lack of memory ([`umf_core::shortage`]). Default: nobody.
-    pub out_of_memory: Option<Arc<dyn OutOfMemory>>,
-    /// What becomes of the contents of a block that is freed while other processes have it open. Default:
-    /// [`OnFree::Hold`].
-    pub on_free: OnFree,
-    /// Bytes of freed memory that may be held because other processes have it open, before allocating fails as
-    /// [`umf_core::Error::HeldLimit`]; 0 is unlimited. Default: 0.
-    pub max_held: u64,
-}
+use crate::ProxyPool;
 
-impl Default for ProxySettings {
-    fn default() -> Self {
-        Self {
-            name: "proxy".to_owned(),
-            memory_limit: 0,
-            shared_limit: None,
-            out_of_memory: None,
-            on_free: OnFree::Hold,
-            max_held: 0,
-        }
+umf_core::settings! {
+    /// Settings of a [`crate::ProxyPool`]. The kind has no keys of its own.
+    #[non_exhaustive]
+    pub struct ProxySettings {}
+    values {
+        /// The most bytes that the pool may hold; 0 is unlimited. Default: 0.
+        pub memory_limit: u64 = 0;
+        /// What becomes of the contents of a block that is freed while other processes have it open.
+        /// Default: [`OnFree::Hold`].
+        pub on_free: OnFree = OnFree::Hold;
+        /// The most bytes of freed memory that may be held because other processes have it open, before
+        /// allocating fails as [`umf_core::Error::HeldLimit`]; 0 is unlimited. Default: 0.
+        pub max_held: u64 = 0;
+    }
+    parts {
+        /// The name of the pool, for people. Default: `proxy`.
+        pub name: String = "proxy".to_owned();
+        /// A limit that the pool shares with others. Default: none.
+        pub shared_limit: Option<SharedLimitRef> = None;
+        /// Called when an allocation would fail for lack of memory ([`umf_core::shortage`]). Default: none.
+        pub out_of_memory: Option<Arc<dyn OutOfMemory>> = None;
     }
 }
 
@@ -44,13 +38,6 @@ impl ProxySettings {
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
-        self
-    }
-
-    /// Sets the most bytes that the pool may hold; 0 is unlimited.
-    #[must_use]
-    pub const fn memory_limit(mut self, bytes: u64) -> Self {
-        self.memory_limit = bytes;
         self
     }
 
@@ -67,18 +54,15 @@ impl ProxySettings {
         self.out_of_memory = Some(Arc::new(callback));
         self
     }
+}
 
-    /// Sets what becomes of blocks that are freed while other processes have them open.
-    #[must_use]
-    pub const fn on_free(mut self, on_free: OnFree) -> Self {
-        self.on_free = on_free;
-        self
-    }
+impl PoolFactory for ProxyPool {
+    const KIND: &'static str = "proxy";
+    type Settings = ProxySettings;
 
-    /// Sets the most bytes that may be held for other processes; 0 is unlimited.
-    #[must_use]
-    pub const fn max_held(mut self, bytes: u64) -> Self {
-        self.max_held = bytes;
-        self
+    fn build(request: PoolRequest<'_>, settings: ProxySettings) -> Result<Arc<dyn Pool>, FactoryError> {
+        let mut settings = settings.name(request.name).memory_limit(request.memory_limit);
+        settings.shared_limit = request.shared_limit;
+        Ok(Self::with_settings(request.provider, settings)?)
     }
 }

@@ -1,9 +1,7 @@
 //! [`CudaBuilder`]: how a [`CudaProvider`] is set up.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use cuda_sys::{CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUcontext};
@@ -16,32 +14,26 @@ use crate::import::CudaImport;
 use crate::provider::{CudaProvider, Form};
 use crate::space::Space;
 
-/// The kinds of CUDA memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum CudaMemory {
-    /// Memory of a device, `cuMemAlloc`. Other processes open it by the driver's 64-byte handle: each region by itself, once in a
-    /// process.
-    Device,
-    /// Memory of the host that devices reach at full speed, `cuMemHostAlloc`. Not for other processes.
-    Host,
-    /// Memory that moves between host and devices as it is used, `cuMemAllocManaged`. Not for other processes.
-    Managed,
-    /// Memory of a device that is mapped into one large reserved range, `cuMemCreate` and `cuMemMap`. Other processes open it by a
-    /// file descriptor, as they do memory of the host.
-    #[default]
-    Virtual,
+umf_core::words! {
+    /// The kinds of CUDA memory.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum CudaMemory {
+        /// Memory of a device that is mapped into one large reserved range, `cuMemCreate` and `cuMemMap`. Other processes open it
+        /// by a file descriptor, as they do memory of the host.
+        #[default]
+        Virtual = "virtual",
+        /// Memory of a device, `cuMemAlloc`. Other processes open it by the driver's 64-byte handle: each region by itself, once
+        /// in a process.
+        Device = "device",
+        /// Memory of the host that devices reach at full speed, `cuMemHostAlloc`. Not for other processes.
+        Host = "host",
+        /// Memory that moves between host and devices as it is used, `cuMemAllocManaged`. Not for other processes.
+        Managed = "managed" | "shared",
+    }
 }
 
 impl CudaMemory {
-    /// All kinds, by the names that settings have for them.
-    pub const NAMES: [(&'static str, Self); 4] = [
-        ("virtual", Self::Virtual),
-        ("device", Self::Device),
-        ("host", Self::Host),
-        ("managed", Self::Managed),
-    ];
-
     /// Who may touch it.
     #[must_use]
     pub const fn memory_kind(self) -> MemoryKind {
@@ -50,23 +42,6 @@ impl CudaMemory {
             Self::Host => MemoryKind::Host,
             Self::Managed => MemoryKind::Managed,
         }
-    }
-}
-
-impl fmt::Display for CudaMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = Self::NAMES.iter().find(|(_, kind)| kind == self);
-        f.write_str(named.map_or("virtual", |(name, _)| name))
-    }
-}
-
-impl FromStr for CudaMemory {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self, Error> {
-        let found = Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind);
-        found
-            .ok_or(Error::InvalidArgument { what: "memory", why: "must be virtual, device, host or managed" })
     }
 }
 

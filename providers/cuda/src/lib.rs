@@ -32,6 +32,7 @@ mod context;
 mod copies;
 mod driver;
 mod event;
+mod factory;
 mod form;
 mod import;
 mod live;
@@ -40,8 +41,9 @@ mod provider;
 mod space;
 pub mod survey;
 
-/// The driver's functions, for what is not umf's business.
 pub use cuda_sys as driver_api;
+/// The driver's functions, for what is not umf's business.
+pub use factory::{CudaHandles, CudaSettings};
 
 pub use builder::{CudaBuilder, CudaMemory};
 pub use driver::{DeviceInfo, Driver};

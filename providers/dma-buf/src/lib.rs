@@ -31,6 +31,7 @@
 
 mod buffer;
 mod builder;
+mod factory;
 mod import;
 mod live;
 mod provider;
@@ -41,6 +42,7 @@ mod sys;
 
 pub use buffer::DmaBuf;
 pub use builder::DmaBufBuilder;
+pub use factory::{DmaBufSettings, Exporter, Pages};
 pub use import::DmaBufImport;
 pub use live::cpu_access;
 pub use provider::DmaBufProvider;

@@ -35,13 +35,14 @@ const OWNER: &str = "this file provider";
 /// Where offsets end: no file gets that long before its medium is full.
 const END: u64 = 1 << 50;
 
-/// How regions are mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mapped {
-    /// For this process alone: what is stored never reaches the file.
-    Private,
-    /// Other processes can open regions; what is stored is stored in the file.
-    Shared,
+umf_core::words! {
+    /// How regions are mapped.
+    pub enum Mapped {
+        /// For this process alone: what is stored never reaches the file.
+        Private = "private",
+        /// Other processes can open regions; what is stored is stored in the file.
+        Shared = "shared",
+    }
 }
 
 /// Regions of a file. Thread-safe.

@@ -26,9 +26,11 @@
 
 mod backing;
 mod devdax;
+mod factory;
 mod file;
 mod fixed;
 
 pub use devdax::{DevDaxImport, DevDaxProvider};
+pub use factory::{DevDaxSettings, FileSettings, FixedSettings};
 pub use file::{FileImport, FileProvider, Mapped};
 pub use fixed::FixedProvider;

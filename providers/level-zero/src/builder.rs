@@ -19,17 +19,19 @@ use crate::handles::Handles;
 use crate::native;
 use crate::provider::{LevelZeroProvider, Parts};
 
-/// When freed memory goes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FreePolicy {
-    /// As `zeMemFree` does.
-    #[default]
-    Default,
-    /// Once the device has finished with it; freeing waits for that.
-    Blocking,
-    /// Once the device has finished with it; freeing does not wait.
-    Deferred,
+umf_core::words! {
+    /// When freed memory goes.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum FreePolicy {
+        /// As `zeMemFree` does.
+        #[default]
+        Default = "default",
+        /// Once the device has finished with it; freeing waits for that.
+        Blocking = "blocking",
+        /// Once the device has finished with it; freeing does not wait.
+        Deferred = "deferred",
+    }
 }
 
 impl FreePolicy {

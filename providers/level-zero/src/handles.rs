@@ -26,20 +26,22 @@ use crate::native;
 use crate::native::handle::{self, Bytes};
 use crate::provider::LevelZeroProvider;
 
-/// What travels to other processes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Handles {
-    /// What the driver can do best: the first of the others that it can.
-    #[default]
-    Auto,
-    /// An fd, which the functions of `ZE_experimental_ipc_memory_fd` (or what a driver calls it) take out of a handle and put in.
-    FdFunctions,
-    /// An fd that stands in the first four bytes of a handle.
-    Fd,
-    /// The driver's handle as it is: the driver brings over what it needs, by its own means and with its own permissions. Refused
-    /// if its handles are nothing but an fd.
-    Opaque,
+umf_core::words! {
+    /// What travels to other processes.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum Handles {
+        /// What the driver can do best: the first of the others that it can.
+        #[default]
+        Auto = "auto",
+        /// An fd, which the functions of `ZE_experimental_ipc_memory_fd` (or what a driver calls it) take out of a handle and put in.
+        FdFunctions = "fd-functions",
+        /// An fd that stands in the first four bytes of a handle.
+        Fd = "fd",
+        /// The driver's handle as it is: the driver brings over what it needs, by its own means and with its own permissions.
+        /// Refused if its handles are nothing but an fd.
+        Opaque = "opaque",
+    }
 }
 
 /// What was found to work, once and for all.

@@ -9,7 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use umf_config::{Context, Loader};
+use umf::config::{Context, Loader};
+use umf::settings::Settings;
 
 /// A file without a name, so that nothing is left of it.
 static FILE: LazyLock<File> = LazyLock::new(|| {
@@ -27,9 +28,10 @@ fuzz_target!(|data: &[u8]| {
     let context = Context::empty()
         .with_variable("UMF_TOML", format!("/proc/self/fd/{}", FILE.as_raw_fd()))
         .with_variable("UMF_IPC_EXCHANGE", variable)
+        .with_variable("UMF_SET", variable)
         .with_variable("UMF_LOG", variable);
-    match Loader::with_context(context).load() {
-        Ok(loaded) => drop(loaded.settings.report()),
+    match Settings::load(Loader::with_context(context)) {
+        Ok(settings) => drop(settings.loaded().rows()),
         Err(error) => drop(error.to_string()),
     }
 });

@@ -9,7 +9,8 @@ use crate::memory::Actor;
 
 /// A slab pool over CUDA memory of a kind, on the driver that the search path has.
 pub(crate) fn cuda_pool(memory: &str, name: &str) -> Result<Pool, Failure> {
-    let provider = CudaProvider::builder().memory(memory.parse()?).name(name.to_owned()).build()?;
+    let kind = memory.parse().map_err(|error| Failure::new("InvalidArgument", error))?;
+    let provider = CudaProvider::builder().memory(kind).name(name.to_owned()).build()?;
     Ok(Pool::builder().provider(provider).build()?)
 }
 

@@ -15,7 +15,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("umf-suballoc", &["umf-core", "umf-sync"]),
     ("umf-runtime", &["umf-core", "umf-os", "umf-sync"]),
     ("umf-testkit", &["umf-core", "umf-runtime", "umf-sync"]),
-    ("umf-config", &["umf-os", "umf-topology"]),
+    ("umf-config", &["umf-core", "umf-os"]),
     ("umf-ipc", &["umf-core", "umf-os", "umf-runtime", "umf-sync"]),
     ("umf-domain", &["umf-core", "umf-ipc", "umf-os", "umf-sync"]),
     ("umf-link", &["umf-core", "umf-ipc", "umf-os", "umf-sync"]),
@@ -108,7 +108,8 @@ fn crates_depend_on_lower_crates_only() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// `umf-core` has no dependencies, so that the author of a provider compiles little.
+/// `umf-core` depends on `serde_core` alone, so that the author of a provider with settings compiles
+/// little. (Half of the ten are derive macros that `serde_core` names for no target.)
 #[test]
 fn a_provider_compiles_ten_packages_at_most() {
     let metadata = metadata("examples/own-provider", &["--locked"]);

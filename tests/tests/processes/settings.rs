@@ -67,7 +67,7 @@ fn values_of_variables() {
         ("UMF_IPC_MAX_OPENED_BYTES", "12 parsecs", "ipc.max_opened_bytes"),
         ("UMF_IPC_MAX_OPENED_HANDLES", "many", "ipc.max_opened_handles"),
         ("UMF_IPC_MAX_OPENED_HANDLES", "-5", "ipc.max_opened_handles"),
-        ("UMF_IPC_MAX_CREATED_HANDLES", "0x10", "ipc.max_created_handles"),
+        ("UMF_IPC_MAX_CREATED_HANDLES", "1.5", "ipc.max_created_handles"),
         ("UMF_POOL_DEFAULTS_MIN_BLOCK_SIZE", "13", "min_block_size"),
         ("UMF_PROVIDER_HOST_NUMA", "everywhere", "provider.host.numa"),
     ] {

@@ -16,6 +16,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use umf::Handle;
 use umf::config::{ByteSize, Loader};
+use umf::settings::Settings;
 
 use crate::child::Child;
 use crate::info::kernel_files;
@@ -98,17 +99,14 @@ impl DemoCommand {
         if self.rank {
             return Ok(rank::serve()?);
         }
-        let loaded = Loader::new().load()?;
-        for warning in &loaded.warnings {
+        let settings = Settings::load(Loader::new())?;
+        for warning in settings.loaded().warnings() {
             output::tell(&format!("warning: {warning}"));
         }
         let plan = self.plan()?;
         let exchange = match self.exchange.and_then(|exchange| exchange.to_possible_value()) {
             Some(exchange) => exchange.get_name().to_owned(),
-            None => {
-                let mut settings = loaded.settings.report().into_iter();
-                settings.find(|row| row.key == "ipc.exchange").map_or_else(String::new, |row| row.value)
-            }
+            None => settings.ipc.exchange.to_string(),
         };
         if plan.provider.is_some() {
             // What is missing is reported once, and not by each rank.

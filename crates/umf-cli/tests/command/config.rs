@@ -76,7 +76,7 @@ fn what_was_changed_can_be_shown_alone() {
     let (code, stdout, _) = text(&mut folder.umf(&["--changed"]));
     let path = path.display();
     assert_eq!(code, Some(0));
-    assert_eq!(stdout, format!("ipc.limit  hard  file {path}\n\nread {path}\n"));
+    assert_eq!(stdout, format!("ipc.limit  hard  {path}:2\n\nread {path}\n"));
 }
 
 #[test]
@@ -123,6 +123,120 @@ fn what_is_wrong_is_one_message_and_code_2() {
         let (code, stdout, stderr) = text(&mut folder.umf(&[]));
         assert_eq!((code, stdout.as_str()), (Some(2), ""));
         assert!(stderr.starts_with("umf: ") && stderr.contains(part), "{stderr}");
+    }
+}
+
+#[test]
+fn template_is_the_umf_toml_of_the_repository() {
+    let (code, stdout, stderr) = text(&mut Folder::new("template").umf(&["--template"]));
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    let file = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../umf.toml")).unwrap();
+    // The default depends on the machine: with one processor it is 0.
+    let without = |text: &str| text.replace("#spin_us = 0\n", "#spin_us = 2000\n");
+    assert!(without(&stdout) == file, "umf.toml is not `umf config --template`:\n{stdout}");
+}
+
+#[test]
+fn file_of_the_repository_sets_nothing() {
+    let folder = Folder::new("asleep");
+    folder.write(include_str!("../../../../umf.toml"));
+    let (code, stdout, stderr) = text(&mut folder.umf(&["--changed"]));
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    assert!(stdout.starts_with("read "), "{stdout}");
+}
+
+/// Every key of every kind, with its default.
+#[test]
+fn template_without_comment_signs_sets_the_defaults() {
+    let folder = Folder::new("awake");
+    let (_, template, _) = text(&mut folder.umf(&["--template"]));
+    let awake = template.lines().map(|line| match line.strip_prefix('#') {
+        Some(key) if key.starts_with(|first: char| first.is_ascii_lowercase()) => key,
+        _ => line,
+    });
+    let path = folder.write(&awake.collect::<Vec<_>>().join("\n"));
+    let named = |arguments: &[&str]| {
+        let (code, stdout, stderr) = text(folder.umf(arguments).env("UMF_TOML", &path));
+        assert_eq!((code, stderr.as_str()), (Some(0), ""));
+        stdout
+    };
+    let document: Value = serde_json::from_str(&named(&["--json"])).unwrap();
+    let default: Vec<_> = document["settings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|row| row["origin"]["kind"] == "default")
+        .collect();
+    // An empty table has no origin.
+    assert!(default.iter().all(|row| row["key"] == "provider.plugin.params"), "{default:?}");
+    std::fs::remove_file(&path).unwrap();
+    let (_, stdout, _) = text(&mut folder.umf(&["--json"]));
+    let untouched: Value = serde_json::from_str(&stdout).unwrap();
+    for row in untouched["settings"].as_array().unwrap() {
+        let key = row["key"].as_str().unwrap();
+        assert_eq!(self::row(&document, key)["value"], row["value"], "{key}");
+    }
+}
+
+#[test]
+fn set_of_an_unknown_kind_is_shown_as_not_read() {
+    let folder = Folder::new("unknown");
+    folder.write("[pool.theirs]\nkind = \"acme\"\ndepth = 3\n");
+    let (code, stdout, _) = text(&mut folder.umf(&["--changed"]));
+    assert_eq!(code, Some(0));
+    let line = stdout.lines().find(|line| line.starts_with("pool.theirs.depth")).unwrap();
+    assert!(line.ends_with("umf.toml:3 (not read: this program does not know the kind)"), "{line}");
+}
+
+#[test]
+fn key_of_another_kind_is_an_error() {
+    let folder = Folder::new("kinds");
+    folder.write("[pool.x]\nkind = \"proxy\"\nmax_cached = 1\n");
+    let (code, _, stderr) = text(&mut folder.umf(&[]));
+    assert_eq!(code, Some(2));
+    let expected = "umf.toml:3: unknown key pool.x.max_cached; it is a key of kind \"slab\"; valid here: kind, provider, ";
+    assert!(stderr.contains(expected), "{stderr}");
+}
+
+/// Keys of each kind of this repository, from the environment.
+#[test]
+fn every_kind_is_set_by_variables() {
+    let folder = Folder::new("variables");
+    let mut command = folder.umf(&["--json"]);
+    for (variable, value) in [
+        ("UMF_PROVIDER_HOST_NUMA", "local"),
+        ("UMF_PROVIDER_DMA_BUF_EXPORTER", "heap"),
+        ("UMF_PROVIDER_LEVEL_ZERO_DEVICE", "3"),
+        ("UMF_PROVIDER_CUDA_MEMORY", "managed"),
+        ("UMF_PROVIDER_FILE_PATH", "/tmp/x"),
+        ("UMF_PROVIDER_DEVDAX_SIZE", "2MiB"),
+        ("UMF_PROVIDER_FIXED_SIZE", "1MiB"),
+        ("UMF_PROVIDER_PLUGIN_PARAMS", "{ a = 1 }"),
+        ("UMF_POOL_J_KIND", "jemalloc"),
+        ("UMF_POOL_J_ARENAS", "2"),
+        ("UMF_POOL_S_CAPACITY", "9"),
+        ("UMF_POOL_P_KIND", "proxy"),
+        ("UMF_POOL_P_MEMORY_LIMIT", "1GiB"),
+    ] {
+        command.env(variable, value);
+    }
+    let (code, stdout, stderr) = text(&mut command);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    let document: Value = serde_json::from_str(&stdout).unwrap();
+    for (key, value) in [
+        ("provider.host.numa", "local"),
+        ("provider.dma-buf.exporter", "heap"),
+        ("provider.level-zero.device", "3"),
+        ("provider.cuda.memory", "managed"),
+        ("provider.file.path", "/tmp/x"),
+        ("provider.devdax.size", "2MiB"),
+        ("provider.fixed.size", "1MiB"),
+        ("provider.plugin.params", "{ a = 1 }"),
+        ("pool.j.arenas", "2"),
+        ("pool.s.capacity", "9"),
+        ("pool.p.memory_limit", "1GiB"),
+    ] {
+        assert_eq!(row(&document, key)["value"], value, "{key}");
     }
 }
 

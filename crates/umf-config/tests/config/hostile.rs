@@ -7,7 +7,9 @@ use std::os::unix::ffi::OsStringExt;
 
 use crate::sandbox::Sandbox;
 use proptest::prelude::*;
-use umf_config::{Context, Loader, Value, known_keys};
+use umf_config::{Context, Loader};
+
+use crate::schema::{Ipc, Slab, schema};
 
 /// Text that is nearly a settings file.
 fn nearly_toml() -> impl Strategy<Value = String> {
@@ -22,8 +24,9 @@ fn nearly_toml() -> impl Strategy<Value = String> {
             "[log]\n",
             "exchange",
             "limit",
+            "max_handles",
             "capacity",
-            "numa_weights",
+            "nodes",
             "kind",
             "params",
             "path",
@@ -55,11 +58,11 @@ fn nearly_toml() -> impl Strategy<Value = String> {
 }
 
 fn any_variable() -> impl Strategy<Value = OsString> {
-    let mut known: Vec<_> =
-        known_keys().into_iter().map(|key| OsString::from(key.variable.replace("<NAME>", "HOST"))).collect();
-    for name in ["UMF_LOG", "UMF_MAX_OPENED_IPC_HANDLES", "UMF_MAX_CREATED_IPC_HANDLES", "UMF_CONF"] {
-        known.push(name.into());
-    }
+    let keys = Loader::with_context(Context::empty()).load(schema()).unwrap().rows();
+    let mut known: Vec<_> = keys.into_iter().map(|row| OsString::from(row.variable)).collect();
+    known.extend(
+        ["UMF_MAX_HANDLES", "UMF_SET", "UMF_PROVIDER_PLUGIN_PARAMS", "UMF_SHARED_LIMITS_A"].map(Into::into),
+    );
     let odd = prop::collection::vec(any::<u8>(), 0..12).prop_map(|tail| {
         let mut name = b"UMF_POOL_".to_vec();
         name.extend(tail);
@@ -76,17 +79,20 @@ fn any_value() -> impl Strategy<Value = OsString> {
     ]
 }
 
-/// Whatever comes out can be shown.
+/// Whatever comes out can be shown and read.
 fn show(loader: Loader) {
-    match loader.load() {
+    match loader.load(schema()) {
         Ok(loaded) => {
-            for row in loaded.settings.report() {
-                let _ = format!("{row:?} {}", row.origin);
+            for row in loaded.rows() {
+                let _ = format!("{row:?} {} {}", row.origin, loaded.origin(&row.key));
             }
-            for warning in &loaded.warnings {
+            for warning in loaded.warnings() {
                 let _ = warning.to_string();
             }
-            serde_json::to_string(&loaded.settings).unwrap();
+            loaded.section::<Ipc>("ipc").unwrap();
+            for name in loaded.names("pool") {
+                let _ = loaded.set("pool", name).read::<Slab>();
+            }
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }
@@ -115,7 +121,10 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_keys_from_the_program(key in "(ipc|pool|provider|link|log|[a-z.\\[\\]0-9]{0,6})(\\.[a-z_.]{0,12}){0,4}", text in ".{0,12}") {
-        show(Loader::with_context(Context::empty()).set(key, Value::from(text)));
+    fn arbitrary_keys_from_the_program(
+        key in "(ipc|pool|provider|[a-z.\\[\\]0-9]{0,6})(\\.[a-z_.]{0,12}){0,4}",
+        text in ".{0,12}",
+    ) {
+        show(Loader::with_context(Context::empty()).set(key, text));
     }
 }

@@ -1,10 +1,10 @@
-//! Settings, as programs load them.
+//! Tests over a small schema; those over the schema of umf are in the crate `umf`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
-mod documented;
+mod files;
 mod hostile;
-mod legacy;
-mod refusals;
 mod sandbox;
+mod schema;
 mod sources;
+mod texts;

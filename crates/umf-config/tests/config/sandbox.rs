@@ -2,8 +2,9 @@
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use crate::schema::schema;
 use umf_config::{Context, Error, Loaded, Loader};
 
 pub struct Sandbox {
@@ -53,7 +54,12 @@ impl Sandbox {
 
     /// Sets the mode of the working directory's file.
     pub fn set_mode_of_cwd(&self, mode: u32) {
-        std::fs::set_permissions(self.cwd(), std::fs::Permissions::from_mode(mode)).unwrap();
+        self.set_mode(&self.cwd(), mode);
+    }
+
+    /// Sets the mode of a file.
+    pub fn set_mode(&self, path: &Path, mode: u32) {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
 
     pub fn variable(mut self, name: &str, value: impl Into<OsString>) -> Self {
@@ -66,7 +72,7 @@ impl Sandbox {
     }
 
     pub fn load(&self) -> Result<Loaded, Error> {
-        self.loader().load()
+        self.loader().load(schema())
     }
 
     /// Loads what must be right.
@@ -77,5 +83,11 @@ impl Sandbox {
     /// Loads what must be wrong, and gives the text of the error.
     pub fn refusal(&self) -> String {
         self.load().unwrap_err().to_string()
+    }
+
+    /// As [`Sandbox::refusal`], without the folder of the user's file.
+    pub fn text(&self) -> String {
+        let folder = format!("{}/", self.user().parent().unwrap().display());
+        self.refusal().replace(&folder, "")
     }
 }

@@ -1,273 +1,172 @@
-//! Which source wins, and what is remembered of it.
+//! Which source wins, and how sets inherit.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 use crate::sandbox::Sandbox;
-use umf_config::{Context, Loader, Origin, Settings, Warning};
-
-#[test]
-fn nothing_set_is_the_defaults() {
-    let loaded = Loader::with_context(Context::empty()).load().unwrap();
-    assert_eq!(loaded.settings, Settings::default());
-    assert_eq!(loaded.warnings, []);
-    assert!(loaded.settings.report().iter().all(|row| row.origin == Origin::Default));
-}
+use crate::schema::{Arena, Common, Host, Ipc, Plugin, Slab, schema};
+use umf_config::{Context, Loader, Origin, Warning};
 
 #[test]
 fn each_source_wins_over_those_before_it() {
     let sandbox = Sandbox::new();
-    let text = |value: u32, keys: usize| {
-        let names = ["max_created_handles", "max_opened_handles", "open_timeout_ms"];
-        let lines: String = names[..keys].iter().map(|name| format!("{name} = {value}\n")).collect();
-        format!("[ipc]\n{lines}")
-    };
-    fs::write(sandbox.system(), text(1, 3)).unwrap();
-    fs::write(sandbox.user(), text(2, 2)).unwrap();
-    sandbox.write_cwd(&text(3, 1));
-    let settings = sandbox.loaded().settings;
-    let ipc = &settings.ipc;
-    assert_eq!((ipc.max_created_handles, ipc.max_opened_handles, ipc.open_timeout_ms), (3, 2, 1));
-    assert_eq!(settings.origin("ipc.max_created_handles"), &Origin::File(sandbox.cwd()));
-    assert_eq!(settings.origin("ipc.max_opened_handles"), &Origin::File(sandbox.user()));
-    assert_eq!(settings.origin("ipc.open_timeout_ms"), &Origin::File(sandbox.system()));
-    assert_eq!(settings.origin("ipc.limit"), &Origin::Default);
-    assert_eq!(settings.files().collect::<Vec<_>>(), [sandbox.system(), sandbox.user(), sandbox.cwd()]);
-
-    let sandbox = sandbox.variable("UMF_IPC_MAX_CREATED_HANDLES", "4");
-    let settings = sandbox.loaded().settings;
-    assert_eq!(settings.ipc.max_created_handles, 4);
-    let variable = Origin::Environment("UMF_IPC_MAX_CREATED_HANDLES".to_owned());
-    assert_eq!(settings.origin("ipc.max_created_handles"), &variable);
-
-    let settings = sandbox.loader().set("ipc.max_created_handles", 5).load().unwrap().settings;
-    assert_eq!(settings.ipc.max_created_handles, 5);
-    assert_eq!(settings.origin("ipc.max_created_handles"), &Origin::Builder);
-}
-
-#[test]
-fn umf_toml_replaces_the_other_files_and_must_exist() {
-    let sandbox = Sandbox::with_file("[ipc]\nlimit = \"hard\"\nopen_timeout_ms = 7\n");
-    fs::write(sandbox.cwd().with_file_name("mine.toml"), "[ipc]\nopen_timeout_ms = 9\n").unwrap();
-    let sandbox = sandbox.variable("UMF_TOML", "mine.toml");
-    let ipc = sandbox.loaded().settings.ipc;
-    assert_eq!((ipc.limit.as_str(), ipc.open_timeout_ms), ("soft", 9));
-
-    let sandbox = sandbox.variable("UMF_TOML", "/no/such/umf.toml");
-    let refusal = sandbox.refusal();
-    assert!(refusal.contains("/no/such/umf.toml") && refusal.contains("UMF_TOML"), "{refusal}");
-}
-
-#[test]
-fn a_named_pool_takes_from_the_defaults_what_it_does_not_set_from_any_source() {
-    let sandbox = Sandbox::with_file(
-        "[pool.small-ones]\ncapacity = 9\n[pool.defaults]\nslab_min_size = \"1MiB\"\nmin_bucket_size = 64\n",
-    )
-    .variable("UMF_POOL_DEFAULTS_TRACE", "2")
-    .variable("UMF_POOL_SMALL_ONES_KIND", "proxy");
-    let settings = sandbox.loaded().settings;
-    assert_eq!(settings.pool.named.len(), 1);
-    let pool = settings.pool.get("small-ones");
-    assert_eq!((pool.capacity, pool.slab_min_size.get(), pool.trace), (9, 1 << 20, 2));
-    assert_eq!((pool.kind.as_str(), pool.min_block_size.get()), ("proxy", 64));
-    assert_eq!(settings.origin("pool.small-ones.slab_min_size"), &Origin::File(sandbox.user()));
-    let variable = Origin::Environment("UMF_POOL_DEFAULTS_TRACE".to_owned());
-    assert_eq!(settings.origin("pool.small-ones.trace"), &variable);
-    assert_eq!(settings.pool.get("other"), &settings.pool.defaults);
-}
-
-#[test]
-fn the_environment_can_name_new_sets_and_every_shape() {
-    let settings = Sandbox::new()
-        .variable("UMF_PROVIDER_NEAR_NUMA", "split")
-        .variable("UMF_PROVIDER_NEAR_NUMA_NODES", "0,2-3")
-        .variable("UMF_PROVIDER_NEAR_NUMA_WEIGHTS", "0:3,1:1")
-        .variable("UMF_PROVIDER_NEAR_NUMA_SPACE", "highest-bandwidth, all")
-        .variable("UMF_PROVIDER_NEAR_ISOLATE", "yes")
-        .variable("UMF_PROVIDER_NEAR_PARAMS", "{ depth = 2, list = [1, 'a'] }")
-        .variable("UMF_POOL_DEFAULTS_PROVIDER", "near")
-        .variable("UMF_POOL_DEFAULTS_SHARED_LIMIT", "job")
-        .variable("UMF_SHARED_LIMITS_JOB", "8GiB")
-        .variable("UMF_IPC_EXCHANGE", "procfs,pidfd")
-        .loaded()
-        .settings;
-    let near = &settings.provider["near"];
-    assert_eq!(near.numa_nodes, [0, 2, 3]);
-    assert_eq!(near.numa_weights.len(), 2);
-    assert_eq!(near.numa_space.len(), 2);
-    let shown = serde_json::to_value(near).unwrap();
-    assert_eq!(shown["numa_space"], serde_json::json!(["highest-bandwidth", "all"]));
-    assert!(near.isolate);
-    let json = serde_json::to_value(&near.params).unwrap();
-    assert_eq!(json, serde_json::json!({ "depth": 2, "list": [1, "a"] }));
-    assert_eq!(settings.shared_limits["job"].get(), 8 << 30);
-    assert!(settings.provider.contains_key("host"));
-}
-
-#[test]
-fn params_of_a_foreign_kind_arrive_untouched_and_merge() {
-    let sandbox = Sandbox::with_file(
-        "[provider.mine]\nkind = \"acme\"\n[provider.mine.params]\n\"a.b[99999999999]\" = 1.5\nwhen = 2020-01-01\ndeep.er = true\n",
-    );
-    sandbox.write_cwd("[provider.mine.params]\ndeep.est = -1\n");
-    let settings = sandbox.loaded().settings;
-    let expected = serde_json::json!({
-        "a.b[99999999999]": 1.5, "when": "2020-01-01", "deep": { "er": true, "est": -1 }
-    });
-    assert_eq!(serde_json::to_value(&settings.provider["mine"].params).unwrap(), expected);
-    assert_eq!(settings.origin("provider.mine.params"), &Origin::File(sandbox.cwd()));
-
-    let loader = sandbox.loader().set("provider.mine.params.deep", "flat");
-    let settings = loader.load().unwrap().settings;
-    assert_eq!(settings.provider["mine"].params["deep"].as_str(), Some("flat"));
-}
-
-#[test]
-fn a_report_row_reads_back_as_what_it_shows() {
-    let sandbox = Sandbox::with_file(
-        "[ipc]\nexchange = [\"socket\", \"procfs\"]\nptracer = 7\n[log]\noutput = \"file,/tmp/x\"\n\
-         [provider.host]\nnuma_nodes = [1, 0]\nparams = { a = [true, 1.0, \"q\\\"\\\\\\n\"] }\n",
-    );
-    let first = sandbox.loaded().settings;
-    let mut context = Context::empty();
-    for row in first.report() {
-        // A plugin's keys are refused from variables; they are empty here.
-        if !row.value.is_empty() {
-            context = context.with_variable(row.variable, row.value);
-        }
+    for (number, path) in [sandbox.system(), sandbox.user(), sandbox.cwd()].into_iter().enumerate() {
+        fs::write(&path, format!("[ipc]\nmax_handles = {number}\n")).unwrap();
+        sandbox.set_mode(&path, 0o644);
+        let loaded = sandbox.loaded();
+        assert_eq!(loaded.section::<Ipc>("ipc").unwrap().max_handles, u32::try_from(number).unwrap());
+        assert_eq!(loaded.origin("ipc.max_handles"), Origin::File(format!("{}:2", path.display())));
     }
-    let second = Loader::with_context(context).load().unwrap().settings;
-    assert_eq!(
-        (&first.ipc, &first.pool, &first.provider, &first.log),
-        (&second.ipc, &second.pool, &second.provider, &second.log)
-    );
-    let json = serde_json::to_value(first.report()).unwrap();
-    assert_eq!(json[0]["key"], "ipc.exchange");
-    assert_eq!(json[0]["value"], "socket,procfs");
-    assert_eq!(json[0]["origin"]["kind"], "file");
-    assert_eq!(json[0]["variable"], "UMF_IPC_EXCHANGE");
-    assert!(serde_json::to_string(&first).is_ok());
+    let sandbox = sandbox.variable("UMF_SET", "ipc.max_handles = 3");
+    assert_eq!(sandbox.loaded().origin("ipc.max_handles"), Origin::Environment("UMF_SET".to_owned()));
+    let sandbox = sandbox.variable("UMF_IPC_MAX_HANDLES", "4");
+    let loaded = sandbox.loader().set("ipc.leases", false).load(schema()).unwrap();
+    let ipc = loaded.section::<Ipc>("ipc").unwrap();
+    assert_eq!((ipc.max_handles, ipc.leases), (4, false));
+    assert_eq!(loaded.origin("ipc.leases"), Origin::Program);
+    assert_eq!(loaded.origin("ipc.limit"), Origin::Default);
+    assert_eq!(loaded.files().count(), 3);
 }
 
 #[test]
-fn a_secure_process_heeds_only_the_system_and_itself() {
-    let sandbox = Sandbox::with_file("[ipc]\nopen_timeout_ms = 2\n");
-    fs::write(sandbox.system(), "[ipc]\nopen_timeout_ms = 1\n").unwrap();
-    sandbox.write_cwd("[ipc]\nopen_timeout_ms = 3\n");
-    let mut sandbox = sandbox
-        .variable("UMF_IPC_OPEN_TIMEOUT_MS", "4")
-        .variable("UMF_MAX_OPENED_IPC_HANDLES", "4")
-        .variable("UMF_LOG", "output:stderr")
-        .variable("UMF_CONF", "x")
-        .variable("UMF_NONSENSE", "x")
-        .variable("UMF_TOML", "/no/such/file");
+fn set_inherits_the_keys_that_its_kind_has() {
+    let file = "[pool.defaults]\nmax_cached = 1\narenas = 3\nmemory_limit = 9\n[pool.a]\nkind = \"arena\"\n[pool.s]\n";
+    let loaded = Sandbox::with_file(file).loaded();
+    let set = loaded.set("pool", "a");
+    assert_eq!((set.kind(), set.read::<Arena>().unwrap().arenas), ("arena", 3));
+    assert_eq!(set.read::<Common>().unwrap().memory_limit, 9);
+    assert_eq!(loaded.set("pool", "s").read::<Slab>().unwrap().max_cached, 1);
+    assert_eq!(loaded.set("pool", "undeclared").read::<Slab>().unwrap().max_cached, 1);
+    assert_eq!(loaded.origin("pool.s.max_cached"), loaded.origin("pool.defaults.max_cached"));
+    let names: Vec<_> =
+        loaded.rows().into_iter().map(|row| row.key).filter(|key| key.starts_with("pool.a.")).collect();
+    let expected =
+        ["kind", "provider", "memory_limit", "arenas", "capacity"].map(|key| format!("pool.a.{key}"));
+    assert_eq!(names, expected);
+    // The kind of all may be set too.
+    let loaded = Sandbox::with_file("[pool.defaults]\nkind = \"arena\"\n[pool.a]\narenas = 3\n").loaded();
+    assert_eq!((loaded.set("pool", "a").kind(), loaded.set("pool", "other").kind()), ("arena", "arena"));
+    // A key of two kinds: a value that neither takes is wrong, and one that the set's kind does not.
+    assert!(Sandbox::with_file("[pool.defaults]\ncapacity = true\n").load().is_err());
+    let loaded = Sandbox::with_file("[pool.defaults]\ncapacity = 4\n[pool.a]\nkind = \"arena\"\n").loaded();
+    let error = loaded.set("pool", "a").read::<Arena>().unwrap_err().to_string();
+    assert!(error.contains("umf.toml:2: pool.a.capacity = 4"), "{error}");
+}
+
+#[test]
+fn set_of_an_unknown_kind_is_kept_unread() {
+    let file = "[pool.theirs]\nkind = \"acme\"\ndepth = { of = [1, 2] }\n";
+    let loaded = Sandbox::with_file(file).loaded();
+    let set = loaded.set("pool", "theirs");
+    assert_eq!((set.kind(), set.is_known()), ("acme", false));
+    let rows: Vec<_> = loaded.rows().into_iter().filter(|row| row.unread).collect();
+    assert_eq!((rows[0].key.as_str(), rows[0].value.as_str()), ("pool.theirs.depth", "{ of = [1, 2] }"));
+    assert_eq!(rows[1].key, "pool.theirs.kind");
+}
+
+#[test]
+fn variable_finds_name_and_key() {
+    let sandbox = Sandbox::with_file("[pool.small-ones]\n")
+        .variable("UMF_POOL_SMALL_ONES_MEMORY_LIMIT", " 64KiB ")
+        .variable("UMF_POOL_NEW_ONE_KIND", "arena")
+        .variable("UMF_POOL_NEW_ONE_ARENAS", "2")
+        .variable("UMF_PROVIDER_PLUGIN_PARAMS", "{ depth = 2, list = [1, 'a'] }")
+        .variable("UMF_PROVIDER_HOST_NODES", "0,2-3")
+        .variable("UMF_IPC_EXCHANGE", "procfs, pidfd")
+        .variable("UMF_IPC_LEASES", "no")
+        .variable("UMF_SHARED_LIMITS_JOB", "8GiB")
+        .variable("UMF_SET", "shared_limits.\"UPPER\" = 5\n[pool.UPPER]\ncapacity = 9");
+    let loaded = sandbox.loaded();
+    let limit = |name| loaded.set("pool", name).read::<Common>().unwrap().memory_limit;
+    assert_eq!(limit("small-ones"), 64 << 10);
+    assert_eq!(loaded.set("pool", "new_one").read::<Arena>().unwrap().arenas, 2);
+    let params = loaded.set("provider", "plugin").read::<Plugin>().unwrap().params;
+    assert_eq!(serde_json::json!(params), serde_json::json!({ "depth": 2, "list": [1, "a"] }));
+    assert_eq!(loaded.set("provider", "host").read::<Host>().unwrap().nodes, [0, 2, 3]);
+    let ipc = loaded.section::<Ipc>("ipc").unwrap();
+    assert_eq!((ipc.exchange, ipc.leases), (vec!["procfs".to_owned(), "pidfd".to_owned()], false));
+    let limits = loaded.values::<umf_config::ByteSize>("shared_limits").unwrap();
+    assert_eq!((limits["job"].get(), limits["UPPER"].get()), (8 << 30, 5));
+    assert_eq!(loaded.set("pool", "UPPER").read::<Slab>().unwrap().capacity, 9);
+    assert_eq!(loaded.warnings(), []);
+}
+
+#[test]
+fn value_of_a_variable_stays_in_its_line() {
+    for text in ["{}\n[ipc]\nmax_handles = 3", "1", "{", "{} # x\nother = 1"] {
+        let error = Sandbox::new().variable("UMF_PROVIDER_PLUGIN_PARAMS", text).load().unwrap_err();
+        assert!(matches!(error, umf_config::Error::BadValue { .. }), "{error}");
+    }
+}
+
+#[test]
+fn older_variables_keep_their_meaning() {
+    let limit = |sandbox: Sandbox| {
+        let loaded = sandbox.loaded();
+        (loaded.section::<Ipc>("ipc").unwrap().max_handles, loaded.warnings().to_vec())
+    };
+    let file = || Sandbox::with_file("[ipc]\nmax_handles = 3\n");
+    assert_eq!(limit(file().variable("UMF_MAX_HANDLES", "10")), (10, Vec::new()));
+    let (value, warnings) = limit(file().variable("UMF_MAX_HANDLES", "many"));
+    assert!(value == 0 && warnings[0].to_string().contains("many"), "{warnings:?}");
+    let (value, warnings) =
+        limit(file().variable("UMF_MAX_HANDLES", "1").variable("UMF_IPC_MAX_HANDLES", "2"));
+    assert!(value == 2 && matches!(warnings[..], [Warning::Shadowed { .. }]), "{warnings:?}");
+    let loaded = Sandbox::new().variable("UMF_PROXY", "x").variable("UMF_IPC_MAX_HANDELS", "1").loaded();
+    assert_eq!(loaded.recognised()[0].note, "handled elsewhere");
+    let [Warning::UnknownVariable { closest, .. }] = loaded.warnings() else {
+        panic!("{:?}", loaded.warnings())
+    };
+    assert_eq!(closest.as_deref(), Some("UMF_IPC_MAX_HANDLES"));
+}
+
+#[test]
+fn secure_process_reads_the_system_alone() {
+    let mut sandbox = Sandbox::with_file("[ipc]\nmax_handles = 2\n");
+    fs::write(sandbox.system(), "[ipc]\nmax_handles = 1\n").unwrap();
+    sandbox.write_cwd("[ipc]\nmax_handles = 3\n");
+    for (name, value) in [
+        ("UMF_IPC_MAX_HANDLES", "4"),
+        ("UMF_SET", "ipc.max_handles = 5"),
+        ("UMF_MAX_HANDLES", "6"),
+        ("UMF_TOML", "/no/such/file"),
+        ("UMF_PROXY", "x"),
+        ("UMF_NONSENSE", "x"),
+    ] {
+        sandbox = sandbox.variable(name, value);
+    }
     sandbox.context.secure = true;
     let loaded = sandbox.loaded();
-    assert_eq!(loaded.settings.ipc.open_timeout_ms, 1);
-    assert_eq!(loaded.settings.ipc.max_opened_handles, 0);
-    assert_eq!(loaded.settings.log, Settings::default().log);
-    assert_eq!(loaded.settings.recognised(), []);
-    assert_eq!(loaded.warnings, []);
-    let set = sandbox.loader().set("ipc.open_timeout_ms", 5).load().unwrap();
-    assert_eq!(set.settings.ipc.open_timeout_ms, 5);
+    assert_eq!(loaded.section::<Ipc>("ipc").unwrap().max_handles, 1);
+    assert_eq!((loaded.recognised(), loaded.warnings()), (&[][..], &[][..]));
 }
 
 #[test]
-fn a_file_that_may_not_be_read_is_a_warning_unless_named() {
-    let sandbox = Sandbox::with_file("[ipc]\n");
-    fs::set_permissions(sandbox.user(), fs::Permissions::from_mode(0o000)).unwrap();
-    if fs::File::open(sandbox.user()).is_ok() {
-        return; // Root reads everything.
-    }
-    assert_eq!(sandbox.loaded().warnings, [Warning::UnreadableFile { path: sandbox.user() }]);
-    let named = sandbox.user().into_os_string();
-    assert!(sandbox.variable("UMF_TOML", named).refusal().contains("cannot read"));
-}
-
-const OTHER_USER: u32 = 65534;
-
-/// The default of `ipc.open_timeout_ms`, and what files of these tests set.
-const DEFAULT: u64 = 2000;
-const SET: &str = "[ipc]\nopen_timeout_ms = 3\n";
-
-#[test]
-fn working_directory_file_of_another_user_is_ignored_with_a_warning() {
-    const TEST: &str = "working_directory_file_of_another_user_is_ignored_with_a_warning";
-    let mut sandbox = Sandbox::new();
-    sandbox.write_cwd(SET);
-    let own = sandbox.context.user;
-    let owner = if own == 0 {
-        // Root's file counts for every user.
-        sandbox.context.user = OTHER_USER;
-        assert_eq!(sandbox.loaded().settings.ipc.open_timeout_ms, 3);
-        sandbox.context.user = own;
-        if let Err(error) = std::os::unix::fs::chown(sandbox.cwd(), Some(OTHER_USER), None) {
-            println!("umf-skip: {TEST}: root cannot give a file to another user here: {error}");
-            return;
-        }
-        OTHER_USER
-    } else {
-        // The file stays, and the process is another user's.
-        sandbox.context.user = own + 1;
-        own
+fn listing_sets_nothing_and_awake_it_sets_the_defaults() {
+    let listing = schema().listing("Every key.");
+    let defaults = Loader::with_context(Context::empty()).load(schema()).unwrap();
+    let values = |loaded: &umf_config::Loaded| -> Vec<_> {
+        let rows = loaded.rows().into_iter().filter(|row| !row.key.starts_with("provider."));
+        rows.map(|row| (row.key, row.value)).collect()
     };
-    let loaded = sandbox.loaded();
-    assert_eq!(loaded.settings.ipc.open_timeout_ms, DEFAULT);
-    assert_eq!(loaded.settings.files().count(), 0);
-    let user = sandbox.context.user;
-    assert_eq!(loaded.warnings, [Warning::UntrustedFile { path: sandbox.cwd(), owner, mode: 0o644, user }]);
-    let text = loaded.warnings[0].to_string();
-    for part in ["cwd/umf.toml", &format!("uid {owner}"), "0644", &format!("uid {user}"), "chown", "UMF_TOML"]
-    {
-        assert!(text.contains(part), "{part:?} is missing in: {text}");
-    }
-    assert_eq!(sandbox.variable("UMF_TOML", "umf.toml").loaded().settings.ipc.open_timeout_ms, 3);
-}
-
-#[test]
-fn working_directory_file_that_other_users_can_write_is_ignored_with_a_warning() {
-    let sandbox = Sandbox::new();
-    sandbox.write_cwd(SET);
-    let user = sandbox.context.user;
-    for mode in [0o664, 0o646, 0o666] {
-        sandbox.set_mode_of_cwd(mode);
-        let loaded = sandbox.loaded();
-        assert_eq!(loaded.settings.ipc.open_timeout_ms, DEFAULT, "{mode:o}");
-        let warning = Warning::UntrustedFile { path: sandbox.cwd(), owner: user, mode, user };
-        assert_eq!(loaded.warnings, [warning]);
-    }
-    sandbox.set_mode_of_cwd(0o600);
-    let loaded = sandbox.loaded();
-    assert_eq!((loaded.settings.ipc.open_timeout_ms, loaded.warnings), (3, Vec::new()));
-    // The system's and the user's files may belong to any user, and have any mode.
-    let sandbox = Sandbox::with_file(SET);
-    fs::set_permissions(sandbox.user(), fs::Permissions::from_mode(0o666)).unwrap();
-    assert_eq!(sandbox.loaded().settings.ipc.open_timeout_ms, 3);
-}
-
-/// Other users can make each of these in `/tmp`.
-#[test]
-fn links_pipes_and_sockets_in_the_working_directory_do_not_stop_a_program() {
-    let sandbox = Sandbox::new();
-    for target in ["/etc/passwd", "umf.toml", "/no/such/file", "other.toml"] {
-        sandbox.write_cwd(SET);
-        fs::rename(sandbox.cwd(), sandbox.cwd().with_file_name("other.toml")).unwrap();
-        std::os::unix::fs::symlink(target, sandbox.cwd()).unwrap();
-        let loaded = sandbox.loaded();
-        assert_eq!(loaded.settings.ipc.open_timeout_ms, DEFAULT, "{target}");
-        assert_eq!(loaded.warnings, [Warning::LinkedFile { path: sandbox.cwd() }], "{target}");
-        fs::remove_file(sandbox.cwd()).unwrap();
-    }
-
-    let listener = std::os::unix::net::UnixListener::bind(sandbox.cwd()).unwrap();
-    assert_eq!(sandbox.loaded().warnings, [Warning::UnreadableFile { path: sandbox.cwd() }]);
-    drop(listener);
-    fs::remove_file(sandbox.cwd()).unwrap();
-
-    let status = std::process::Command::new("mkfifo").arg(sandbox.cwd()).status().unwrap();
-    assert!(status.success());
-    sandbox.set_mode_of_cwd(0o666);
-    assert!(matches!(sandbox.loaded().warnings[..], [Warning::UntrustedFile { mode: 0o666, .. }]));
+    let asleep = Sandbox::with_file(&listing).loaded();
+    assert_eq!(values(&asleep), values(&defaults));
+    assert!(asleep.rows().iter().all(|row| row.origin == Origin::Default));
+    let awake: String = listing
+        .lines()
+        .map(|line| {
+            line.strip_prefix('#')
+                .filter(|key| key.starts_with(|c: char| c.is_ascii_lowercase()))
+                .unwrap_or(line)
+        })
+        .flat_map(|line| [line, "\n"])
+        // Of two kinds with another type each, one can be set.
+        .filter(|line| *line != "capacity = \"\"")
+        .collect();
+    let awake = Sandbox::with_file(&awake).loaded();
+    assert_eq!(values(&awake).len(), values(&defaults).len());
+    let unset: Vec<_> =
+        awake.rows().into_iter().filter(|row| row.origin == Origin::Default).map(|row| row.key).collect();
+    assert_eq!(unset, ["provider.plugin.params"], "an empty table has no origin");
 }

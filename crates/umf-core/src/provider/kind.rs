@@ -100,14 +100,15 @@ impl MemoryKind {
     }
 }
 
-/// Whether a forked child shares memory with its parent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Visibility {
-    /// A child gets a copy; pools over it go on working in both.
-    Private,
-    /// Parent and child see the same bytes; pools over it are frozen in the child, because both would
-    /// hand out the same blocks.
-    Shared,
+crate::words! {
+    /// Whether a forked child shares memory with its parent.
+    pub enum Visibility {
+        /// A child gets a copy; pools over it go on working in both.
+        Private = "private",
+        /// Parent and child see the same bytes; pools over it are frozen in the child, because both would
+        /// hand out the same blocks.
+        Shared = "shared",
+    }
 }
 
 #[cfg(test)]

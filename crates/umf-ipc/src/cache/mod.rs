@@ -21,14 +21,16 @@ pub(crate) use pins::{Pin, Pins};
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// What to do when a limit is reached and everything is in use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum LimitPolicy {
-    /// Go past the limit; come back under it as entries become idle.
-    #[default]
-    Soft,
-    /// Fail.
-    Hard,
+umf_core::words! {
+    /// What to do when a limit is reached and everything is in use.
+    #[derive(Default)]
+    pub enum LimitPolicy {
+        /// Go past the limit; come back under it as entries become idle.
+        #[default]
+        Soft = "soft",
+        /// Fail.
+        Hard = "hard",
+    }
 }
 
 /// Limits of one cache.

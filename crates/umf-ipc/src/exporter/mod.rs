@@ -8,6 +8,7 @@ pub(crate) use region_export::NativeGuard;
 use core::fmt;
 use core::ops::Deref;
 use core::ptr::NonNull;
+use core::str::FromStr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Arc;
 
@@ -280,6 +281,35 @@ pub enum Ptracer {
     /// The process with this id, and its descendants.
     Process(u32),
 }
+
+impl fmt::Display for Ptracer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Any => f.write_str("any"),
+            Self::Process(pid) => pid.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Ptracer {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "none" => Ok(Self::None),
+            "any" => Ok(Self::Any),
+            number => number
+                .parse::<i32>()
+                .ok()
+                .filter(|pid| *pid > 0)
+                .map(|pid| Self::Process(pid.unsigned_abs()))
+                .ok_or(()),
+        }
+    }
+}
+
+umf_core::text_form!(Ptracer, "\"none\", \"any\" or a process id");
 
 /// Settings of an [`crate::Exporter`].
 #[derive(Clone, Debug)]

@@ -18,36 +18,24 @@ pub(crate) use diagnosis::yama_scope;
 use core::fmt;
 use core::str::FromStr;
 
-/// One way for an fd to travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Mode {
-    /// `pidfd_getfd(2)`.
-    Pidfd,
-    /// `/proc/<pid>/fd/<n>`.
-    Procfs,
-    /// `SCM_RIGHTS` over the producer's socket.
-    Socket,
-}
-
-impl Mode {
-    /// All of them, in the order of `auto`.
-    pub const ALL: [Self; 3] = [Self::Pidfd, Self::Procfs, Self::Socket];
-
-    /// The name in settings.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Pidfd => "pidfd",
-            Self::Procfs => "procfs",
-            Self::Socket => "socket",
-        }
+umf_core::words! {
+    /// One way for an fd to travel. `ALL` is in the order of `auto`.
+    #[non_exhaustive]
+    pub enum Mode {
+        /// `pidfd_getfd(2)`.
+        Pidfd = "pidfd",
+        /// `/proc/<pid>/fd/<n>`.
+        Procfs = "procfs",
+        /// `SCM_RIGHTS` over the producer's socket.
+        Socket = "socket",
     }
 }
 
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+impl Mode {
+    /// The name in settings.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        self.as_str()
     }
 }
 
@@ -91,11 +79,24 @@ impl FromStr for Exchange {
         if text.trim() == "auto" {
             return Ok(Self::Auto);
         }
-        let mode = |word: &str| Mode::ALL.into_iter().find(|mode| mode.name() == word.trim());
-        let modes: Option<Vec<Mode>> = text.split(',').map(mode).collect();
-        modes.map(Self::Order).ok_or_else(unknown)
+        let modes: Result<Vec<Mode>, _> = text.split(',').map(|word| word.trim().parse()).collect();
+        modes.ok().and_then(Self::in_order).ok_or_else(unknown)
     }
 }
+
+impl Exchange {
+    /// These modes, if there are some and none is there twice.
+    fn in_order(modes: Vec<Mode>) -> Option<Self> {
+        let is_new = |place: usize| !modes[..place].contains(&modes[place]);
+        (!modes.is_empty() && (0..modes.len()).all(is_new)).then_some(Self::Order(modes))
+    }
+}
+
+umf_core::text_form!(
+    Exchange,
+    "\"auto\", one of \"pidfd\" \"procfs\" \"socket\", or several of them in the order to try \
+     ([\"procfs\", \"pidfd\"] or \"procfs,pidfd\")"
+);
 
 impl fmt::Display for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,35 +5,40 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use umf_core::leaks::LeakReport;
+use umf_core::settings::ByteSize;
 use umf_core::{Error, Pool, Result};
 use umf_os::output;
 
-/// What is reported of blocks that are live at the end of a pool or of the process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Leaks {
-    /// Nothing.
-    #[default]
-    Off,
-    /// How many there are of each size. Costs nothing before, if the pool counts them itself.
-    Count,
-    /// Also where they were allocated: microseconds for each allocation whose site is recorded
-    /// ([`CheckSettings::leak_sample`]).
-    Sites,
+umf_core::words! {
+    /// What is reported of blocks that are live at the end of a pool or of the process.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum Leaks {
+        /// Nothing.
+        #[default]
+        Off = "off",
+        /// How many there are of each size. Costs nothing before, if the pool counts them itself.
+        Count = "count",
+        /// Also where they were allocated: microseconds for each allocation whose site is recorded
+        /// ([`CheckSettings::leak_sample`]).
+        Sites = "sites",
+    }
 }
 
-/// What is filled, in memory that the CPU may touch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Poison {
-    /// Nothing.
-    #[default]
-    Off,
-    /// Freed blocks, with [`CheckSettings::FREED_BYTE`]; a write to one is found when it leaves the
-    /// quarantine.
-    Freed,
-    /// Also new blocks, with [`CheckSettings::NEW_BYTE`].
-    All,
+umf_core::words! {
+    /// What is filled, in memory that the CPU may touch.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum Poison {
+        /// Nothing.
+        #[default]
+        Off = "off",
+        /// Freed blocks, with [`CheckSettings::FREED_BYTE`]; a write to one is found when it leaves the
+        /// quarantine.
+        Freed = "freed",
+        /// Also new blocks, with [`CheckSettings::NEW_BYTE`].
+        All = "all",
+    }
 }
 
 type OnLeaks = dyn Fn(&LeakReport<'_>) + Send + Sync;
@@ -66,16 +71,35 @@ impl<F: ?Sized> fmt::Debug for Callback<F> {
     }
 }
 
-/// What is checked of a pool. Nothing, to begin with.
-#[derive(Clone, Debug, Default)]
-pub struct CheckSettings {
-    pub(super) history: u32,
-    pub(super) leaks: Leaks,
-    pub(super) leak_sample: u32,
-    pub(super) on_leaks: Option<Callback<OnLeaks>>,
-    pub(super) poison: Poison,
-    pub(super) quarantine: u64,
-    pub(super) on_fault: Option<Callback<OnFault>>,
+umf_core::settings! {
+    /// What is checked of a pool. Nothing, to begin with.
+    pub struct CheckSettings {
+        /// For finding mistakes (docs/debugging.md), as the four keys after it; each costs time, and what
+        /// is off costs none. Events that the history of each thread keeps (48 bytes each: allocations,
+        /// frees, refusals, trims); 0 for no history. A double free is then reported with the free before
+        /// it.
+        pub(super) history: u32 = 0,
+            "a whole number from 0 to 1048576" if |events| *events <= CheckSettings::LONGEST_HISTORY;
+        /// What is reported of blocks that are live when the pool goes or the process ends: "off", "count"
+        /// (how many of each size; costs nothing before), or "sites" (and where they were allocated:
+        /// microseconds for each allocation). It is logged as a warning; the report of a global allocator
+        /// goes to standard error.
+        pub leaks: Leaks = Leaks::Off;
+        /// With leaks = "sites", the site of one in so many allocations is recorded.
+        pub(super) leak_sample: u32 = 1, "a whole number from 1 to 4294967295" if |one_in| *one_in != 0;
+        /// What is filled with a byte, in memory that the CPU may touch: "off", "freed" (a later write to
+        /// it is found when the block leaves the quarantine), or "all" (new blocks too).
+        pub(super) poison: Poison = Poison::Off;
+        /// Bytes of freed blocks that wait, the oldest first, before they are used again. With poison at
+        /// least 1 MiB. Larger blocks do not wait, nor do blocks that other processes have open. What waits
+        /// counts against the limits; trimming ends the wait of all, and so does an allocation that would
+        /// fail otherwise.
+        pub(super) quarantine: u64 as ByteSize = 0;
+    }
+    parts {
+        pub(super) on_leaks: Option<Callback<OnLeaks>> = None;
+        pub(super) on_fault: Option<Callback<OnFault>> = None;
+    }
 }
 
 /// The quarantine of poison alone.
@@ -117,20 +141,6 @@ impl CheckSettings {
         Ok(())
     }
 
-    /// Nothing is checked.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self {
-            history: 0,
-            leaks: Leaks::Off,
-            leak_sample: 1,
-            on_leaks: None,
-            poison: Poison::Off,
-            quarantine: 0,
-            on_fault: None,
-        }
-    }
-
     /// What freed blocks are filled with.
     pub const FREED_BYTE: u8 = 0xdd;
     /// What blocks are filled with that are handed out.
@@ -138,56 +148,12 @@ impl CheckSettings {
     /// The largest `history`.
     pub const LONGEST_HISTORY: u32 = 1 << 20;
 
-    /// How many events each thread's history keeps (48 bytes each): [`umf_core::Inspect::history`]. With one
-    /// the error of a double free names the free before it ([`Error::FreedTwice`]). Default: 0, none.
-    #[must_use]
-    pub const fn history(mut self, events: u32) -> Self {
-        self.history = events;
-        self
-    }
-
-    /// What is reported of blocks that are live when the pool is dropped, or when the process ends with the
-    /// pool still there: to `tracing` as a warning, and to [`CheckSettings::on_leaks`]. The report of a
-    /// global allocator goes to standard error. Default: [`Leaks::Off`].
-    #[must_use]
-    pub const fn leaks(mut self, leaks: Leaks) -> Self {
-        self.leaks = leaks;
-        self
-    }
-
-    /// With [`Leaks::Sites`], the site of one in so many allocations is recorded; 0 acts as 1. Default: 1.
-    #[must_use]
-    pub const fn leak_sample(mut self, one_in: u32) -> Self {
-        self.leak_sample = one_in;
-        self
-    }
-
     /// Sets a function that is called with what was never freed, if anything was not and
     /// [`CheckSettings::leaks`] is set; at the end of a process in a thread of its own. Setting one
     /// allocates: not for the global allocator.
     #[must_use]
     pub fn on_leaks(mut self, call: impl Fn(&LeakReport<'_>) + Send + Sync + 'static) -> Self {
         self.on_leaks = Some(Callback(Arc::new(call)));
-        self
-    }
-
-    /// What is filled, so that mistakes show. Default: [`Poison::Off`].
-    ///
-    /// A freed block waits in quarantine (1 MiB if [`CheckSettings::quarantine`] is 0). If a byte of it is
-    /// another one when it leaves, [`Error::WrittenAfterFree`] is passed to `tracing` and to
-    /// [`CheckSettings::on_fault`].
-    #[must_use]
-    pub const fn poison(mut self, poison: Poison) -> Self {
-        self.poison = poison;
-        self
-    }
-
-    /// Bytes of freed blocks that wait, the oldest first, before they are used again. Larger blocks do not
-    /// wait, nor do blocks that other processes have open. What waits counts against the limits; trimming
-    /// ends the wait of all, and so does an allocation that would fail otherwise. Default: 0.
-    #[must_use]
-    pub const fn quarantine(mut self, bytes: u64) -> Self {
-        self.quarantine = bytes;
         self
     }
 

@@ -14,4 +14,5 @@ mod memory_space;
 mod policy;
 mod refused_calls;
 mod registry_fork;
+mod schema;
 mod settings;

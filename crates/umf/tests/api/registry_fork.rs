@@ -6,7 +6,7 @@ use crate::alone::ran_alone;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use umf_core::Visibility;
+use umf_core::{Import, ImportRequest, Imported, ProviderKind, Visibility};
 use umf_pool_proxy::ProxyPool;
 use umf_provider_host::HostProvider;
 
@@ -40,6 +40,26 @@ impl Drop for Owner {
     }
 }
 
+/// Opens nothing.
+struct Opening {
+    _owner: Option<Owner>,
+}
+
+// SAFETY: nothing is imported.
+unsafe impl Import for Opening {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::new("registry-fork").unwrap()
+    }
+
+    fn import(&self, _: ImportRequest) -> umf_core::Result<Imported> {
+        Err(umf_core::Error::TooMany { what: "of these", limit: 0 })
+    }
+
+    unsafe fn release(&self, _: Imported) -> umf_core::Result<()> {
+        Ok(())
+    }
+}
+
 #[test]
 fn what_is_replaced_goes_without_a_lock_that_forks_take() {
     if ran_alone("registry_fork::what_is_replaced_goes_without_a_lock_that_forks_take") {
@@ -48,15 +68,8 @@ fn what_is_replaced_goes_without_a_lock_that_forks_take() {
     let (tell, told) = mpsc::channel();
     // Not joined: if this fails it never ends.
     std::thread::spawn(move || {
-        let owner = Owner(Some(pool()));
-        let kind = "registry-fork";
-        umf::registry::provider_kind::<HostProvider>(kind, move |_, _| {
-            let _ = &owner;
-            Err(umf_core::Error::TooMany { what: "of these", limit: 0 }.into())
-        });
-        umf::registry::provider_kind::<HostProvider>(kind, |_, _| {
-            Err(umf_core::Error::TooMany { what: "of these", limit: 0 }.into())
-        });
+        umf::registry::import(Arc::new(Opening { _owner: Some(Owner(Some(pool()))) }));
+        umf::registry::import(Arc::new(Opening { _owner: None }));
         tell.send(()).unwrap();
     });
     told.recv_timeout(Duration::from_secs(20)).expect("a fork and the end of a pool wait for each other");

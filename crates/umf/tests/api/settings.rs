@@ -4,8 +4,30 @@
 
 use crate::alone::ran_alone;
 use crate::example_plugin;
-use umf::config::{Context, Loader};
+use std::sync::Arc;
+use umf::config::{ByteSize, Context, Loader};
+use umf::core::{FactoryError, Provider, ProviderFactory};
 use umf::{Error, Pool};
+
+umf::core::settings! {
+    /// The keys of a kind that only this test has.
+    pub struct ScratchSettings {
+        /// A size.
+        pub size: usize as ByteSize = 0;
+    }
+}
+
+struct Scratch;
+
+impl ProviderFactory for Scratch {
+    const KIND: &'static str = "scratch";
+    type Settings = ScratchSettings;
+
+    fn build(name: &str, settings: ScratchSettings) -> Result<Arc<dyn Provider>, FactoryError> {
+        assert_eq!((name, settings.size), ("scratch", 3072));
+        Ok(umf::host::HostProvider::builder().name("scratch").build()?)
+    }
+}
 
 /// One process has one set of settings, so one test looks at all that they can say.
 #[test]
@@ -51,7 +73,7 @@ fn pools_and_providers_are_built_by_name() {
         kind = "nowhere"
         [provider.scratch]
         kind = "scratch"
-        params = {{ size = 3 }}
+        size = "3KiB"
         [provider.loaded]
         kind = "plugin"
         path = "{}"
@@ -115,15 +137,30 @@ fn pools_and_providers_are_built_by_name() {
         max_held = "4KiB"
         [pool.odd]
         kind = "odd"
+        what = "it does not know"
+        [provider.pathless]
+        kind = "plugin"
+        [pool.pathless]
+        provider = "pathless"
+        [provider.fixed]
+        size = "1MiB"
+        [pool.fixed]
+        provider = "fixed"
+        slab_min_size = "64KiB"
+        [provider.filed]
+        kind = "file"
+        [pool.filed]
+        provider = "filed"
+        [provider.sizeless]
+        kind = "fixed"
+        [pool.sizeless]
+        provider = "sizeless"
         "#,
         example_plugin::example().display()
     );
     let file = example_plugin::folder().join("umf.toml");
     std::fs::write(&file, toml).unwrap();
-    umf::registry::provider_kind("scratch", |name, settings| {
-        assert_eq!((name, settings.params.len()), ("scratch", 1));
-        Ok(umf::host::HostProvider::builder().name("scratch").build()?)
-    });
+    umf::registry::provider_kind::<Scratch>();
     for wrong in ["[pool.a]\nprovider = \"nobody\"", "[pool.a]\nshared_limit = \"nobody\""] {
         let file = example_plugin::folder().join("wrong.toml");
         std::fs::write(&file, wrong).unwrap();
@@ -157,6 +194,10 @@ fn pools_and_providers_are_built_by_name() {
         assert_eq!(pool.provider().name(), name);
         assert!(pool.allocate(1 << 20).unwrap().handle().is_err(), "private memory is not exported");
     }
+    let fixed = Pool::named("fixed").unwrap();
+    assert_eq!(fixed.provider().kind().as_str(), "fixed");
+    fixed.allocate(4096).unwrap().write(0, b"fixed").unwrap();
+    assert!(fixed.allocate(2 << 20).is_err());
     // The default of every pool without settings of its own.
     assert_eq!(Pool::named("whatever").unwrap().provider().name(), "host");
 
@@ -218,6 +259,9 @@ fn pools_and_providers_are_built_by_name() {
         ("weighed", "leave numa_space out"),
         ("elsewhere", "\"preferred\""),
         ("strange", "nowhere"),
+        ("pathless", "path"),
+        ("filed", "path"),
+        ("sizeless", "size"),
         ("odd", "odd"),
     ] {
         let error = Pool::named(name).unwrap_err().to_string();

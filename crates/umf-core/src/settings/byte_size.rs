@@ -3,8 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::de::{self, Deserialize, Deserializer, Visitor};
-use serde::{Serialize, Serializer};
+use serde_core::{Deserialize, Deserializer, Serialize, Serializer};
 
 const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
 
@@ -15,12 +14,12 @@ const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 
 /// 1000, to others powers of 1024.
 ///
 /// ```
-/// use umf_config::ByteSize;
+/// use umf_core::settings::ByteSize;
 ///
 /// let size: ByteSize = "64KiB".parse()?;
 /// assert_eq!(size.get(), 65_536);
 /// assert_eq!(size.to_string(), "64KiB");
-/// # Ok::<(), umf_config::ParseByteSizeError>(())
+/// # Ok::<(), umf_core::settings::ParseByteSizeError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(u64);
@@ -73,19 +72,30 @@ impl fmt::Display for ByteSize {
 }
 
 /// Why a text is not a [`ByteSize`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ParseByteSizeError {
     /// The text does not start with a whole number.
-    #[error("a byte size starts with a whole number: write for example 65536 or 64KiB")]
     NotANumber,
     /// What follows the number is not a unit.
-    #[error("not a unit of bytes: write B, KiB, MiB, GiB, TiB or K, M, G, T (powers of 1024)")]
     UnknownUnit,
     /// The size does not fit into 64 bits.
-    #[error("a byte size must be below 2^64 bytes (16777216TiB)")]
     TooLarge,
 }
+
+impl fmt::Display for ParseByteSizeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotANumber => "a byte size starts with a whole number: write for example 65536 or 64KiB",
+            Self::UnknownUnit => {
+                "not a unit of bytes: write B, KiB, MiB, GiB, TiB or K, M, G, T (powers of 1024)"
+            }
+            Self::TooLarge => "a byte size must be below 2^64 bytes (16777216TiB)",
+        })
+    }
+}
+
+impl core::error::Error for ParseByteSizeError {}
 
 impl FromStr for ByteSize {
     type Err = ParseByteSizeError;
@@ -112,36 +122,19 @@ impl FromStr for ByteSize {
 }
 
 impl Serialize for ByteSize {
+    /// A number, or a text with a unit where one divides the size.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u64(self.0)
+        if self.0.trailing_zeros() < 10 || self.0 == 0 {
+            serializer.serialize_u64(self.0)
+        } else {
+            serializer.collect_str(self)
+        }
     }
 }
 
 impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ByteSizeVisitor)
-    }
-}
-
-struct ByteSizeVisitor;
-
-impl Visitor<'_> for ByteSizeVisitor {
-    type Value = ByteSize;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a number of bytes such as 65536 or \"64KiB\"")
-    }
-
-    fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<ByteSize, E> {
-        Ok(ByteSize(bytes))
-    }
-
-    fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<ByteSize, E> {
-        u64::try_from(bytes).map(ByteSize).map_err(|_| E::invalid_value(de::Unexpected::Signed(bytes), &self))
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
-        text.parse().map_err(E::custom)
+        super::read_text(deserializer, "a number of bytes such as 65536 or \"64KiB\"")
     }
 }
 

@@ -1,0 +1,71 @@
+//! The kind `dma-buf` of settings.
+
+use std::sync::Arc;
+
+use umf_core::settings::ByteSize;
+use umf_core::{FactoryError, Import, Provider, ProviderFactory};
+
+use crate::{DmaBufImport, DmaBufProvider};
+
+umf_core::words! {
+    /// What makes dma-bufs.
+    #[derive(Default)]
+    pub enum Exporter {
+        /// `/dev/udmabuf`, of memory of the host.
+        #[default]
+        Udmabuf = "udmabuf",
+        /// A heap of `/dev/dma_heap`.
+        Heap = "heap",
+    }
+}
+
+umf_core::words! {
+    /// Which pages buffers are made of.
+    #[derive(Default)]
+    pub enum Pages {
+        /// Those of the system.
+        #[default]
+        Normal = "none",
+        /// Reserved huge pages.
+        Hugetlb = "hugetlb",
+    }
+}
+
+umf_core::settings! {
+    /// The keys of the kind `dma-buf`.
+    pub struct DmaBufSettings {
+        /// What makes the buffers: "udmabuf" (of memory of the host) or "heap".
+        pub exporter: Exporter = Exporter::Udmabuf;
+        /// The heap, a name in /dev/dma_heap.
+        pub heap: String = "system".to_owned(),
+            "a name in /dev/dma_heap, without a slash"
+            if |heap| !heap.is_empty() && heap.len() <= 253 && !heap.contains(['/', '\0']) && !heap.starts_with('.');
+        /// "none" or "hugetlb" (reserved huge pages), from udmabuf.
+        pub huge_pages: Pages = Pages::Normal;
+        /// Size of a huge page, a power of two; 0 is 2 MiB.
+        pub huge_page_size: usize as ByteSize = 0,
+            "a power of two of bytes such as \"2MiB\", or 0" if |size| *size == 0 || size.is_power_of_two();
+    }
+}
+
+impl ProviderFactory for DmaBufProvider {
+    const KIND: &'static str = "dma-buf";
+    type Settings = DmaBufSettings;
+
+    fn build(name: &str, settings: DmaBufSettings) -> Result<Arc<dyn Provider>, FactoryError> {
+        let builder = match settings.exporter {
+            Exporter::Udmabuf => Self::udmabuf(),
+            Exporter::Heap => Self::heap(&settings.heap),
+        }?;
+        let builder = match (settings.huge_pages, settings.huge_page_size) {
+            (Pages::Normal, _) => builder,
+            (Pages::Hugetlb, 0) => builder.huge_page(2 << 20),
+            (Pages::Hugetlb, size) => builder.huge_page(size),
+        };
+        Ok(builder.name(name.to_owned()).build()?)
+    }
+
+    fn import(_: &DmaBufSettings) -> Option<Arc<dyn Import>> {
+        Some(Arc::new(DmaBufImport::new()))
+    }
+}
