@@ -63,7 +63,8 @@ impl<'p> Block<'p> {
     ///
     /// # Examples
     /// ```
-    /// let block = umf::Pool::shared()?.allocate(4096)?;
+    /// let pool = umf::Pool::shared()?;
+    /// let block = pool.allocate(4096)?;
     /// let samples = block.view::<f32>()?;
     /// samples.fill(0.5);
     /// samples.set(7, 2.0)?;
