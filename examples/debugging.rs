@@ -6,8 +6,7 @@ use umf::{CheckSettings, Leaks, Poison, Pool};
 fn main() -> umf::Result<()> {
     let checks =
         CheckSettings::new().on_leaks(|report| println!("{report}")).on_fault(|fault| println!("{fault}"));
-    let settings = umf::slab::SlabSettings::new().name("watched");
-    let builder = Pool::builder().slab(settings).check(checks).history(1000).poison(Poison::Freed);
+    let builder = Pool::builder().name("watched").check(checks).history(1000).poison(Poison::Freed);
     let pool = builder.leaks(Leaks::Sites).build()?;
 
     read_configuration(&pool)?;

@@ -63,7 +63,7 @@ impl Slab {
     pub fn new() -> Result<Slab> {
         let provider = HostProvider::builder().name("bench").build()?;
         let settings = SlabSettings::new().name("bench").max_poolable_size(4 << 20);
-        Ok(Slab(Pool::builder().provider(provider).slab(settings).build()?))
+        Ok(Slab(Pool::builder().provider(provider).slab(|_| settings).build()?))
     }
 }
 

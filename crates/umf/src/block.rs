@@ -12,17 +12,28 @@ use crate::{Error, Pool, Result, exporter};
 
 /// A block of a [`Pool`]. Dropping it frees it, and retires its handles first.
 ///
-/// Fresh blocks hold whatever their memory held before.
+/// It borrows its pool, or owns a share of it: [`Pool::allocate_owned`] returns an [`OwnedBlock`],
+/// which can be kept in any struct and sent to any thread. Fresh blocks hold what their memory held
+/// before.
 pub struct Block<'p> {
-    pool: &'p Pool,
+    pool: Share<'p>,
     address: Address,
     size: usize,
+}
+
+/// A block that keeps its pool alive.
+pub type OwnedBlock = Block<'static>;
+
+/// The pool of a block.
+enum Share<'p> {
+    Borrowed(&'p Pool),
+    Owned(Pool),
 }
 
 impl<'p> Block<'p> {
     /// Takes over a live block of the pool.
     pub(crate) const fn new(pool: &'p Pool, address: Address, size: usize) -> Self {
-        Self { pool, address, size }
+        Self { pool: Share::Borrowed(pool), address, size }
     }
 
     /// Where it is.
@@ -40,12 +51,23 @@ impl<'p> Block<'p> {
 
     /// The pool that it came from.
     #[must_use]
-    pub const fn pool(&self) -> &'p Pool {
-        self.pool
+    #[inline]
+    pub const fn pool(&self) -> &Pool {
+        match &self.pool {
+            Share::Borrowed(pool) => pool,
+            Share::Owned(pool) => pool,
+        }
+    }
+
+    /// The same block, which keeps its pool alive from now on.
+    #[must_use]
+    pub fn into_owned(self) -> OwnedBlock {
+        let (pool, size) = (self.pool().clone(), self.size);
+        Block { pool: Share::Owned(pool), address: self.into_address(), size }
     }
 
     fn pointer(&self) -> Result<*mut u8> {
-        let provider = self.pool.provider();
+        let provider = self.pool().provider();
         self.address.as_ptr().filter(|_| provider.memory_kind().is_host_accessible()).ok_or(
             Error::Inaccessible(
                 "this is device memory: the CPU cannot touch it; use the device's copy functions",
@@ -125,12 +147,12 @@ impl<'p> Block<'p> {
     }
 
     pub(crate) fn host_access(&self) -> Option<&dyn HostAccess> {
-        self.pool.provider().host_access()
+        self.pool().provider().host_access()
     }
 
     /// Who copies the block, and where `length` bytes at `offset` are, if it is not for the CPU to touch.
     fn by_device(&self, offset: usize, length: usize) -> Result<Option<(&dyn Transfer, Address)>> {
-        let provider = self.pool.provider();
+        let provider = self.pool().provider();
         if provider.memory_kind().is_host_accessible() {
             return Ok(None);
         }
@@ -154,7 +176,7 @@ impl<'p> Block<'p> {
     /// [`Error::Inaccessible`] for device memory, and for shared memory, which others may write at any time: use
     /// [`Block::view`].
     pub fn as_uninit_mut(&mut self) -> Result<&mut [MaybeUninit<u8>]> {
-        if self.pool.provider().visibility() == Visibility::Shared {
+        if self.pool().provider().visibility() == Visibility::Shared {
             return Err(Error::Inaccessible(
                 "this memory is shared with other processes, so there is no plain slice of it; use view(), read() or \
                  write()",
@@ -192,14 +214,14 @@ impl<'p> Block<'p> {
     /// # Errors
     /// [`Error::Memory`] with the block, which is as it was, if this kind of pool cannot.
     pub fn free_after(self, completion: Arc<dyn Completion>) -> Result<(), (Self, Error)> {
-        let freed = match self.pool.as_core().deferred_free() {
+        let freed = match self.pool().as_core().deferred_free() {
             // SAFETY: the block is this object's own, nothing borrowed from it is left, and it is not freed again.
             Some(deferred) => unsafe { deferred.free_after(self.address, completion) },
             None => Err(missing("freeing with a completion")),
         };
         match freed {
             Ok(()) => {
-                std::mem::forget(self);
+                self.into_address();
                 Ok(())
             }
             Err(error) => Err((self, error.into())),
@@ -217,18 +239,19 @@ impl<'p> Block<'p> {
     }
 
     /// Leaves the block allocated and returns its address; the pool's `free` takes it back.
-    #[must_use]
+    #[expect(clippy::must_use_candidate, reason = "also called to leave a block allocated")]
     pub fn into_address(self) -> Address {
-        let address = self.address;
-        std::mem::forget(self);
-        address
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: the field is read once, and not dropped with the block.
+        drop(unsafe { std::ptr::read(&raw const this.pool) });
+        this.address
     }
 }
 
 impl Drop for Block<'_> {
     fn drop(&mut self) {
         // SAFETY: the block is this object's own, and nothing borrowed from it is left.
-        if let Err(error) = unsafe { umf_core::pool::free(self.pool.as_core(), self.address) } {
+        if let Err(error) = unsafe { umf_core::pool::free(self.pool().as_core(), self.address) } {
             // Only somebody who freed the address by hand can have brought this about.
             tracing::error!(address = %self.address, %error, "a block could not be freed");
         }

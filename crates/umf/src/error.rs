@@ -1,12 +1,15 @@
 //! What an application sees when something fails.
 
+use std::fmt;
 use std::sync::Arc;
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why something failed: one variant per part of umf, each with its own full story.
-#[derive(Clone, Debug, thiserror::Error)]
+///
+/// `Debug` prints what `Display` does, so that `fn main() -> umf::Result<()>` shows what to do.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A provider or pool.
@@ -80,6 +83,12 @@ pub enum Error {
     /// The memory cannot be touched by the CPU, or only through copies.
     #[error("{0}")]
     Inaccessible(&'static str),
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl From<umf_ipc::DecodeError> for Error {

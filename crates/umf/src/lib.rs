@@ -57,7 +57,7 @@ mod process;
 pub mod registry;
 pub mod settings;
 
-pub use block::Block;
+pub use block::{Block, OwnedBlock};
 pub use cpu_access::cpu_access;
 pub use error::{Error, Result};
 pub use global::GlobalPool;

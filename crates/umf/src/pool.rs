@@ -15,12 +15,12 @@ use umf_core::{Controls, Inspect, Layout, Visibility};
 use umf_provider_host::HostProvider;
 
 use crate::behind::Behind;
-use crate::{Block, CheckSettings, Leaks, Poison, Result, assembly, leaks, settings};
+use crate::{Block, CheckSettings, Leaks, OwnedBlock, Poison, Result, assembly, leaks, settings};
 
 /// Hands out blocks of memory.
 ///
-/// Blocks borrow their pool, and free themselves when dropped. All methods may be called from several threads at
-/// once; keep a pool in a `static` (`OnceLock<Pool>`) or an `Arc` where blocks have to live anywhere.
+/// Blocks borrow their pool, or own a share of it ([`Pool::allocate_owned`]), and free themselves when
+/// dropped. A clone is the same pool. All methods may be called from several threads at once.
 ///
 /// As `&Pool` it is an allocator for `allocator_api2::vec::Vec` and `hashbrown::HashMap`, if its memory is
 /// host-accessible.
@@ -125,6 +125,28 @@ impl Pool {
         let layout = Layout::new(size, align)?;
         let address = umf_core::pool::allocate(&*self.pool, layout)?;
         Ok(Block::new(self, address, size))
+    }
+
+    /// As [`Pool::allocate`], for a block that keeps its pool alive. It costs one more atomic increment
+    /// and decrement.
+    ///
+    /// # Errors
+    /// As [`Pool::allocate`].
+    ///
+    /// # Examples
+    /// ```
+    /// struct Message {
+    ///     body: umf::OwnedBlock,
+    /// }
+    ///
+    /// let pool = umf::Pool::shared()?;
+    /// let message = Message { body: pool.allocate_owned(4096)? };
+    /// drop(pool);
+    /// std::thread::spawn(move || message.body.write(0, b"still there")).join().unwrap()?;
+    /// # Ok::<(), umf::Error>(())
+    /// ```
+    pub fn allocate_owned(&self, size: usize) -> Result<OwnedBlock> {
+        Ok(self.allocate(size)?.into_owned())
     }
 
     /// Gives free memory back to the provider until at most `keep` bytes of free memory are left; returns how many
@@ -259,10 +281,41 @@ impl PoolBuilder {
         self
     }
 
-    /// Changes the knobs of the slab pool.
+    /// Its name, in statistics, logs and errors. Default: `"slab"`.
     #[must_use]
-    pub fn slab(mut self, slab: umf_pool_slab::SlabSettings) -> Self {
-        self.slab = slab;
+    pub fn name(mut self, name: &str) -> Self {
+        self.slab = self.slab.name(name);
+        self
+    }
+
+    /// Changes further settings of the slab pool. What was set before stays unless `change` sets it.
+    ///
+    /// # Examples
+    /// ```
+    /// let builder = umf::Pool::builder().memory_limit(64 << 20).slab(|slab| slab.capacity(8));
+    /// # builder.build()?;
+    /// # Ok::<(), umf::Error>(())
+    /// ```
+    #[must_use]
+    pub fn slab(
+        mut self,
+        change: impl FnOnce(umf_pool_slab::SlabSettings) -> umf_pool_slab::SlabSettings,
+    ) -> Self {
+        self.slab = change(self.slab);
+        self
+    }
+
+    /// The most bytes that the pool may hold, free ones included; 0 is unlimited. Default: 0.
+    #[must_use]
+    pub fn memory_limit(mut self, bytes: u64) -> Self {
+        self.slab = self.slab.memory_limit(bytes);
+        self
+    }
+
+    /// The largest block that is kept for later use, in bytes. A larger one is a region of its own.
+    #[must_use]
+    pub fn max_poolable_size(mut self, bytes: usize) -> Self {
+        self.slab = self.slab.max_poolable_size(bytes);
         self
     }
 

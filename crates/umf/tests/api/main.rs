@@ -5,6 +5,7 @@
 
 #[path = "../../../../tests/src/alone.rs"]
 mod alone;
+mod blocks;
 mod example_plugin;
 mod host_access;
 mod leaks;

@@ -147,7 +147,7 @@ fn a_block_is_freed_when_its_completion_is_ready() {
 
 #[test]
 fn who_is_asked_makes_room() {
-    let pool = Pool::builder().slab(umf::slab::SlabSettings::new().memory_limit(16 << 20)).build().unwrap();
+    let pool = Pool::builder().memory_limit(16 << 20).build().unwrap();
     let shelf: Arc<std::sync::Mutex<Vec<umf::Address>>> = Arc::default();
     let from = shelf.clone();
     let asked = move |shortage: &Shortage<'_>| {

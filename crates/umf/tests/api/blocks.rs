@@ -1,0 +1,58 @@
+//! Blocks that borrow their pool and blocks that own a share of it; what the builder keeps.
+
+use umf::core::statistics::PoolStatistics;
+use umf::{Error, OwnedBlock, Pool};
+
+fn live(pool: &Pool) -> u64 {
+    let PoolStatistics { live_blocks, .. } = pool.statistics();
+    live_blocks
+}
+
+#[test]
+fn owned_block_keeps_its_pool_and_is_freed_once() {
+    let pool = Pool::builder().name("owned").build().unwrap();
+    let observer = pool.clone();
+    let owned: Vec<OwnedBlock> = (1..=10).map(|size| pool.allocate_owned(size * 1000).unwrap()).collect();
+    let borrowed = pool.allocate(5000).unwrap();
+    assert_eq!(live(&observer), 11);
+    let address = borrowed.address();
+    let converted = borrowed.into_owned();
+    assert_eq!((converted.address(), converted.len(), converted.pool().name()), (address, 5000, "owned"));
+    drop(pool);
+    let thread = std::thread::spawn(move || {
+        for block in &owned {
+            block.write(0, &[7; 100]).unwrap();
+        }
+        owned.into_iter().map(|block| block.len()).sum::<usize>()
+    });
+    assert_eq!(thread.join().unwrap(), 55_000);
+    assert_eq!(live(&observer), 1);
+    drop(converted);
+    assert_eq!(live(&observer), 0);
+}
+
+#[test]
+fn address_that_is_taken_out_of_an_owned_block_stays_allocated() {
+    let pool = Pool::builder().build().unwrap();
+    let address = pool.allocate_owned(100).unwrap().into_address();
+    assert_eq!(live(&pool), 1);
+    // SAFETY: the block is live, and nothing uses it.
+    unsafe { umf::core::pool::free(pool.as_core(), address) }.unwrap();
+    assert_eq!(live(&pool), 0);
+}
+
+#[test]
+fn builder_keeps_what_was_set_before_slab_settings_change() {
+    let builder = Pool::builder().name("kept").memory_limit(1 << 20).max_poolable_size(64 << 10);
+    let pool = builder.slab(|slab| slab.capacity(1)).build().unwrap();
+    assert_eq!(pool.name(), "kept");
+    let error = pool.allocate(2 << 20).unwrap_err();
+    assert!(matches!(error, Error::Memory(umf::core::Error::LimitReached { .. })), "{error}");
+}
+
+#[test]
+fn debug_of_an_error_says_what_to_do() {
+    let error = Pool::over("no-such-set").unwrap_err();
+    assert_eq!(format!("{error:?}"), error.to_string());
+    assert!(error.to_string().contains("there are: ") || error.to_string().contains("known"), "{error}");
+}
