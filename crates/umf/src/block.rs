@@ -194,7 +194,7 @@ impl<'p> Block<'p> {
     /// [`Error::Ipc`]: memory that cannot be exported, limits.
     pub fn export(&self) -> Result<Export<'static>> {
         // SAFETY: as in `handle`.
-        Ok(unsafe { exporter()?.get(self.address) }?)
+        Ok(unsafe { exporter()?.get_with_len(self.address, self.size) }?)
     }
 
     /// Exports the block until it is freed, and returns its handle: 256 plain bytes.
@@ -204,7 +204,7 @@ impl<'p> Block<'p> {
     pub fn handle(&self) -> Result<Handle> {
         // SAFETY: a block whose memory can be exported is shared, and such a block gives out views and copies, no
         // references.
-        Ok(unsafe { exporter()?.handle(self.address) }?)
+        Ok(unsafe { exporter()?.handle_with_len(self.address, self.size) }?)
     }
 
     /// Frees the block, which may still be in use until `completion` is ready: by work that was given to a device, for instance. Nobody
@@ -213,6 +213,7 @@ impl<'p> Block<'p> {
     ///
     /// # Errors
     /// [`Error::Memory`] with the block, which is as it was, if this kind of pool cannot.
+    #[expect(clippy::result_large_err, reason = "the block comes back")]
     pub fn free_after(self, completion: Arc<dyn Completion>) -> Result<(), (Self, Error)> {
         let freed = match self.pool().as_core().deferred_free() {
             // SAFETY: the block is this object's own, nothing borrowed from it is left, and it is not freed again.

@@ -82,7 +82,26 @@ impl Exporter {
         {
             return Ok(Export::new(state, address, Handle::from_known(bytes), pin));
         }
-        self.inner.state(address)?.export(address)
+        self.inner.state(address)?.export(address, None)
+    }
+
+    /// As [`Exporter::get`], for a block of which `len` bytes were asked for: importers see as many
+    /// ([`crate::Mapping::len`]), and not the size that its pool rounded up to. The first export of a
+    /// block decides.
+    ///
+    /// # Errors
+    /// As [`Exporter::get`].
+    ///
+    /// # Safety
+    /// As [`Exporter::get`].
+    #[inline]
+    pub unsafe fn get_with_len(&self, address: Address, len: usize) -> Result<Export<'_>> {
+        if let Some(state) = self.inner.current()
+            && let Some((bytes, pin)) = state.hit(address)
+        {
+            return Ok(Export::new(state, address, Handle::from_known(bytes), pin));
+        }
+        self.inner.state(address)?.export(address, Some(len))
     }
 
     /// As [`Exporter::get`], until the block is freed: its region is not evicted before.
@@ -98,6 +117,21 @@ impl Exporter {
         }
         // SAFETY: passed on to the caller.
         Ok(unsafe { self.get(address) }?.keep())
+    }
+
+    /// As [`Exporter::handle`], with the length of [`Exporter::get_with_len`].
+    ///
+    /// # Errors
+    /// As [`Exporter::get`].
+    ///
+    /// # Safety
+    /// As [`Exporter::get`].
+    pub unsafe fn handle_with_len(&self, address: Address, len: usize) -> Result<Handle> {
+        if let Some(handle) = self.inner.current().and_then(|state| state.kept(address)) {
+            return Ok(handle);
+        }
+        // SAFETY: passed on to the caller.
+        Ok(unsafe { self.get_with_len(address, len) }?.keep())
     }
 
     /// The settings in force.
@@ -198,13 +232,16 @@ struct Target {
     region: Region,
     start: Address,
     size: usize,
+    /// Bytes of it that its owner asked for: 1 to `size`.
+    requested: usize,
     is_region: bool,
 }
 
 impl Target {
     /// A region as a whole.
     const fn whole(region: Region) -> Self {
-        Self { region, start: region.base(), size: region.size(), is_region: true }
+        let size = region.size();
+        Self { region, start: region.base(), size, requested: size, is_region: true }
     }
 }
 

@@ -164,15 +164,18 @@ impl State {
         self.cache.pins().give_back(pin, thread::current());
     }
 
-    /// Exports what holds `address`.
+    /// Exports what holds `address`. `requested` is how many bytes the caller asked the pool for, if it is
+    /// known.
     #[cold]
-    pub(super) fn export(&self, address: Address) -> Result<Export<'_>> {
+    pub(super) fn export(&self, address: Address, requested: Option<usize>) -> Result<Export<'_>> {
         let found = tracker::find(address).ok_or(Error::NotTracked { address })?;
         let owner = found.owner.guard().ok_or(Error::NotTracked { address })?;
         let target = match owner.pool() {
             Some(pool) => {
                 let block = pool.block_at(address)?;
-                Target { region: found.region, start: block.address, size: block.size, is_region: false }
+                let requested = requested.unwrap_or(block.size).clamp(1, block.size.max(1));
+                let (start, size) = (block.address, block.size);
+                Target { region: found.region, start, size, requested, is_region: false }
             }
             None => Target::whole(found.region),
         };
@@ -516,8 +519,7 @@ fn content(export: &RegionExport, target: &Target) -> SlotContent {
     SlotContent {
         offset: target.start.offset_from(target.region.base()).unwrap_or(0),
         length: target.size as u64,
-        // No pool says what was asked for.
-        requested: target.size as u64,
+        requested: target.requested as u64,
         device: identity.map_or(0, |identity| identity.device),
         inode: identity.map_or(0, |identity| identity.inode),
         fd: native.and_then(|native| native.fd.as_ref()).map_or(-1, |fd| fd.as_raw_fd()),

@@ -79,7 +79,8 @@ impl<'i> Mapping<'i> {
         self.place.base
     }
 
-    /// Its size in bytes, never 0: what the producer's pool set aside, which may be more than was asked for there.
+    /// Its size in bytes, never 0: what the producer asked its pool for ([`crate::Handle::requested`]). If
+    /// the exporter did not know that, what the pool set aside.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a block is never empty")]
     pub const fn len(&self) -> usize {

@@ -166,7 +166,7 @@ impl Inner {
             return Err(Error::Misbehaved { pid: producer.pid(), what: "the block reaches past its region" });
         };
         let word = producer.slot(handle)?.generation_word();
-        let length = usize::try_from(handle.length()).unwrap_or(0);
+        let length = usize::try_from(handle.requested()).unwrap_or(0);
         let is_read_only = imported.read_only || access == Access::ReadOnly;
         let flags = if imported.host_accessible { HOST_ACCESSIBLE } else { 0 }
             | if is_read_only { READ_ONLY } else { 0 };

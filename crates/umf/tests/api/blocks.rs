@@ -32,6 +32,21 @@ fn owned_block_keeps_its_pool_and_is_freed_once() {
 }
 
 #[test]
+fn mapping_is_as_long_as_was_asked_for() {
+    let pool = Pool::shared().unwrap();
+    for size in [1, 100, 4097, 70_000] {
+        let block = pool.allocate(size).unwrap();
+        let handle = block.handle().unwrap();
+        assert_eq!((handle.requested(), handle.length() >= size as u64), (size as u64, true));
+        let mapping = umf::open(&handle).unwrap();
+        assert_eq!(mapping.len(), size);
+        assert_eq!(mapping.view::<u8>().unwrap().len(), size);
+        assert!(mapping.read(size - 1, &mut [0]).is_ok());
+        assert!(matches!(mapping.read(size, &mut [0]), Err(umf::ipc::Error::OutOfBounds { .. })));
+    }
+}
+
+#[test]
 fn address_that_is_taken_out_of_an_owned_block_stays_allocated() {
     let pool = Pool::builder().build().unwrap();
     let address = pool.allocate_owned(100).unwrap().into_address();
