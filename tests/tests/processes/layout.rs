@@ -19,7 +19,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("umf-ipc", &["umf-core", "umf-os", "umf-runtime", "umf-sync"]),
     ("umf-domain", &["umf-core", "umf-ipc", "umf-os", "umf-sync"]),
     ("umf-link", &["umf-core", "umf-ipc", "umf-os", "umf-sync"]),
-    ("umf-cli", &["umf", "umf-os"]),
+    ("umf-cli", &["umf-rs", "umf-os"]),
     ("level-zero-sys", &[]),
     ("umf-cuda-sys", &[]),
     ("soft-device", &[]),
@@ -35,7 +35,7 @@ const BINDINGS: &[(&str, &str)] =
 
 /// The public crate, shared libraries and what tests them: they may name anything.
 const TOPS: &[&str] =
-    &["umf", "umf-capi", "umf-malloc", "umf-tests", "umf-models", "umf-benches", "umf-examples"];
+    &["umf-rs", "umf-capi", "umf-malloc", "umf-tests", "umf-models", "umf-benches", "umf-examples"];
 
 /// Runs `cargo metadata` in a folder of this repository.
 fn metadata(folder: &str, arguments: &[&str]) -> Value {
