@@ -5,7 +5,7 @@
 use std::process::Command;
 
 /// Programs and libraries that users build. Only what is built together with umf-tests has failpoints.
-const RELEASED: [&str; 5] = ["umf", "umf-capi", "umf-cli", "umf-examples", "umf-malloc"];
+const RELEASED: [&str; 5] = ["umf-rs", "umf-capi", "umf-cli", "umf-examples", "umf-malloc"];
 
 #[test]
 fn released_packages_have_no_failpoints() {
