@@ -3,14 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use crate::alone::ran_alone;
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use umf_link::{Error, Fabric};
 
 /// More than a program keeps of stacks of ended threads.
-const STACKS: usize = 16;
+const STACKS: usize = 1000;
 
 /// The address space of this process, in bytes (`proc_pid_statm(5)`).
 fn size() -> u64 {
@@ -27,17 +27,23 @@ fn a_rank_that_cannot_join_was_never_there() {
     }
     let name = format!("threads-{}", std::process::id());
     let mut first = Fabric::join(&name, 0, 2).unwrap();
-    // The C library keeps the stacks of threads that ended: here others use them.
-    let end: &'static Barrier = Box::leak(Box::new(Barrier::new(STACKS + 1)));
-    let use_one = |_| std::thread::Builder::new().stack_size(64 << 10).spawn(|| end.wait()).unwrap();
-    let users: Vec<_> = (0..STACKS).map(use_one).collect();
     let before = getrlimit(Resource::As);
     // Too little for the stack of a thread.
     let less = Rlimit { current: Some(size() + (128 << 10)), maximum: before.maximum };
     setrlimit(Resource::As, less).unwrap();
+    // The C library keeps the stacks of threads that ended: others use them until none is left.
+    let end: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
+    let wait = || {
+        while !end.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let use_one = |_| std::thread::Builder::new().stack_size(64 << 10).spawn(wait).ok();
+    let users: Vec<_> = (0..STACKS).map_while(use_one).collect();
     let joined = Fabric::join(&name, 1, 2);
     setrlimit(Resource::As, before).unwrap();
-    end.wait();
+    end.store(true, Ordering::Release);
+    assert!(users.len() < STACKS, "stacks are still to be had");
     for user in users {
         user.join().unwrap();
     }
