@@ -1,6 +1,8 @@
 //! A program that was built without most features: settings of other programs do not matter to it,
 //! and an error names the feature that what it asks for needs.
 
+#![cfg(test)]
+
 use umf::Pool;
 use umf::settings::{Context, Loader};
 
@@ -20,7 +22,8 @@ provider = "level-zero"
 kind = "jemalloc"
 "#;
 
-fn main() -> umf::Result<()> {
+#[test]
+fn missing_features_are_named_and_others_settings_are_left_alone() -> umf::Result<()> {
     umf::init(Loader::with_context(Context::empty().with_variable("UMF_SET", SETTINGS)))?;
     for (pool, feature) in [
         (Pool::over("cuda"), "cuda"),
