@@ -32,12 +32,30 @@
 //! | messages between two processes; ranks of a job | [`link`] |
 //! | regions that belong to a named set of processes | [`domain`] |
 //! | NUMA nodes, and memory on the fastest, nearest or largest of them | [`topology`], [`memory_space`] |
-//! | memory by where it comes from | [`host`], [`dma_buf`], [`cuda`], [`level_zero`], [`file`], [`plugin`] |
+//! | memory by where it comes from | [`host`], [`dma_buf`], [`cuda`], [`level_zero`], [`mod@file`], [`plugin`] |
 //! | memory that the CPU and devices touch in turn | [`Block::cpu_access`], [`cpu_access`]; [`Block::read`] has the device copy |
 //! | the pools by themselves | [`pools`], [`Pool::from_pool`] |
 //!
 //! Parts that a program does not name are left out by features; the README has the table. Those who
 //! write a provider or a pool depend on the crates `umf-core` and, for a pool, `umf-runtime`.
+
+// Documentation names all parts; those of missing features are no links.
+#![cfg_attr(
+    not(all(
+        feature = "config",
+        feature = "cuda",
+        feature = "dma-buf",
+        feature = "domain",
+        feature = "file",
+        feature = "host",
+        feature = "level-zero",
+        feature = "link",
+        feature = "plugin",
+        feature = "slab",
+        feature = "topology"
+    )),
+    allow(rustdoc::broken_intra_doc_links)
+)]
 
 mod allocator;
 #[cfg(feature = "config")]

@@ -233,7 +233,7 @@ impl Pool {
         Ok(map.ok_or(missing("a map of its regions"))?)
     }
 
-    /// What happened in it lately, if it is set to remember that ([`PoolBuilder::history`]).
+    /// What happened in it lately, if it is set to remember that ([`crate::PoolBuilder::history`]).
     ///
     /// # Errors
     /// [`crate::Error::Memory`] if it is not, or if this kind of pool cannot.
@@ -242,7 +242,7 @@ impl Pool {
         Ok(history.ok_or(missing("a history, or is not set to keep one"))?)
     }
 
-    /// Shows `look` which blocks are live, and where they were allocated if it is set to remember that ([`PoolBuilder::leaks`]).
+    /// Shows `look` which blocks are live, and where they were allocated if it is set to remember that ([`crate::PoolBuilder::leaks`]).
     ///
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool cannot tell.
