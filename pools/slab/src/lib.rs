@@ -79,6 +79,7 @@ mod pool;
 mod purge;
 mod regions;
 mod registry;
+mod remote;
 mod section;
 mod settings;
 mod span;

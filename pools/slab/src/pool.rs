@@ -22,7 +22,8 @@ use crate::inspect::Requested;
 use crate::purge::Policy;
 use crate::regions::{Backend, OWNER};
 use crate::section::{CLOSING, FENCED, SHARED, TRACED};
-use crate::span::{self, Kind};
+use crate::remote;
+use crate::span::Kind;
 use crate::transfer::TransferCache;
 use crate::{SlabSettings, registry};
 
@@ -242,7 +243,7 @@ unsafe impl DeferredFree for SlabPool {
         }
         self.any_exported.store(true, Ordering::Relaxed);
         self.heaps.ensure_exchange(place.span);
-        if place.is_current() && span::mark_exported(place.state) {
+        if place.is_current() && remote::mark_exported(place.state) {
             Ok(())
         } else {
             Err(Error::NotAllocated { address })

@@ -39,12 +39,9 @@ pub(crate) const EXPORTED: u8 = 2;
 /// Flag of a state byte: the block was freed and waits for other processes or a completion: see
 /// `deferred`.
 pub(crate) const DEFERRED: u8 = 4;
-
-/// Flags a live block as exported; `false` if it is not live.
-pub(crate) fn mark_exported(state: &AtomicU8) -> bool {
-    let flag = |old: u8| (old & LIVE != 0).then_some(old | EXPORTED);
-    state.fetch_update(Ordering::AcqRel, Ordering::Acquire, flag).is_ok()
-}
+/// State of a block that a thread has freed which does not own its slab, until the free reaches the
+/// owner: see `remote`.
+pub(crate) const REMOTE: u8 = 8;
 
 /// Returns whether a state says that an export names the block.
 pub(crate) const fn is_exported(state: u8) -> bool {
