@@ -82,6 +82,7 @@ mod registry;
 mod remote;
 mod section;
 mod settings;
+mod settle;
 mod span;
 mod transfer;
 

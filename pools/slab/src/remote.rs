@@ -214,6 +214,12 @@ impl Chain {
         self.0 = Some(batch);
     }
 
+    pub(crate) fn append(&mut self, mut others: Self) {
+        while let Some(batch) = others.pop() {
+            self.push(batch);
+        }
+    }
+
     pub(crate) fn pop(&mut self) -> Option<RemoteBatch> {
         let batch = self.0.take()?;
         self.0 = NonNull::new(batch.content().next.get()).map(RemoteBatch);
@@ -409,6 +415,16 @@ impl Inbox {
     /// Returns the number of batches, roughly.
     pub(crate) fn pending(&self) -> u32 {
         self.pending.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the thread has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.is_abandoned()
+    }
+
+    /// Marks the inbox as that of a thread that ends. The thread drains it afterwards.
+    pub(crate) fn end(&self) {
+        abandon(self);
     }
 
     /// A new thread has the number of one that ended.

@@ -118,6 +118,9 @@ umf_core::settings! {
         /// Whether `shared_cache_size` becomes more with what the pool has.
         pub(crate) shared_cache_grows: bool = true;
         pub(crate) out_of_memory: Option<Arc<dyn OutOfMemory>> = None;
+        /// Whether misuse is reported. Not by a pool that may be the global allocator, which
+        /// subscribers use.
+        pub(crate) reports: bool = true;
     }
 }
 
