@@ -92,7 +92,7 @@ impl SlabPool {
         }
         place.state.store(0, Ordering::Release);
         match place.class() {
-            Some(_) if place.span.is_slab() => self.put_small(&place, address, true),
+            Some(_) if place.span.is_slab() => self.put_remote(&place, address, true),
             Some(class) => self.return_blocks(class, &[place.entry(address)]),
             None => return self.back.return_direct(place),
         }

@@ -300,7 +300,7 @@ impl SlabPool {
     pub(crate) fn put(&self, place: Place<'_>, address: Address) -> Result<()> {
         let Some(class) = place.class() else { return self.back.free_direct(place) };
         if place.span.is_slab() {
-            self.put_small(&place, address, false);
+            self.put_small(&place, address);
             return Ok(());
         }
         let entry = place.entry(address);
@@ -318,16 +318,16 @@ impl SlabPool {
         Ok(())
     }
 
-    /// Keeps a block of a slab, whose state is 0 and which the caller alone has, and counts the free
-    /// unless `is_counted`. If another thread owns the slab, the block goes to that.
-    pub(crate) fn put_small(&self, place: &Place<'_>, address: Address, is_counted: bool) {
-        let (span, class) = (place.span, place.span.class());
+    /// Keeps a block of a slab, whose state is 0 and which the caller alone has, and counts the free.
+    /// If another thread owns the slab, the block goes to that.
+    fn put_small(&self, place: &Place<'_>, address: Address) {
+        let class = place.span.class();
         if let Some((index, heap)) = self.heaps.own_with_bin(class, &self.back.meta.runs) {
             let bin = heap.bin(class);
             let mut work = Work::new();
             let is_own = {
                 let _section = self.heaps.enter(heap);
-                let is_own = span.owner.load(Ordering::Acquire) == thread_word(index);
+                let is_own = place.span.owner.load(Ordering::Acquire) == thread_word(index);
                 if is_own {
                     if bin.is_full() {
                         self.heaps.widen(heap, class);
@@ -337,13 +337,7 @@ impl SlabPool {
                         self.empty_bin(index, heap, class, (limit - limit / 4) as usize, &mut work);
                     }
                     // SAFETY: it is not full: a limit is at least 1.
-                    unsafe {
-                        if is_counted {
-                            bin.receive(place.entry(address));
-                        } else {
-                            bin.push_at(bin.top(), place.entry(address));
-                        }
-                    }
+                    unsafe { bin.push_at(bin.top(), place.entry(address)) };
                 }
                 is_own
             };
@@ -352,8 +346,23 @@ impl SlabPool {
                 return;
             }
         }
+        self.put_remote(place, address, false);
+    }
+
+    /// Gives a block of a slab, whose state is 0 and which the caller alone has, to the slab's owner,
+    /// or back to a slab without one. Counts the free unless `is_counted`.
+    pub(crate) fn put_remote(&self, place: &Place<'_>, address: Address, is_counted: bool) {
+        let (span, class) = (place.span, place.span.class());
         place.state.store(REMOTE, Ordering::Release);
-        self.add_remote(class, span.owner.load(Ordering::Acquire), address, is_counted);
+        match self.heaps.own() {
+            Some((index, heap)) if span.owner.load(Ordering::Acquire) == thread_word(index) => {
+                if !is_counted {
+                    self.heaps.count_free(class, &self.back.meta.runs);
+                }
+                self.settle_own(index, heap, address);
+            }
+            _ => self.add_remote(class, span.owner.load(Ordering::Acquire), address, is_counted),
+        }
     }
 
     /// Puts a freed large block of another thread into the outgoing batch, and sends that if it

@@ -241,6 +241,21 @@ impl SlabPool {
         self.finish(work);
     }
 
+    /// Puts one block into the bitmap of the calling thread's slab, or of that of the owner that it
+    /// has by now. The calling thread is outside of its section, and holds no lock.
+    pub(crate) fn settle_own(&self, index: u32, heap: &Heap, address: Address) {
+        let Some(mut batch) = self.batches.empty(&self.back.meta.runs, MIXED) else {
+            return self.settle_alone(address);
+        };
+        batch.push(address.to_bits());
+        let mut work = Work::new();
+        {
+            let _section = self.heaps.enter(heap);
+            self.settle(batch, thread_word(index), &mut work);
+        }
+        self.finish(work);
+    }
+
     /// Runs `change` while no thread changes states of the slab by plain stores, with the lock of the
     /// class, and with the owner whose thread stays outside of its section. The calling thread is
     /// outside of its own, and holds no lock. The slab may have been taken apart.
@@ -341,7 +356,8 @@ impl SlabPool {
         let Some(heap) = self.heaps.get(index) else { return };
         self.heaps.reach(index, heap, || {
             self.drain_reached(index, heap, work);
-            if let Some(class) = class {
+            // What the bins of a thread of the parent hold is lost, in a forked child.
+            if let Some(class) = class.filter(|_| !heap.of_parent.load(Ordering::Relaxed)) {
                 self.empty_bin(index, heap, class, usize::MAX, work);
                 self.central(class).abandon(index, false);
             }
