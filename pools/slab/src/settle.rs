@@ -442,3 +442,6 @@ impl SlabPool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

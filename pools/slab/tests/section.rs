@@ -19,9 +19,9 @@ fn free(pool: &SlabPool, address: Address) -> umf_core::Result<()> {
     unsafe { pool.free(address) }
 }
 
-/// The thread that allocated a block, towards which it is biased, frees it against another thread.
-/// One of the two frees succeeds, and the block is not handed out twice. In each pool each size has
-/// its first foreign free, which revokes the bias.
+/// The thread that allocated a block, which owns its slab, frees it against another thread. One of
+/// the two frees succeeds. In the same instant both frees of a small block may. The block is not
+/// handed out twice, and its second free is not counted in the end.
 #[test]
 fn one_of_owner_and_other_thread_frees_a_block() {
     const POOLS: usize = 150;
@@ -54,7 +54,10 @@ fn one_of_owner_and_other_thread_frees_a_block() {
             race();
             other.join().unwrap();
         });
-        assert_eq!(won.into_inner(), sizes.len() as u64, "of two frees of a block one succeeds");
+        assert!((sizes.len()..=2 * sizes.len()).contains(&(won.into_inner() as usize)));
+        // A free that was one too many is found when it reaches the owner.
+        pool.trim(0).unwrap();
+        assert_eq!(pool.statistics().live_blocks, 0);
         let mut again: Vec<Address> =
             sizes.iter().flat_map(|&size| [size; 3]).map(|size| allocate(&pool, size)).collect();
         let count = again.len();

@@ -1,0 +1,305 @@
+//! Blocks that threads free which do not own their slabs.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
+
+use umf_core::{Address, DeferredFree, Error, Layout, Pool};
+use umf_testkit::Borrower;
+use umf_testkit::pool::{Numbers, Pages, Token};
+
+use crate::{SlabPool, SlabSettings};
+
+const SIZES: [usize; 4] = [24, 700, 4000, 50_000];
+
+fn pool() -> Arc<SlabPool> {
+    SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap()
+}
+
+fn allocate(pool: &SlabPool, size: usize) -> Address {
+    pool.allocate(Layout::new(size, 8).unwrap()).unwrap()
+}
+
+fn free(pool: &SlabPool, address: Address) -> umf_core::Result<()> {
+    // SAFETY: no thread uses the memory of these tests' blocks; a second free is an error.
+    unsafe { pool.free(address) }
+}
+
+fn free_all(pool: &SlabPool, blocks: impl IntoIterator<Item = Address>) {
+    blocks.into_iter().for_each(|address| free(pool, address).unwrap());
+}
+
+/// Runs `run` beside a thread that owns what `take` takes, and that is idle meanwhile.
+fn beside_owner<R: Send>(take: impl FnOnce() -> R + Send, run: impl FnOnce(R)) {
+    let (taken, take_over) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            taken.send(take()).unwrap();
+            let _ = ended.recv();
+        });
+        run(take_over.recv().unwrap());
+        drop(end);
+    });
+}
+
+fn assert_unused(pool: &SlabPool) {
+    let statistics = pool.statistics();
+    assert_eq!((statistics.live_blocks, statistics.live_bytes), (0, 0));
+    assert_eq!(statistics.allocations, statistics.frees);
+    pool.trim(0).unwrap();
+    assert_eq!(pool.statistics().reserved_bytes, 0);
+}
+
+/// The owner and another thread free one block in the same instant. Both may succeed; the block is
+/// handed out once, and each free that is one too many is counted.
+#[test]
+fn block_that_owner_and_stranger_free_is_handed_out_once() {
+    const RACES: usize = 50_000;
+    const BLOCKS: usize = 100;
+    let pool = pool();
+    let mut both = 0;
+    for round in 0..RACES / BLOCKS {
+        let size = SIZES[round % 3];
+        let blocks: Vec<Address> = (0..BLOCKS).map(|_| allocate(&pool, size)).collect();
+        let arrived = AtomicUsize::new(0);
+        let race = || {
+            let mut won = 0;
+            for (turn, &address) in (1..).zip(&blocks) {
+                arrived.fetch_add(1, Ordering::AcqRel);
+                let mut spins = 0_u32;
+                while arrived.load(Ordering::Acquire) < 2 * turn {
+                    spins += 1;
+                    if spins.is_multiple_of(4096) {
+                        std::thread::yield_now();
+                    }
+                }
+                match free(&pool, address) {
+                    Ok(()) => won += 1,
+                    Err(Error::NotAllocated { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            won
+        };
+        let won = std::thread::scope(|scope| {
+            let other = scope.spawn(race);
+            race() + other.join().unwrap()
+        });
+        assert!((BLOCKS..=2 * BLOCKS).contains(&won));
+        both += won - BLOCKS;
+        let mut again: Vec<Address> = (0..2 * BLOCKS).map(|_| allocate(&pool, size)).collect();
+        assert_eq!(again.iter().collect::<BTreeSet<_>>().len(), again.len(), "handed out twice");
+        free_all(&pool, again.drain(..));
+        // What the other thread has sent is drained here at the latest.
+        let (index, heap) = pool.heaps.own().unwrap();
+        pool.drain_own(index, heap);
+        assert_eq!((pool.heaps.late(), pool.statistics().live_blocks), (both as u64, 0));
+    }
+    println!("{both} of {RACES} races had two winners");
+    assert_unused(&pool);
+}
+
+#[test]
+fn remote_free_of_a_block_that_is_not_live_is_an_error() {
+    let pool = pool();
+    for size in SIZES {
+        let blocks: Vec<Address> = (0..3).map(|_| allocate(&pool, size)).collect();
+        beside_owner(
+            || free_all(&pool, blocks.iter().copied()),
+            |()| {
+                for &address in &blocks {
+                    assert!(matches!(free(&pool, address), Err(Error::NotAllocated { .. })));
+                    assert!(pool.block_at(address).is_err());
+                }
+                assert_eq!(pool.statistics().live_blocks, 0);
+            },
+        );
+    }
+    assert_eq!(pool.heaps.late(), 0);
+    assert_unused(&pool);
+}
+
+/// A trim takes what waits in open batches and inboxes, of idle threads too.
+#[test]
+fn trim_settles_pending_batches() {
+    for many in [1, 61, 62, 63, 2000, 20_000] {
+        let pool = pool();
+        let take = || (0..many).map(|number| allocate(&pool, SIZES[number % 3])).collect::<Vec<_>>();
+        beside_owner(take, |blocks| {
+            beside_owner(
+                || free_all(&pool, blocks),
+                |()| {
+                    assert_unused(&pool);
+                },
+            );
+        });
+        assert_eq!(pool.heaps.late(), 0);
+    }
+}
+
+/// Blocks that wait for an idle thread serve others before the pool grows.
+#[test]
+fn batches_of_an_idle_owner_are_reached() {
+    const MANY: usize = 30_000;
+    let pool = pool();
+    let take = || (0..MANY).map(|_| allocate(&pool, 100)).collect::<BTreeSet<_>>();
+    beside_owner(take, |blocks| {
+        let reserved = pool.statistics().reserved_bytes;
+        free_all(&pool, blocks.iter().copied());
+        let again = take();
+        assert_eq!(pool.statistics().reserved_bytes, reserved);
+        assert!(again.intersection(&blocks).count() > MANY * 9 / 10);
+        free_all(&pool, again);
+    });
+    assert_unused(&pool);
+}
+
+/// The owner's inbox does not grow without bound while the owner sleeps.
+#[test]
+fn sender_drains_the_inbox_of_a_sleeping_owner() {
+    let pool = pool();
+    let take = || (0..100_000).map(|_| allocate(&pool, 64)).collect::<Vec<_>>();
+    beside_owner(take, |blocks| {
+        for address in blocks {
+            free(&pool, address).unwrap();
+            assert!(pool.heaps.iter().all(|(_, heap)| heap.inbox.pending() <= super::remote::MAX_PENDING));
+        }
+        assert_unused(&pool);
+    });
+}
+
+/// Threads that start, end and free each other's blocks: nothing is lost.
+#[test]
+fn blocks_of_threads_that_come_and_go_come_back() {
+    let pool = pool();
+    let shelf: Mutex<VecDeque<Address>> = Mutex::default();
+    for generation in 0..60_usize {
+        std::thread::scope(|scope| {
+            for thread in 0..4_usize {
+                let (pool, shelf) = (&pool, &shelf);
+                scope.spawn(move || {
+                    for turn in 0..400 {
+                        let address = allocate(pool, SIZES[(generation + thread + turn) % 4]);
+                        let mut shelf = shelf.lock().unwrap();
+                        shelf.push_back(address);
+                        let old = if shelf.len() > 500 { shelf.pop_front() } else { None };
+                        drop(shelf);
+                        free_all(pool, old);
+                    }
+                });
+            }
+        });
+    }
+    free_all(&pool, shelf.into_inner().unwrap());
+    assert_eq!(pool.heaps.late(), 0);
+    assert_unused(&pool);
+}
+
+/// More threads than a heap has places for open batches, and than the fast paths know.
+#[test]
+fn more_threads_than_open_batches_free_each_others_blocks() {
+    const THREADS: usize = 90;
+    const EACH: usize = 270;
+    let pool = pool();
+    let shelves: Vec<Mutex<Vec<Address>>> = (0..THREADS).map(|_| Mutex::default()).collect();
+    let met = Barrier::new(THREADS);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (pool, shelves, met) = (&pool, &shelves, &met);
+            scope.spawn(move || {
+                for turn in 0..3 {
+                    for number in 0..EACH {
+                        let address = allocate(pool, SIZES[(thread + turn + number) % 3]);
+                        shelves[(thread + number) % THREADS].lock().unwrap().push(address);
+                    }
+                    met.wait();
+                    let own = core::mem::take(&mut *shelves[thread].lock().unwrap());
+                    free_all(pool, own);
+                    met.wait();
+                }
+            });
+        }
+    });
+    assert_eq!(pool.heaps.late(), 0);
+    assert_unused(&pool);
+}
+
+/// A child goes on with blocks of the parent's other threads, those that are under way included.
+#[test]
+fn child_settles_batches_for_threads_of_its_parent() {
+    const MANY: usize = 4000;
+    let pool = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
+    let take = || (0..MANY).map(|_| allocate(&pool, 100)).collect::<Vec<_>>();
+    beside_owner(take, |blocks| {
+        let (before, after) = blocks.split_at(MANY / 2 + 7);
+        free_all(&pool, before.iter().copied());
+        // SAFETY: the child runs pool code, whose locks come through a fork, and ends without
+        // unwinding.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: sets a timer of this process.
+            unsafe { libc::alarm(20) };
+            let freed = after.iter().all(|&address| free(&pool, address).is_ok());
+            let trimmed = pool.trim(0).is_ok() && pool.statistics().live_blocks == 0;
+            let known: BTreeSet<Address> = blocks.iter().copied().collect();
+            let again = (0..MANY).map(|_| allocate(&pool, 100)).filter(|address| known.contains(address)).count();
+            let waits = pool.heaps.iter().any(|(_, heap)| !heap.inbox.is_empty());
+            let status = i32::from(!freed) + 2 * i32::from(!trimmed) + 4 * i32::from(waits);
+            // Some slabs have become empty, and their memory serves as well.
+            let status = status + 8 * i32::from(again == 0);
+            // SAFETY: ends the process at once.
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        free_all(&pool, after.iter().copied());
+        assert_unused(&pool);
+    });
+}
+
+/// Exported, leased and deferred blocks that another thread than the owner frees.
+#[test]
+fn strangers_free_exported_and_deferred_blocks() {
+    for size in SIZES {
+        let pool = pool();
+        let take = || (0..30).map(|_| allocate(&pool, size)).collect::<Vec<_>>();
+        beside_owner(take, |blocks| {
+            let (borrower, token) = (Borrower::new(), Token::new());
+            for (number, &address) in blocks.iter().enumerate() {
+                match number % 3 {
+                    0 => pool.mark_exported(address).unwrap(),
+                    1 => {
+                        pool.mark_exported(address).unwrap();
+                        borrower.open(address, size);
+                    }
+                    // SAFETY: no thread uses the block.
+                    _ => unsafe { pool.free_after(address, token.clone()) }.unwrap(),
+                }
+                if number % 3 != 2 {
+                    free(&pool, address).unwrap();
+                }
+                assert!(matches!(free(&pool, address), Err(Error::NotAllocated { .. })), "{number}");
+                assert!(pool.mark_exported(address).is_err());
+            }
+            assert_eq!(pool.statistics().live_blocks, 0);
+            let held = pool.statistics().held_bytes;
+            assert!(held >= 20 * size as u64, "{held}");
+            let others: Vec<Address> = (0..100).map(|_| allocate(&pool, size)).collect();
+            let is_held = |address: &Address| {
+                blocks.iter().position(|block| block == address).is_some_and(|number| number % 3 != 0)
+            };
+            assert!(!others.iter().any(is_held), "a held block was handed out");
+            borrower.close_all();
+            token.be_ready();
+            umf_runtime::held::poll();
+            assert_eq!(pool.statistics().held_bytes, 0);
+            free_all(&pool, others);
+            assert_unused(&pool);
+        });
+    }
+}
