@@ -162,8 +162,9 @@ impl<'a> Slabs<'a> {
         }
     }
 
+    /// Takes a slab out of its list, if it is in one.
     fn unlink(&mut self, number: u32) {
-        let Some(cold) = self.cold(number) else { return };
+        let Some(cold) = self.cold(number).filter(|cold| cold.list != ListName::NONE) else { return };
         let (next, prev, list) = (cold.next, cold.prev, core::mem::replace(&mut cold.list, ListName::NONE));
         if let Some(next) = self.cold(next) {
             next.prev = prev;
