@@ -36,12 +36,14 @@ fn beside_owner<R: Send>(take: impl FnOnce() -> R + Send, run: impl FnOnce(R)) {
     let (taken, take_over) = mpsc::channel();
     let (end, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        scope.spawn(move || {
+        let owner = scope.spawn(move || {
             taken.send(take()).unwrap();
             let _ = ended.recv();
         });
         run(take_over.recv().unwrap());
         drop(end);
+        // Joined, so that its heap is empty when this ends.
+        owner.join().unwrap();
     });
 }
 
@@ -178,9 +180,9 @@ fn blocks_of_threads_that_come_and_go_come_back() {
     let shelf: Mutex<VecDeque<Address>> = Mutex::default();
     for generation in 0..60_usize {
         std::thread::scope(|scope| {
-            for thread in 0..4_usize {
+            let work = |thread: usize| {
                 let (pool, shelf) = (&pool, &shelf);
-                scope.spawn(move || {
+                move || {
                     for turn in 0..400 {
                         let address = allocate(pool, SIZES[(generation + thread + turn) % 4]);
                         let mut shelf = shelf.lock().unwrap();
@@ -189,8 +191,10 @@ fn blocks_of_threads_that_come_and_go_come_back() {
                         drop(shelf);
                         free_all(pool, old);
                     }
-                });
-            }
+                }
+            };
+            let threads: Vec<_> = (0..4).map(|thread| scope.spawn(work(thread))).collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
         });
     }
     free_all(&pool, shelf.into_inner().unwrap());
@@ -207,9 +211,9 @@ fn more_threads_than_open_batches_free_each_others_blocks() {
     let shelves: Vec<Mutex<Vec<Address>>> = (0..THREADS).map(|_| Mutex::default()).collect();
     let met = Barrier::new(THREADS);
     std::thread::scope(|scope| {
-        for thread in 0..THREADS {
+        let work = |thread: usize| {
             let (pool, shelves, met) = (&pool, &shelves, &met);
-            scope.spawn(move || {
+            move || {
                 for turn in 0..3 {
                     for number in 0..EACH {
                         let address = allocate(pool, SIZES[(thread + turn + number) % 3]);
@@ -220,8 +224,10 @@ fn more_threads_than_open_batches_free_each_others_blocks() {
                     free_all(pool, own);
                     met.wait();
                 }
-            });
-        }
+            }
+        };
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(work(thread))).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
     assert_eq!(pool.heaps.late(), 0);
     assert_unused(&pool);
