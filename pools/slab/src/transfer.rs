@@ -1,10 +1,10 @@
-//! [`TransferCache`]: free blocks on their way from threads that free them to threads that
-//! allocate.
+//! [`TransferCache`]: free large blocks on their way from threads that free them to threads that
+//! allocate. Small blocks go to the owners of their slabs: see `remote`.
 //!
 //! The middle of the pool, in front of `central`. It has two parts.
 //!
-//! **Batches.** A thread that frees a block of another owner puts it into its outgoing batch,
-//! together with such blocks of all classes. A full batch goes here as a whole, under a lock that
+//! **Batches.** A thread that frees a block that another thread took puts it into its outgoing
+//! batch, together with such blocks of all large classes. A full batch goes here as a whole, under a lock that
 //! is held for a few stores. A thread whose bin is empty takes a batch as a whole and puts its
 //! blocks into its bins. No slab and no list of extents is looked at on the way, and a block
 //! reaches the threads that need it after a few frees, however many classes there are. A thread
