@@ -258,11 +258,7 @@ impl SlabPool {
             }
             // It was exported meanwhile, or its slab has a new owner.
         }
-        Err(match self.why_not_live(address) {
-            // It is live by now, for a thread that was handed it out after this free began.
-            Error::NotAllocated { .. } => Error::NotAllocated { address },
-            error => error,
-        })
+        Err(self.why_not_live(address))
     }
 
     /// Clears the state of the live block at `address`, whatever its span. Returns its place, and

@@ -218,7 +218,7 @@ impl SlabPool {
         }
     }
 
-    /// Puts one block into its slab's bitmap, whoever owns it.
+    /// Puts one block into its slab's bitmap, whatever the owner of the slab.
     #[cold]
     fn settle_alone(&self, address: Address) {
         let mut work = Work::new();
@@ -315,6 +315,8 @@ impl SlabPool {
             }
             !settled
         });
+        // Once: a bin that cannot grow would take the room of all other classes.
+        let mut may_widen = true;
         batch.retain(|address| {
             let Some(place) = self.locate_small(address) else { return true };
             if place.span.owner.load(Ordering::Acquire) != thread_word(index) {
@@ -322,7 +324,7 @@ impl SlabPool {
             }
             let class = place.span.class();
             let bin = heap.bin(class);
-            if bin.is_full() {
+            if bin.is_full() && core::mem::take(&mut may_widen) {
                 self.heaps.widen(heap, class);
             }
             let settled = !bin.is_full() && remote::settle(place.state);

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -75,6 +76,37 @@ fn history_names_operations_and_threads() {
     assert_eq!((refused.address, refused.reason), (small, "freed twice"));
     assert!(history.events.is_sorted_by_key(|event| event.at));
     assert!(history.to_string().contains("100 bytes in 104"), "{history}");
+}
+
+/// The pool alone lets both frees of a small block succeed, if they are at the same instant.
+#[test]
+fn one_of_two_frees_at_the_same_instant_is_refused() {
+    const ROUNDS: usize = 50;
+    let pool = slab(Numbers::new(4096), CheckSettings::new());
+    for round in 0..ROUNDS {
+        let blocks: Vec<Address> = (0..100).map(|_| allocate(&pool, 24 << (round % 8))).collect();
+        let (arrived, won) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let race = || {
+            for (turn, &address) in (1..).zip(&blocks) {
+                arrived.fetch_add(1, Ordering::AcqRel);
+                let mut spins = 0_u32;
+                while arrived.load(Ordering::Acquire) < 2 * turn {
+                    spins += 1;
+                    if spins.is_multiple_of(4096) {
+                        std::thread::yield_now();
+                    }
+                }
+                won.fetch_add(usize::from(free(&pool, address).is_ok()), Ordering::Relaxed);
+            }
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(race);
+            race();
+            other.join().unwrap();
+        });
+        assert_eq!(won.into_inner(), blocks.len());
+    }
+    assert_eq!(pool.statistics().live_blocks, 0);
 }
 
 #[test]
