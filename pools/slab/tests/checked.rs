@@ -81,8 +81,8 @@ fn history_names_operations_and_threads() {
 /// The pool alone lets both frees of a small block succeed, if they are at the same instant.
 #[test]
 fn one_of_two_frees_at_the_same_instant_is_refused() {
-    const ROUNDS: usize = 50;
-    let pool = slab(Numbers::new(4096), CheckSettings::new());
+    const ROUNDS: usize = 500;
+    let pool = slab(Numbers::new(4096), CheckSettings::new().history(100));
     for round in 0..ROUNDS {
         let blocks: Vec<Address> = (0..100).map(|_| allocate(&pool, 24 << (round % 8))).collect();
         let (arrived, won) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -142,7 +142,7 @@ fn history_is_read_while_threads_write_it() {
         for size in [24_usize, 1000, 100_000] {
             let (pool, stop) = (&pool, &stop);
             scope.spawn(move || {
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                while !stop.load(Ordering::Relaxed) {
                     let address = allocate(pool, size);
                     free(pool, address).unwrap();
                 }
