@@ -315,12 +315,12 @@ impl Heaps {
         taker != thread_word(index) && taker != 0 && span.owner.load(Ordering::Acquire) == UNOWNED
     }
 
-    /// Returns the most bytes of small or of large blocks in a batch.
-    pub(crate) fn max_batch(&self, is_large: bool) -> usize {
-        if is_large { self.max_large() / BATCH_PART } else { self.small_cache_size / BATCH_PART }
+    /// Returns the most bytes in a batch.
+    pub(crate) fn max_batch(&self) -> usize {
+        self.max_large() / BATCH_PART
     }
 
-    /// Puts a block into the thread's outgoing batch, if there is room and `free` frees it. Inside.
+    /// Puts a large block into the thread's outgoing batch, if there is room and `free` frees it. Inside.
     #[inline(always)]
     pub(crate) fn add_outgoing(
         &self,
@@ -329,43 +329,31 @@ impl Heaps {
         free: impl FnOnce() -> Option<()>,
     ) -> Option<()> {
         let mut batch = heap.outgoing.take()?;
-        let (size, is_large) = (self.classes.size(class), self.classes.is_large(class));
-        let fits = batch.fits(size, is_large, self.max_batch(is_large));
-        let freed = if fits { free() } else { None };
+        let size = self.classes.size(class);
+        let freed = if batch.fits(size, self.max_batch()) { free() } else { None };
         if freed.is_some() {
-            batch.push(class, entry, size, is_large);
+            batch.push(class, entry, size);
             heap.bin(class).count_free();
         }
         heap.outgoing.set(Some(batch));
         freed
     }
 
-    /// Puts a block of a batch into the bin of thread number `index`. Returns its size and whether
-    /// it is large, or `None` if there is no room. Inside.
-    pub(crate) fn receive(
-        &self,
-        index: u32,
-        heap: &Heap,
-        class: usize,
-        entry: Entry,
-    ) -> Option<(usize, bool)> {
+    /// Puts a block of a batch into the bin of thread number `index`, and returns its size; `None` if
+    /// there is no room. Inside.
+    pub(crate) fn receive(&self, index: u32, heap: &Heap, class: usize, entry: Entry) -> Option<usize> {
         let (bin, size) = (heap.bin(class), self.classes.size(class));
-        let is_large = self.classes.is_large(class);
-        if is_large {
-            let bytes = heap.large_bytes() + size;
-            if bin.is_full() || bytes > self.max_large() {
-                return None;
-            }
-            heap.set_large_bytes(bytes);
-            // SAFETY: the entry is that of a large block, whose state is its span's own.
-            let span = unsafe { Span::of_own_state(entry) };
-            span.taker.store(thread_word(index), Ordering::Relaxed);
-        } else if bin.is_full() {
+        let bytes = heap.large_bytes() + size;
+        if bin.is_full() || bytes > self.max_large() {
             return None;
         }
+        heap.set_large_bytes(bytes);
+        // SAFETY: batches have large blocks, whose state is their span's own.
+        let span = unsafe { Span::of_own_state(entry) };
+        span.taker.store(thread_word(index), Ordering::Relaxed);
         // SAFETY: it is not full.
         unsafe { bin.receive(entry) };
-        Some((size, is_large))
+        Some(size)
     }
 
     // Counters.
@@ -413,7 +401,6 @@ impl Heaps {
     }
 
     /// Returns how many of those there were.
-    #[cfg(test)]
     pub(crate) fn late(&self) -> u64 {
         self.late.iter().map(|late| late.load(Ordering::Relaxed)).sum()
     }

@@ -68,13 +68,14 @@ impl Trace {
         }
     }
 
-    /// Tells that a block was freed twice at the same time.
-    pub(crate) fn double_free(&self, address: Address) {
+    /// Tells that a block was freed twice at the same time, as `count` were so far.
+    pub(crate) fn late_double_free(&self, address: Address, count: u64) {
         if self.reports {
             output::event(|| {
                 tracing::warn!(
                     pool = self.pool.as_str(),
                     %address,
+                    count,
                     "two threads freed a block at the same time; the later free was dropped"
                 );
             });

@@ -65,7 +65,7 @@ impl SlabPool {
     /// Sends the large blocks of the ending thread, and its outgoing batch, to the transfer cache.
     fn send_large(&self, heap: &Heap) {
         let mut batch = self.take_outgoing(heap);
-        let max = self.heaps.max_batch(true);
+        let max = self.heaps.max_batch();
         for class in heap.used().filter(|&class| self.heaps.classes.is_large(class)) {
             let size = self.heaps.classes.size(class);
             loop {
@@ -74,13 +74,13 @@ impl SlabPool {
                     break;
                 }
                 for &entry in evicted.entries() {
-                    let is_full = |batch: &mut Batch| !batch.is_empty() && !batch.fits(size, true, max);
+                    let is_full = |batch: &mut Batch| !batch.is_empty() && !batch.fits(size, max);
                     if let Some(full) = batch.take_if(is_full) {
                         batch = self.send_large_batch(full);
                     }
                     batch = batch.or_else(|| self.transfer.empty_batch(&self.back.meta.runs));
                     match &mut batch {
-                        Some(batch) if batch.fits(size, true, max) => batch.push(class, entry, size, true),
+                        Some(batch) if batch.fits(size, max) => batch.push(class, entry, size),
                         _ => self.return_blocks(class, &[entry]),
                     }
                 }

@@ -440,7 +440,7 @@ impl SlabPool {
         let due = self.late_report_due.load(Ordering::Relaxed);
         if now >= due && !is_thread_ending() {
             self.late_report_due.store(now.saturating_add(REPORTS), Ordering::Relaxed);
-            self.back.trace.double_free(address);
+            self.back.trace.late_double_free(address, self.heaps.late());
         }
     }
 }

@@ -57,18 +57,15 @@ proptest! {
         let mut batch = unsafe { Batch::new(place) };
         let state = AtomicU8::new(0);
         let mut list: Vec<(usize, u64, usize)> = Vec::new();
-        // Classes from 4 on are of large blocks.
-        let bytes = |list: &[(usize, u64, usize)], is_large| -> usize {
-            list.iter().filter(|(class, ..)| (*class >= 4) == is_large).map(|(.., size)| size).sum()
-        };
+        let bytes = |list: &[(usize, u64, usize)]| -> usize { list.iter().map(|(.., size)| size).sum() };
         for (number, step) in (0_u64..).zip(steps) {
             match step {
                 Step::Push { class, size } => {
-                    let (class, is_large) = (usize::from(class), class >= 4);
-                    let fits = list.len() < ROOM && bytes(&list, is_large) + size <= most;
-                    prop_assert_eq!(batch.fits(size, is_large, most), fits);
+                    let class = usize::from(class);
+                    let fits = list.len() < ROOM && bytes(&list) + size <= most;
+                    prop_assert_eq!(batch.fits(size, most), fits);
                     if fits {
-                        batch.push(class, Entry::new(number, NonNull::from(&state)), size, is_large);
+                        batch.push(class, Entry::new(number, NonNull::from(&state)), size);
                         list.push((class, number, size));
                     }
                 }
@@ -76,7 +73,7 @@ proptest! {
                     let sizes: Vec<(u64, usize)> = list.iter().map(|&(_, number, size)| (number, size)).collect();
                     batch.offer(|class, entry| {
                         let (_, size) = sizes.iter().find(|(number, _)| *number == entry.address).unwrap();
-                        (class < usize::from(below)).then_some((*size, class >= 4))
+                        (class < usize::from(below)).then_some(*size)
                     });
                     list.retain(|(class, ..)| *class >= usize::from(below));
                 }
@@ -90,7 +87,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(batch.is_empty(), list.is_empty());
-            prop_assert_eq!(batch.bytes() as usize, bytes(&list, false) + bytes(&list, true));
+            prop_assert_eq!(batch.bytes() as usize, bytes(&list));
         }
     }
 }
