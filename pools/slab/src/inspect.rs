@@ -198,6 +198,7 @@ impl SlabPool {
         statistics.reserved_bytes = back.limits.bytes();
         statistics.peak_reserved_bytes = back.limits.peak();
         statistics.regions = back.limits.regions();
+        statistics.late_double_frees = self.heaps.late();
         statistics.held_bytes = back.upstream.held().bytes;
         let used = statistics.live_bytes + statistics.held_bytes;
         statistics.cached_bytes = statistics.reserved_bytes.saturating_sub(used);

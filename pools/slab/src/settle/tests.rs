@@ -2,14 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use core::fmt::{Debug, Write};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 
+use tracing::field::Field;
+use tracing::{Event, Level, Metadata, Subscriber, span};
 use umf_core::{Address, DeferredFree, Error, Layout, Pool};
 use umf_testkit::Borrower;
 use umf_testkit::pool::{Numbers, Pages, Token};
 
+use crate::span::LIVE;
 use crate::{SlabPool, SlabSettings};
 
 const SIZES: [usize; 4] = [24, 700, 4000, 50_000];
@@ -98,9 +102,71 @@ fn block_that_owner_and_stranger_free_is_handed_out_once() {
         // What the other thread has sent is drained here at the latest.
         let (index, heap) = pool.heaps.own().unwrap();
         pool.drain_own(index, heap);
-        assert_eq!((pool.heaps.late(), pool.statistics().live_blocks), (both as u64, 0));
+        let statistics = pool.statistics();
+        assert_eq!((statistics.late_double_frees, statistics.live_blocks), (both as u64, 0));
     }
     println!("{both} of {RACES} races had two winners");
+    assert_unused(&pool);
+}
+
+/// Collects what warnings say.
+struct Warnings(Mutex<Vec<String>>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = String::new();
+        event.record(&mut |field: &Field, value: &dyn Debug| {
+            let _ = write!(text, "{field}={value:?} ");
+        });
+        self.0.lock().unwrap().push(text);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// Late double frees are counted and logged. Several at one time are logged once, with their number.
+#[test]
+fn late_double_frees_are_logged_and_counted() {
+    const MANY: usize = 3;
+    let pool = pool();
+    let blocks: Vec<Address> = (0..MANY).map(|_| allocate(&pool, 100)).collect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| free_all(&pool, blocks.iter().copied())).join().unwrap();
+    });
+    for &address in &blocks {
+        assert!(matches!(free(&pool, address), Err(Error::NotAllocated { .. })));
+        // The owner's free, that has read the state before the other thread wrote it.
+        let place = pool.back.meta.locate_start(address).unwrap();
+        place.state.store(LIVE, Ordering::Release);
+        free(&pool, address).unwrap();
+    }
+    assert_eq!(pool.statistics().late_double_frees, 0);
+    let warnings = Arc::new(Warnings(Mutex::default()));
+    tracing::subscriber::with_default(Arc::clone(&warnings), || {
+        let (index, heap) = pool.heaps.own().unwrap();
+        pool.drain_own(index, heap);
+    });
+    let statistics = pool.statistics();
+    assert_eq!((statistics.late_double_frees, statistics.live_blocks), (MANY as u64, 0));
+    let warnings = warnings.0.lock().unwrap();
+    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    let named = blocks.iter().any(|address| warning.contains(&format!("address={address} ")));
+    assert!(named && warning.contains("count=3 ") && warning.contains("pool=\"slab\""), "{warning}");
+    drop(warnings);
     assert_unused(&pool);
 }
 
@@ -120,7 +186,7 @@ fn remote_free_of_a_block_that_is_not_live_is_an_error() {
             },
         );
     }
-    assert_eq!(pool.heaps.late(), 0);
+    assert_eq!(pool.statistics().late_double_frees, 0);
     assert_unused(&pool);
 }
 
@@ -138,7 +204,7 @@ fn trim_settles_pending_batches() {
                 },
             );
         });
-        assert_eq!(pool.heaps.late(), 0);
+        assert_eq!(pool.statistics().late_double_frees, 0);
     }
 }
 
@@ -198,7 +264,7 @@ fn blocks_of_threads_that_come_and_go_come_back() {
         });
     }
     free_all(&pool, shelf.into_inner().unwrap());
-    assert_eq!(pool.heaps.late(), 0);
+    assert_eq!(pool.statistics().late_double_frees, 0);
     assert_unused(&pool);
 }
 
@@ -229,7 +295,7 @@ fn more_threads_than_open_batches_free_each_others_blocks() {
         let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(work(thread))).collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
-    assert_eq!(pool.heaps.late(), 0);
+    assert_eq!(pool.statistics().late_double_frees, 0);
     assert_unused(&pool);
 }
 
