@@ -1,9 +1,9 @@
 //! Blocks that threads free which do not own their slabs.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests, and one reads the environment")]
 
 use core::fmt::{Debug, Write};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 
@@ -268,6 +268,43 @@ fn blocks_of_threads_that_come_and_go_come_back() {
     assert_unused(&pool);
 }
 
+/// Very many threads, each of which frees what others took, and leaves blocks for others to free.
+#[test]
+fn very_many_threads_leave_nothing_behind() {
+    let generations = if std::env::var_os("UMF_TESTS_LONG").is_some() { 120_000 } else { 3000 };
+    let pool = pool();
+    let shelf: Mutex<VecDeque<Address>> = Mutex::default();
+    let mut reserved = [0; 2];
+    for generation in 0..generations {
+        std::thread::scope(|scope| {
+            let work = |thread: usize| {
+                let (pool, shelf) = (&pool, &shelf);
+                move || {
+                    let taken = (0..20).map(|number| allocate(pool, SIZES[(generation + thread + number) % 3]));
+                    let taken: Vec<Address> = taken.collect();
+                    let mut shelf = shelf.lock().unwrap();
+                    shelf.extend(taken);
+                    let surplus = shelf.len().saturating_sub(300);
+                    let old: Vec<Address> = shelf.drain(..surplus).collect();
+                    drop(shelf);
+                    free_all(pool, old);
+                }
+            };
+            let threads: Vec<_> = (0..4).map(|thread| scope.spawn(work(thread))).collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        if generation == generations / 3 || generation == generations - 1 {
+            let place = usize::from(generation == generations - 1);
+            reserved[place] = pool.statistics().reserved_bytes;
+        }
+    }
+    println!("{} threads; the pool had {reserved:?} bytes after a third, and in the end", 4 * generations);
+    assert!(reserved[1] <= reserved[0] + reserved[0] / 2, "{reserved:?}");
+    free_all(&pool, shelf.into_inner().unwrap());
+    assert_eq!(pool.statistics().late_double_frees, 0);
+    assert_unused(&pool);
+}
+
 /// More threads than a heap has places for open batches, and than the fast paths know.
 #[test]
 fn more_threads_than_open_batches_free_each_others_blocks() {
@@ -325,13 +362,74 @@ fn child_settles_batches_for_threads_of_its_parent() {
             // SAFETY: ends the process at once.
             unsafe { libc::_exit(status) };
         }
-        let mut status = 0;
-        // SAFETY: waits for the child made above.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0);
+        assert_eq!(wait_for(child), 0);
         free_all(&pool, after.iter().copied());
         assert_unused(&pool);
     });
+}
+
+/// Waits for a child that ends by itself, and returns its status.
+fn wait_for(child: libc::pid_t) -> i32 {
+    let mut status = 0;
+    // SAFETY: waits for a child of this test.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    status
+}
+
+/// Forks at any step of threads that free each other's blocks. The child frees a block of each of them,
+/// and uses up what the pool has.
+#[test]
+fn child_goes_on_whatever_its_parents_threads_did() {
+    const CHILDREN: usize = 60;
+    let pool = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
+    let stop = AtomicBool::new(false);
+    let shelf: Mutex<VecDeque<Address>> = Mutex::default();
+    let mut kept = vec![allocate(&pool, 100)];
+    std::thread::scope(|scope| {
+        let _ends = umf_testkit::Ends(&stop);
+        let work = |thread: usize| {
+            let (pool, shelf, stop) = (&pool, &shelf, &stop);
+            move || {
+                let kept = allocate(pool, 100);
+                let mut turn = thread;
+                while !stop.load(Ordering::Relaxed) {
+                    turn += 1;
+                    let address = allocate(pool, SIZES[turn % 4]);
+                    let mut shelf = shelf.lock().unwrap();
+                    shelf.push_back(address);
+                    let old = if shelf.len() > 500 { shelf.pop_front() } else { None };
+                    drop(shelf);
+                    free_all(pool, old);
+                }
+                kept
+            }
+        };
+        let threads: Vec<_> = (0..4).map(|thread| scope.spawn(work(thread))).collect();
+        for number in 0..CHILDREN {
+            // Held, so that the child may use the shelf.
+            let shelf = shelf.lock().unwrap();
+            // SAFETY: as above: the child runs pool code, and ends without unwinding.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: sets a timer of this process.
+                unsafe { libc::alarm(60) };
+                let freed = shelf.iter().all(|&address| free(&pool, address).is_ok());
+                let more: Vec<Address> = (0..2000).map(|turn| allocate(&pool, SIZES[turn % 4])).collect();
+                let freed = freed && more.iter().all(|&address| free(&pool, address).is_ok());
+                let twice = more.iter().any(|&address| free(&pool, address).is_ok());
+                let trimmed = pool.trim(0).is_ok();
+                // SAFETY: ends the process at once.
+                unsafe { libc::_exit(i32::from(!freed) + 2 * i32::from(twice) + 4 * i32::from(!trimmed)) };
+            }
+            drop(shelf);
+            assert_eq!(wait_for(child), 0, "child {number}");
+        }
+        stop.store(true, Ordering::Relaxed);
+        kept.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
+    });
+    free_all(&pool, kept);
+    free_all(&pool, shelf.into_inner().unwrap());
+    assert_unused(&pool);
 }
 
 /// Exported, leased and deferred blocks that another thread than the owner frees.
