@@ -80,7 +80,6 @@ impl Heaps {
         let flags = &self.flags;
         take_bias(heap, set_bias, (|| flags.forbid_fast(), forget, || flags.allow_fast()));
     }
-
 }
 
 impl Heap {

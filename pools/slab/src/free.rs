@@ -270,9 +270,13 @@ impl SlabPool {
             return Err(self.why_not_live(address));
         };
         if place.span.is_slab() {
-            let cleared = self.exclusively(&place, |_, _| {
-                if place.is_current() { remote::clear(place.state) } else { None }
-            });
+            let cleared =
+                self.exclusively(
+                    &place,
+                    |_, _| {
+                        if place.is_current() { remote::clear(place.state) } else { None }
+                    },
+                );
             return cleared.map(|old| (place, old)).ok_or_else(|| self.why_not_live(address));
         }
         self.heaps.ensure_exchange(place.span);

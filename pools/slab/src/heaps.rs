@@ -15,8 +15,8 @@ use crate::SlabSettings;
 use crate::classes::{Classes, MAX_CLASSES};
 use crate::heap::{Evicted, Heap};
 use crate::metadata::Arena;
-use crate::section::{FENCED, LockingSection, Section, SlowPathFlags, await_exit, restore, revoke};
 use crate::registry::is_thread_ending;
+use crate::section::{FENCED, LockingSection, Section, SlowPathFlags, await_exit, restore, revoke};
 use crate::span::{Entry, Span, UNOWNED, thread_word};
 
 /// Heaps that the fast paths know: that of threads without a number, and those of small numbers.
@@ -391,7 +391,11 @@ impl Heaps {
             let [allocations, frees] = &self.without_heap[class];
             let late = self.late[class].load(Ordering::Relaxed);
             // Only the sum of all frees is not below 0.
-            each(class, allocations.load(Ordering::Relaxed), frees.load(Ordering::Relaxed).wrapping_sub(late));
+            each(
+                class,
+                allocations.load(Ordering::Relaxed),
+                frees.load(Ordering::Relaxed).wrapping_sub(late),
+            );
         }
     }
 

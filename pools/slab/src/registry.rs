@@ -86,7 +86,8 @@ impl SlabPool {
                 }
             }
         }
-        let last = batch.and_then(|batch| if batch.is_empty() { Some(batch) } else { self.send_large_batch(batch) });
+        let last =
+            batch.and_then(|batch| if batch.is_empty() { Some(batch) } else { self.send_large_batch(batch) });
         last.into_iter().for_each(|batch| self.transfer.recycle(batch));
     }
 

@@ -369,9 +369,8 @@ impl SlabPool {
     /// Reaches into the heap of another thread than number `own` for which many batches wait, and
     /// takes its slabs of a class with free blocks from it; `false` if there is none.
     pub(crate) fn reach_into_idle(&self, own: u32, class: usize) -> bool {
-        let waits = |heap: &Heap| {
-            heap.inbox.pending() >= if heap.inbox.has_ended() { 1 } else { MANY_PENDING }
-        };
+        let waits =
+            |heap: &Heap| heap.inbox.pending() >= if heap.inbox.has_ended() { 1 } else { MANY_PENDING };
         let Some((index, _)) = self.heaps.iter().find(|&(index, heap)| index != own && waits(heap)) else {
             return false;
         };

@@ -280,7 +280,8 @@ fn very_many_threads_leave_nothing_behind() {
             let work = |thread: usize| {
                 let (pool, shelf) = (&pool, &shelf);
                 move || {
-                    let taken = (0..20).map(|number| allocate(pool, SIZES[(generation + thread + number) % 3]));
+                    let taken =
+                        (0..20).map(|number| allocate(pool, SIZES[(generation + thread + number) % 3]));
                     let taken: Vec<Address> = taken.collect();
                     let mut shelf = shelf.lock().unwrap();
                     shelf.extend(taken);
@@ -354,7 +355,8 @@ fn child_settles_batches_for_threads_of_its_parent() {
             let freed = after.iter().all(|&address| free(&pool, address).is_ok());
             let trimmed = pool.trim(0).is_ok() && pool.statistics().live_blocks == 0;
             let known: BTreeSet<Address> = blocks.iter().copied().collect();
-            let again = (0..MANY).map(|_| allocate(&pool, 100)).filter(|address| known.contains(address)).count();
+            let again =
+                (0..MANY).map(|_| allocate(&pool, 100)).filter(|address| known.contains(address)).count();
             let waits = pool.heaps.iter().any(|(_, heap)| !heap.inbox.is_empty());
             let status = i32::from(!freed) + 2 * i32::from(!trimmed) + 4 * i32::from(waits);
             // Some slabs have become empty, and their memory serves as well.
