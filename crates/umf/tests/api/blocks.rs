@@ -57,12 +57,16 @@ fn mapping_is_as_long_as_was_asked_for() {
 
 #[test]
 fn address_that_is_taken_out_of_an_owned_block_stays_allocated() {
-    let pool = Pool::builder().build().unwrap();
+    let provider = HostProvider::builder().build().unwrap();
+    let of_pool = Arc::downgrade(&provider);
+    let pool = Pool::builder().provider(provider).build().unwrap();
     let address = pool.allocate_owned(100).unwrap().into_address();
     assert_eq!(live(&pool), 1);
     // SAFETY: the block is live, and nothing uses it.
     unsafe { umf::core::pool::free(pool.as_core(), address) }.unwrap();
     assert_eq!(live(&pool), 0);
+    drop(pool);
+    assert!(of_pool.upgrade().is_none());
 }
 
 #[test]
