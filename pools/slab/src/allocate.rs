@@ -232,7 +232,9 @@ impl SlabPool {
             if self.settle_unowned(heap) || self.back.upstream.poll_many_awaited() {
                 continue;
             }
-            if core::mem::take(&mut may_reach) && self.reach_into_idle(index, class) {
+            if core::mem::take(&mut may_reach) {
+                self.send_open(heap);
+                self.reach_into_idle(index, class);
                 continue;
             }
             self.add_slab(class)?;

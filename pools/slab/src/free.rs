@@ -79,9 +79,9 @@ impl SlabPool {
         address: Address,
     ) -> Option<()> {
         let top = bin.top();
-        // SAFETY: a state of this pool, which no other thread writes meanwhile.
-        let (word, old) = unsafe { (state.as_ref(), *state.as_ref().as_ptr()) };
-        if old != LIVE {
+        // SAFETY: a state of this pool.
+        let word = unsafe { state.as_ref() };
+        if word.load(Ordering::Relaxed) != LIVE {
             return None;
         }
         if bin.is_full_or_large(top) {
@@ -125,7 +125,8 @@ impl SlabPool {
             let owner = span.owner.load(Ordering::Acquire);
             if owner != thread_word(index) {
                 let mark = || remote::mark_remote(place.state) && Self::is_still(&place);
-                let added = heap.open.add(owner, address.to_bits(), mark);
+                let block = (address.to_bits(), span.class(), span.block() as usize);
+                let added = heap.open.add(owner, block, self.heaps.max_remote_batch(), mark);
                 return added.then(|| bin.count_free());
             }
             // The slab does not change as long as this thread is inside.
@@ -359,7 +360,7 @@ impl SlabPool {
                 if !is_counted {
                     self.heaps.count_free(class, &self.back.meta.runs);
                 }
-                self.settle_own(index, heap, address);
+                self.settle_own(index, heap, class, address);
             }
             _ => self.add_remote(class, span.owner.load(Ordering::Acquire), address, is_counted),
         }

@@ -76,7 +76,7 @@ pub(crate) struct Heap {
     pub(crate) inside: AtomicBool,
     /// Another thread revokes the section.
     pub(crate) revoked: AtomicBool,
-    /// The thread exists in the parent process only: no thread touches the heap.
+    /// The thread exists in the parent process only.
     pub(crate) of_parent: AtomicBool,
     /// Bytes in bins of large classes. Written inside; other threads read it for an estimate.
     large_bytes: AtomicUsize,
@@ -183,6 +183,15 @@ impl Heap {
         let class = all.clone().find(|&class| class > turn).or_else(|| all.next())?;
         self.turn.set(class as u32);
         Some(class)
+    }
+
+    /// Says that a thread has the number of this heap: after one that ended, perhaps in the parent process.
+    /// Before that thread first enters the section.
+    pub(crate) fn adopt(&self) {
+        self.inbox.reopen();
+        if self.of_parent.load(Ordering::Relaxed) {
+            self.of_parent.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Gives a bin its memory. `weight` is 0, or the bytes of a block of a large class.

@@ -35,8 +35,11 @@ const EXCHANGE: (usize, usize, usize) = (16, 16 << 20, 1);
 const PER_LINE: usize = 64 / size_of::<Entry>();
 /// A request takes a block of its class or of this many above it: a quarter larger at most.
 const ABOVE: usize = 2;
-/// The part of what a thread may keep that its outgoing batch may hold.
+/// The part of what a thread may keep that a batch may hold.
 const BATCH_PART: usize = 8;
+/// The part of what a thread may keep of small blocks that waits for it before a thread that needs a new
+/// slab drains its inbox.
+const MANY_PART: u64 = 4;
 
 /// How many large blocks are merged as they are freed, after all kept ones had to be merged:
 /// between kept blocks no longer range comes about.
@@ -130,7 +133,7 @@ impl Heaps {
         }
         let index = thread::current()?.get();
         let heap = self.heaps.get_or_grow(index + 1).ok()?;
-        heap.inbox.reopen();
+        heap.adopt();
         if !heap.limits(class).has_memory() {
             let (size, is_large) = (self.classes.size(class), self.classes.is_large(class));
             let large = (self.large_blocks, usize::MAX, LEAST_LARGE);
@@ -315,7 +318,23 @@ impl Heaps {
         taker != thread_word(index) && taker != 0 && span.owner.load(Ordering::Acquire) == UNOWNED
     }
 
-    /// Returns the most bytes in a batch.
+    /// Returns the most bytes in a batch of remote frees.
+    #[inline(always)]
+    pub(crate) fn max_remote_batch(&self) -> usize {
+        self.small_cache_size / BATCH_PART
+    }
+
+    /// Returns the bytes in an inbox at which a sender drains it.
+    pub(crate) fn max_pending(&self) -> u64 {
+        self.small_cache_size as u64
+    }
+
+    /// Returns the bytes in an inbox at which a thread that needs a new slab drains it first.
+    pub(crate) fn many_pending(&self) -> u64 {
+        self.max_pending() / MANY_PART
+    }
+
+    /// Returns the most bytes in a batch of large blocks.
     pub(crate) fn max_batch(&self) -> usize {
         self.max_large() / BATCH_PART
     }

@@ -260,6 +260,7 @@ impl SlabPool {
             self.empty_batch(heap.outgoing.take(), false);
             self.decay_heap(index, heap, &mut work);
         });
+        self.drain_lost(&mut work);
         self.finish(work);
         for class in classes.small() {
             let mut chain = 0;
@@ -396,7 +397,7 @@ impl SlabPool {
         self.empty_batch(heap.outgoing.take(), false);
     }
 
-    /// Empties the calling thread's heap. If the thread `ends`, its slabs get other owners.
+    /// Empties the calling thread's heap. If the thread `ends`, its slabs become unowned.
     pub(crate) fn empty_own(&self, index: u32, heap: &Heap, ends: bool) {
         self.empty_batch(self.take_outgoing(heap), true);
         for class in heap.used().filter(|&class| self.heaps.classes.is_large(class)) {

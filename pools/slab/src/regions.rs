@@ -56,7 +56,8 @@ pub(crate) struct Backend {
     /// The most bytes of wholly free regions under `max_cached`; 0: any number.
     max_idle: u64,
     reserve_floor: AtomicU64,
-    /// Held while the reserve grows, and while its floor changes. Taken before all other locks.
+    /// Held while the reserve grows, and while its floor changes. Taken before
+    /// all other locks but `Heaps::revoker`.
     reserving: Lock<()>,
 }
 

@@ -103,6 +103,8 @@ impl SlabPool {
         let own = thread::current().map(ThreadIndex::get);
         for (index, heap) in self.heaps.iter().filter(|&(index, _)| own != Some(index)) {
             heap.of_parent.store(true, Ordering::Relaxed);
+            heap.inside.store(false, Ordering::Relaxed);
+            heap.revoked.store(false, Ordering::Relaxed);
             heap.inbox.end();
             for class in heap.used().filter(|&class| !self.heaps.classes.is_large(class)) {
                 // If a signal handler forks, the interrupted thread may hold the lock: then the

@@ -14,8 +14,9 @@
 //! **Two frees of one block at the same time.** If the owner and another thread free a block in the
 //! same instant, the owner's plain store may overwrite [`REMOTE`]. Then both are told that they
 //! freed the block. It is in one bin only. The request that arrives finds another state than
-//! [`REMOTE`] and is dropped. At any moment at most as many blocks are [`REMOTE`] as addresses are
-//! under way. So none is lost and none is handed out twice.
+//! [`REMOTE`] and is dropped. A mark that is not from a request exists only while a thread undoes it
+//! (`unmark_remote`), which takes a second free of a block whose slab is gone. But for two such errors
+//! at once, none is lost and none is handed out twice.
 //!
 //! The functions that change words are generic, so that loom explores them: see `model`.
 
@@ -25,7 +26,7 @@ mod model;
 use core::cell::Cell;
 use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use umf_sync::Lock;
 
@@ -117,8 +118,10 @@ pub(crate) fn clear(state: &impl State) -> Option<u8> {
 
 // Batches.
 
-/// The most addresses in a batch: with link, owner and length it takes 512 bytes.
-const ROOM: usize = 62;
+/// The most addresses in a batch, which takes 512 bytes.
+const ROOM: usize = 54;
+/// What an address counts at least, in bytes, among what waits for an owner: the batch is memory, too.
+const LEAST_WEIGHT: u64 = 512;
 
 /// The owner that is written in a batch whose blocks have several.
 pub(crate) const MIXED: u32 = u32::MAX;
@@ -130,8 +133,14 @@ pub(crate) struct Content {
     /// As [`crate::span::thread_word`] writes it, 0 for slabs without owner, or [`MIXED`].
     owner: u32,
     len: u32,
+    /// Bytes of the blocks.
+    bytes: u64,
     addresses: [MaybeUninit<u64>; ROOM],
+    /// The classes of the blocks.
+    classes: [u8; ROOM],
 }
+
+const _: () = assert!(size_of::<Content>() == 512);
 
 /// Addresses of freed blocks for one owner. The value owns its contents.
 pub(crate) struct RemoteBatch(NonNull<Content>);
@@ -162,22 +171,37 @@ impl RemoteBatch {
         self.content_mut().owner = owner;
     }
 
+    /// Returns whether there is room for one more block, with at most `max` bytes then or one block.
     #[inline(always)]
-    pub(crate) fn is_full(&self) -> bool {
-        self.content().len as usize >= ROOM
+    pub(crate) fn fits(&self, size: usize, max: usize) -> bool {
+        let content = self.content();
+        (content.len as usize) < ROOM && (content.bytes + size as u64 <= max as u64 || content.len == 0)
+    }
+
+    /// Returns the bytes of its blocks.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.content().bytes
+    }
+
+    /// Returns what it counts among what waits for an owner, in bytes.
+    fn weight(&self) -> u64 {
+        self.bytes().max(u64::from(self.content().len) * LEAST_WEIGHT)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.content().len == 0
     }
 
-    /// Puts an address in, if it is not full.
+    /// Puts the address of a block of `size` bytes in, if it [`RemoteBatch::fits`].
     #[inline(always)]
-    pub(crate) fn push(&mut self, address: u64) {
+    pub(crate) fn push(&mut self, address: u64, class: usize, size: usize) {
         let content = self.content_mut();
-        if let Some(slot) = content.addresses.get_mut(content.len as usize) {
+        let place = content.len as usize;
+        if let Some((slot, known)) = content.addresses.get_mut(place).zip(content.classes.get_mut(place)) {
             slot.write(address);
+            *known = class as u8;
             content.len += 1;
+            content.bytes += size as u64;
         }
     }
 
@@ -187,13 +211,15 @@ impl RemoteBatch {
         unsafe { core::slice::from_raw_parts(content.addresses.as_ptr().cast(), content.len as usize) }
     }
 
-    /// Keeps the addresses for which `keep` returns `true`.
-    pub(crate) fn retain(&mut self, mut keep: impl FnMut(u64) -> bool) {
+    /// Keeps the addresses for which `keep`, which is told the class, returns `true`. The bytes stay.
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(u64, usize) -> bool) {
         let mut left = 0;
         for place in 0..self.addresses().len() {
-            let address = self.addresses()[place];
-            if keep(address) {
-                self.content_mut().addresses[left].write(address);
+            let (address, class) = (self.addresses()[place], self.content().classes[place]);
+            if keep(address, usize::from(class)) {
+                let content = self.content_mut();
+                content.addresses[left].write(address);
+                content.classes[left] = class;
                 left += 1;
             }
         }
@@ -248,6 +274,8 @@ impl Batches {
                 unsafe {
                     (&raw mut (*place.as_ptr()).next).write(Cell::new(ptr::null_mut()));
                     (&raw mut (*place.as_ptr()).len).write(0);
+                    (&raw mut (*place.as_ptr()).bytes).write(0);
+                    (&raw mut (*place.as_ptr()).classes).write([0; ROOM]);
                 }
                 RemoteBatch(place)
             }
@@ -258,7 +286,8 @@ impl Batches {
 
     /// Takes a batch back.
     pub(crate) fn recycle(&self, mut batch: RemoteBatch) {
-        batch.content_mut().len = 0;
+        let content = batch.content_mut();
+        (content.len, content.bytes) = (0, 0);
         self.0.lock().push(batch);
     }
 }
@@ -266,8 +295,8 @@ impl Batches {
 /// Owners for which a thread fills batches at one time.
 const OPEN: usize = 64;
 
-/// The batches that a thread fills, by owner. Two owners that share a place take it from each other.
-/// Touched inside the section of the heap.
+/// The batches that a thread fills, by owner. Owners that share a place share a batch, which is [`MIXED`]
+/// then. Touched inside the section of the heap.
 pub(crate) struct OpenBatches([Cell<Option<RemoteBatch>>; OPEN]);
 
 impl OpenBatches {
@@ -276,23 +305,32 @@ impl OpenBatches {
         &self.0[owner as usize % OPEN]
     }
 
-    /// Puts an address into the batch for an owner, if there is one with room and `mark` marks the
-    /// block.
+    /// Puts the address of a block, of a class and size, into the batch for an owner, if there is one with
+    /// room, at most `max` bytes, and `mark` marks the block.
     #[inline(always)]
-    pub(crate) fn add(&self, owner: u32, address: u64, mark: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn add(
+        &self,
+        owner: u32,
+        (address, class, size): (u64, usize, usize),
+        max: usize,
+        mark: impl FnOnce() -> bool,
+    ) -> bool {
         let slot = self.slot(owner);
         let Some(mut batch) = slot.take() else { return false };
-        let is_added = batch.owner() == owner && !batch.is_full() && mark();
+        let is_added = batch.fits(size, max) && mark();
         if is_added {
-            batch.push(address);
+            if batch.owner() != owner {
+                batch.set_owner(MIXED);
+            }
+            batch.push(address, class, size);
         }
         slot.set(Some(batch));
         is_added
     }
 
     /// Sets the batch that is filled for an owner, and returns what was in its place.
-    pub(crate) fn set(&self, batch: RemoteBatch) -> Option<RemoteBatch> {
-        self.slot(batch.owner()).replace(Some(batch))
+    pub(crate) fn set(&self, owner: u32, batch: RemoteBatch) -> Option<RemoteBatch> {
+        self.slot(owner).replace(Some(batch))
     }
 
     /// Takes the batch out that is in the place of an owner.
@@ -309,11 +347,6 @@ impl OpenBatches {
 }
 
 // Inboxes.
-
-/// A sender that finds so many batches in an inbox drains it.
-pub(crate) const MAX_PENDING: u32 = 64;
-/// A thread that needs a new slab first drains an inbox with so many batches.
-pub(crate) const MANY_PENDING: u32 = 16;
 
 /// The words of an inbox. The model has words of its own.
 pub(crate) trait Stack {
@@ -351,8 +384,8 @@ pub(crate) fn abandon(inbox: &impl Stack) {
 /// The batches that other threads have sent to the owner of a heap.
 pub(crate) struct Inbox {
     head: AtomicPtr<Content>,
-    /// The number of batches, or more.
-    pending: AtomicU32,
+    /// The weight of the batches, or more.
+    pending: AtomicU64,
     /// 1: the thread ended, and no thread has its number now.
     abandoned: AtomicU32,
 }
@@ -388,22 +421,23 @@ impl Stack for Inbox {
 
 impl Inbox {
     /// Puts a batch in. Returns whether the calling thread is to drain the inbox: its thread has
-    /// ended, or does not do so.
-    pub(crate) fn push(&self, batch: RemoteBatch) -> bool {
-        let pending = self.pending.fetch_add(1, Ordering::Relaxed) + 1;
-        push(self, batch.0.as_ptr()) || pending >= MAX_PENDING
+    /// ended, or batches of `max` bytes wait, so that it does not seem to do so.
+    pub(crate) fn push(&self, batch: RemoteBatch, max: u64) -> bool {
+        let weight = batch.weight();
+        let before = self.pending.fetch_add(weight, Ordering::Relaxed);
+        push(self, batch.0.as_ptr()) || before + weight >= max
     }
 
     /// Takes all batches out.
     pub(crate) fn take_all(&self) -> Chain {
         let head = self.take_head();
-        let (mut batches, mut batch) = (0, head);
+        let (mut weight, mut batch) = (0, head);
         while let Some(content) = NonNull::new(batch) {
-            batches += 1;
-            // SAFETY: what was in the stack is the caller's now.
-            batch = unsafe { content.as_ref() }.next.get();
+            let content = RemoteBatch(content);
+            weight += content.weight();
+            batch = content.content().next.get();
         }
-        self.pending.fetch_sub(batches, Ordering::Relaxed);
+        self.pending.fetch_sub(weight, Ordering::Relaxed);
         Chain(NonNull::new(head).map(RemoteBatch))
     }
 
@@ -412,8 +446,8 @@ impl Inbox {
         self.head().is_null()
     }
 
-    /// Returns the number of batches, roughly.
-    pub(crate) fn pending(&self) -> u32 {
+    /// Returns the weight of the batches, roughly.
+    pub(crate) fn pending(&self) -> u64 {
         self.pending.load(Ordering::Relaxed)
     }
 

@@ -4,8 +4,8 @@
 //!
 //! - the owner, which drains its inbox when a bin is empty: `drain_own`;
 //! - a thread that reaches into the heap of the owner, whose section is revoked then: `reach_in`. It
-//!   does so if the owner has ended, if too many batches wait for it, if the calling thread would
-//!   have to make a slab otherwise, and if the pool is trimmed;
+//!   does so if the owner has ended, if too much waits for it, if the calling thread would have to
+//!   make a slab otherwise, and if the pool is trimmed;
 //! - the sender itself, if the slabs are unowned: `settle`.
 //!
 //! A slab may have another owner by then. What the calling thread cannot settle is sorted by owner
@@ -18,9 +18,10 @@ use umf_os::clock;
 
 use crate::SlabPool;
 use crate::central::Slabs;
+use crate::classes::MAX_CLASSES;
 use crate::heap::Heap;
 use crate::registry::is_thread_ending;
-use crate::remote::{self, Chain, MANY_PENDING, MIXED, RemoteBatch};
+use crate::remote::{self, Chain, MIXED, RemoteBatch};
 use crate::span::{Entry, Place, REMOTE, Span, UNOWNED, thread_word};
 
 /// What remains to be done outside of sections and locks.
@@ -29,15 +30,17 @@ pub(crate) struct Work {
     pub(crate) batches: Chain,
     /// Slabs that are to be taken apart: see [`Slabs::trim`].
     pub(crate) emptied: u32,
-    /// Bytes that came back to the shared lists.
+    /// Bytes that came back to the shared lists, or wait for owners.
     pub(crate) bytes: usize,
+    /// The classes of blocks that came back to their slabs.
+    classes: [u64; MAX_CLASSES / 64],
     /// A block that was freed twice.
     late: Option<Address>,
 }
 
 impl Work {
     pub(crate) const fn new() -> Self {
-        Self { batches: Chain::EMPTY, emptied: 0, bytes: 0, late: None }
+        Self { batches: Chain::EMPTY, emptied: 0, bytes: 0, classes: [0; MAX_CLASSES / 64], late: None }
     }
 }
 
@@ -53,12 +56,13 @@ impl SlabPool {
             if !is_counted {
                 self.heaps.count_free(class, runs);
             }
-            return self.send_alone(owner, address);
+            return self.send_alone(owner, class, address);
         };
+        let block = (address.to_bits(), class, self.heaps.classes.size(class));
         loop {
             let taken = {
                 let _section = self.heaps.enter(heap);
-                if heap.open.add(owner, address.to_bits(), || true) {
+                if heap.open.add(owner, block, self.heaps.max_remote_batch(), || true) {
                     if !is_counted {
                         heap.bin(class).count_free();
                     }
@@ -71,11 +75,11 @@ impl SlabPool {
                 if !is_counted {
                     self.heaps.count_free(class, runs);
                 }
-                return self.settle_alone(address);
+                return self.settle_alone(class, address);
             };
             let other = {
                 let _section = self.heaps.enter(heap);
-                heap.open.set(batch)
+                heap.open.set(owner, batch)
             };
             // A provider that frees blocks of this very pool was called meanwhile.
             other.into_iter().for_each(|batch| self.send(batch));
@@ -83,13 +87,13 @@ impl SlabPool {
     }
 
     /// Sends an address in a batch of its own, for a thread without a heap.
-    fn send_alone(&self, owner: u32, address: Address) {
+    fn send_alone(&self, owner: u32, class: usize, address: Address) {
         match self.batches.empty(&self.back.meta.runs, owner) {
             Some(mut batch) => {
-                batch.push(address.to_bits());
+                batch.push(address.to_bits(), class, self.heaps.classes.size(class));
                 self.send(batch);
             }
-            None => self.settle_alone(address),
+            None => self.settle_alone(class, address),
         }
     }
 
@@ -109,7 +113,8 @@ impl SlabPool {
                 UNOWNED => self.settle(batch, UNOWNED, &mut work),
                 owner => {
                     let Some(heap) = self.heaps.get(owner - 1) else { continue };
-                    if heap.inbox.push(batch) {
+                    work.bytes += batch.bytes() as usize;
+                    if heap.inbox.push(batch, self.heaps.max_pending()) {
                         self.reach_in(owner - 1, None, &mut work);
                     }
                 }
@@ -133,7 +138,7 @@ impl SlabPool {
         while let Some(batch) = batches.pop() {
             match batch.owner().checked_sub(1).and_then(|index| self.heaps.get(index)) {
                 Some(heap) if !batch.is_empty() => {
-                    heap.inbox.push(batch);
+                    heap.inbox.push(batch, u64::MAX);
                 }
                 _ => work.batches.push(batch),
             }
@@ -149,10 +154,10 @@ impl SlabPool {
     /// Makes a batch for the owner of the first block, and one of the rest.
     fn sort(&self, mut batch: RemoteBatch, work: &mut Work) {
         let (mut first, mut rest) = (None, None);
-        batch.retain(|address| {
+        batch.retain(|address, class| {
             let place = self.locate_small(address);
             let Some(place) = place.filter(|place| place.state.load(Ordering::Acquire) == REMOTE) else {
-                self.note_late(address, work);
+                self.note_late(address, class, work);
                 return false;
             };
             let owner = place.span.owner.load(Ordering::Acquire);
@@ -161,8 +166,8 @@ impl SlabPool {
             }
             rest = rest.take().or_else(|| self.batches.empty(&self.back.meta.runs, MIXED));
             match &mut rest {
-                Some(rest) => rest.push(address),
-                None => self.settle_alone(Address::from_bits(address)),
+                Some(rest) => rest.push(address, class, self.heaps.classes.size(class)),
+                None => self.settle_alone(class, Address::from_bits(address)),
             }
             false
         });
@@ -178,12 +183,12 @@ impl SlabPool {
     pub(crate) fn settle(&self, mut batch: RemoteBatch, owner: u32, work: &mut Work) {
         let mut locked: Option<(usize, Slabs<'_>)> = None;
         let mut left = false;
-        batch.retain(|address| {
-            let Some(place) = self.locate_small(address) else {
-                self.note_late(address, work);
+        batch.retain(|address, class| {
+            // The block that was freed is of that class.
+            let Some(place) = self.locate_small(address).filter(|place| place.span.class() == class) else {
+                self.note_late(address, class, work);
                 return false;
             };
-            let class = place.span.class();
             if locked.as_ref().is_none_or(|(of, _)| *of != class) {
                 self.unlock(locked.take(), work);
                 locked = Some((class, self.central(class)));
@@ -197,8 +202,9 @@ impl SlabPool {
             if place.is_current() && remote::settle(place.state) {
                 slabs.put_block(&place, owner);
                 work.bytes += place.span.block() as usize;
+                work.classes[class / 64] |= 1 << (class % 64);
             } else {
-                self.note_late(address, work);
+                self.note_late(address, class, work);
             }
             false
         });
@@ -220,7 +226,7 @@ impl SlabPool {
 
     /// Puts one block into its slab's bitmap, whatever the owner of the slab.
     #[cold]
-    fn settle_alone(&self, address: Address) {
+    fn settle_alone(&self, class: usize, address: Address) {
         let mut work = Work::new();
         match self.locate_small(address.to_bits()) {
             Some(place) => {
@@ -233,21 +239,21 @@ impl SlabPool {
                     settled
                 });
                 if !settled {
-                    self.note_late(address.to_bits(), &mut work);
+                    self.note_late(address.to_bits(), class, &mut work);
                 }
             }
-            None => self.note_late(address.to_bits(), &mut work),
+            None => self.note_late(address.to_bits(), class, &mut work),
         }
         self.finish(work);
     }
 
     /// Puts one block into the bitmap of the calling thread's slab, or of that of the owner that it
     /// has by now. The calling thread is outside of its section, and holds no lock.
-    pub(crate) fn settle_own(&self, index: u32, heap: &Heap, address: Address) {
+    pub(crate) fn settle_own(&self, index: u32, heap: &Heap, class: usize, address: Address) {
         let Some(mut batch) = self.batches.empty(&self.back.meta.runs, MIXED) else {
-            return self.settle_alone(address);
+            return self.settle_alone(class, address);
         };
-        batch.push(address.to_bits());
+        batch.push(address.to_bits(), class, self.heaps.classes.size(class));
         let mut work = Work::new();
         {
             let _section = self.heaps.enter(heap);
@@ -304,7 +310,7 @@ impl SlabPool {
 
     /// Drains a batch. Inside.
     fn drain(&self, index: u32, heap: &Heap, mut batch: RemoteBatch, work: &mut Work) {
-        batch.retain(|address| {
+        batch.retain(|address, _| {
             let Some((state, place)) = heap.lookaside.find(Address::from_bits(address)) else { return true };
             let bin = heap.bin_at(place);
             // SAFETY: the lookaside cache has slabs of this thread, which are in use.
@@ -317,12 +323,12 @@ impl SlabPool {
         });
         // Once: a bin that cannot grow would take the room of all other classes.
         let mut may_widen = true;
-        batch.retain(|address| {
+        batch.retain(|address, class| {
             let Some(place) = self.locate_small(address) else { return true };
-            if place.span.owner.load(Ordering::Acquire) != thread_word(index) {
+            let is_own = place.span.owner.load(Ordering::Acquire) == thread_word(index);
+            if !is_own || place.span.class() != class {
                 return true;
             }
-            let class = place.span.class();
             let bin = heap.bin(class);
             if bin.is_full() && core::mem::take(&mut may_widen) {
                 self.heaps.widen(heap, class);
@@ -350,27 +356,37 @@ impl SlabPool {
         }
     }
 
-    /// Drains the inbox of thread number `index`, while that stays outside of its section. With a
-    /// class, also takes its slabs of that class that have free blocks from it. The calling thread is
-    /// outside of its section, and holds no lock.
+    /// Drains the inbox of thread number `index`, while that stays outside of its section, and takes its
+    /// slabs with free blocks from it, of the classes of what was drained and of `class`. The calling
+    /// thread is outside of its section, and holds no lock.
     #[cold]
     fn reach_in(&self, index: u32, class: Option<usize>, work: &mut Work) {
         let Some(heap) = self.heaps.get(index) else { return };
         self.heaps.reach(index, heap, || {
+            work.classes = [0; MAX_CLASSES / 64];
             self.drain_reached(index, heap, work);
             // What the bins of a thread of the parent hold is lost, in a forked child.
-            if let Some(class) = class.filter(|_| !heap.of_parent.load(Ordering::Relaxed)) {
+            if heap.of_parent.load(Ordering::Relaxed) {
+                return;
+            }
+            let drained = work.classes;
+            let was_drained = |other: &usize| drained[other / 64] & (1 << (other % 64)) != 0;
+            for class in
+                self.heaps.classes.small().filter(|other| class == Some(*other) || was_drained(other))
+            {
                 self.empty_bin(index, heap, class, usize::MAX, work);
                 self.central(class).abandon(index, false);
             }
         });
     }
 
-    /// Reaches into the heap of another thread than number `own` for which many batches wait, and
-    /// takes its slabs of a class with free blocks from it; `false` if there is none.
+    /// Reaches into the heap of another thread than number `own` for which much waits, and takes its
+    /// slabs of a class with free blocks from it; `false` if there is none.
     pub(crate) fn reach_into_idle(&self, own: u32, class: usize) -> bool {
-        let waits =
-            |heap: &Heap| heap.inbox.pending() >= if heap.inbox.has_ended() { 1 } else { MANY_PENDING };
+        let waits = |heap: &Heap| {
+            let many = if heap.inbox.has_ended() { 1 } else { self.heaps.many_pending() };
+            !heap.inbox.is_empty() && heap.inbox.pending() >= many
+        };
         let Some((index, _)) = self.heaps.iter().find(|&(index, heap)| index != own && waits(heap)) else {
             return false;
         };
@@ -378,6 +394,16 @@ impl SlabPool {
         self.reach_in(index, Some(class), &mut work);
         self.finish(work);
         true
+    }
+
+    /// Sends what the calling thread has freed of other owners.
+    pub(crate) fn send_open(&self, heap: &Heap) {
+        let mut work = Work::new();
+        work.batches = {
+            let _section = self.heaps.enter(heap);
+            heap.open.take_all()
+        };
+        self.finish(work);
     }
 
     /// Settles what the calling thread has freed in unowned slabs; `false` if that is nothing.
@@ -423,10 +449,8 @@ impl SlabPool {
 
     /// Counts a request whose block was not [`REMOTE`]: another thread freed it in the same instant.
     #[cold]
-    fn note_late(&self, address: u64, work: &mut Work) {
-        if let Some(place) = self.locate_small(address) {
-            self.heaps.count_late(place.span.class());
-        }
+    fn note_late(&self, address: u64, class: usize, work: &mut Work) {
+        self.heaps.count_late(class);
         work.late = Some(Address::from_bits(address));
     }
 

@@ -589,7 +589,7 @@ fn read<R: Record, T>(record: &R, words: impl FnOnce() -> T) -> Option<(u32, u64
 }
 
 /// Returns whether the record is still what a [`read`] saw, after a live bit was cleared in a state
-/// that it named. If not, the caller sets the bit again.
+/// that it named. If not, the caller restores the state.
 #[inline(always)]
 fn is_current<R: Record>(record: &R, generation: u32) -> bool {
     record.generation(Ordering::Acquire) == generation

@@ -147,7 +147,7 @@ impl Batch {
     }
 }
 
-/// The batch that a thread fills with blocks of other owners. Touched inside the section of its
+/// The batch that a thread fills with large blocks that other threads took. Touched inside the section of its
 /// heap.
 pub(crate) type Outgoing = Cell<Option<Batch>>;
 

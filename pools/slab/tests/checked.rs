@@ -109,6 +109,24 @@ fn one_of_two_frees_at_the_same_instant_is_refused() {
     assert_eq!(pool.statistics().live_blocks, 0);
 }
 
+/// A block may be handed out again before the thread that frees it is done.
+#[test]
+fn legal_frees_are_not_refused() {
+    let settings = SlabSettings::new().max_cached(256 << 10);
+    let pool = SlabPool::new(Numbers::new(4096), settings).unwrap();
+    let pool = Checked::new(pool, CheckSettings::new().history(100)).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..60_000 {
+                    free(&pool, allocate(&pool, 100_000)).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(pool.statistics().live_blocks, 0);
+}
+
 #[test]
 fn history_forgets_old_operations() {
     let pool = slab(Pages::private(), CheckSettings::new().history(10));

@@ -213,6 +213,7 @@ impl Checked {
 
     /// A block was handed out.
     fn allocated(&self, address: Address, layout: Layout) {
+        self.frees.end(address);
         let size = layout.size() as u64;
         let block = self.inner.block_at(address).map_or(0, |block| block.size);
         if matches!(self.settings.poison, Poison::All) {

@@ -170,6 +170,29 @@ fn late_double_frees_are_logged_and_counted() {
     assert_unused(&pool);
 }
 
+/// A late double free is counted although its slab is gone, and another one may lie there.
+#[test]
+fn late_double_frees_in_slabs_that_are_gone_are_counted() {
+    for other in [0, 200] {
+        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().capacity(0)).unwrap();
+        let address = allocate(&pool, 100);
+        beside_owner(
+            || free(&pool, address).unwrap(),
+            |()| {
+                let place = pool.back.meta.locate_start(address).unwrap();
+                place.state.store(LIVE, Ordering::Release);
+                free(&pool, address).unwrap();
+                let (index, heap) = pool.heaps.own().unwrap();
+                pool.empty_own(index, heap, false);
+                free_all(&pool, (0..other).map(|_| allocate(&pool, 700)).collect::<Vec<_>>());
+            },
+        );
+        pool.trim(0).unwrap();
+        assert_eq!(pool.statistics().late_double_frees, 1);
+        assert_unused(&pool);
+    }
+}
+
 #[test]
 fn remote_free_of_a_block_that_is_not_live_is_an_error() {
     let pool = pool();
@@ -225,6 +248,45 @@ fn batches_of_an_idle_owner_are_reached() {
     assert_unused(&pool);
 }
 
+/// Slabs of an idle owner that are free in part serve others, whether their batches still wait or not.
+#[test]
+fn free_blocks_of_an_idle_owner_serve_others() {
+    for many in [4000, 16_000, 30_000] {
+        let pool = pool();
+        let take = || (0..many).map(|_| allocate(&pool, 1000)).collect::<Vec<_>>();
+        beside_owner(take, |blocks| {
+            let reserved = pool.statistics().reserved_bytes;
+            let (kept, freed): (Vec<_>, Vec<_>) =
+                blocks.into_iter().enumerate().partition(|(number, _)| number % 10 == 0);
+            let freed: BTreeSet<Address> = freed.into_iter().map(|(_, address)| address).collect();
+            free_all(&pool, freed.iter().copied());
+            let again: Vec<Address> = freed.iter().map(|_| allocate(&pool, 1000)).collect();
+            let reused = again.iter().filter(|address| freed.contains(address)).count();
+            assert!(reused > many * 8 / 10, "{reused} of {}", freed.len());
+            assert!(pool.statistics().reserved_bytes <= reserved + (1 << 20));
+            free_all(&pool, again);
+            free_all(&pool, kept.into_iter().map(|(_, address)| address));
+        });
+        assert_unused(&pool);
+    }
+}
+
+/// What waits for an idle owner counts as free, and what threads hold for owners is bounded in bytes.
+#[test]
+fn pending_batches_heed_max_cached() {
+    const MOST: u64 = 8 << 20;
+    for (size, many) in [(50_000, 900), (50_000, 3600), (1000, 3600)] {
+        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().max_cached(MOST)).unwrap();
+        let take = || (0..many).map(|_| allocate(&pool, size)).collect::<Vec<_>>();
+        beside_owner(take, |blocks| {
+            free_all(&pool, blocks);
+            let cached = pool.statistics().cached_bytes;
+            assert!(cached <= MOST + MOST / 2, "{cached}");
+        });
+        assert_unused(&pool);
+    }
+}
+
 /// The owner's inbox does not grow without bound while the owner sleeps.
 #[test]
 fn sender_drains_the_inbox_of_a_sleeping_owner() {
@@ -233,7 +295,7 @@ fn sender_drains_the_inbox_of_a_sleeping_owner() {
     beside_owner(take, |blocks| {
         for address in blocks {
             free(&pool, address).unwrap();
-            assert!(pool.heaps.iter().all(|(_, heap)| heap.inbox.pending() <= super::remote::MAX_PENDING));
+            assert!(pool.heaps.iter().all(|(_, heap)| heap.inbox.pending() <= pool.heaps.max_pending()));
         }
         assert_unused(&pool);
     });
@@ -300,7 +362,7 @@ fn very_many_threads_leave_nothing_behind() {
         }
     }
     println!("{} threads; the pool had {reserved:?} bytes after a third, and in the end", 4 * generations);
-    assert!(reserved[1] <= reserved[0] + reserved[0] / 2, "{reserved:?}");
+    assert!(reserved[1] <= 2 * reserved[0] + (1 << 20), "{reserved:?}");
     free_all(&pool, shelf.into_inner().unwrap());
     assert_eq!(pool.statistics().late_double_frees, 0);
     assert_unused(&pool);
@@ -376,6 +438,50 @@ fn wait_for(child: libc::pid_t) -> i32 {
     // SAFETY: waits for a child of this test.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     status
+}
+
+/// A thread of a child has the number of a thread of the parent that had ended: other threads wait while
+/// it is inside its section.
+#[test]
+fn thread_of_a_child_with_a_used_number_is_waited_for() {
+    static STATE: AtomicUsize = AtomicUsize::new(0);
+    static INDEX: AtomicUsize = AtomicUsize::new(0);
+    extern "C" fn stay_inside(pool: *mut libc::c_void) -> *mut libc::c_void {
+        // SAFETY: the pool lives as long as the process.
+        let pool = unsafe { &*pool.cast::<SlabPool>() };
+        allocate(pool, 100);
+        let (index, heap) = pool.heaps.own().unwrap();
+        INDEX.store(index as usize, Ordering::Relaxed);
+        let section = pool.heaps.enter(heap);
+        STATE.store(1, Ordering::Release);
+        for _ in 0..1000 {
+            std::thread::yield_now();
+        }
+        STATE.store(2, Ordering::Release);
+        drop(section);
+        core::ptr::null_mut()
+    }
+    let pool = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
+    allocate(&pool, 100);
+    beside_owner(|| free(&pool, allocate(&pool, 100)).unwrap(), |()| ());
+    // SAFETY: the child runs pool code, and ends without unwinding.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let (mut thread, data) = (0, Arc::as_ptr(&pool).cast_mut().cast());
+        // SAFETY: sets a timer, and starts a thread, of this process.
+        unsafe {
+            libc::alarm(60);
+            libc::pthread_create(&raw mut thread, core::ptr::null(), stay_inside, data);
+        }
+        while STATE.load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        let index = INDEX.load(Ordering::Relaxed) as u32;
+        let state = pool.heaps.reach(index, pool.heaps.get(index).unwrap(), || STATE.load(Ordering::Acquire));
+        // SAFETY: ends the process at once.
+        unsafe { libc::_exit(i32::from(state != 2)) };
+    }
+    assert_eq!(wait_for(child), 0, "the thread was inside");
 }
 
 /// Forks at any step of threads that free each other's blocks. The child frees a block of each of them,
