@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
-use umf::core::{HostAccess, Import, ImportRequest, Imported};
 use umf::dma_buf::{DmaBufImport, Udmabuf};
 use umf::host::HostImport;
 use umf::{Access, Address, Block, Exporter, Handle, Importer, Pool, ProviderKind};
@@ -17,6 +16,7 @@ use umf_benches::libumf::{Libumf, PEER, Settings, Visibility};
 use umf_benches::measure::{Measured, batches, nanoseconds, singly, threads};
 use umf_benches::process::{self, Memory, Producer};
 use umf_benches::{Error, Result};
+use umf_core::{HostAccess, Import, ImportRequest, Imported};
 
 /// Bytes of a block, and of an isolated region.
 const SIZE: usize = 64 << 10;
@@ -230,12 +230,12 @@ fn frees(bench: &mut Bench) -> Result<()> {
 struct Heard(HostImport);
 
 impl HostAccess for Heard {
-    fn begin(&self, base: Address, _: usize, _: Access) -> umf::core::Result<()> {
+    fn begin(&self, base: Address, _: usize, _: Access) -> umf_core::Result<()> {
         black_box(base);
         Ok(())
     }
 
-    fn end(&self, base: Address, _: usize, _: Access) -> umf::core::Result<()> {
+    fn end(&self, base: Address, _: usize, _: Access) -> umf_core::Result<()> {
         black_box(base);
         Ok(())
     }
@@ -247,7 +247,7 @@ unsafe impl Import for Heard {
         self.0.kind()
     }
 
-    fn import(&self, request: ImportRequest) -> umf::core::Result<Imported> {
+    fn import(&self, request: ImportRequest) -> umf_core::Result<Imported> {
         self.0.import(request)
     }
 
@@ -263,7 +263,7 @@ unsafe impl Import for Heard {
         Some(self)
     }
 
-    unsafe fn release(&self, imported: Imported) -> umf::core::Result<()> {
+    unsafe fn release(&self, imported: Imported) -> umf_core::Result<()> {
         // SAFETY: passed on to the caller.
         unsafe { self.0.release(imported) }
     }

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 
 use libloading::Library;
 use umf::host::HostProvider;
-use umf::slab::SlabSettings;
+use umf::pools::SlabSettings;
 use umf::{Address, Pool};
 
 use crate::workload::{self, Plan};
@@ -69,17 +69,17 @@ impl Slab {
 
 impl Allocator for Slab {
     type Block = Address;
-    type Error = umf::core::Error;
+    type Error = umf_core::Error;
 
     #[inline]
-    fn allocate(&self, size: usize) -> std::result::Result<Address, umf::core::Error> {
-        umf::core::pool::allocate(self.0.as_core(), umf::Layout::new(size, 8)?)
+    fn allocate(&self, size: usize) -> std::result::Result<Address, umf_core::Error> {
+        umf_core::pool::allocate(self.0.as_core(), umf::Layout::new(size, 8)?)
     }
 
     #[inline]
-    unsafe fn free(&self, block: Address, _: usize) -> std::result::Result<(), umf::core::Error> {
+    unsafe fn free(&self, block: Address, _: usize) -> std::result::Result<(), umf_core::Error> {
         // SAFETY: the caller's contract.
-        unsafe { umf::core::pool::free(self.0.as_core(), block) }
+        unsafe { umf_core::pool::free(self.0.as_core(), block) }
     }
 }
 

@@ -6,10 +6,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use umf::core::Visibility;
 use umf::host::HostProvider;
-use umf::proxy::ProxyPool;
+use umf::pools::ProxyPool;
 use umf::{Handle, Pool};
+use umf_core::Visibility;
 
 use crate::allocators::Allocator;
 use crate::libumf::{Libumf, Settings};

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use umf::core::{Layout, pool};
+use umf_core::{Layout, pool};
 
 use crate::checker::{Promise, broken};
 use crate::importer::{self, Open, check_inherited, open_in_child};

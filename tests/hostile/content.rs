@@ -6,8 +6,8 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use umf::core::Pool;
 use umf::{Address, View};
+use umf_core::Pool;
 
 /// Bytes of a word.
 pub const WORD: u64 = 8;
@@ -83,7 +83,7 @@ pub fn compare_bytes(copied: &[u8], id: u64, release: bool) -> Found {
 ///
 /// # Errors
 /// Those of the device.
-pub fn fill(pool: &dyn Pool, address: Address, id: u64, size: u64) -> umf::core::Result<()> {
+pub fn fill(pool: &dyn Pool, address: Address, id: u64, size: u64) -> umf_core::Result<()> {
     let transfer = pool.provider().transfer().filter(|_| !pool.provider().memory_kind().is_host_accessible());
     match (transfer, address.as_ptr()) {
         (Some(transfer), _) => {

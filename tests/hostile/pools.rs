@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use umf::core::held::HeldStatistics;
-use umf::core::{Error, Import, Pool};
 use umf::cuda::{CudaImport, CudaProvider};
 use umf::dma_buf::DmaBufImport;
 use umf::host::{HostImport, HostProvider};
 use umf::level_zero::{Choice, LevelZeroImport, LevelZeroProvider};
-use umf::proxy::ProxyPool;
-use umf::slab::{SlabPool, SlabSettings};
+use umf::pools::ProxyPool;
+use umf::pools::{SlabPool, SlabSettings};
 use umf::{OnFree, Visibility};
+use umf_core::held::HeldStatistics;
+use umf_core::{Error, Import, Pool};
 use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
-use umf_provider_file::{FileImport, FileProvider, Mapped};
+use umf_provider_file::{FileImport, FileProvider};
 use umf_tests::{Sequence, machine};
 
 use crate::settings::{Kind, OnFreeChoice, Settings};
@@ -113,7 +113,7 @@ impl PoolMaker<'_> {
     /// A file without a name: the name is removed as soon as the provider has the file open.
     fn file(&self) -> Result<Arc<FileProvider>, Error> {
         let path = std::env::temp_dir().join(self.unique());
-        let provider = FileProvider::open(&path, Mapped::Shared, "hostile");
+        let provider = FileProvider::open(&path, Visibility::Shared, "hostile");
         // If the provider could not make the file, there is none.
         let _ = std::fs::remove_file(&path);
         provider

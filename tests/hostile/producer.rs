@@ -4,10 +4,10 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use umf::core::{Error, Layout, Pool, pool};
 use umf::ipc::{self, Export, ExporterSettings};
-use umf::runtime::held;
 use umf::{Address, Exporter, Handle};
+use umf_core::{Error, Layout, Pool, pool};
+use umf_runtime::held;
 
 use crate::checker::{Promise, broken};
 use crate::content;

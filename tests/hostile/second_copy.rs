@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libloading::{Library, Symbol};
-use umf::core::{Layout, pool};
 use umf::host::{HostImport, HostProvider};
 use umf::ipc::{Error, ExporterSettings, HANDLE_SIZE, Mapping};
-use umf::slab::{SlabPool, SlabSettings};
+use umf::pools::{SlabPool, SlabSettings};
 use umf::{Exporter, Importer, Visibility};
+use umf_core::{Layout, pool};
 use umf_tests::{Sequence, machine};
 
 use crate::checker::{Promise, broken};

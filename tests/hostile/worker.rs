@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use umf::host::HostProvider;
 use umf::ipc::{ExporterSettings, ImporterSettings, LimitPolicy};
-use umf::runtime::held;
-use umf::slab::{SlabPool, SlabSettings};
+use umf::pools::{SlabPool, SlabSettings};
 use umf::{Exchange, Exporter, Importer, Mode};
+use umf_runtime::held;
 use umf_tests::{Census, Sequence, machine};
 
 use crate::checker::{Promise, broken};

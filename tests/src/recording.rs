@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use umf::ProviderKind;
-use umf::core::{Error, Import, ImportRequest, Imported, Result};
 use umf::host::HostImport;
+use umf_core::{Error, Import, ImportRequest, Imported, Result};
 
 /// Opens memory of one kind, and knows what of it is open.
 #[derive(Debug)]

@@ -9,7 +9,8 @@
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use umf_provider_file::{FileProvider, Mapped};
+use umf_core::Visibility;
+use umf_provider_file::FileProvider;
 
 /// Providers that are opened, unless a mapping is damaged before.
 const PROVIDERS: usize = 20_000;
@@ -94,7 +95,7 @@ fn opening_a_file_provider_leaves_mappings_of_other_threads() {
         let opened = (0..PROVIDERS)
             .take_while(|number| {
                 let path = folder.path().join(number.to_string());
-                drop(FileProvider::open(&path, Mapped::Shared, "neighbour").unwrap());
+                drop(FileProvider::open(&path, Visibility::Shared, "neighbour").unwrap());
                 std::fs::remove_file(&path).unwrap();
                 !damaged.load(Ordering::Relaxed)
             })

@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use umf::core::Layout;
 use umf::host::{HostImport, HostProvider};
 use umf::ipc::ExporterSettings;
-use umf::runtime::held;
-use umf::slab::{SlabPool, SlabSettings};
+use umf::pools::{SlabPool, SlabSettings};
 use umf::{Address, Exporter, Handle, Importer, Mapping, Visibility};
+use umf_core::Layout;
+use umf_runtime::held;
 
 /// Rounds of each test, unless the first failure ends it.
 const ROUNDS: u64 = 12_000;
@@ -50,7 +50,7 @@ impl Producer {
     }
 
     fn allocate(&self) -> Address {
-        umf::core::pool::allocate(&*self.pool, self.layout).unwrap()
+        umf_core::pool::allocate(&*self.pool, self.layout).unwrap()
     }
 
     fn allocate_exported(&self) -> (Address, Handle) {
@@ -61,7 +61,7 @@ impl Producer {
 
     fn free(&self, address: Address) {
         // SAFETY: the block is live, and no pointer into it is used afterwards.
-        unsafe { umf::core::pool::free(&*self.pool, address) }.unwrap();
+        unsafe { umf_core::pool::free(&*self.pool, address) }.unwrap();
     }
 
     /// Whether the pool hands out this block again.

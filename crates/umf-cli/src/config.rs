@@ -5,7 +5,7 @@ use std::fmt::Write;
 use clap::Args;
 use clap::builder::styling::Style;
 use serde_json::json;
-use umf::config::{Loaded, Loader, Origin, Row};
+use umf::settings::{Loaded, Loader, Origin, Row};
 use umf::settings::{Settings, template};
 
 use crate::output::{self, Failure};

@@ -43,7 +43,7 @@ pub(crate) enum Failure {
     Output(#[from] std::io::Error),
     /// `umf.toml` or a variable is wrong. Exit code 2, as for wrong arguments.
     #[error(transparent)]
-    Settings(#[from] umf::config::Error),
+    Settings(#[from] umf::settings::Error),
     /// Anything else, in words.
     #[error("{0}")]
     Told(String),

@@ -35,7 +35,10 @@ pub(crate) fn kinds(schema: &Schema, layers: &[Layer]) -> Kinds {
         }
         let inherited = sets.defaults.and_then(|name| said.get(name).copied().flatten());
         for (name, kind) in said {
-            let kind = kind.or(inherited).unwrap_or_else(|| sets.kind_of_name(name));
+            let kind = kind
+                .or_else(|| sets.preset_kind(name))
+                .or(inherited)
+                .unwrap_or_else(|| sets.kind_of_name(name));
             kinds.insert((group, name.to_owned()), kind.to_owned());
         }
     }
@@ -54,6 +57,9 @@ pub(crate) fn layer(schema: &Schema, kinds: &Kinds, layer: Layer) -> Result<Tree
     let check = Check { schema, trust: layer.trust };
     let mut checked = Tree::new();
     for (name, value) in sorted(layer.tree) {
+        if schema.unread.contains(&name.as_str()) {
+            continue;
+        }
         let Some((group, _, form)) = schema.groups.iter().find(|(group, ..)| *group == name) else {
             let valid = schema.groups.iter().map(|(group, ..)| *group).collect();
             return Err(check.unknown("", &name, &value, valid, &[]));

@@ -5,7 +5,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use config::{Value, ValueKind};
-use serde::Serialize;
 
 use crate::check::{Kinds, Layer};
 use crate::schema::{Group, Schema, Sets, Shape, Tree, closest, is_name, variable_name};
@@ -13,7 +12,8 @@ use crate::strict::Trust;
 use crate::{Context, Error, Origin, Warning, file, shown};
 
 /// A variable that is known, set, and obeyed by another part of the program than the settings.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct RecognisedVariable {
     /// The variable.
@@ -93,6 +93,10 @@ pub(crate) fn layers(
             OWN.contains(&name)
                 || schema.older.iter().any(|older| older.name == name)
                 || schema.elsewhere.iter().any(|(known, _)| *known == name)
+                || schema
+                    .unread
+                    .iter()
+                    .any(|section| name.starts_with(&format!("{}_", variable_name(section))))
         };
         let target = match name.to_str() {
             Some(name) if is_other(name) => continue,

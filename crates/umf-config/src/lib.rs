@@ -57,3 +57,8 @@ pub use origin::Origin;
 pub use schema::{KeyTexts, OlderVariable, Schema, Sets, Shape, variable_name};
 pub use umf_core::settings::ByteSize;
 pub use warning::Warning;
+
+/// The example in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

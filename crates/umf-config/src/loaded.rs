@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use config::{Value, ValueKind};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde_core::de::DeserializeOwned;
 use umf_core::settings::Settings;
 
 use crate::check::{Kinds, fault_error, table};
@@ -26,7 +25,8 @@ pub struct Loaded {
 }
 
 /// One key of [`Loaded::rows`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Row {
     /// The key, such as `ipc.exchange`.
@@ -93,8 +93,8 @@ impl Loaded {
         };
         let find = |name: &str| self.kinds.iter().find(|((of, known), _)| *of == group && known == name);
         let inherited = || sets.defaults.and_then(find);
-        let kind =
-            find(name).or_else(inherited).map_or_else(|| sets.kind_of_name(name), |(_, kind)| kind.as_str());
+        let found = find(name).map(|(_, kind)| kind.as_str()).or_else(|| sets.preset_kind(name));
+        let kind = found.or_else(|| Some(inherited()?.1.as_str())).unwrap_or_else(|| sets.kind_of_name(name));
         let shape = sets.kinds.get(kind);
         let all = self.tree(group);
         let tree_of = |name: &str| all.and_then(|all| table(all.get(name)?));
@@ -104,6 +104,7 @@ impl Loaded {
                 tree.insert(key.clone(), value.clone());
             }
         }
+        tree.extend(sets.preset(name).map(|(key, value)| (key.to_owned(), Value::new(None, value.clone()))));
         tree.extend(tree_of(name).into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())));
         tree.entry("kind".to_owned()).or_insert_with(|| Value::new(None, kind));
         Set { key, kind: kind.to_owned(), is_known: shape.is_some(), tree }

@@ -4,13 +4,13 @@ use std::fmt;
 use std::path::Path;
 
 use config::Value;
-use serde::Serialize;
 
 use crate::shown;
 
 /// The source of a value. Later ones in this list win over earlier ones.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(tag = "kind", content = "name", rename_all = "lowercase")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(tag = "kind", content = "name", rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Origin {
     /// No source set it.

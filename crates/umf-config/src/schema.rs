@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use config::{Config, Map, Source, Value, ValueKind};
-use serde::de::DeserializeOwned;
+use serde_core::de::DeserializeOwned;
 use umf_core::settings::{Key, Settings};
 
 use crate::strict::{Fault, Strict, Trust};
@@ -79,6 +79,11 @@ pub struct Sets {
     /// The set from which the others inherit what they do not set, if there is one. It may have the
     /// keys of all kinds.
     pub defaults: Option<&'static str>,
+    /// Kinds that other builds of the program know. A set of such a kind is kept unread.
+    pub absent: Vec<&'static str>,
+    /// Sets that are there without being declared, and what they have where no source sets the key.
+    /// That is stronger than the set of defaults.
+    pub presets: Vec<(&'static str, Vec<(&'static str, ValueKind)>)>,
     /// Whether a set with the name of a kind is of that kind unless it says otherwise.
     pub kind_by_name: bool,
 }
@@ -119,13 +124,14 @@ pub struct Schema {
     pub(crate) groups: Vec<NamedGroup>,
     pub(crate) older: Vec<OlderVariable>,
     pub(crate) elsewhere: Vec<(&'static str, &'static str)>,
+    pub(crate) unread: Vec<&'static str>,
 }
 
 impl Schema {
     /// Nothing.
     #[must_use]
     pub const fn new() -> Self {
-        Self { groups: Vec::new(), older: Vec::new(), elsewhere: Vec::new() }
+        Self { groups: Vec::new(), older: Vec::new(), elsewhere: Vec::new(), unread: Vec::new() }
     }
 
     /// Adds the section `[name]`. `about` is the comment before it in the listing.
@@ -160,6 +166,14 @@ impl Schema {
     #[must_use]
     pub fn elsewhere(mut self, variable: &'static str, note: &'static str) -> Self {
         self.elsewhere.push((variable, note));
+        self
+    }
+
+    /// Adds a section that other builds of the program read. It may stand in files and variables,
+    /// and is ignored.
+    #[must_use]
+    pub fn unread(mut self, name: &'static str) -> Self {
+        self.unread.push(name);
         self
     }
 
@@ -199,14 +213,29 @@ impl Sets {
 
     /// The kind of a set that does not say one.
     pub(crate) fn kind_of_name(&self, name: &str) -> &str {
-        let by_name = self.kinds.keys().find(|kind| self.kind_by_name && *kind == name);
-        by_name.map_or(self.default_kind, String::as_str)
+        let mut kinds = self.kinds.keys().map(String::as_str).chain(self.absent.iter().copied());
+        let by_name = kinds.find(|kind| self.kind_by_name && *kind == name);
+        by_name.unwrap_or(self.default_kind)
+    }
+
+    /// What the set `name` has before any source is read.
+    pub(crate) fn preset(&self, name: &str) -> impl Iterator<Item = (&'static str, &ValueKind)> {
+        let found = self.presets.iter().filter(move |(of, _)| *of == name);
+        found.flat_map(|(_, keys)| keys.iter().map(|(key, value)| (*key, value)))
+    }
+
+    /// The kind of a set that no source sets, before the set of defaults counts.
+    pub(crate) fn preset_kind(&self, name: &str) -> Option<&str> {
+        self.preset(name).find_map(|(key, value)| match value {
+            ValueKind::String(kind) if key == "kind" => Some(kind.as_str()),
+            _ => None,
+        })
     }
 
     /// Names of sets that are there without being declared.
     pub(crate) fn built_in(&self) -> Vec<&str> {
         let kinds = self.kinds.keys().filter(|_| self.kind_by_name).map(String::as_str);
-        kinds.chain(self.defaults).collect()
+        kinds.chain(self.defaults).chain(self.presets.iter().map(|(name, _)| *name)).collect()
     }
 }
 

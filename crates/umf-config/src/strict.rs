@@ -5,8 +5,8 @@
 use std::fmt::{self, Display};
 
 use config::{Value, ValueKind};
-use serde::de::value::{MapDeserializer, SeqDeserializer, StrDeserializer};
-use serde::de::{self, Deserializer, Expected, IntoDeserializer, Unexpected, Visitor};
+use serde_core::de::value::{MapDeserializer, SeqDeserializer, StrDeserializer};
+use serde_core::de::{self, Deserializer, Expected, IntoDeserializer, Unexpected, Visitor};
 use umf_core::settings::{CODE, OneOf, TRUSTED};
 
 /// What a source may set.
@@ -164,7 +164,7 @@ impl<'de> Deserializer<'de> for Strict<'de> {
         }
     }
 
-    serde::forward_to_deserialize_any! {
+    serde_core::forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
         unit_struct seq tuple tuple_struct map struct identifier ignored_any
     }

@@ -65,7 +65,7 @@ use syn::{Data, DeriveInput, Error, Meta, Result, Token, parse_macro_input};
 /// At compile time: other types than structs, generic structs, structs of another layout, fields that
 /// are not plain, padding.
 ///
-/// The implementation names the trait by `::umf::core`. Crates without that dependency add
+/// The implementation names the trait by `::umf::Plain`. Crates without that dependency add
 /// `#[plain(crate = umf_core)]`.
 #[proc_macro_derive(Plain, attributes(plain))]
 pub fn derive_plain(input: TokenStream) -> TokenStream {
@@ -99,7 +99,7 @@ fn plain(input: &DeriveInput) -> Result<proc_macro2::TokenStream> {
             "a `Plain` struct needs `#[repr(C)]`, so that all processes agree on its layout",
         ));
     }
-    let mut core = quote!(::umf::core);
+    let mut core = quote!(::umf);
     for attribute in input.attrs.iter().filter(|attribute| attribute.path().is_ident("plain")) {
         attribute.parse_nested_meta(|meta| {
             if !meta.path.is_ident("crate") {
@@ -116,9 +116,9 @@ fn plain(input: &DeriveInput) -> Result<proc_macro2::TokenStream> {
     Ok(quote! {
         // SAFETY: the layout is that of C, each field is plain, and there is no padding, as is
         // asserted here.
-        unsafe impl #core::view::Plain for #name
+        unsafe impl #core::Plain for #name
         where
-            #(#types: #core::view::Plain,)*
+            #(#types: #core::Plain,)*
         {
         }
         const _: () = {
@@ -127,3 +127,8 @@ fn plain(input: &DeriveInput) -> Result<proc_macro2::TokenStream> {
         };
     })
 }
+
+/// The example in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

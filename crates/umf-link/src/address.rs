@@ -4,8 +4,8 @@ use core::fmt;
 use core::str::FromStr;
 
 use data_encoding::BASE64URL_NOPAD;
-use serde::de::{Error as _, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_core::de::{Error as _, SeqAccess, Visitor};
+use serde_core::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Bytes of an address.
 pub const ADDRESS_SIZE: usize = 128;
@@ -208,11 +208,11 @@ impl<'de> Visitor<'de> for Form {
         f.write_str("an address of a link")
     }
 
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<LinkAddress, E> {
+    fn visit_str<E: serde_core::de::Error>(self, text: &str) -> Result<LinkAddress, E> {
         text.parse().map_err(E::custom)
     }
 
-    fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<LinkAddress, E> {
+    fn visit_bytes<E: serde_core::de::Error>(self, bytes: &[u8]) -> Result<LinkAddress, E> {
         LinkAddress::from_bytes(bytes).map_err(E::custom)
     }
 

@@ -48,9 +48,10 @@ fn passed_over(provider: &dyn Provider, why: &str) {
 
 /// Makes a module of tests that hold a provider to what [`Provider`] and its abilities promise.
 ///
-/// The second argument is called for each test, several times in some, and yields an `Arc<dyn Provider>`. A
-/// provider needs room for some 32 MiB of regions. Needs the process
-/// to be free to fork.
+/// The first argument names a module of the calling crate, and differs from the names of its
+/// dependencies. The second argument is called for each test, several times in some, and yields an
+/// `Arc<dyn Provider>`. A provider needs room for some 32 MiB of regions. Needs the process to be
+/// free to fork.
 ///
 /// A third argument, `lacks: `, is for providers that need what not every machine has. It is called first, and says what is lacking, if
 /// anything is: the tests then pass, with a line `umf-skip: ` that says so.

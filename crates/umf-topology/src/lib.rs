@@ -48,3 +48,8 @@ pub use recording::Recording;
 pub use source::Source;
 pub use space::MemorySpace;
 pub use topology::{Tier, Topology};
+
+/// The example in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

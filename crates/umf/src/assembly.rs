@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use umf_config::Set;
 use umf_core::held::OnFree;
 use umf_core::limit::SharedLimit;
 use umf_core::pool::missing;
-use umf_core::{PoolRequest, Provider, ProviderRef};
-use umf_runtime::checked::{CheckSettings, Checked, Leaks};
+use umf_core::{PoolRequest, Provider, ProviderRef, Visibility};
+use umf_runtime::checked::CheckSettings;
 use umf_sync::Lock;
 
+use crate::pool::checked;
 use crate::settings::{PoolKeys, Settings};
-use crate::{Error, Result, leaks, registry};
+use crate::{Error, Result, registry};
 
 /// The provider that the settings call `name`.
 pub(crate) fn provider(settings: &Settings, name: &str) -> Result<Arc<dyn Provider>> {
@@ -22,12 +24,30 @@ pub(crate) fn provider(settings: &Settings, name: &str) -> Result<Arc<dyn Provid
     let set = settings.loaded().set("provider", name);
     match registry::provider(set.kind()).filter(|_| set.is_known()) {
         Some(entry) => (entry.build)(&set),
-        None => Err(unknown_kind("provider", name, set.kind(), &registry::provider_kinds())),
+        None => Err(registry::unknown_kind("provider", name, set.kind())),
     }
 }
 
-fn unknown_kind(what: &'static str, name: &str, kind: &str, known: &[String]) -> Error {
-    Error::UnknownKind { what, name: name.to_owned(), kind: kind.to_owned(), known: known.join(", ") }
+/// A pool whose name promises shared, private or isolated memory gets such memory, or is an error.
+fn check_memory(name: &str, set: &Set, provider: &ProviderRef) -> Result<()> {
+    let error = |key, why| Err(Error::Contradiction { what: "pool", name: name.to_owned(), key, why });
+    let visibility = provider.visibility();
+    match name {
+        "shared" | "isolated" if visibility == Visibility::Private => {
+            error("provider", "the name of this pool says shared memory, and this provider's is private")
+        }
+        "private" if visibility == Visibility::Shared => {
+            error("provider", "the name of this pool says private memory, and this provider's is shared")
+        }
+        "isolated" if set.kind() != "proxy" => {
+            error("kind", "isolated blocks have a region each: leave the key out, or rename the pool")
+        }
+        "isolated" if provider.name() != "isolated" => error(
+            "provider",
+            "isolated blocks come from [provider.isolated]: change that, or rename the pool",
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// The pool that the settings call `name` (its keys come from `pool.defaults` where it has none), over `provider`.
@@ -38,8 +58,9 @@ pub(crate) fn pool(
 ) -> Result<Arc<dyn umf_core::Pool>> {
     let set = settings.loaded().set("pool", name);
     let Some(entry) = registry::pool(set.kind()).filter(|_| set.is_known()) else {
-        return Err(unknown_kind("pool", name, set.kind(), &registry::pool_kinds()));
+        return Err(registry::unknown_kind("pool", name, set.kind()));
     };
+    check_memory(name, &set, &provider)?;
     let keys: PoolKeys = set.read()?;
     let mut request = PoolRequest::new(name, provider);
     request.memory_limit = keys.memory_limit;
@@ -47,9 +68,6 @@ pub(crate) fn pool(
         request.shared_limit = Some(shared_limit(settings, &keys.shared_limit)?.into());
     }
     let checks: CheckSettings = set.read()?;
-    if checks.leaks == Leaks::Sites {
-        leaks::name_stacks();
-    }
     let pool = checked((entry.build)(&set, request)?, checks)?;
     holding(&*pool, &keys)?;
     // A kind that cannot is an error.
@@ -59,17 +77,9 @@ pub(crate) fn pool(
     Ok(pool)
 }
 
-/// The pool itself, or before it what checks its use.
-pub(crate) fn checked(
-    pool: Arc<dyn umf_core::Pool>,
-    checks: CheckSettings,
-) -> umf_core::Result<Arc<dyn umf_core::Pool>> {
-    Ok(if checks.is_off() { pool } else { Checked::new(pool, checks)? })
-}
-
 /// Sets what a pool does with blocks that are freed and still open elsewhere. A kind that cannot is an error, if the settings
 /// say something.
-pub(crate) fn holding(pool: &dyn umf_core::Pool, keys: &PoolKeys) -> Result<()> {
+fn holding(pool: &dyn umf_core::Pool, keys: &PoolKeys) -> Result<()> {
     if keys.on_free == OnFree::Release || keys.max_held != 0 {
         let controls = pool.controls().ok_or(missing("holding freed memory"))?;
         controls.set_on_free(keys.on_free, keys.max_held);

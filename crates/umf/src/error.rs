@@ -19,21 +19,26 @@ pub enum Error {
     #[error(transparent)]
     Ipc(#[from] umf_ipc::Error),
     /// A domain.
+    #[cfg(feature = "domain")]
     #[error(transparent)]
     Domain(#[from] umf_domain::Error),
     /// NUMA nodes, or a memory space.
+    #[cfg(feature = "topology")]
     #[error(transparent)]
     Topology(#[from] umf_topology::Error),
     /// A link.
+    #[cfg(feature = "link")]
     #[error(transparent)]
     Link(#[from] umf_link::Error),
     /// Settings.
+    #[cfg(feature = "config")]
     #[error(transparent)]
     Settings(Arc<umf_config::Error>),
     /// A plugin.
+    #[cfg(feature = "plugin")]
     #[error(transparent)]
-    Plugin(Arc<crate::plugin::PluginError>),
-    /// A kind of provider or pool that nobody registered.
+    Plugin(Arc<umf_provider_plugin::PluginError>),
+    /// A kind of provider or pool that is not registered.
     #[error("{what} {name:?} is of kind {kind:?}, which is not known here; known kinds: {known}")]
     UnknownKind {
         /// "provider" or "pool".
@@ -44,6 +49,19 @@ pub enum Error {
         kind: String,
         /// What would be valid.
         known: String,
+    },
+    /// A part of umf that this program was built without.
+    #[error(
+        "{what} {name:?} needs a part of umf that this program was built without; build it with \
+         features = [{feature:?}] of umf-rs"
+    )]
+    MissingFeature {
+        /// "provider", "pool" or "key".
+        what: &'static str,
+        /// The set in the settings, or the key.
+        name: String,
+        /// The feature of the package `umf-rs`.
+        feature: &'static str,
     },
     /// A name that the settings do not have.
     #[error("the settings have no {what} {name:?}; there are: {known}")]
@@ -97,14 +115,16 @@ impl From<umf_ipc::DecodeError> for Error {
     }
 }
 
+#[cfg(feature = "config")]
 impl From<umf_config::Error> for Error {
     fn from(error: umf_config::Error) -> Self {
         Self::Settings(Arc::new(error))
     }
 }
 
-impl From<crate::plugin::PluginError> for Error {
-    fn from(error: crate::plugin::PluginError) -> Self {
+#[cfg(feature = "plugin")]
+impl From<umf_provider_plugin::PluginError> for Error {
+    fn from(error: umf_provider_plugin::PluginError) -> Self {
         Self::Plugin(Arc::new(error))
     }
 }

@@ -18,61 +18,95 @@
 //!
 //! | what | where |
 //! |---|---|
-//! | pools and blocks | [`Pool`], [`Block`], [`PoolBuilder`] |
+//! | pools and blocks | [`Pool`], [`Block`], [`OwnedBlock`], [`PoolBuilder`] |
 //! | a pool in `Vec` and `HashMap`, or as the global allocator | `&Pool` is an `allocator_api2` allocator; [`GlobalPool`] |
-//! | freed memory that others still have open | [`OnFree`], [`drain`], [`Pool::drain`] |
-//! | memory ahead, and back again unasked | [`Pool::reserve`], [`PoolBuilder::max_cached`], [`PoolBuilder::release_after`] |
-//! | lack of memory | [`Pool::on_shortage`], [`Shortage`], [`Relief`] |
+//! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`], [`Mapping`]; [`ipc`] |
+//! | freed memory that other processes still have open | [`OnFree`], [`drain`], [`Pool::drain`] |
 //! | freed memory that a device still works on | [`Block::free_after`], [`Completion`] |
-//! | what a pool's regions look like | [`Pool::map`], [`map`] |
-//! | what happened in a pool, what was never freed, who writes to what was freed | [`Pool::history`], [`Pool::leaks`], [`CheckSettings`] |
-//! | NUMA nodes, and memory on the fastest, nearest or largest of them | [`topology`], [`memory_space`] |
 //! | memory as numbers, arrays and structs, while other processes write it | [`Block::view`], [`Mapping::view`], [`View`], [`Plain`] |
-//! | handles | [`Handle`], [`Block::handle`], [`Block::export`], [`open`] |
+//! | reserve, automatic release | [`Pool::reserve`], [`PoolBuilder::max_cached`], [`PoolBuilder::release_after`] |
+//! | lack of memory | [`Pool::on_shortage`], [`Shortage`], [`Relief`] |
+//! | what a pool holds, its regions, its history, its leaks | [`Pool::statistics`], [`map`], [`history`], [`leaks`], [`CheckSettings`] |
+//! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`](mod@settings) |
+//! | kinds of provider and pool of other crates | [`registry`] |
+//! | messages between two processes; ranks of a job | [`link`] |
 //! | regions that belong to a named set of processes | [`domain`] |
-//! | messages between two processes | [`link`] |
-//! | settings | [`init`], `umf.toml`, `UMF_*` variables: [`settings`](fn@settings), [`Settings`](settings::Settings) |
-//! | kinds of provider and pool from elsewhere | [`registry`], [`plugin`] |
-//! | memory that devices share | [`dma_buf`], [`Block::cpu_access`], [`cpu_access`] |
-//! | memory of NVIDIA's devices | [`cuda`] |
-//! | memory of Level Zero devices | [`level_zero`]; [`Block::read`] and [`Mapping::read`] have the device copy |
-//! | parts for those who build their own | [`core`], [`ipc`], [`host`], [`slab`], [`proxy`] |
+//! | NUMA nodes, and memory on the fastest, nearest or largest of them | [`topology`], [`memory_space`] |
+//! | memory by where it comes from | [`host`], [`dma_buf`], [`cuda`], [`level_zero`], [`mod@file`], [`plugin`] |
+//! | memory that the CPU and devices touch in turn | [`Block::cpu_access`], [`cpu_access`]; [`Block::read`] has the device copy |
+//! | the pools by themselves | [`pools`], [`Pool::from_pool`] |
+//!
+//! Parts that a program does not name are left out by features; the README has the table. Those who
+//! write a provider or a pool depend on the crates `umf-core` and, for a pool, `umf-runtime`.
+
+// Documentation names all parts; those of missing features are no links.
+#![cfg_attr(
+    not(all(
+        feature = "config",
+        feature = "cuda",
+        feature = "dma-buf",
+        feature = "domain",
+        feature = "file",
+        feature = "host",
+        feature = "level-zero",
+        feature = "link",
+        feature = "plugin",
+        feature = "slab",
+        feature = "topology"
+    )),
+    allow(rustdoc::broken_intra_doc_links)
+)]
 
 mod allocator;
+#[cfg(feature = "config")]
 mod assembly;
 mod behind;
 mod block;
+#[cfg(feature = "slab")]
+mod builder;
 mod cpu_access;
 mod error;
+#[cfg(all(feature = "host", feature = "slab"))]
 mod global;
 pub mod history;
+mod imports;
 mod kinds;
 pub mod leaks;
+#[cfg(feature = "link")]
 pub mod link;
+#[cfg(feature = "log")]
 mod logging;
 pub mod map;
+#[cfg(all(feature = "host", feature = "topology"))]
 pub mod memory_space;
 mod pool;
 mod process;
+#[cfg(feature = "config")]
 pub mod registry;
+#[cfg(feature = "config")]
 pub mod settings;
 
 pub use block::{Block, OwnedBlock};
+#[cfg(feature = "slab")]
+pub use builder::PoolBuilder;
 pub use cpu_access::cpu_access;
 pub use error::{Error, Result};
+#[cfg(all(feature = "host", feature = "slab"))]
 pub use global::GlobalPool;
-pub use kinds::{HostSettings, PluginSettings};
-pub use pool::{Pool, PoolBuilder};
-pub use process::{exporter, importer, init, open, open_read_only, settings, warnings};
+pub use pool::Pool;
+pub use process::{exporter, importer, open, open_read_only};
+#[cfg(feature = "config")]
+pub use process::{init, settings, warnings};
 pub use umf_core::held::{HeldStatistics, OnFree};
 pub use umf_core::shortage::{Relief, Shortage};
+pub use umf_core::statistics::PoolStatistics;
 #[cfg(feature = "bytemuck")]
 pub use umf_core::view::AsPod;
 #[cfg(feature = "zerocopy")]
 pub use umf_core::view::AsZerocopy;
 pub use umf_core::{
-    Access, Address, Completion, CpuAccess, Layout, MemoryKind, Plain, Progress, ProviderKind, ReadView,
-    View, Visibility,
+    Access, Address, Completion, CpuAccess, Error as MemoryError, Layout, MemoryKind, Plain, Progress,
+    ProviderKind, ReadView, View, Visibility,
 };
 #[cfg(feature = "derive")]
 pub use umf_derive::Plain;
@@ -80,29 +114,118 @@ pub use umf_ipc::{Exchange, Export, Exporter, Handle, Importer, Mapping, Mode};
 pub use umf_runtime::checked::{CheckSettings, Leaks, Poison};
 pub use umf_runtime::held::drain;
 
-#[doc(inline)]
-pub use umf_config as config;
-#[doc(inline)]
-pub use umf_core as core;
-#[doc(inline)]
-pub use umf_domain as domain;
-#[doc(inline)]
-pub use umf_ipc as ipc;
-#[doc(inline)]
-pub use umf_pool_proxy as proxy;
-#[doc(inline)]
-pub use umf_pool_slab as slab;
-#[doc(inline)]
-pub use umf_provider_cuda as cuda;
-#[doc(inline)]
-pub use umf_provider_dma_buf as dma_buf;
-#[doc(inline)]
-pub use umf_provider_host as host;
-#[doc(inline)]
-pub use umf_provider_level_zero as level_zero;
-#[doc(inline)]
-pub use umf_provider_plugin as plugin;
-/// What pools and exporters share: tracker, upstream, deferred free.
-pub use umf_runtime as runtime;
-#[doc(inline)]
-pub use umf_topology as topology;
+/// Registration of what opens memory of other kinds. The feature `config` has kinds here, too.
+#[cfg(not(feature = "config"))]
+pub mod registry {
+    pub use crate::imports::import;
+}
+
+/// Handles, exporters and importers: what [`Block::handle`] and [`open`] are made of.
+pub mod ipc {
+    #[doc(inline)]
+    pub use umf_ipc::{
+        BootId, CacheStatistics, DecodeError, Error, Exchange, Export, Exporter, ExporterSettings,
+        HANDLE_SIZE, Handle, Importer, ImporterBuilder, ImporterSettings, LimitPolicy, Mapping, Mode, Nonce,
+        Ptracer, Refusal, Result, fd_socket, inspect,
+    };
+}
+
+/// The pools of umf, for [`Pool::from_pool`] and for those who build their own parts.
+pub mod pools {
+    #[doc(inline)]
+    pub use umf_core::limit::{SharedLimit, SharedLimitRef};
+    #[cfg(feature = "jemalloc")]
+    #[doc(inline)]
+    pub use umf_pool_jemalloc::{JemallocPool, JemallocSettings};
+    #[doc(inline)]
+    pub use umf_pool_proxy::{ProxyPool, ProxySettings};
+    #[cfg(feature = "slab")]
+    #[doc(inline)]
+    pub use umf_pool_slab::{SlabPool, SlabSettings};
+}
+
+/// Memory of the host: private or shared, huge pages, NUMA placement.
+#[cfg(feature = "host")]
+pub mod host {
+    pub use crate::kinds::HostSettings;
+    #[doc(inline)]
+    pub use umf_provider_host::{
+        HostBuilder, HostImport, HostProvider, HugePages, NamedMark, NodeSet, NodeShare, Numa,
+    };
+}
+
+/// Memory that devices share: dma-bufs.
+#[cfg(feature = "dma-buf")]
+pub mod dma_buf {
+    #[doc(inline)]
+    pub use umf_provider_dma_buf::{
+        DmaBuf, DmaBufBuilder, DmaBufImport, DmaBufProvider, DmaBufSettings, FilePart, Heap, Udmabuf,
+        cpu_access, survey,
+    };
+}
+
+/// Memory of NVIDIA's devices.
+#[cfg(feature = "cuda")]
+pub mod cuda {
+    #[doc(inline)]
+    pub use umf_provider_cuda::{
+        CudaBuilder, CudaHandles, CudaImport, CudaMemory, CudaProvider, CudaSettings, DeviceInfo, Driver,
+        StreamEvent, driver_api, survey,
+    };
+}
+
+/// Memory of Level Zero devices.
+#[cfg(feature = "level-zero")]
+pub mod level_zero {
+    #[doc(inline)]
+    pub use umf_provider_level_zero::{
+        Choice, FdForm, FreePolicy, Handles, LevelZeroBuilder, LevelZeroImport, LevelZeroMemory,
+        LevelZeroProvider, LevelZeroSettings, last_failure, survey,
+    };
+}
+
+/// Memory of a file, of a DAX device, or that the program has already.
+#[cfg(feature = "file")]
+pub mod file {
+    #[doc(inline)]
+    pub use umf_provider_file::{
+        DevDaxImport, DevDaxProvider, DevDaxSettings, FileImport, FileProvider, FileSettings, FixedProvider,
+        FixedSettings,
+    };
+}
+
+/// Providers from shared objects.
+#[cfg(feature = "plugin")]
+pub mod plugin {
+    pub use crate::kinds::PluginSettings;
+    #[doc(inline)]
+    pub use umf_provider_plugin::{
+        DEFAULT_KIND, DEFAULT_SYMBOL, Description, PluginError, PluginImport, PluginLoader, PluginProvider,
+        TableFault, load, table,
+    };
+}
+
+/// Regions that belong to a named set of processes and outlive their creator.
+#[cfg(feature = "domain")]
+pub mod domain {
+    #[doc(inline)]
+    pub use umf_domain::{
+        Domain, DomainSettings, Error, Number, Object, ObjectInfo, ParseNumberError, Result,
+    };
+}
+
+/// NUMA nodes, their memory and their speed.
+#[cfg(feature = "topology")]
+pub mod topology {
+    #[doc(inline)]
+    pub use umf_topology::{
+        Access, Basis, Choice, Error, Figures, HugePool, IdList, Initiator, Memory, MemorySpace, Node,
+        ParseIdListError, ParseSpaceNameError, Quality, Recording, Result, SideCache, Source, SpaceName,
+        Tier, Topology,
+    };
+}
+
+/// The example in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

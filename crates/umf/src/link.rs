@@ -36,26 +36,34 @@ use std::time::Duration;
 
 #[doc(inline)]
 pub use umf_link::{
-    ADDRESS_SIZE, AddressError, Carried, Cost, Destination, Element, Endpoint, Engine, Engines, Error,
-    Fabric, KEY_SIZE, KeyError, Lent, Link, LinkAddress, LinkBuilder, LinkSettings, LinkStatistics, Memory,
-    Number, Operation, Places, Portion, Probed, Received, Receiver, Receives, RecvRequest, Reduction,
-    Registration, RemoteAccess, RemoteKey, SendRequest, Sender, Sends, Source, Span, TagMatch, View,
+    ADDRESS_SIZE, AddressError, Carried, Cost, Destination, Endpoint, Engine, Engines, Error, KEY_SIZE,
+    KeyError, Lent, Link, LinkAddress, LinkBuilder, LinkSettings, LinkStatistics, Memory, Places, Portion,
+    Probed, Received, Receiver, Receives, RecvRequest, Registration, RemoteAccess, RemoteKey, SendRequest,
+    Sender, Sends, Source, Span, TagMatch, View,
 };
 
-use crate::{Result, importer, settings};
+#[cfg(feature = "comm")]
+#[doc(inline)]
+pub use umf_link::{Element, Fabric, Number, Operation, Reduction};
+
+use crate::{Result, importer};
 
 /// The settings of this process for its links.
 ///
 /// # Errors
-/// As [`crate::settings()`].
+/// As [`importer()`].
 pub fn link_settings() -> Result<LinkSettings> {
-    Ok(settings()?.link.clone())
+    #[cfg(feature = "config")]
+    let settings = crate::settings()?.link.clone();
+    #[cfg(not(feature = "config"))]
+    let settings = LinkSettings::default();
+    Ok(settings)
 }
 
 /// A builder with the settings and the importer of this process.
 ///
 /// # Errors
-/// As [`crate::settings()`].
+/// As [`importer()`].
 pub fn builder() -> Result<LinkBuilder> {
     Ok(LinkBuilder::new().settings(link_settings()?).importer(importer()?))
 }
@@ -63,7 +71,7 @@ pub fn builder() -> Result<LinkBuilder> {
 /// An endpoint that is known by its address: [`LinkBuilder::bind`].
 ///
 /// # Errors
-/// As there; as [`crate::settings()`].
+/// As there; as [`importer()`].
 pub fn bind() -> Result<Endpoint> {
     Ok(builder()?.bind()?)
 }
@@ -71,7 +79,7 @@ pub fn bind() -> Result<Endpoint> {
 /// An endpoint that is found by its name: [`LinkBuilder::named`].
 ///
 /// # Errors
-/// As there; as [`crate::settings()`].
+/// As there; as [`importer()`].
 pub fn named(name: &str) -> Result<Endpoint> {
     Ok(builder()?.named(name)?)
 }
@@ -79,7 +87,7 @@ pub fn named(name: &str) -> Result<Endpoint> {
 /// Connects to an endpoint: [`LinkBuilder::connect`].
 ///
 /// # Errors
-/// As there; as [`crate::settings()`].
+/// As there; as [`importer()`].
 pub fn connect(address: &LinkAddress, timeout: Option<Duration>) -> Result<Link> {
     Ok(builder()?.connect(address, timeout)?)
 }
@@ -87,7 +95,8 @@ pub fn connect(address: &LinkAddress, timeout: Option<Duration>) -> Result<Link>
 /// Joins a job as one of its `size` ranks, each linked with each: [`LinkBuilder::join`].
 ///
 /// # Errors
-/// As there; as [`crate::settings()`].
+/// As there; as [`importer()`].
+#[cfg(feature = "comm")]
 pub fn join(job: &str, rank: usize, size: usize) -> Result<Fabric> {
     Ok(builder()?.join(job, rank, size)?)
 }

@@ -11,11 +11,16 @@ use umf_core::map::PoolMap;
 use umf_core::pool::missing;
 use umf_core::shortage::OutOfMemory;
 use umf_core::statistics::PoolStatistics;
-use umf_core::{Controls, Inspect, Layout, Visibility};
+use umf_core::{Controls, Inspect, Layout};
+#[cfg(all(feature = "host", any(feature = "slab", not(feature = "config"))))]
 use umf_provider_host::HostProvider;
+#[cfg(any(feature = "config", feature = "slab"))]
+use umf_runtime::checked::{CheckSettings, Checked, Leaks};
 
+#[cfg(feature = "config")]
+use crate::assembly;
 use crate::behind::Behind;
-use crate::{Block, CheckSettings, Leaks, OwnedBlock, Poison, Result, assembly, leaks, settings};
+use crate::{Block, OwnedBlock, Result};
 
 /// Hands out blocks of memory.
 ///
@@ -30,56 +35,58 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool over shared host memory, whose blocks can be exported to other processes: the set `[pool.shared]` of
-    /// the settings, over `[provider.shared]` if that is given.
+    /// Opens the pool `shared`: host memory that other processes can open. Its settings are
+    /// `[pool.shared]` and `[provider.shared]`.
     ///
     /// # Errors
     /// [`crate::Error::Settings`] and others if the settings cannot be used; [`crate::Error::Memory`].
+    #[cfg(feature = "host")]
     pub fn shared() -> Result<Self> {
-        let settings = settings()?;
-        let named = settings.pool("shared")?.provider;
-        let provider: ProviderRef = if settings.loaded().declares("provider", "shared") {
-            assembly::provider(settings, "shared")?.into()
-        } else if settings.loaded().declares("pool", "shared") && named != "host" {
-            assembly::provider(settings, &named)?.into()
-        } else {
-            HostProvider::builder().name("shared").visibility(Visibility::Shared).build()?.into()
-        };
-        Ok(Self::from_pool(assembly::pool(settings, "shared", provider)?))
+        #[cfg(feature = "config")]
+        return Self::named("shared");
+        #[cfg(not(feature = "config"))]
+        Self::over_core("shared", shared_memory("shared", false)?)
     }
 
-    /// A pool over private host memory: fast, and not for export.
+    /// Opens the pool `private`: host memory of this process alone. It is fast, and cannot be
+    /// exported. Its settings are `[pool.private]` and `[provider.private]`.
     ///
     /// # Errors
     /// As [`Pool::shared`].
+    #[cfg(feature = "host")]
     pub fn private() -> Result<Self> {
-        let provider: ProviderRef = HostProvider::builder().name("private").build()?.into();
-        let settings = settings()?;
-        Ok(Self::from_pool(assembly::pool(settings, "private", provider)?))
+        #[cfg(feature = "config")]
+        return Self::named("private");
+        #[cfg(not(feature = "config"))]
+        Self::over_core("private", HostProvider::builder().name("private").build()?.into())
     }
 
-    /// A pool over shared host memory in which every block is a memory file of its own: exporting one exposes
-    /// nothing else, and no page is shared with another block. Costs an fd, a mapping and system calls per block. Of the
-    /// settings it heeds `on_free` and `max_held` of `[pool.isolated]`.
+    /// Opens the pool `isolated`: shared host memory in which each block is a memory file of its
+    /// own. A process that opens one sees nothing else, and no page is shared with another block.
+    /// Costs an fd, a mapping and system calls per block. Its settings are `[pool.isolated]` and
+    /// `[provider.isolated]`.
     ///
     /// # Errors
     /// As [`Pool::shared`].
+    #[cfg(feature = "host")]
     pub fn isolated() -> Result<Self> {
-        let provider =
-            HostProvider::builder().name("isolated").visibility(Visibility::Shared).isolate(true).build()?;
-        let pool = umf_pool_proxy::ProxyPool::new(provider)?;
-        assembly::holding(&*pool, &settings()?.pool("isolated")?)?;
-        Ok(Self::from_pool(pool))
+        #[cfg(feature = "config")]
+        return Self::named("isolated");
+        #[cfg(not(feature = "config"))]
+        Ok(Self::from_pool(umf_pool_proxy::ProxyPool::with_settings(
+            shared_memory("isolated", true)?,
+            umf_pool_proxy::ProxySettings::new().name("isolated"),
+        )?))
     }
 
-    /// The pool `[pool.<name>]` of the settings, over the provider that it names.
+    /// Opens the pool `[pool.<name>]` of the settings, over the provider that it names.
     ///
     /// # Errors
     /// As [`Pool::shared`]; [`crate::Error::UnknownName`], [`crate::Error::UnknownKind`].
+    #[cfg(feature = "config")]
     pub fn named(name: &str) -> Result<Self> {
-        let settings = settings()?;
-        let provider = assembly::provider(settings, &settings.pool(name)?.provider)?;
-        Ok(Self::from_pool(assembly::pool(settings, name, provider.into())?))
+        let settings = crate::settings()?;
+        Self::over_core(name, assembly::provider(settings, &settings.pool(name)?.provider)?.into())
     }
 
     /// A pool over the provider `[provider.<provider>]` of the settings, or over one of a kind of device memory by its kind's name
@@ -87,22 +94,37 @@ impl Pool {
     ///
     /// # Errors
     /// As [`Pool::named`]; [`crate::Error::Memory`] says what is lacking where there is no such device.
+    #[cfg(feature = "config")]
     pub fn over(provider: &str) -> Result<Self> {
-        let settings = settings()?;
-        let made = assembly::provider(settings, provider)?;
-        Ok(Self::from_pool(assembly::pool(settings, provider, made.into())?))
+        Self::over_core(provider, assembly::provider(crate::settings()?, provider)?.into())
     }
 
-    /// A pool of one's own making.
+    /// The pool `name` of the settings over `provider`. Without settings, one with the defaults.
+    #[cfg(any(feature = "config", feature = "host"))]
+    fn over_core(name: &str, provider: ProviderRef) -> Result<Self> {
+        #[cfg(feature = "config")]
+        let pool = assembly::pool(crate::settings()?, name, provider)?;
+        #[cfg(all(not(feature = "config"), feature = "slab"))]
+        let pool = umf_pool_slab::SlabPool::new(provider, umf_pool_slab::SlabSettings::new().name(name))?;
+        #[cfg(not(any(feature = "config", feature = "slab")))]
+        let pool = {
+            let settings = umf_pool_proxy::ProxySettings::new().name(name);
+            umf_pool_proxy::ProxyPool::with_settings(provider, settings)?
+        };
+        Ok(Self::from_pool(pool))
+    }
+
+    /// Wraps a pool that the caller made.
     #[must_use]
     pub fn from_pool(pool: Arc<dyn umf_core::Pool>) -> Self {
         Self { pool: pool.into() }
     }
 
     /// A builder for a slab pool over any provider.
+    #[cfg(feature = "slab")]
     #[must_use]
-    pub fn builder() -> PoolBuilder {
-        PoolBuilder::default()
+    pub fn builder() -> crate::PoolBuilder {
+        crate::PoolBuilder::default()
     }
 
     /// Allocates a block of `size` bytes, aligned to 16 (or to `size` rounded up to a power of two, if that is
@@ -211,7 +233,7 @@ impl Pool {
         Ok(map.ok_or(missing("a map of its regions"))?)
     }
 
-    /// What happened in it lately, if it is set to remember that ([`PoolBuilder::history`]).
+    /// What happened in it lately, if it is set to remember that ([`crate::PoolBuilder::history`]).
     ///
     /// # Errors
     /// [`crate::Error::Memory`] if it is not, or if this kind of pool cannot.
@@ -220,7 +242,7 @@ impl Pool {
         Ok(history.ok_or(missing("a history, or is not set to keep one"))?)
     }
 
-    /// Shows `look` which blocks are live, and where they were allocated if it is set to remember that ([`PoolBuilder::leaks`]).
+    /// Shows `look` which blocks are live, and where they were allocated if it is set to remember that ([`crate::PoolBuilder::leaks`]).
     ///
     /// # Errors
     /// [`crate::Error::Memory`] if this kind of pool cannot tell.
@@ -265,151 +287,21 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-/// Builds a slab pool.
-#[derive(Clone, Debug, Default)]
-pub struct PoolBuilder {
-    provider: Option<ProviderRef>,
-    slab: umf_pool_slab::SlabSettings,
-    checks: CheckSettings,
+/// A provider of shared host memory.
+#[cfg(all(feature = "host", any(feature = "slab", not(feature = "config"))))]
+pub(crate) fn shared_memory(name: &'static str, isolate: bool) -> Result<ProviderRef> {
+    let builder = HostProvider::builder().name(name).visibility(umf_core::Visibility::Shared);
+    Ok(builder.isolate(isolate).build()?.into())
 }
 
-impl PoolBuilder {
-    /// Where the memory comes from. Default: shared host memory.
-    #[must_use]
-    pub fn provider(mut self, provider: impl Into<ProviderRef>) -> Self {
-        self.provider = Some(provider.into());
-        self
+/// The pool itself, or before it what checks its use.
+#[cfg(any(feature = "config", feature = "slab"))]
+pub(crate) fn checked(
+    pool: Arc<dyn umf_core::Pool>,
+    checks: CheckSettings,
+) -> umf_core::Result<Arc<dyn umf_core::Pool>> {
+    if checks.leaks == Leaks::Sites {
+        crate::leaks::name_stacks();
     }
-
-    /// Its name, in statistics, logs and errors. Default: `"slab"`.
-    #[must_use]
-    pub fn name(mut self, name: &str) -> Self {
-        self.slab = self.slab.name(name);
-        self
-    }
-
-    /// Changes further settings of the slab pool. What was set before stays unless `change` sets it.
-    ///
-    /// # Examples
-    /// ```
-    /// let builder = umf::Pool::builder().memory_limit(64 << 20).slab(|slab| slab.capacity(8));
-    /// # builder.build()?;
-    /// # Ok::<(), umf::Error>(())
-    /// ```
-    #[must_use]
-    pub fn slab(
-        mut self,
-        change: impl FnOnce(umf_pool_slab::SlabSettings) -> umf_pool_slab::SlabSettings,
-    ) -> Self {
-        self.slab = change(self.slab);
-        self
-    }
-
-    /// The most bytes that the pool may hold, free ones included; 0 is unlimited. Default: 0.
-    #[must_use]
-    pub fn memory_limit(mut self, bytes: u64) -> Self {
-        self.slab = self.slab.memory_limit(bytes);
-        self
-    }
-
-    /// The largest block that is kept for later use, in bytes. A larger one is a region of its own.
-    #[must_use]
-    pub fn max_poolable_size(mut self, bytes: usize) -> Self {
-        self.slab = self.slab.max_poolable_size(bytes);
-        self
-    }
-
-    /// What becomes of the contents of a block that is freed while other processes have it open. Default:
-    /// [`OnFree::Hold`].
-    #[must_use]
-    pub fn on_free(mut self, on_free: OnFree) -> Self {
-        self.slab = self.slab.on_free(on_free);
-        self
-    }
-
-    /// The most bytes of freed memory that may be held because other processes have it open, before allocating more fails;
-    /// 0 is unlimited. Default: 0.
-    #[must_use]
-    pub fn max_held(mut self, bytes: u64) -> Self {
-        self.slab = self.slab.max_held(bytes);
-        self
-    }
-
-    /// Replaces all that is set to be checked ([`PoolBuilder::history`] and the three after it change a
-    /// part of this).
-    #[must_use]
-    pub fn check(mut self, checks: CheckSettings) -> Self {
-        self.checks = checks;
-        self
-    }
-
-    /// How many events each thread's history keeps: [`Pool::history`]. Default: 0, none.
-    #[must_use]
-    pub fn history(mut self, events: u32) -> Self {
-        self.checks = self.checks.history(events);
-        self
-    }
-
-    /// What is told of blocks that are live when the pool is dropped, or when the process ends. Default: [`Leaks::Off`].
-    #[must_use]
-    pub fn leaks(mut self, leaks: Leaks) -> Self {
-        self.checks = self.checks.leaks(leaks);
-        self
-    }
-
-    /// What is filled, so that mistakes show. Default: [`Poison::Off`].
-    #[must_use]
-    pub fn poison(mut self, poison: Poison) -> Self {
-        self.checks = self.checks.poison(poison);
-        self
-    }
-
-    /// Bytes of freed blocks that wait before anybody gets them again. Default: 0.
-    #[must_use]
-    pub fn quarantine(mut self, bytes: u64) -> Self {
-        self.checks = self.checks.quarantine(bytes);
-        self
-    }
-
-    /// Bytes that are taken from the provider at the beginning, and kept. Default: 0.
-    #[must_use]
-    pub fn reserve(mut self, bytes: u64) -> Self {
-        self.slab = self.slab.reserve(bytes);
-        self
-    }
-
-    /// The most bytes that may be free before memory goes back to the provider unasked; 0 is unlimited. Default: 0.
-    #[must_use]
-    pub fn max_cached(mut self, bytes: u64) -> Self {
-        self.slab = self.slab.max_cached(bytes);
-        self
-    }
-
-    /// How long memory may lie unused before it goes back to the provider unasked; zero is for ever. Default: zero.
-    #[must_use]
-    pub fn release_after(mut self, age: Duration) -> Self {
-        self.slab = self.slab.release_after(age);
-        self
-    }
-
-    /// Who is asked when an allocation would fail for lack of memory: any closure. Default: nobody.
-    #[must_use]
-    pub fn on_shortage(mut self, callback: impl OutOfMemory + 'static) -> Self {
-        self.slab = self.slab.out_of_memory(callback);
-        self
-    }
-
-    /// The pool.
-    ///
-    /// # Errors
-    /// [`crate::Error::Memory`]: no memory, or settings that contradict each other or the provider.
-    pub fn build(self) -> Result<Pool> {
-        leaks::name_stacks();
-        let provider = match self.provider {
-            Some(provider) => provider,
-            None => HostProvider::builder().name("shared").visibility(Visibility::Shared).build()?.into(),
-        };
-        let pool = umf_pool_slab::SlabPool::new(provider, self.slab)?;
-        Ok(Pool::from_pool(assembly::checked(pool, self.checks)?))
-    }
+    Ok(if checks.is_off() { pool } else { Checked::new(pool, checks)? })
 }

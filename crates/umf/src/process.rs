@@ -2,15 +2,20 @@
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
+#[cfg(feature = "config")]
 use umf_config::{Loader, Warning};
 use umf_core::Access;
 use umf_ipc::{Exporter, ExporterSettings, Handle, Importer, ImporterSettings, Mapping};
 use umf_sync::fork;
 
+#[cfg(feature = "config")]
 use crate::settings::{Leases, Settings};
-use crate::{Error, Result, logging, registry};
+#[cfg(feature = "config")]
+use crate::{Error, registry};
+use crate::{Result, imports};
 
 struct Process {
+    #[cfg(feature = "config")]
     settings: Settings,
     exporter: Exporter,
     importer: Importer,
@@ -57,6 +62,7 @@ fn current() -> Option<&'static Process> {
 ///
 /// # Errors
 /// [`Error::AlreadyInitialised`] if umf was used before; [`Error::Settings`] and others if they cannot be used.
+#[cfg(feature = "config")]
 pub fn init(loader: Loader) -> Result<()> {
     let _turn = Turn::take();
     if current().is_some() {
@@ -73,7 +79,10 @@ fn process() -> Result<&'static Process> {
     let _turn = Turn::take();
     match current() {
         Some(process) => Ok(process),
+        #[cfg(feature = "config")]
         None => Ok(publish(make(Loader::new())?)),
+        #[cfg(not(feature = "config"))]
+        None => Ok(publish(make()?)),
     }
 }
 
@@ -82,15 +91,25 @@ fn publish(made: Process) -> &'static Process {
     let process: &'static Process = Box::leak(Box::new(made));
     PROCESS.store(core::ptr::from_ref(process).cast_mut(), Ordering::Release);
     // What is registered from here on is added by whoever registers it; what was before, here.
-    for import in registry::imports() {
+    for import in imports::imports() {
         process.importer.add_import(import);
     }
     process
 }
 
+#[cfg(feature = "config")]
 fn make(loader: Loader) -> Result<Process> {
     let settings = Settings::load(loader)?;
-    logging::start(&settings.log);
+    #[cfg(feature = "log")]
+    crate::logging::start(&settings.log);
+    #[cfg(not(feature = "log"))]
+    if settings.log.output != crate::settings::LogOutput::Off {
+        // The operator asked for a log and would otherwise wait for it. A closed stderr is no
+        // error.
+        let text = "umf: the settings ask for a log, and this program was built without the feature \"log\" of \
+                    umf-rs; logging is off\n";
+        let _ = std::io::Write::write_all(&mut umf_os::output::stderr(), text.as_bytes());
+    }
     for warning in settings.loaded().warnings() {
         tracing::warn!("{warning}");
     }
@@ -125,10 +144,20 @@ fn make(loader: Loader) -> Result<Process> {
     Ok(Process { exporter: Exporter::new(exporter)?, importer: builder.build()?, settings })
 }
 
+/// The defaults, and no other settings.
+#[cfg(not(feature = "config"))]
+fn make() -> Result<Process> {
+    let settings = ImporterSettings::default();
+    let builder = Importer::builder().settings(settings);
+    let builder = imports::built_in().into_iter().fold(builder, |builder, import| builder.import(import));
+    Ok(Process { exporter: Exporter::new(ExporterSettings::default())?, importer: builder.build()? })
+}
+
 /// The settings in force.
 ///
 /// # Errors
 /// [`Error::Settings`] if `umf.toml` or a variable is wrong.
+#[cfg(feature = "config")]
 pub fn settings() -> Result<&'static Settings> {
     Ok(&process()?.settings)
 }
@@ -137,6 +166,7 @@ pub fn settings() -> Result<&'static Settings> {
 ///
 /// # Errors
 /// As [`settings()`].
+#[cfg(feature = "config")]
 pub fn warnings() -> Result<&'static [Warning]> {
     Ok(process()?.settings.loaded().warnings())
 }
@@ -144,7 +174,7 @@ pub fn warnings() -> Result<&'static [Warning]> {
 /// The exporter of this process, which [`crate::Block::export`] uses.
 ///
 /// # Errors
-/// As [`settings()`].
+/// [`crate::Error::Settings`] if `umf.toml` or a variable is wrong; [`crate::Error::Ipc`].
 pub fn exporter() -> Result<&'static Exporter> {
     Ok(&process()?.exporter)
 }
@@ -152,7 +182,7 @@ pub fn exporter() -> Result<&'static Exporter> {
 /// The importer of this process, which [`open`] uses.
 ///
 /// # Errors
-/// As [`settings()`].
+/// As [`exporter()`].
 pub fn importer() -> Result<&'static Importer> {
     Ok(&process()?.importer)
 }
@@ -165,7 +195,7 @@ pub(crate) fn made_importer() -> Option<&'static Importer> {
 /// Opens a handle for reading and writing. Closing is dropping.
 ///
 /// # Errors
-/// [`Error::Ipc`] with the reason; as [`settings()`].
+/// [`crate::Error::Ipc`] with the reason; as [`importer()`].
 pub fn open(handle: &Handle) -> Result<Mapping<'static>> {
     Ok(process()?.importer.open(handle)?)
 }

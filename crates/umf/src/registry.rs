@@ -1,13 +1,13 @@
 //! Kinds of provider and pool, so that `umf.toml` and variables can name them.
 //!
 //! A kind implements [`ProviderFactory`] or [`PoolFactory`]; its keys are a struct that
-//! [`umf_core::settings!`] makes. One line registers it, before umf is first used:
+//! [`settings!`] makes. One line registers it, before umf is first used:
 //!
 //! ```
 //! # use std::sync::Arc;
-//! use umf::core::{FactoryError, Provider, ProviderFactory};
+//! use umf::registry::{FactoryError, Provider, ProviderFactory};
 //!
-//! umf::core::settings! {
+//! umf::registry::settings! {
 //!     /// The keys of the kind `scratch`.
 //!     pub struct ScratchSettings {
 //!         /// Whether each region has a descriptor of its own.
@@ -33,17 +33,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use umf_config::{Set, Shape};
-use umf_core::{FactoryError, Import, Pool, PoolFactory, PoolRequest, Provider, ProviderFactory};
+use umf_core::Pool;
+#[doc(inline)]
+pub use umf_core::{FactoryError, Import, PoolFactory, PoolRequest, Provider, ProviderFactory, settings};
 use umf_pool_proxy::ProxyPool;
-use umf_pool_slab::SlabPool;
-use umf_provider_cuda::CudaProvider;
-use umf_provider_dma_buf::DmaBufProvider;
-use umf_provider_file::{DevDaxProvider, FileProvider, FixedProvider};
-use umf_provider_level_zero::LevelZeroProvider;
 use umf_sync::Lock;
 
-use crate::kinds::{Host, Plugin};
-use crate::{Error, Result, process};
+pub use crate::imports::import;
+use crate::{Error, Result, kinds};
 
 /// Opens memory of a kind of other processes, if the kind has such.
 type OptionalImport = Option<Arc<dyn Import>>;
@@ -89,27 +86,26 @@ const fn pool_entry<F: PoolFactory>() -> PoolEntry {
     }
 }
 
-static BUILT_IN_PROVIDERS: [ProviderEntry; 8] = [
-    provider_entry::<CudaProvider>(),
-    provider_entry::<DevDaxProvider>(),
-    provider_entry::<DmaBufProvider>(),
-    provider_entry::<FileProvider>(),
-    provider_entry::<FixedProvider>(),
-    provider_entry::<Host>(),
-    provider_entry::<LevelZeroProvider>(),
-    provider_entry::<Plugin>(),
-];
+macro_rules! entries {
+    ($entry:ident: $($feature:literal $kind:literal $factory:ty,)+) => {
+        &[$(#[cfg(feature = $feature)] $entry::<$factory>(),)+]
+    };
+}
 
-static BUILT_IN_POOLS: &[PoolEntry] = &[
-    #[cfg(feature = "jemalloc")]
-    pool_entry::<umf_pool_jemalloc::JemallocPool>(),
-    pool_entry::<ProxyPool>(),
-    pool_entry::<SlabPool>(),
-];
+macro_rules! absent {
+    (of: $($feature:literal $kind:literal $factory:ty,)+) => {
+        &[$(#[cfg(not(feature = $feature))] ($kind, $feature),)+]
+    };
+}
+
+static BUILT_IN_PROVIDERS: &[ProviderEntry] = kinds::providers!(entries provider_entry);
+static BUILT_IN_POOLS: &[PoolEntry] = kinds::pools!(entries pool_entry);
+/// The kinds of umf that this build lacks, each with the feature that has it.
+const ABSENT_PROVIDERS: &[(&str, &str)] = kinds::providers!(absent of);
+const ABSENT_POOLS: &[(&str, &str)] = kinds::pools!(absent of);
 
 static PROVIDERS: Lock<BTreeMap<&'static str, ProviderEntry>> = Lock::new(BTreeMap::new());
 static POOLS: Lock<BTreeMap<&'static str, PoolEntry>> = Lock::new(BTreeMap::new());
-static IMPORTS: Lock<Vec<Arc<dyn Import>>> = Lock::new(Vec::new());
 
 /// Registers a kind of provider, before settings are first read: a set of a kind that is registered later
 /// stays unread. A second kind of the same name replaces the first; those of umf cannot be replaced.
@@ -122,26 +118,6 @@ pub fn pool_kind<F: PoolFactory>() {
     POOLS.lock().insert(F::KIND, pool_entry::<F>());
 }
 
-/// Lets [`crate::open`] open one more kind of memory. A second one of the same kind replaces the first.
-pub fn import(import: Arc<dyn Import>) {
-    let kind = import.kind();
-    let before: Vec<_> = {
-        let mut imports = IMPORTS.lock();
-        let before = imports.extract_if(.., |known| known.kind() == kind).collect();
-        imports.push(Arc::clone(&import));
-        before
-    };
-    // Dropped without the lock: it may own pools.
-    drop(before);
-    if let Some(importer) = process::made_importer() {
-        importer.add_import(import);
-    }
-}
-
-pub(crate) fn imports() -> Vec<Arc<dyn Import>> {
-    IMPORTS.lock().clone()
-}
-
 fn providers() -> BTreeMap<&'static str, ProviderEntry> {
     let mut all = PROVIDERS.lock().clone();
     all.extend(BUILT_IN_PROVIDERS.iter().map(|entry| (entry.kind, *entry)));
@@ -150,7 +126,8 @@ fn providers() -> BTreeMap<&'static str, ProviderEntry> {
 
 fn pools() -> BTreeMap<&'static str, PoolEntry> {
     let mut all = POOLS.lock().clone();
-    all.extend(BUILT_IN_POOLS.iter().map(|entry| (entry.kind, *entry)));
+    let built_in = BUILT_IN_POOLS.iter().copied().chain([pool_entry::<ProxyPool>()]);
+    all.extend(built_in.map(|entry| (entry.kind, entry)));
     all
 }
 
@@ -160,6 +137,30 @@ pub(crate) fn provider(kind: &str) -> Option<ProviderEntry> {
 
 pub(crate) fn pool(kind: &str) -> Option<PoolEntry> {
     pools().get(kind).copied()
+}
+
+/// The feature of this package that has a kind of umf which this build lacks.
+fn feature(absent: &[(&str, &'static str)], kind: &str) -> Option<&'static str> {
+    absent.iter().find(|(name, _)| *name == kind).map(|(_, feature)| *feature)
+}
+
+/// The error of a set whose kind is not registered.
+pub(crate) fn unknown_kind(what: &'static str, name: &str, kind: &str) -> Error {
+    let (absent, known) = match what {
+        "provider" => (ABSENT_PROVIDERS, provider_kinds()),
+        _ => (ABSENT_POOLS, pool_kinds()),
+    };
+    let (name, kind) = (name.to_owned(), kind.to_owned());
+    match feature(absent, &kind) {
+        Some(feature) => Error::MissingFeature { what, name, feature },
+        None => Error::UnknownKind { what, name, kind, known: known.join(", ") },
+    }
+}
+
+/// The kinds of provider of umf that are not registered.
+pub(crate) fn absent_providers() -> Vec<&'static str> {
+    let known = providers();
+    ABSENT_PROVIDERS.iter().map(|(kind, _)| *kind).filter(|kind| !known.contains_key(kind)).collect()
 }
 
 pub(crate) fn provider_shapes() -> BTreeMap<String, Shape> {
@@ -196,16 +197,34 @@ fn failed(what: &'static str, name: &str, error: FactoryError) -> Error {
         }
         Err(error) => error,
     };
+    #[cfg(feature = "topology")]
     let error = match error.downcast::<umf_topology::Error>() {
         Ok(error) => return (*error).into(),
         Err(error) => error,
     };
-    let error = match error.downcast::<crate::plugin::PluginError>() {
+    #[cfg(feature = "plugin")]
+    let error = match error.downcast::<umf_provider_plugin::PluginError>() {
         Ok(error) => return (*error).into(),
         Err(error) => error,
     };
     match error.downcast::<Error>() {
         Ok(error) => *error,
         Err(error) => Error::Factory { what, name, source: error.into() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listed_kinds_have_the_names_of_their_factories() {
+        macro_rules! names {
+            ($trait:ident: $($feature:literal $kind:literal $factory:ty,)+) => {
+                $(#[cfg(feature = $feature)] assert_eq!($kind, <$factory as $trait>::KIND);)+
+            };
+        }
+        kinds::providers!(names ProviderFactory);
+        kinds::pools!(names PoolFactory);
     }
 }

@@ -1,4 +1,5 @@
-//! The settings of umf: the sections that belong to no kind, and which kinds there are.
+//! The settings of umf: how they are read, the sections that belong to no kind, and which kinds
+//! there are.
 //!
 //! Kinds of provider and pool have their keys beside their code ([`umf_core::factory`]); the keys of
 //! `[link]` are [`crate::link::LinkSettings`].
@@ -7,16 +8,30 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::de::{self, Deserialize, Deserializer, Visitor};
-use serde::{Serialize, Serializer};
-use umf_config::{KeyTexts, Loaded, Loader, OlderVariable, Origin, Schema, Sets, Shape};
+use serde_core::de::{self, Deserialize, Deserializer, Visitor};
+use serde_core::{Serialize, Serializer};
+#[doc(inline)]
+pub use umf_config::{
+    Context, Error, Loaded, Loader, Origin, RecognisedVariable, Row, Schema, Set, ValueKind, Warning,
+};
+use umf_config::{KeyTexts, OlderVariable, Sets, Shape};
 use umf_core::held::OnFree;
-use umf_core::settings::{Auto, ByteSize, Milliseconds, TRUSTED, Trusted, refused};
+#[doc(inline)]
+pub use umf_core::settings::ByteSize;
+use umf_core::settings::{Auto, Milliseconds, TRUSTED, Trusted, refused};
 use umf_ipc::{Exchange, LimitPolicy, Ptracer};
+#[cfg(feature = "link")]
 use umf_link::LinkSettings;
 use umf_runtime::checked::CheckSettings;
 
 use crate::{Result, registry};
+
+/// Sets of pools and of providers that are there without being declared. Their names are a promise
+/// about the memory: see `docs/architecture.md`, terms.
+pub(crate) const MEMORY: [&str; 3] = ["shared", "private", "isolated"];
+
+/// The kind of a pool for which nothing says another.
+const DEFAULT_POOL: &str = if cfg!(feature = "slab") { "slab" } else { "proxy" };
 
 umf_core::words! {
     /// Whether an open takes a lease.
@@ -168,7 +183,7 @@ umf_core::settings! {
     #[non_exhaustive]
     pub struct PoolKeys {
         /// "slab", "proxy", "jemalloc", or a kind that the program registered.
-        pub kind: String = "slab".to_owned(), "the name of a kind" if |kind| !kind.is_empty();
+        pub kind: String = DEFAULT_POOL.to_owned(), "the name of a kind" if |kind| !kind.is_empty();
         /// The provider set ([provider.<name>]) that the memory comes from.
         pub provider: String = "host".to_owned();
         /// Limit that this pool shares with others: a name in [shared_limits], or "none".
@@ -206,6 +221,7 @@ pub struct Settings {
     /// `[ipc]`.
     pub ipc: Ipc,
     /// `[link]`.
+    #[cfg(feature = "link")]
     pub link: LinkSettings,
     /// `[log]`.
     pub log: Log,
@@ -218,11 +234,12 @@ impl Settings {
     /// Reads all sources, with the kinds that are registered now.
     ///
     /// # Errors
-    /// [`umf_config::Error`], with the source, the key and what would be valid.
-    pub fn load(loader: Loader) -> Result<Self, umf_config::Error> {
+    /// [`Error`], with the source, the key and what would be valid.
+    pub fn load(loader: Loader) -> Result<Self, Error> {
         let loaded = loader.load(schema())?;
         let settings = Self {
             ipc: loaded.section("ipc")?,
+            #[cfg(feature = "link")]
             link: loaded.section("link")?,
             log: loaded.section("log")?,
             shared_limits: loaded.values("shared_limits")?,
@@ -252,23 +269,26 @@ impl Settings {
         Ok(self.loaded.set("pool", name).read()?)
     }
 
-    /// Whether there is a provider set of this name: a source declares it, or a kind has its name.
+    /// Whether there is a provider set of this name: a source declares it, or a kind has its name,
+    /// of those too that need a feature of this package.
     #[must_use]
     pub fn has_provider(&self, name: &str) -> bool {
-        self.loaded.declares("provider", name) || registry::provider(name).is_some()
+        self.loaded.declares("provider", name)
+            || MEMORY.contains(&name)
+            || registry::provider(name).is_some()
+            || registry::absent_providers().contains(&name)
     }
 
     /// The names of all provider sets.
     pub(crate) fn providers(&self) -> Vec<String> {
         let mut names: Vec<String> = self.loaded.names("provider").map(str::to_owned).collect();
-        names.extend(
-            registry::provider_kinds().into_iter().filter(|kind| !self.loaded.declares("provider", kind)),
-        );
+        let others = registry::provider_kinds().into_iter().chain(MEMORY.map(str::to_owned));
+        names.extend(others.filter(|name| !self.loaded.declares("provider", name)));
         names
     }
 
     /// Pools name provider sets and shared limits that exist.
-    fn check_references(&self) -> Result<(), umf_config::Error> {
+    fn check_references(&self) -> Result<(), Error> {
         for name in self.loaded.names("pool") {
             let set = self.loaded.set("pool", name);
             if !set.is_known() && name != "defaults" {
@@ -290,18 +310,29 @@ impl Settings {
 /// What settings there can be, with the kinds that are registered now.
 #[must_use]
 pub fn schema() -> Schema {
-    Schema::new()
+    let schema = Schema::new()
         .section::<Ipc>("ipc", "Memory across processes.")
         .sets(
             "pool",
             "Pools. [pool.defaults] is what a pool has that sets nothing else. It may have the keys of every\n\
              kind; a pool takes those of its kind. A pool of its own name sets some keys over these:\n  \
-             [pool.small]\n  max_poolable_size = \"64KiB\"",
+             [pool.small]\n  max_poolable_size = \"64KiB\"\n\
+             The pools \"shared\", \"private\" and \"isolated\" are there without a section, over the provider\n\
+             sets of the same names. \"isolated\" is of kind \"proxy\".",
             Sets {
                 common: vec![Shape::of::<PoolKeys>(), Shape::of::<CheckSettings>()],
                 kinds: registry::pool_shapes(),
-                default_kind: "slab",
+                default_kind: DEFAULT_POOL,
                 defaults: Some("defaults"),
+                absent: Vec::new(),
+                presets: vec![
+                    ("shared", vec![("provider", "shared".into())]),
+                    ("private", vec![("provider", "private".into())]),
+                    (
+                        "isolated",
+                        vec![("provider", "isolated".into()), ("kind", "proxy".into()), ("reserve", 0.into())],
+                    ),
+                ],
                 kind_by_name: false,
             },
         )
@@ -310,12 +341,20 @@ pub fn schema() -> Schema {
             "Providers: sets of settings that pools name. A set with the name of a kind is of that kind unless\n\
              it says otherwise, and is there even if no source sets anything in it. Others are of kind\n\
              \"host\":\n  \
-             [provider.near]\n  numa = \"bind\"\n  numa_nodes = [0]",
+             [provider.near]\n  numa = \"bind\"\n  numa_nodes = [0]\n\
+             The sets \"shared\" (visibility = \"shared\"), \"private\" and \"isolated\" (visibility = \"shared\",\n\
+             isolate = true) are there without a section, and keep those values.",
             Sets {
                 common: vec![Shape::of::<ProviderKeys>()],
                 kinds: registry::provider_shapes(),
                 default_kind: "host",
                 defaults: None,
+                absent: registry::absent_providers(),
+                presets: vec![
+                    ("shared", vec![("visibility", "shared".into())]),
+                    ("private", vec![("visibility", "private".into())]),
+                    ("isolated", vec![("visibility", "shared".into()), ("isolate", true.into())]),
+                ],
                 kind_by_name: true,
             },
         )
@@ -324,8 +363,12 @@ pub fn schema() -> Schema {
             "Names, and the bytes that the pools which name one (shared_limit) may hold together; 0 is\n\
              unlimited:\n  \
              job = \"8GiB\"",
-        )
-        .section::<LinkSettings>("link", "Messages between two processes.")
+        );
+    #[cfg(feature = "link")]
+    let schema = schema.section::<LinkSettings>("link", "Messages between two processes.");
+    #[cfg(not(feature = "link"))]
+    let schema = schema.unread("link");
+    schema
         .section::<Log>(
             "log",
             "Logging. UMF_LOG sets these keys at once, in its old grammar: level:debug;output:stderr;pid:yes",

@@ -49,3 +49,8 @@ pub use context::*;
 pub use device::*;
 pub use result::*;
 pub use tables::*;
+
+/// The example in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -36,3 +36,8 @@ mod types;
 pub use api::{Api, Functions, LIBRARY, NAMES, OpenError};
 pub use result::*;
 pub use types::*;
+
+/// The example in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -24,15 +24,16 @@ const KIND: ProviderKind = match ProviderKind::new("arena") {
 /// use umf_core::{Layout, Provider};
 ///
 /// # fn main() -> Result<(), umf_core::Error> {
-/// let arena = Arena::new(1 << 30)?;
+/// let arena = Arena::new("mine", 1 << 30)?;
 /// let region = arena.allocate(Layout::new(1 << 20, 4096)?)?;
-/// // SAFETY: nobody uses the region.
+/// // SAFETY: nothing uses the region.
 /// unsafe { arena.free(region)? };
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
 pub struct Arena {
+    name: String,
     start: NonNull<libc::c_void>,
     size: usize,
     ranges: Lock<Ranges>,
@@ -44,12 +45,13 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// An arena of `size` bytes, rounded up to pages.
+    /// Makes an arena of `size` bytes, rounded up to pages. `name` stands in statistics, logs and
+    /// errors.
     ///
     /// # Errors
     /// [`Error::ZeroSize`], [`Error::SizeOverflow`], [`Error::OutOfMemory`] if there are not that many
     /// addresses in one piece.
-    pub fn new(size: usize) -> Result<Arc<Self>> {
+    pub fn new(name: &str, size: usize) -> Result<Arc<Self>> {
         let size = Layout::new(size, PAGE)?.pad_to(PAGE)?.size();
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -58,7 +60,7 @@ impl Arena {
         let start = NonNull::new(mapped).filter(|_| mapped != libc::MAP_FAILED);
         let start = start.ok_or_else(|| Error::OutOfMemory { size, owner: "mmap", native: errno() })?;
         let ranges = Ranges::new(start.as_ptr().expose_provenance() as u64, size as u64);
-        Ok(Arc::new(Self { start, size, ranges: Lock::new(ranges) }))
+        Ok(Arc::new(Self { name: name.to_owned(), start, size, ranges: Lock::new(ranges) }))
     }
 }
 
@@ -74,7 +76,7 @@ unsafe impl Provider for Arena {
     }
 
     fn name(&self) -> &str {
-        "arena"
+        &self.name
     }
 
     fn memory_kind(&self) -> MemoryKind {

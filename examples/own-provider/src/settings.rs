@@ -19,7 +19,7 @@ impl ProviderFactory for Arena {
     const KIND: &'static str = "arena";
     type Settings = ArenaSettings;
 
-    fn build(_name: &str, settings: ArenaSettings) -> Result<Arc<dyn Provider>, FactoryError> {
-        Ok(Self::new(settings.size)?)
+    fn build(name: &str, settings: ArenaSettings) -> Result<Arc<dyn Provider>, FactoryError> {
+        Ok(Self::new(name, settings.size)?)
     }
 }

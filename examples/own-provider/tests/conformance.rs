@@ -2,4 +2,4 @@
 
 use own_provider::Arena;
 
-umf_testkit::provider_conformance!(arena, || Arena::new(1 << 30).unwrap());
+umf_testkit::provider_conformance!(arena, || Arena::new("test", 1 << 30).unwrap());

@@ -12,3 +12,8 @@ mod settings;
 
 pub use pool::ProxyPool;
 pub use settings::ProxySettings;
+
+/// The example in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -91,3 +91,8 @@ pub use pool::SlabPool;
 pub use settings::SlabSettings;
 pub use umf_core::limit::SharedLimit;
 pub use umf_core::limit::SharedLimitRef;
+
+/// The example in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -25,7 +25,7 @@ umf_core::words! {
 umf_core::settings! {
     /// The keys of the kind `cuda`.
     pub struct CudaSettings {
-        /// Which memory: "device" (which the CPU must not touch), "host", "managed" (or "shared"), or
+        /// Which memory: "device" (which the CPU must not touch), "host", "managed", or
         /// "virtual": device memory that is mapped into a reserved range. "auto" is "virtual" where the
         /// device has it, else "device". Only "virtual" and "device" can be opened in other processes.
         pub memory: Option<CudaMemory> as Auto<CudaMemory> = None;

@@ -50,3 +50,8 @@ pub use driver::{DeviceInfo, Driver};
 pub use event::StreamEvent;
 pub use import::CudaImport;
 pub use provider::CudaProvider;
+
+/// The example in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -47,3 +47,8 @@ pub use import::DmaBufImport;
 pub use live::cpu_access;
 pub use provider::DmaBufProvider;
 pub use source::{FilePart, Heap, Udmabuf};
+
+/// The example in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

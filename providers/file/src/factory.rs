@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use umf_core::settings::{ByteSize, Trusted};
-use umf_core::{Error, FactoryError, Import, Provider, ProviderFactory};
+use umf_core::{Error, FactoryError, Import, Provider, ProviderFactory, Visibility};
 
-use crate::{DevDaxImport, DevDaxProvider, FileImport, FileProvider, FixedProvider, Mapped};
+use crate::{DevDaxImport, DevDaxProvider, FileImport, FileProvider, FixedProvider};
 
 umf_core::settings! {
     /// The keys of the kind `file`.
@@ -16,8 +16,9 @@ umf_core::settings! {
         /// in ./umf.toml.
         pub path: Option<PathBuf> as Option<Trusted<PathBuf>> = None,
             "an absolute path (empty for none)" if |path| path.as_ref().is_none_or(|path| path.is_absolute());
-        /// "shared" (other processes can open the memory; what is stored reaches the file) or "private".
-        pub mapped: Mapped = Mapped::Shared;
+        /// "shared" (other processes can open the memory; what is stored reaches the file) or
+        /// "private" (what is stored stays in this process).
+        pub visibility | "mapped": Visibility = Visibility::Shared;
     }
 }
 
@@ -48,7 +49,7 @@ impl ProviderFactory for FileProvider {
     type Settings = FileSettings;
 
     fn build(name: &str, settings: FileSettings) -> Result<Arc<dyn Provider>, FactoryError> {
-        Ok(Self::open(&settings.path.ok_or(NO_PATH)?, settings.mapped, name)?)
+        Ok(Self::open(&settings.path.ok_or(NO_PATH)?, settings.visibility, name)?)
     }
 
     /// A process whose settings name a file trusts the processes that can write to such files.

@@ -35,16 +35,6 @@ const OWNER: &str = "this file provider";
 /// Where offsets end: no file gets that long before its medium is full.
 const END: u64 = 1 << 50;
 
-umf_core::words! {
-    /// How regions are mapped.
-    pub enum Mapped {
-        /// For this process alone: what is stored never reaches the file.
-        Private = "private",
-        /// Other processes can open regions; what is stored is stored in the file.
-        Shared = "shared",
-    }
-}
-
 /// Regions of a file. Thread-safe.
 ///
 /// In a forked child, a private one works on; a shared one is frozen there: allocating is [`Error::Frozen`], and freeing does
@@ -56,7 +46,7 @@ umf_core::words! {
 /// closed nor exported.
 pub struct FileProvider {
     backing: Backing,
-    mapped: Mapped,
+    visibility: Visibility,
     flags: MapFlags,
     page: usize,
 }
@@ -67,7 +57,7 @@ impl FileProvider {
     /// # Errors
     /// [`Error::Native`] if it cannot be opened for reading and writing, or mapped; [`Error::InvalidArgument`] if it is no
     /// regular file; [`Error::OutOfMemory`] if its medium is full.
-    pub fn open(path: &Path, mapped: Mapped, name: impl Into<String>) -> Result<Arc<Self>> {
+    pub fn open(path: &Path, visibility: Visibility, name: impl Into<String>) -> Result<Arc<Self>> {
         let mut options = OpenOptions::new();
         // Without waiting for a process at the other end of a pipe.
         options
@@ -83,15 +73,15 @@ impl FileProvider {
         if !file.metadata().map_err(native("fstat"))?.is_file() {
             return Err(Error::InvalidArgument { what: "path", why: "must name a regular file" });
         }
-        let flags = match mapped {
-            Mapped::Private => MapFlags::PRIVATE,
-            Mapped::Shared if is_fsdax(&file)? => SYNCHRONOUS,
-            Mapped::Shared => MapFlags::SHARED,
+        let flags = match visibility {
+            Visibility::Private => MapFlags::PRIVATE,
+            Visibility::Shared if is_fsdax(&file)? => SYNCHRONOUS,
+            Visibility::Shared => MapFlags::SHARED,
         };
         let page = if flags == SYNCHRONOUS { HUGE } else { page_size() };
         let carver = Carver::new(0, END, OWNER)?;
         let backing = Backing::new(CheckedFile::new(file.into())?, 0, carver, name.into());
-        Ok(Arc::new(Self { backing, mapped, flags, page }))
+        Ok(Arc::new(Self { backing, visibility, flags, page }))
     }
 
     /// Whether stores reach the medium past the page cache: persistent memory.
@@ -101,7 +91,7 @@ impl FileProvider {
     }
 
     fn is_frozen(&self) -> bool {
-        self.mapped == Mapped::Shared && self.backing.is_inherited()
+        self.visibility == Visibility::Shared && self.backing.is_inherited()
     }
 }
 
@@ -166,10 +156,7 @@ unsafe impl Provider for FileProvider {
     }
 
     fn visibility(&self) -> Visibility {
-        match self.mapped {
-            Mapped::Private => Visibility::Private,
-            Mapped::Shared => Visibility::Shared,
-        }
+        self.visibility
     }
 
     fn page_size(&self) -> usize {
@@ -209,7 +196,7 @@ unsafe impl Provider for FileProvider {
     }
 
     fn export(&self) -> Option<&dyn Export> {
-        (self.mapped == Mapped::Shared).then_some(&self.backing)
+        (self.visibility == Visibility::Shared).then_some(&self.backing)
     }
 
     fn import(&self) -> Option<&dyn Import> {
@@ -217,7 +204,7 @@ unsafe impl Provider for FileProvider {
     }
 
     fn purge(&self) -> Option<&dyn Purge> {
-        (self.mapped == Mapped::Shared).then_some(self)
+        (self.visibility == Visibility::Shared).then_some(self)
     }
 }
 

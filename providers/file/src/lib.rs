@@ -2,20 +2,20 @@
 //!
 //! | kind | memory | how |
 //! |---|---|---|
-//! | `file` | that other processes can open | [`FileProvider`], [`Mapped::Shared`]: regions are ranges of the file, mapped shared |
-//! | `file` | of this process, which begins with zeros | [`FileProvider`], [`Mapped::Private`] |
+//! | `file` | that other processes can open | [`FileProvider`], `Visibility::Shared`: regions are ranges of the file, mapped shared |
+//! | `file` | of this process, which begins with zeros | [`FileProvider`], `Visibility::Private` |
 //! | `file` | persistent (fsdax) | found by mapping with `MAP_SYNC`; regions are then of 2 MiB pages |
 //! | `devdax` | a DAX device (`/dev/daxX.Y`) | [`DevDaxProvider`]: regions are parts of one mapping of the device |
 //! | `fixed` | a buffer, a mapping, a reserved range | [`FixedProvider`] |
 //! | | of another process | [`FileImport`] and [`DevDaxImport`], which need no provider |
 //!
 //! ```
-//! use umf_core::{Layout, Provider};
-//! use umf_provider_file::{FileProvider, Mapped};
+//! use umf_core::{Layout, Provider, Visibility};
+//! use umf_provider_file::FileProvider;
 //!
 //! # fn main() -> Result<(), umf_core::Error> {
 //! let path = std::env::temp_dir().join(format!("umf-doc-{}", std::process::id()));
-//! let provider = FileProvider::open(&path, Mapped::Shared, "scratch")?;
+//! let provider = FileProvider::open(&path, Visibility::Shared, "scratch")?;
 //! let region = provider.allocate(Layout::new(1 << 20, 4096)?)?;
 //! // SAFETY: nothing uses the region.
 //! unsafe { provider.free(region)? };
@@ -32,5 +32,10 @@ mod fixed;
 
 pub use devdax::{DevDaxImport, DevDaxProvider};
 pub use factory::{DevDaxSettings, FileSettings, FixedSettings};
-pub use file::{FileImport, FileProvider, Mapped};
+pub use file::{FileImport, FileProvider};
 pub use fixed::FixedProvider;
+
+/// The example in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

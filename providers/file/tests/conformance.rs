@@ -8,16 +8,16 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use umf_core::{Error, Layout, Provider};
-use umf_provider_file::{FileProvider, FixedProvider, Mapped};
+use umf_core::{Error, Layout, Provider, Visibility};
+use umf_provider_file::{FileProvider, FixedProvider};
 use umf_testkit::provider_conformance;
 
 /// The file has no name any more when it is used.
-fn file(mapped: Mapped) -> Arc<FileProvider> {
+fn file(visibility: Visibility) -> Arc<FileProvider> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("umf-file-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let path = std::env::temp_dir().join(name);
-    let provider = FileProvider::open(&path, mapped, "test").unwrap();
+    let provider = FileProvider::open(&path, visibility, "test").unwrap();
     std::fs::remove_file(path).unwrap();
     provider
 }
@@ -33,14 +33,14 @@ fn fixed() -> Arc<FixedProvider> {
     }
 }
 
-provider_conformance!(shared_file, || file(Mapped::Shared));
-provider_conformance!(private_file, || file(Mapped::Private));
+provider_conformance!(shared_file, || file(Visibility::Shared));
+provider_conformance!(private_file, || file(Visibility::Private));
 provider_conformance!(fixed_memory, fixed);
 
 #[test]
 fn file_under_the_descriptors_number_is_left_alone() {
     static OWN: [u8; 1 << 18] = [0x5a; 1 << 18];
-    let provider = file(Mapped::Shared);
+    let provider = file(Visibility::Shared);
     let layout = Layout::new(1 << 16, 4096).unwrap();
     let regions = [(); 2].map(|()| provider.allocate(layout).unwrap());
     let first = regions[0].base().as_ptr().unwrap();

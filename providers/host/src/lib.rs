@@ -49,3 +49,8 @@ pub use named::NamedMark;
 pub use numa::{NodeSet, NodeShare, Numa};
 pub use pages::HugePages;
 pub use provider::HostProvider;
+
+/// The example in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

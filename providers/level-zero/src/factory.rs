@@ -20,15 +20,15 @@ umf_core::words! {
         /// The host's, which devices reach.
         Host = "host",
         /// Memory that moves to where it is used.
-        Shared = "shared" | "managed",
+        Managed = "managed" | "shared",
     }
 }
 
 umf_core::settings! {
     /// The keys of the kind `level-zero`.
     pub struct LevelZeroSettings {
-        /// Which memory: "device" (which the CPU must not touch; so is "auto"), "host", or "shared" (or
-        /// "managed"). Only memory of the device can be opened in other processes.
+        /// Which memory: "device" (which the CPU must not touch; so is "auto"), "host", or
+        /// "managed". Only memory of the device can be opened in other processes.
         pub memory: LevelZeroMemory = LevelZeroMemory::Auto;
         /// Which of the drivers, counted from 0.
         pub device_driver: u32 = 0;
@@ -70,7 +70,7 @@ impl ProviderFactory for LevelZeroProvider {
         let builder = match settings.memory {
             LevelZeroMemory::Auto | LevelZeroMemory::Device => Self::device(device),
             LevelZeroMemory::Host => Self::host(device),
-            LevelZeroMemory::Shared => Self::shared(device),
+            LevelZeroMemory::Managed => Self::managed(device),
         };
         let builder = builder.name(name.to_owned()).ordinal(settings.ordinal).resident(settings.resident);
         Ok(builder.free_policy(settings.free_policy).handles(settings.handles).build()?)

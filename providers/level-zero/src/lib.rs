@@ -2,7 +2,7 @@
 //!
 //! | what | how |
 //! |---|---|
-//! | memory of a device that settings name | [`LevelZeroProvider::device`], [`LevelZeroProvider::host`], [`LevelZeroProvider::shared`] |
+//! | memory of a device that settings name | [`LevelZeroProvider::device`], [`LevelZeroProvider::host`], [`LevelZeroProvider::managed`] |
 //! | in a context that the application has already | [`LevelZeroProvider::over`] |
 //! | memory of another process | [`LevelZeroImport`], which needs no provider |
 //! | copies and fills, since the CPU must not touch device memory | [`umf_core::Transfer`] |
@@ -62,3 +62,8 @@ pub use handles::Handles;
 pub use import::LevelZeroImport;
 pub use level_zero_sys as sys;
 pub use provider::LevelZeroProvider;
+
+/// The example in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -29,8 +29,8 @@ use crate::resident;
 
 /// Level Zero memory: of a device, of the host for devices, or shared between both.
 ///
-/// Made with [`LevelZeroProvider::device`], [`LevelZeroProvider::host`], [`LevelZeroProvider::shared`] or
-/// [`LevelZeroProvider::over`]. Thread-safe.
+/// Made with [`LevelZeroProvider::device`], [`LevelZeroProvider::host`],
+/// [`LevelZeroProvider::managed`] or [`LevelZeroProvider::over`]. Thread-safe.
 ///
 /// Each region is an allocation of the driver's; let a pool make large ones. The CPU must not touch device memory, and nothing
 /// here does: it is copied by the device's command lists ([`Transfer`]). Device memory can be exported to other processes.
@@ -87,7 +87,7 @@ impl LevelZeroProvider {
     }
 
     /// Memory that moves between the host and a device.
-    pub fn shared(device: Choice) -> LevelZeroBuilder {
+    pub fn managed(device: Choice) -> LevelZeroBuilder {
         LevelZeroBuilder::chosen(device, ZE_MEMORY_TYPE_SHARED)
     }
 

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use umf::config::{Context, Loader};
+use umf::settings::{Context, Loader};
 use umf::settings::Settings;
 
 /// A file without a name, so that nothing is left of it.

@@ -35,7 +35,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
 
 /// A pool whose every block is a native export of its own; `how` is `fd-each` or `one-fd`.
 fn driver_pool(actor: &mut Actor, name: &str, kind: &str, how: &str) -> Answer {
-    let pool = umf::proxy::ProxyPool::new(Driver::new(kind, how == "fd-each")?)?;
+    let pool = umf::pools::ProxyPool::new(Driver::new(kind, how == "fd-each")?)?;
     actor.pools.insert(name.to_owned(), Pool::from_pool(pool));
     Ok(String::new())
 }

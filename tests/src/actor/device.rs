@@ -1,8 +1,9 @@
 //! Memory that the CPU must not touch: what the other commands do with pointers is done by copies of the device.
 
 use umf::Address;
+use umf::Pool;
 use umf::cuda::CudaProvider;
-use umf::{Pool, runtime::tracker};
+use umf_runtime::tracker;
 
 use crate::Failure;
 use crate::memory::Actor;
@@ -50,7 +51,7 @@ impl Actor {
 /// Has whoever copies the memory at an address do something, if the CPU must not touch it.
 fn with_transfer(
     address: Address,
-    copy: impl FnOnce(&dyn umf::core::Transfer) -> umf::core::Result<()>,
+    copy: impl FnOnce(&dyn umf_core::Transfer) -> umf_core::Result<()>,
 ) -> Result<bool, Failure> {
     let found = tracker::find(address).ok_or_else(|| Failure::new("NotTracked", address))?;
     let owner = found.owner.guard().ok_or_else(|| Failure::new("NotTracked", address))?;

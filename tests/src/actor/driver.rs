@@ -7,8 +7,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use umf::core::{Error, Export, Layout, NativeBytes, NativeExport, Provider, Region, Result};
 use umf::{Address, MemoryKind, ProviderKind, Visibility};
+use umf_core::{Error, Export, Layout, NativeBytes, NativeExport, Provider, Region, Result};
 
 use crate::{Answer, Failure};
 

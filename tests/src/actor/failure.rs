@@ -68,8 +68,8 @@ impl From<umf::link::Error> for Failure {
     }
 }
 
-impl From<umf::core::Error> for Failure {
-    fn from(error: umf::core::Error) -> Self {
+impl From<umf_core::Error> for Failure {
+    fn from(error: umf_core::Error) -> Self {
         umf::Error::from(error).into()
     }
 }

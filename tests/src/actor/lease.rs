@@ -7,10 +7,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use umf::core::Layout;
 use umf::host::HostProvider;
-use umf::runtime::Upstream;
 use umf::{Access, Mapping, Visibility};
+use umf_core::Layout;
+use umf_runtime::Upstream;
 
 use crate::memory::{self, Actor, decode};
 use crate::process::wait_for;

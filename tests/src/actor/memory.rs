@@ -6,10 +6,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use umf::core::{Layout, Region};
 use umf::host::HostProvider;
-use umf::runtime::Upstream;
 use umf::{Access, Address, Export, Handle, Mapping, Pool, View, Visibility};
+use umf_core::{Layout, Region};
+use umf_runtime::Upstream;
 use umf_tests::board::Board;
 
 use crate::{Answer, Failure};
@@ -59,7 +59,7 @@ pub(crate) fn obey(actor: &mut Actor, command: &str, words: &[&str]) -> Option<A
             Ok(umf::drain(time).bytes.to_string())
         }
         ("held", []) => {
-            let held = umf::runtime::held::statistics();
+            let held = umf_runtime::held::statistics();
             Ok(format!("blocks={} regions={} bytes={}", held.blocks, held.regions, held.bytes))
         }
         ("trim", [name]) => actor.pool(name).and_then(|pool| Ok(pool.trim(0)?.to_string())),
@@ -151,7 +151,7 @@ fn pool(actor: &mut Actor, name: &str, kind: &[&str]) -> Answer {
     let shared = || HostProvider::builder().visibility(Visibility::Shared);
     let over = |provider| -> Result<Pool, Failure> { Ok(Pool::builder().provider(provider).build()?) };
     let each = |provider: Arc<HostProvider>| -> Result<Pool, Failure> {
-        Ok(Pool::from_pool(umf::proxy::ProxyPool::new(provider)?))
+        Ok(Pool::from_pool(umf::pools::ProxyPool::new(provider)?))
     };
     let pool = match kind {
         ["shared"] => Pool::shared()?,

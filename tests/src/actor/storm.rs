@@ -154,7 +154,7 @@ fn fork_storm(actor: &Actor, pool: &str, forks: &str, words: &[&str]) -> Answer 
     };
     let in_child = || -> Result<(), Failure> {
         match pool.allocate(64) {
-            Err(umf::Error::Memory(umf::core::Error::Frozen { .. })) => {}
+            Err(umf::Error::Memory(umf_core::Error::Frozen { .. })) => {}
             other => return Err(Failure::new("NotFrozen", format!("{other:?}"))),
         }
         for (seed, handle) in &targets {

@@ -126,3 +126,16 @@ fn a_provider_compiles_ten_packages_at_most() {
     }
     assert!(found.len() > 1, "{found:?}");
 }
+
+/// What a program compiles whose only dependency is `umf-rs` with its default features, itself
+/// included.
+#[test]
+fn hello_world_compiles_47_packages_at_most() {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).args(["tree", "--locked", "--offline"]);
+    let output = cargo.args(["-p", "umf-rs", "-e", "normal,build", "--prefix", "none"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let tree = String::from_utf8(output.stdout).unwrap();
+    let names: BTreeSet<_> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(names.contains("umf-rs") && names.len() < 47, "{names:?}");
+}

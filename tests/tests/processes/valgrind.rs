@@ -5,11 +5,11 @@
 
 use std::process::Command;
 
-use umf::core::{Layout, pool};
 use umf::host::HostProvider;
 use umf::ipc::ExporterSettings;
-use umf::slab::{SlabPool, SlabSettings};
+use umf::pools::{SlabPool, SlabSettings};
 use umf::{Exporter, Visibility};
+use umf_core::{Layout, pool};
 use umf_tests::machine;
 
 const NAME: &str = "valgrind::a_block_is_exported_under_valgrind";

@@ -8,7 +8,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use umf_provider_file::{DevDaxImport, DevDaxProvider, FileImport, FileProvider, FixedProvider, Mapped};
+use umf_core::Visibility;
+use umf_provider_file::{DevDaxImport, DevDaxProvider, FileImport, FileProvider, FixedProvider};
 use umf_provider_plugin::table::{State, Table};
 
 use super::os::{PRIVATE, SHARED, WRONG_VISIBILITY};
@@ -62,12 +63,12 @@ extern "C" fn initialize_file(params: *const c_void, state: *mut State) -> Code 
     start("initialize", state, || {
         let params: &FileParams = settings(params)?;
         let protection = Protection::new(params.protection)?;
-        let mapped = match params.visibility {
-            PRIVATE => Mapped::Private,
-            SHARED => Mapped::Shared,
+        let visibility = match params.visibility {
+            PRIVATE => Visibility::Private,
+            SHARED => Visibility::Shared,
             _ => return Err(WRONG_VISIBILITY),
         };
-        let file = FileProvider::open(path_of(&params.path), mapped, params.name.to_string_lossy())
+        let file = FileProvider::open(path_of(&params.path), visibility, params.name.to_string_lossy())
             .map_err(wrong_path)?;
         Ok(Start {
             counted: Counted::new(file, Flavour::File, protection),

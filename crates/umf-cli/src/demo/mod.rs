@@ -15,8 +15,8 @@ use clap::{Args, ValueEnum};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use umf::Handle;
-use umf::config::{ByteSize, Loader};
 use umf::settings::Settings;
+use umf::settings::{ByteSize, Loader};
 
 use crate::child::Child;
 use crate::info::kernel_files;

@@ -76,7 +76,7 @@ impl Outcome {
         }
         writeln!(
             out,
-            "{} handles of {} bytes, sent as text; {} opened; {} shared\n",
+            "{} handles of {} bytes, sent as text; {} opened; {} of memory\n",
             self.sum(|rank| rank.exported),
             umf::ipc::HANDLE_SIZE,
             self.sum(|rank| rank.opened),

@@ -236,11 +236,11 @@ fn nvidia() -> Finding {
 }
 
 /// A device of dma-bufs that cannot be used; `absent` is what to do where it is not there.
-fn unusable(question: Question, error: &umf::core::Error, path: &str, absent: &str, value: Value) -> Finding {
+fn unusable(question: Question, error: &umf::MemoryError, path: &str, absent: &str, value: Value) -> Finding {
     let number = error.native_code().map(Errno::from_raw_os_error);
     match (number, error) {
         (Some(number), _) if is_absent(number) => question.missing("not there", absent).value(Value::Null),
-        (Some(number), umf::core::Error::Native { hint, .. })
+        (Some(number), umf::MemoryError::Native { hint, .. })
             if kernel_files::refused(number) && !hint.is_empty() =>
         {
             question

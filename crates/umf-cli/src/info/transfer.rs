@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use umf::core::Visibility;
+use umf::Visibility;
 use umf::host::{HostImport, HostProvider};
 use umf::ipc::ExporterSettings;
 use umf::{Exchange, Exporter, Handle, Importer, Mode, Pool};

@@ -111,6 +111,8 @@ pub fn schema() -> Schema {
                 kinds: kinds.into(),
                 default_kind: "slab",
                 defaults: Some("defaults"),
+                absent: Vec::new(),
+                presets: vec![("alone", vec![("kind", "proxy".into()), ("provider", "alone".into())])],
                 kind_by_name: false,
             },
         )
@@ -122,9 +124,12 @@ pub fn schema() -> Schema {
                 kinds: providers.into(),
                 default_kind: "host",
                 defaults: None,
+                absent: vec!["gpu"],
+                presets: vec![("alone", vec![("nodes", vec![7].into())])],
                 kind_by_name: true,
             },
         )
+        .unread("link")
         .values::<ByteSize>("shared_limits", "Limits.")
         .older(OlderVariable {
             name: "UMF_MAX_HANDLES",

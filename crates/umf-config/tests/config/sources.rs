@@ -66,6 +66,32 @@ fn set_of_an_unknown_kind_is_kept_unread() {
 }
 
 #[test]
+fn what_other_builds_know_is_kept_unread() {
+    let file = "[link]\nengine = 7\n[provider.gpu]\ndevice = 1\n";
+    let loaded = Sandbox::with_file(file).variable("UMF_LINK_ENGINE", "cma").loaded();
+    assert_eq!(loaded.warnings(), []);
+    let set = loaded.set("provider", "gpu");
+    assert_eq!((set.kind(), set.is_known()), ("gpu", false));
+}
+
+#[test]
+fn preset_is_weaker_than_sources_and_stronger_than_defaults() {
+    let defaults = "[pool.defaults]\nkind = \"arena\"\nprovider = \"host\"\n";
+    for (own, expected) in [
+        ("", ("proxy", "alone")),
+        ("[pool.alone]\nmemory_limit = 1\n", ("proxy", "alone")),
+        ("[pool.alone]\nkind = \"slab\"\nprovider = \"plugin\"\n", ("slab", "plugin")),
+    ] {
+        let set = Sandbox::with_file(&format!("{defaults}{own}")).loaded().set("pool", "alone");
+        let provider = set.read::<Common>().unwrap().provider;
+        assert_eq!((set.kind(), provider.as_str()), expected, "{own}");
+    }
+    let nodes = |loaded: umf_config::Loaded| loaded.set("provider", "alone").read::<Host>().unwrap().nodes;
+    assert_eq!(nodes(Sandbox::new().loaded()), [7]);
+    assert_eq!(nodes(Sandbox::new().variable("UMF_PROVIDER_ALONE_NODES", "1").loaded()), [1]);
+}
+
+#[test]
 fn variable_finds_name_and_key() {
     let sandbox = Sandbox::with_file("[pool.small-ones]\n")
         .variable("UMF_POOL_SMALL_ONES_MEMORY_LIMIT", " 64KiB ")

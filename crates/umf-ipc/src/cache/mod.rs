@@ -47,7 +47,8 @@ pub(crate) struct Limits {
 }
 
 /// What a cache counts. Hits are summed over the threads when asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct CacheStatistics {
     /// Found without a lock.

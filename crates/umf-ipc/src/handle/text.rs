@@ -5,8 +5,8 @@ use core::fmt;
 use core::str::FromStr;
 
 use data_encoding::BASE64URL_NOPAD;
-use serde::de::{Error as _, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_core::de::{Error as _, SeqAccess, Visitor};
+use serde_core::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{DecodeError, Handle, SIZE};
 
@@ -67,7 +67,7 @@ impl Visitor<'_> for Text {
         f.write_str("the text of a umf handle")
     }
 
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Handle, E> {
+    fn visit_str<E: serde_core::de::Error>(self, text: &str) -> Result<Handle, E> {
         text.parse().map_err(E::custom)
     }
 }
@@ -81,7 +81,7 @@ impl<'de> Visitor<'de> for Bytes {
         f.write_str("the 256 bytes of a umf handle")
     }
 
-    fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<Handle, E> {
+    fn visit_bytes<E: serde_core::de::Error>(self, bytes: &[u8]) -> Result<Handle, E> {
         Handle::from_bytes(bytes).map_err(E::custom)
     }
 

@@ -169,7 +169,8 @@ pub struct Statistics {
 }
 
 /// What a process published about one of its pools.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct PoolFigures {
     /// Its name, cut to 32 bytes.

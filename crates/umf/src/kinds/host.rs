@@ -1,14 +1,17 @@
-//! The kind `host` of settings. It is here because memory spaces come from `umf-topology`, which the
-//! provider does without.
+//! The kind `host` of settings. It is here because memory spaces come from `umf-topology`, which
+//! the provider does without. A build without the feature `topology` reads their names and refuses
+//! them.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde_core::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
+use serde_core::{Serialize, Serializer};
 use umf_core::settings::{Auto, ByteSize, Form, Numbers};
 use umf_core::{Error, FactoryError, Import, Provider, ProviderFactory, Visibility};
 use umf_provider_host::{HostImport, HostProvider, HugePages, NodeSet, NodeShare, Numa};
+#[cfg(feature = "topology")]
 use umf_topology::{Choice, SpaceName, Topology};
 
 umf_core::words! {
@@ -52,8 +55,8 @@ umf_core::words! {
 umf_core::settings! {
     /// The keys of the kind `host`.
     pub struct HostSettings {
-        /// Which processes see the memory: "private" or "shared". "auto" is "private", and "shared" in the
-        /// set "shared", which may not have another.
+        /// Which processes can see the memory: "private" (this one) or "shared" (those that open
+        /// it). "auto" is "private".
         pub visibility: Option<Visibility> as Auto<Visibility> = None;
         /// Name of the shared memory, without a slash; empty for none. Shared memory with a name cannot be
         /// sealed.
@@ -74,13 +77,14 @@ umf_core::settings! {
         /// "lowest-latency"; the last two as this process sees them, or "@any", "@cpu3", "@node1"
         /// ("highest-bandwidth@node1"). Of several, the first that the machine can tell: without an HMAT
         /// table that is not "highest-bandwidth" (umf info --topology).
-        pub numa_space: Vec<SpaceName> as Spaces = Vec::new();
+        pub numa_space: Vec<String> as Spaces = Vec::new();
         /// Bytes of each part where memory is interleaved; 0 is one page.
         pub numa_part_size: usize as ByteSize = 0;
         /// Shares of the nodes where memory is split ([{ node = 0, weight = 3 }, { node = 1, weight = 1 }]
         /// or "0:3,1:1"); empty is equal shares.
         pub numa_weights: Vec<NodeShare> as Shares = Vec::new();
-        /// Give each region a descriptor of its own, so that a process that opens one sees nothing else.
+        /// Isolates the regions of shared memory: each has a file of its own, and a process that
+        /// opens one sees nothing else.
         pub isolate: bool = false;
     }
 }
@@ -97,21 +101,21 @@ fn are_shares(shares: &[NodeShare]) -> bool {
 
 /// Memory spaces, with commas.
 #[derive(Clone, Debug)]
-pub struct Spaces(Vec<SpaceName>);
+pub struct Spaces(Vec<String>);
 
-impl Form<Vec<SpaceName>> for Spaces {
-    fn value(self) -> Vec<SpaceName> {
+impl Form<Vec<String>> for Spaces {
+    fn value(self) -> Vec<String> {
         self.0
     }
 
-    fn of(names: &Vec<SpaceName>) -> Self {
+    fn of(names: &Vec<String>) -> Self {
         Self(names.clone())
     }
 }
 
 impl fmt::Display for Spaces {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.iter().map(SpaceName::to_string).collect::<Vec<_>>().join(","))
+        f.write_str(&self.0.join(","))
     }
 }
 
@@ -119,9 +123,12 @@ impl FromStr for Spaces {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let names =
-            text.split(',').filter(|_| !text.is_empty()).map(|name| name.trim().parse().map_err(drop));
-        names.collect::<Result<_, _>>().map(Self)
+        let names = text.split(',').filter(|_| !text.is_empty()).map(str::trim);
+        #[cfg(feature = "topology")]
+        let names = names.map(|name| name.parse::<SpaceName>().map(|name| name.to_string()));
+        #[cfg(not(feature = "topology"))]
+        let names = names.map(|name| Ok::<_, ()>(name.to_owned()));
+        names.collect::<Result<_, _>>().map(Self).map_err(drop)
     }
 }
 
@@ -136,44 +143,56 @@ const SHARES: &str =
     "weights above 0 of nodes from 0 to 1023, each once: [{ node = 0, weight = 3 }] or \"0:3,1:1\"";
 
 /// Shares of nodes: a list of tables, or `node:weight` with commas.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(try_from = "WrittenShares")]
+#[derive(Clone, Debug)]
 pub struct Shares(Vec<NodeShare>);
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenShare {
-    node: u32,
-    weight: u32,
+umf_core::settings! {
+    /// One share. A key that is left out has a value that `are_shares` refuses.
+    struct WrittenShare {
+        /// The node.
+        node: u32 = u32::MAX;
+        /// Its weight.
+        weight: u32 = 0;
+    }
 }
 
-#[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "weights above 0 of nodes from 0 to 1023, each once: [{ node = 0, weight = 3 }] or \"0:3,1:1\""
-)]
-enum WrittenShares {
-    Text(String),
-    List(Vec<WrittenShare>),
-}
+impl<'de> Deserialize<'de> for Shares {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Written;
 
-impl TryFrom<WrittenShares> for Shares {
-    type Error = &'static str;
+        fn valid<E: de::Error>(shares: Option<Vec<NodeShare>>) -> Result<Shares, E> {
+            let shares = shares.filter(|shares| are_shares(shares)).map(Shares);
+            shares.ok_or_else(|| E::invalid_value(de::Unexpected::Other("shares"), &SHARES))
+        }
 
-    fn try_from(written: WrittenShares) -> Result<Self, &'static str> {
-        let number = |text: &str| text.trim().parse().ok().filter(|_| !text.contains('+'));
-        let of_text = |part: &str| {
-            let (node, weight) = part.split_once(':')?;
-            Some(NodeShare { node: number(node)?, weight: number(weight)? })
-        };
-        let shares = match written {
-            WrittenShares::Text(text) if text.trim().is_empty() => Some(Vec::new()),
-            WrittenShares::Text(text) => text.split(',').map(of_text).collect(),
-            WrittenShares::List(list) => Some(
-                list.into_iter().map(|share| NodeShare { node: share.node, weight: share.weight }).collect(),
-            ),
-        };
-        shares.filter(|shares| are_shares(shares)).map(Self).ok_or(SHARES)
+        impl<'de> Visitor<'de> for Written {
+            type Value = Shares;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(SHARES)
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Shares, E> {
+                let number = |text: &str| text.trim().parse().ok().filter(|_| !text.contains('+'));
+                let share = |part: &str| {
+                    let (node, weight) = part.split_once(':')?;
+                    Some(NodeShare { node: number(node)?, weight: number(weight)? })
+                };
+                let parts = text.split(',').filter(|_| !text.trim().is_empty());
+                valid(parts.map(share).collect())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Shares, A::Error> {
+                let mut shares = Vec::new();
+                while let Some(share) =
+                    list.next_element::<WrittenShare>().or_else(|_| valid(None).map(|_| None))?
+                {
+                    shares.push(NodeShare { node: share.node, weight: share.weight });
+                }
+                valid(Some(shares))
+            }
+        }
+        deserializer.deserialize_any(Written)
     }
 }
 
@@ -206,11 +225,18 @@ impl ProviderFactory for Host {
     type Settings = HostSettings;
 
     fn build(name: &str, settings: HostSettings) -> Result<Arc<dyn Provider>, FactoryError> {
-        let default = if name == "shared" { Visibility::Shared } else { Visibility::Private };
-        let visibility = settings.visibility.unwrap_or(default);
-        if visibility == Visibility::Private && name == "shared" {
-            let why = "this set is for shared memory: leave visibility out, or rename the set";
-            return Err(contradiction("visibility", why).into());
+        let visibility = settings.visibility.unwrap_or(Visibility::Private);
+        match (name, visibility, settings.isolate) {
+            ("shared", Visibility::Private, _) | ("private", Visibility::Shared, _) => {
+                let why =
+                    "the name of this set says another visibility: leave the key out, or rename the set";
+                return Err(contradiction("visibility", why).into());
+            }
+            ("isolated", _, false) => {
+                let why = "the name of this set says that it is: leave the key out, or rename the set";
+                return Err(contradiction("isolate", why).into());
+            }
+            _ => {}
         }
         if visibility == Visibility::Private && (settings.isolate || settings.name.is_some()) {
             let why = "isolate and name are for shared memory: set visibility = \"shared\"";
@@ -286,13 +312,22 @@ fn numa(name: &str, set: &HostSettings) -> Result<Numa, FactoryError> {
 }
 
 /// The nodes of the first of these spaces that the machine can tell.
-fn space(provider: &str, names: &[SpaceName]) -> Result<Vec<u32>, umf_topology::Error> {
-    let topology = Topology::of_this_machine()?;
-    let choice = first(&topology, names)?;
+#[cfg(feature = "topology")]
+fn space(provider: &str, names: &[String]) -> Result<Vec<u32>, FactoryError> {
+    let names = names.iter().map(|name| name.parse());
+    let names: Vec<SpaceName> = names.collect::<Result<_, _>>()?;
+    let choice = first(&Topology::of_this_machine()?, &names)?;
     tracing::debug!(provider, space = %choice.space, basis = %choice.basis, "memory is placed");
     Ok(choice.space.ids().collect())
 }
 
+#[cfg(not(feature = "topology"))]
+fn space(provider: &str, _: &[String]) -> Result<Vec<u32>, FactoryError> {
+    let name = format!("{provider}.numa_space");
+    Err(crate::Error::MissingFeature { what: "provider key", name, feature: "topology" }.into())
+}
+
+#[cfg(feature = "topology")]
 fn first(topology: &Topology, names: &[SpaceName]) -> Result<Choice, umf_topology::Error> {
     let mut first_error = umf_topology::Error::Empty;
     for (place, name) in names.iter().enumerate() {
@@ -306,6 +341,7 @@ fn first(topology: &Topology, names: &[SpaceName]) -> Result<Choice, umf_topolog
 }
 
 #[cfg(test)]
+#[cfg(feature = "topology")]
 mod tests {
     use umf_topology::{Recording, Source};
 
@@ -315,15 +351,6 @@ mod tests {
         let topology = Topology::read(&Source::recording(Recording::new(recording))).unwrap();
         let names: Vec<SpaceName> = names.split(',').map(|name| name.parse().unwrap()).collect();
         first(&topology, &names).map(|choice| choice.space.ids().collect())
-    }
-
-    #[test]
-    fn set_shared_is_of_shared_memory() {
-        let of = |name, settings| Host::build(name, settings).map(|provider| provider.visibility());
-        assert_eq!(of("shared", HostSettings::new()).unwrap(), Visibility::Shared);
-        let private = HostSettings::new().visibility(Some(Visibility::Private));
-        assert!(of("shared", private.clone()).is_err());
-        assert_eq!(of("other", private).unwrap(), Visibility::Private);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use umf_core::settings::Code;
 use umf_core::{Error, FactoryError, Provider, ProviderFactory, ProviderKind};
 
-use crate::registry;
+use crate::imports;
 
 umf_core::settings! {
     /// The keys of the kind `plugin`.
@@ -41,7 +41,7 @@ impl ProviderFactory for Plugin {
             (!settings.params.is_empty()).then(|| serde_json::to_value(&settings.params)).transpose()?;
         let provider = umf_provider_plugin::load(&path, settings.symbol.as_deref(), params.as_ref(), kind)?;
         if let Some(import) = provider.importer() {
-            registry::import(import);
+            imports::import(import);
         }
         Ok(provider)
     }

@@ -71,6 +71,15 @@ const STATES: [(PieceState, &str); 5] = [
 /// The document: `format`, `pool`, `peak_reserved_bytes`, `totals` (bytes, fragmentation, blocks by size), `classes` (slabs and what
 /// is wasted in them, by size), and `regions` with `base`, `size` and `pieces`, each
 /// `[offset, block size, blocks, "live" | "held" | "quarantined" | "cached" | "free"]`.
+///
+/// # Examples
+/// ```
+/// let map = umf::Pool::private()?.map()?;
+/// // The command `umf pool-map` draws such a document too.
+/// let text = umf::map::to_json(&map);
+/// assert_eq!(umf::map::from_json(&text)?, map);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use]
 pub fn to_json(map: &PoolMap) -> String {
     let totals = map.totals();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use umf::core::statistics::PoolStatistics;
+use umf::PoolStatistics;
 use umf::host::HostProvider;
 use umf::{Error, OwnedBlock, Pool};
 
@@ -63,7 +63,7 @@ fn address_that_is_taken_out_of_an_owned_block_stays_allocated() {
     let address = pool.allocate_owned(100).unwrap().into_address();
     assert_eq!(live(&pool), 1);
     // SAFETY: the block is live, and nothing uses it.
-    unsafe { umf::core::pool::free(pool.as_core(), address) }.unwrap();
+    unsafe { umf_core::pool::free(pool.as_core(), address) }.unwrap();
     assert_eq!(live(&pool), 0);
     drop(pool);
     assert!(of_pool.upgrade().is_none());
@@ -75,7 +75,7 @@ fn builder_keeps_what_was_set_before_slab_settings_change() {
     let pool = builder.slab(|slab| slab.capacity(1)).build().unwrap();
     assert_eq!(pool.name(), "kept");
     let error = pool.allocate(2 << 20).unwrap_err();
-    assert!(matches!(error, Error::Memory(umf::core::Error::LimitReached { .. })), "{error}");
+    assert!(matches!(error, Error::Memory(umf_core::Error::LimitReached { .. })), "{error}");
 }
 
 #[test]

@@ -5,12 +5,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use umf::core::{
+use umf::host::{HostImport, HostProvider};
+use umf::{Access, Address, Pool};
+use umf_core::{
     Error, Export, HostAccess, Import, ImportRequest, Imported, Layout, MemoryKind, Provider, ProviderKind,
     Region, Result, Visibility,
 };
-use umf::host::{HostImport, HostProvider};
-use umf::{Access, Address, Pool};
 
 const KIND: ProviderKind = ProviderKind::new("told").unwrap();
 

@@ -11,6 +11,7 @@ mod host_access;
 mod leaks;
 mod log;
 mod maps;
+mod memory_names;
 mod memory_space;
 mod policy;
 mod refused_calls;

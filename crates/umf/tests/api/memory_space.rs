@@ -8,9 +8,9 @@ use crate::alone::ran_alone;
 use std::collections::BTreeMap;
 
 use umf::Pool;
-use umf::config::{Context, Loader};
 use umf::host::Numa;
 use umf::memory_space::{self, MemorySpace, Policy, Quality, Weights};
+use umf::settings::{Context, Loader};
 use umf::topology::{Initiator, Topology};
 
 const PAGE: usize = 4096;
@@ -56,7 +56,7 @@ fn places(pool: &Pool) -> BTreeMap<i32, usize> {
 /// A pool that takes each block from the provider, so that its pages are fresh.
 fn pool(space: &MemorySpace, policy: &Policy) -> Pool {
     let provider = memory_space::provider(space, policy).unwrap();
-    Pool::from_pool(umf::proxy::ProxyPool::new(provider).unwrap())
+    Pool::from_pool(umf::pools::ProxyPool::new(provider).unwrap())
 }
 
 fn only(node: u32) -> BTreeMap<i32, usize> {

@@ -7,7 +7,7 @@ use crate::alone::ran_alone;
 use std::sync::Arc;
 use std::time::Duration;
 
-use umf::config::{Context, Loader};
+use umf::settings::{Context, Loader};
 use umf::{Error, Pool, Relief, Shortage};
 use umf_testkit::pool::Token;
 

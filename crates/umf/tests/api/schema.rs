@@ -2,10 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use umf::config::{Context, Error, Loader, Origin, Warning};
+use umf::host::HostSettings;
+use umf::pools::SlabSettings;
+use umf::settings::{Context, Error, Loader, Origin, Warning};
 use umf::settings::{Leases, LogLevel, LogOutput, PoolKeys, Settings};
-use umf::slab::SlabSettings;
-use umf::{Exchange, HostSettings, Mode};
+use umf::{Exchange, Mode};
 
 /// The settings of variables.
 fn of<const N: usize>(variables: [(&str, &str); N]) -> Result<Settings, Error> {

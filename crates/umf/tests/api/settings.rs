@@ -5,11 +5,11 @@
 use crate::alone::ran_alone;
 use crate::example_plugin;
 use std::sync::Arc;
-use umf::config::{ByteSize, Context, Loader};
-use umf::core::{FactoryError, Provider, ProviderFactory};
+use umf::registry::{FactoryError, Provider, ProviderFactory};
+use umf::settings::{ByteSize, Context, Loader};
 use umf::{Error, Pool};
 
-umf::core::settings! {
+umf::registry::settings! {
     /// The keys of a kind that only this test has.
     pub struct ScratchSettings {
         /// A size.

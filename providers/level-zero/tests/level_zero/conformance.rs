@@ -14,7 +14,7 @@ provider_conformance!(exportable, || built(
     device().exportable(FdForm::Opaque).free_policy(FreePolicy::Deferred)
 ));
 provider_conformance!(host_memory, || built(LevelZeroProvider::host(soft())));
-provider_conformance!(shared_memory, || built(LevelZeroProvider::shared(soft())));
+provider_conformance!(managed_memory, || built(LevelZeroProvider::managed(soft())));
 
 fn another() -> Choice {
     let mut choice = soft();

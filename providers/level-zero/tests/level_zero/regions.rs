@@ -47,7 +47,7 @@ fn a_driver_that_does_not_tell_its_page_size_is_tried_and_nothing_is_left() {
         &settings,
         || {
             let user = User::direct();
-            for builder in [device(), LevelZeroProvider::shared(soft())] {
+            for builder in [device(), LevelZeroProvider::managed(soft())] {
                 assert_eq!(built(builder).page_size(), 64 << 10);
                 assert_eq!((user.count(c"allocations"), user.count(c"memory")), (0, 0));
             }

@@ -120,7 +120,7 @@ pub(super) fn run(work: &Work<'_>, who: &str, kind: &Kind<'_>) -> Answer {
     drop(shared);
     umf::exporter()?.evict_idle();
     umf::importer()?.evict_idle();
-    umf::runtime::held::poll();
+    umf_runtime::held::poll();
     let blocks = work.numbers.load(Ordering::Relaxed);
     Ok(format!("blocks={blocks} children_killed={}", killed.into_inner()))
 }
@@ -132,7 +132,7 @@ fn shared_provider() -> umf::host::HostBuilder {
 fn pool(kind: &str) -> Result<Pool, Failure> {
     let over = |provider| -> Result<Pool, Failure> { Ok(Pool::builder().provider(provider).build()?) };
     let proxy = |provider: Arc<HostProvider>| -> Result<Pool, Failure> {
-        Ok(Pool::from_pool(umf::proxy::ProxyPool::new(provider)?))
+        Ok(Pool::from_pool(umf::pools::ProxyPool::new(provider)?))
     };
     // A buffer for many blocks, or for each.
     if let Some(source) = kind.strip_prefix("dma-buf-slab-") {
@@ -141,7 +141,7 @@ fn pool(kind: &str) -> Result<Pool, Failure> {
     }
     if let Some(source) = kind.strip_prefix("dma-buf-proxy-") {
         let provider = umf_tests::machine::dma_buf_provider(source)?.name("kill").build()?;
-        return Ok(Pool::from_pool(umf::proxy::ProxyPool::new(provider)?));
+        return Ok(Pool::from_pool(umf::pools::ProxyPool::new(provider)?));
     }
     match kind {
         "shared" => over(shared_provider().arena_size(8 << 20).build()?),
@@ -233,7 +233,7 @@ impl Thread<'_> {
 
     /// What nobody has open any more is let go.
     fn poll(&mut self) -> Result<(), Failure> {
-        umf::runtime::held::poll();
+        umf_runtime::held::poll();
         Ok(())
     }
 
@@ -265,7 +265,7 @@ impl Thread<'_> {
     fn other_memory(&mut self) -> Result<(), Failure> {
         drop(Pool::private()?.allocate(3 << 20)?);
         let reserved = shared_provider().arena_size(1 << 20).reserve(true).build()?;
-        drop(Pool::from_pool(umf::proxy::ProxyPool::new(reserved)?).allocate(8192)?);
+        drop(Pool::from_pool(umf::pools::ProxyPool::new(reserved)?).allocate(8192)?);
         Ok(())
     }
 
@@ -285,7 +285,7 @@ impl Thread<'_> {
         let parent = self.blocks.first().map(|block| block.entry);
         let killed = self.work.in_child(|| {
             match frozen.allocate(64) {
-                Err(umf::Error::Memory(umf::core::Error::Frozen { .. })) => {}
+                Err(umf::Error::Memory(umf_core::Error::Frozen { .. })) => {}
                 other => return Err(Failure::new("NotFrozen", format!("{other:?}"))),
             }
             if let Some(entry) = parent {
@@ -324,7 +324,7 @@ impl Thread<'_> {
 /// What was allocated, unless too much is held for others.
 fn unless_held<T>(allocated: umf::Result<T>) -> Result<Option<T>, Failure> {
     match allocated {
-        Err(umf::Error::Memory(umf::core::Error::HeldLimit { .. })) => Ok(None),
+        Err(umf::Error::Memory(umf_core::Error::HeldLimit { .. })) => Ok(None),
         other => Ok(Some(other?)),
     }
 }

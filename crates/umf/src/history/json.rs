@@ -1,20 +1,7 @@
-//! What happened in a pool lately, if it is set to remember it (`history` in the settings): as text, and as JSON.
-//!
-//! ```
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let pool = umf::Pool::builder().history(1000).build()?;
-//! drop(pool.allocate(100)?);
-//! let history = pool.history()?;
-//! print!("{history}");
-//! let json = umf::history::to_json(&history);
-//! # assert!(json.contains(r#""allocate""#));
-//! # Ok(())
-//! # }
-//! ```
+//! [`PoolHistory`] as a JSON document.
 
 use serde::Serialize;
-#[doc(inline)]
-pub use umf_core::history::{Event, EventKind, PoolHistory};
+use umf_core::history::{Event, PoolHistory};
 
 const FORMAT: u32 = 1;
 
@@ -43,10 +30,19 @@ fn nanoseconds(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The document: `format`, `pool`, `read_at_ns` and `forgotten`, and `events` with `at_ns` (both times are nanoseconds since the pool
-/// was made), `thread`, `kind` (`allocate`, `free`, `allocate-refused`, `free-refused`, `trim`,
-/// `written-after-free`), `address`, `size`, `block_size`, and the `reason` where something was refused. [`Event`] says what
-/// they mean.
+/// The document: `format`, `pool`, `read_at_ns` and `forgotten`, and `events` with `at_ns` (both
+/// times are nanoseconds since the pool was made), `thread`, `kind` (`allocate`, `free`,
+/// `allocate-refused`, `free-refused`, `trim`, `written-after-free`), `address`, `size`,
+/// `block_size`, and the `reason` where something was refused. [`Event`] says what they mean.
+///
+/// # Examples
+/// ```
+/// let pool = umf::Pool::builder().history(1000).build()?;
+/// drop(pool.allocate(100)?);
+/// let json = umf::history::to_json(&pool.history()?);
+/// assert!(json.contains(r#""allocate""#));
+/// # Ok::<(), umf::Error>(())
+/// ```
 #[must_use]
 pub fn to_json(history: &PoolHistory) -> String {
     let line = |event: &Event| Line {
@@ -74,6 +70,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
     use umf_core::Address;
+    use umf_core::history::EventKind;
 
     #[test]
     fn documents_say_what_the_history_says() {
