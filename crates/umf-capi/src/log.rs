@@ -11,69 +11,35 @@ use tracing::level_filters::LevelFilter;
 use tracing::span;
 use tracing::subscriber::Interest;
 use tracing::{Event, Metadata, Subscriber};
+use umf::settings::LogLevel as Level;
 use umf_os::environment::variable;
 use umf_os::output;
 use umf_sync::Lock;
 
 use crate::boundary::{Failure, Outcome};
 
-/// How much is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Level {
-    Debug,
-    Info,
-    Warning,
-    Error,
-    Fatal,
+/// The level of a number of the C interface.
+pub(crate) fn level_numbered(number: i32) -> Option<Level> {
+    Level::ALL.get(usize::try_from(number).ok()?).copied()
 }
 
-impl Level {
-    const ALL: [Self; 5] = [Self::Debug, Self::Info, Self::Warning, Self::Error, Self::Fatal];
-
-    pub(crate) fn numbered(number: i32) -> Option<Self> {
-        Self::ALL.get(usize::try_from(number).ok()?).copied()
+const fn level_of(level: tracing::Level) -> Level {
+    match level {
+        tracing::Level::ERROR => Level::Error,
+        tracing::Level::WARN => Level::Warning,
+        tracing::Level::INFO => Level::Info,
+        _ => Level::Debug,
     }
+}
 
-    pub(crate) fn number(self) -> i32 {
-        Self::ALL
-            .iter()
-            .position(|&level| level == self)
-            .and_then(|place| i32::try_from(place).ok())
-            .unwrap_or(0)
-    }
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Debug => "debug",
-            Self::Info => "info",
-            Self::Warning => "warning",
-            Self::Error => "error",
-            Self::Fatal => "fatal",
-        }
-    }
-
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|level| level.name() == name)
-    }
-
-    const fn of(level: tracing::Level) -> Self {
-        match level {
-            tracing::Level::ERROR => Self::Error,
-            tracing::Level::WARN => Self::Warning,
-            tracing::Level::INFO => Self::Info,
-            _ => Self::Debug,
-        }
-    }
-
-    const fn filter(self) -> LevelFilter {
-        match self {
-            Self::Debug => LevelFilter::DEBUG,
-            Self::Info => LevelFilter::INFO,
-            Self::Warning => LevelFilter::WARN,
-            Self::Error => LevelFilter::ERROR,
-            // Nothing here ends the program.
-            Self::Fatal => LevelFilter::OFF,
-        }
+const fn filter(level: Level) -> LevelFilter {
+    match level {
+        Level::Debug => LevelFilter::DEBUG,
+        Level::Info => LevelFilter::INFO,
+        Level::Warning => LevelFilter::WARN,
+        Level::Error => LevelFilter::ERROR,
+        // Nothing here ends the program.
+        Level::Fatal => LevelFilter::OFF,
     }
 }
 
@@ -178,16 +144,15 @@ struct Said {
 impl Said {
     fn parse(text: &str) -> Option<Self> {
         let mut said = Self::default();
-        for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
-            let (name, value) = part.split_once(':')?;
+        for (name, value) in umf::settings::log_parts(text)? {
             let truth = || match value {
                 "yes" => Some(true),
                 "no" => Some(false),
                 _ => None,
             };
             match name {
-                "level" => said.level = Some(Level::named(value)?),
-                "flush" => said.flush = Some(Level::named(value)?),
+                "level" => said.level = Some(value.parse().ok()?),
+                "flush" => said.flush = Some(value.parse().ok()?),
                 "timestamp" => said.timestamp = truth()?,
                 "pid" => said.pid = truth()?,
                 "output" => {
@@ -244,7 +209,7 @@ impl Subscriber for Log {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let level = Level::of(*event.metadata().level());
+        let level = level_of(*event.metadata().level());
         let mut words = Words(String::new());
         event.record(&mut words);
         let form = STATE.lock().form;
@@ -262,7 +227,7 @@ impl Subscriber for Log {
 
 fn threshold() -> LevelFilter {
     let state = STATE.lock();
-    if matches!(state.output, Output::Off) { LevelFilter::OFF } else { state.form.level.filter() }
+    if matches!(state.output, Output::Off) { LevelFilter::OFF } else { filter(state.form.level) }
 }
 
 impl Form {
@@ -275,7 +240,7 @@ impl Form {
         if self.pid {
             let _ = write!(line, "[{}] ", std::process::id());
         }
-        let _ = writeln!(line, "[{} UMF]{words}", level.name().to_uppercase());
+        let _ = writeln!(line, "[{} UMF]{words}", level.as_str().to_uppercase());
         line
     }
 }
@@ -363,10 +328,10 @@ mod tests {
     #[test]
     fn levels_have_the_numbers_of_the_header() {
         for (number, level) in Level::ALL.into_iter().enumerate() {
-            assert_eq!(Level::numbered(i32::try_from(number).unwrap()), Some(level));
-            assert_eq!(usize::try_from(level.number()).unwrap(), number);
+            assert_eq!(level_numbered(i32::try_from(number).unwrap()), Some(level));
+            assert_eq!(level as usize, number);
         }
-        assert_eq!(Level::numbered(5), None);
-        assert_eq!(Level::numbered(-1), None);
+        assert_eq!(level_numbered(5), None);
+        assert_eq!(level_numbered(-1), None);
     }
 }

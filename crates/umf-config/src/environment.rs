@@ -81,9 +81,8 @@ pub(crate) fn layers(
         let origin = Origin::Environment(older.name.to_owned());
         for (key, text) in keys {
             let path: Vec<_> = key.split('.').map(str::to_owned).collect();
-            let shapes =
-                path.first().and_then(|group| schema.group(group)).map_or_else(Vec::new, Group::shapes);
-            let value = value_of(&text, &origin, path.last().map_or("", String::as_str), &shapes);
+            let name = path.last().map_or("", String::as_str);
+            let value = value_of(&text, &origin, name, &shapes_of(schema, &key));
             put(&mut tree, &path, value);
         }
         layers.push(Layer { tree, trust: Trust::Environment });

@@ -1,8 +1,8 @@
 //! Settings of providers, pools and the parts of umf: what a file, a variable or the program may set.
 //!
 //! [`settings!`](crate::settings!) makes a struct with its defaults, documentation, ranges, older and
-//! removed names. [`words!`](crate::words!) makes an enumeration whose values are words. Both work on
-//! `serde_core` alone. What reads a struct from files and variables is the crate `umf-config`, which
+//! removed names. [`pool_settings!`](crate::pool_settings!) makes one with what every pool has.
+//! [`words!`](crate::words!) makes an enumeration whose values are words. All work on `serde_core` alone. What reads a struct from files and variables is the crate `umf-config`, which
 //! knows no key: it asks [`Settings::KEYS`] and deserializes.
 //!
 //! ```
@@ -204,6 +204,94 @@ macro_rules! settings {
                     }
                 }
                 deserializer.deserialize_struct(stringify!($name), NAMES, Visitor)
+            }
+        }
+    };
+}
+
+/// Makes the settings struct of a pool: as [`settings!`](crate::settings!), with the values and parts that
+/// every pool has.
+///
+/// They are `memory_limit`, `on_free`, `max_held`, `name`, `shared_limit` and `out_of_memory`, each with a
+/// setter. After the keys stand the type of the name, which is made `From<&str>`, and the default name.
+/// Further `values` and `parts` may follow.
+///
+/// ```
+/// umf_core::pool_settings! {
+///     /// Settings of a pool of ours.
+///     pub struct StackSettings {
+///         /// Whether the stack grows downwards.
+///         pub downwards: bool = true;
+///     }
+///     name: String = "stack"
+/// }
+///
+/// let settings = StackSettings::new().name("mine").memory_limit(1 << 20);
+/// assert_eq!((settings.name.as_str(), settings.memory_limit), ("mine", 1 << 20));
+/// ```
+#[macro_export]
+macro_rules! pool_settings {
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $settings:ident { $($keys:tt)* }
+        name: $name:ty = $default_name:literal
+        $(values { $($values:tt)* })?
+        $(parts { $($parts:tt)* })?
+    ) => {
+        $crate::settings! {
+            $(#[$meta])*
+            $vis struct $settings { $($keys)* }
+            values {
+                /// The most bytes that the pool may take from its provider; 0 is unlimited. Default: 0.
+                pub(crate) memory_limit: u64 = 0;
+                /// What becomes of the contents of a block that is freed while other processes have it
+                /// open. Its address is not used again before they have closed it, either way. Default:
+                /// `Hold`.
+                pub(crate) on_free: $crate::held::OnFree = $crate::held::OnFree::Hold;
+                /// The most bytes of freed memory that may be held because other processes have it open,
+                /// before allocating fails as [`Error::HeldLimit`](umf_core::Error::HeldLimit); 0 is
+                /// unlimited. What is held counts against the memory limit too. Default: 0.
+                pub(crate) max_held: u64 = 0;
+                $($($values)*)?
+            }
+            parts {
+                pub(crate) name: $name = <$name>::from($default_name);
+                pub(crate) shared_limit: Option<$crate::limit::SharedLimitRef> = None;
+                pub(crate) out_of_memory: Option<std::sync::Arc<dyn $crate::shortage::OutOfMemory>> = None;
+                $($($parts)*)?
+            }
+        }
+
+        impl $settings {
+            #[doc = concat!("The name of the pool, for people. Default: `", $default_name, "`.")]
+            #[must_use]
+            pub fn name(mut self, name: impl AsRef<str>) -> Self {
+                self.name = <$name>::from(name.as_ref());
+                self
+            }
+
+            /// A limit that the pool shares with others: an `Arc<SharedLimit>` or a
+            /// `&'static SharedLimit`. Default: none.
+            #[must_use]
+            pub fn shared_limit(mut self, limit: impl Into<$crate::limit::SharedLimitRef>) -> Self {
+                self.shared_limit = Some(limit.into());
+                self
+            }
+
+            /// What is called when an allocation would fail for lack of memory
+            /// ([`umf_core::shortage`]): any closure. Default: none.
+            #[must_use]
+            pub fn out_of_memory(mut self, callback: impl $crate::shortage::OutOfMemory + 'static) -> Self {
+                self.out_of_memory = Some(std::sync::Arc::new(callback));
+                self
+            }
+
+            /// The name and the limits that a factory is asked for.
+            #[allow(dead_code, reason = "not every pool has a factory")]
+            pub(crate) fn requested(mut self, request: &$crate::PoolRequest<'_>) -> Self {
+                self.memory_limit = request.memory_limit;
+                self.shared_limit.clone_from(&request.shared_limit);
+                self.name(request.name)
             }
         }
     };

@@ -34,6 +34,9 @@ pub struct PoolStatistics {
     pub allocations: u64,
     /// Frees so far.
     pub frees: u64,
+    /// Frees so far that were the second of their block, and that the pool found only after it had
+    /// reported success: see the pool's documentation. Not in `frees`.
+    pub late_double_frees: u64,
 }
 
 impl PoolStatistics {

@@ -392,7 +392,6 @@ impl<T: Plain> Iterator for Iter<'_, T> {
         }
         loop {
             folded = self.buffered().iter().copied().fold(folded, &mut function);
-            self.returned = self.filled;
             if self.refill() == 0 {
                 return folded;
             }

@@ -106,9 +106,13 @@ impl Mapping {
         }
         drop(first);
         let room = size.checked_add(align).ok_or(Errno::NOMEM)?;
-        for _ in 0..TRIES {
-            let free = Self { base: memory_calls::reserve_addresses(room)?, size: room };
-            let target = free.base.addr().get().next_multiple_of(align);
+        for attempt in 0..TRIES {
+            // The kernel maps at one end of the free addresses. The target is in the middle of more of
+            // them with each attempt, so that other threads map beside it.
+            let wide = room.saturating_mul(1 + attempt * attempt);
+            let free = Self::reserve(wide).or_else(|_| Self::reserve(room))?;
+            let middle = free.base.addr().get() + (free.size - room) / 2;
+            let target = middle.next_multiple_of(align);
             drop(free);
             match map(Place::At(target)) {
                 Ok(base) if base.addr().get() == target => return Ok(Self { base, size }),
@@ -145,8 +149,11 @@ impl Mapping {
     /// # Errors
     /// Those of `mmap(2)`, if there are not.
     pub fn probe(size: usize) -> Result<(), Errno> {
-        drop(Self { base: memory_calls::reserve_addresses(size)?, size });
-        Ok(())
+        Self::reserve(size).map(drop)
+    }
+
+    fn reserve(size: usize) -> Result<Self, Errno> {
+        Ok(Self { base: memory_calls::reserve_addresses(size)?, size })
     }
 
     /// Unmaps all but `size` bytes at the first multiple of `align`, which must lie inside: else it stays as it is.
@@ -260,6 +267,28 @@ mod tests {
             // SAFETY: the mapping has 4096 bytes.
             assert_eq!(unsafe { mapping.base().cast::<[u8; 4]>().read() }, *b"here");
         }
+    }
+
+    #[test]
+    fn aligned_place_is_found_while_other_threads_map() {
+        const SIZE: usize = 4096;
+        const ALIGN: usize = 1 << 24;
+        let taken = core::cell::RefCell::new(Vec::new());
+        // Before each attempt, another thread gets the addresses that were just free.
+        let map = |place: Place| {
+            if let Place::At(_) = place {
+                taken.borrow_mut().push(Mapping::reserve(SIZE + ALIGN)?);
+            }
+            let (hint, flags) = place.hint();
+            // SAFETY: where the kernel likes, or where nothing is mapped.
+            let mapped = unsafe {
+                rustix::mm::mmap_anonymous(hint, SIZE, ProtFlags::READ, flags | MapFlags::PRIVATE)
+            }?;
+            NonNull::new(mapped.cast()).ok_or(Errno::NOMEM)
+        };
+        // SAFETY: the function maps that much, and no other mapping owns it.
+        let mapping = unsafe { Mapping::placed(SIZE, ALIGN, map) }.unwrap();
+        assert!(mapping.base().addr().get().is_multiple_of(ALIGN) && !taken.borrow().is_empty());
     }
 
     #[test]

@@ -445,16 +445,19 @@ fn limit(text: &str) -> Option<String> {
     Some(number.min(i64::MAX as u64).to_string())
 }
 
-/// The grammar of `UMF_LOG`: `level:debug;flush:info;output:stderr;timestamp:yes;pid:no`. Without an output
-/// logging stays as it was, as it always did.
+/// Returns the parts of `UMF_LOG` (`level:debug;flush:info;output:stderr;timestamp:yes;pid:no`) by
+/// their keys of `[log]`, or `None` where a part has no colon. Of two parts the last counts.
+#[doc(hidden)]
+#[must_use]
+pub fn log_parts(text: &str) -> Option<BTreeMap<&str, &str>> {
+    let parts = text.split(';').map(str::trim).filter(|part| !part.is_empty());
+    parts.map(|part| part.split_once(':').map(|(name, value)| (name.trim(), value.trim()))).collect()
+}
+
+/// Without an output logging stays as it was, as in earlier versions.
 fn umf_log(text: &str) -> Option<KeyTexts> {
-    let mut keys = Vec::new();
-    for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
-        let (name, value) = part.split_once(':').map(|(name, value)| (name.trim(), value.trim()))?;
-        keys.retain(|(known, _): &(String, String)| *known != format!("log.{name}"));
-        keys.push((format!("log.{name}"), value.to_owned()));
-    }
-    keys.iter().any(|(key, _)| key == "log.output").then_some(keys)
+    let parts = log_parts(text).filter(|parts| parts.contains_key("output"))?;
+    Some(parts.into_iter().map(|(name, value)| (format!("log.{name}"), value.to_owned())).collect())
 }
 
 #[cfg(test)]

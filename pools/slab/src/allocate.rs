@@ -5,7 +5,7 @@
 //! | [`SlabPool::allocate_fast`] | the thread's bin, without a call |
 //! | [`SlabPool::allocate_slow`] | the same, if the fast path does not lead there |
 //! | `serve` | everything behind the bins, with what happens when memory is short |
-//! | `allocate_class` | batches of other threads, then a refill, then new memory |
+//! | `allocate_class` | what other threads freed, then a refill, then new memory |
 //! | `refill_small`, `refill_large` | central slabs; the stock of large blocks |
 //! | `add_slab`, `cut_block` | extents, and regions from the provider |
 //!
@@ -19,17 +19,17 @@ use umf_core::{Address, Error, Layout, Result};
 use umf_sync::{failpoint, thread};
 
 use crate::SlabPool;
-use crate::central::{Taker, make_slab};
+use crate::central::make_slab;
 use crate::extents::{GRANULE_UNITS, Range, UNIT};
 use crate::heap::{BinPlace, Evicted, Heap};
 use crate::regions::OWNER;
 use crate::section::{CLOSING, FENCED, SHARED, Section, TRACED};
-use crate::span::{Entry, Span, thread_word};
+use crate::span::{Entry, Span, UNOWNED, thread_word};
 
 /// The most small blocks in one refill. With more, a thread that frees blocks of other threads
 /// would touch more addresses in rotation.
 const REFILL: u32 = 32;
-/// The number of batches that a request looks through before it turns to the central lists.
+/// The number of batches of large blocks that a request looks through before it turns to the stock.
 const BATCHES: u32 = 2;
 
 /// The most threads that may each keep as much as they are allowed to, before the pool merges
@@ -191,18 +191,14 @@ impl SlabPool {
         let Some((index, heap)) = self.heaps.own_with_bin(class, &self.back.meta.runs) else {
             return self.allocate_without_heap(class);
         };
-        let is_large = self.heaps.classes.is_large(class);
+        if !self.heaps.classes.is_large(class) {
+            return self.allocate_small(index, heap, class);
+        }
         let mut batches = BATCHES;
         loop {
             let found = {
                 let _section = self.heaps.enter(heap);
-                if batches > 0 && (is_large || heap.owned_slabs(class).load(Ordering::Relaxed) == 0) {
-                    self.heaps.pop(heap, class)
-                } else if is_large {
-                    self.refill_large(index, heap, class)
-                } else {
-                    self.refill_small(index, heap, class)
-                }
+                if batches > 0 { self.heaps.pop(heap, class) } else { self.refill_large(index, heap, class) }
             };
             if let Some(entry) = found {
                 return Ok(entry);
@@ -214,10 +210,32 @@ impl SlabPool {
             if self.back.upstream.poll_many_awaited() {
                 continue;
             }
-            if is_large {
-                let entry = self.cut_block(class, 1)?;
-                self.heaps.count_allocation(class, &self.back.meta.runs);
+            let entry = self.cut_block(class, 1)?;
+            self.heaps.count_allocation(class, &self.back.meta.runs);
+            return Ok(entry);
+        }
+    }
+
+    /// Takes a block of a small class: one that other threads have freed for this one, one of a slab,
+    /// one that waits for another thread, or one of a new slab.
+    fn allocate_small(&self, index: u32, heap: &Heap, class: usize) -> Result<Entry> {
+        let mut may_reach = true;
+        loop {
+            self.drain_own(index, heap);
+            let found = {
+                let _section = self.heaps.enter(heap);
+                self.refill_small(index, heap, class)
+            };
+            if let Some(entry) = found {
                 return Ok(entry);
+            }
+            if self.settle_unowned(heap) || self.back.upstream.poll_many_awaited() {
+                continue;
+            }
+            if core::mem::take(&mut may_reach) {
+                self.send_open(heap);
+                self.reach_into_idle(index, class);
+                continue;
             }
             self.add_slab(class)?;
         }
@@ -250,11 +268,11 @@ impl SlabPool {
                 self.heaps.widen(heap, class);
             }
             let want = limits.limit().min(REFILL) as usize;
-            let taker = Some(Taker { index, is_biased: limits.bias.grants() });
+            let owner = thread_word(index);
             // SAFETY: `take` writes as many as it returns.
             let took =
-                unsafe { bin.fill(limits, want, |out, want| self.central(class).take(taker, out, want)) };
-            heap.remember_biased(index, &self.back.meta, bin.newest(took));
+                unsafe { bin.fill(limits, want, |out, want| self.central(class).take(owner, out, want)) };
+            heap.remember_owned(index, &self.back.meta, bin.newest(took));
             bin.pop()
         })
     }
@@ -280,7 +298,7 @@ impl SlabPool {
             for &entry in bin.newest(took) {
                 // SAFETY: the stock holds large blocks of this pool.
                 let span = unsafe { Span::of_own_state(entry) };
-                span.owner.store(thread_word(index), Ordering::Relaxed);
+                span.taker.store(thread_word(index), Ordering::Relaxed);
             }
             heap.set_large_bytes(heap.large_bytes() + took * size);
             if let Some(entry) = bin.pop() {
@@ -302,7 +320,7 @@ impl SlabPool {
                     if self.heaps.classes.is_large(class) {
                         self.transfer.take_stock(class, size, out, 1)
                     } else {
-                        self.central(class).take(None, out, 1)
+                        self.central(class).take(UNOWNED, out, 1)
                     }
                 })
             };
@@ -357,7 +375,7 @@ impl SlabPool {
             .and_then(|range| self.back.make_block(class, size, range, number));
         match (&made, thread::current()) {
             (Err(_), _) => self.back.meta.release_span(number),
-            (Ok(_), Some(index)) => span.owner.store(thread_word(index.get()), Ordering::Relaxed),
+            (Ok(_), Some(index)) => span.taker.store(thread_word(index.get()), Ordering::Relaxed),
             (Ok(_), None) => {}
         }
         made

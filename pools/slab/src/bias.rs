@@ -1,14 +1,14 @@
-//! Ownership bias: spans whose live bits one thread clears without an atomic exchange.
+//! Ownership bias of large blocks: blocks whose live bits one thread clears without an atomic
+//! exchange.
 //!
-//! A slab, or a large block, that one thread took may be biased towards it. As long as only that
-//! thread frees blocks of the span, clearing a live bit is a load and a store inside its section,
-//! and the lookaside cache finds the block. The first other thread that frees one takes the bias
-//! away, [`Heaps::revoke_bias`]: it revokes the section once, and the span stays unbiased until all
-//! its blocks are free. That costs a hundred times what a biased free saves. So a thread that was
-//! wrong goes without bias for a while: [`SlabBias`] and [`LargeBias`].
+//! A large block that one thread took and freed may be biased towards it. As long as only that
+//! thread frees it, clearing the live bit is a load and a store inside its section, and the lookaside
+//! cache finds the block. The first other thread that frees it takes the bias away,
+//! [`Heaps::revoke_bias`]: it revokes the section once. That costs a hundred times what a biased
+//! free saves. So a thread that was wrong goes without bias for a while: [`LargeBias`].
 //!
-//! Everything of the bias is here, besides [`Span::bias`], the fast path in `free`, and the empty
-//! slab that becomes biased in `central`.
+//! Everything of the bias is here, besides [`Span::owner`] and the fast path in `free`. Slabs have
+//! owners instead: see `remote`.
 
 #[cfg(test)]
 mod model;
@@ -24,7 +24,7 @@ use crate::heaps::Heaps;
 use crate::lookaside::granule_of;
 use crate::metadata::Metadata;
 use crate::section::{BiasedLock, await_exit, restore, revoke};
-use crate::span::{Entry, Span, UNBIASED, thread_word};
+use crate::span::{Entry, Span, UNOWNED, thread_word};
 
 /// The bias of a span while a thread takes it away.
 const REVOKING: u32 = u32::MAX;
@@ -41,7 +41,7 @@ fn take_bias<L: BiasedLock>(
     revoke(core::iter::once(lock), forbid_fast);
     await_exit(lock);
     forget();
-    set_bias(UNBIASED);
+    set_bias(UNOWNED);
     restore(lock);
     allow_fast();
 }
@@ -51,8 +51,8 @@ impl Heaps {
     /// From here on the calling thread may clear live bits in the span by atomic exchange. It is
     /// outside of its section.
     pub(crate) fn ensure_exchange(&self, span: &Span) {
-        let bias = span.bias.load(Ordering::Acquire);
-        if bias != UNBIASED && thread::current().is_none_or(|own| thread_word(own.get()) != bias) {
+        let bias = span.owner.load(Ordering::Acquire);
+        if bias != UNOWNED && thread::current().is_none_or(|own| thread_word(own.get()) != bias) {
             self.revoke_bias(span);
         }
     }
@@ -60,12 +60,12 @@ impl Heaps {
     /// Takes the bias of a span away, from the calling thread too. It is outside of its section.
     #[cold]
     pub(crate) fn revoke_bias(&self, span: &Span) {
-        if span.bias.load(Ordering::Acquire) == UNBIASED {
+        if span.owner.load(Ordering::Acquire) == UNOWNED {
             return;
         }
         let _revoker = self.revoker.lock();
-        let bias = span.bias.load(Ordering::Relaxed);
-        if bias == UNBIASED {
+        let bias = span.owner.load(Ordering::Relaxed);
+        if bias == UNOWNED {
             return;
         }
         let Some(heap) = self.get(bias - 1) else { return };
@@ -74,25 +74,11 @@ impl Heaps {
         }
         let forget = || {
             heap.lookaside.forget(span);
-            if self.classes.is_large(span.class()) {
-                heap.bias.note_revoked();
-            } else {
-                heap.limits(span.class()).bias.note_revoked();
-            }
+            heap.bias.note_revoked();
         };
-        let set_bias = |bias| span.bias.store(bias, Ordering::Release);
+        let set_bias = |bias| span.owner.store(bias, Ordering::Release);
         let flags = &self.flags;
         take_bias(heap, set_bias, (|| flags.forbid_fast(), forget, || flags.allow_fast()));
-    }
-
-    /// Makes a span unbiased. Called by the thread that it is biased towards, or while its section
-    /// is revoked.
-    pub(crate) fn unbias(&self, span: &Span) {
-        let bias = span.bias.load(Ordering::Relaxed);
-        match bias.checked_sub(1).and_then(|index| self.get(index)) {
-            Some(heap) => heap.unbias(span),
-            None => span.bias.store(UNBIASED, Ordering::Release),
-        }
     }
 }
 
@@ -100,7 +86,7 @@ impl Heap {
     /// Makes a span that is biased towards this heap's thread unbiased. Inside, or while revoked.
     pub(crate) fn unbias(&self, span: &Span) {
         self.lookaside.forget(span);
-        span.bias.store(UNBIASED, Ordering::Release);
+        span.owner.store(UNOWNED, Ordering::Release);
     }
 
     /// Makes large blocks that leave this heap unbiased. Inside, or while revoked.
@@ -108,15 +94,15 @@ impl Heap {
         for &entry in entries {
             // SAFETY: they are large blocks of the pool, as all callers say.
             let span = unsafe { Span::of_own_state(entry) };
-            if span.bias.load(Ordering::Relaxed) != UNBIASED {
+            if span.owner.load(Ordering::Relaxed) != UNOWNED {
                 self.unbias(span);
             }
         }
     }
 
-    /// Enters the spans of blocks that a refill brought into the lookaside cache, if they are biased
-    /// towards thread number `index`, this heap's. Inside.
-    pub(crate) fn remember_biased(&self, index: u32, meta: &Metadata, entries: &[Entry]) {
+    /// Enters the slabs of blocks that a refill brought into the lookaside cache, if thread number
+    /// `index`, this heap's, owns them. Inside.
+    pub(crate) fn remember_owned(&self, index: u32, meta: &Metadata, entries: &[Entry]) {
         let mut last = None;
         for entry in entries {
             let address = Address::from_bits(entry.address);
@@ -125,8 +111,8 @@ impl Heap {
                 continue;
             }
             let span = meta.span_number(address).and_then(|number| meta.span(number));
-            if let Some(span) = span.filter(|span| span.bias.load(Ordering::Relaxed) == thread_word(index)) {
-                // SAFETY: the span is biased towards this thread, and in use.
+            if let Some(span) = span.filter(|span| span.owner.load(Ordering::Relaxed) == thread_word(index)) {
+                // SAFETY: this thread owns the slab, which is in use.
                 unsafe { self.lookaside.remember(address, span) };
             }
         }
@@ -136,49 +122,11 @@ impl Heap {
     /// becomes its owner, and the block may become biased. No other free is under way. Inside.
     #[inline]
     pub(crate) fn keep_large(&self, index: u32, span: &Span) {
-        span.owner.store(thread_word(index), Ordering::Relaxed);
+        span.taker.store(thread_word(index), Ordering::Relaxed);
         if self.bias.grants() {
-            span.bias.store(thread_word(index), Ordering::Relaxed);
+            span.owner.store(thread_word(index), Ordering::Relaxed);
             // SAFETY: the span is biased towards this thread, and in use.
             unsafe { self.lookaside.remember(span.base(), span) };
-        }
-    }
-}
-
-/// Whether the next empty slab of a class that a thread takes becomes biased. Each revocation
-/// doubles the number of slabs that do not.
-#[derive(Default)]
-pub(crate) struct SlabBias {
-    /// Revocations. Written by other threads.
-    revoked: AtomicU32,
-    seen: Cell<u32>,
-    streak: Cell<u32>,
-    skip: Cell<u32>,
-}
-
-impl SlabBias {
-    fn note_revoked(&self) {
-        self.revoked.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Decides for the next slab. Inside.
-    pub(crate) fn grants(&self) -> bool {
-        const MAX_STREAK: u32 = 10;
-        let revoked = self.revoked.load(Ordering::Relaxed);
-        if revoked != self.seen.replace(revoked) {
-            let streak = (self.streak.get() + 1).min(MAX_STREAK);
-            self.streak.set(streak);
-            self.skip.set(1 << streak);
-        }
-        match self.skip.get() {
-            0 => true,
-            skip => {
-                self.skip.set(skip - 1);
-                if skip == 1 {
-                    self.streak.set(self.streak.get().saturating_sub(1));
-                }
-                false
-            }
         }
     }
 }

@@ -1,13 +1,16 @@
 //! [`Central`]: the slabs of each small class, under one lock per class.
 //!
 //! The middle of the pool, together with `transfer`. A slab is an extent of equal blocks with a bit
-//! per free block. A slab with both free and live blocks is in the list of its owner thread, which
-//! alone takes from it, so that one processor writes the states of neighbouring blocks. Or it is
-//! unowned: then the next thread that needs blocks becomes its owner. Slabs are made out of extents
-//! when a class has no free block, and are taken apart when they are empty.
+//! per free block. A thread that takes blocks of a slab is its owner, and alone takes from it: so one
+//! processor writes the states of neighbouring blocks, by plain stores. An unowned slab gets an
+//! owner when a thread needs blocks. Slabs are made out of extents when a class has no free block,
+//! and are taken apart when they are empty.
 //!
-//! Freed blocks of other owners pass it by in the transfer cache, as long as threads take them
-//! there.
+//! **Owners change** under the lock of the class. A slab leaves its owner when it becomes empty, or
+//! is abandoned: by the owner's thread inside its section, or by another thread that revokes the
+//! section. So inside its section a thread knows which slabs are its own, without the lock. When a
+//! slab leaves, the lookaside cache of its owner forgets it, and no bin of the owner has blocks of
+//! it.
 
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
@@ -22,7 +25,7 @@ use crate::extents::Range;
 use crate::heaps::Heaps;
 use crate::metadata::Metadata;
 use crate::regions::Backend;
-use crate::span::{Cold, Entry, Span, thread_word};
+use crate::span::{Cold, Entry, Place, Span, UNOWNED};
 
 /// The list that a slab is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,22 +39,31 @@ impl ListName {
     /// Slabs with some blocks free that have no owner.
     pub(crate) const UNOWNED: Self = Self(2);
 
-    /// Slabs with some blocks free that thread number `index` owns.
-    const fn owned(index: u32) -> Self {
-        Self(index + 3)
+    /// Slabs of thread number `index` with some blocks in the bitmap.
+    const fn partial(index: u32) -> Self {
+        Self(2 * index + 3)
     }
 
-    /// Returns the number of the owner.
-    const fn owner(self) -> Option<u32> {
-        self.0.checked_sub(3)
+    /// Slabs of thread number `index` without blocks in the bitmap.
+    const fn full(index: u32) -> Self {
+        Self(2 * index + 4)
     }
-}
 
-/// The thread that takes blocks, and whether a slab that becomes its own is biased towards it.
-#[derive(Clone, Copy)]
-pub(crate) struct Taker {
-    pub(crate) index: u32,
-    pub(crate) is_biased: bool,
+    /// Returns the list of slabs of an owner with some blocks in the bitmap.
+    const fn of_owner(owner: u32) -> Self {
+        match owner.checked_sub(1) {
+            Some(index) => Self::partial(index),
+            None => Self::UNOWNED,
+        }
+    }
+
+    /// Returns the number of the owner, and whether it is the list of full slabs.
+    const fn owner(self) -> Option<(u32, bool)> {
+        match self.0.checked_sub(3) {
+            Some(owned) => Some((owned / 2, owned % 2 == 1)),
+            None => None,
+        }
+    }
 }
 
 /// The heads of the lists of one class that belong to no thread.
@@ -107,9 +119,11 @@ impl<'a> Slabs<'a> {
         self.meta.span(number).zip(self.cold(number))
     }
 
-    /// Returns the head of the list of a thread's slabs, which lies in its heap.
-    fn owned_head(&self, index: u32) -> Option<&'a AtomicU32> {
-        self.heaps.get(index).map(|heap| heap.owned_slabs(self.class))
+    /// Returns the head of a list of a thread's slabs, which lies in its heap.
+    fn owned_head(&self, list: ListName) -> Option<&'a AtomicU32> {
+        let (index, is_full) = list.owner()?;
+        let heap = self.heaps.get(index)?;
+        Some(if is_full { heap.full_slabs(self.class) } else { heap.partial_slabs(self.class) })
     }
 
     fn head(&self, list: ListName) -> u32 {
@@ -117,7 +131,7 @@ impl<'a> Slabs<'a> {
             ListName::NONE => 0,
             ListName::EMPTY => self.heads.empty,
             ListName::UNOWNED => self.heads.unowned,
-            ListName(owned) => self.owned_head(owned - 3).map_or(0, |head| head.load(Ordering::Relaxed)),
+            owned => self.owned_head(owned).map_or(0, |head| head.load(Ordering::Relaxed)),
         }
     }
 
@@ -126,8 +140,8 @@ impl<'a> Slabs<'a> {
             ListName::NONE => {}
             ListName::EMPTY => self.heads.empty = number,
             ListName::UNOWNED => self.heads.unowned = number,
-            ListName(owned) => {
-                if let Some(head) = self.owned_head(owned - 3) {
+            owned => {
+                if let Some(head) = self.owned_head(owned) {
                     head.store(number, Ordering::Relaxed);
                 }
             }
@@ -148,8 +162,9 @@ impl<'a> Slabs<'a> {
         }
     }
 
+    /// Takes a slab out of its list, if it is in one.
     fn unlink(&mut self, number: u32) {
-        let Some(cold) = self.cold(number) else { return };
+        let Some(cold) = self.cold(number).filter(|cold| cold.list != ListName::NONE) else { return };
         let (next, prev, list) = (cold.next, cold.prev, core::mem::replace(&mut cold.list, ListName::NONE));
         if let Some(next) = self.cold(next) {
             next.prev = prev;
@@ -164,15 +179,15 @@ impl<'a> Slabs<'a> {
         }
     }
 
-    /// Moves up to `want` blocks from slabs to `out`, and returns how many.
+    /// Moves up to `want` blocks from slabs to `out`, and returns how many. The slabs are `owner`'s
+    /// then: the calling thread inside its section, or [`UNOWNED`].
     ///
     /// # Safety
     /// `out` has room for `want` entries.
-    pub(crate) unsafe fn take(&mut self, taker: Option<Taker>, out: *mut Entry, want: usize) -> usize {
-        let owned = taker.map_or(ListName::UNOWNED, |taker| ListName::owned(taker.index));
+    pub(crate) unsafe fn take(&mut self, owner: u32, out: *mut Entry, want: usize) -> usize {
         let mut n = 0;
         while n < want {
-            let number = self.pick(taker, owned);
+            let number = self.pick(owner);
             let Some((span, cold)) = self.slab(number) else { break };
             let words = cold.total.div_ceil(64);
             while n < want && cold.free > 0 {
@@ -191,32 +206,28 @@ impl<'a> Slabs<'a> {
             }
             if cold.free == 0 {
                 self.unlink(number);
+                if let Some(index) = owner.checked_sub(1) {
+                    self.push(ListName::full(index), number);
+                }
             }
         }
         n
     }
 
-    /// Returns a slab with free blocks, which is in the taker's list then; 0 if there is none.
-    fn pick(&mut self, taker: Option<Taker>, owned: ListName) -> u32 {
-        for list in [owned, ListName::UNOWNED, ListName::EMPTY] {
+    /// Returns a slab with free blocks, which is `owner`'s then; 0 if there is none.
+    fn pick(&mut self, owner: u32) -> u32 {
+        let own = ListName::of_owner(owner);
+        for list in [own, ListName::UNOWNED, ListName::EMPTY] {
             let number = self.head(list);
             if number == 0 {
                 continue;
             }
-            if list != owned {
+            if list != own {
                 self.unlink(number);
-                self.push(owned, number);
-                if let Some((span, cold)) = self.slab(number) {
-                    cold.owner_list = owned;
-                    span.owner.store(taker.map_or(0, |taker| thread_word(taker.index)), Ordering::Relaxed);
+                self.push(own, number);
+                if let Some(span) = self.meta.span(number) {
+                    span.owner.store(owner, Ordering::Release);
                 }
-            }
-            if list == ListName::EMPTY
-                && let Some((span, taker)) = self.meta.span(number).zip(taker)
-                && taker.is_biased
-            {
-                // No block of it is live, so no free is under way that would have to be waited for.
-                span.bias.store(thread_word(taker.index), Ordering::Relaxed);
             }
             return number;
         }
@@ -228,61 +239,81 @@ impl<'a> Slabs<'a> {
         self.push(ListName::EMPTY, number);
     }
 
-    /// Puts blocks back into their slabs.
-    pub(crate) fn put(&mut self, entries: &[Entry]) {
+    /// Puts blocks back into their slabs, as [`Slabs::put_block`] does.
+    pub(crate) fn put(&mut self, entries: &[Entry], owner: u32) {
         for entry in entries {
-            let address = Address::from_bits(entry.address);
-            let Some(place) = self.meta.locate_start(address) else { continue };
-            let Some((span, cold)) = self.slab(place.number) else { continue };
-            // SAFETY: the index is that of a block of the slab, whose bitmap has a bit for each.
-            unsafe { *cold.bitmap.add((place.index / 64) as usize) |= 1 << (place.index % 64) };
-            cold.free += 1;
-            let owner = cold.owner_list.owner().and_then(|index| self.heaps.get(index));
-            if owner.is_some_and(|heap| heap.ended.load(Ordering::Relaxed)) {
-                cold.owner_list = ListName::UNOWNED;
-            }
-            let (free, total, owner_list) = (cold.free, cold.total, cold.owner_list);
-            if free == total {
-                // The thread that the slab is biased towards is outside of its section: the last of
-                // its blocks came from that thread itself, or while its section was revoked.
-                self.heaps.unbias(span);
-                self.unlink(place.number);
-                self.push(ListName::EMPTY, place.number);
-            } else if free == 1 {
-                cold.hint = (place.index / 64) as u32;
-                self.push(owner_list, place.number);
+            if let Some(place) = self.meta.locate_start(Address::from_bits(entry.address)) {
+                self.put_block(&place, owner);
             }
         }
     }
 
-    /// Takes the slabs of a thread from it, for other threads to use.
-    pub(crate) fn abandon(&mut self, index: u32) {
+    /// Puts a block, which the caller alone has, back into its slab. The slab is unowned or
+    /// `owner`'s, whose thread is the calling one inside its section, or has its section revoked.
+    pub(crate) fn put_block(&mut self, place: &Place<'_>, owner: u32) {
+        let Some((span, cold)) = self.slab(place.number) else { return };
+        // SAFETY: the index is that of a block of the slab, whose bitmap has a bit for each.
+        unsafe { *cold.bitmap.add((place.index / 64) as usize) |= 1 << (place.index % 64) };
+        cold.free += 1;
+        let (free, total) = (cold.free, cold.total);
+        let now = span.owner.load(Ordering::Relaxed);
+        debug_assert!(now == UNOWNED || now == owner, "the slab of a thread that may be inside");
+        if free == total && (now == UNOWNED || now == owner) {
+            self.disown(span);
+            self.unlink(place.number);
+            self.push(ListName::EMPTY, place.number);
+        } else if free == 1 {
+            cold.hint = (place.index / 64) as u32;
+            self.unlink(place.number);
+            self.push(ListName::of_owner(now), place.number);
+        }
+    }
+
+    /// Takes the slab from its owner, as [`Slabs::put_block`] says.
+    fn disown(&self, span: &Span) {
+        let owner = span.owner.load(Ordering::Relaxed);
+        if let Some(heap) = owner.checked_sub(1).and_then(|index| self.heaps.get(index)) {
+            heap.lookaside.forget(span);
+            span.owner.store(UNOWNED, Ordering::Release);
+        }
+    }
+
+    /// Takes the slabs of thread number `index` from it, for other threads to use: those with blocks
+    /// in the bitmap, with `full` the others too. No bin of the thread has blocks of the class. As
+    /// [`Slabs::put_block`].
+    pub(crate) fn abandon(&mut self, index: u32, full: bool) {
+        self.abandon_list(ListName::partial(index));
+        if full {
+            self.abandon_list(ListName::full(index));
+        }
+    }
+
+    fn abandon_list(&mut self, list: ListName) {
         loop {
-            let number = self.head(ListName::owned(index));
-            if number == 0 {
-                return;
-            }
+            let number = self.head(list);
+            let Some((span, cold)) = self.slab(number) else { return };
+            let to = match cold.free {
+                0 => ListName::NONE,
+                free if free == cold.total => ListName::EMPTY,
+                _ => ListName::UNOWNED,
+            };
+            self.disown(span);
             self.unlink(number);
-            self.push(ListName::UNOWNED, number);
-            if let Some((span, cold)) = self.slab(number) {
-                cold.owner_list = ListName::UNOWNED;
-                span.owner.store(0, Ordering::Relaxed);
+            if to != ListName::NONE {
+                self.push(to, number);
             }
         }
     }
 
-    /// Unlinks the empty slabs beyond `capacity`, and returns the first of their chain for
-    /// [`remove_slab`].
-    pub(crate) fn trim(&mut self, capacity: u32) -> u32 {
-        let mut chain = 0;
+    /// Unlinks the empty slabs beyond `capacity`, and adds them to a chain for [`remove_slab`].
+    pub(crate) fn trim(&mut self, capacity: u32, chain: &mut u32) {
         while self.heads.empties > capacity && self.heads.empty != 0 {
             let number = self.heads.empty;
             self.unlink(number);
             if let Some(cold) = self.cold(number) {
-                cold.next = core::mem::replace(&mut chain, number);
+                cold.next = core::mem::replace(chain, number);
             }
         }
-        chain
     }
 
     /// Returns how many empty slabs were used since the last decay.
@@ -356,11 +387,16 @@ pub(crate) fn make_slab(
 }
 
 /// Takes the first slab of a chain from [`Slabs::trim`] apart, and returns the bytes that became
-/// free; `None` at the end of the chain. The slab has blocks of `block` bytes, and takes `size`
-/// bytes.
-pub(crate) fn remove_slab(back: &Backend, chain: &mut u32, (block, size): (usize, usize)) -> Option<usize> {
+/// free; `None` at the end of the chain. `sizes_of` returns the bytes of a block of a class, and of
+/// a slab.
+pub(crate) fn remove_slab(
+    back: &Backend,
+    chain: &mut u32,
+    sizes_of: impl Fn(usize) -> (usize, usize),
+) -> Option<usize> {
     let meta = &back.meta;
     let span = meta.span(*chain).filter(|_| *chain != 0)?;
+    let (block, size) = sizes_of(span.class());
     // SAFETY: the slab is in no list any more but this chain, which is the caller's.
     let cold = unsafe { *span.cold() };
     let number = core::mem::replace(chain, cold.next);

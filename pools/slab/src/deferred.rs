@@ -92,12 +92,11 @@ impl SlabPool {
         }
         place.state.store(0, Ordering::Release);
         match place.class() {
-            Some(class) => {
-                self.return_blocks(class, &[place.entry(address)]);
-                Ok(())
-            }
-            None => self.back.return_direct(place),
+            Some(_) if place.span.is_slab() => self.put_remote(&place, address, true),
+            Some(class) => self.return_blocks(class, &[place.entry(address)]),
+            None => return self.back.return_direct(place),
         }
+        Ok(())
     }
 
     /// Announces all live exported blocks of a span that is about to go.

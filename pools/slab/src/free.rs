@@ -2,10 +2,12 @@
 //!
 //! | step | for |
 //! |---|---|
-//! | `free_biased` | a block of a span that is biased towards the thread, on the fast path |
-//! | `free_found`, `free_entering` | any block that the thread may keep, or put into its outgoing batch |
+//! | `free_owned` | a block of a slab that the thread owns, or a large one that is biased towards it |
+//! | `free_found`, `free_entering` | any block that the thread may keep, or put into a batch |
 //! | [`SlabPool::free_slow`] | all others: exported, without room, regions, and errors |
 //! | `put` | a block whose live bit is cleared, wherever it has room |
+//!
+//! A block of another owner's slab goes to that owner: see `remote`.
 //!
 //! A freed large block goes to the thread's bin, then to the stock of its class, then to the
 //! extents, where it is merged with its neighbours. How much is kept shrinks as the pool grows.
@@ -20,45 +22,46 @@ use crate::SlabPool;
 use crate::central::remove_slab;
 use crate::heap::{Bin, Heap};
 use crate::heaps::Heaps;
+use crate::remote;
 use crate::section::{FENCED, SHARED, Section, TRACED};
-use crate::span::{EXPORTED, Entry, LIVE, Place, Span, UNBIASED, thread_word};
+use crate::settle::Work;
+use crate::span::{EXPORTED, Entry, LIVE, Place, REMOTE, Span, UNOWNED, thread_word};
 use crate::transfer::Batch;
 
-/// The span of an unbiased block, as the fast path found it, with the section still entered.
+/// The span of a block that is not the thread's own, as the fast path found it, with the section
+/// still entered.
 pub(crate) struct Found<'a> {
     pub(crate) section: Section<'a>,
     pub(crate) span: &'a Span,
     pub(crate) number: u32,
-    /// The calling thread's number. A thread without a number has word 0, to which no unbiased span
-    /// leads: it never gets here.
+    /// The calling thread's number. A thread without a number never gets here.
     pub(crate) index: u32,
 }
 
 impl SlabPool {
-    /// Frees a block of a span that is biased towards the calling thread. Otherwise nothing has
-    /// happened, and the error has the span if it is unbiased.
+    /// Frees a block of a span that the calling thread owns. Otherwise nothing has happened, and the
+    /// error has the span if it is another one.
     #[inline(always)]
-    pub(crate) fn free_biased(&self, address: Address) -> Result<(), Option<Found<'_>>> {
+    pub(crate) fn free_owned(&self, address: Address) -> Result<(), Option<Found<'_>>> {
         let word = thread::known_life();
         let section = self.heaps.enter_fast(word).ok_or(None)?;
         let heap = section.heap();
         if let Some((state, place)) = heap.lookaside.find(address) {
-            // SAFETY: spans in the lookaside cache are biased towards this thread.
-            return unsafe { self.push_biased(heap, heap.bin_at(place), state, address) }.ok_or(None);
+            // SAFETY: this thread owns the spans in its lookaside cache.
+            return unsafe { self.push_owned(heap, heap.bin_at(place), state, address) }.ok_or(None);
         }
         let (number, span) = self.back.meta.first_span_at(address).ok_or(None)?;
-        // Read inside: if the span is biased towards this thread, it is still the one that the
-        // tracker named.
-        let bias = span.bias.load(Ordering::Acquire);
-        if u64::from(bias) != word {
+        // Read inside: if this thread owns the span, it is still the one that the tracker named.
+        let owner = span.owner.load(Ordering::Acquire);
+        if u64::from(owner) != word {
             let index = (word as u32).wrapping_sub(1);
-            return Err((bias == UNBIASED).then_some(Found { section, span, number, index }));
+            return Err((word != 0).then_some(Found { section, span, number, index }));
         }
-        // SAFETY: a span that is biased towards this thread does not change while the thread is
-        // inside.
+        // SAFETY: a span that this thread owns does not change while the thread is inside. (A thread
+        // without a number comes here with an unowned span, and finds no room in its bin.)
         unsafe {
             let state = span.state_of(address).ok_or(None)?;
-            self.push_biased(heap, heap.bin_at(span.bin()), state, address).ok_or(None)
+            self.push_owned(heap, heap.bin_at(span.bin()), state, address).ok_or(None)
         }
     }
 
@@ -66,10 +69,9 @@ impl SlabPool {
     /// changed. Inside. Inlined twice: the bin is known before the state is.
     ///
     /// # Safety
-    /// The state is that of the block that begins at `address`, of a span that is biased towards
-    /// this thread.
+    /// The state is that of the block that begins at `address`, of a span that this thread owns.
     #[inline(always)]
-    unsafe fn push_biased(
+    unsafe fn push_owned(
         &self,
         heap: &Heap,
         bin: &Bin,
@@ -77,9 +79,9 @@ impl SlabPool {
         address: Address,
     ) -> Option<()> {
         let top = bin.top();
-        // SAFETY: a state of this pool, which no other thread writes meanwhile.
-        let (word, old) = unsafe { (state.as_ref(), *state.as_ref().as_ptr()) };
-        if old != LIVE {
+        // SAFETY: a state of this pool.
+        let word = unsafe { state.as_ref() };
+        if word.load(Ordering::Relaxed) != LIVE {
             return None;
         }
         if bin.is_full_or_large(top) {
@@ -104,10 +106,9 @@ impl SlabPool {
         self.free_found(section, self.back.meta.span(number)?, number, index, address)
     }
 
-    /// Frees a block of a span that was found into the bin of thread number `index`, or into its
-    /// outgoing batch if another thread owns the span; `None` if there is no room or the block is
-    /// not of the common kind, and nothing has changed. A tail call of the fast path: the arguments
-    /// are in registers.
+    /// Frees a block of a span that was found into the bin of thread number `index`, or into a batch
+    /// if another thread is to have it; `None` if there is no room or the block is not of the common
+    /// kind, and nothing has changed. A tail call of the fast path: the arguments are in registers.
     #[inline(never)]
     pub(crate) fn free_found(
         &self,
@@ -119,45 +120,67 @@ impl SlabPool {
     ) -> Option<()> {
         let heap = section.heap();
         let place = span.locate_start(number, address)?;
+        let bin = heap.bin(span.class());
+        if span.is_slab() {
+            let owner = span.owner.load(Ordering::Acquire);
+            if owner != thread_word(index) {
+                let mark = || remote::mark_remote(place.state) && Self::is_still(&place);
+                let block = (address.to_bits(), span.class(), span.block() as usize);
+                let added = heap.open.add(owner, block, self.heaps.max_remote_batch(), mark);
+                return added.then(|| bin.count_free());
+            }
+            // The slab does not change as long as this thread is inside.
+            if bin.is_full() || !remote::free_own(place.state) {
+                return None;
+            }
+            // SAFETY: this thread owns the slab, which is in use.
+            unsafe { heap.lookaside.remember(address, span) };
+            // SAFETY: it is not full.
+            unsafe { bin.push_at(bin.top(), place.entry(address)) };
+            return Some(());
+        }
         if Heaps::is_foreign(span, index) {
             let block = (span.class(), place.entry(address));
             return self.heaps.add_outgoing(heap, block, || Self::clear_live(&place));
         }
-        let bin = heap.bin(span.class());
-        let bytes = if bin.weight() != 0 { heap.large_bytes() + bin.weight() } else { 0 };
+        let bytes = heap.large_bytes() + bin.weight();
         if bin.is_full() || bytes > self.heaps.max_large() {
             return None;
         }
-        let bias = span.bias.load(Ordering::Acquire);
+        let bias = span.owner.load(Ordering::Acquire);
         if bias == thread_word(index) {
             // No other thread clears a live bit in this span as long as this thread is inside.
-            if place.state.load(Ordering::Relaxed) != LIVE {
+            if !remote::free_own(place.state) {
                 return None;
             }
-            place.state.store(0, Ordering::Release);
             // SAFETY: the span is biased towards this thread, and in use.
             unsafe { heap.lookaside.remember(address, span) };
-        } else if bias == UNBIASED && !span.is_direct() {
+        } else if bias == UNOWNED && !span.is_direct() {
             Self::clear_live(&place)?;
-            if bin.weight() != 0 {
-                heap.keep_large(index, span);
-            } else if span.owner.load(Ordering::Relaxed) == 0 {
-                // Its owner ended.
-                span.owner.store(thread_word(index), Ordering::Relaxed);
-            }
+            heap.keep_large(index, span);
         } else {
             return None;
         }
-        if bin.weight() != 0 {
-            heap.set_large_bytes(bytes);
-        }
+        heap.set_large_bytes(bytes);
         // SAFETY: it is not full.
         unsafe { bin.push_at(bin.top(), place.entry(address)) };
         Some(())
     }
 
-    /// Clears the live bit of a block in an unbiased span by atomic exchange, if the block is live
-    /// and not exported.
+    /// Returns whether a block that was marked as [`crate::span::REMOTE`] is still that of the
+    /// address; undoes the mark if not.
+    #[inline(always)]
+    fn is_still(place: &Place<'_>) -> bool {
+        let is_current = place.is_current();
+        if !is_current {
+            // A second free met a span that was filled anew; the block is another thread's.
+            remote::unmark_remote(place.state);
+        }
+        is_current
+    }
+
+    /// Clears the live bit of an unbiased large block by atomic exchange, if the block is live and
+    /// not exported.
     #[inline(always)]
     fn clear_live(place: &Place<'_>) -> Option<()> {
         place.state.compare_exchange(LIVE, 0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
@@ -184,11 +207,59 @@ impl SlabPool {
         if self.free_entering(address).is_some() {
             return Ok(());
         }
+        let place = self.back.meta.locate_start(address).filter(|place| place.span.is_slab());
+        if let Some(place) = place {
+            return self.free_small(place, address);
+        }
         let (place, old) = self.clear_state(address)?;
         if old & EXPORTED != 0 {
             return self.free_exported(place, address);
         }
         self.put(place, address)
+    }
+
+    /// Frees a block of a slab, exported or not, with or without room for it.
+    fn free_small(&self, place: Place<'_>, address: Address) -> Result<()> {
+        let (span, state) = (place.span, place.state);
+        let own = self.heaps.own();
+        loop {
+            if state.load(Ordering::Acquire) & EXPORTED != 0 {
+                // Exact: no thread changes such a state by a plain store.
+                let clear = |old| (old & (LIVE | EXPORTED) == LIVE | EXPORTED).then_some(0);
+                let Some(old) = remote::exchange(state, clear) else { break };
+                if place.is_current() {
+                    return self.free_exported(place, address);
+                }
+                // A second free met a span that was filled anew.
+                state.fetch_or(old, Ordering::AcqRel);
+                break;
+            }
+            if let Some((index, heap)) = own {
+                let freed = {
+                    let _section = self.heaps.enter(heap);
+                    let is_own = span.owner.load(Ordering::Acquire) == thread_word(index);
+                    (is_own && place.is_current()).then(|| remote::free_own(state))
+                };
+                if freed == Some(true) {
+                    return self.put(place, address);
+                }
+            }
+            let owner = span.owner.load(Ordering::Acquire);
+            let is_own = own.is_some_and(|(index, _)| thread_word(index) == owner);
+            if !is_own && remote::mark_remote(state) {
+                if !Self::is_still(&place) {
+                    break;
+                }
+                self.add_remote(span.class(), owner, address, false);
+                return Ok(());
+            }
+            let now = state.load(Ordering::Acquire);
+            if now & LIVE == 0 || !place.is_current() {
+                break;
+            }
+            // It was exported meanwhile, or its slab has a new owner.
+        }
+        Err(self.why_not_live(address))
     }
 
     /// Clears the state of the live block at `address`, whatever its span. Returns its place, and
@@ -199,6 +270,16 @@ impl SlabPool {
         let Some(place) = self.back.meta.locate_start(address) else {
             return Err(self.why_not_live(address));
         };
+        if place.span.is_slab() {
+            let cleared =
+                self.exclusively(
+                    &place,
+                    |_, _| {
+                        if place.is_current() { remote::clear(place.state) } else { None }
+                    },
+                );
+            return cleared.map(|old| (place, old)).ok_or_else(|| self.why_not_live(address));
+        }
         self.heaps.ensure_exchange(place.span);
         let clear = |old: u8| (old & LIVE != 0).then_some(0);
         match place.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, clear) {
@@ -219,6 +300,10 @@ impl SlabPool {
     #[inline(never)]
     pub(crate) fn put(&self, place: Place<'_>, address: Address) -> Result<()> {
         let Some(class) = place.class() else { return self.back.free_direct(place) };
+        if place.span.is_slab() {
+            self.put_small(&place, address);
+            return Ok(());
+        }
         let entry = place.entry(address);
         let runs = &self.back.meta.runs;
         match self.heaps.own_with_bin(class, runs) {
@@ -229,12 +314,59 @@ impl SlabPool {
             Some((index, heap)) if Heaps::is_foreign(place.span, index) => {
                 self.put_outgoing(index, heap, class, entry);
             }
-            Some((index, heap)) => self.put_in_bin(index, heap, class, entry),
+            Some((index, heap)) => self.put_large(index, heap, class, entry),
         }
         Ok(())
     }
 
-    /// Puts a freed block of another owner into the thread's outgoing batch, and sends that if it
+    /// Keeps a block of a slab, whose state is 0 and which the caller alone has, and counts the free.
+    /// If another thread owns the slab, the block goes to that.
+    fn put_small(&self, place: &Place<'_>, address: Address) {
+        let class = place.span.class();
+        if let Some((index, heap)) = self.heaps.own_with_bin(class, &self.back.meta.runs) {
+            let bin = heap.bin(class);
+            let mut work = Work::new();
+            let is_own = {
+                let _section = self.heaps.enter(heap);
+                let is_own = place.span.owner.load(Ordering::Acquire) == thread_word(index);
+                if is_own {
+                    if bin.is_full() {
+                        self.heaps.widen(heap, class);
+                    }
+                    if bin.is_full() {
+                        let limit = heap.limits(class).limit();
+                        self.empty_bin(index, heap, class, (limit - limit / 4) as usize, &mut work);
+                    }
+                    // SAFETY: it is not full: a limit is at least 1.
+                    unsafe { bin.push_at(bin.top(), place.entry(address)) };
+                }
+                is_own
+            };
+            self.finish(work);
+            if is_own {
+                return;
+            }
+        }
+        self.put_remote(place, address, false);
+    }
+
+    /// Gives a block of a slab, whose state is 0 and which the caller alone has, to the slab's owner,
+    /// or back to a slab without one. Counts the free unless `is_counted`.
+    pub(crate) fn put_remote(&self, place: &Place<'_>, address: Address, is_counted: bool) {
+        let (span, class) = (place.span, place.span.class());
+        place.state.store(REMOTE, Ordering::Release);
+        match self.heaps.own() {
+            Some((index, heap)) if span.owner.load(Ordering::Acquire) == thread_word(index) => {
+                if !is_counted {
+                    self.heaps.count_free(class, &self.back.meta.runs);
+                }
+                self.settle_own(index, heap, class, address);
+            }
+            _ => self.add_remote(class, span.owner.load(Ordering::Acquire), address, is_counted),
+        }
+    }
+
+    /// Puts a freed large block of another thread into the outgoing batch, and sends that if it
     /// is full.
     fn put_outgoing(&self, index: u32, heap: &Heap, class: usize, entry: Entry) {
         loop {
@@ -247,7 +379,7 @@ impl SlabPool {
             };
             let is_too_large = batch.as_ref().is_some_and(Batch::is_empty);
             let empty = match batch {
-                Some(batch) if !is_too_large => self.send(batch),
+                Some(batch) if !is_too_large => self.send_large_batch(batch),
                 batch => batch,
             };
             if let Some(empty) = empty.or_else(|| self.transfer.empty_batch(&self.back.meta.runs)) {
@@ -257,7 +389,7 @@ impl SlabPool {
                 }
             }
             // The block alone is more than a batch may hold, or there is no memory for one.
-            return self.put_in_bin(index, heap, class, entry);
+            return self.put_large(index, heap, class, entry);
         }
     }
 
@@ -279,7 +411,7 @@ impl SlabPool {
 
     /// Sends a batch to the transfer cache, or its blocks to the shared lists if too many batches
     /// wait; returns an empty batch, if there is one.
-    pub(crate) fn send(&self, batch: Batch) -> Option<Batch> {
+    pub(crate) fn send_large_batch(&self, batch: Batch) -> Option<Batch> {
         let bytes = batch.bytes();
         match self.transfer.put(batch, self.back.limits.bytes()) {
             Ok(empty) => {
@@ -290,29 +422,6 @@ impl SlabPool {
                 batch.drain(|class, entries| self.return_blocks(class, entries));
                 Some(batch)
             }
-        }
-    }
-
-    /// Puts a freed block into its bin, and makes room there if need be.
-    fn put_in_bin(&self, index: u32, heap: &Heap, class: usize, entry: Entry) {
-        if self.heaps.classes.is_large(class) {
-            return self.put_large(index, heap, class, entry);
-        }
-        let bin = heap.bin(class);
-        loop {
-            let evicted = {
-                let _section = self.heaps.enter(heap);
-                if bin.is_full() {
-                    self.heaps.widen(heap, class);
-                }
-                if !bin.is_full() {
-                    // SAFETY: it is not full.
-                    return unsafe { bin.push_at(bin.top(), entry) };
-                }
-                let limit = heap.limits(class).limit();
-                heap.evict(class, (limit - limit / 4) as usize)
-            };
-            self.return_blocks(class, evicted.entries());
         }
     }
 
@@ -335,7 +444,7 @@ impl SlabPool {
                 let bytes = heap.large_bytes() + size;
                 if bytes <= target && !bin.is_full() {
                     heap.set_large_bytes(bytes);
-                    if span.bias.load(Ordering::Relaxed) == UNBIASED {
+                    if span.owner.load(Ordering::Relaxed) == UNOWNED {
                         heap.keep_large(index, span);
                     }
                     // SAFETY: it is not full.
@@ -359,22 +468,18 @@ impl SlabPool {
 
     // What threads do not keep.
 
-    /// Returns blocks of a class to the shared lists: to their slabs, or to the stock and the
-    /// extents. The caller is outside of its section, and holds no lock.
+    /// Returns blocks of a large class to the stock and the extents. The caller is outside of its
+    /// section, and holds no lock.
     pub(crate) fn return_blocks(&self, class: usize, entries: &[Entry]) {
-        let mut chain = 0;
-        let mut rest = &entries[..0];
-        if self.heaps.classes.is_large(class) {
-            rest = &entries[self.put_stock(class, entries)..];
-        } else {
-            let mut slabs = self.central(class);
-            slabs.put(entries);
-            chain = slabs.trim(self.settings.capacity);
-        }
-        failpoint!("pool.blocks_given");
-        self.remove_slabs(class, chain);
+        let rest = &entries[self.put_stock(class, entries)..];
+        self.after_return();
         self.merge(rest, true);
         self.apply_policy(entries.len() * self.heaps.classes.size(class));
+    }
+
+    /// Marks the place where blocks have come back to the shared lists.
+    pub(crate) fn after_return(&self) {
+        failpoint!("pool.blocks_given");
     }
 
     /// Puts blocks of a large class into stock, and returns for how many there was room.
@@ -394,9 +499,9 @@ impl SlabPool {
         }
     }
 
-    /// Takes a chain of empty slabs of a class apart.
-    pub(crate) fn remove_slabs(&self, class: usize, mut chain: u32) {
-        let sizes = (self.heaps.classes.size(class), self.slab_size(class));
+    /// Takes a chain of empty slabs apart.
+    pub(crate) fn remove_slabs(&self, mut chain: u32) {
+        let sizes = |class| (self.heaps.classes.size(class), self.slab_size(class));
         while let Some(bytes) = remove_slab(&self.back, &mut chain, sizes) {
             self.apply_policy(bytes);
         }

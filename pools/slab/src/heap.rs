@@ -15,9 +15,10 @@ use core::sync::atomic::{
 
 use umf_sync::chunks::Zeroed;
 
-use crate::bias::{LargeBias, SlabBias};
+use crate::bias::LargeBias;
 use crate::classes::MAX_CLASSES;
 use crate::lookaside::Lookaside;
+use crate::remote::{Inbox, OpenBatches};
 use crate::span::Entry;
 use crate::transfer::Outgoing;
 
@@ -47,7 +48,6 @@ pub(crate) struct BinLimits {
     capacity: Cell<u32>,
     /// Entries that it takes: less than the capacity for as long as that saves no exchanges.
     limit: Cell<u32>,
-    pub(crate) bias: SlabBias,
 }
 
 impl BinLimits {
@@ -76,9 +76,7 @@ pub(crate) struct Heap {
     pub(crate) inside: AtomicBool,
     /// Another thread revokes the section.
     pub(crate) revoked: AtomicBool,
-    /// The thread ended, and no thread has its number now: slabs get no owner by it.
-    pub(crate) ended: AtomicBool,
-    /// The thread exists in the parent process only: no thread touches the heap.
+    /// The thread exists in the parent process only.
     pub(crate) of_parent: AtomicBool,
     /// Bytes in bins of large classes. Written inside; other threads read it for an estimate.
     large_bytes: AtomicUsize,
@@ -88,13 +86,18 @@ pub(crate) struct Heap {
     turn: Cell<u32>,
     /// Which bins were ever used. Written inside.
     used: [AtomicU64; MAX_CLASSES / 64],
-    /// Slabs with some blocks free that this thread owns: heads of lists that the lock of the class
-    /// guards.
-    owned_slabs: [AtomicU32; MAX_CLASSES],
+    /// Slabs that this thread owns, with and without blocks in the bitmap: heads of lists that the
+    /// lock of the class guards.
+    partial_slabs: [AtomicU32; MAX_CLASSES],
+    full_slabs: [AtomicU32; MAX_CLASSES],
     limits: [BinLimits; MAX_CLASSES],
     pub(crate) bias: LargeBias,
-    /// Freed blocks of other owners.
+    /// Freed large blocks that other threads took.
     pub(crate) outgoing: Outgoing,
+    /// Freed blocks of other owners' slabs.
+    pub(crate) open: OpenBatches,
+    /// Blocks of own slabs that other threads have freed.
+    pub(crate) inbox: Inbox,
 }
 
 // SAFETY: the cells are touched inside the section or while it is revoked; all else is atomic.
@@ -151,9 +154,14 @@ impl Heap {
         &self.limits[class % MAX_CLASSES]
     }
 
-    /// Returns the head of the list of slabs of a class that this thread owns.
-    pub(crate) fn owned_slabs(&self, class: usize) -> &AtomicU32 {
-        &self.owned_slabs[class % MAX_CLASSES]
+    /// Returns the head of the list of this thread's slabs of a class with blocks in the bitmap.
+    pub(crate) fn partial_slabs(&self, class: usize) -> &AtomicU32 {
+        &self.partial_slabs[class % MAX_CLASSES]
+    }
+
+    /// Returns the head of the list of the others.
+    pub(crate) fn full_slabs(&self, class: usize) -> &AtomicU32 {
+        &self.full_slabs[class % MAX_CLASSES]
     }
 
     /// Returns the classes whose bins were ever used.
@@ -175,6 +183,15 @@ impl Heap {
         let class = all.clone().find(|&class| class > turn).or_else(|| all.next())?;
         self.turn.set(class as u32);
         Some(class)
+    }
+
+    /// Says that a thread has the number of this heap: after one that ended, perhaps in the parent process.
+    /// Before that thread first enters the section.
+    pub(crate) fn adopt(&self) {
+        self.inbox.reopen();
+        if self.of_parent.load(Ordering::Relaxed) {
+            self.of_parent.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Gives a bin its memory. `weight` is 0, or the bytes of a block of a large class.

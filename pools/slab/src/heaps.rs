@@ -15,8 +15,9 @@ use crate::SlabSettings;
 use crate::classes::{Classes, MAX_CLASSES};
 use crate::heap::{Evicted, Heap};
 use crate::metadata::Arena;
+use crate::registry::is_thread_ending;
 use crate::section::{FENCED, LockingSection, Section, SlowPathFlags, await_exit, restore, revoke};
-use crate::span::{Entry, Span, UNBIASED, thread_word};
+use crate::span::{Entry, Span, UNOWNED, thread_word};
 
 /// Heaps that the fast paths know: that of threads without a number, and those of small numbers.
 const FIRST: usize = 64;
@@ -34,8 +35,11 @@ const EXCHANGE: (usize, usize, usize) = (16, 16 << 20, 1);
 const PER_LINE: usize = 64 / size_of::<Entry>();
 /// A request takes a block of its class or of this many above it: a quarter larger at most.
 const ABOVE: usize = 2;
-/// The part of what a thread may keep that its outgoing batch may hold.
+/// The part of what a thread may keep that a batch may hold.
 const BATCH_PART: usize = 8;
+/// The part of what a thread may keep of small blocks that waits for it before a thread that needs a new
+/// slab drains its inbox.
+const MANY_PART: u64 = 4;
 
 /// How many large blocks are merged as they are freed, after all kept ones had to be merged:
 /// between kept blocks no longer range comes about.
@@ -73,6 +77,8 @@ pub(crate) struct Heaps {
     pub(crate) revoker: Lock<()>,
     /// Allocations and frees of each class by threads without a heap.
     without_heap: [[AtomicU64; 2]; MAX_CLASSES],
+    /// Frees of each class that were found to be the second of their block: see `remote`.
+    late: [AtomicU64; MAX_CLASSES],
 }
 
 // SAFETY: the pointers are into the table, which does not move; all else is `Send` and `Sync`.
@@ -97,6 +103,7 @@ impl Heaps {
             large_blocks: settings.thread_cache_blocks as usize,
             revoker: Lock::new(()),
             without_heap: [const { [const { AtomicU64::new(0) }; 2] }; MAX_CLASSES],
+            late: [const { AtomicU64::new(0) }; MAX_CLASSES],
         })
     }
 
@@ -121,11 +128,12 @@ impl Heaps {
     /// Returns the calling thread's number, and its heap with a bin for the class; `None` if the
     /// thread has to go without.
     pub(crate) fn own_with_bin(&self, class: usize, runs: &Arena) -> Option<(u32, &Heap)> {
+        if is_thread_ending() {
+            return None;
+        }
         let index = thread::current()?.get();
         let heap = self.heaps.get_or_grow(index + 1).ok()?;
-        if heap.ended.load(Ordering::Relaxed) {
-            heap.ended.store(false, Ordering::Relaxed);
-        }
+        heap.adopt();
         if !heap.limits(class).has_memory() {
             let (size, is_large) = (self.classes.size(class), self.classes.is_large(class));
             let large = (self.large_blocks, usize::MAX, LEAST_LARGE);
@@ -171,6 +179,21 @@ impl Heaps {
             }
             drop(self.revoker.lock());
         }
+    }
+
+    /// Runs `look` while thread number `index`, whose heap this is, stays outside of its section. The
+    /// calling thread is outside of its own, and holds no lock. `look` calls no provider.
+    pub(crate) fn reach<R>(&self, index: u32, heap: &Heap, look: impl FnOnce() -> R) -> R {
+        let _revoker = self.revoker.lock();
+        if thread::current().is_some_and(|own| own.get() == index) {
+            return look();
+        }
+        revoke(core::iter::once(heap), || self.flags.forbid_fast());
+        await_exit(heap);
+        let result = look();
+        restore(heap);
+        self.flags.allow_fast();
+        result
     }
 
     /// Shows the heaps of all other threads, with their sections revoked. `look` calls no provider.
@@ -287,20 +310,36 @@ impl Heaps {
 
     // Batches.
 
-    /// Returns whether a block of the span is for another thread than number `index`. A block that
-    /// is a region has no owner.
+    /// Returns whether a large block was taken by another thread than number `index`. A block that
+    /// is a region is taken by none.
     #[inline(always)]
     pub(crate) fn is_foreign(span: &Span, index: u32) -> bool {
-        let owner = span.owner.load(Ordering::Relaxed);
-        owner != thread_word(index) && owner != 0 && span.bias.load(Ordering::Acquire) == UNBIASED
+        let taker = span.taker.load(Ordering::Relaxed);
+        taker != thread_word(index) && taker != 0 && span.owner.load(Ordering::Acquire) == UNOWNED
     }
 
-    /// Returns the most bytes of small or of large blocks in a batch.
-    pub(crate) fn max_batch(&self, is_large: bool) -> usize {
-        if is_large { self.max_large() / BATCH_PART } else { self.small_cache_size / BATCH_PART }
+    /// Returns the most bytes in a batch of remote frees.
+    #[inline(always)]
+    pub(crate) fn max_remote_batch(&self) -> usize {
+        self.small_cache_size / BATCH_PART
     }
 
-    /// Puts a block into the thread's outgoing batch, if there is room and `free` frees it. Inside.
+    /// Returns the bytes in an inbox at which a sender drains it.
+    pub(crate) fn max_pending(&self) -> u64 {
+        self.small_cache_size as u64
+    }
+
+    /// Returns the bytes in an inbox at which a thread that needs a new slab drains it first.
+    pub(crate) fn many_pending(&self) -> u64 {
+        self.max_pending() / MANY_PART
+    }
+
+    /// Returns the most bytes in a batch of large blocks.
+    pub(crate) fn max_batch(&self) -> usize {
+        self.max_large() / BATCH_PART
+    }
+
+    /// Puts a large block into the thread's outgoing batch, if there is room and `free` frees it. Inside.
     #[inline(always)]
     pub(crate) fn add_outgoing(
         &self,
@@ -309,49 +348,31 @@ impl Heaps {
         free: impl FnOnce() -> Option<()>,
     ) -> Option<()> {
         let mut batch = heap.outgoing.take()?;
-        let (size, is_large) = (self.classes.size(class), self.classes.is_large(class));
-        let fits = batch.fits(size, is_large, self.max_batch(is_large));
-        let freed = if fits { free() } else { None };
+        let size = self.classes.size(class);
+        let freed = if batch.fits(size, self.max_batch()) { free() } else { None };
         if freed.is_some() {
-            batch.push(class, entry, size, is_large);
+            batch.push(class, entry, size);
             heap.bin(class).count_free();
         }
         heap.outgoing.set(Some(batch));
         freed
     }
 
-    /// Puts a block of a batch into the bin of thread number `index`. Returns its size and whether
-    /// it is large, or `None` if there is no room. Inside.
-    pub(crate) fn receive(
-        &self,
-        index: u32,
-        heap: &Heap,
-        class: usize,
-        entry: Entry,
-    ) -> Option<(usize, bool)> {
+    /// Puts a block of a batch into the bin of thread number `index`, and returns its size; `None` if
+    /// there is no room. Inside.
+    pub(crate) fn receive(&self, index: u32, heap: &Heap, class: usize, entry: Entry) -> Option<usize> {
         let (bin, size) = (heap.bin(class), self.classes.size(class));
-        let is_large = self.classes.is_large(class);
-        if is_large {
-            let bytes = heap.large_bytes() + size;
-            if bin.is_full() || bytes > self.max_large() {
-                return None;
-            }
-            heap.set_large_bytes(bytes);
-            // SAFETY: the entry is that of a large block, whose state is its span's own.
-            let span = unsafe { Span::of_own_state(entry) };
-            span.owner.store(thread_word(index), Ordering::Relaxed);
-        } else if bin.is_full() {
-            if !heap.limits(class).has_memory() {
-                return None;
-            }
-            self.widen(heap, class);
-            if bin.is_full() {
-                return None;
-            }
+        let bytes = heap.large_bytes() + size;
+        if bin.is_full() || bytes > self.max_large() {
+            return None;
         }
+        heap.set_large_bytes(bytes);
+        // SAFETY: batches have large blocks, whose state is their span's own.
+        let span = unsafe { Span::of_own_state(entry) };
+        span.taker.store(thread_word(index), Ordering::Relaxed);
         // SAFETY: it is not full.
         unsafe { bin.receive(entry) };
-        Some((size, is_large))
+        Some(size)
     }
 
     // Counters.
@@ -387,7 +408,23 @@ impl Heaps {
                 each(class, allocations, frees);
             }
             let [allocations, frees] = &self.without_heap[class];
-            each(class, allocations.load(Ordering::Relaxed), frees.load(Ordering::Relaxed));
+            let late = self.late[class].load(Ordering::Relaxed);
+            // Only the sum of all frees is not below 0.
+            each(
+                class,
+                allocations.load(Ordering::Relaxed),
+                frees.load(Ordering::Relaxed).wrapping_sub(late),
+            );
         }
+    }
+
+    /// Counts that a free, which was counted, was the second one of a block.
+    pub(crate) fn count_late(&self, class: usize) {
+        self.late[class].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns how many of those there were.
+    pub(crate) fn late(&self) -> u64 {
+        self.late.iter().map(|late| late.load(Ordering::Relaxed)).sum()
     }
 }

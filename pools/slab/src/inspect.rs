@@ -34,11 +34,13 @@ const DIRECT: usize = MAX_CLASSES;
 pub(crate) struct Trace {
     pool: Name,
     level: u32,
+    /// Whether misuse is reported.
+    reports: bool,
 }
 
 impl Trace {
     pub(crate) const fn new(settings: &SlabSettings) -> Self {
-        Self { pool: settings.name, level: settings.trace }
+        Self { pool: settings.name, level: settings.trace, reports: settings.reports }
     }
 
     /// Tells what happens to a block. The caller has looked at the level: see
@@ -63,6 +65,20 @@ impl Trace {
         if self.level >= 2 && !registry::is_thread_ending() {
             let (address, size) = (region.base(), region.size());
             output::event(|| tracing::debug!(pool = self.pool.as_str(), region = what, %address, size));
+        }
+    }
+
+    /// Tells that a block was freed twice at the same time, as `count` were so far.
+    pub(crate) fn late_double_free(&self, address: Address, count: u64) {
+        if self.reports {
+            output::event(|| {
+                tracing::warn!(
+                    pool = self.pool.as_str(),
+                    %address,
+                    count,
+                    "two threads freed a block at the same time; the later free was dropped"
+                );
+            });
         }
     }
 
@@ -171,7 +187,7 @@ impl SlabPool {
         let mut statistics = PoolStatistics::default();
         self.heaps.counts(|_, allocations, frees| {
             statistics.allocations += allocations;
-            statistics.frees += frees;
+            statistics.frees = statistics.frees.wrapping_add(frees);
         });
         let back = &self.back;
         let direct = back.direct_allocations.load(Ordering::Relaxed);
@@ -182,6 +198,7 @@ impl SlabPool {
         statistics.reserved_bytes = back.limits.bytes();
         statistics.peak_reserved_bytes = back.limits.peak();
         statistics.regions = back.limits.regions();
+        statistics.late_double_frees = self.heaps.late();
         statistics.held_bytes = back.upstream.held().bytes;
         let used = statistics.live_bytes + statistics.held_bytes;
         statistics.cached_bytes = statistics.reserved_bytes.saturating_sub(used);

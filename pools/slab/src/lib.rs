@@ -12,8 +12,8 @@
 //!   front    [heap of the thread: a bin per class]     [lookaside: its own blocks]
 //!               |         no locks: critical section            |
 //!               |                                               | blocks of other owners,
-//!               | refill                                        | by batches
-//!   middle   [central: slabs per small class]    [transfer cache: batches, stock of large blocks]
+//!               | refill                                        | by batches of addresses
+//!   middle   [central: slabs per small class]    [inboxes of the owners; transfer cache of large blocks]
 //!               |                                               |
 //!               | new slab, new large block                     | merge
 //!   back     [extents: two-level segregated fit over units of 4 KiB]
@@ -35,8 +35,8 @@
 //! flags.
 //!
 //! **Owners.** A slab belongs to the thread that took it, so that two threads do not write the
-//! states of neighbouring blocks. Its frees need no atomic exchange until another thread frees one
-//! of its blocks. Blocks of other owners go to the threads that allocate in batches.
+//! states of neighbouring blocks. The owner frees its blocks without an atomic exchange. Another
+//! thread marks a block as freed and sends its address to the owner, in a batch: see `remote`.
 //!
 //! **Large blocks** are treated alike. Freed ones are kept whole, by class. They are merged with
 //! the free extents around them when a thread keeps too much, when no extent is long enough, and
@@ -48,7 +48,8 @@
 //! | `allocate`, `free` | the two paths through the layers |
 //! | `heaps`, `heap`, `lookaside` | front: what each thread keeps |
 //! | `section`, `bias` | what a thread does without locks, and how other threads revoke that |
-//! | `central`, `transfer` | middle: slabs; blocks between threads |
+//! | `remote`, `settle` | small blocks that a thread frees which does not own their slabs |
+//! | `central`, `transfer` | middle: slabs; large blocks between threads |
 //! | `regions`, `extents` | back: regions of the provider, and extents in them |
 //! | `metadata`, `span` | from an address to a block and its state; records |
 //! | `classes`, `settings` | size classes; [`SlabSettings`] |
@@ -79,8 +80,10 @@ mod pool;
 mod purge;
 mod regions;
 mod registry;
+mod remote;
 mod section;
 mod settings;
+mod settle;
 mod span;
 mod transfer;
 

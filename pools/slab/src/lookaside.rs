@@ -1,12 +1,13 @@
-//! [`Lookaside`]: the blocks of a thread's biased spans, found without the tracker.
+//! [`Lookaside`]: the blocks of a thread's own spans, found without the tracker.
 //!
 //! Three dependent loads lead from an address to the state of its block: the tracker's two levels,
 //! and the span. Until they are done, the processor cannot tell whether the next allocation reads
 //! what this free writes, so that it waits for all three. The lookaside cache of a heap has one
-//! load instead. It has an entry per granule, for spans that are biased towards the thread.
+//! load instead. It has an entry per granule, for slabs that the thread owns and for large blocks
+//! that are biased towards it.
 //!
-//! A thread that takes the bias of a span away clears the entries of the span, inside a revoked
-//! section: see `bias`.
+//! When a span leaves its owner, the entries of the span are cleared: by the owner's thread inside its
+//! section, or while that is revoked. See `central` and `bias`.
 
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
@@ -72,10 +73,10 @@ impl Lookaside {
     /// Remembers the span of the block at `address`.
     ///
     /// # Safety
-    /// The span is biased towards the thread of this heap, and in use.
+    /// The thread of this heap owns the span, as [`Span::owner`] says, and the span is in use.
     #[inline(always)]
     pub(crate) unsafe fn remember(&self, address: Address, span: &Span) {
-        // SAFETY: a biased span does not change, says the caller.
+        // SAFETY: a span does not change as long as its owner has it, says the caller.
         let ((base, divisor, count, states), bin) = unsafe { (span.parts(), span.bin()) };
         let known = self.entry(address);
         known.base.set(base);

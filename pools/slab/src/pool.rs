@@ -2,7 +2,7 @@
 
 use core::fmt;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use umf_core::leaks::LeakReport;
@@ -21,8 +21,9 @@ use crate::heaps::Heaps;
 use crate::inspect::Requested;
 use crate::purge::Policy;
 use crate::regions::{Backend, OWNER};
+use crate::remote::{self, Batches};
 use crate::section::{CLOSING, FENCED, SHARED, TRACED};
-use crate::span::{self, Kind};
+use crate::span::Kind;
 use crate::transfer::TransferCache;
 use crate::{SlabSettings, registry};
 
@@ -48,6 +49,10 @@ pub struct SlabPool {
     pub(crate) back: Backend,
     pub(crate) heaps: Heaps,
     pub(crate) transfer: TransferCache,
+    /// Batches of remote frees that are not in use.
+    pub(crate) batches: Batches,
+    /// When a late double free may be reported again, in ms.
+    pub(crate) late_report_due: AtomicU64,
     central: Central,
     pub(crate) policy: Policy,
     pub(crate) requested: Requested,
@@ -81,6 +86,8 @@ impl SlabPool {
             back: Backend::new(provider, &settings)?,
             heaps: Heaps::new(&settings, flags)?,
             transfer: TransferCache::new(&settings),
+            batches: Batches::new(),
+            late_report_due: AtomicU64::new(0),
             central: Central::new(),
             policy: Policy::new(&settings),
             requested: Requested::new(),
@@ -123,7 +130,7 @@ impl SlabPool {
     /// As [`Pool::free`].
     #[inline]
     pub unsafe fn free_own_fast(&self, address: Address) -> bool {
-        self.free_biased(address).is_ok()
+        self.free_owned(address).is_ok()
     }
 
     /// Locks the slabs of a small class.
@@ -174,7 +181,7 @@ unsafe impl Pool for SlabPool {
 
     #[inline]
     unsafe fn free_fast(&self, address: Address) -> bool {
-        match self.free_biased(address) {
+        match self.free_owned(address) {
             Ok(()) => true,
             Err(Some(Found { section, span, number, index })) => {
                 self.free_found(section, span, number, index, address).is_some()
@@ -186,7 +193,7 @@ unsafe impl Pool for SlabPool {
 
     #[inline]
     unsafe fn free(&self, address: Address) -> Result<()> {
-        match self.free_biased(address) {
+        match self.free_owned(address) {
             Ok(()) => Ok(()),
             // Dropped here, so that the fast path needs no stack frame for it.
             Err(found) => {
@@ -241,12 +248,14 @@ unsafe impl DeferredFree for SlabPool {
             return Err(Error::InteriorAddress { address });
         }
         self.any_exported.store(true, Ordering::Relaxed);
-        self.heaps.ensure_exchange(place.span);
-        if place.is_current() && span::mark_exported(place.state) {
-            Ok(())
+        let mark = || place.is_current() && remote::mark_exported(place.state);
+        let is_marked = if place.span.is_slab() {
+            self.exclusively(&place, |_, _| mark())
         } else {
-            Err(Error::NotAllocated { address })
-        }
+            self.heaps.ensure_exchange(place.span);
+            mark()
+        };
+        is_marked.then_some(()).ok_or(Error::NotAllocated { address })
     }
 
     unsafe fn free_after(&self, address: Address, completion: Arc<dyn Completion>) -> Result<()> {

@@ -26,6 +26,7 @@ use umf_sync::{Lock, fork};
 
 use crate::classes::MAX_CLASSES;
 use crate::heap::{Evicted, Heap};
+use crate::settle::Work;
 use crate::transfer::Batch;
 use crate::{SlabPool, SlabSettings, registry};
 
@@ -248,20 +249,23 @@ impl SlabPool {
         for _ in 0..self.transfer.unused_batches() {
             self.empty_batch(self.transfer.take(), false);
         }
+        let mut work = Work::new();
+        self.deliver_open(&mut work);
         if let Some((index, heap)) = self.heaps.own() {
             self.empty_batch(self.take_outgoing(heap), false);
-            self.decay_bins(index, heap, |class, n| {
-                let _section = self.heaps.enter(heap);
-                heap.evict(class, n)
-            });
+            let _section = self.heaps.enter(heap);
+            self.decay_heap(index, heap, &mut work);
         }
         self.heaps.revoke_all(|index, heap| {
             self.empty_batch(heap.outgoing.take(), false);
-            self.decay_bins(index, heap, |class, n| heap.evict(class, n));
+            self.decay_heap(index, heap, &mut work);
         });
+        self.drain_lost(&mut work);
+        self.finish(work);
         for class in classes.small() {
-            let chain = self.central(class).trim(used_slabs[class]);
-            self.remove_slabs(class, chain);
+            let mut chain = 0;
+            self.central(class).trim(used_slabs[class], &mut chain);
+            self.remove_slabs(chain);
             self.central(class).begin_period();
         }
         for class in classes.large() {
@@ -272,25 +276,29 @@ impl SlabPool {
         self.back.extents.lock().begin_period();
     }
 
-    /// Empties bins that nothing was taken from, and halves the others. `evict` takes up to so many
-    /// blocks of a class out.
-    fn decay_bins(&self, index: u32, heap: &Heap, evict: impl Fn(usize, usize) -> Evicted) {
+    /// Drains the inbox of a heap, empties bins that nothing was taken from, and halves the others.
+    /// Inside, or while revoked.
+    fn decay_heap(&self, index: u32, heap: &Heap, work: &mut Work) {
+        self.drain_reached(index, heap, work);
         let Ok(seen) = self.policy.seen.get_or_grow(index) else { return };
         for class in heap.used() {
             let (allocations, _) = heap.bin(class).counts();
             let is_used = seen.0[class].swap(allocations, Ordering::Relaxed) != allocations;
             let len = heap.bin(class).len();
             let mut left = if is_used { len / 2 } else { len };
+            if !self.heaps.classes.is_large(class) {
+                self.empty_bin(index, heap, class, left, work);
+                continue;
+            }
             while left > 0 {
-                let evicted = evict(class, left);
+                let evicted = heap.evict(class, left);
                 let entries = evicted.entries();
                 if entries.is_empty() {
                     break;
                 }
                 left -= entries.len();
-                let is_stocked = is_used && self.heaps.classes.is_large(class);
-                let kept = if is_stocked { self.put_stock(class, entries) } else { 0 };
-                self.return_unkept(class, &entries[kept..], false);
+                let kept = if is_used { self.put_stock(class, entries) } else { 0 };
+                self.merge(&entries[kept..], false);
             }
         }
     }
@@ -333,9 +341,13 @@ impl SlabPool {
         if self.sum_up().cached_bytes <= keep as u64 {
             return Ok(0);
         }
-        self.heaps.revoke_all(|index, heap| self.empty_revoked(index, heap));
+        let mut work = Work::new();
+        self.deliver_open(&mut work);
+        self.heaps.revoke_all(|index, heap| self.empty_revoked(index, heap, &mut work));
+        self.drain_lost(&mut work);
+        self.finish(work);
         if let Some((index, heap)) = self.heaps.own() {
-            self.empty_own(index, heap);
+            self.empty_own(index, heap, false);
         }
         let result = self.release_shared(keep, floor);
         result.map(|()| before.saturating_sub(self.back.limits.bytes()) as usize)
@@ -345,8 +357,9 @@ impl SlabPool {
     fn release_shared(&self, keep: usize, floor: u64) -> Result<()> {
         self.merge_batches(true);
         for class in self.heaps.classes.small() {
-            let chain = self.central(class).trim(0);
-            self.remove_slabs(class, chain);
+            let mut chain = 0;
+            self.central(class).trim(0, &mut chain);
+            self.remove_slabs(chain);
         }
         self.merge_transfer(true);
         let used = self.live_bytes().saturating_add(self.back.upstream.held().bytes);
@@ -356,38 +369,38 @@ impl SlabPool {
 
     // Emptying a layer.
 
-    /// Returns blocks to their slabs, or merges large ones. With `release`, regions that are idle
-    /// then may go to the provider.
-    fn return_unkept(&self, class: usize, entries: &[crate::span::Entry], release: bool) {
-        if self.heaps.classes.is_large(class) {
-            self.merge(entries, release);
-        } else {
-            self.central(class).put(entries);
+    /// Puts the open batches of all threads into the inboxes of their owners. The rest is left in
+    /// `work`.
+    fn deliver_open(&self, work: &mut Work) {
+        if let Some((_, heap)) = self.heaps.own() {
+            let open = {
+                let _section = self.heaps.enter(heap);
+                heap.open.take_all()
+            };
+            self.deliver(open, work);
         }
+        self.heaps.revoke_all(|_, heap| self.deliver(heap.open.take_all(), work));
     }
 
     /// Empties a heap whose section is revoked, without returning anything to the provider.
-    fn empty_revoked(&self, index: u32, heap: &Heap) {
+    fn empty_revoked(&self, index: u32, heap: &Heap, work: &mut Work) {
+        self.drain_reached(index, heap, work);
         for class in heap.used() {
-            loop {
-                let evicted = heap.evict(class, usize::MAX);
-                if evicted.entries().is_empty() {
-                    break;
-                }
-                self.return_unkept(class, evicted.entries(), false);
-            }
-            if !self.heaps.classes.is_large(class) {
-                self.central(class).abandon(index);
+            if self.heaps.classes.is_large(class) {
+                self.merge_all(class, false, || heap.evict(class, usize::MAX));
+            } else {
+                self.empty_bin(index, heap, class, usize::MAX, work);
+                self.central(class).abandon(index, false);
             }
         }
         heap.set_large_bytes(0);
         self.empty_batch(heap.outgoing.take(), false);
     }
 
-    /// Empties the calling thread's heap.
-    pub(crate) fn empty_own(&self, index: u32, heap: &Heap) {
+    /// Empties the calling thread's heap. If the thread `ends`, its slabs become unowned.
+    pub(crate) fn empty_own(&self, index: u32, heap: &Heap, ends: bool) {
         self.empty_batch(self.take_outgoing(heap), true);
-        for class in heap.used() {
+        for class in heap.used().filter(|&class| self.heaps.classes.is_large(class)) {
             loop {
                 let evicted = self.heaps.evict(heap, class);
                 if evicted.entries().is_empty() {
@@ -395,10 +408,20 @@ impl SlabPool {
                 }
                 self.return_blocks(class, evicted.entries());
             }
-            if !self.heaps.classes.is_large(class) {
-                self.central(class).abandon(index);
-            }
         }
+        let mut work = Work::new();
+        let open = {
+            let _section = self.heaps.enter(heap);
+            for class in heap.used().filter(|&class| !self.heaps.classes.is_large(class)) {
+                self.empty_bin(index, heap, class, usize::MAX, &mut work);
+                self.central(class).abandon(index, ends);
+            }
+            // After the slabs were abandoned: what comes in later is drained by its sender.
+            self.drain_reached(index, heap, &mut work);
+            heap.open.take_all()
+        };
+        work.batches.append(open);
+        self.finish(work);
     }
 
     /// Merges the large blocks that the calling thread keeps.
@@ -418,7 +441,7 @@ impl SlabPool {
     /// Returns the blocks of a batch to their slabs and extents.
     fn empty_batch(&self, batch: Option<Batch>, release: bool) {
         if let Some(mut batch) = batch {
-            batch.drain(|class, entries| self.return_unkept(class, entries, release));
+            batch.drain(|_, entries| self.merge(entries, release));
             self.transfer.recycle(batch);
         }
     }

@@ -28,7 +28,7 @@ use crate::SlabSettings;
 use crate::extents::{Extents, Range, UNIT, table_bytes};
 use crate::inspect::Trace;
 use crate::metadata::Metadata;
-use crate::span::{Cold, Entry, Kind, LIVE, Place, UNBIASED};
+use crate::span::{Cold, Entry, Kind, LIVE, Place, UNOWNED};
 
 /// The name of the pool in errors.
 pub(crate) const OWNER: &str = "this slab pool";
@@ -56,7 +56,8 @@ pub(crate) struct Backend {
     /// The most bytes of wholly free regions under `max_cached`; 0: any number.
     max_idle: u64,
     reserve_floor: AtomicU64,
-    /// Held while the reserve grows, and while its floor changes. Taken before all other locks.
+    /// Held while the reserve grows, and while its floor changes. Taken before
+    /// all other locks but `Heaps::revoker`.
     reserving: Lock<()>,
 }
 
@@ -138,7 +139,7 @@ impl Backend {
     /// `release`, its region may go to the provider. Returns its bytes.
     pub(crate) fn merge(&self, entry: &Entry, release: bool) -> usize {
         let Some((number, span)) = self.meta.large_span(entry) else { return 0 };
-        debug_assert_eq!(span.bias.load(Ordering::Relaxed), UNBIASED, "a lookaside cache has the span");
+        debug_assert_eq!(span.owner.load(Ordering::Relaxed), UNOWNED, "a lookaside cache has the span");
         // SAFETY: the caller alone has the block.
         let range = Range { region: span.region(), first: unsafe { span.cold() }.unit };
         if let Some((base, region)) = self.resolve(range) {

@@ -53,10 +53,10 @@ fn end_thread(index: ThreadIndex) {
     IS_THREAD_ENDING.set(true);
     POOLS.visit(|pool| {
         if let Some(heap) = pool.heaps.get(index.get()) {
-            // First, so that no slab gets an owner that `empty_own` does not see.
-            heap.ended.store(true, Ordering::Relaxed);
+            // First: a batch that comes in after `empty_own` is drained by its sender.
+            heap.inbox.end();
             pool.send_large(heap);
-            pool.empty_own(index.get(), heap);
+            pool.empty_own(index.get(), heap, true);
         }
     });
 }
@@ -65,7 +65,7 @@ impl SlabPool {
     /// Sends the large blocks of the ending thread, and its outgoing batch, to the transfer cache.
     fn send_large(&self, heap: &Heap) {
         let mut batch = self.take_outgoing(heap);
-        let max = self.heaps.max_batch(true);
+        let max = self.heaps.max_batch();
         for class in heap.used().filter(|&class| self.heaps.classes.is_large(class)) {
             let size = self.heaps.classes.size(class);
             loop {
@@ -74,19 +74,20 @@ impl SlabPool {
                     break;
                 }
                 for &entry in evicted.entries() {
-                    let is_full = |batch: &mut Batch| !batch.is_empty() && !batch.fits(size, true, max);
+                    let is_full = |batch: &mut Batch| !batch.is_empty() && !batch.fits(size, max);
                     if let Some(full) = batch.take_if(is_full) {
-                        batch = self.send(full);
+                        batch = self.send_large_batch(full);
                     }
                     batch = batch.or_else(|| self.transfer.empty_batch(&self.back.meta.runs));
                     match &mut batch {
-                        Some(batch) if batch.fits(size, true, max) => batch.push(class, entry, size, true),
+                        Some(batch) if batch.fits(size, max) => batch.push(class, entry, size),
                         _ => self.return_blocks(class, &[entry]),
                     }
                 }
             }
         }
-        let last = batch.and_then(|batch| if batch.is_empty() { Some(batch) } else { self.send(batch) });
+        let last =
+            batch.and_then(|batch| if batch.is_empty() { Some(batch) } else { self.send_large_batch(batch) });
         last.into_iter().for_each(|batch| self.transfer.recycle(batch));
     }
 
@@ -102,12 +103,14 @@ impl SlabPool {
         let own = thread::current().map(ThreadIndex::get);
         for (index, heap) in self.heaps.iter().filter(|&(index, _)| own != Some(index)) {
             heap.of_parent.store(true, Ordering::Relaxed);
-            heap.ended.store(true, Ordering::Relaxed);
+            heap.inside.store(false, Ordering::Relaxed);
+            heap.revoked.store(false, Ordering::Relaxed);
+            heap.inbox.end();
             for class in heap.used().filter(|&class| !self.heaps.classes.is_large(class)) {
                 // If a signal handler forks, the interrupted thread may hold the lock: then the
                 // slabs are lost.
                 if let Some(mut slabs) = self.try_central(class) {
-                    slabs.abandon(index);
+                    slabs.abandon(index, true);
                 }
             }
         }
@@ -124,7 +127,8 @@ impl SlabPool {
     /// pool itself.
     pub fn new_static(provider: &'static dyn Provider, settings: SlabSettings) -> Result<&'static Self> {
         let place = PLACES.get_or_grow(TAKEN.fetch_add(1, Ordering::Relaxed))?.0.get();
-        let settings = settings.trace(0).background(false);
+        let mut settings = settings.trace(0).background(false);
+        settings.reports = false;
         let pool = Self::unregistered(ProviderRef::Static(provider), settings)?;
         // SAFETY: the place is this call's own; it is never written again, and never unmapped.
         let pool = unsafe { (*place).write(pool) };

@@ -1,16 +1,15 @@
 //! The critical section of a heap: what its thread does without locks, and how other threads revoke
 //! it.
 //!
-//! A heap, and the live bits in spans that are biased towards its thread, belong to one thread
-//! until another one needs them. This is a biased lock. The thread enters its section with a plain
+//! A heap, and the live bits in slabs that its thread owns, belong to one thread until another one
+//! needs them. This is a biased lock. The thread enters its section with a plain
 //! store, [`try_enter`], reads whether it may, and exits with another store. A thread that revokes
 //! first writes that the owner may not enter any more: in the owner's heap, and in the pool's
 //! slow-path flags, which all fast paths read. Then it has the kernel fence all threads
 //! ([`umf_sync::fence::heavy`]), and waits until the owner is outside of its section. From there on
 //! the owner stays outside, and the revoking thread sees everything that the owner did. An atomic
 //! exchange in each free would cost twenty cycles, as much as all the rest. Revoking costs a
-//! microsecond, to the thread that revokes. So of two threads that free one block at once one
-//! succeeds, and a trim reaches what other threads keep.
+//! microsecond, to the thread that revokes. So a trim reaches what other threads keep.
 //!
 //! One thread revokes at a time, under a lock that no thread takes inside its section or while it
 //! holds another lock. Inside its section, a thread waits for short locks only, and calls no

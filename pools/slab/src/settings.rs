@@ -4,12 +4,8 @@ use core::fmt;
 use core::time::Duration;
 use std::sync::Arc;
 
-use umf_core::held::OnFree;
 use umf_core::settings::{ByteSize, Milliseconds};
-use umf_core::shortage::OutOfMemory;
 use umf_core::{Error, FactoryError, Pool, PoolFactory, PoolRequest, Result};
-
-use umf_core::limit::SharedLimitRef;
 
 use crate::SlabPool;
 
@@ -22,8 +18,8 @@ pub(crate) struct Name {
     len: usize,
 }
 
-impl Name {
-    fn new(name: &str) -> Self {
+impl From<&str> for Name {
+    fn from(name: &str) -> Self {
         let mut len = name.len().min(NAME);
         while !name.is_char_boundary(len) {
             len -= 1;
@@ -32,7 +28,9 @@ impl Name {
         bytes[..len].copy_from_slice(&name.as_bytes()[..len]);
         Self { bytes, len }
     }
+}
 
+impl Name {
     pub(crate) fn as_str(&self) -> &str {
         str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
     }
@@ -44,8 +42,8 @@ impl fmt::Debug for Name {
     }
 }
 
-umf_core::settings! {
-    /// What can be set of a [`crate::SlabPool`]. Sizes are in bytes.
+umf_core::pool_settings! {
+    /// What can be set of a [`crate::SlabPool`]. Sizes are in bytes. A name is cut to 48 bytes.
     ///
     /// ```
     /// use umf_pool_slab::SlabSettings;
@@ -98,26 +96,18 @@ umf_core::settings! {
         /// block. A pool that is the global allocator ignores it.
         pub(crate) trace: u32 = 0, "a whole number from 0 to 3" if |level| *level <= 3;
     }
+    name: Name = "slab"
     values {
-        /// The most that the pool may take from its provider; 0 is unlimited. Default: 0.
-        pub(crate) memory_limit: u64 = 0;
-        /// What becomes of the contents of a block that is freed while other processes have it open. Its
-        /// address is not handed out again before they have closed it, either way. Default: `Hold`.
-        pub(crate) on_free: OnFree = OnFree::Hold;
-        /// The most bytes of freed memory that may be held because other processes have it open, before
-        /// allocating more fails as [`Error::HeldLimit`]; 0 is unlimited. What is held counts against the
-        /// memory limit too. Default: 0.
-        pub(crate) max_held: u64 = 0;
         /// Bytes that the pool takes from its provider at the beginning, for blocks that are pooled, and
         /// keeps: [`umf_core::Reserve::reserve`]. Default: 0.
         pub(crate) reserve: u64 = 0;
     }
     parts {
-        pub(crate) name: Name = Name::new("slab");
-        pub(crate) shared_limit: Option<SharedLimitRef> = None;
         /// Whether `shared_cache_size` becomes more with what the pool has.
         pub(crate) shared_cache_grows: bool = true;
-        pub(crate) out_of_memory: Option<Arc<dyn OutOfMemory>> = None;
+        /// Whether misuse is reported. Not by a pool that may be the global allocator, which
+        /// subscribers use.
+        pub(crate) reports: bool = true;
     }
 }
 
@@ -133,28 +123,6 @@ impl SlabSettings {
     /// The default of `shared_cache_size`.
     const SHARED_CACHE: usize = 256 << 20;
 
-    /// The name of the pool, for people; cut to 48 bytes. Default: `slab`.
-    #[must_use]
-    pub fn name(mut self, name: &str) -> Self {
-        self.name = Name::new(name);
-        self
-    }
-
-    /// A limit that this pool shares with others: an `Arc<SharedLimit>` or a `&'static SharedLimit`. Default:
-    /// none.
-    #[must_use]
-    pub fn shared_limit(mut self, limit: impl Into<SharedLimitRef>) -> Self {
-        self.shared_limit = Some(limit.into());
-        self
-    }
-
-    /// Who is asked when an allocation would fail for lack of memory ([`umf_core::shortage`]); any closure. Default: nobody.
-    #[must_use]
-    pub fn out_of_memory(mut self, callback: impl OutOfMemory + 'static) -> Self {
-        self.out_of_memory = Some(Arc::new(callback));
-        self
-    }
-
     /// The settings with everything in its range, or what is out of it.
     pub(crate) fn checked(mut self) -> Result<Self> {
         if let Some((what, why)) = self.invalid() {
@@ -168,7 +136,7 @@ impl SlabSettings {
             self.shared_cache_size = self.shared_cache_size.min(part);
             self.shared_cache_grows = false;
         }
-        // Nothing to see to needs nobody.
+        // Without a limit the background thread has nothing to do.
         self.background &= self.max_cached != 0 || !self.release_after.is_zero();
         Ok(self)
     }
@@ -179,8 +147,7 @@ impl PoolFactory for SlabPool {
     type Settings = SlabSettings;
 
     fn build(request: PoolRequest<'_>, settings: SlabSettings) -> Result<Arc<dyn Pool>, FactoryError> {
-        let mut settings = settings.name(request.name).memory_limit(request.memory_limit);
-        settings.shared_limit = request.shared_limit;
+        let settings = settings.requested(&request);
         Ok(Self::new(request.provider, settings)?)
     }
 }

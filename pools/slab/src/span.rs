@@ -6,10 +6,10 @@
 //! granule in which it begins; no two large blocks begin in one granule, since each is at least a
 //! granule long. All other granules carry the span of their region, in which no block is freed.
 //!
-//! **State bytes.** Freeing clears the live bit of a block in its state byte. Of two frees of one
-//! block one succeeds. The byte also says whether an export names the block, so that exports are
-//! retired before the block is reused. `section` says which thread may clear the live bit without
-//! an atomic exchange.
+//! **State bytes.** Freeing clears the live bit of a block in its state byte. The byte also says
+//! whether an export names the block, so that exports are retired before the block is reused.
+//! [`Span::owner`] says which thread may clear the live bit without an atomic exchange. `remote`
+//! says what becomes of two frees of one block.
 //!
 //! **Records change under readers.** A reader may come with the address of a block whose span is
 //! gone. So a record has a generation: [`publish`] and [`retract`] write it, [`read`] and
@@ -39,20 +39,17 @@ pub(crate) const EXPORTED: u8 = 2;
 /// Flag of a state byte: the block was freed and waits for other processes or a completion: see
 /// `deferred`.
 pub(crate) const DEFERRED: u8 = 4;
-
-/// Flags a live block as exported; `false` if it is not live.
-pub(crate) fn mark_exported(state: &AtomicU8) -> bool {
-    let flag = |old: u8| (old & LIVE != 0).then_some(old | EXPORTED);
-    state.fetch_update(Ordering::AcqRel, Ordering::Acquire, flag).is_ok()
-}
+/// State of a block that a thread has freed which does not own its slab, until the free reaches the
+/// owner: see `remote`.
+pub(crate) const REMOTE: u8 = 8;
 
 /// Returns whether a state says that an export names the block.
 pub(crate) const fn is_exported(state: u8) -> bool {
     state & (LIVE | EXPORTED) == LIVE | EXPORTED
 }
 
-/// The bias of a span whose live bits are cleared by atomic exchange.
-pub(crate) const UNBIASED: u32 = 0;
+/// The owner of a slab that has none, and of a large block that is not biased.
+pub(crate) const UNOWNED: u32 = 0;
 
 /// Returns how spans name thread number `index`.
 #[inline]
@@ -132,12 +129,13 @@ pub(crate) struct Span {
     kind_class: AtomicU32,
     /// Advances when the record is retracted.
     generation: AtomicU32,
-    /// The thread that clears live bits of this span without an atomic exchange, as
-    /// [`thread_word`] writes it: see `bias`.
-    pub(crate) bias: AtomicU32,
-    /// The owner thread: the last one that took the slab or the large block; 0 for none. It is a
-    /// hint: a thread that reads a stale owner puts a block where it is found a little later.
+    /// The thread that clears live bits of this span by plain stores, as [`thread_word`] writes it;
+    /// [`UNOWNED`] for none. Slab: its owner, written under the lock of the class; see `central`.
+    /// Large block: the thread that it is biased towards; see `bias`.
     pub(crate) owner: AtomicU32,
+    /// Large block: the thread that took it last; 0 for none. It is a hint: a thread that reads a
+    /// stale one puts a block where it is found a little later.
+    pub(crate) taker: AtomicU32,
     /// Where the bin of the class is in a heap: a [`BinPlace`].
     bin: AtomicU16,
     /// Size of a block. Region: its bytes.
@@ -156,8 +154,6 @@ pub(crate) struct Cold {
     pub(crate) prev: u32,
     /// Slab: the list that it is in.
     pub(crate) list: ListName,
-    /// Slab: the list of its owner, in which it is while it has both free and live blocks.
-    pub(crate) owner_list: ListName,
     /// Slab: blocks in its bitmap, blocks in all, and the word of the bitmap where the search
     /// begins.
     pub(crate) free: u32,
@@ -180,7 +176,6 @@ impl Cold {
         next: 0,
         prev: 0,
         list: ListName::NONE,
-        owner_list: ListName::UNOWNED,
         free: 0,
         total: 0,
         hint: 0,
@@ -319,8 +314,8 @@ impl Span {
             self.inverse.store(divisor.inverse, Ordering::Relaxed);
             self.shift.store(divisor.shift, Ordering::Relaxed);
             self.states.store(states.as_ptr(), Ordering::Relaxed);
-            self.bias.store(UNBIASED, Ordering::Relaxed);
-            self.owner.store(0, Ordering::Relaxed);
+            self.owner.store(UNOWNED, Ordering::Relaxed);
+            self.taker.store(0, Ordering::Relaxed);
             self.region.store(region, Ordering::Relaxed);
             self.bin.store(BinPlace::of(class).offset(), Ordering::Relaxed);
             self.kind_class.store((kind << KIND_SHIFT) | class as u32, Ordering::Relaxed);
@@ -442,6 +437,12 @@ impl Span {
             REGION => Kind::Region,
             _ => Kind::Free,
         }
+    }
+
+    /// Returns whether this is a slab.
+    #[inline]
+    pub(crate) fn is_slab(&self) -> bool {
+        self.kind_class.load(Ordering::Relaxed) >> KIND_SHIFT == SLAB
     }
 
     /// Returns whether this is one block that is a region.
@@ -588,7 +589,7 @@ fn read<R: Record, T>(record: &R, words: impl FnOnce() -> T) -> Option<(u32, u64
 }
 
 /// Returns whether the record is still what a [`read`] saw, after a live bit was cleared in a state
-/// that it named. If not, the caller sets the bit again.
+/// that it named. If not, the caller restores the state.
 #[inline(always)]
 fn is_current<R: Record>(record: &R, generation: u32) -> bool {
     record.generation(Ordering::Acquire) == generation

@@ -1,11 +1,11 @@
-//! [`TransferCache`]: free blocks on their way from threads that free them to threads that
-//! allocate.
+//! [`TransferCache`]: free large blocks on their way from threads that free them to threads that
+//! allocate. Small blocks go to the owners of their slabs: see `remote`.
 //!
 //! The middle of the pool, in front of `central`. It has two parts.
 //!
-//! **Batches.** A thread that frees a block of another owner puts it into its outgoing batch,
-//! together with such blocks of all classes. A full batch goes here as a whole, under a lock that
-//! is held for a few stores. A thread whose bin is empty takes a batch as a whole and puts its
+//! **Batches.** A thread that frees a block that another thread took puts it into its outgoing
+//! batch, together with such blocks of all large classes. A full batch goes here as a whole, under a
+//! lock that is held for a few stores. A thread whose bin is empty takes a batch as a whole and puts its
 //! blocks into its bins. No slab and no list of extents is looked at on the way, and a block
 //! reaches the threads that need it after a few frees, however many classes there are. A thread
 //! that only frees keeps the batch that it fills and nothing else. The large blocks that a thread
@@ -43,14 +43,14 @@ const MAX_BATCHES: u64 = 1024;
 #[repr(C, align(64))]
 struct Content {
     next: Option<Batch>,
-    /// Bytes of small and of large blocks.
-    bytes: [usize; 2],
+    /// Bytes of the blocks.
+    bytes: usize,
     len: usize,
     classes: [u8; ROOM],
     entries: [MaybeUninit<Entry>; ROOM],
 }
 
-/// Free blocks of several classes. The value owns its contents.
+/// Free blocks of several large classes. The value owns its contents.
 pub(crate) struct Batch(NonNull<Content>);
 
 // SAFETY: the content is this value's alone, and belongs to the pool's metadata, which goes along.
@@ -69,7 +69,7 @@ impl Batch {
         // SAFETY: passed on to the caller. The classes and entries past `len` are not read.
         unsafe {
             (&raw mut (*place.as_ptr()).next).write(None);
-            (&raw mut (*place.as_ptr()).bytes).write([0; 2]);
+            (&raw mut (*place.as_ptr()).bytes).write(0);
             (&raw mut (*place.as_ptr()).len).write(0);
             (&raw mut (*place.as_ptr()).classes).write([0; ROOM]);
         }
@@ -92,24 +92,24 @@ impl Batch {
 
     /// Returns the bytes of its blocks.
     pub(crate) fn bytes(&self) -> u64 {
-        self.content().bytes.iter().sum::<usize>() as u64
+        self.content().bytes as u64
     }
 
-    /// Returns whether there is room for one more block, with at most `max` bytes of its kind then.
-    pub(crate) fn fits(&self, size: usize, is_large: bool, max: usize) -> bool {
+    /// Returns whether there is room for one more block, with at most `max` bytes then.
+    pub(crate) fn fits(&self, size: usize, max: usize) -> bool {
         let content = self.content();
-        content.len < ROOM && content.bytes[usize::from(is_large)] + size <= max
+        content.len < ROOM && content.bytes + size <= max
     }
 
     /// Puts a block in, if it [`Batch::fits`].
-    pub(crate) fn push(&mut self, class: usize, entry: Entry, size: usize, is_large: bool) {
+    pub(crate) fn push(&mut self, class: usize, entry: Entry, size: usize) {
         let content = self.content_mut();
         let place = content.len;
         if let Some((known, slot)) = content.classes.get_mut(place).zip(content.entries.get_mut(place)) {
             *known = class as u8;
             slot.write(entry);
             content.len += 1;
-            content.bytes[usize::from(is_large)] += size;
+            content.bytes += size;
         }
     }
 
@@ -117,7 +117,7 @@ impl Batch {
     pub(crate) fn drain(&mut self, mut each: impl FnMut(usize, &[Entry])) {
         let content = self.content_mut();
         let len = core::mem::take(&mut content.len);
-        content.bytes = [0; 2];
+        content.bytes = 0;
         // SAFETY: the first `len` entries were written.
         let entries = unsafe { core::slice::from_raw_parts(content.entries.as_ptr().cast::<Entry>(), len) };
         let mut from = 0;
@@ -127,15 +127,15 @@ impl Batch {
         }
     }
 
-    /// Takes the blocks out for which `take` returns their size, and whether they are large.
-    pub(crate) fn offer(&mut self, mut take: impl FnMut(usize, Entry) -> Option<(usize, bool)>) {
+    /// Takes the blocks out for which `take` returns their size.
+    pub(crate) fn offer(&mut self, mut take: impl FnMut(usize, Entry) -> Option<usize>) {
         let content = self.content_mut();
         let mut left = 0;
         for place in 0..content.len {
             // SAFETY: the first `len` entries were written.
             let entry = unsafe { content.entries[place].assume_init() };
             match take(usize::from(content.classes[place]), entry) {
-                Some((size, is_large)) => content.bytes[usize::from(is_large)] -= size,
+                Some(size) => content.bytes -= size,
                 None => {
                     content.classes[left] = content.classes[place];
                     content.entries[left].write(entry);
@@ -147,7 +147,7 @@ impl Batch {
     }
 }
 
-/// The batch that a thread fills with blocks of other owners. Touched inside the section of its
+/// The batch that a thread fills with large blocks that other threads took. Touched inside the section of its
 /// heap.
 pub(crate) type Outgoing = Cell<Option<Batch>>;
 

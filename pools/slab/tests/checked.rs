@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -77,6 +78,55 @@ fn history_names_operations_and_threads() {
     assert!(history.to_string().contains("100 bytes in 104"), "{history}");
 }
 
+/// The pool alone lets both frees of a small block succeed, if they are at the same instant.
+#[test]
+fn one_of_two_frees_at_the_same_instant_is_refused() {
+    const ROUNDS: usize = 500;
+    let pool = slab(Numbers::new(4096), CheckSettings::new().history(100));
+    for round in 0..ROUNDS {
+        let blocks: Vec<Address> = (0..100).map(|_| allocate(&pool, 24 << (round % 8))).collect();
+        let (arrived, won) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let race = || {
+            for (turn, &address) in (1..).zip(&blocks) {
+                arrived.fetch_add(1, Ordering::AcqRel);
+                let mut spins = 0_u32;
+                while arrived.load(Ordering::Acquire) < 2 * turn {
+                    spins += 1;
+                    if spins.is_multiple_of(4096) {
+                        std::thread::yield_now();
+                    }
+                }
+                won.fetch_add(usize::from(free(&pool, address).is_ok()), Ordering::Relaxed);
+            }
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(race);
+            race();
+            other.join().unwrap();
+        });
+        assert_eq!(won.into_inner(), blocks.len());
+    }
+    assert_eq!(pool.statistics().live_blocks, 0);
+}
+
+/// A block may be handed out again before the thread that frees it is done.
+#[test]
+fn legal_frees_are_not_refused() {
+    let settings = SlabSettings::new().max_cached(256 << 10);
+    let pool = SlabPool::new(Numbers::new(4096), settings).unwrap();
+    let pool = Checked::new(pool, CheckSettings::new().history(100)).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..60_000 {
+                    free(&pool, allocate(&pool, 100_000)).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(pool.statistics().live_blocks, 0);
+}
+
 #[test]
 fn history_forgets_old_operations() {
     let pool = slab(Pages::private(), CheckSettings::new().history(10));
@@ -110,7 +160,7 @@ fn history_is_read_while_threads_write_it() {
         for size in [24_usize, 1000, 100_000] {
             let (pool, stop) = (&pool, &stop);
             scope.spawn(move || {
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                while !stop.load(Ordering::Relaxed) {
                     let address = allocate(pool, size);
                     free(pool, address).unwrap();
                 }

@@ -1,10 +1,10 @@
-//! Threads that use one pool, and a checker that owns every byte of every block, from before
-//! anybody else can have it to after nobody can.
+//! Threads that use one pool, and a checker that claims every byte of every block, from before
+//! another thread can get the block until after no thread can use it.
 //!
-//! The memory itself holds the claims: a word of it says who has it, 0 is nobody. Who gets a block
-//! claims all its words, and who frees it gives them back; both by atomic exchange, so that of two
-//! owners each is found out by the other. A pool writes nothing into its memory, and a provider
-//! gives zeros: so what is claimed wrongly was handed out twice.
+//! The memory itself holds the claims: each word names the allocation that it belongs to, 0 is none.
+//! The thread that gets a block claims all its words, and the thread that frees it clears them; both
+//! by atomic exchange, so that of two owners each finds the other. A pool writes nothing into its
+//! memory, and a provider gives zeros: so a word with a foreign claim was handed out twice.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]

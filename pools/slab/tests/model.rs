@@ -3,7 +3,8 @@
 #![allow(clippy::disallowed_methods, reason = "a test reads the environment as it is")]
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -22,6 +23,13 @@ enum Step {
     Free(usize),
     /// Free in another thread, which then ends.
     FreeElsewhere(usize),
+    /// Allocate in another thread, which goes on: it owns the slab.
+    AllocateBeside(usize),
+    /// Free some blocks in another thread, which goes on.
+    FreeBeside {
+        index: usize,
+        count: usize,
+    },
     /// Ask what lies at an address in a live block.
     Ask {
         index: usize,
@@ -58,6 +66,8 @@ fn step() -> impl Strategy<Value = Step> {
         20 => (size, 0_u32..22).prop_map(|(size, bits)| Step::Allocate { size, align: 1 << bits }),
         14 => any::<usize>().prop_map(Step::Free),
         1 => any::<usize>().prop_map(Step::FreeElsewhere),
+        4 => (1_usize..5000).prop_map(Step::AllocateBeside),
+        4 => (any::<usize>(), 1_usize..70).prop_map(|(index, count)| Step::FreeBeside { index, count }),
         2 => (any::<usize>(), any::<u64>()).prop_map(|(index, offset)| Step::Ask { index, offset }),
         4 => any::<usize>().prop_map(Step::FreeLeased),
         3 => any::<usize>().prop_map(Step::Close),
@@ -94,6 +104,37 @@ fn settings() -> impl Strategy<Value = SlabSettings> {
             .slab_min_size(slab)
             .thread_cache_size(kept)
     })
+}
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// A thread that goes on until this is dropped.
+struct Beside {
+    tasks: Option<mpsc::Sender<Task>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Beside {
+    fn new() -> Self {
+        let (tasks, todo) = mpsc::channel::<Task>();
+        let thread = std::thread::spawn(move || todo.into_iter().for_each(|task| task()));
+        Self { tasks: Some(tasks), thread: Some(thread) }
+    }
+
+    /// Runs `run` there, and waits for it.
+    fn run<R: Send + 'static>(&self, run: impl FnOnce() -> R + Send + 'static) -> R {
+        let (done, result) = mpsc::channel();
+        let task = Box::new(move || done.send(run()).expect("the other waits"));
+        self.tasks.as_ref().expect("it goes on").send(task).expect("it goes on");
+        result.recv().expect("it does not panic")
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        drop(self.tasks.take());
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
 }
 
 /// Blocks by their start, with their end.
@@ -193,6 +234,7 @@ proptest! {
         let settings = settings.memory_limit(LIMIT).shared_limit(Arc::clone(&limit)).max_held(max_held);
         let borrower = Borrower::new();
         let pool = SlabPool::new(provider.clone(), settings).unwrap();
+        let beside = Beside::new();
         let mut tokens: Vec<Arc<Token>> = Vec::new();
         let mut delayed: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
         // Live ones, freed ones that are open elsewhere or wait for a completion, and those that
@@ -239,6 +281,31 @@ proptest! {
                     prop_assert_eq!(freed, Ok(()));
                     live.remove(&start);
                 },
+                Step::AllocateBeside(size) => {
+                    let there = Arc::clone(&pool);
+                    let taken = beside.run(move || there.allocate(Layout::new(size, 8).unwrap()));
+                    if let Ok(address) = taken {
+                        let block = pool.block_at(address).unwrap();
+                        let (start, end) = (address.to_bits(), address.to_bits() + block.size as u64);
+                        prop_assert!(!touches(&live, (start, end)) && !touches(&open, (start, end)));
+                        prop_assert!(delayed.iter().all(|(&other, &(other_end, _))| other_end <= start || end <= other));
+                        closed.retain(|&other, &mut other_end| other_end <= start || end <= other);
+                        live.insert(start, end);
+                    } else if matches!(taken, Err(Error::HeldLimit { .. })) {
+                        closed.clear();
+                    }
+                }
+                Step::FreeBeside { index, count } => {
+                    for step in 0..count {
+                        let Some((start, _)) = nth(&live, index.wrapping_add(step)) else { break };
+                        let (there, address) = (Arc::clone(&pool), Address::from_bits(start));
+                        // SAFETY: no thread uses the block, and freeing it twice is an error.
+                        let freed = beside.run(move || unsafe { (there.free(address), there.free(address)) });
+                        let expected = matches!(freed, (Ok(()), Err(Error::NotAllocated { .. } | Error::ForeignAddress { .. })));
+                        prop_assert!(expected, "{:?}", freed);
+                        live.remove(&start);
+                    }
+                }
                 Step::Ask { index, offset } => if let Some((start, end)) = nth(&live, index) {
                     let block = BlockSpan { address: Address::from_bits(start), size: (end - start) as usize };
                     let inside = Address::from_bits(start + offset % (end - start));
@@ -363,6 +430,7 @@ proptest! {
             // SAFETY: no thread uses the block.
             prop_assert_eq!(unsafe { pool.free(Address::from_bits(start)) }, Ok(()));
         }
+        drop(beside);
         if ends_leased {
             drop(pool);
             prop_assert!(open.iter().all(|(&start, end)| provider.contains(Address::from_bits(start), (end - start) as usize)));

@@ -11,8 +11,10 @@ pub(crate) use asked::{Answers, Asked, Query, Value, control, forward_none, no_s
 
 use core::ffi::{c_char, c_void};
 
+use umf::settings::LogLevel;
+
 use crate::boundary::{Code, Failure, Handle, INVALID_CTL_PATH, Outcome, call};
-use crate::log::{self, Level};
+use crate::log;
 use crate::pool::Pool;
 use crate::provider::Provider;
 
@@ -169,14 +171,14 @@ fn truth(asked: &Asked<'_>, part: impl Fn(&mut log::Form) -> &mut bool) -> Outco
     }
 }
 
-fn level(asked: &Asked<'_>, part: impl Fn(&mut log::Form) -> &mut Level) -> Outcome<()> {
+fn level(asked: &Asked<'_>, part: impl Fn(&mut log::Form) -> &mut LogLevel) -> Outcome<()> {
     match asked.query() {
-        Query::Read => asked.give(Value::Int(log::change(|form| part(form).number()))),
+        Query::Read => asked.give(Value::Int(log::change(|form| *part(form) as i32))),
         Query::Write => {
             let text = asked.text_if_configured()?;
-            let level = match text.and_then(Level::named) {
+            let level = match text.and_then(|text| text.parse().ok()) {
                 Some(level) => Some(level),
-                None => Level::numbered(asked.new_int()?),
+                None => log::level_numbered(asked.new_int()?),
             };
             let level = level.ok_or(Failure::argument("a log level is 0 (debug) to 4 (fatal)"))?;
             log::change(|form| *part(form) = level);

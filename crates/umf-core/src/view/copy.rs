@@ -88,11 +88,11 @@ pub(super) unsafe fn copy(mut from: *const u8, mut into: *mut u8, mut size: usiz
 ///
 /// # Safety
 /// As [`copy`]; `size` is at least 64.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 #[inline(always)]
-unsafe fn copy_lines(from: *const u8, into: *mut u8, size: usize) -> (*const u8, *mut u8, usize) {
-    let (from_end, into_end, left);
+unsafe fn copy_lines(mut from: *const u8, mut into: *mut u8, mut size: usize) -> (*const u8, *mut u8, usize) {
     // SAFETY: the caller's promise.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!(
             "2:",
@@ -109,28 +109,13 @@ unsafe fn copy_lines(from: *const u8, into: *mut u8, size: usize) -> (*const u8,
             "sub {size}, 64",
             "cmp {size}, 64",
             "jae 2b",
-            a = out(xmm_reg) _,
-            b = out(xmm_reg) _,
-            c = out(xmm_reg) _,
-            d = out(xmm_reg) _,
-            from = inout(reg) from => from_end,
-            into = inout(reg) into => into_end,
-            size = inout(reg) size => left,
+            a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+            from = inout(reg) from, into = inout(reg) into, size = inout(reg) size,
             options(nostack)
         );
     }
-    (from_end, into_end, left)
-}
-
-/// As above.
-///
-/// # Safety
-/// As [`copy`]; `size` is at least 64.
-#[cfg(all(target_arch = "aarch64", not(miri)))]
-#[inline(always)]
-unsafe fn copy_lines(from: *const u8, into: *mut u8, size: usize) -> (*const u8, *mut u8, usize) {
-    let (from_end, into_end, left);
     // SAFETY: the caller's promise.
+    #[cfg(target_arch = "aarch64")]
     unsafe {
         core::arch::asm!(
             "2:",
@@ -143,17 +128,12 @@ unsafe fn copy_lines(from: *const u8, into: *mut u8, size: usize) -> (*const u8,
             "sub {size}, {size}, #64",
             "cmp {size}, #64",
             "b.hs 2b",
-            a = out(vreg) _,
-            b = out(vreg) _,
-            c = out(vreg) _,
-            d = out(vreg) _,
-            from = inout(reg) from => from_end,
-            into = inout(reg) into => into_end,
-            size = inout(reg) size => left,
+            a = out(vreg) _, b = out(vreg) _, c = out(vreg) _, d = out(vreg) _,
+            from = inout(reg) from, into = inout(reg) into, size = inout(reg) size,
             options(nostack)
         );
     }
-    (from_end, into_end, left)
+    (from, into, size)
 }
 
 /// Copies words of 8 bytes, then bytes.
@@ -186,57 +166,31 @@ unsafe fn copy_words(from: *const u8, into: *mut u8, size: usize) {
     (done..size).for_each(byte);
 }
 
-/// Copies 8 bytes at any alignment.
+/// Copies 8 bytes: at any alignment where instructions do it, else aligned ones.
 ///
 /// # Safety
 /// As [`copy`].
-#[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 unsafe fn copy_word(from: *const u8, into: *mut u8) {
     // SAFETY: the caller's promise.
     unsafe {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
         core::arch::asm!(
             "mov {word}, [{from}]",
             "mov [{into}], {word}",
-            word = out(reg) _,
-            from = in(reg) from,
-            into = in(reg) into,
+            word = out(reg) _, from = in(reg) from, into = in(reg) into,
             options(nostack, preserves_flags)
         );
-    }
-}
-
-/// Copies 8 bytes at any alignment.
-///
-/// # Safety
-/// As [`copy`].
-#[cfg(all(target_arch = "aarch64", not(miri)))]
-#[inline(always)]
-unsafe fn copy_word(from: *const u8, into: *mut u8) {
-    // SAFETY: the caller's promise.
-    unsafe {
+        #[cfg(all(target_arch = "aarch64", not(miri)))]
         core::arch::asm!(
             "ldr {word}, [{from}]",
             "str {word}, [{into}]",
-            word = out(reg) _,
-            from = in(reg) from,
-            into = in(reg) into,
+            word = out(reg) _, from = in(reg) from, into = in(reg) into,
             options(nostack, preserves_flags)
         );
-    }
-}
-
-/// Copies 8 bytes that are aligned.
-///
-/// # Safety
-/// As [`copy`].
-#[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
-#[inline(always)]
-unsafe fn copy_word(from: *const u8, into: *mut u8) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let value = (*from.cast::<AtomicU64>()).load(Ordering::Relaxed);
-        (*into.cast::<AtomicU64>()).store(value, Ordering::Relaxed);
+        #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+        (*into.cast::<AtomicU64>())
+            .store((*from.cast::<AtomicU64>()).load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 

@@ -77,12 +77,7 @@ impl Exporter {
     /// out no such references, export safely.)
     #[inline]
     pub unsafe fn get(&self, address: Address) -> Result<Export<'_>> {
-        if let Some(state) = self.inner.current()
-            && let Some((bytes, pin)) = state.hit(address)
-        {
-            return Ok(Export::new(state, address, Handle::from_known(bytes), pin));
-        }
-        self.inner.state(address)?.export(address, None)
+        self.export(address, None)
     }
 
     /// As [`Exporter::get`], for a block of which `len` bytes were asked for: importers see as many
@@ -96,12 +91,7 @@ impl Exporter {
     /// As [`Exporter::get`].
     #[inline]
     pub unsafe fn get_with_len(&self, address: Address, len: usize) -> Result<Export<'_>> {
-        if let Some(state) = self.inner.current()
-            && let Some((bytes, pin)) = state.hit(address)
-        {
-            return Ok(Export::new(state, address, Handle::from_known(bytes), pin));
-        }
-        self.inner.state(address)?.export(address, Some(len))
+        self.export(address, Some(len))
     }
 
     /// As [`Exporter::get`], until the block is freed: its region is not evicted before.
@@ -112,11 +102,7 @@ impl Exporter {
     /// # Safety
     /// As [`Exporter::get`].
     pub unsafe fn handle(&self, address: Address) -> Result<Handle> {
-        if let Some(handle) = self.inner.current().and_then(|state| state.kept(address)) {
-            return Ok(handle);
-        }
-        // SAFETY: passed on to the caller.
-        Ok(unsafe { self.get(address) }?.keep())
+        self.export_kept(address, None)
     }
 
     /// As [`Exporter::handle`], with the length of [`Exporter::get_with_len`].
@@ -127,11 +113,24 @@ impl Exporter {
     /// # Safety
     /// As [`Exporter::get`].
     pub unsafe fn handle_with_len(&self, address: Address, len: usize) -> Result<Handle> {
-        if let Some(handle) = self.inner.current().and_then(|state| state.kept(address)) {
-            return Ok(handle);
+        self.export_kept(address, Some(len))
+    }
+
+    #[inline]
+    fn export(&self, address: Address, len: Option<usize>) -> Result<Export<'_>> {
+        if let Some(state) = self.inner.current()
+            && let Some((bytes, pin)) = state.hit(address)
+        {
+            return Ok(Export::new(state, address, Handle::from_known(bytes), pin));
         }
-        // SAFETY: passed on to the caller.
-        Ok(unsafe { self.get_with_len(address, len) }?.keep())
+        self.inner.state(address)?.export(address, len)
+    }
+
+    fn export_kept(&self, address: Address, len: Option<usize>) -> Result<Handle> {
+        match self.inner.current().and_then(|state| state.kept(address)) {
+            Some(handle) => Ok(handle),
+            None => Ok(self.export(address, len)?.keep()),
+        }
     }
 
     /// The settings in force.

@@ -8,11 +8,13 @@
 //! |---|---|
 //! | `history` | the last events of each thread |
 //! | `sites` | where live blocks were allocated |
+//! | `frees` | of two frees of a block at the same instant one is refused |
 //! | `quarantine` | a freed block waits, as a deferred free whose completion ends with the quarantine |
 //! | `poison` | what waits is filled, and compared before it is used again |
 //! | `report` | leaks at the end of the pool or process, and faults |
 //! | `settings` | what can be set |
 
+mod frees;
 mod history;
 mod poison;
 mod quarantine;
@@ -47,6 +49,7 @@ use umf_core::{
 };
 use umf_os::process::thread_id;
 
+use frees::Frees;
 use history::History;
 use quarantine::Quarantine;
 use sites::Sites;
@@ -90,6 +93,8 @@ pub struct Checked {
     /// Live blocks, all or a sample, if leaks are reported with sites or the pool does not count.
     sites: Option<Sites>,
     quarantine: Option<Quarantine>,
+    /// A pool may let two frees of a block succeed that are at the same instant: see `frees`.
+    frees: Frees,
     /// The process in which this was made, as [`fork::generation`] counts.
     process: u32,
     /// The pool may be the global allocator: reports allocate nothing.
@@ -164,6 +169,7 @@ impl Checked {
             history: History::new(settings.history),
             sites,
             quarantine,
+            frees: Frees::new(),
             process: fork::generation(),
             is_global,
             settings,
@@ -207,6 +213,7 @@ impl Checked {
 
     /// A block was handed out.
     fn allocated(&self, address: Address, layout: Layout) {
+        self.frees.end(address);
         let size = layout.size() as u64;
         let block = self.inner.block_at(address).map_or(0, |block| block.size);
         if matches!(self.settings.poison, Poison::All) {
@@ -224,6 +231,9 @@ impl Checked {
         if !self.each_block || self.is_frozen() {
             return free(None);
         }
+        let Some(_under_way) = self.frees.begin(address) else {
+            return Err(self.refused(Error::NotAllocated { address }, address));
+        };
         let block = self.inner.block_at(address).ok().filter(|block| block.address == address);
         // Before the free: afterwards the block may have another owner.
         let site = match (&self.sites, block) {
@@ -237,12 +247,17 @@ impl Checked {
         if let (Some(sites), Some(site)) = (&self.sites, site) {
             sites.put_back(address, site);
         }
+        Err(self.refused(error, address))
+    }
+
+    /// Records a free that is refused, and returns why it is.
+    fn refused(&self, error: Error, address: Address) -> Error {
         let error = match (error, self.history.last_free(address, self.now())) {
             (Error::NotAllocated { address }, Some(by)) => Error::FreedTwice { address, by },
             _ => error,
         };
         self.record(EventKind::FreeRefused, address, (0, 0), reason(&error));
-        Err(error)
+        error
     }
 
     fn deferring(&self) -> Result<&dyn DeferredFree> {

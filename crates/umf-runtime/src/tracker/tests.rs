@@ -21,7 +21,7 @@ impl Numbers {
     }
 }
 
-// SAFETY: the "memory" is in an address space that nobody can touch; addresses are handed out once.
+// SAFETY: no process maps the address space of this "memory"; each address is handed out once.
 unsafe impl Provider for Numbers {
     fn kind(&self) -> ProviderKind {
         ProviderKind::new("numbers").unwrap()
@@ -72,7 +72,7 @@ fn finds_every_address_of_small_and_large_regions_and_none_outside() {
         assert!(find(region.base().checked_add(region.size() as u64).unwrap()).is_none());
     }
     for region in &regions {
-        // SAFETY: nobody uses the region.
+        // SAFETY: no thread uses the region.
         unsafe { upstream.free(*region) }.unwrap();
         assert!(find(region.base()).is_none());
         // SAFETY: not live any more: an error.
@@ -89,7 +89,7 @@ fn many_regions_in_one_granule() {
         assert_eq!(find(region.base()).unwrap().region, *region, "{i}");
     }
     for region in regions.iter().step_by(2) {
-        // SAFETY: nobody uses the region.
+        // SAFETY: no thread uses the region.
         unsafe { upstream.free(*region) }.unwrap();
     }
     for (i, region) in regions.iter().enumerate() {
@@ -113,7 +113,7 @@ fn the_innermost_region_wins_and_the_outer_comes_back() {
         remove(number, inner);
         assert_eq!(find(inner.base()).unwrap().region, outer);
     }
-    // SAFETY: nobody uses the region.
+    // SAFETY: no thread uses the region.
     unsafe { outer_user.free(outer) }.unwrap();
 }
 
@@ -164,7 +164,7 @@ fn readers_race_with_churn_and_never_see_a_wrong_region() {
                 .collect();
             provider.next.store(0x10_1000, Ordering::Relaxed);
             for region in batch {
-                // SAFETY: nobody uses the region.
+                // SAFETY: no thread uses the region.
                 unsafe { upstream.free(region) }.unwrap();
             }
         }
@@ -216,7 +216,7 @@ fn a_region_that_waits_for_a_completion_counts_as_awaited_and_lost() {
         (held.blocks, held.regions, held.bytes, held.awaited_bytes, held.lost_bytes)
     };
     assert_eq!(sums(), (2, 0, 1024, 1024, 0));
-    // SAFETY: nobody uses the region.
+    // SAFETY: no thread uses the region.
     assert_eq!(unsafe { upstream.free(region) }, Ok(crate::held::Fate::Held));
     assert_eq!(sums(), (0, 1, 1024, 1024, 0));
     upstream.poll();
@@ -250,7 +250,7 @@ fn held_limit_counts_leased_bytes_and_not_awaited_ones() {
     assert_eq!(upstream.admit(), Err(Error::HeldLimit { held: 512, limit: 512 }));
     lease.0.store(false, Ordering::Relaxed);
     completion.0.store(0, Ordering::Relaxed);
-    // SAFETY: nobody uses the region.
+    // SAFETY: no thread uses the region.
     assert_eq!(unsafe { upstream.free(region) }, Ok(crate::held::Fate::Gone));
     assert_eq!(upstream.admit(), Ok(()));
 }
@@ -264,7 +264,7 @@ fn addresses_beyond_the_processs_own_have_no_owner() {
     }
 }
 
-/// Of the process's own space, as nobody maps it: what [`owner`] finds without a list, and what with one.
+/// In the process's own space, never mapped: what [`owner`] finds without and with a list.
 #[test]
 fn an_owner_is_that_of_the_region_around_the_address() {
     let provider = Numbers::new(107);

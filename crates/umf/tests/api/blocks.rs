@@ -1,6 +1,9 @@
 //! Blocks that borrow their pool and blocks that own a share of it; what the builder keeps.
 
+use std::sync::Arc;
+
 use umf::PoolStatistics;
+use umf::host::HostProvider;
 use umf::{Error, OwnedBlock, Pool};
 
 fn live(pool: &Pool) -> u64 {
@@ -10,7 +13,10 @@ fn live(pool: &Pool) -> u64 {
 
 #[test]
 fn owned_block_keeps_its_pool_and_is_freed_once() {
-    let pool = Pool::builder().name("owned").build().unwrap();
+    let provider = HostProvider::builder().build().unwrap();
+    // The pool has the provider until it is dropped.
+    let of_pool = Arc::downgrade(&provider);
+    let pool = Pool::builder().provider(provider).name("owned").build().unwrap();
     let observer = pool.clone();
     let owned: Vec<OwnedBlock> = (1..=10).map(|size| pool.allocate_owned(size * 1000).unwrap()).collect();
     let borrowed = pool.allocate(5000).unwrap();
@@ -27,8 +33,11 @@ fn owned_block_keeps_its_pool_and_is_freed_once() {
     });
     assert_eq!(thread.join().unwrap(), 55_000);
     assert_eq!(live(&observer), 1);
+    drop(observer);
+    converted.write(0, &[7; 100]).unwrap();
+    assert!(of_pool.upgrade().is_some());
     drop(converted);
-    assert_eq!(live(&observer), 0);
+    assert!(of_pool.upgrade().is_none());
 }
 
 #[test]
@@ -48,12 +57,16 @@ fn mapping_is_as_long_as_was_asked_for() {
 
 #[test]
 fn address_that_is_taken_out_of_an_owned_block_stays_allocated() {
-    let pool = Pool::builder().build().unwrap();
+    let provider = HostProvider::builder().build().unwrap();
+    let of_pool = Arc::downgrade(&provider);
+    let pool = Pool::builder().provider(provider).build().unwrap();
     let address = pool.allocate_owned(100).unwrap().into_address();
     assert_eq!(live(&pool), 1);
     // SAFETY: the block is live, and nothing uses it.
     unsafe { umf_core::pool::free(pool.as_core(), address) }.unwrap();
     assert_eq!(live(&pool), 0);
+    drop(pool);
+    assert!(of_pool.upgrade().is_none());
 }
 
 #[test]

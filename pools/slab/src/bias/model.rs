@@ -9,7 +9,7 @@ use loom::thread;
 use super::take_bias;
 use crate::section::model::{Flag, ModelLock, Reached, explore};
 use crate::section::{exit, try_enter};
-use crate::span::{LIVE, UNBIASED};
+use crate::span::{LIVE, UNOWNED};
 
 const OWNER: u32 = 1;
 
@@ -55,7 +55,7 @@ impl Span {
 
     /// A free by another thread.
     fn free_other(&self) -> bool {
-        if self.bias.load(Ordering::Acquire) != UNBIASED {
+        if self.bias.load(Ordering::Acquire) != UNOWNED {
             take_bias(
                 &self.lock,
                 |bias| self.bias.store(bias, Ordering::Release),

@@ -162,7 +162,7 @@ impl Disjoint {
         let smallest = smallest.clamp(SlabSettings::SMALLEST_BLOCK, SlabSettings::LARGEST_MIN_BLOCK);
         let largest = params.max_poolable_size.min(SlabSettings::LARGEST_POOLABLE);
         let settings = SlabSettings::new()
-            .name(&params.name.to_string_lossy())
+            .name(params.name.to_string_lossy())
             .slab_min_size(params.slab_min_size.clamp(1, SlabSettings::LARGEST_SLAB))
             .max_poolable_size(largest)
             .capacity(u32::try_from(params.capacity).unwrap_or(u32::MAX))

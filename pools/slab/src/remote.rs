@@ -1,0 +1,470 @@
+//! Remote frees: blocks that a thread frees in slabs of other owners.
+//!
+//! The states of a slab's blocks are changed by plain stores, by the thread that owns the slab. So
+//! another thread that frees a block does not free it. It asks the owner to.
+//!
+//! 1. The thread turns the state of the block from [`LIVE`] to [`REMOTE`], by compare-exchange. From
+//!    there on the block is not live: a second free is an error.
+//! 2. The address goes into the thread's open [`RemoteBatch`] for that owner: [`OpenBatches`].
+//! 3. A full batch goes into the owner's [`Inbox`], a stack: threads push by compare-exchange, and
+//!    all that it holds is taken out at once.
+//! 4. The owner drains its inbox before it looks for blocks elsewhere: see `settle`. It finds each
+//!    block again by its address, which is all that a batch holds.
+//!
+//! **Two frees of one block at the same time.** If the owner and another thread free a block in the
+//! same instant, the owner's plain store may overwrite [`REMOTE`]. Then both are told that they
+//! freed the block. It is in one bin only. The request that arrives finds another state than
+//! [`REMOTE`] and is dropped. A mark that is not from a request exists only while a thread undoes it
+//! (`unmark_remote`), which takes a second free of a block whose slab is gone. But for two such errors
+//! at once, none is lost and none is handed out twice.
+//!
+//! The functions that change words are generic, so that loom explores them: see `model`.
+
+#[cfg(test)]
+mod model;
+
+use core::cell::Cell;
+use core::mem::MaybeUninit;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use umf_sync::Lock;
+
+use crate::metadata::Arena;
+use crate::span::{EXPORTED, LIVE, REMOTE};
+
+// States.
+
+/// The state of a block. The model has words of its own.
+pub(crate) trait State {
+    fn load(&self, order: Ordering) -> u8;
+    fn store(&self, state: u8, order: Ordering);
+    fn compare_exchange(&self, current: u8, new: u8) -> Result<u8, u8>;
+}
+
+impl State for AtomicU8 {
+    #[inline(always)]
+    fn load(&self, order: Ordering) -> u8 {
+        self.load(order)
+    }
+
+    #[inline(always)]
+    fn store(&self, state: u8, order: Ordering) {
+        self.store(state, order);
+    }
+
+    #[inline(always)]
+    fn compare_exchange(&self, current: u8, new: u8) -> Result<u8, u8> {
+        self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+    }
+}
+
+/// Frees a block of an own slab; `false` if its state is not exactly [`LIVE`]. Inside the section of
+/// the owner, or while that is revoked.
+#[inline(always)]
+pub(crate) fn free_own(state: &impl State) -> bool {
+    let is_live = state.load(Ordering::Relaxed) == LIVE;
+    if is_live {
+        state.store(0, Ordering::Release);
+    }
+    is_live
+}
+
+/// Marks a block of another owner's slab as freed; `false` if its state is not exactly [`LIVE`].
+#[inline(always)]
+pub(crate) fn mark_remote(state: &impl State) -> bool {
+    state.compare_exchange(LIVE, REMOTE).is_ok()
+}
+
+/// Undoes [`mark_remote`], for a thread that met a span that was filled anew.
+#[cold]
+pub(crate) fn unmark_remote(state: &impl State) {
+    let _ = state.compare_exchange(REMOTE, LIVE);
+}
+
+/// Frees a block that was marked; `false` if it is not marked. The calling thread may put blocks
+/// into the slab's bitmap or into its owner's bin.
+#[inline(always)]
+pub(crate) fn settle(state: &impl State) -> bool {
+    let is_remote = state.load(Ordering::Acquire) == REMOTE;
+    if is_remote {
+        state.store(0, Ordering::Release);
+    }
+    is_remote
+}
+
+/// Replaces a state for which `new` returns one, and returns what it was. Exact for an exported
+/// block, whose state no thread changes by a plain store; for others if no thread does meanwhile.
+pub(crate) fn exchange(state: &impl State, new: impl Fn(u8) -> Option<u8>) -> Option<u8> {
+    let mut old = state.load(Ordering::Acquire);
+    loop {
+        match state.compare_exchange(old, new(old)?) {
+            Ok(old) => return Some(old),
+            Err(now) => old = now,
+        }
+    }
+}
+
+/// Flags a live block as exported; `false` if it is not live. No thread changes the state by plain
+/// stores meanwhile.
+pub(crate) fn mark_exported(state: &impl State) -> bool {
+    exchange(state, |old| (old & LIVE != 0).then_some(old | EXPORTED)).is_some()
+}
+
+/// Clears the state of a live block, and returns what it was. As [`exchange`].
+pub(crate) fn clear(state: &impl State) -> Option<u8> {
+    exchange(state, |old| (old & LIVE != 0).then_some(0))
+}
+
+// Batches.
+
+/// The most addresses in a batch, which takes 512 bytes.
+const ROOM: usize = 54;
+/// What an address counts at least, in bytes, among what waits for an owner: the batch is memory, too.
+const LEAST_WEIGHT: u64 = 512;
+
+/// The owner that is written in a batch whose blocks have several.
+pub(crate) const MIXED: u32 = u32::MAX;
+
+/// The contents of a batch, in a run of the pool's metadata.
+#[repr(C, align(64))]
+pub(crate) struct Content {
+    next: Cell<*mut Content>,
+    /// As [`crate::span::thread_word`] writes it, 0 for slabs without owner, or [`MIXED`].
+    owner: u32,
+    len: u32,
+    /// Bytes of the blocks.
+    bytes: u64,
+    addresses: [MaybeUninit<u64>; ROOM],
+    /// The classes of the blocks.
+    classes: [u8; ROOM],
+}
+
+const _: () = assert!(size_of::<Content>() == 512);
+
+/// Addresses of freed blocks for one owner. The value owns its contents.
+pub(crate) struct RemoteBatch(NonNull<Content>);
+
+// SAFETY: the content is this value's alone, and belongs to the pool's metadata, which goes along.
+unsafe impl Send for RemoteBatch {}
+
+impl RemoteBatch {
+    const BYTES: usize = size_of::<Content>();
+
+    fn content(&self) -> &Content {
+        // SAFETY: `Batches::empty` filled it in; this value alone refers to it.
+        unsafe { self.0.as_ref() }
+    }
+
+    fn content_mut(&mut self) -> &mut Content {
+        // SAFETY: as in `content`.
+        unsafe { self.0.as_mut() }
+    }
+
+    /// Returns the owner for which it is.
+    #[inline(always)]
+    pub(crate) fn owner(&self) -> u32 {
+        self.content().owner
+    }
+
+    pub(crate) fn set_owner(&mut self, owner: u32) {
+        self.content_mut().owner = owner;
+    }
+
+    /// Returns whether there is room for one more block, with at most `max` bytes then or one block.
+    #[inline(always)]
+    pub(crate) fn fits(&self, size: usize, max: usize) -> bool {
+        let content = self.content();
+        (content.len as usize) < ROOM && (content.bytes + size as u64 <= max as u64 || content.len == 0)
+    }
+
+    /// Returns the bytes of its blocks.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.content().bytes
+    }
+
+    /// Returns what it counts among what waits for an owner, in bytes.
+    fn weight(&self) -> u64 {
+        self.bytes().max(u64::from(self.content().len) * LEAST_WEIGHT)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.content().len == 0
+    }
+
+    /// Puts the address of a block of `size` bytes in, if it [`RemoteBatch::fits`].
+    #[inline(always)]
+    pub(crate) fn push(&mut self, address: u64, class: usize, size: usize) {
+        let content = self.content_mut();
+        let place = content.len as usize;
+        if let Some((slot, known)) = content.addresses.get_mut(place).zip(content.classes.get_mut(place)) {
+            slot.write(address);
+            *known = class as u8;
+            content.len += 1;
+            content.bytes += size as u64;
+        }
+    }
+
+    pub(crate) fn addresses(&self) -> &[u64] {
+        let content = self.content();
+        // SAFETY: the first `len` were written.
+        unsafe { core::slice::from_raw_parts(content.addresses.as_ptr().cast(), content.len as usize) }
+    }
+
+    /// Keeps the addresses for which `keep`, which is told the class, returns `true`. The bytes stay.
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(u64, usize) -> bool) {
+        let mut left = 0;
+        for place in 0..self.addresses().len() {
+            let (address, class) = (self.addresses()[place], self.content().classes[place]);
+            if keep(address, usize::from(class)) {
+                let content = self.content_mut();
+                content.addresses[left].write(address);
+                content.classes[left] = class;
+                left += 1;
+            }
+        }
+        self.content_mut().len = left as u32;
+    }
+}
+
+/// Batches as a stack.
+#[derive(Default)]
+pub(crate) struct Chain(Option<RemoteBatch>);
+
+impl Chain {
+    pub(crate) const EMPTY: Self = Self(None);
+
+    pub(crate) fn push(&mut self, batch: RemoteBatch) {
+        let next = self.0.take().map_or(ptr::null_mut(), |next| next.0.as_ptr());
+        batch.content().next.set(next);
+        self.0 = Some(batch);
+    }
+
+    pub(crate) fn append(&mut self, mut others: Self) {
+        while let Some(batch) = others.pop() {
+            self.push(batch);
+        }
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<RemoteBatch> {
+        let batch = self.0.take()?;
+        self.0 = NonNull::new(batch.content().next.get()).map(RemoteBatch);
+        Some(batch)
+    }
+}
+
+/// The batches of a pool that are not in use.
+pub(crate) struct Batches(Lock<Chain>);
+
+impl Batches {
+    pub(crate) const fn new() -> Self {
+        Self(Lock::new(Chain::EMPTY))
+    }
+
+    /// Returns an empty batch for an owner, unless there is no memory for one.
+    pub(crate) fn empty(&self, runs: &Arena, owner: u32) -> Option<RemoteBatch> {
+        let batch = self.0.lock().pop();
+        let mut batch = match batch {
+            Some(batch) => batch,
+            None => {
+                let (_, place) = runs.allocate(RemoteBatch::BYTES).ok()?;
+                let place = place.cast::<Content>();
+                // SAFETY: the run is of that size, aligned to a cache line, and stays the batch's.
+                // Addresses beyond the length are not read.
+                unsafe {
+                    (&raw mut (*place.as_ptr()).next).write(Cell::new(ptr::null_mut()));
+                    (&raw mut (*place.as_ptr()).len).write(0);
+                    (&raw mut (*place.as_ptr()).bytes).write(0);
+                    (&raw mut (*place.as_ptr()).classes).write([0; ROOM]);
+                }
+                RemoteBatch(place)
+            }
+        };
+        batch.set_owner(owner);
+        Some(batch)
+    }
+
+    /// Takes a batch back.
+    pub(crate) fn recycle(&self, mut batch: RemoteBatch) {
+        let content = batch.content_mut();
+        (content.len, content.bytes) = (0, 0);
+        self.0.lock().push(batch);
+    }
+}
+
+/// Owners for which a thread fills batches at one time.
+const OPEN: usize = 64;
+
+/// The batches that a thread fills, by owner. Owners that share a place share a batch, which is [`MIXED`]
+/// then. Touched inside the section of the heap.
+pub(crate) struct OpenBatches([Cell<Option<RemoteBatch>>; OPEN]);
+
+impl OpenBatches {
+    #[inline(always)]
+    fn slot(&self, owner: u32) -> &Cell<Option<RemoteBatch>> {
+        &self.0[owner as usize % OPEN]
+    }
+
+    /// Puts the address of a block, of a class and size, into the batch for an owner, if there is one with
+    /// room, at most `max` bytes, and `mark` marks the block.
+    #[inline(always)]
+    pub(crate) fn add(
+        &self,
+        owner: u32,
+        (address, class, size): (u64, usize, usize),
+        max: usize,
+        mark: impl FnOnce() -> bool,
+    ) -> bool {
+        let slot = self.slot(owner);
+        let Some(mut batch) = slot.take() else { return false };
+        let is_added = batch.fits(size, max) && mark();
+        if is_added {
+            if batch.owner() != owner {
+                batch.set_owner(MIXED);
+            }
+            batch.push(address, class, size);
+        }
+        slot.set(Some(batch));
+        is_added
+    }
+
+    /// Sets the batch that is filled for an owner, and returns what was in its place.
+    pub(crate) fn set(&self, owner: u32, batch: RemoteBatch) -> Option<RemoteBatch> {
+        self.slot(owner).replace(Some(batch))
+    }
+
+    /// Takes the batch out that is in the place of an owner.
+    pub(crate) fn take(&self, owner: u32) -> Option<RemoteBatch> {
+        self.slot(owner).take()
+    }
+
+    /// Takes all batches out.
+    pub(crate) fn take_all(&self) -> Chain {
+        let mut all = Chain::EMPTY;
+        self.0.iter().filter_map(Cell::take).for_each(|batch| all.push(batch));
+        all
+    }
+}
+
+// Inboxes.
+
+/// The words of an inbox. The model has words of its own.
+pub(crate) trait Stack {
+    type Batch: Copy;
+    fn head(&self) -> Self::Batch;
+    fn set_next(&self, batch: Self::Batch, next: Self::Batch);
+    /// Replaces the head, by an exchange that acquires and releases.
+    fn exchange_head(&self, head: Self::Batch, new: Self::Batch) -> bool;
+    /// Leaves no batch, by an exchange that acquires and releases, and returns the head.
+    fn take_head(&self) -> Self::Batch;
+    /// Returns whether the thread of the inbox has ended.
+    fn is_abandoned(&self) -> bool;
+    fn abandon(&self);
+}
+
+/// Puts a batch into an inbox. Returns whether its thread has ended: then the calling thread drains
+/// it.
+pub(crate) fn push<S: Stack>(inbox: &S, batch: S::Batch) -> bool {
+    loop {
+        let head = inbox.head();
+        inbox.set_next(batch, head);
+        if inbox.exchange_head(head, batch) {
+            // If the ending thread has taken the head before, the exchange has read what that wrote,
+            // and this reads that the inbox is abandoned.
+            return inbox.is_abandoned();
+        }
+    }
+}
+
+/// Marks the inbox of a thread that ends, which drains it afterwards.
+pub(crate) fn abandon(inbox: &impl Stack) {
+    inbox.abandon();
+}
+
+/// The batches that other threads have sent to the owner of a heap.
+pub(crate) struct Inbox {
+    head: AtomicPtr<Content>,
+    /// The weight of the batches, or more.
+    pending: AtomicU64,
+    /// 1: the thread ended, and no thread has its number now.
+    abandoned: AtomicU32,
+}
+
+impl Stack for Inbox {
+    type Batch = *mut Content;
+
+    fn head(&self) -> *mut Content {
+        self.head.load(Ordering::Relaxed)
+    }
+
+    fn set_next(&self, batch: *mut Content, next: *mut Content) {
+        // SAFETY: the caller of `Inbox::push` has the batch.
+        unsafe { (*batch).next.set(next) };
+    }
+
+    fn exchange_head(&self, head: *mut Content, new: *mut Content) -> bool {
+        self.head.compare_exchange(head, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn take_head(&self) -> *mut Content {
+        self.head.swap(ptr::null_mut(), Ordering::AcqRel)
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed) != 0
+    }
+
+    fn abandon(&self) {
+        self.abandoned.store(1, Ordering::Relaxed);
+    }
+}
+
+impl Inbox {
+    /// Puts a batch in. Returns whether the calling thread is to drain the inbox: its thread has
+    /// ended, or batches of `max` bytes wait, so that it does not seem to do so.
+    pub(crate) fn push(&self, batch: RemoteBatch, max: u64) -> bool {
+        let weight = batch.weight();
+        let before = self.pending.fetch_add(weight, Ordering::Relaxed);
+        push(self, batch.0.as_ptr()) || before + weight >= max
+    }
+
+    /// Takes all batches out.
+    pub(crate) fn take_all(&self) -> Chain {
+        let head = self.take_head();
+        let (mut weight, mut batch) = (0, head);
+        while let Some(content) = NonNull::new(batch) {
+            let content = RemoteBatch(content);
+            weight += content.weight();
+            batch = content.content().next.get();
+        }
+        self.pending.fetch_sub(weight, Ordering::Relaxed);
+        Chain(NonNull::new(head).map(RemoteBatch))
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head().is_null()
+    }
+
+    /// Returns the weight of the batches, roughly.
+    pub(crate) fn pending(&self) -> u64 {
+        self.pending.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the thread has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.is_abandoned()
+    }
+
+    /// Marks the inbox as that of a thread that ends. The thread drains it afterwards.
+    pub(crate) fn end(&self) {
+        abandon(self);
+    }
+
+    /// A new thread has the number of one that ended.
+    pub(crate) fn reopen(&self) {
+        if self.is_abandoned() {
+            self.abandoned.store(0, Ordering::Relaxed);
+        }
+    }
+}

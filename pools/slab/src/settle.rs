@@ -1,0 +1,472 @@
+//! From batches of remote frees to bins and bitmaps: sending, draining and forwarding.
+//!
+//! See `remote` for the states and the batches. A batch reaches
+//!
+//! - the owner, which drains its inbox when a bin is empty: `drain_own`;
+//! - a thread that reaches into the heap of the owner, whose section is revoked then: `reach_in`. It
+//!   does so if the owner has ended, if too much waits for it, if the calling thread would have to
+//!   make a slab otherwise, and if the pool is trimmed;
+//! - the sender itself, if the slabs are unowned: `settle`.
+//!
+//! A slab may have another owner by then. What the calling thread cannot settle is sorted by owner
+//! and sent again: [`Work`].
+
+use core::sync::atomic::Ordering;
+
+use umf_core::Address;
+use umf_os::clock;
+
+use crate::SlabPool;
+use crate::central::Slabs;
+use crate::classes::MAX_CLASSES;
+use crate::heap::Heap;
+use crate::registry::is_thread_ending;
+use crate::remote::{self, Chain, MIXED, RemoteBatch};
+use crate::span::{Entry, Place, REMOTE, Span, UNOWNED, thread_word};
+
+/// What remains to be done outside of sections and locks.
+pub(crate) struct Work {
+    /// Batches to be sent, by their owners.
+    pub(crate) batches: Chain,
+    /// Slabs that are to be taken apart: see [`Slabs::trim`].
+    pub(crate) emptied: u32,
+    /// Bytes that came back to the shared lists, or wait for owners.
+    pub(crate) bytes: usize,
+    /// The classes of blocks that came back to their slabs.
+    classes: [u64; MAX_CLASSES / 64],
+    /// A block that was freed twice.
+    late: Option<Address>,
+}
+
+impl Work {
+    pub(crate) const fn new() -> Self {
+        Self { batches: Chain::EMPTY, emptied: 0, bytes: 0, classes: [0; MAX_CLASSES / 64], late: None }
+    }
+}
+
+impl SlabPool {
+    // Sending.
+
+    /// Puts the address of a block that was marked as [`REMOTE`] into the calling thread's batch for
+    /// the owner, and counts the free unless `is_counted`. The calling thread is outside of its
+    /// section, and holds no lock.
+    pub(crate) fn add_remote(&self, class: usize, owner: u32, address: Address, is_counted: bool) {
+        let runs = &self.back.meta.runs;
+        let Some((_, heap)) = self.heaps.own_with_bin(class, runs) else {
+            if !is_counted {
+                self.heaps.count_free(class, runs);
+            }
+            return self.send_alone(owner, class, address);
+        };
+        let block = (address.to_bits(), class, self.heaps.classes.size(class));
+        loop {
+            let taken = {
+                let _section = self.heaps.enter(heap);
+                if heap.open.add(owner, block, self.heaps.max_remote_batch(), || true) {
+                    if !is_counted {
+                        heap.bin(class).count_free();
+                    }
+                    return;
+                }
+                heap.open.take(owner)
+            };
+            taken.into_iter().for_each(|batch| self.send(batch));
+            let Some(batch) = self.batches.empty(runs, owner) else {
+                if !is_counted {
+                    self.heaps.count_free(class, runs);
+                }
+                return self.settle_alone(class, address);
+            };
+            let other = {
+                let _section = self.heaps.enter(heap);
+                heap.open.set(owner, batch)
+            };
+            // A provider that frees blocks of this very pool was called meanwhile.
+            other.into_iter().for_each(|batch| self.send(batch));
+        }
+    }
+
+    /// Sends an address in a batch of its own, for a thread without a heap.
+    fn send_alone(&self, owner: u32, class: usize, address: Address) {
+        match self.batches.empty(&self.back.meta.runs, owner) {
+            Some(mut batch) => {
+                batch.push(address.to_bits(), class, self.heaps.classes.size(class));
+                self.send(batch);
+            }
+            None => self.settle_alone(class, address),
+        }
+    }
+
+    /// Sends a batch to its owner. As [`SlabPool::finish`].
+    pub(crate) fn send(&self, batch: RemoteBatch) {
+        let mut work = Work::new();
+        work.batches.push(batch);
+        self.finish(work);
+    }
+
+    /// Does what remains. The calling thread is outside of its section, and holds no lock.
+    pub(crate) fn finish(&self, mut work: Work) {
+        while let Some(batch) = work.batches.pop() {
+            match batch.owner() {
+                _ if batch.is_empty() => self.batches.recycle(batch),
+                MIXED => self.sort(batch, &mut work),
+                UNOWNED => self.settle(batch, UNOWNED, &mut work),
+                owner => {
+                    let Some(heap) = self.heaps.get(owner - 1) else { continue };
+                    work.bytes += batch.bytes() as usize;
+                    if heap.inbox.push(batch, self.heaps.max_pending()) {
+                        self.reach_in(owner - 1, None, &mut work);
+                    }
+                }
+            }
+        }
+        if work.bytes > 0 {
+            self.after_return();
+        }
+        self.remove_slabs(work.emptied);
+        if work.bytes > 0 {
+            self.apply_policy(work.bytes);
+        }
+        if let Some(address) = work.late {
+            self.report_late(address);
+        }
+    }
+
+    /// Puts batches into the inboxes of their owners, which the caller drains. Others are left in
+    /// `work`.
+    pub(crate) fn deliver(&self, mut batches: Chain, work: &mut Work) {
+        while let Some(batch) = batches.pop() {
+            match batch.owner().checked_sub(1).and_then(|index| self.heaps.get(index)) {
+                Some(heap) if !batch.is_empty() => {
+                    heap.inbox.push(batch, u64::MAX);
+                }
+                _ => work.batches.push(batch),
+            }
+        }
+    }
+
+    /// Returns the block of a slab that begins at an address.
+    fn locate_small(&self, address: u64) -> Option<Place<'_>> {
+        let place = self.back.meta.locate_start(Address::from_bits(address))?;
+        place.span.is_slab().then_some(place)
+    }
+
+    /// Makes a batch for the owner of the first block, and one of the rest.
+    fn sort(&self, mut batch: RemoteBatch, work: &mut Work) {
+        let (mut first, mut rest) = (None, None);
+        batch.retain(|address, class| {
+            let place = self.locate_small(address);
+            let Some(place) = place.filter(|place| place.state.load(Ordering::Acquire) == REMOTE) else {
+                self.note_late(address, class, work);
+                return false;
+            };
+            let owner = place.span.owner.load(Ordering::Acquire);
+            if *first.get_or_insert(owner) == owner {
+                return true;
+            }
+            rest = rest.take().or_else(|| self.batches.empty(&self.back.meta.runs, MIXED));
+            match &mut rest {
+                Some(rest) => rest.push(address, class, self.heaps.classes.size(class)),
+                None => self.settle_alone(class, Address::from_bits(address)),
+            }
+            false
+        });
+        batch.set_owner(first.unwrap_or(UNOWNED));
+        work.batches.push(batch);
+        rest.into_iter().for_each(|rest| work.batches.push(rest));
+    }
+
+    // Settling.
+
+    /// Puts the blocks of a batch into the bitmaps of slabs that are unowned or `owner`'s, as
+    /// [`Slabs::put_block`] says. Others are left in `work`.
+    pub(crate) fn settle(&self, mut batch: RemoteBatch, owner: u32, work: &mut Work) {
+        let mut locked: Option<(usize, Slabs<'_>)> = None;
+        let mut left = false;
+        batch.retain(|address, class| {
+            // The block that was freed is of that class.
+            let Some(place) = self.locate_small(address).filter(|place| place.span.class() == class) else {
+                self.note_late(address, class, work);
+                return false;
+            };
+            if locked.as_ref().is_none_or(|(of, _)| *of != class) {
+                self.unlock(locked.take(), work);
+                locked = Some((class, self.central(class)));
+            }
+            let Some((_, slabs)) = &mut locked else { return true };
+            let now = place.span.owner.load(Ordering::Relaxed);
+            if now != UNOWNED && now != owner {
+                left = true;
+                return true;
+            }
+            if place.is_current() && remote::settle(place.state) {
+                slabs.put_block(&place, owner);
+                work.bytes += place.span.block() as usize;
+                work.classes[class / 64] |= 1 << (class % 64);
+            } else {
+                self.note_late(address, class, work);
+            }
+            false
+        });
+        self.unlock(locked, work);
+        if left {
+            batch.set_owner(MIXED);
+            work.batches.push(batch);
+        } else {
+            self.batches.recycle(batch);
+        }
+    }
+
+    /// Unlocks the slabs of a class. Empty ones beyond those that are kept are left in `work`.
+    fn unlock(&self, locked: Option<(usize, Slabs<'_>)>, work: &mut Work) {
+        if let Some((_, mut slabs)) = locked {
+            slabs.trim(self.settings.capacity, &mut work.emptied);
+        }
+    }
+
+    /// Puts one block into its slab's bitmap, whatever the owner of the slab.
+    #[cold]
+    fn settle_alone(&self, class: usize, address: Address) {
+        let mut work = Work::new();
+        match self.locate_small(address.to_bits()) {
+            Some(place) => {
+                let settled = self.exclusively(&place, |slabs, owner| {
+                    let settled = place.is_current() && remote::settle(place.state);
+                    if settled {
+                        slabs.put_block(&place, owner);
+                        slabs.trim(self.settings.capacity, &mut work.emptied);
+                    }
+                    settled
+                });
+                if !settled {
+                    self.note_late(address.to_bits(), class, &mut work);
+                }
+            }
+            None => self.note_late(address.to_bits(), class, &mut work),
+        }
+        self.finish(work);
+    }
+
+    /// Puts one block into the bitmap of the calling thread's slab, or of that of the owner that it
+    /// has by now. The calling thread is outside of its section, and holds no lock.
+    pub(crate) fn settle_own(&self, index: u32, heap: &Heap, class: usize, address: Address) {
+        let Some(mut batch) = self.batches.empty(&self.back.meta.runs, MIXED) else {
+            return self.settle_alone(class, address);
+        };
+        batch.push(address.to_bits(), class, self.heaps.classes.size(class));
+        let mut work = Work::new();
+        {
+            let _section = self.heaps.enter(heap);
+            self.settle(batch, thread_word(index), &mut work);
+        }
+        self.finish(work);
+    }
+
+    /// Runs `change` while no thread changes states of the slab by plain stores, with the lock of the
+    /// class, and with the owner whose thread stays outside of its section. The calling thread is
+    /// outside of its own, and holds no lock. The slab may have been taken apart.
+    pub(crate) fn exclusively<R>(
+        &self,
+        place: &Place<'_>,
+        mut change: impl FnMut(&mut Slabs<'_>, u32) -> R,
+    ) -> R {
+        let span: &Span = place.span;
+        loop {
+            let owner = span.owner.load(Ordering::Acquire);
+            let mut run = || {
+                let mut slabs = self.central(span.class());
+                let now = span.owner.load(Ordering::Acquire);
+                (now == UNOWNED || now == owner || !place.is_current()).then(|| change(&mut slabs, owner))
+            };
+            let heap = owner.checked_sub(1).and_then(|index| Some((index, self.heaps.get(index)?)));
+            let done = match heap {
+                Some((index, heap)) => self.heaps.reach(index, heap, run),
+                None => run(),
+            };
+            if let Some(done) = done {
+                return done;
+            }
+        }
+    }
+
+    // Draining.
+
+    /// Drains the calling thread's inbox into its bins, and what has no room there into bitmaps. The
+    /// calling thread is outside of its section, and holds no lock.
+    pub(crate) fn drain_own(&self, index: u32, heap: &Heap) {
+        if heap.inbox.is_empty() {
+            return;
+        }
+        let mut work = Work::new();
+        {
+            let _section = self.heaps.enter(heap);
+            let mut batches = heap.inbox.take_all();
+            while let Some(batch) = batches.pop() {
+                self.drain(index, heap, batch, &mut work);
+            }
+        }
+        self.finish(work);
+    }
+
+    /// Drains a batch. Inside.
+    fn drain(&self, index: u32, heap: &Heap, mut batch: RemoteBatch, work: &mut Work) {
+        batch.retain(|address, _| {
+            let Some((state, place)) = heap.lookaside.find(Address::from_bits(address)) else { return true };
+            let bin = heap.bin_at(place);
+            // SAFETY: the lookaside cache has slabs of this thread, which are in use.
+            let settled = bin.weight() == 0 && !bin.is_full() && remote::settle(unsafe { state.as_ref() });
+            if settled {
+                // SAFETY: it is not full.
+                unsafe { bin.receive(Entry::new(address, state)) };
+            }
+            !settled
+        });
+        // Once: a bin that cannot grow would take the room of all other classes.
+        let mut may_widen = true;
+        batch.retain(|address, class| {
+            let Some(place) = self.locate_small(address) else { return true };
+            let is_own = place.span.owner.load(Ordering::Acquire) == thread_word(index);
+            if !is_own || place.span.class() != class {
+                return true;
+            }
+            let bin = heap.bin(class);
+            if bin.is_full() && core::mem::take(&mut may_widen) {
+                self.heaps.widen(heap, class);
+            }
+            let settled = !bin.is_full() && remote::settle(place.state);
+            if settled {
+                // SAFETY: it is not full.
+                unsafe { bin.receive(place.entry(Address::from_bits(address))) };
+            }
+            !settled
+        });
+        if batch.is_empty() {
+            self.batches.recycle(batch);
+        } else {
+            self.settle(batch, thread_word(index), work);
+        }
+    }
+
+    /// Drains the inbox of a heap into bitmaps, while its section is revoked, or in its thread,
+    /// inside.
+    pub(crate) fn drain_reached(&self, index: u32, heap: &Heap, work: &mut Work) {
+        let mut batches = heap.inbox.take_all();
+        while let Some(batch) = batches.pop() {
+            self.settle(batch, thread_word(index), work);
+        }
+    }
+
+    /// Drains the inbox of thread number `index`, while that stays outside of its section, and takes its
+    /// slabs with free blocks from it, of the classes of what was drained and of `class`. The calling
+    /// thread is outside of its section, and holds no lock.
+    #[cold]
+    fn reach_in(&self, index: u32, class: Option<usize>, work: &mut Work) {
+        let Some(heap) = self.heaps.get(index) else { return };
+        self.heaps.reach(index, heap, || {
+            work.classes = [0; MAX_CLASSES / 64];
+            self.drain_reached(index, heap, work);
+            // What the bins of a thread of the parent hold is lost, in a forked child.
+            if heap.of_parent.load(Ordering::Relaxed) {
+                return;
+            }
+            let drained = work.classes;
+            let was_drained = |other: &usize| drained[other / 64] & (1 << (other % 64)) != 0;
+            for class in
+                self.heaps.classes.small().filter(|other| class == Some(*other) || was_drained(other))
+            {
+                self.empty_bin(index, heap, class, usize::MAX, work);
+                self.central(class).abandon(index, false);
+            }
+        });
+    }
+
+    /// Reaches into the heap of another thread than number `own` for which much waits, and takes its
+    /// slabs of a class with free blocks from it; `false` if there is none.
+    pub(crate) fn reach_into_idle(&self, own: u32, class: usize) -> bool {
+        let waits = |heap: &Heap| {
+            let many = if heap.inbox.has_ended() { 1 } else { self.heaps.many_pending() };
+            !heap.inbox.is_empty() && heap.inbox.pending() >= many
+        };
+        let Some((index, _)) = self.heaps.iter().find(|&(index, heap)| index != own && waits(heap)) else {
+            return false;
+        };
+        let mut work = Work::new();
+        self.reach_in(index, Some(class), &mut work);
+        self.finish(work);
+        true
+    }
+
+    /// Sends what the calling thread has freed of other owners.
+    pub(crate) fn send_open(&self, heap: &Heap) {
+        let mut work = Work::new();
+        work.batches = {
+            let _section = self.heaps.enter(heap);
+            heap.open.take_all()
+        };
+        self.finish(work);
+    }
+
+    /// Settles what the calling thread has freed in unowned slabs; `false` if that is nothing.
+    pub(crate) fn settle_unowned(&self, heap: &Heap) -> bool {
+        let batch = {
+            let _section = self.heaps.enter(heap);
+            heap.open.take(UNOWNED)
+        };
+        let Some(batch) = batch else { return false };
+        let any = !batch.is_empty();
+        self.send(batch);
+        any
+    }
+
+    /// Drains the inboxes of threads of the parent, in a forked child.
+    pub(crate) fn drain_lost(&self, work: &mut Work) {
+        for (index, heap) in self.heaps.iter() {
+            if heap.of_parent.load(Ordering::Relaxed) && !heap.inbox.is_empty() {
+                self.reach_in(index, None, work);
+            }
+        }
+    }
+
+    /// Puts the oldest blocks of a small class into the bitmaps of their slabs, up to `n`. Inside, or
+    /// while revoked.
+    pub(crate) fn empty_bin(&self, index: u32, heap: &Heap, class: usize, n: usize, work: &mut Work) {
+        let mut left = n;
+        while left > 0 {
+            let evicted = heap.evict(class, left);
+            let entries = evicted.entries();
+            if entries.is_empty() {
+                return;
+            }
+            left -= entries.len().min(left);
+            let mut slabs = self.central(class);
+            slabs.put(entries, thread_word(index));
+            slabs.trim(self.settings.capacity, &mut work.emptied);
+            work.bytes += entries.len() * self.heaps.classes.size(class);
+        }
+    }
+
+    // Late requests.
+
+    /// Counts a request whose block was not [`REMOTE`]: another thread freed it in the same instant.
+    #[cold]
+    fn note_late(&self, address: u64, class: usize, work: &mut Work) {
+        self.heaps.count_late(class);
+        work.late = Some(Address::from_bits(address));
+    }
+
+    /// Reports a block that was freed twice, at most once in [`REPORTS`] milliseconds.
+    #[cold]
+    fn report_late(&self, address: Address) {
+        /// Milliseconds.
+        const REPORTS: u64 = 1000;
+        let now = u64::try_from(clock::coarse().as_millis()).unwrap_or(u64::MAX);
+        let due = self.late_report_due.load(Ordering::Relaxed);
+        if now >= due && !is_thread_ending() {
+            self.late_report_due.store(now.saturating_add(REPORTS), Ordering::Relaxed);
+            self.back.trace.late_double_free(address, self.heaps.late());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,583 @@
+//! Blocks that threads free which do not own their slabs.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests, and one reads the environment")]
+
+use core::fmt::{Debug, Write};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
+
+use tracing::field::Field;
+use tracing::{Event, Level, Metadata, Subscriber, span};
+use umf_core::{Address, DeferredFree, Error, Layout, Pool};
+use umf_testkit::Borrower;
+use umf_testkit::pool::{Numbers, Pages, Token};
+
+use crate::span::LIVE;
+use crate::{SlabPool, SlabSettings};
+
+const SIZES: [usize; 4] = [24, 700, 4000, 50_000];
+
+fn pool() -> Arc<SlabPool> {
+    SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap()
+}
+
+fn allocate(pool: &SlabPool, size: usize) -> Address {
+    pool.allocate(Layout::new(size, 8).unwrap()).unwrap()
+}
+
+fn free(pool: &SlabPool, address: Address) -> umf_core::Result<()> {
+    // SAFETY: no thread uses the memory of these tests' blocks; a second free is an error.
+    unsafe { pool.free(address) }
+}
+
+fn free_all(pool: &SlabPool, blocks: impl IntoIterator<Item = Address>) {
+    blocks.into_iter().for_each(|address| free(pool, address).unwrap());
+}
+
+/// Runs `run` beside a thread that owns what `take` takes, and that is idle meanwhile.
+fn beside_owner<R: Send>(take: impl FnOnce() -> R + Send, run: impl FnOnce(R)) {
+    let (taken, take_over) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let owner = scope.spawn(move || {
+            taken.send(take()).unwrap();
+            let _ = ended.recv();
+        });
+        run(take_over.recv().unwrap());
+        drop(end);
+        // Joined, so that its heap is empty when this ends.
+        owner.join().unwrap();
+    });
+}
+
+fn assert_unused(pool: &SlabPool) {
+    let statistics = pool.statistics();
+    assert_eq!((statistics.live_blocks, statistics.live_bytes), (0, 0));
+    assert_eq!(statistics.allocations, statistics.frees);
+    pool.trim(0).unwrap();
+    assert_eq!(pool.statistics().reserved_bytes, 0);
+}
+
+/// The owner and another thread free one block in the same instant. Both may succeed; the block is
+/// handed out once, and each free that is one too many is counted.
+#[test]
+fn block_that_owner_and_stranger_free_is_handed_out_once() {
+    const RACES: usize = 50_000;
+    const BLOCKS: usize = 100;
+    let pool = pool();
+    let mut both = 0;
+    for round in 0..RACES / BLOCKS {
+        let size = SIZES[round % 3];
+        let blocks: Vec<Address> = (0..BLOCKS).map(|_| allocate(&pool, size)).collect();
+        let arrived = AtomicUsize::new(0);
+        let race = || {
+            let mut won = 0;
+            for (turn, &address) in (1..).zip(&blocks) {
+                arrived.fetch_add(1, Ordering::AcqRel);
+                let mut spins = 0_u32;
+                while arrived.load(Ordering::Acquire) < 2 * turn {
+                    spins += 1;
+                    if spins.is_multiple_of(4096) {
+                        std::thread::yield_now();
+                    }
+                }
+                match free(&pool, address) {
+                    Ok(()) => won += 1,
+                    Err(Error::NotAllocated { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            won
+        };
+        let won = std::thread::scope(|scope| {
+            let other = scope.spawn(race);
+            race() + other.join().unwrap()
+        });
+        assert!((BLOCKS..=2 * BLOCKS).contains(&won));
+        both += won - BLOCKS;
+        let mut again: Vec<Address> = (0..2 * BLOCKS).map(|_| allocate(&pool, size)).collect();
+        assert_eq!(again.iter().collect::<BTreeSet<_>>().len(), again.len(), "handed out twice");
+        free_all(&pool, again.drain(..));
+        // What the other thread has sent is drained here at the latest.
+        let (index, heap) = pool.heaps.own().unwrap();
+        pool.drain_own(index, heap);
+        let statistics = pool.statistics();
+        assert_eq!((statistics.late_double_frees, statistics.live_blocks), (both as u64, 0));
+    }
+    println!("{both} of {RACES} races had two winners");
+    assert_unused(&pool);
+}
+
+/// Collects what warnings say.
+struct Warnings(Mutex<Vec<String>>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = String::new();
+        event.record(&mut |field: &Field, value: &dyn Debug| {
+            let _ = write!(text, "{field}={value:?} ");
+        });
+        self.0.lock().unwrap().push(text);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// Late double frees are counted and logged. Several at one time are logged once, with their number.
+#[test]
+fn late_double_frees_are_logged_and_counted() {
+    const MANY: usize = 3;
+    let pool = pool();
+    let blocks: Vec<Address> = (0..MANY).map(|_| allocate(&pool, 100)).collect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| free_all(&pool, blocks.iter().copied())).join().unwrap();
+    });
+    for &address in &blocks {
+        assert!(matches!(free(&pool, address), Err(Error::NotAllocated { .. })));
+        // The owner's free, that has read the state before the other thread wrote it.
+        let place = pool.back.meta.locate_start(address).unwrap();
+        place.state.store(LIVE, Ordering::Release);
+        free(&pool, address).unwrap();
+    }
+    assert_eq!(pool.statistics().late_double_frees, 0);
+    let warnings = Arc::new(Warnings(Mutex::default()));
+    tracing::subscriber::with_default(Arc::clone(&warnings), || {
+        let (index, heap) = pool.heaps.own().unwrap();
+        pool.drain_own(index, heap);
+    });
+    let statistics = pool.statistics();
+    assert_eq!((statistics.late_double_frees, statistics.live_blocks), (MANY as u64, 0));
+    let warnings = warnings.0.lock().unwrap();
+    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    let named = blocks.iter().any(|address| warning.contains(&format!("address={address} ")));
+    assert!(named && warning.contains("count=3 ") && warning.contains("pool=\"slab\""), "{warning}");
+    drop(warnings);
+    assert_unused(&pool);
+}
+
+/// A late double free is counted although its slab is gone, and another one may lie there.
+#[test]
+fn late_double_frees_in_slabs_that_are_gone_are_counted() {
+    for other in [0, 200] {
+        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().capacity(0)).unwrap();
+        let address = allocate(&pool, 100);
+        beside_owner(
+            || free(&pool, address).unwrap(),
+            |()| {
+                let place = pool.back.meta.locate_start(address).unwrap();
+                place.state.store(LIVE, Ordering::Release);
+                free(&pool, address).unwrap();
+                let (index, heap) = pool.heaps.own().unwrap();
+                pool.empty_own(index, heap, false);
+                free_all(&pool, (0..other).map(|_| allocate(&pool, 700)).collect::<Vec<_>>());
+            },
+        );
+        pool.trim(0).unwrap();
+        assert_eq!(pool.statistics().late_double_frees, 1);
+        assert_unused(&pool);
+    }
+}
+
+#[test]
+fn remote_free_of_a_block_that_is_not_live_is_an_error() {
+    let pool = pool();
+    for size in SIZES {
+        let blocks: Vec<Address> = (0..3).map(|_| allocate(&pool, size)).collect();
+        beside_owner(
+            || free_all(&pool, blocks.iter().copied()),
+            |()| {
+                for &address in &blocks {
+                    assert!(matches!(free(&pool, address), Err(Error::NotAllocated { .. })));
+                    assert!(pool.block_at(address).is_err());
+                }
+                assert_eq!(pool.statistics().live_blocks, 0);
+            },
+        );
+    }
+    assert_eq!(pool.statistics().late_double_frees, 0);
+    assert_unused(&pool);
+}
+
+/// A trim takes what waits in open batches and inboxes, of idle threads too.
+#[test]
+fn trim_settles_pending_batches() {
+    for many in [1, 61, 62, 63, 2000, 20_000] {
+        let pool = pool();
+        let take = || (0..many).map(|number| allocate(&pool, SIZES[number % 3])).collect::<Vec<_>>();
+        beside_owner(take, |blocks| {
+            beside_owner(
+                || free_all(&pool, blocks),
+                |()| {
+                    assert_unused(&pool);
+                },
+            );
+        });
+        assert_eq!(pool.statistics().late_double_frees, 0);
+    }
+}
+
+/// Blocks that wait for an idle thread serve others before the pool grows.
+#[test]
+fn batches_of_an_idle_owner_are_reached() {
+    const MANY: usize = 30_000;
+    let pool = pool();
+    let take = || (0..MANY).map(|_| allocate(&pool, 100)).collect::<BTreeSet<_>>();
+    beside_owner(take, |blocks| {
+        let reserved = pool.statistics().reserved_bytes;
+        free_all(&pool, blocks.iter().copied());
+        let again = take();
+        assert_eq!(pool.statistics().reserved_bytes, reserved);
+        assert!(again.intersection(&blocks).count() > MANY * 9 / 10);
+        free_all(&pool, again);
+    });
+    assert_unused(&pool);
+}
+
+/// Slabs of an idle owner that are free in part serve others, whether their batches still wait or not.
+#[test]
+fn free_blocks_of_an_idle_owner_serve_others() {
+    for many in [4000, 16_000, 30_000] {
+        let pool = pool();
+        let take = || (0..many).map(|_| allocate(&pool, 1000)).collect::<Vec<_>>();
+        beside_owner(take, |blocks| {
+            let reserved = pool.statistics().reserved_bytes;
+            let (kept, freed): (Vec<_>, Vec<_>) =
+                blocks.into_iter().enumerate().partition(|(number, _)| number % 10 == 0);
+            let freed: BTreeSet<Address> = freed.into_iter().map(|(_, address)| address).collect();
+            free_all(&pool, freed.iter().copied());
+            let again: Vec<Address> = freed.iter().map(|_| allocate(&pool, 1000)).collect();
+            let reused = again.iter().filter(|address| freed.contains(address)).count();
+            assert!(reused > many * 8 / 10, "{reused} of {}", freed.len());
+            assert!(pool.statistics().reserved_bytes <= reserved + (1 << 20));
+            free_all(&pool, again);
+            free_all(&pool, kept.into_iter().map(|(_, address)| address));
+        });
+        assert_unused(&pool);
+    }
+}
+
+/// What waits for an idle owner counts as free, and what threads hold for owners is bounded in bytes.
+#[test]
+fn pending_batches_heed_max_cached() {
+    const MOST: u64 = 8 << 20;
+    for (size, many) in [(50_000, 900), (50_000, 3600), (1000, 3600)] {
+        let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new().max_cached(MOST)).unwrap();
+        let take = || (0..many).map(|_| allocate(&pool, size)).collect::<Vec<_>>();
+        beside_owner(take, |blocks| {
+            free_all(&pool, blocks);
+            let cached = pool.statistics().cached_bytes;
+            assert!(cached <= MOST + MOST / 2, "{cached}");
+        });
+        assert_unused(&pool);
+    }
+}
+
+/// The owner's inbox does not grow without bound while the owner sleeps.
+#[test]
+fn sender_drains_the_inbox_of_a_sleeping_owner() {
+    let pool = pool();
+    let take = || (0..100_000).map(|_| allocate(&pool, 64)).collect::<Vec<_>>();
+    beside_owner(take, |blocks| {
+        for address in blocks {
+            free(&pool, address).unwrap();
+            assert!(pool.heaps.iter().all(|(_, heap)| heap.inbox.pending() <= pool.heaps.max_pending()));
+        }
+        assert_unused(&pool);
+    });
+}
+
+/// Threads that start, end and free each other's blocks: nothing is lost.
+#[test]
+fn blocks_of_threads_that_come_and_go_come_back() {
+    let pool = pool();
+    let shelf: Mutex<VecDeque<Address>> = Mutex::default();
+    for generation in 0..60_usize {
+        std::thread::scope(|scope| {
+            let work = |thread: usize| {
+                let (pool, shelf) = (&pool, &shelf);
+                move || {
+                    for turn in 0..400 {
+                        let address = allocate(pool, SIZES[(generation + thread + turn) % 4]);
+                        let mut shelf = shelf.lock().unwrap();
+                        shelf.push_back(address);
+                        let old = if shelf.len() > 500 { shelf.pop_front() } else { None };
+                        drop(shelf);
+                        free_all(pool, old);
+                    }
+                }
+            };
+            let threads: Vec<_> = (0..4).map(|thread| scope.spawn(work(thread))).collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+    }
+    free_all(&pool, shelf.into_inner().unwrap());
+    assert_eq!(pool.statistics().late_double_frees, 0);
+    assert_unused(&pool);
+}
+
+/// Very many threads, each of which frees what others took, and leaves blocks for others to free.
+#[test]
+fn very_many_threads_leave_nothing_behind() {
+    let generations = if std::env::var_os("UMF_TESTS_LONG").is_some() { 120_000 } else { 3000 };
+    let pool = pool();
+    let shelf: Mutex<VecDeque<Address>> = Mutex::default();
+    let mut reserved = [0; 2];
+    for generation in 0..generations {
+        std::thread::scope(|scope| {
+            let work = |thread: usize| {
+                let (pool, shelf) = (&pool, &shelf);
+                move || {
+                    let taken =
+                        (0..20).map(|number| allocate(pool, SIZES[(generation + thread + number) % 3]));
+                    let taken: Vec<Address> = taken.collect();
+                    let mut shelf = shelf.lock().unwrap();
+                    shelf.extend(taken);
+                    let surplus = shelf.len().saturating_sub(300);
+                    let old: Vec<Address> = shelf.drain(..surplus).collect();
+                    drop(shelf);
+                    free_all(pool, old);
+                }
+            };
+            let threads: Vec<_> = (0..4).map(|thread| scope.spawn(work(thread))).collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        if generation == generations / 3 || generation == generations - 1 {
+            let place = usize::from(generation == generations - 1);
+            reserved[place] = pool.statistics().reserved_bytes;
+        }
+    }
+    println!("{} threads; the pool had {reserved:?} bytes after a third, and in the end", 4 * generations);
+    assert!(reserved[1] <= 2 * reserved[0] + (1 << 20), "{reserved:?}");
+    free_all(&pool, shelf.into_inner().unwrap());
+    assert_eq!(pool.statistics().late_double_frees, 0);
+    assert_unused(&pool);
+}
+
+/// More threads than a heap has places for open batches, and than the fast paths know.
+#[test]
+fn more_threads_than_open_batches_free_each_others_blocks() {
+    const THREADS: usize = 90;
+    const EACH: usize = 270;
+    let pool = pool();
+    let shelves: Vec<Mutex<Vec<Address>>> = (0..THREADS).map(|_| Mutex::default()).collect();
+    let met = Barrier::new(THREADS);
+    std::thread::scope(|scope| {
+        let work = |thread: usize| {
+            let (pool, shelves, met) = (&pool, &shelves, &met);
+            move || {
+                for turn in 0..3 {
+                    for number in 0..EACH {
+                        let address = allocate(pool, SIZES[(thread + turn + number) % 3]);
+                        shelves[(thread + number) % THREADS].lock().unwrap().push(address);
+                    }
+                    met.wait();
+                    let own = core::mem::take(&mut *shelves[thread].lock().unwrap());
+                    free_all(pool, own);
+                    met.wait();
+                }
+            }
+        };
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(work(thread))).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    assert_eq!(pool.statistics().late_double_frees, 0);
+    assert_unused(&pool);
+}
+
+/// A child goes on with blocks of the parent's other threads, those that are under way included.
+#[test]
+fn child_settles_batches_for_threads_of_its_parent() {
+    const MANY: usize = 4000;
+    let pool = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
+    let take = || (0..MANY).map(|_| allocate(&pool, 100)).collect::<Vec<_>>();
+    beside_owner(take, |blocks| {
+        let (before, after) = blocks.split_at(MANY / 2 + 7);
+        free_all(&pool, before.iter().copied());
+        // SAFETY: the child runs pool code, whose locks come through a fork, and ends without
+        // unwinding.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: sets a timer of this process.
+            unsafe { libc::alarm(20) };
+            let freed = after.iter().all(|&address| free(&pool, address).is_ok());
+            let trimmed = pool.trim(0).is_ok() && pool.statistics().live_blocks == 0;
+            let known: BTreeSet<Address> = blocks.iter().copied().collect();
+            let again =
+                (0..MANY).map(|_| allocate(&pool, 100)).filter(|address| known.contains(address)).count();
+            let waits = pool.heaps.iter().any(|(_, heap)| !heap.inbox.is_empty());
+            let status = i32::from(!freed) + 2 * i32::from(!trimmed) + 4 * i32::from(waits);
+            // Some slabs have become empty, and their memory serves as well.
+            let status = status + 8 * i32::from(again == 0);
+            // SAFETY: ends the process at once.
+            unsafe { libc::_exit(status) };
+        }
+        assert_eq!(wait_for(child), 0);
+        free_all(&pool, after.iter().copied());
+        assert_unused(&pool);
+    });
+}
+
+/// Waits for a child that ends by itself, and returns its status.
+fn wait_for(child: libc::pid_t) -> i32 {
+    let mut status = 0;
+    // SAFETY: waits for a child of this test.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    status
+}
+
+/// A thread of a child has the number of a thread of the parent that had ended: other threads wait while
+/// it is inside its section.
+#[test]
+fn thread_of_a_child_with_a_used_number_is_waited_for() {
+    static STATE: AtomicUsize = AtomicUsize::new(0);
+    static INDEX: AtomicUsize = AtomicUsize::new(0);
+    extern "C" fn stay_inside(pool: *mut libc::c_void) -> *mut libc::c_void {
+        // SAFETY: the pool lives as long as the process.
+        let pool = unsafe { &*pool.cast::<SlabPool>() };
+        allocate(pool, 100);
+        let (index, heap) = pool.heaps.own().unwrap();
+        INDEX.store(index as usize, Ordering::Relaxed);
+        let section = pool.heaps.enter(heap);
+        STATE.store(1, Ordering::Release);
+        for _ in 0..1000 {
+            std::thread::yield_now();
+        }
+        STATE.store(2, Ordering::Release);
+        drop(section);
+        core::ptr::null_mut()
+    }
+    let pool = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
+    allocate(&pool, 100);
+    beside_owner(|| free(&pool, allocate(&pool, 100)).unwrap(), |()| ());
+    // SAFETY: the child runs pool code, and ends without unwinding.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let (mut thread, data) = (0, Arc::as_ptr(&pool).cast_mut().cast());
+        // SAFETY: sets a timer, and starts a thread, of this process.
+        unsafe {
+            libc::alarm(60);
+            libc::pthread_create(&raw mut thread, core::ptr::null(), stay_inside, data);
+        }
+        while STATE.load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        let index = INDEX.load(Ordering::Relaxed) as u32;
+        let state = pool.heaps.reach(index, pool.heaps.get(index).unwrap(), || STATE.load(Ordering::Acquire));
+        // SAFETY: ends the process at once.
+        unsafe { libc::_exit(i32::from(state != 2)) };
+    }
+    assert_eq!(wait_for(child), 0, "the thread was inside");
+}
+
+/// Forks at any step of threads that free each other's blocks. The child frees a block of each of them,
+/// and uses up what the pool has.
+#[test]
+fn child_goes_on_whatever_its_parents_threads_did() {
+    const CHILDREN: usize = 60;
+    let pool = SlabPool::new(Pages::private(), SlabSettings::new()).unwrap();
+    let stop = AtomicBool::new(false);
+    let shelf: Mutex<VecDeque<Address>> = Mutex::default();
+    let mut kept = vec![allocate(&pool, 100)];
+    std::thread::scope(|scope| {
+        let _ends = umf_testkit::Ends(&stop);
+        let work = |thread: usize| {
+            let (pool, shelf, stop) = (&pool, &shelf, &stop);
+            move || {
+                let kept = allocate(pool, 100);
+                let mut turn = thread;
+                while !stop.load(Ordering::Relaxed) {
+                    turn += 1;
+                    let address = allocate(pool, SIZES[turn % 4]);
+                    let mut shelf = shelf.lock().unwrap();
+                    shelf.push_back(address);
+                    let old = if shelf.len() > 500 { shelf.pop_front() } else { None };
+                    drop(shelf);
+                    free_all(pool, old);
+                }
+                kept
+            }
+        };
+        let threads: Vec<_> = (0..4).map(|thread| scope.spawn(work(thread))).collect();
+        for number in 0..CHILDREN {
+            // Held, so that the child may use the shelf.
+            let shelf = shelf.lock().unwrap();
+            // SAFETY: as above: the child runs pool code, and ends without unwinding.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: sets a timer of this process.
+                unsafe { libc::alarm(60) };
+                let freed = shelf.iter().all(|&address| free(&pool, address).is_ok());
+                let more: Vec<Address> = (0..2000).map(|turn| allocate(&pool, SIZES[turn % 4])).collect();
+                let freed = freed && more.iter().all(|&address| free(&pool, address).is_ok());
+                let twice = more.iter().any(|&address| free(&pool, address).is_ok());
+                let trimmed = pool.trim(0).is_ok();
+                // SAFETY: ends the process at once.
+                unsafe { libc::_exit(i32::from(!freed) + 2 * i32::from(twice) + 4 * i32::from(!trimmed)) };
+            }
+            drop(shelf);
+            assert_eq!(wait_for(child), 0, "child {number}");
+        }
+        stop.store(true, Ordering::Relaxed);
+        kept.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
+    });
+    free_all(&pool, kept);
+    free_all(&pool, shelf.into_inner().unwrap());
+    assert_unused(&pool);
+}
+
+/// Exported, leased and deferred blocks that another thread than the owner frees.
+#[test]
+fn strangers_free_exported_and_deferred_blocks() {
+    for size in SIZES {
+        let pool = pool();
+        let take = || (0..30).map(|_| allocate(&pool, size)).collect::<Vec<_>>();
+        beside_owner(take, |blocks| {
+            let (borrower, token) = (Borrower::new(), Token::new());
+            for (number, &address) in blocks.iter().enumerate() {
+                match number % 3 {
+                    0 => pool.mark_exported(address).unwrap(),
+                    1 => {
+                        pool.mark_exported(address).unwrap();
+                        borrower.open(address, size);
+                    }
+                    // SAFETY: no thread uses the block.
+                    _ => unsafe { pool.free_after(address, token.clone()) }.unwrap(),
+                }
+                if number % 3 != 2 {
+                    free(&pool, address).unwrap();
+                }
+                assert!(matches!(free(&pool, address), Err(Error::NotAllocated { .. })), "{number}");
+                assert!(pool.mark_exported(address).is_err());
+            }
+            assert_eq!(pool.statistics().live_blocks, 0);
+            let held = pool.statistics().held_bytes;
+            assert!(held >= 20 * size as u64, "{held}");
+            let others: Vec<Address> = (0..100).map(|_| allocate(&pool, size)).collect();
+            let is_held = |address: &Address| {
+                blocks.iter().position(|block| block == address).is_some_and(|number| number % 3 != 0)
+            };
+            assert!(!others.iter().any(is_held), "a held block was handed out");
+            borrower.close_all();
+            token.be_ready();
+            umf_runtime::held::poll();
+            assert_eq!(pool.statistics().held_bytes, 0);
+            free_all(&pool, others);
+            assert_unused(&pool);
+        });
+    }
+}
