@@ -26,7 +26,8 @@ fn measure(bench: &mut Bench) -> Result<()> {
     ];
     for (size, sizes) in [("small", SMALL), ("large", LARGE)] {
         for (order_name, order) in orders {
-            for threads in [1, 2, 4] {
+            let counts: &[usize] = if matches!(order, Order::Larson) { &[1, 2, 4, 8] } else { &[1, 2, 4] };
+            for &threads in counts {
                 let plan = Plan::new(bench.quick, order, sizes, threads);
                 bench.row(&format!("pool.{size}.{order_name}.{threads}t"), |bench| {
                     // A new pool for each row, such that no row depends on those before.

@@ -213,7 +213,7 @@ pub fn hostile_peer(data: &[u8]) {
             8 => link.probe(TagMatch::ANY).map(drop),
             9 => link.recv(TagMatch::ANY, into.slice()).map(drop),
             10 => {
-                let half = |at, length| into.slice().subslice(at, length).ok();
+                let half = |at: usize, length: usize| into.slice().range(at..at + length);
                 let parts = [half(5, 777), half(5000, 4000), half(20_000, 80_000)];
                 link.recv(input.number(), Destination::list(parts.into_iter().flatten())).map(drop)
             }
@@ -228,7 +228,7 @@ pub fn hostile_peer(data: &[u8]) {
             12 => {
                 if sends.len() < 8 {
                     let length = [3, 4000, 33_000, ROOM][usize::from(what >> 6)];
-                    let part = from.slice().subslice(0, length);
+                    let part = from.slice().range(..length);
                     part.map_or(Ok(()), |part| {
                         link.start_send(1, Source::from(part)).map(|new| sends.push(new))
                     })
@@ -258,7 +258,7 @@ pub fn hostile_peer(data: &[u8]) {
                     .word(me.other().range(key.slot))
                     .store(if what & 16 == 0 { key.generation } else { 0 }, Ordering::Release);
                 let span = Span { offset: input.number() as usize, length: 500 };
-                let part = from.slice().subslice(0, 500);
+                let part = from.slice().range(..500);
                 let places = [span];
                 part.map_or(Ok(()), |part| match what & 32 {
                     0 => link.get(&key, &places[..], part).map(drop),
@@ -270,7 +270,7 @@ pub fn hostile_peer(data: &[u8]) {
                     let ended = ranges.pop().map_or(Ok(()), |mut range| range.end(Some(Duration::ZERO)));
                     ended.and_then(|()| link.progress())
                 } else {
-                    let part = into.slice().subslice(100, 1000);
+                    let part = into.slice().range(100..1100);
                     part.map_or(Ok(()), |part| {
                         // SAFETY: leaked memory, which stays.
                         unsafe { link.register(part, RemoteAccess::GetPut) }.map(|range| ranges.push(range))

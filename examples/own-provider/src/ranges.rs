@@ -30,11 +30,8 @@ impl Ranges {
         let (start, len, base) = place.ok_or(none)?;
         let region = Region::new(Address::in_space(umf_core::AddressSpace::PROCESS, base).ok_or(none)?, size);
         self.free.remove(&start);
-        for (part, end) in [(start, base), (base + wanted, start + len)] {
-            if part < end {
-                self.free.insert(part, end - part);
-            }
-        }
+        let rest = [(start, base), (base + wanted, start + len)].into_iter();
+        self.free.extend(rest.filter(|(part, end)| part < end).map(|(part, end)| (part, end - part)));
         self.live.insert(base, region);
         Ok(region)
     }
