@@ -8,8 +8,10 @@ mod borrower;
 mod ends;
 pub mod pool;
 pub mod provider;
+mod race;
 
 pub use borrower::Borrower;
 pub use ends::Ends;
+pub use race::race;
 // The macros name them.
 pub use umf_core::{Pool, Provider, ProviderRef};

@@ -140,7 +140,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Who is asked when an allocation would fail for lack of memory: any closure. Default: nobody.
+    /// Who is asked when an allocation would fail for lack of memory: any closure. Default: none.
     #[must_use]
     pub fn on_shortage(mut self, callback: impl OutOfMemory + 'static) -> Self {
         self.slab = self.slab.out_of_memory(callback);

@@ -14,7 +14,8 @@ use umf_runtime::observer::before_free;
 
 use crate::SlabPool;
 use crate::section::{SHARED, TRACED};
-use crate::span::{DEFERRED, EXPORTED, LIVE, Place, Span, is_exported};
+use crate::span::{Place, Span};
+use crate::state::{DEFERRED, EXPORTED, LIVE, is_exported};
 
 impl SlabPool {
     /// Frees an exported block, whose live bit the caller has cleared.

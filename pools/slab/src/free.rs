@@ -22,10 +22,10 @@ use crate::SlabPool;
 use crate::central::remove_slab;
 use crate::heap::{Bin, Heap};
 use crate::heaps::Heaps;
-use crate::remote;
 use crate::section::{FENCED, SHARED, Section, TRACED};
 use crate::settle::Work;
-use crate::span::{EXPORTED, Entry, LIVE, Place, REMOTE, Span, UNOWNED, thread_word};
+use crate::span::{Entry, Place, Span, UNOWNED, thread_word};
+use crate::state::{self, EXPORTED, LIVE, REMOTE};
 use crate::transfer::Batch;
 
 /// The span of a block that is not the thread's own, as the fast path found it, with the section
@@ -124,13 +124,13 @@ impl SlabPool {
         if span.is_slab() {
             let owner = span.owner.load(Ordering::Acquire);
             if owner != thread_word(index) {
-                let mark = || remote::mark_remote(place.state) && Self::is_still(&place);
+                let mark = || state::mark_remote(place.state) && Self::is_still(&place);
                 let block = (address.to_bits(), span.class(), span.block() as usize);
                 let added = heap.open.add(owner, block, self.heaps.max_remote_batch(), mark);
                 return added.then(|| bin.count_free());
             }
             // The slab does not change as long as this thread is inside.
-            if bin.is_full() || !remote::free_own(place.state) {
+            if bin.is_full() || !state::free_own(place.state) {
                 return None;
             }
             // SAFETY: this thread owns the slab, which is in use.
@@ -150,7 +150,7 @@ impl SlabPool {
         let bias = span.owner.load(Ordering::Acquire);
         if bias == thread_word(index) {
             // No other thread clears a live bit in this span as long as this thread is inside.
-            if !remote::free_own(place.state) {
+            if !state::free_own(place.state) {
                 return None;
             }
             // SAFETY: the span is biased towards this thread, and in use.
@@ -167,14 +167,14 @@ impl SlabPool {
         Some(())
     }
 
-    /// Returns whether a block that was marked as [`crate::span::REMOTE`] is still that of the
+    /// Returns whether a block that was marked as [`REMOTE`] is still that of the
     /// address; undoes the mark if not.
     #[inline(always)]
     fn is_still(place: &Place<'_>) -> bool {
         let is_current = place.is_current();
         if !is_current {
             // A second free met a span that was filled anew; the block is another thread's.
-            remote::unmark_remote(place.state);
+            state::unmark_remote(place.state);
         }
         is_current
     }
@@ -226,7 +226,7 @@ impl SlabPool {
             if state.load(Ordering::Acquire) & EXPORTED != 0 {
                 // Exact: no thread changes such a state by a plain store.
                 let clear = |old| (old & (LIVE | EXPORTED) == LIVE | EXPORTED).then_some(0);
-                let Some(old) = remote::exchange(state, clear) else { break };
+                let Some(old) = state::exchange(state, clear) else { break };
                 if place.is_current() {
                     return self.free_exported(place, address);
                 }
@@ -238,7 +238,7 @@ impl SlabPool {
                 let freed = {
                     let _section = self.heaps.enter(heap);
                     let is_own = span.owner.load(Ordering::Acquire) == thread_word(index);
-                    (is_own && place.is_current()).then(|| remote::free_own(state))
+                    (is_own && place.is_current()).then(|| state::free_own(state))
                 };
                 if freed == Some(true) {
                     return self.put(place, address);
@@ -246,7 +246,7 @@ impl SlabPool {
             }
             let owner = span.owner.load(Ordering::Acquire);
             let is_own = own.is_some_and(|(index, _)| thread_word(index) == owner);
-            if !is_own && remote::mark_remote(state) {
+            if !is_own && state::mark_remote(state) {
                 if !Self::is_still(&place) {
                     break;
                 }
@@ -275,22 +275,21 @@ impl SlabPool {
                 self.exclusively(
                     &place,
                     |_, _| {
-                        if place.is_current() { remote::clear(place.state) } else { None }
+                        if place.is_current() { state::clear(place.state) } else { None }
                     },
                 );
             return cleared.map(|old| (place, old)).ok_or_else(|| self.why_not_live(address));
         }
         self.heaps.ensure_exchange(place.span);
-        let clear = |old: u8| (old & LIVE != 0).then_some(0);
-        match place.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, clear) {
-            Ok(old) if place.is_current() => Ok((place, old)),
-            Ok(old) => {
+        match state::clear(place.state) {
+            Some(old) if place.is_current() => Ok((place, old)),
+            Some(old) => {
                 // A second free met a span that was filled anew; the bits are those of another
                 // thread's block.
                 place.state.fetch_or(old, Ordering::AcqRel);
                 Err(Error::NotAllocated { address })
             }
-            Err(_) => Err(self.why_not_live(address)),
+            None => Err(self.why_not_live(address)),
         }
     }
 

@@ -24,7 +24,8 @@ use crate::extents::{UNIT, extent_around};
 use crate::metadata::Metadata;
 use crate::regions::OWNER;
 use crate::settings::Name;
-use crate::span::{DEFERRED, Kind, LIVE, Place};
+use crate::span::{Kind, Place};
+use crate::state::{DEFERRED, LIVE};
 use crate::{SlabPool, SlabSettings, registry};
 
 /// The class under which blocks that are regions are counted.

@@ -51,7 +51,7 @@
 //! | `remote`, `settle` | small blocks that a thread frees which does not own their slabs |
 //! | `central`, `transfer` | middle: slabs; large blocks between threads |
 //! | `regions`, `extents` | back: regions of the provider, and extents in them |
-//! | `metadata`, `span` | from an address to a block and its state; records |
+//! | `metadata`, `span`, `state` | from an address to a block and its state; records |
 //! | `classes`, `settings` | size classes; [`SlabSettings`] |
 //! | `purge` | automatic release by bytes and by age, the background purger, trim |
 //! | `deferred` | frees that wait for other processes or for devices |
@@ -85,6 +85,7 @@ mod section;
 mod settings;
 mod settle;
 mod span;
+mod state;
 mod transfer;
 
 pub use pool::SlabPool;

@@ -21,9 +21,10 @@ use crate::heaps::Heaps;
 use crate::inspect::Requested;
 use crate::purge::Policy;
 use crate::regions::{Backend, OWNER};
-use crate::remote::{self, Batches};
+use crate::remote::Batches;
 use crate::section::{CLOSING, FENCED, SHARED, TRACED};
 use crate::span::Kind;
+use crate::state;
 use crate::transfer::TransferCache;
 use crate::{SlabSettings, registry};
 
@@ -248,7 +249,7 @@ unsafe impl DeferredFree for SlabPool {
             return Err(Error::InteriorAddress { address });
         }
         self.any_exported.store(true, Ordering::Relaxed);
-        let mark = || place.is_current() && remote::mark_exported(place.state);
+        let mark = || place.is_current() && state::mark_exported(place.state);
         let is_marked = if place.span.is_slab() {
             self.exclusively(&place, |_, _| mark())
         } else {

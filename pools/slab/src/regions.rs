@@ -28,7 +28,8 @@ use crate::SlabSettings;
 use crate::extents::{Extents, Range, UNIT, table_bytes};
 use crate::inspect::Trace;
 use crate::metadata::Metadata;
-use crate::span::{Cold, Entry, Kind, LIVE, Place, UNOWNED};
+use crate::span::{Cold, Entry, Kind, Place, UNOWNED};
+use crate::state::LIVE;
 
 /// The name of the pool in errors.
 pub(crate) const OWNER: &str = "this slab pool";

@@ -15,10 +15,11 @@
 //! same instant, the owner's plain store may overwrite [`REMOTE`]. Then both are told that they
 //! freed the block. It is in one bin only. The request that arrives finds another state than
 //! [`REMOTE`] and is dropped. A mark that is not from a request exists only while a thread undoes it
-//! (`unmark_remote`), which takes a second free of a block whose slab is gone. But for two such errors
+//! (`state::unmark_remote`), which takes a second free of a block whose slab is gone. But for two such errors
 //! at once, none is lost and none is handed out twice.
 //!
-//! The functions that change words are generic, so that loom explores them: see `model`.
+//! The functions that change words, here and in `state`, are generic, so that loom explores them: see
+//! `model`.
 
 #[cfg(test)]
 mod model;
@@ -26,95 +27,13 @@ mod model;
 use core::cell::Cell;
 use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use umf_sync::Lock;
 
 use crate::metadata::Arena;
-use crate::span::{EXPORTED, LIVE, REMOTE};
-
-// States.
-
-/// The state of a block. The model has words of its own.
-pub(crate) trait State {
-    fn load(&self, order: Ordering) -> u8;
-    fn store(&self, state: u8, order: Ordering);
-    fn compare_exchange(&self, current: u8, new: u8) -> Result<u8, u8>;
-}
-
-impl State for AtomicU8 {
-    #[inline(always)]
-    fn load(&self, order: Ordering) -> u8 {
-        self.load(order)
-    }
-
-    #[inline(always)]
-    fn store(&self, state: u8, order: Ordering) {
-        self.store(state, order);
-    }
-
-    #[inline(always)]
-    fn compare_exchange(&self, current: u8, new: u8) -> Result<u8, u8> {
-        self.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
-    }
-}
-
-/// Frees a block of an own slab; `false` if its state is not exactly [`LIVE`]. Inside the section of
-/// the owner, or while that is revoked.
-#[inline(always)]
-pub(crate) fn free_own(state: &impl State) -> bool {
-    let is_live = state.load(Ordering::Relaxed) == LIVE;
-    if is_live {
-        state.store(0, Ordering::Release);
-    }
-    is_live
-}
-
-/// Marks a block of another owner's slab as freed; `false` if its state is not exactly [`LIVE`].
-#[inline(always)]
-pub(crate) fn mark_remote(state: &impl State) -> bool {
-    state.compare_exchange(LIVE, REMOTE).is_ok()
-}
-
-/// Undoes [`mark_remote`], for a thread that met a span that was filled anew.
-#[cold]
-pub(crate) fn unmark_remote(state: &impl State) {
-    let _ = state.compare_exchange(REMOTE, LIVE);
-}
-
-/// Frees a block that was marked; `false` if it is not marked. The calling thread may put blocks
-/// into the slab's bitmap or into its owner's bin.
-#[inline(always)]
-pub(crate) fn settle(state: &impl State) -> bool {
-    let is_remote = state.load(Ordering::Acquire) == REMOTE;
-    if is_remote {
-        state.store(0, Ordering::Release);
-    }
-    is_remote
-}
-
-/// Replaces a state for which `new` returns one, and returns what it was. Exact for an exported
-/// block, whose state no thread changes by a plain store; for others if no thread does meanwhile.
-pub(crate) fn exchange(state: &impl State, new: impl Fn(u8) -> Option<u8>) -> Option<u8> {
-    let mut old = state.load(Ordering::Acquire);
-    loop {
-        match state.compare_exchange(old, new(old)?) {
-            Ok(old) => return Some(old),
-            Err(now) => old = now,
-        }
-    }
-}
-
-/// Flags a live block as exported; `false` if it is not live. No thread changes the state by plain
-/// stores meanwhile.
-pub(crate) fn mark_exported(state: &impl State) -> bool {
-    exchange(state, |old| (old & LIVE != 0).then_some(old | EXPORTED)).is_some()
-}
-
-/// Clears the state of a live block, and returns what it was. As [`exchange`].
-pub(crate) fn clear(state: &impl State) -> Option<u8> {
-    exchange(state, |old| (old & LIVE != 0).then_some(0))
-}
+#[cfg(doc)]
+use crate::state::{LIVE, REMOTE};
 
 // Batches.
 

@@ -21,8 +21,9 @@ use crate::central::Slabs;
 use crate::classes::MAX_CLASSES;
 use crate::heap::Heap;
 use crate::registry::is_thread_ending;
-use crate::remote::{self, Chain, MIXED, RemoteBatch};
-use crate::span::{Entry, Place, REMOTE, Span, UNOWNED, thread_word};
+use crate::remote::{Chain, MIXED, RemoteBatch};
+use crate::span::{Entry, Place, Span, UNOWNED, thread_word};
+use crate::state::{self, REMOTE};
 
 /// What remains to be done outside of sections and locks.
 pub(crate) struct Work {
@@ -199,7 +200,7 @@ impl SlabPool {
                 left = true;
                 return true;
             }
-            if place.is_current() && remote::settle(place.state) {
+            if place.is_current() && state::settle(place.state) {
                 slabs.put_block(&place, owner);
                 work.bytes += place.span.block() as usize;
                 work.classes[class / 64] |= 1 << (class % 64);
@@ -231,7 +232,7 @@ impl SlabPool {
         match self.locate_small(address.to_bits()) {
             Some(place) => {
                 let settled = self.exclusively(&place, |slabs, owner| {
-                    let settled = place.is_current() && remote::settle(place.state);
+                    let settled = place.is_current() && state::settle(place.state);
                     if settled {
                         slabs.put_block(&place, owner);
                         slabs.trim(self.settings.capacity, &mut work.emptied);
@@ -314,7 +315,7 @@ impl SlabPool {
             let Some((state, place)) = heap.lookaside.find(Address::from_bits(address)) else { return true };
             let bin = heap.bin_at(place);
             // SAFETY: the lookaside cache has slabs of this thread, which are in use.
-            let settled = bin.weight() == 0 && !bin.is_full() && remote::settle(unsafe { state.as_ref() });
+            let settled = bin.weight() == 0 && !bin.is_full() && state::settle(unsafe { state.as_ref() });
             if settled {
                 // SAFETY: it is not full.
                 unsafe { bin.receive(Entry::new(address, state)) };
@@ -333,7 +334,7 @@ impl SlabPool {
             if bin.is_full() && core::mem::take(&mut may_widen) {
                 self.heaps.widen(heap, class);
             }
-            let settled = !bin.is_full() && remote::settle(place.state);
+            let settled = !bin.is_full() && state::settle(place.state);
             if settled {
                 // SAFETY: it is not full.
                 unsafe { bin.receive(place.entry(Address::from_bits(address))) };

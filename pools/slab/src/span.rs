@@ -6,10 +6,8 @@
 //! granule in which it begins; no two large blocks begin in one granule, since each is at least a
 //! granule long. All other granules carry the span of their region, in which no block is freed.
 //!
-//! **State bytes.** Freeing clears the live bit of a block in its state byte. The byte also says
-//! whether an export names the block, so that exports are retired before the block is reused.
-//! [`Span::owner`] says which thread may clear the live bit without an atomic exchange. `remote`
-//! says what becomes of two frees of one block.
+//! [`Span::owner`] says which thread may clear the live bit of a block without an atomic exchange:
+//! see `state`.
 //!
 //! **Records change under readers.** A reader may come with the address of a block whose span is
 //! gone. So a record has a generation: [`publish`] and [`retract`] write it, [`read`] and
@@ -31,22 +29,7 @@ use crate::central::ListName;
 use crate::classes::Divisor;
 use crate::heap::BinPlace;
 use crate::metadata::Run;
-
-/// Flag of a state byte: the block is handed out.
-pub(crate) const LIVE: u8 = 1;
-/// Flag of a state byte: an export names the block.
-pub(crate) const EXPORTED: u8 = 2;
-/// Flag of a state byte: the block was freed and waits for other processes or a completion: see
-/// `deferred`.
-pub(crate) const DEFERRED: u8 = 4;
-/// State of a block that a thread has freed which does not own its slab, until the free reaches the
-/// owner: see `remote`.
-pub(crate) const REMOTE: u8 = 8;
-
-/// Returns whether a state says that an export names the block.
-pub(crate) const fn is_exported(state: u8) -> bool {
-    state & (LIVE | EXPORTED) == LIVE | EXPORTED
-}
+use crate::state::LIVE;
 
 /// The owner of a slab that has none, and of a large block that is not biased.
 pub(crate) const UNOWNED: u32 = 0;

@@ -15,8 +15,8 @@ use umf_pool_proxy::{ProxyPool, ProxySettings};
 use umf_pool_slab::{SlabPool, SlabSettings};
 use umf_runtime::checked::{CheckSettings, Checked, Leaks, Poison};
 use umf_runtime::tracker;
-use umf_testkit::Borrower;
 use umf_testkit::pool::{Numbers, Pages};
+use umf_testkit::{Borrower, race};
 
 fn slab(provider: impl Into<ProviderRef>, settings: CheckSettings) -> Arc<Checked> {
     Checked::new(SlabPool::new(provider, SlabSettings::new().name("told")).unwrap(), settings).unwrap()
@@ -85,24 +85,9 @@ fn one_of_two_frees_at_the_same_instant_is_refused() {
     let pool = slab(Numbers::new(4096), CheckSettings::new().history(100));
     for round in 0..ROUNDS {
         let blocks: Vec<Address> = (0..100).map(|_| allocate(&pool, 24 << (round % 8))).collect();
-        let (arrived, won) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let race = || {
-            for (turn, &address) in (1..).zip(&blocks) {
-                arrived.fetch_add(1, Ordering::AcqRel);
-                let mut spins = 0_u32;
-                while arrived.load(Ordering::Acquire) < 2 * turn {
-                    spins += 1;
-                    if spins.is_multiple_of(4096) {
-                        std::thread::yield_now();
-                    }
-                }
-                won.fetch_add(usize::from(free(&pool, address).is_ok()), Ordering::Relaxed);
-            }
-        };
-        std::thread::scope(|scope| {
-            let other = scope.spawn(race);
-            race();
-            other.join().unwrap();
+        let won = AtomicUsize::new(0);
+        race(&blocks, |&address| {
+            won.fetch_add(usize::from(free(&pool, address).is_ok()), Ordering::Relaxed);
         });
         assert_eq!(won.into_inner(), blocks.len());
     }

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use umf_core::{Address, Completion, DeferredFree, Error, Layout, Pool, Progress};
 use umf_pool_slab::{SlabPool, SlabSettings};
-use umf_testkit::Borrower;
 use umf_testkit::pool::{Numbers, Pages};
+use umf_testkit::{Borrower, race};
 
 const SIZES: [usize; 4] = [64, 5_000, 70_000, 1 << 20];
 
@@ -30,29 +30,14 @@ fn one_of_owner_and_other_thread_frees_a_block() {
     for _ in 0..POOLS {
         let pool = SlabPool::new(Numbers::new(4096), SlabSettings::new()).unwrap();
         let blocks: Vec<Address> = sizes.iter().map(|&size| allocate(&pool, size)).collect();
-        let arrived = AtomicU64::new(0);
         let won = [const { AtomicU64::new(0) }; 2];
-        let race = || {
-            for ((round, &address), &size) in (1..).zip(&blocks).zip(&sizes) {
-                arrived.fetch_add(1, Ordering::AcqRel);
-                let mut spins = 0_u32;
-                while arrived.load(Ordering::Acquire) < 2 * round {
-                    spins += 1;
-                    if spins.is_multiple_of(4_096) {
-                        std::thread::yield_now();
-                    }
-                }
-                match free(&pool, address) {
-                    Ok(()) => won[usize::from(size >= 64 << 10)].fetch_add(1, Ordering::Relaxed),
-                    Err(Error::NotAllocated { .. } | Error::ForeignAddress { .. }) => 0,
-                    Err(error) => panic!("{error}"),
-                };
+        let both: Vec<(usize, Address)> = sizes.iter().copied().zip(blocks).collect();
+        race(&both, |&(size, address)| match free(&pool, address) {
+            Ok(()) => {
+                won[usize::from(size >= 64 << 10)].fetch_add(1, Ordering::Relaxed);
             }
-        };
-        std::thread::scope(|scope| {
-            let other = scope.spawn(race);
-            race();
-            other.join().unwrap();
+            Err(Error::NotAllocated { .. } | Error::ForeignAddress { .. }) => {}
+            Err(error) => panic!("{error}"),
         });
         // A free that was one too many is found when it reaches the owner.
         pool.trim(0).unwrap();

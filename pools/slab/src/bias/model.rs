@@ -9,7 +9,8 @@ use loom::thread;
 use super::take_bias;
 use crate::section::model::{Flag, ModelLock, Reached, explore};
 use crate::section::{exit, try_enter};
-use crate::span::{LIVE, UNOWNED};
+use crate::span::UNOWNED;
+use crate::state::LIVE;
 
 const OWNER: u32 = 1;
 

@@ -6,11 +6,10 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use loom::thread;
 
-use super::{LIVE, REMOTE, Stack, State};
-use super::{abandon, clear, free_own, mark_exported, mark_remote, push, settle};
+use super::{Stack, abandon, push};
 use crate::section::model::{Flag, ModelLock, Reached, explore};
 use crate::section::{await_exit, exit, restore, revoke, try_enter};
-use crate::span::EXPORTED;
+use crate::state::{EXPORTED, LIVE, REMOTE, State, clear, free_own, mark_exported, mark_remote, settle};
 
 impl State for AtomicU8 {
     fn load(&self, order: Ordering) -> u8 {
@@ -115,6 +114,15 @@ impl Slab {
         self.free.with_mut(|free| unsafe { *free += 1 });
     }
 
+    /// Frees the block as the owner, inside; `false` if it is not live.
+    fn free_own(&self) -> bool {
+        let freed = free_own(&self.state);
+        if freed {
+            self.add_free();
+        }
+        freed
+    }
+
     /// Takes the block out of the bin and marks it as handed out; `false` if it is not there.
     fn hand_out(&self) -> bool {
         // SAFETY: as above.
@@ -173,24 +181,23 @@ impl Slab {
     }
 }
 
+/// Starts a thread.
+fn beside<T: 'static, R: 'static>(
+    what: &Arc<T>,
+    run: impl FnOnce(&T) -> R + 'static,
+) -> thread::JoinHandle<R> {
+    let what = Arc::clone(what);
+    thread::spawn(move || run(&what))
+}
+
 #[test]
 fn loom_block_that_owner_and_stranger_free_is_free_once() {
     let reached = Reached::default();
     let in_model = reached.clone();
     explore(move || {
         let slab = Arc::new(Slab::new());
-        let stranger = {
-            let slab = Arc::clone(&slab);
-            thread::spawn(move || slab.free_remote(1))
-        };
-        let own = slab.inside(|| {
-            let freed = free_own(&slab.state);
-            if freed {
-                slab.add_free();
-            }
-            freed
-        });
-        let own = own == Some(true);
+        let stranger = beside(&slab, |slab| slab.free_remote(1));
+        let own = slab.inside(|| slab.free_own()) == Some(true);
         let remote = stranger.join().unwrap();
         let late = slab.drain();
         assert_eq!(slab.is_free(), 1, "freed once");
@@ -211,13 +218,8 @@ fn loom_block_that_is_handed_out_again_has_one_owner() {
     let in_model = reached.clone();
     explore(move || {
         let slab = Arc::new(Slab::new());
-        let stranger = {
-            let slab = Arc::clone(&slab);
-            thread::spawn(move || slab.free_remote(1))
-        };
-        if free_own(&slab.state) {
-            slab.add_free();
-        }
+        let stranger = beside(&slab, |slab| slab.free_remote(1));
+        slab.free_own();
         let again = slab.hand_out();
         let late = slab.drain();
         let remote = stranger.join().unwrap();
@@ -247,10 +249,7 @@ fn loom_each_batch_is_taken_once() {
     explore(move || {
         let inbox = Arc::new(Inbox::new());
         push(&*inbox, 1);
-        let sender = {
-            let inbox = Arc::clone(&inbox);
-            thread::spawn(move || push(&*inbox, 2))
-        };
+        let sender = beside(&inbox, |inbox| push(inbox, 2));
         let mut taken = inbox.take_all();
         if taken.contains(&1) && !taken.contains(&2) {
             // The batch is used again while the other thread may have read that it is the head.
@@ -274,10 +273,7 @@ fn loom_batch_for_an_ending_thread_is_drained() {
     let in_model = reached.clone();
     explore(move || {
         let inbox = Arc::new(Inbox::new());
-        let sender = {
-            let inbox = Arc::clone(&inbox);
-            thread::spawn(move || if push(&*inbox, 1) { inbox.take_all().len() } else { 0 })
-        };
+        let sender = beside(&inbox, |inbox| if push(inbox, 1) { inbox.take_all().len() } else { 0 });
         abandon(&*inbox);
         let by_owner = inbox.take_all().len();
         let by_sender = sender.join().unwrap();
@@ -293,23 +289,8 @@ fn loom_reaching_thread_drains_beside_senders_and_owner() {
     let in_model = reached.clone();
     explore(move || {
         let slab = Arc::new(Slab::new());
-        let owner = {
-            let slab = Arc::clone(&slab);
-            thread::spawn(move || {
-                let freed = slab.inside(|| {
-                    let freed = free_own(&slab.state);
-                    if freed {
-                        slab.add_free();
-                    }
-                    freed
-                });
-                freed == Some(true)
-            })
-        };
-        let stranger = {
-            let slab = Arc::clone(&slab);
-            thread::spawn(move || slab.free_remote(1))
-        };
+        let owner = beside(&slab, |slab| slab.inside(|| slab.free_own()) == Some(true));
+        let stranger = beside(&slab, |slab| slab.free_remote(1));
         let late = slab.reached(|| {
             let late = slab.drain();
             in_model.reach(if slab.is_free() == 1 { "drained" } else { "nothing yet" });
@@ -329,14 +310,11 @@ fn loom_block_that_a_stranger_exports_is_not_freed_as_if_it_were_not() {
     let in_model = reached.clone();
     explore(move || {
         let slab = Arc::new(Slab::new());
-        let owner = {
-            let slab = Arc::clone(&slab);
-            thread::spawn(move || {
-                let freed = slab.inside(|| free_own(&slab.state));
-                // Outside, an exchange: the slab is this thread's.
-                if freed == Some(true) { Some(LIVE) } else { clear(&slab.state) }
-            })
-        };
+        let owner = beside(&slab, |slab| {
+            let freed = slab.inside(|| free_own(&slab.state));
+            // Outside, an exchange: the slab is this thread's.
+            if freed == Some(true) { Some(LIVE) } else { clear(&slab.state) }
+        });
         let exported = slab.reached(|| mark_exported(&slab.state));
         let freed = owner.join().unwrap();
         assert_eq!(freed.is_some_and(|old| old & EXPORTED != 0), exported);

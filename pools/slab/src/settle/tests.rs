@@ -10,10 +10,10 @@ use std::sync::{Arc, Barrier, Mutex, mpsc};
 use tracing::field::Field;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 use umf_core::{Address, DeferredFree, Error, Layout, Pool};
-use umf_testkit::Borrower;
 use umf_testkit::pool::{Numbers, Pages, Token};
+use umf_testkit::{Borrower, race};
 
-use crate::span::LIVE;
+use crate::state::LIVE;
 use crate::{SlabPool, SlabSettings};
 
 const SIZES: [usize; 4] = [24, 700, 4000, 50_000];
@@ -70,30 +70,15 @@ fn block_that_owner_and_stranger_free_is_handed_out_once() {
     for round in 0..RACES / BLOCKS {
         let size = SIZES[round % 3];
         let blocks: Vec<Address> = (0..BLOCKS).map(|_| allocate(&pool, size)).collect();
-        let arrived = AtomicUsize::new(0);
-        let race = || {
-            let mut won = 0;
-            for (turn, &address) in (1..).zip(&blocks) {
-                arrived.fetch_add(1, Ordering::AcqRel);
-                let mut spins = 0_u32;
-                while arrived.load(Ordering::Acquire) < 2 * turn {
-                    spins += 1;
-                    if spins.is_multiple_of(4096) {
-                        std::thread::yield_now();
-                    }
-                }
-                match free(&pool, address) {
-                    Ok(()) => won += 1,
-                    Err(Error::NotAllocated { .. }) => {}
-                    Err(error) => panic!("{error}"),
-                }
+        let won = AtomicUsize::new(0);
+        race(&blocks, |&address| match free(&pool, address) {
+            Ok(()) => {
+                won.fetch_add(1, Ordering::Relaxed);
             }
-            won
-        };
-        let won = std::thread::scope(|scope| {
-            let other = scope.spawn(race);
-            race() + other.join().unwrap()
+            Err(Error::NotAllocated { .. }) => {}
+            Err(error) => panic!("{error}"),
         });
+        let won = won.into_inner();
         assert!((BLOCKS..=2 * BLOCKS).contains(&won));
         both += won - BLOCKS;
         let mut again: Vec<Address> = (0..2 * BLOCKS).map(|_| allocate(&pool, size)).collect();
