@@ -45,12 +45,21 @@ macro_rules! call {
 }
 
 impl Next {
-    /// Looks for it. The calling thread is busy: finding a function may allocate.
+    /// Looks for it, and allocates a block once. The calling thread is busy: finding a function may allocate.
+    ///
+    /// The first `malloc` of glibc sets its heap up without a lock, and `fork` takes none before that. glibc counts on
+    /// the first allocation being made before there are threads, which does not hold for an allocator that serves some
+    /// sizes only: a fork in that moment gave the child a heap that was set up in half.
     pub(crate) fn find() -> Option<Self> {
-        [&MALLOC, &CALLOC, &REALLOC, &FREE, &MEMALIGN, &USABLE_SIZE]
-            .iter()
-            .all(|function| function.find())
-            .then_some(Self(()))
+        let functions = [&MALLOC, &CALLOC, &REALLOC, &FREE, &MEMALIGN, &USABLE_SIZE];
+        if !functions.iter().all(|function| function.find()) {
+            return None;
+        }
+        let next = Self(());
+        let block = next.allocate(1, 1);
+        // SAFETY: its own block, or null.
+        unsafe { next.free(block) };
+        Some(next)
     }
 
     /// What [`Next::find`] found before.

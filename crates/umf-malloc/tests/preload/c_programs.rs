@@ -39,6 +39,18 @@ fn threads_free_each_others_blocks_and_fork() {
     }
 }
 
+/// Before there are threads, and before the program allocates anything.
+#[test]
+fn the_next_allocator_is_set_up_before_main() {
+    let test = "the_next_allocator_is_set_up_before_main";
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile(test, "first", folder.path()) else { return };
+    for (settings, text) in [("size.threshold=64", "set up\n"), ("", "not set up\n")] {
+        let said = run(&mut Command::new(&program), Some(settings));
+        assert_eq!((said.status, said.output.as_str(), said.errors.as_str()), (0, text, ""), "{settings}");
+    }
+}
+
 /// What came amid `malloc` may fork, in a process of one thread: nobody waits for what was interrupted.
 #[test]
 fn a_handler_of_signals_forks() {

@@ -1,0 +1,10 @@
+/* Says whether the C library's own heap has any memory yet. */
+
+#include <malloc.h>
+#include <unistd.h>
+
+int main(void) {
+    if (mallinfo2().arena > 0)
+        return write(1, "set up\n", 7) != 7;
+    return write(1, "not set up\n", 11) != 11;
+}
