@@ -9,9 +9,11 @@ use std::collections::HashMap;
 use umf_ipc::{HANDLE_SIZE, Handle};
 use umf_sync::failpoint;
 
-use crate::layout::{HALF_OF_HANDLES, HANDLES, Side};
+use crate::Result;
+use crate::layout::{self, HALF_OF_HANDLES, HANDLES, OFFERS};
 use crate::memory::Memory;
-use crate::segment::Segment;
+use crate::protocol::Load;
+use crate::shared::Shared;
 
 /// An entry of a board, and which handle it is that it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,22 +64,28 @@ impl Board {
 
     /// Tells of a memory, unless that was done. `None` if open messages name all entries.
     #[inline]
-    pub(crate) fn tell(&mut self, segment: &Segment, me: Side, memory: &Memory<'_>) -> Option<Told> {
+    pub(crate) fn tell(&mut self, shared: &Shared, memory: &Memory<'_>) -> Result<Option<Told>> {
         let place = match self.last {
             Some((id, place)) if id == memory.id() => place,
-            _ => self.place(segment, me, memory)?,
+            _ => match self.place(shared, memory)? {
+                Some(place) => place,
+                None => return Ok(None),
+            },
         };
         self.last = Some((memory.id(), place));
-        Some(Told { index: (self.first + place) as u8, generation: self.entries[place].generation })
+        Ok(Some(Told { index: (self.first + place) as u8, generation: self.entries[place].generation }))
     }
 
-    fn place(&mut self, segment: &Segment, me: Side, memory: &Memory<'_>) -> Option<usize> {
+    fn place(&mut self, shared: &Shared, memory: &Memory<'_>) -> Result<Option<usize>> {
         if let Some(place) = self.places.get(&memory.id()) {
-            return Some(*place);
+            return Ok(Some(*place));
         }
         let count = self.entries.len();
-        let free =
-            (0..count).map(|step| (self.next + step) % count).find(|place| self.entries[*place].pins == 0)?;
+        let mut places = (0..count).map(|step| (self.next + step) % count);
+        let Some(free) = places.find(|place| self.entries[*place].pins == 0) else { return Ok(None) };
+        let index = self.first + free;
+        shared.populate(OFFERS)?;
+        shared.populate((layout::handle(index), HANDLE_SIZE))?;
         self.next = free + 1;
         let entry = &mut self.entries[free];
         self.places.remove(&entry.id);
@@ -85,16 +93,15 @@ impl Board {
         // Even: a whole handle. 54 bits remain of it in messages, which are enough.
         entry.generation += 2;
         entry.id = memory.id();
-        let index = self.first + free;
-        let word = segment.word(me.generation(index));
+        let word = shared.mine.word(layout::generation(index));
         word.store(entry.generation - 1, Ordering::Relaxed);
         fence(Ordering::Release);
-        let to = segment.bytes(me.handle(index), HANDLE_SIZE);
+        let to = shared.mine.bytes(layout::handle(index), HANDLE_SIZE);
         // SAFETY: `to` has room for a handle, in memory that this half of this side alone writes.
         unsafe { core::ptr::copy_nonoverlapping(memory.bytes().as_ptr(), to.as_ptr(), HANDLE_SIZE) };
         word.store(entry.generation, Ordering::Release);
         failpoint!("link.told");
-        Some(free)
+        Ok(Some(free))
     }
 
     /// Keeps an entry until it is [`unpin`](Self::unpin)ned.
@@ -113,18 +120,18 @@ impl Board {
     }
 }
 
-/// Reads a handle that a side has told; `None` if the entry holds another one, or none at all.
-pub(crate) fn read(segment: &Segment, side: Side, told: Told) -> Option<Handle> {
+/// Reads a handle that the peer has told; `None` if the entry holds another one, or none at all.
+pub(crate) fn read(shared: &Shared, told: Told) -> Option<Handle> {
     let index = usize::from(told.index);
-    let word = segment.word(side.generation(index));
+    let word = shared.theirs.word(layout::generation(index));
     let before = word.load(Ordering::Acquire);
     if before != told.generation || before & 1 == 1 {
         return None;
     }
     let mut bytes = [0; HANDLE_SIZE];
-    let from = segment.bytes(side.handle(index), HANDLE_SIZE);
+    let from = shared.theirs.bytes(layout::handle(index), HANDLE_SIZE);
     // SAFETY: both have that many bytes; what comes is checked below.
-    unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), bytes.as_mut_ptr(), HANDLE_SIZE) };
+    unsafe { core::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), HANDLE_SIZE) };
     fence(Ordering::Acquire);
     if word.load(Ordering::Relaxed) != before {
         return None;
@@ -145,12 +152,12 @@ impl Known {
 
     /// As [`read`].
     #[inline]
-    pub(crate) fn handle(&mut self, segment: &Segment, other: Side, told: Told) -> Option<&Handle> {
+    pub(crate) fn handle(&mut self, shared: &Shared, told: Told) -> Option<&Handle> {
         let index = usize::from(told.index);
         let is_known =
             matches!(&self.handles[index], Some((generation, _)) if *generation == told.generation);
         if !is_known {
-            self.handles[index] = Some((told.generation, Box::new(read(segment, other, told)?)));
+            self.handles[index] = Some((told.generation, Box::new(read(shared, told)?)));
         }
         self.handles[index].as_ref().map(|(_, handle)| &**handle)
     }

@@ -20,9 +20,9 @@ use umf_sync::{failpoint, fork};
 
 use crate::address::{SOCKET, is_plain};
 use crate::engines::Engines;
-use crate::layout::Side;
-use crate::segment::Segment;
-use crate::shared::{Fds, Shared};
+use crate::key::Side;
+use crate::lane::{Bell, OwnLane, PeerLane};
+use crate::shared::{Fds, Lanes, Shared};
 use crate::wire::{self, Here, Kind, Packet};
 use crate::{Error, Link, LinkAddress, LinkSettings, Result, sys};
 
@@ -120,18 +120,17 @@ impl LinkBuilder {
         failpoint!("link.connected");
         let pid = trusted(&socket)?;
         let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
-        let (segment, fd) = Segment::create(nonce).map_err(Error::system("making the memory of a link"))?;
-        failpoint!("link.segment_made");
-        let hello = Packet { base: segment.base(), nonce }.encode(Kind::Hello);
-        sys::send(socket.as_fd(), &hello, Some(fd.as_fd())).map_err(late)?;
-        drop(fd);
+        let made = Made::new(nonce)?;
+        failpoint!("link.lane_made");
+        made.send(&socket, Kind::Hello).map_err(late)?;
         failpoint!("link.proposed");
         let mut bytes = [0; wire::SIZE + 1];
-        let (length, _) = sys::receive(&socket, &mut bytes, deadline).map_err(late)?;
+        let (length, fds) = sys::receive(&socket, &mut bytes, deadline).map_err(late)?;
+        let odd = Error::Misbehaved { pid, what: "it does not answer as an endpoint does" };
         let welcome = Packet::decode(&bytes[..length], Kind::Welcome).filter(|packet| packet.nonce == nonce);
-        let welcome =
-            welcome.ok_or(Error::Misbehaved { pid, what: "it does not answer as an endpoint does" })?;
-        self.link(segment, Side::Connector, socket, pid, welcome.base)
+        let welcome = welcome.ok_or(odd.clone())?;
+        let lanes = made.join(&fds, nonce)?.ok_or(odd)?;
+        self.link(lanes, Side::Connector, socket, pid, welcome.base)
     }
 
     /// An endpoint at a socket of this name.
@@ -155,7 +154,7 @@ impl LinkBuilder {
         let Ok(pid) = trusted(&socket) else { return Ok(None) };
         if let Some(here) = here {
             // If it went just now, it need not know.
-            let _ = sys::send(socket.as_fd(), &here.encode(), None);
+            let _ = sys::send(socket.as_fd(), &here.encode(), &[]);
         }
         Ok(Some(pid))
     }
@@ -171,15 +170,51 @@ impl LinkBuilder {
         &self.settings
     }
 
-    fn link(&self, segment: Segment, me: Side, socket: OwnedFd, pid: i32, base: u64) -> Result<Link> {
+    fn link(&self, lanes: Lanes, me: Side, socket: OwnedFd, pid: i32, base: u64) -> Result<Link> {
         let pidfd = pidfd_of(&socket, pid);
         let fds = Fds::new(socket, pidfd)?;
-        let engines = Engines::probe(&segment, me, (pid, base), &self.settings, self.importer.is_some());
+        let engines = Engines::probe(&lanes.mine, (pid, base), &self.settings, self.importer.is_some());
         tracing::debug!(pid, %engines, "a link was made");
         let given = (self.settings.clone(), self.importer);
-        let shared = Shared::new(segment, me, fds, pid, given, engines);
+        let shared = Shared::new(lanes, me, fds, pid, given, engines);
         failpoint!("link.made");
         Ok(Link::new(Arc::new(shared)))
+    }
+}
+
+/// What one process makes for a link, and sends to the other one.
+struct Made {
+    lane: OwnLane,
+    bell: Bell,
+    fds: [OwnedFd; 2],
+}
+
+impl Made {
+    fn new(nonce: u128) -> Result<Self> {
+        let failed = Error::system("making the memory of a link");
+        let (lane, lane_fd) = OwnLane::create(nonce).map_err(&failed)?;
+        let (bell, bell_fd) = Bell::create().map_err(failed)?;
+        Ok(Self { lane, bell, fds: [lane_fd, bell_fd] })
+    }
+
+    fn send(&self, socket: &OwnedFd, kind: Kind) -> sys::Result<()> {
+        let packet = Packet { base: self.lane.base(), nonce: self.lane.nonce() }.encode(kind);
+        sys::send(socket.as_fd(), &packet, &self.fds.each_ref().map(AsFd::as_fd))
+    }
+
+    /// With what the other one has sent; `None` if that is no lane and no bell.
+    fn join(self, fds: &[OwnedFd], nonce: u128) -> Result<Option<Lanes>> {
+        let [lane, bell] = fds else { return Ok(None) };
+        let failed = Error::system("mapping the memory of a link");
+        let theirs = PeerLane::adopt(lane, nonce).map_err(&failed)?;
+        let their_bell = Bell::adopt(bell).map_err(failed)?;
+        let joined = |(theirs, their_bell)| Lanes {
+            mine: self.lane,
+            theirs,
+            my_bell: Arc::new(self.bell),
+            their_bell,
+        };
+        Ok(theirs.zip(their_bell).map(joined))
     }
 }
 
@@ -356,7 +391,7 @@ impl Endpoint {
             tracing::warn!(pid, %why, "a process connected, and was no peer");
             Ok(None)
         };
-        let (length, mut fds) = match sys::receive(&socket, &mut bytes, deadline) {
+        let (length, fds) = match sys::receive(&socket, &mut bytes, deadline) {
             Ok(received) => received,
             Err(errno @ (Errno::MFILE | Errno::NFILE)) => return Err(Error::system("recvmsg")(errno)),
             Err(errno) => return nobody(&errno),
@@ -364,24 +399,20 @@ impl Endpoint {
         if let (Some(here), true) = (Here::decode(&bytes[..length]), fds.is_empty()) {
             return Ok(Some(Arrival::Here(pid, here)));
         }
-        let (Some(hello), Some(fd), true) =
-            (Packet::decode(&bytes[..length], Kind::Hello), fds.pop(), fds.is_empty())
-        else {
+        let Some(hello) = Packet::decode(&bytes[..length], Kind::Hello) else {
             return nobody(&"it did not say hello with the memory of a link");
         };
-        let segment = match Segment::adopt(&fd, hello.nonce) {
-            Ok(Some(segment)) => segment,
-            Ok(None) => return nobody(&"what it sent is not the memory of a link"),
-            Err(errno) => return Err(Error::system("mapping the memory of a link")(errno)),
+        let made = Made::new(hello.nonce)?;
+        let answered = made.send(&socket, Kind::Welcome);
+        failpoint!("link.lane_sent");
+        let Some(lanes) = made.join(&fds, hello.nonce)? else {
+            return nobody(&"what it sent is not the memory of a link");
         };
-        drop(fd);
-        failpoint!("link.segment_mapped");
-        let welcome = Packet { base: segment.base(), nonce: hello.nonce }.encode(Kind::Welcome);
-        if let Err(errno) = sys::send(socket.as_fd(), &welcome, None) {
+        if let Err(errno) = answered {
             return nobody(&errno);
         }
         failpoint!("link.welcomed");
-        let link = self.builder.link(segment, Side::Acceptor, socket, pid, hello.base)?;
+        let link = self.builder.link(lanes, Side::Acceptor, socket, pid, hello.base)?;
         Ok(Some(Arrival::Link(Box::new(link))))
     }
 }

@@ -1,13 +1,14 @@
 //! [`Engines`]: what can carry messages to this process on a link, and what each costs here and now.
 
 use core::fmt;
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use rustix::io::Errno;
 
-use crate::layout::{CHUNK, CHUNKS, NONCE_WORDS, SIZE, Side};
+use crate::lane::OwnLane;
+use crate::layout::{CHUNK, NONCE_WORDS, SIZE};
 use crate::parts::Part;
-use crate::segment::Segment;
 use crate::sys::{self, Direction, Iov};
 use crate::{Engine, LinkSettings};
 
@@ -49,15 +50,15 @@ pub struct Engines {
 }
 
 impl Engines {
-    /// Tries them out. `pid` is that of the peer here, and `base` where the peer has the segment.
+    /// Tries them out. `pid` is that of the peer here, and `base` where the peer has its lane. What copies cost is measured once in a
+    /// process.
     pub(crate) fn probe(
-        segment: &Segment,
-        me: Side,
+        lane: &OwnLane,
         (pid, base): (i32, u64),
         settings: &LinkSettings,
         has_importer: bool,
     ) -> Self {
-        let copy = measure_copy(segment, me);
+        let copy = *COPY.get_or_init(measure_copy);
         let first_chunk = copy.of(CHUNK);
         // Three lines on their way, and the first chunk, before both sides copy at the same time.
         let bounce = Cost { base: 600.0 + first_chunk, per_kib: copy.per_kib * 1.3 };
@@ -66,7 +67,7 @@ impl Engines {
             forced: settings.engine,
             inline_max: settings.inline_max(),
             both_min: settings.both_min,
-            cma: measure_cma(segment, me, pid, base),
+            cma: cma(lane, pid, base),
             bounce,
             mapped,
         }
@@ -118,13 +119,14 @@ fn best(times: u32, mut run: impl FnMut() -> Result<(), Errno>) -> Result<f64, E
 
 const LARGE: usize = CHUNK * 4;
 
-fn measure_copy(segment: &Segment, me: Side) -> Cost {
-    let mut to = vec![0_u8; LARGE];
-    let from = segment.bytes(me.other().chunk(0), CHUNK * CHUNKS as usize);
+static COPY: OnceLock<Cost> = OnceLock::new();
+static CMA: OnceLock<Cost> = OnceLock::new();
+
+fn measure_copy() -> Cost {
+    let (from, mut to) = (vec![1_u8; LARGE], vec![0_u8; LARGE]);
     let mut copy = |length: usize| {
         best(3, || {
-            // SAFETY: the bounce area of the other side, of which the first bytes; `to` has as many.
-            unsafe { core::ptr::copy(from.as_ptr(), to.as_mut_ptr(), length) };
+            to[..length].copy_from_slice(&from[..length]);
             core::hint::black_box(&mut to);
             Ok(())
         })
@@ -134,20 +136,32 @@ fn measure_copy(segment: &Segment, me: Side) -> Cost {
     Cost::through((4096, small), (LARGE, copy(LARGE)))
 }
 
-fn measure_cma(segment: &Segment, me: Side, pid: i32, base: u64) -> Result<Cost, String> {
+/// Copies out of the memory of a process.
+fn read(pid: i32, address: u64, to: &mut [u8]) -> Result<(), Errno> {
+    let length = to.len();
+    let local = [Part { base: to.as_mut_ptr(), length }.iov()];
+    let remote = [Iov { address, length: length as u64 }];
+    // SAFETY: `to` has that many bytes; the pid is that of this process, or of the peer, whose socket is held.
+    unsafe { sys::across(pid, Direction::Read, &local, &remote) }
+}
+
+/// What the kernel's copies cost: of this process out of itself, which is about the same as out of another one.
+fn measure_cma() -> Result<Cost, Errno> {
+    let (from, mut to) = (vec![1_u8; LARGE], vec![0_u8; LARGE]);
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    let address = from.as_ptr().expose_provenance() as u64;
+    let mut time = |length: usize| best(3, || read(pid, address, &mut to[..length]));
+    let small = time(4096)?;
+    Ok(Cost::through((4096, small), (LARGE, time(LARGE)?)))
+}
+
+fn cma(lane: &OwnLane, pid: i32, base: u64) -> Result<Cost, String> {
     if pid <= 0 {
         return Err("the peer is in another pid namespace: let both processes share one".to_owned());
     }
     if base.checked_add(SIZE as u64).is_none_or(|end| end > 1 << 57) {
         return Err("the peer says that it is where nothing can be".to_owned());
     }
-    let mut to = vec![0_u8; LARGE];
-    let read = |offset: usize, length: usize, to: &mut [u8]| {
-        let local = [Part { base: to.as_mut_ptr(), length }.iov()];
-        let remote = [Iov { address: base + offset as u64, length: length as u64 }];
-        // SAFETY: `to` has that many bytes; the pid is that of the peer, whose pidfd is held.
-        unsafe { sys::across(pid, Direction::Read, &local, &remote) }
-    };
     // Real bytes: the kernel lets reads of no byte pass. And those that only the peer can have there.
     let refused = |errno: Errno| {
         let why = match errno {
@@ -161,15 +175,15 @@ fn measure_cma(segment: &Segment, me: Side, pid: i32, base: u64) -> Result<Cost,
         };
         format!("process_vm_readv: {errno}: {why}")
     };
-    read(NONCE_WORDS[0], 16, &mut to).map_err(refused)?;
-    let nonce = NONCE_WORDS.map(|word| segment.word(word).load(core::sync::atomic::Ordering::Relaxed));
-    if to[..8] != nonce[0].to_ne_bytes() || to[8..16] != nonce[1].to_ne_bytes() {
+    let mut nonce = [0; 16];
+    read(pid, base + NONCE_WORDS[0] as u64, &mut nonce).map_err(refused)?;
+    if nonce != lane.nonce().to_le_bytes() {
         return Err("what is read is not the peer's memory".to_owned());
     }
-    let from = me.other().chunk(0);
-    let mut time = |length: usize| best(3, || read(from, length, &mut to)).map_err(refused);
-    let small = time(4096)?;
-    Ok(Cost::through((4096, small), (LARGE, time(LARGE)?)))
+    match CMA.get() {
+        Some(cost) => Ok(*cost),
+        None => measure_cma().map(|cost| *CMA.get_or_init(|| cost)).map_err(refused),
+    }
 }
 
 impl fmt::Display for Engines {

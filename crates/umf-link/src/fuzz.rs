@@ -9,10 +9,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use umf_core::View;
 
 use crate::engines::Engines;
-use crate::layout::{DESCRIPTORS, FIRST, FIRST_PAYLOAD, NEXT, NEXT_PAYLOAD, SIZE, Side, slots};
-use crate::protocol::{self, Header, Outcome};
-use crate::segment::Segment;
-use crate::shared::{Fds, Shared};
+use crate::key::Side;
+use crate::lane::{Bell, OwnLane, PeerLane};
+use crate::layout::{self, DESCRIPTORS, FIRST, FIRST_PAYLOAD, NEXT, NEXT_PAYLOAD, Ring, SIZE, slots};
+use crate::protocol::{self, Header, Offered};
+use crate::shared::{Fds, Lanes, Shared};
 use crate::wire::{Here, Kind, Packet};
 use crate::{
     Destination, Element, Engine, Error, Link, LinkSettings, Operation, Reduction, Registration,
@@ -98,20 +99,22 @@ impl Room {
     }
 }
 
-fn write(theirs: &Segment, at: usize, bytes: &[u8]) {
+fn write(theirs: &OwnLane, at: usize, bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(SIZE - at)];
     let to = theirs.bytes(at, bytes.len());
-    // SAFETY: as many bytes of the segment.
+    // SAFETY: as many bytes of the lane.
     unsafe { core::ptr::copy(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
 }
 
-/// A link in all of its uses, with a peer that writes into the segment what the input says: where it likes, or so that it is looked at.
+/// A link in all of its uses, with a peer that writes into its lane what the input says: where it likes, or so that it is looked at.
 /// What comes of each call is a result or an error, and nothing but the memory of the call is touched.
 pub fn hostile_peer(data: &[u8]) {
     let mut input = Input(data);
     let Some(choice) = input.byte() else { return };
-    let Ok((segment, fd)) = Segment::create(7) else { return };
-    let Ok(Some(theirs)) = Segment::adopt(&fd, 7) else { return };
+    let (Ok((mine, _)), Ok((theirs, fd))) = (OwnLane::create(7), OwnLane::create(7)) else { return };
+    let Ok(Some(seen)) = PeerLane::adopt(&fd, 7) else { return };
+    let (Ok((my_bell, _)), Ok((their_bell, _))) = (Bell::create(), Bell::create()) else { return };
+    let lanes = Lanes { mine, theirs: seen, my_bell: Arc::new(my_bell), their_bell };
     let Ok((socket, _other)) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
     else {
@@ -126,13 +129,13 @@ pub fn hostile_peer(data: &[u8]) {
     settings.engine = Engine::ALL.get(usize::from(choice >> 2)).copied();
     let me = if choice & 2 == 0 { Side::Connector } else { Side::Acceptor };
     // The process that it is asked to read is none.
-    let engines = Engines::probe(&segment, me, (0, 0), &settings, false);
-    let mut link = Link::new(Arc::new(Shared::new(segment, me, fds, 0, (settings, None), engines)));
+    let engines = Engines::probe(&lanes.mine, (0, 0), &settings, false);
+    let mut link = Link::new(Arc::new(Shared::new(lanes, me, fds, 0, (settings, None), engines)));
     let shared = Arc::clone(&link.shared);
     let [from, into] = &*ROOMS;
     let (mut sends, mut receives) = (Vec::new(), Vec::new());
     let mut ranges: Vec<Registration<'static>> = Vec::new();
-    let mut slot = 0;
+    let (mut ring, mut slot) = (Ring::Small, 0);
     for _ in 0..100 {
         let Some(what) = input.byte() else { break };
         let done: Result<(), Error> = match what % 16 {
@@ -146,7 +149,6 @@ pub fn hostile_peer(data: &[u8]) {
             2..=4 => {
                 let kind = if what < 128 { what >> 4 } else { 2 };
                 let (tag, length) = (input.number(), input.number() as u16);
-                let ring = me.other();
                 theirs.word(ring.slot(slot) + 8).store(tag, Ordering::Relaxed);
                 write(&theirs, ring.slot(slot) + FIRST, input.bytes(FIRST_PAYLOAD));
                 let count = slots(usize::from(length).min(32 << 10));
@@ -154,7 +156,10 @@ pub fn hostile_peer(data: &[u8]) {
                     write(&theirs, ring.slot(slot + next) + NEXT, input.bytes(NEXT_PAYLOAD));
                 }
                 protocol::announce(theirs.word(ring.slot(slot)), slot, Header { kind, length });
-                slot += count;
+                if kind == offer::GROWN {
+                    ring = Ring::Large;
+                }
+                slot += if kind == offer::GROWN { 1 } else { count };
                 Ok(())
             }
             // An offer that is one.
@@ -164,13 +169,12 @@ pub fn hostile_peer(data: &[u8]) {
                 let flags = input.number() & 0xff;
                 let words =
                     [u64::from(number) | index << 32 | flags << 40 | 1 << 48, length, 0, 0, input.number()];
-                let ring = me.other();
                 for (place, word) in words.into_iter().enumerate() {
                     theirs.word(ring.slot(slot) + FIRST + 8 * place).store(word, Ordering::Relaxed);
                 }
                 theirs
-                    .word(ring.outcome(index as usize))
-                    .store(protocol::outcome(number, Outcome::Open), Ordering::Relaxed);
+                    .word(layout::offered(index as usize))
+                    .store(protocol::offered(number, Offered::Open), Ordering::Relaxed);
                 let header = Header { kind: offer::OFFER, length: 40 };
                 protocol::announce(theirs.word(ring.slot(slot)), slot, header);
                 slot += 1;
@@ -181,33 +185,32 @@ pub fn hostile_peer(data: &[u8]) {
                 let index = input.number() as usize;
                 let number = shared.numbers[index % DESCRIPTORS].load(Ordering::Relaxed);
                 for place in 0..4 {
-                    theirs.word(me.argument(index, place)).store(input.number(), Ordering::Relaxed);
+                    theirs.word(layout::argument(index, place)).store(input.number(), Ordering::Relaxed);
                 }
                 let asked = offer::request(number, what >> 6, input.number() as u16);
-                theirs.word(me.request(index)).store(asked, Ordering::Release);
+                theirs.word(layout::request(index)).store(asked, Ordering::Release);
                 Ok(())
             }
             // A request for a registered range.
             7 => {
                 let call = u64::from(what >> 6);
-                let ring = me.other();
                 let range = input.number() as usize;
                 let asked = 1 + u64::from(what >> 4 & 1) | (range as u64 & 0xff) << 8 | input.number() << 32;
-                let generation = theirs.word(me.range(range)).load(Ordering::Relaxed);
+                let generation = shared.mine.word(layout::range(range)).load(Ordering::Relaxed);
                 for (place, value) in [asked, generation].into_iter().enumerate() {
-                    theirs.word(ring.call_word(call, place)).store(value, Ordering::Relaxed);
+                    theirs.word(layout::asked_word(call, place)).store(value, Ordering::Relaxed);
                 }
                 for place in 0..3 {
                     for half in [0, 8] {
                         theirs
-                            .word(ring.call_span(call, place) + half)
+                            .word(layout::asked_span(call, place) + half)
                             .store(input.number(), Ordering::Relaxed);
                     }
                 }
                 let next = shared.next_call.load(Ordering::Relaxed);
                 theirs
-                    .word(ring.call(next))
-                    .store(protocol::outcome(next as u32, Outcome::Open), Ordering::Release);
+                    .word(layout::asked(next))
+                    .store(protocol::offered(next as u32, Offered::Open), Ordering::Release);
                 link.progress()
             }
             8 => link.probe(TagMatch::ANY).map(drop),
@@ -255,7 +258,7 @@ pub fn hostile_peer(data: &[u8]) {
                     nonce: 7,
                 };
                 theirs
-                    .word(me.other().range(key.slot))
+                    .word(layout::range(key.slot))
                     .store(if what & 16 == 0 { key.generation } else { 0 }, Ordering::Release);
                 let span = Span { offset: input.number() as usize, length: 500 };
                 let part = from.slice().range(..500);

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::layout::{RANGES, Side};
+use crate::layout::RANGES;
 
 /// Bytes of a key.
 pub const KEY_SIZE: usize = 48;
@@ -10,6 +10,24 @@ pub const KEY_SIZE: usize = 48;
 const MAGIC: [u8; 4] = *b"UMFR";
 const VERSION: u8 = 1;
 const CHECKSUM: usize = KEY_SIZE - 4;
+
+/// One of the two sides of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Side {
+    /// Who connected.
+    Connector,
+    /// Who accepted.
+    Acceptor,
+}
+
+impl Side {
+    pub(crate) const fn other(self) -> Self {
+        match self {
+            Self::Connector => Self::Acceptor,
+            Self::Acceptor => Self::Connector,
+        }
+    }
+}
 
 /// What a peer may do with a registered range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

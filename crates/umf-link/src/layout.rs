@@ -1,26 +1,23 @@
-//! Where what lies in the segment of a link. `docs/link.md` has the table.
+//! What lies where in a lane: the file that one side of a link writes and the other one reads. `docs/link.md` has the table.
 //!
-//! The segment is a page about the whole, and an area for each side: what that side sends, and what it has to say about
-//! what it receives. Side 0 is who connected.
+//! The first page has all that short messages need, and is the only one that every lane has. The others get their memory
+//! when they are first used.
 
-/// "UMFLINK" and the version of this layout.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLINK\x03");
+/// "UMFLANE" and the version of this layout.
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"UMFLANE\x01");
 
+pub(crate) const PAGE: usize = 4096;
 /// Two cache lines: processors fetch them in pairs.
 pub(crate) const LINE: usize = 128;
 
 /// Bytes of a slot of a ring, its header included.
 pub(crate) const SLOT: usize = 256;
-/// Slots of a ring.
-pub(crate) const SLOTS: u64 = 256;
 /// Where the payload begins in the first slot of a message (header, tag), and in those that follow it (header).
 pub(crate) const FIRST: usize = 16;
 pub(crate) const NEXT: usize = 8;
 /// Payload of the first slot, and of each that follows.
 pub(crate) const FIRST_PAYLOAD: usize = SLOT - FIRST;
 pub(crate) const NEXT_PAYLOAD: usize = SLOT - NEXT;
-/// Receivers say what they have consumed each time that it is this much more.
-pub(crate) const QUARTER: u64 = SLOTS / 4;
 /// The largest payload in a ring. Its slots fit beside a quarter that was consumed and not told.
 pub(crate) const MAX_INLINE: usize = 32 << 10;
 
@@ -43,188 +40,206 @@ pub(crate) const CALL_BYTES: usize = 16 << 10;
 /// The most ranges that are told of a message, by who sends it or who receives it.
 pub(crate) const MOST_RANGES: usize = 1024;
 
-/// The page about the whole: magic, size, nonce; then a line for each side.
-const SIDE_LINES: usize = 1024;
-const FIRST_AREA: usize = 4096;
+/// Words of the first page: what both agreed on.
+pub(crate) const MAGIC_WORD: usize = 0;
+pub(crate) const NONCE_WORDS: [usize; 2] = [16, 24];
+/// Not 0 once this side has closed the link.
+pub(crate) const CLOSED: usize = LINE;
+/// The number plus one of the processor that this side last spun on; 0 if it has not.
+pub(crate) const PROCESSOR: usize = LINE + 8;
+/// How often this side has asked to be told by its socket.
+pub(crate) const ARMED: usize = LINE + 16;
+/// How many slots of the other side's rings this side has consumed.
+pub(crate) const CONSUMED: usize = 2 * LINE;
+/// A bit for each descriptor of the other side, which is turned when what was lent there is given back.
+pub(crate) const GIVEN_BACK: usize = 3 * LINE;
 
-const RING: usize = 0;
-const CONSUMED: usize = RING + SLOT * SLOTS as usize;
-const DESCRIPTOR: usize = CONSUMED + 4096;
-const DESCRIPTOR_SIZE: usize = 4 * LINE;
-const GENERATIONS: usize = DESCRIPTOR + DESCRIPTOR_SIZE * DESCRIPTORS;
-const HANDLE: usize = GENERATIONS + 4096;
+/// The two rings. A sender begins with the small one, and goes on in the large one when that is too small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ring {
+    Small,
+    Large,
+}
+
+impl Ring {
+    pub(crate) const fn slots(self) -> u64 {
+        match self {
+            Self::Small => 14,
+            Self::Large => 256,
+        }
+    }
+
+    /// Receivers say what they have consumed each time that it is this much more.
+    pub(crate) const fn quarter(self) -> u64 {
+        self.slots() / 4
+    }
+
+    /// The longest payload of a message.
+    pub(crate) const fn longest(self) -> usize {
+        match self {
+            Self::Small => 1 << 10,
+            Self::Large => MAX_INLINE,
+        }
+    }
+
+    const fn offset(self) -> usize {
+        match self {
+            Self::Small => 4 * LINE,
+            Self::Large => PAGE,
+        }
+    }
+
+    pub(crate) const fn size(self) -> usize {
+        self.slots() as usize * SLOT
+    }
+
+    /// The slot that number `number` is in. Numbers go on from ring to ring.
+    #[inline(always)]
+    pub(crate) const fn slot(self, number: u64) -> usize {
+        // (By a constant each, so that nothing is divided by what the compiler does not know.)
+        match self {
+            Self::Small => Self::Small.offset() + (number % Self::Small.slots()) as usize * SLOT,
+            Self::Large => Self::Large.offset() + (number % Self::Large.slots()) as usize * SLOT,
+        }
+    }
+}
+
+/// A line for each message that is offered, by its sender and, in the lane of the other side, by its receiver.
+const SENT: usize = Ring::Large.offset() + Ring::Large.size();
+const TAKEN: usize = SENT + DESCRIPTORS * LINE;
+const GENERATIONS: usize = TAKEN + DESCRIPTORS * LINE;
+/// Which registered range of the other side this side copies in or out of by itself.
+pub(crate) const INSIDE: usize = GENERATIONS + 8 * HANDLES;
+const HANDLE: usize = (INSIDE + LINE).next_multiple_of(PAGE);
 const BOUNCE: usize = HANDLE + HANDLES * umf_ipc::HANDLE_SIZE;
 const RANGE: usize = BOUNCE + CHUNK * CHUNKS as usize;
 /// Of a range: a line of words, and a handle.
 const RANGE_SIZE: usize = 64 + umf_ipc::HANDLE_SIZE;
-const CALL: usize = RANGE + RANGE_SIZE * RANGES;
-/// Of a request: a line of words, one for the answer, pieces, bytes.
-const CALL_SIZE: usize = 2 * LINE + 16 * CALL_SPANS + CALL_BYTES;
+const ASKED: usize = RANGE + RANGE_SIZE * RANGES;
+/// Of a request: a line of words, pieces, bytes.
+const ASKED_SIZE: usize = LINE + 16 * CALL_SPANS + CALL_BYTES;
+const ANSWER: usize = ASKED + ASKED_SIZE * CALLS as usize;
+/// Of an answer: a line of words, bytes.
+const ANSWER_SIZE: usize = LINE + CALL_BYTES;
 /// Where this side receives into: address (or place in told memory) and length of each range.
-const INTO: usize = (CALL + CALL_SIZE * CALLS as usize).next_multiple_of(4096);
-const AREA: usize = (INTO + 16 * MOST_RANGES).next_multiple_of(4096);
+const INTO: usize = ANSWER + ANSWER_SIZE * CALLS as usize;
 
-/// Bytes of a segment.
-pub(crate) const SIZE: usize = FIRST_AREA + 2 * AREA;
+/// Bytes of a lane.
+pub(crate) const SIZE: usize = (INTO + 16 * MOST_RANGES).next_multiple_of(PAGE);
 
-/// Words of the first page.
-pub(crate) const MAGIC_WORD: usize = 0;
-pub(crate) const SIZE_WORD: usize = 8;
-pub(crate) const NONCE_WORDS: [usize; 2] = [16, 24];
+/// A part of a lane that gets its memory at once: where it begins, and its bytes.
+pub(crate) type Part = (usize, usize);
 
-/// One of the two sides of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Side {
-    /// Who connected, and made the segment.
-    Connector,
-    /// Who accepted.
-    Acceptor,
+pub(crate) const LARGE_RING: Part = (Ring::Large.offset(), Ring::Large.size());
+/// What is said of messages that are offered, but for handles and bytes.
+pub(crate) const OFFERS: Part = (SENT, HANDLE - SENT);
+pub(crate) const REGISTERED: Part = (RANGE, RANGE_SIZE * RANGES);
+pub(crate) const ASKING: Part = (ASKED, ASKED_SIZE * CALLS as usize);
+pub(crate) const ANSWERING: Part = (ANSWER, ANSWER_SIZE * CALLS as usize);
+pub(crate) const RECEIVING: Part = (INTO, 16 * MOST_RANGES);
+
+const fn sent(index: usize) -> usize {
+    SENT + (index % DESCRIPTORS) * LINE
 }
 
-impl Side {
-    pub(crate) const fn other(self) -> Self {
-        match self {
-            Self::Connector => Self::Acceptor,
-            Self::Acceptor => Self::Connector,
-        }
-    }
+/// Which message is in a descriptor, and whether it was withdrawn.
+pub(crate) const fn offered(index: usize) -> usize {
+    sent(index)
+}
 
-    const fn area(self) -> usize {
-        FIRST_AREA + self as usize * AREA
-    }
+/// How much of it its sender has put out, or copied.
+pub(crate) const fn progress(index: usize) -> usize {
+    sent(index) + 8
+}
 
-    const fn line(self) -> usize {
-        SIDE_LINES + self as usize * 2 * LINE
-    }
+/// How many chunks of it its sender has claimed, from its end.
+pub(crate) const fn back(index: usize) -> usize {
+    sent(index) + 16
+}
 
-    /// How this side waits: set by it, taken back by whoever wakes it.
-    pub(crate) const fn waiting(self) -> usize {
-        self.line()
-    }
+/// What the receiver has decided about the message in a descriptor of the other side.
+pub(crate) const fn taken(index: usize) -> usize {
+    TAKEN + (index % DESCRIPTORS) * LINE
+}
 
-    /// The futex that it sleeps on (the lower half of the word).
-    pub(crate) const fn bell(self) -> usize {
-        self.line() + 8
-    }
+/// How many chunks of it the receiver has claimed, from its beginning.
+pub(crate) const fn front(index: usize) -> usize {
+    taken(index) + 8
+}
 
-    /// Not 0 once it has closed the link.
-    pub(crate) const fn closed(self) -> usize {
-        self.line() + 16
-    }
+/// What the receiver asks of the sender, and its arguments.
+pub(crate) const fn request(index: usize) -> usize {
+    taken(index) + 16
+}
 
-    /// The number plus one of the processor that it last spun on; 0 if it has not.
-    pub(crate) const fn processor(self) -> usize {
-        self.line() + 24
-    }
+/// Argument `number` (0 to 3) of a request.
+pub(crate) const fn argument(index: usize, number: usize) -> usize {
+    request(index) + 8 * (number % 4 + 1)
+}
 
-    /// The slot that number `number` of its ring is in.
-    pub(crate) const fn slot(self, number: u64) -> usize {
-        self.area() + RING + (number % SLOTS) as usize * SLOT
-    }
+/// The generation of an entry of the board: odd while it is written.
+pub(crate) const fn generation(index: usize) -> usize {
+    GENERATIONS + (index % HANDLES) * 8
+}
 
-    /// How many slots of this side's ring the other side has consumed, which writes it.
-    pub(crate) const fn consumed(self) -> usize {
-        self.area() + CONSUMED
-    }
+/// The bytes of a handle.
+pub(crate) const fn handle(index: usize) -> usize {
+    HANDLE + (index % HANDLES) * umf_ipc::HANDLE_SIZE
+}
 
-    /// A bit for each descriptor, which the other side turns when it gives back what was lent there.
-    pub(crate) const fn given_back(self) -> usize {
-        self.area() + CONSUMED + 2 * LINE
-    }
+/// A chunk of the bounce area.
+pub(crate) const fn chunk(number: u64) -> usize {
+    BOUNCE + (number % CHUNKS) as usize * CHUNK
+}
 
-    /// Which registered range of this side the other side copies in or out of by itself, which writes it.
-    pub(crate) const fn inside(self) -> usize {
-        self.area() + CONSUMED + 4 * LINE
-    }
+/// The generation of a registered range: 0 if it is none.
+pub(crate) const fn range(slot: usize) -> usize {
+    RANGE + (slot % RANGES) * RANGE_SIZE
+}
 
-    const fn descriptor(self, index: usize) -> usize {
-        self.area() + DESCRIPTOR + (index % DESCRIPTORS) * DESCRIPTOR_SIZE
-    }
+/// Word `number` (0 to 3) of what is said about a range: address, length, flags, where it begins in the handle's memory.
+pub(crate) const fn range_word(slot: usize, number: usize) -> usize {
+    range(slot) + 8 * (number % 4 + 1)
+}
 
-    /// How much of a message its sender has put out; written by this side.
-    pub(crate) const fn progress(self, index: usize) -> usize {
-        self.descriptor(index)
-    }
+/// The handle of the memory that a range is in.
+pub(crate) const fn range_handle(slot: usize) -> usize {
+    range(slot) + 64
+}
 
-    /// What the receiver asks of the sender, and its arguments; written by the other side.
-    pub(crate) const fn request(self, index: usize) -> usize {
-        self.descriptor(index) + LINE
-    }
+/// A request of this side, and whether it was withdrawn.
+pub(crate) const fn asked(number: u64) -> usize {
+    ASKED + (number % CALLS) as usize * ASKED_SIZE
+}
 
-    /// Argument `number` (0 to 4) of a request.
-    pub(crate) const fn argument(self, index: usize, number: usize) -> usize {
-        self.request(index) + 8 * (number % 5 + 1)
-    }
+/// Word `number` (0 to 3) of a request.
+pub(crate) const fn asked_word(number: u64, word: usize) -> usize {
+    asked(number) + 8 * (word % 4 + 1)
+}
 
-    /// What became of the message: both sides exchange it.
-    pub(crate) const fn outcome(self, index: usize) -> usize {
-        self.descriptor(index) + 2 * LINE
-    }
+/// Where its pieces are told, 16 bytes each.
+pub(crate) const fn asked_span(number: u64, index: usize) -> usize {
+    asked(number) + LINE + 16 * (index % CALL_SPANS)
+}
 
-    /// Which chunks of it are taken by whom: both sides exchange it.
-    pub(crate) const fn claims(self, index: usize) -> usize {
-        self.descriptor(index) + 3 * LINE
-    }
+/// The bytes that go with it.
+pub(crate) const fn asked_bytes(number: u64) -> usize {
+    asked(number) + LINE + 16 * CALL_SPANS
+}
 
-    /// The generation of an entry of its board: odd while it is written.
-    pub(crate) const fn generation(self, index: usize) -> usize {
-        self.area() + GENERATIONS + (index % HANDLES) * 8
-    }
+/// This side's answer to a request of the other one.
+pub(crate) const fn answer(number: u64) -> usize {
+    ANSWER + (number % CALLS) as usize * ANSWER_SIZE
+}
 
-    /// The bytes of a handle.
-    pub(crate) const fn handle(self, index: usize) -> usize {
-        self.area() + HANDLE + (index % HANDLES) * umf_ipc::HANDLE_SIZE
-    }
+/// The bytes that go with it.
+pub(crate) const fn answer_bytes(number: u64) -> usize {
+    answer(number) + LINE
+}
 
-    /// The generation of a registered range: 0 if it is none.
-    pub(crate) const fn range(self, slot: usize) -> usize {
-        self.area() + RANGE + (slot % RANGES) * RANGE_SIZE
-    }
-
-    /// Word `number` (0 to 3) of what is said about a range: address, length, flags, where it begins in the handle's memory.
-    pub(crate) const fn range_word(self, slot: usize, number: usize) -> usize {
-        self.range(slot) + 8 * (number % 4 + 1)
-    }
-
-    /// The handle of the memory that a range is in.
-    pub(crate) const fn range_handle(self, slot: usize) -> usize {
-        self.range(slot) + 64
-    }
-
-    /// What became of a request of this side: both sides exchange it.
-    pub(crate) const fn call(self, number: u64) -> usize {
-        self.area() + CALL + (number % CALLS) as usize * CALL_SIZE
-    }
-
-    /// Word `number` (0 to 3) of a request.
-    pub(crate) const fn call_word(self, number: u64, word: usize) -> usize {
-        self.call(number) + 8 * (word % 4 + 1)
-    }
-
-    /// The answer to it, which the other side writes.
-    pub(crate) const fn call_answer(self, number: u64) -> usize {
-        self.call(number) + LINE
-    }
-
-    /// Where its pieces are told, 16 bytes each.
-    pub(crate) const fn call_span(self, number: u64, index: usize) -> usize {
-        self.call(number) + 2 * LINE + 16 * (index % CALL_SPANS)
-    }
-
-    /// Its bytes, there or back.
-    pub(crate) const fn call_bytes(self, number: u64) -> usize {
-        self.call(number) + 2 * LINE + 16 * CALL_SPANS
-    }
-
-    /// Where a range of the list is told that this side receives into, 16 bytes each: of the one message that both copy just now.
-    pub(crate) const fn into_range(self, index: usize) -> usize {
-        self.area() + INTO + 16 * (index % MOST_RANGES)
-    }
-
-    /// A chunk of its bounce area.
-    pub(crate) const fn chunk(self, number: u64) -> usize {
-        self.area() + BOUNCE + (number % CHUNKS) as usize * CHUNK
-    }
+/// Where a range of the list is told that this side receives into, 16 bytes each: of the one message that both copy just now.
+pub(crate) const fn into_range(index: usize) -> usize {
+    INTO + 16 * (index % MOST_RANGES)
 }
 
 /// How many slots a message with this much payload takes.
@@ -232,7 +247,9 @@ pub(crate) const fn slots(length: usize) -> u64 {
     1 + length.saturating_sub(FIRST_PAYLOAD).div_ceil(NEXT_PAYLOAD) as u64
 }
 
-const _: () = assert!(slots(MAX_INLINE) + QUARTER < SLOTS);
+const _: () = assert!(slots(Ring::Large.longest()) + Ring::Large.quarter() < Ring::Large.slots());
+const _: () = assert!(slots(Ring::Small.longest()) + 1 + Ring::Small.quarter() < Ring::Small.slots());
+const _: () = assert!(Ring::Small.offset() + Ring::Small.size() == PAGE);
 const _: () = assert!(DESCRIPTORS == u64::BITS as usize);
 const _: () = assert!(RANGE_SIZE.is_multiple_of(64) && HALF_OF_HANDLES > DESCRIPTORS);
 
@@ -242,42 +259,34 @@ mod tests {
 
     #[test]
     fn nothing_overlaps_and_all_is_inside() {
-        let mut ranges = vec![(MAGIC_WORD, 32)];
-        for side in [Side::Connector, Side::Acceptor] {
-            ranges.push((side.waiting(), 8));
-            ranges.push((side.bell(), 8));
-            ranges.push((side.closed(), 8));
-            ranges.push((side.processor(), 8));
-            ranges.extend((0..SLOTS).map(|slot| (side.slot(slot), SLOT)));
-            ranges.push((side.consumed(), 8));
-            ranges.push((side.given_back(), 8));
-            ranges.push((side.inside(), 8));
-            for slot in 0..RANGES {
-                ranges.push((side.range(slot), 8));
-                ranges.extend((0..4).map(|number| (side.range_word(slot, number), 8)));
-                ranges.push((side.range_handle(slot), umf_ipc::HANDLE_SIZE));
-            }
-            for number in 0..CALLS {
-                ranges.push((side.call(number), 8));
-                ranges.extend((0..4).map(|word| (side.call_word(number, word), 8)));
-                ranges.push((side.call_answer(number), 8));
-                ranges.extend((0..CALL_SPANS).map(|index| (side.call_span(number, index), 16)));
-                ranges.push((side.call_bytes(number), CALL_BYTES));
-            }
-            for index in 0..DESCRIPTORS {
-                ranges.push((side.progress(index), 8));
-                ranges.push((side.request(index), 8));
-                ranges.extend((0..5).map(|number| (side.argument(index, number), 8)));
-                ranges.push((side.outcome(index), 8));
-                ranges.push((side.claims(index), 8));
-            }
-            for index in 0..HANDLES {
-                ranges.push((side.generation(index), 8));
-                ranges.push((side.handle(index), umf_ipc::HANDLE_SIZE));
-            }
-            ranges.extend((0..CHUNKS).map(|chunk| (side.chunk(chunk), CHUNK)));
-            ranges.extend((0..MOST_RANGES).map(|index| (side.into_range(index), 16)));
+        let mut ranges: Vec<(usize, usize)> = vec![(MAGIC_WORD, 8), (NONCE_WORDS[0], 16)];
+        ranges.extend([CLOSED, PROCESSOR, ARMED, CONSUMED, GIVEN_BACK, INSIDE].map(|word| (word, 8)));
+        for ring in [Ring::Small, Ring::Large] {
+            ranges.extend((0..ring.slots()).map(|slot| (ring.slot(slot), SLOT)));
         }
+        for slot in 0..RANGES {
+            ranges.push((range(slot), 8));
+            ranges.extend((0..4).map(|number| (range_word(slot, number), 8)));
+            ranges.push((range_handle(slot), umf_ipc::HANDLE_SIZE));
+        }
+        for number in 0..CALLS {
+            ranges.extend([asked(number), answer(number)].map(|word| (word, 8)));
+            ranges.extend((0..4).map(|word| (asked_word(number, word), 8)));
+            ranges.extend((0..CALL_SPANS).map(|index| (asked_span(number, index), 16)));
+            ranges.extend([asked_bytes(number), answer_bytes(number)].map(|bytes| (bytes, CALL_BYTES)));
+        }
+        for index in 0..DESCRIPTORS {
+            let words =
+                [offered(index), progress(index), back(index), taken(index), front(index), request(index)];
+            ranges.extend(words.map(|word| (word, 8)));
+            ranges.extend((0..4).map(|number| (argument(index, number), 8)));
+        }
+        for index in 0..HANDLES {
+            ranges.push((generation(index), 8));
+            ranges.push((handle(index), umf_ipc::HANDLE_SIZE));
+        }
+        ranges.extend((0..CHUNKS).map(|number| (chunk(number), CHUNK)));
+        ranges.extend((0..MOST_RANGES).map(|index| (into_range(index), 16)));
         ranges.sort_unstable();
         assert!(ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
         assert!(ranges.iter().all(|(start, size)| start.is_multiple_of(8) && start + size <= SIZE));
@@ -285,17 +294,23 @@ mod tests {
 
     #[test]
     fn numbers_from_outside_stay_inside() {
-        let side = Side::Acceptor;
         for number in [u64::MAX, 1 << 63] {
-            assert!(side.slot(number) + SLOT <= SIZE && side.chunk(number) + CHUNK <= SIZE);
+            assert!(Ring::Small.slot(number) + SLOT <= PAGE && Ring::Large.slot(number) + SLOT <= SIZE);
             let index = number as usize;
-            assert!(side.claims(index) + 8 <= SIZE && side.handle(index) + umf_ipc::HANDLE_SIZE <= SIZE);
-            assert!(side.argument(index, index) + 8 <= SIZE && side.call_word(number, index) + 8 <= SIZE);
-            assert!(side.range_handle(index) + umf_ipc::HANDLE_SIZE <= SIZE);
-            assert!(side.into_range(index) + 16 <= SIZE);
-            assert!(
-                side.call_bytes(number) + CALL_BYTES <= SIZE && side.call_span(number, index) + 16 <= SIZE
-            );
+            for end in [
+                back(index) + 8,
+                argument(index, index) + 8,
+                handle(index) + umf_ipc::HANDLE_SIZE,
+                chunk(number) + CHUNK,
+                range_handle(index) + umf_ipc::HANDLE_SIZE,
+                asked_word(number, index) + 8,
+                asked_span(number, index) + 16,
+                asked_bytes(number) + CALL_BYTES,
+                answer_bytes(number) + CALL_BYTES,
+                into_range(index) + 16,
+            ] {
+                assert!(end <= SIZE);
+            }
         }
     }
 

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! endpoint   who listens, who connects          address  where, as plain bytes
-//! segment    the memory that both have          layout   what lies where in it
+//! lane       the memory that one side writes      layout   what lies where in it
 //! protocol   the lock-free parts                wait     spin, sleep, look after the peer
 //! spin       for how long it pays to be awake
 //! sender     send, start_send, hand_over        offer    what a slot says of a long message
@@ -30,6 +30,7 @@ mod fabric;
 pub mod fuzz;
 mod gaps;
 mod key;
+mod lane;
 mod layout;
 mod link;
 mod memory;
@@ -42,7 +43,6 @@ mod receiver;
 mod reduce;
 mod refusal;
 mod remote;
-mod segment;
 mod sender;
 mod settings;
 mod shared;

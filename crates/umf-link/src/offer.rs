@@ -9,6 +9,8 @@ use crate::sys::Iov;
 pub(crate) const INLINE: u8 = 1;
 pub(crate) const OFFER: u8 = 2;
 pub(crate) const LEND: u8 = 3;
+/// What comes after this one is in the large ring.
+pub(crate) const GROWN: u8 = 4;
 
 /// What a receiver asks the sender of an offered message for.
 pub(crate) const BOUNCE: u8 = 1;

@@ -1,50 +1,42 @@
-//! The lock-free protocols of a link, each in one place and generic over where its words live: in a segment, or in
-//! loom's model (`loom_` tests; in full with `tests/run --loom`).
+//! The lock-free protocols of a link, each in one place and generic over where its words live: in a lane, or in
+//! loom's model (`loom_` tests; in full with `tests/run --loom`). Each word has one side that writes it, but for the bell.
 //!
 //! | protocol | between | promise |
 //! |---|---|---|
 //! | [`announce`], [`arrived`] | the sender of a ring and its receiver | a message is seen whole |
 //! | [`room`] | the same | a slot is written again when it was consumed, not before |
-//! | [`fall_asleep`], [`wakes`] | who waits and who changes what is waited for | no wake-up is lost |
-//! | [`settle`] | the sender that withdraws a message and the receiver that has taken it | both agree |
-//! | [`claim`] | two that copy one message from its two ends | each chunk is copied once |
+//! | [`fall_asleep`], [`rings`] | who waits and who changes what is waited for | no wake-up is lost |
+//! | [`take`], [`withdraw`] | the receiver of a message and its sender | both agree which of the two was done |
+//! | [`claim_front`], [`claim_back`] | two that copy one message from its two ends | each chunk is copied, and nobody copies after the receiver has ended |
 //! | [`enter`], [`expire`] | who copies in a registered range and who ends its registration | nobody copies when that has ended |
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// A word that two processes share.
-pub(crate) trait Word {
+/// A word that may be read.
+pub(crate) trait Load {
     fn load(&self, order: Ordering) -> u64;
+}
+
+/// A word that this side writes.
+pub(crate) trait Word: Load {
     fn store(&self, value: u64, order: Ordering);
-    fn swap(&self, value: u64, order: Ordering) -> u64;
-    fn fetch_or(&self, bits: u64, order: Ordering) -> u64;
     /// Turns bits; acquires and releases, and is a fence as [`Word::fence`].
     fn turn(&self, bits: u64);
-    /// Acquires and releases; the value that was there, if it was another one.
-    fn exchange(&self, from: u64, to: u64) -> Result<(), u64>;
     /// Sequentially consistent.
     fn fence();
 }
 
-impl Word for AtomicU64 {
+impl Load for AtomicU64 {
     #[inline(always)]
     fn load(&self, order: Ordering) -> u64 {
         self.load(order)
     }
+}
 
+impl Word for AtomicU64 {
     #[inline(always)]
     fn store(&self, value: u64, order: Ordering) {
         self.store(value, order);
-    }
-
-    #[inline]
-    fn swap(&self, value: u64, order: Ordering) -> u64 {
-        self.swap(value, order)
-    }
-
-    #[inline]
-    fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
-        self.fetch_or(bits, order)
     }
 
     #[inline(always)]
@@ -55,9 +47,37 @@ impl Word for AtomicU64 {
         Self::fence();
     }
 
+    #[inline(always)]
+    fn fence() {
+        umf_sync::fence::full();
+    }
+}
+
+/// The futex that threads of one process sleep on, which every process that sends to it writes.
+pub(crate) trait Futex {
+    fn load(&self) -> u32;
+    /// What was there before.
+    fn set(&self, bits: u32) -> u32;
+    /// What was there before.
+    fn clear(&self, bits: u32) -> u32;
+    /// As [`Word::fence`].
+    fn fence();
+}
+
+impl Futex for AtomicU32 {
+    #[inline(always)]
+    fn load(&self) -> u32 {
+        self.load(Ordering::Relaxed)
+    }
+
     #[inline]
-    fn exchange(&self, from: u64, to: u64) -> Result<(), u64> {
-        self.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+    fn set(&self, bits: u32) -> u32 {
+        self.fetch_or(bits, Ordering::AcqRel)
+    }
+
+    #[inline]
+    fn clear(&self, bits: u32) -> u32 {
+        self.fetch_and(!bits, Ordering::AcqRel)
     }
 
     #[inline(always)]
@@ -98,7 +118,7 @@ pub(crate) fn go_on<W: Word>(word: &W, number: u64) {
 
 /// The header in slot `number`, if that was announced.
 #[inline(always)]
-pub(crate) fn arrived<W: Word>(word: &W, number: u64) -> Option<Header> {
+pub(crate) fn arrived(word: &impl Load, number: u64) -> Option<Header> {
     let header = word.load(Ordering::Acquire);
     let is_new = header & 0xffff_ffff == sequence(number);
     is_new.then_some(Header { kind: (header >> 32) as u8, length: (header >> 40) as u16 })
@@ -107,7 +127,7 @@ pub(crate) fn arrived<W: Word>(word: &W, number: u64) -> Option<Header> {
 /// Whether `slots` more fit into a ring of `size`, of which `sent` were used so far. `known` is what its receiver is known to
 /// have consumed. `None` if the receiver says what cannot be.
 #[inline(always)]
-pub(crate) fn room<W: Word>(consumed: &W, known: &mut u64, sent: u64, slots: u64, size: u64) -> Option<bool> {
+pub(crate) fn room(consumed: &impl Load, known: &mut u64, sent: u64, slots: u64, size: u64) -> Option<bool> {
     if sent.wrapping_sub(*known).wrapping_add(slots) <= size {
         return Some(true);
     }
@@ -120,118 +140,156 @@ pub(crate) fn room<W: Word>(consumed: &W, known: &mut u64, sent: u64, slots: u64
     Some(sent.wrapping_sub(now).wrapping_add(slots) <= size)
 }
 
-/// Ways to wait, as the waiting word has them.
-pub(crate) const BY_FUTEX: u64 = 1;
-pub(crate) const BY_FD: u64 = 2;
+/// A thread sleeps on the bell, or is about to.
+pub(crate) const ASLEEP: u32 = 1;
+/// Some link is to be told by its socket. It stays once it is set.
+pub(crate) const ARMED: u32 = 2;
 
-/// Says that this side is going to sleep. What it waits for has to be looked at once more afterwards: of this fence and the
-/// one in [`wakes`] one comes first.
-pub(crate) fn fall_asleep<W: Word>(waiting: &W, way: u64) {
-    waiting.fetch_or(way, Ordering::Relaxed);
-    W::fence();
+/// Says that this thread is going to sleep. What it waits for has to be looked at once more afterwards: of this fence and the
+/// one in [`rings`] one comes first. What the bell says as long as nobody has rung it.
+pub(crate) fn fall_asleep<F: Futex>(bell: &F) -> u32 {
+    let seen = bell.set(ASLEEP) | ASLEEP;
+    F::fence();
+    seen
 }
 
-/// In what ways the other side waits, after something was changed that it may wait for; it is to be woken in all of them.
+/// What the bell of the other side asks for, after something was changed that it may wait for: with [`ASLEEP`], who sleeps there is to
+/// be woken.
 #[inline(always)]
-pub(crate) fn wakes<W: Word>(waiting: &W) -> u64 {
-    W::fence();
-    if waiting.load(Ordering::Relaxed) == 0 {
-        return 0;
-    }
-    waiting.swap(0, Ordering::AcqRel)
+pub(crate) fn rings<F: Futex>(bell: &F) -> u32 {
+    F::fence();
+    rings_unfenced(bell)
 }
 
-/// As [`wakes`], after bits were turned in a word that the other side may wait for.
+/// As [`rings`], after [`Word::turn`].
 #[inline(always)]
-pub(crate) fn turn_and_wake<W: Word>(word: &W, bits: u64, waiting: &W) -> u64 {
-    word.turn(bits);
-    if waiting.load(Ordering::Relaxed) == 0 {
-        return 0;
-    }
-    waiting.swap(0, Ordering::AcqRel)
+pub(crate) fn rings_unfenced<F: Futex>(bell: &F) -> u32 {
+    let asks = bell.load();
+    // Of several that ring, one wakes all.
+    if asks & ASLEEP == 0 { asks } else { bell.clear(ASLEEP) }
 }
 
-/// What becomes of a message that was offered.
+/// What its sender says of a message that is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum Offered {
     /// It is there to be taken.
     Open = 1,
-    /// The receiver has it.
-    Taken = 2,
     /// The sender takes it back.
-    Withdrawn = 3,
+    Withdrawn = 2,
 }
 
 /// `number` tells messages in one descriptor apart.
-pub(crate) const fn outcome(number: u32, outcome: Outcome) -> u64 {
-    number as u64 | (outcome as u64) << 32
+pub(crate) const fn offered(number: u32, offered: Offered) -> u64 {
+    number as u64 | (offered as u64) << 32
 }
 
-/// Ends an open message; of two that do, one is first, and both learn which. `None` if what is there is neither.
-pub(crate) fn settle<W: Word>(word: &W, number: u32, into: Outcome) -> Option<Outcome> {
-    match word.exchange(outcome(number, Outcome::Open), outcome(number, into)) {
-        Ok(()) => Some(into),
-        Err(now) => [Outcome::Taken, Outcome::Withdrawn].into_iter().find(|one| outcome(number, *one) == now),
-    }
-}
-
-/// Who copies: the receiver from the front, the sender from the back.
+/// What its receiver says of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    Front,
-    Back,
+pub(crate) enum Taken {
+    /// It is about to be decided.
+    Deciding = 1,
+    /// The receiver has it.
+    Taken = 2,
+    /// It was withdrawn.
+    Left = 3,
+}
+
+pub(crate) const fn taken(number: u32, taken: Taken) -> u64 {
+    number as u64 | (taken as u64) << 32
+}
+
+/// Takes a message, unless its sender was first to take it back. One thread of the receiver does this at a time. Of this fence and the one
+/// in [`withdraw`] one comes first.
+pub(crate) fn take<W: Word>(mine: &W, theirs: &impl Load, number: u32) -> bool {
+    let open = offered(number, Offered::Open);
+    if theirs.load(Ordering::Acquire) != open {
+        // By now another message may be in the descriptor, of which this says nothing.
+        return false;
+    }
+    mine.store(taken(number, Taken::Deciding), Ordering::Relaxed);
+    W::fence();
+    let is_mine = theirs.load(Ordering::Relaxed) == open;
+    mine.store(taken(number, if is_mine { Taken::Taken } else { Taken::Left }), Ordering::Release);
+    is_mine
+}
+
+/// Takes a message back. Whether that was done says [`is_withdrawn`].
+pub(crate) fn withdraw<W: Word>(mine: &W, number: u32) {
+    mine.store(offered(number, Offered::Withdrawn), Ordering::Relaxed);
+    W::fence();
+}
+
+/// Whether a message that was taken back is the sender's; if not, its receiver has it. `None` as long as that decides.
+pub(crate) fn is_withdrawn(theirs: &impl Load, number: u32) -> Option<bool> {
+    let now = theirs.load(Ordering::Acquire);
+    if now == taken(number, Taken::Deciding) { None } else { Some(now != taken(number, Taken::Taken)) }
 }
 
 const COUNT: u64 = (1 << 24) - 1;
 
 /// The most chunks of a message.
-pub(crate) const MOST_CHUNKS: u64 = COUNT;
+pub(crate) const MOST_CHUNKS: u64 = COUNT - 1;
 
-/// Claims of an attempt, of which this many chunks are taken from each end.
-pub(crate) const fn claims(epoch: u16, front: u64, back: u64) -> u64 {
-    (epoch as u64) << 48 | (front & COUNT) << 24 | back & COUNT
+/// How many chunks one side has claimed in an attempt.
+pub(crate) const fn claims(epoch: u16, count: u64) -> u64 {
+    (epoch as u64) << 48 | count & COUNT
 }
 
-/// What came of [`claim`].
+/// Claims of an attempt that has ended: of the receiver, from where on the sender claims nothing.
+pub(crate) const fn all_claimed(epoch: u16) -> u64 {
+    claims(epoch, COUNT)
+}
+
+/// What the other side has claimed; nothing, if that is in another attempt.
+pub(crate) fn claimed(word: &impl Load, epoch: u16) -> Option<u64> {
+    let now = word.load(Ordering::Acquire);
+    (now >> 48 == u64::from(epoch)).then_some(now & COUNT)
+}
+
+/// Claims the next of `chunks` for the receiver, which has claimed `mine` from the beginning. `Err` once all are claimed: how many of them
+/// by the sender, which claims no other one. The last one may be the sender's, too: both copy the same bytes.
+pub(crate) fn claim_front<W: Word>(
+    front: &W,
+    back: &impl Load,
+    epoch: u16,
+    chunks: u64,
+    mine: u64,
+) -> Result<u64, u64> {
+    let others = claimed(back, epoch).unwrap_or(0);
+    if others.saturating_add(mine) >= chunks {
+        return Err(others);
+    }
+    front.store(claims(epoch, mine + 1), Ordering::Release);
+    // Of this fence and the one in `claim_back` one comes first.
+    W::fence();
+    Ok(mine)
+}
+
+/// What came of [`claim_back`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
     /// This chunk.
     Chunk(u64),
-    /// All are taken, so many of them from the other end.
-    None {
-        /// How many.
-        others: u64,
-    },
-    /// It is another attempt, or the other side wrote what cannot be.
-    Over,
+    /// The receiver claimed the same one first: it counts as copied, and was the last.
+    Theirs,
+    /// All are claimed.
+    None,
 }
 
-/// Takes the next chunk of `chunks` from one end. `mine` is how many were taken from there, which the word has to say, too.
-pub(crate) fn claim<W: Word>(word: &W, epoch: u16, chunks: u64, end: End, mine: u64) -> Claim {
-    let mut now = word.load(Ordering::Acquire);
-    loop {
-        let (front, back) = (now >> 24 & COUNT, now & COUNT);
-        let said = if end == End::Front { front } else { back };
-        if now >> 48 != u64::from(epoch) || said != mine || front + back > chunks {
-            return Claim::Over;
-        }
-        if front + back == chunks {
-            return Claim::None { others: front + back - mine };
-        }
-        let (next, chunk) = match end {
-            End::Front => (claims(epoch, front + 1, back), front),
-            End::Back => (claims(epoch, front, back + 1), chunks - 1 - back),
-        };
-        match word.exchange(now, next) {
-            Ok(()) => return Claim::Chunk(chunk),
-            Err(other) => now = other,
-        }
+/// Claims the next of `chunks` for the sender, which has claimed `mine` from the end.
+pub(crate) fn claim_back<W: Word>(back: &W, front: &impl Load, epoch: u16, chunks: u64, mine: u64) -> Claim {
+    let is_free = |count: u64| claimed(front, epoch).is_some_and(|front| front + count <= chunks);
+    if !is_free(mine + 1) {
+        return Claim::None;
     }
+    back.store(claims(epoch, mine + 1), Ordering::Relaxed);
+    W::fence();
+    if is_free(mine + 1) { Claim::Chunk(chunks - 1 - mine) } else { Claim::Theirs }
 }
 
 /// Says that this side is in the range of slot `slot`, if that is registered still: until [`leave`] its registration does not
 /// end. Of this fence and the one in [`expire`] one comes first.
-pub(crate) fn enter<W: Word>(inside: &W, current: &W, slot: usize, generation: u64) -> bool {
+pub(crate) fn enter<W: Word>(inside: &W, current: &impl Load, slot: usize, generation: u64) -> bool {
     inside.store(slot as u64 + 1, Ordering::Relaxed);
     W::fence();
     // Acquire: what is said about the range comes after its generation.
@@ -254,7 +312,7 @@ pub(crate) fn expire<W: Word>(current: &W) {
 }
 
 /// Whether the other side is in the range.
-pub(crate) fn is_inside<W: Word>(inside: &W, slot: usize) -> bool {
+pub(crate) fn is_inside(inside: &impl Load, slot: usize) -> bool {
     inside.load(Ordering::Acquire) == slot as u64 + 1
 }
 

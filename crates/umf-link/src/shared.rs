@@ -2,17 +2,20 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
 use umf_ipc::Importer;
 use umf_sync::failpoint;
 
 use crate::engines::Engines;
-use crate::layout::{DESCRIPTORS, Side};
-use crate::protocol::{self, BY_FD, BY_FUTEX};
+use crate::key::Side;
+use crate::lane::{Bell, OwnLane, PeerLane};
+use crate::layout::{self, DESCRIPTORS};
+use crate::protocol::{self, ARMED, ASLEEP, Futex, Load, Offered};
 use crate::remote::Registry;
-use crate::segment::Segment;
 use crate::sys::CloseOnFork;
+use crate::wait::Limit;
 use crate::{Error, LinkSettings, Result, sys};
 
 /// The descriptors of a link, which a forked child closes: as long as one is open somewhere, the peer
@@ -51,10 +54,24 @@ const HERE: u8 = 0;
 const GONE: u8 = 1;
 const CLOSED: u8 = 2;
 
+/// What two processes send through: what this one writes, what the other one writes, and what each sleeps on.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    pub mine: OwnLane,
+    pub theirs: PeerLane,
+    pub my_bell: Arc<Bell>,
+    pub their_bell: Bell,
+}
+
 /// A link, as both halves know it. Dropping it closes the link.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub segment: Segment,
+    pub mine: OwnLane,
+    pub theirs: PeerLane,
+    my_bell: Arc<Bell>,
+    their_bell: Bell,
+    /// The last time that the peer asked to be told by its socket, and was.
+    told_by_socket: AtomicU64,
     pub me: Side,
     pub settings: LinkSettings,
     pub engines: Engines,
@@ -72,13 +89,15 @@ pub(crate) struct Shared {
     pub next_call: AtomicU64,
     /// Requests that were carried out, and their bytes.
     pub served: [AtomicU64; 2],
+    /// Whoever takes a message decides that alone, as views may be dropped in any thread.
+    taking: Mutex<()>,
     peer: AtomicU8,
     fds: Arc<Fds>,
 }
 
 impl Shared {
     pub(crate) fn new(
-        segment: Segment,
+        lanes: Lanes,
         me: Side,
         fds: Arc<Fds>,
         pid: i32,
@@ -87,8 +106,13 @@ impl Shared {
     ) -> Self {
         let cma = AtomicBool::new(engines.cma().is_ok());
         let numbers = [const { AtomicU32::new(0) }; DESCRIPTORS];
+        let Lanes { mine, theirs, my_bell, their_bell } = lanes;
         Self {
-            segment,
+            mine,
+            theirs,
+            my_bell,
+            their_bell,
+            told_by_socket: AtomicU64::new(0),
             me,
             settings,
             engines,
@@ -100,69 +124,116 @@ impl Shared {
             has_ranges: AtomicBool::new(false),
             next_call: AtomicU64::new(0),
             served: [const { AtomicU64::new(0) }; 2],
+            taking: Mutex::new(()),
             peer: AtomicU8::new(HERE),
             fds,
         }
-    }
-
-    pub(crate) const fn other(&self) -> Side {
-        self.me.other()
-    }
-
-    #[inline(always)]
-    pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
-        self.segment.word(offset)
     }
 
     pub(crate) const fn misbehaved(&self, what: &'static str) -> Error {
         Error::Misbehaved { pid: self.pid, what }
     }
 
+    /// Gives a part of this side's lane its memory, unless it has it.
+    #[inline]
+    pub(crate) fn populate(&self, part: layout::Part) -> Result<()> {
+        self.mine.populate(part).map_err(Error::system("giving a link its memory"))
+    }
+
     /// Has the peer look again at what it waits for, if it sleeps. To be called after the change.
     #[inline(always)]
     pub(crate) fn notify(&self) {
-        let ways = protocol::wakes(self.word(self.other().waiting()));
-        if ways != 0 {
-            self.wake(ways);
+        let asks = protocol::rings(self.their_bell.word());
+        if asks != 0 {
+            self.wake(asks);
         }
     }
 
-    /// Turns bits in a word of the segment and has the peer look, if it sleeps.
+    /// Tells the sender that what was lent in this descriptor is not used any more, and wakes it.
     #[inline]
-    pub(crate) fn turn_and_notify(&self, at: usize, bits: u64) {
-        let ways = protocol::turn_and_wake(self.word(at), bits, self.word(self.other().waiting()));
-        if ways != 0 {
-            self.wake(ways);
+    pub(crate) fn give_back(&self, index: usize) {
+        protocol::Word::turn(self.mine.word(layout::GIVEN_BACK), 1 << index);
+        let asks = protocol::rings_unfenced(self.their_bell.word());
+        if asks != 0 {
+            self.wake(asks);
         }
     }
 
     #[cold]
-    fn wake(&self, ways: u64) {
-        if ways & BY_FUTEX != 0 {
-            let bell = self.segment.bell(self.other());
-            bell.fetch_add(1, Ordering::Release);
-            sys::wake(bell);
+    fn wake(&self, asks: u32) {
+        if asks & ASLEEP != 0 {
+            sys::wake(self.their_bell.word());
         }
-        if ways & BY_FD != 0 {
-            sys::poke(self.fds.socket());
+        if asks & ARMED != 0 {
+            let armed = self.theirs.word(layout::ARMED).load(Ordering::Relaxed);
+            if self.told_by_socket.swap(armed, Ordering::Relaxed) != armed {
+                sys::poke(self.fds.socket());
+            }
         }
         failpoint!("link.woken");
+    }
+
+    /// What this process sleeps on.
+    pub(crate) fn bell(&self) -> &AtomicU32 {
+        self.my_bell.word()
+    }
+
+    /// Takes a message of the peer, unless that was first to withdraw it.
+    pub(crate) fn take(&self, index: usize, number: u32) -> bool {
+        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mine = self.mine.word(layout::taken(index));
+        let is_mine = protocol::take(mine, &self.theirs.word(layout::offered(index)), number);
+        failpoint!("link.taken");
+        self.notify();
+        is_mine
+    }
+
+    /// Whether the peer has taken a message of its back.
+    pub(crate) fn is_withdrawn(&self, index: usize, number: u32) -> bool {
+        let now = self.theirs.word(layout::offered(index)).load(Ordering::Acquire);
+        now != protocol::offered(number, Offered::Open)
+    }
+
+    /// Takes a message of this side back; whether that was done before the peer took it. A peer that decides just now is waited for.
+    pub(crate) fn withdraw(&self, index: usize, number: u32) -> bool {
+        protocol::withdraw(self.mine.word(layout::offered(index)), number);
+        failpoint!("link.withdrawn");
+        self.notify();
+        let mut limit = Limit::new(Some(self.settings.handshake));
+        loop {
+            if let Some(is_withdrawn) =
+                protocol::is_withdrawn(&self.theirs.word(layout::taken(index)), number)
+            {
+                return is_withdrawn;
+            }
+            if self.look().is_err() {
+                return true;
+            }
+            if limit.is_over(Instant::now()) {
+                tracing::warn!(
+                    pid = self.pid,
+                    "a message was withdrawn that its receiver, which is stopped, may have"
+                );
+                return true;
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// Says where this side runs; whether who spins is to give its processor away, because the peer may need it.
     pub(crate) fn gives_way(&self) -> bool {
         let here = sys::processor() as u64 + 1;
-        let mine = self.word(self.me.processor());
+        let mine = self.mine.word(layout::PROCESSOR);
         if mine.load(Ordering::Relaxed) != here {
             mine.store(here, Ordering::Relaxed);
         }
-        self.settings.is_crowded || self.word(self.other().processor()).load(Ordering::Relaxed) == here
+        self.settings.is_crowded || self.theirs.word(layout::PROCESSOR).load(Ordering::Relaxed) == here
     }
 
     /// Whether the link can be used: by what is known.
     #[inline(always)]
     pub(crate) fn known(&self) -> Result<()> {
-        if !self.segment.is_here() {
+        if !self.mine.is_here() {
             return Err(Error::Forked);
         }
         match self.peer.load(Ordering::Relaxed) {
@@ -179,7 +250,7 @@ impl Shared {
     /// Whether the peer has said that it closed the link.
     #[inline(always)]
     pub(crate) fn has_closed(&self) -> bool {
-        self.word(self.other().closed()).load(Ordering::Acquire) != 0
+        self.theirs.word(layout::CLOSED).load(Ordering::Acquire) != 0
     }
 
     /// Asks the kernel whether the peer is there. An end is remembered.
@@ -215,14 +286,17 @@ impl Shared {
     /// Has the peer make the event fd readable when it has something to say.
     pub(crate) fn arm(&self) {
         sys::drain(self.fds.socket());
-        protocol::fall_asleep(self.word(self.me.waiting()), BY_FD);
+        let armed = self.mine.word(layout::ARMED);
+        armed.store(armed.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.my_bell.word().set(ARMED);
+        <AtomicU32 as Futex>::fence();
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if self.segment.is_here() {
-            self.word(self.me.closed()).store(1, Ordering::Release);
+        if self.mine.is_here() {
+            self.mine.word(layout::CLOSED).store(1, Ordering::Release);
             failpoint!("link.closed");
             self.notify();
         }

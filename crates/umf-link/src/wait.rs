@@ -1,11 +1,10 @@
 //! Waiting: spin, then sleep, and look after the peer meanwhile.
 
-use core::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use umf_sync::failpoint;
 
-use crate::protocol::{self, BY_FUTEX};
+use crate::protocol;
 use crate::shared::Shared;
 use crate::spin::{Awake, Spin};
 use crate::{Error, Result, sys};
@@ -142,10 +141,9 @@ fn wait_long<T>(
             break;
         }
     }
-    let (waiting, bell) = (shared.word(shared.me.waiting()), shared.segment.bell(shared.me));
+    let bell = shared.bell();
     loop {
-        let seen = bell.load(Ordering::Acquire);
-        protocol::fall_asleep(waiting, BY_FUTEX);
+        let seen = protocol::fall_asleep(bell);
         failpoint!("link.asleep");
         if let Some(found) = poll(true)? {
             return Ok(found);

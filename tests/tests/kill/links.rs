@@ -66,8 +66,8 @@ pub(crate) fn run(seed: u64, times: u64) -> ByStep {
 /// Whether the victim has to be who accepts (or who connects) to get to a step.
 fn accepts(step: Failpoint) -> Option<bool> {
     match step {
-        "link.listening" | "link.accepted" | "link.segment_mapped" | "link.welcomed" => Some(true),
-        "link.connected" | "link.segment_made" | "link.proposed" => Some(false),
+        "link.listening" | "link.accepted" | "link.lane_sent" | "link.welcomed" => Some(true),
+        "link.connected" | "link.lane_made" | "link.proposed" => Some(false),
         _ => None,
     }
 }

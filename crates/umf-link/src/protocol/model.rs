@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use loom::sync::atomic::{AtomicU64, fence};
+use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
 use loom::sync::{Condvar, Mutex as ModelMutex};
 use loom::thread;
 
@@ -25,22 +25,16 @@ impl ModelWord {
     }
 }
 
-impl Word for ModelWord {
+impl Load for ModelWord {
     fn load(&self, order: Ordering) -> u64 {
         self.loads.store(0, Ordering::Relaxed);
         self.value.load(order)
     }
+}
 
+impl Word for ModelWord {
     fn store(&self, value: u64, order: Ordering) {
         self.value.store(value, order);
-    }
-
-    fn swap(&self, value: u64, order: Ordering) -> u64 {
-        self.value.swap(value, order)
-    }
-
-    fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
-        self.value.fetch_or(bits, order)
     }
 
     fn turn(&self, bits: u64) {
@@ -48,8 +42,31 @@ impl Word for ModelWord {
         fence(Ordering::SeqCst);
     }
 
-    fn exchange(&self, from: u64, to: u64) -> Result<(), u64> {
-        self.value.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+    fn fence() {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// The bell, and the kernel's part of it: who finds the value changed does not sleep, and a wake-up reaches who sleeps already.
+struct Bell {
+    value: AtomicU32,
+    loads: AtomicU64,
+    kernel: ModelMutex<()>,
+    sleepers: Condvar,
+}
+
+impl Futex for Bell {
+    fn load(&self) -> u32 {
+        self.loads.store(0, Ordering::Relaxed);
+        self.value.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, bits: u32) -> u32 {
+        self.value.fetch_or(bits, Ordering::AcqRel)
+    }
+
+    fn clear(&self, bits: u32) -> u32 {
+        self.value.fetch_and(!bits, Ordering::AcqRel)
     }
 
     fn fence() {
@@ -78,48 +95,28 @@ impl Reached {
     }
 }
 
-/// As the kernel's: who finds the value changed does not sleep, and a wake-up reaches who sleeps already.
-struct Futex {
-    bell: ModelMutex<u64>,
-    sleepers: Condvar,
-}
-
-impl Futex {
+impl Bell {
     fn new() -> Self {
-        Self { bell: ModelMutex::new(0), sleepers: Condvar::new() }
+        let (value, loads) = (AtomicU32::new(0), AtomicU64::new(0));
+        Self { value, loads, kernel: ModelMutex::new(()), sleepers: Condvar::new() }
     }
 
-    fn value(&self) -> u64 {
-        *self.bell.lock().unwrap()
-    }
-
-    fn sleep(&self, seen: u64) {
-        let bell = self.bell.lock().unwrap();
-        if *bell == seen {
-            drop(self.sleepers.wait(bell).unwrap());
+    /// `futex(2)`: FUTEX_WAIT.
+    fn sleep(&self, seen: u32) {
+        let kernel = self.kernel.lock().unwrap();
+        if self.value.load(Ordering::Relaxed) == seen {
+            drop(self.sleepers.wait(kernel).unwrap());
         }
     }
 
     fn ring(&self) {
-        *self.bell.lock().unwrap() += 1;
-        self.sleepers.notify_all();
-    }
-}
-
-/// One end of a ring.
-struct Party {
-    waiting: ModelWord,
-    futex: Futex,
-}
-
-impl Party {
-    fn new() -> Self {
-        Self { waiting: ModelWord::new(0), futex: Futex::new() }
+        self.ring_for(rings(self));
     }
 
-    fn wake(&self) {
-        if wakes(&self.waiting) != 0 {
-            self.futex.ring();
+    fn ring_for(&self, asks: u32) {
+        if asks & ASLEEP != 0 {
+            let _kernel = self.kernel.lock().unwrap();
+            self.sleepers.notify_all();
         }
     }
 
@@ -129,13 +126,12 @@ impl Party {
             return found;
         }
         loop {
-            let seen = self.futex.value();
-            fall_asleep(&self.waiting, BY_FUTEX);
+            let seen = fall_asleep(self);
             if let Some(found) = poll() {
                 return found;
             }
             asleep();
-            self.futex.sleep(seen);
+            self.sleep(seen);
         }
     }
 }
@@ -144,8 +140,8 @@ impl Party {
 struct Ring {
     slots: [(ModelWord, ModelWord); 1],
     consumed: ModelWord,
-    sender: Party,
-    receiver: Party,
+    sender: Bell,
+    receiver: Bell,
 }
 
 /// Each message arrives once, whole and in order; nobody sleeps for ever, on either side (loom fails where all sleep).
@@ -158,8 +154,8 @@ fn loom_messages_arrive_and_nobody_sleeps_through() {
         let ring = Arc::new(Ring {
             slots: [(ModelWord::new(0), ModelWord::new(0))],
             consumed: ModelWord::new(0),
-            sender: Party::new(),
-            receiver: Party::new(),
+            sender: Bell::new(),
+            receiver: Bell::new(),
         });
         let sender = {
             let (ring, reached) = (Arc::clone(&ring), in_model.clone());
@@ -171,7 +167,7 @@ fn loom_messages_arrive_and_nobody_sleeps_through() {
                     let (header, payload) = &ring.slots[0];
                     payload.store(number + 10, Ordering::Relaxed);
                     announce(header, number, Header { kind: 1, length: 8 });
-                    ring.receiver.wake();
+                    ring.receiver.ring();
                 }
             })
         };
@@ -182,7 +178,7 @@ fn loom_messages_arrive_and_nobody_sleeps_through() {
             assert_eq!(found, Header { kind: 1, length: 8 });
             assert_eq!(payload.load(Ordering::Relaxed), number + 10, "whole, and not overwritten");
             ring.consumed.store(number + 1, Ordering::Release);
-            ring.sender.wake();
+            ring.sender.ring();
         }
         sender.join().unwrap();
     });
@@ -195,76 +191,164 @@ fn loom_both_agree_what_became_of_a_message() {
     let reached = Reached::default();
     let in_model = reached.clone();
     model(move || {
-        let word = Arc::new(ModelWord::new(outcome(7, Outcome::Open)));
+        let words = Arc::new((ModelWord::new(offered(7, Offered::Open)), ModelWord::new(0)));
         let sender = {
-            let word = Arc::clone(&word);
-            thread::spawn(move || settle(&*word, 7, Outcome::Withdrawn).unwrap())
-        };
-        let one = settle(&*word, 7, Outcome::Taken).unwrap();
-        assert_eq!(one, sender.join().unwrap());
-        in_model.reach(if one == Outcome::Taken { "taken" } else { "withdrawn" });
-        assert_eq!(settle(&*word, 8, Outcome::Taken), None, "another message");
-    });
-    reached.check(["taken", "withdrawn"]);
-}
-
-/// What is copied: loom sees what two do at the same time.
-struct Chunks([loom::cell::UnsafeCell<()>; 2]);
-
-// SAFETY: the cells hold nothing; loom fails where one is used by two at the same time.
-unsafe impl Sync for Chunks {}
-
-impl Chunks {
-    fn copy(&self, chunk: u64) {
-        self.0[chunk as usize].with_mut(|_| ());
-    }
-}
-
-/// Each chunk is copied by one of both, and the receiver knows by whom.
-#[test]
-fn loom_each_chunk_is_copied_once() {
-    const ALL: u64 = 2;
-    let reached = Reached::default();
-    let in_model = reached.clone();
-    model(move || {
-        let shared = Arc::new((ModelWord::new(claims(3, 0, 0)), ModelWord::new(0)));
-        let copied = Arc::new(Chunks([(); ALL as usize].map(|()| loom::cell::UnsafeCell::new(()))));
-        let sender = {
-            let (shared, copied) = (Arc::clone(&shared), Arc::clone(&copied));
+            let (words, reached) = (Arc::clone(&words), in_model.clone());
             thread::spawn(move || {
-                let mut mine = 0;
-                while let Claim::Chunk(chunk) = claim(&shared.0, 3, ALL, End::Back, mine) {
-                    copied.copy(chunk);
-                    mine += 1;
-                    shared.1.store(mine, Ordering::Release);
+                withdraw(&words.0, 7);
+                loop {
+                    if let Some(is_withdrawn) = is_withdrawn(&words.1, 7) {
+                        break is_withdrawn;
+                    }
+                    reached.reach("waited");
+                    thread::yield_now();
                 }
             })
         };
+        let is_taken = take(&words.1, &words.0, 7);
+        assert_eq!(is_taken, !sender.join().unwrap());
+        in_model.reach(if is_taken { "taken" } else { "withdrawn" });
+        assert!(!take(&words.1, &words.0, 7), "it was withdrawn, whoever has it");
+    });
+    reached.check(["taken", "waited", "withdrawn"]);
+}
+
+/// A message that was withdrawn leaves its descriptor to the next one, whatever its receiver does about it meanwhile.
+#[test]
+fn loom_a_descriptor_is_used_again() {
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    model(move || {
+        let words = Arc::new((ModelWord::new(offered(7, Offered::Open)), ModelWord::new(0)));
+        let sender = {
+            let words = Arc::clone(&words);
+            thread::spawn(move || {
+                withdraw(&words.0, 7);
+                while is_withdrawn(&words.1, 7).is_none() {
+                    thread::yield_now();
+                }
+                words.0.store(offered(8, Offered::Open), Ordering::Release);
+            })
+        };
+        take(&words.1, &words.0, 7);
+        if take(&words.1, &words.0, 8) {
+            in_model.reach("the next one");
+            assert_eq!(words.1.load(Ordering::Acquire), taken(8, Taken::Taken));
+        }
+        sender.join().unwrap();
+    });
+    reached.check(["the next one"]);
+}
+
+/// What is copied: loom sees what is used after it was left to its owner. (Two may copy the same bytes at once.)
+struct Chunks<const COUNT: usize>([loom::cell::UnsafeCell<()>; COUNT], [AtomicU64; COUNT]);
+
+// SAFETY: the cells hold nothing; loom fails where one is used by two at the same time.
+unsafe impl<const COUNT: usize> Sync for Chunks<COUNT> {}
+
+impl<const COUNT: usize> Chunks<COUNT> {
+    fn new() -> Self {
+        Self([(); COUNT].map(|()| loom::cell::UnsafeCell::new(())), [(); COUNT].map(|()| AtomicU64::new(0)))
+    }
+
+    fn copy(&self, chunk: u64) {
+        self.0[chunk as usize].with(|_| ());
+        self.1[chunk as usize].store(1, Ordering::Relaxed);
+    }
+
+    /// All are this thread's.
+    fn own(&self) {
+        self.0.iter().for_each(|cell| cell.with_mut(|_| ()));
+    }
+}
+
+/// Each chunk is copied, the receiver knows when, and then nobody else copies.
+#[test]
+fn loom_each_chunk_is_copied() {
+    const ALL: u64 = 3;
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    model(move || {
+        let shared = Arc::new([ModelWord::new(claims(3, 0)), ModelWord::new(0), ModelWord::new(0)]);
+        let copied = Arc::new(Chunks::<{ ALL as usize }>::new());
+        let sender = {
+            let (shared, copied, reached) = (Arc::clone(&shared), Arc::clone(&copied), in_model.clone());
+            thread::spawn(move || {
+                let [front, back, progress] = &*shared;
+                let mut mine = 0;
+                loop {
+                    match claim_back(back, front, 3, ALL, mine) {
+                        Claim::Chunk(chunk) => copied.copy(chunk),
+                        Claim::Theirs => reached.reach("both claimed it"),
+                        Claim::None => break,
+                    }
+                    mine += 1;
+                    progress.store(mine, Ordering::Release);
+                }
+            })
+        };
+        let [front, back, progress] = &*shared;
         let mut mine = 0;
         let others = loop {
-            match claim(&shared.0, 3, ALL, End::Front, mine) {
-                Claim::Chunk(chunk) => {
+            match claim_front(front, back, 3, ALL, mine) {
+                Ok(chunk) => {
                     copied.copy(chunk);
                     mine += 1;
                 }
-                Claim::None { others } => break others,
-                Claim::Over => panic!("it is the only attempt"),
+                Err(others) => break others,
             }
         };
-        assert_eq!(mine + others, ALL);
-        while shared.1.load(Ordering::Acquire) != others {
+        assert!(mine + others >= ALL);
+        while progress.load(Ordering::Acquire) < others {
             thread::yield_now();
         }
-        // What the other one copied is there.
-        copied.0.iter().for_each(|cell| cell.with(|_| ()));
-        in_model.reach(match others {
-            0 => "by the receiver",
-            ALL => "by the sender",
+        copied.own();
+        assert!(copied.1.iter().all(|chunk| chunk.load(Ordering::Relaxed) == 1), "all of it");
+        in_model.reach(match (mine, others) {
+            (ALL, 0) => "by the receiver",
+            (0, ALL) => "by the sender",
             _ => "by both",
         });
         sender.join().unwrap();
     });
-    reached.check(["by both", "by the receiver", "by the sender"]);
+    reached.check(["both claimed it", "by both", "by the receiver", "by the sender"]);
+}
+
+/// A receiver that gives up waits for what the sender has claimed; then nobody copies.
+#[test]
+fn loom_nobody_copies_for_a_receiver_that_gave_up() {
+    const ALL: u64 = 2;
+    let reached = Reached::default();
+    let in_model = reached.clone();
+    model(move || {
+        let shared = Arc::new([ModelWord::new(claims(3, 0)), ModelWord::new(0), ModelWord::new(0)]);
+        let copied = Arc::new(Chunks::<{ ALL as usize }>::new());
+        let sender = {
+            let (shared, copied) = (Arc::clone(&shared), Arc::clone(&copied));
+            thread::spawn(move || {
+                let [front, back, progress] = &*shared;
+                let mut mine = 0;
+                while let claim @ (Claim::Chunk(_) | Claim::Theirs) = claim_back(back, front, 3, ALL, mine) {
+                    if let Claim::Chunk(chunk) = claim {
+                        copied.copy(chunk);
+                    }
+                    mine += 1;
+                    progress.store(mine, Ordering::Release);
+                }
+            })
+        };
+        let [front, back, progress] = &*shared;
+        front.store(all_claimed(3), Ordering::Relaxed);
+        ModelWord::fence();
+        let others = claimed(back, 3).unwrap_or(0);
+        while progress.load(Ordering::Acquire) < others {
+            thread::yield_now();
+        }
+        copied.own();
+        in_model.reach(if others == 0 { "before the sender" } else { "after the sender" });
+        sender.join().unwrap();
+    });
+    reached.check(["after the sender", "before the sender"]);
 }
 
 /// Who ends a registration and who copies in its range are never in it at the same time.
@@ -275,7 +359,7 @@ fn loom_nobody_copies_in_a_range_that_has_expired() {
     let in_model = reached.clone();
     model(move || {
         let words = Arc::new((ModelWord::new(0), ModelWord::new(9)));
-        let range = Arc::new(Chunks([(); 2].map(|()| loom::cell::UnsafeCell::new(()))));
+        let range = Arc::new(Chunks::<1>::new());
         let peer = {
             let (words, range, reached) = (Arc::clone(&words), Arc::clone(&range), in_model.clone());
             thread::spawn(move || {
@@ -297,7 +381,7 @@ fn loom_nobody_copies_in_a_range_that_has_expired() {
             in_model.reach("waited");
             thread::yield_now();
         }
-        range.copy(0);
+        range.own();
         peer.join().unwrap();
     });
     reached.check(["copied", "it has expired", "waited"]);
@@ -309,14 +393,13 @@ fn loom_who_waits_for_memory_is_woken() {
     let reached = Reached::default();
     let in_model = reached.clone();
     model(move || {
-        let shared = Arc::new((ModelWord::new(0b100), Party::new()));
+        let shared = Arc::new((ModelWord::new(0b100), Bell::new()));
         let receiver = {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
                 let (bits, lender) = &*shared;
-                if turn_and_wake(bits, 0b10, &lender.waiting) != 0 {
-                    lender.futex.ring();
-                }
+                bits.turn(0b10);
+                lender.ring_for(rings_unfenced(lender));
             })
         };
         let (bits, lender) = &*shared;

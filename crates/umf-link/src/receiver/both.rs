@@ -1,6 +1,6 @@
 //! Both sides copy one message: the receiver from the front, the sender from the back.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use umf_core::Access;
 use umf_ipc::Mapping;
@@ -10,11 +10,11 @@ use super::incoming::Incoming;
 use super::pull::{Pulled, is_withdrawn};
 use crate::board::Told;
 use crate::gaps;
-use crate::layout::MOST_RANGES;
+use crate::layout::{self, MOST_RANGES, RECEIVING};
 use crate::memory::Memory;
 use crate::offer::{self, Offer, PUSH};
 use crate::parts::{Cursor, List, Part};
-use crate::protocol::{self, Claim, End, MOST_CHUNKS};
+use crate::protocol::{self, Load, MOST_CHUNKS, Word};
 use crate::ranges::part_of;
 use crate::sender::FAILED;
 use crate::shared::Shared;
@@ -93,17 +93,18 @@ impl Incoming {
         (!offer.by_address).then_some("the peer's settings keep its memory from being read")
     }
 
-    fn show(&mut self, shared: &Shared, length: usize, into: &List<'_>) -> Option<Shown> {
+    fn show(&mut self, shared: &Shared, length: usize, into: &List<'_>) -> Result<Option<Shown>> {
         let mut ranges = into.cursor().ranges(length);
         let told = match open_to_writers(into) {
             Some(memory) => {
                 let base = memory.base().expose_provenance() as u64;
                 ranges.iter_mut().for_each(|range| range.address -= base);
-                Some(self.board.tell(&shared.segment, shared.me, memory)?)
+                let Some(told) = self.board.tell(shared, memory)? else { return Ok(None) };
+                Some(told)
             }
             None => None,
         };
-        Some(Shown { told, ranges })
+        Ok(Some(Shown { told, ranges }))
     }
 
     /// Whether both sides would be faster than one, as far as the pieces are concerned.
@@ -121,36 +122,40 @@ impl Incoming {
         from: From<'_>,
         mut limit: Limit,
     ) -> Result<Result<Pulled, &'static str>> {
-        let Some(Shown { told, ranges }) = self.show(shared, offer.length, into) else {
+        let Some(Shown { told, ranges }) = self.show(shared, offer.length, into)? else {
             return Ok(Err("too many blocks of pools are told to the peer just now"));
         };
-        let (sender, epoch) = (shared.other(), self.next_epoch());
+        let epoch = self.next_epoch();
         let chunk = chunk_size(offer.length);
         let chunks = offer.length.div_ceil(chunk) as u64;
-        let claims = shared.word(sender.claims(offer.index));
-        claims.store(protocol::claims(epoch, 0, 0), Ordering::Relaxed);
+        let (front, back) =
+            (shared.mine.word(layout::front(offer.index)), shared.theirs.word(layout::back(offer.index)));
+        front.store(protocol::claims(epoch, 0), Ordering::Relaxed);
         let (place, count) = match ranges[..] {
             [one] => (one.address, 0),
             _ => (0, ranges.len() as u64),
         };
+        if count > 0 {
+            shared.populate(RECEIVING)?;
+        }
         // A sender that still looks at the list of a message before this one finds nothing left of that to claim.
         for (index, range) in ranges.iter().enumerate().take(count as usize) {
-            let at = shared.me.into_range(index);
-            shared.word(at).store(range.address, Ordering::Relaxed);
-            shared.word(at + 8).store(range.length, Ordering::Relaxed);
+            let at = layout::into_range(index);
+            shared.mine.word(at).store(range.address, Ordering::Relaxed);
+            shared.mine.word(at + 8).store(range.length, Ordering::Relaxed);
         }
         let arguments = [told.map_or(0, Told::to_word), place, chunk as u64, count];
         for (number, value) in arguments.into_iter().enumerate() {
-            shared.word(sender.argument(offer.index, number)).store(value, Ordering::Relaxed);
+            shared.mine.word(layout::argument(offer.index, number)).store(value, Ordering::Relaxed);
         }
-        let request = shared.word(sender.request(offer.index));
+        let request = shared.mine.word(layout::request(offer.index));
         request.store(offer::request(offer.number, PUSH, epoch), Ordering::Release);
         failpoint!("link.push_asked");
         shared.notify();
         let mut mine = 0;
         let others = loop {
-            match protocol::claim(claims, epoch, chunks, End::Front, mine) {
-                Claim::Chunk(number) => {
+            match protocol::claim_front(front, &back, epoch, chunks, mine) {
+                Ok(number) => {
                     let start = number as usize * chunk;
                     let length = chunk.min(offer.length - start);
                     // Told that it is touched for each: nobody else does anything then.
@@ -162,19 +167,20 @@ impl Incoming {
                     mine += 1;
                     failpoint!("link.pulled");
                 }
-                Claim::None { others } => break others,
-                Claim::Over => return Err(shared.misbehaved("it claims what is not its own")),
+                Err(others) if others > chunks => {
+                    return Err(shared.misbehaved("it claims more of a message than there is"));
+                }
+                Err(others) => break others,
             }
         };
-        let done = shared.word(sender.progress(offer.index));
-        let (expected, failed) = (offer::progress(epoch, others), offer::progress(epoch, FAILED));
+        let done = shared.theirs.word(layout::progress(offer.index));
         let waited = if others == 0 {
             Ok(true)
         } else {
             wait(shared, &mut self.pulse, &mut limit, "the peer's part of a message", |_| {
-                let now = done.load(Ordering::Acquire);
-                let is_over = now == failed || is_withdrawn(shared, offer);
-                Ok(if now == expected { Some(true) } else { is_over.then_some(false) })
+                let done = copied(done.load(Ordering::Acquire), epoch);
+                let is_over = done == FAILED || is_withdrawn(shared, offer);
+                Ok(if done >= others && done != FAILED { Some(true) } else { is_over.then_some(false) })
             })
         };
         match waited {
@@ -198,21 +204,24 @@ impl Incoming {
     /// Nobody claims anything of this attempt any more, and what the sender has claimed it has copied; but for memory of a
     /// pool in a call with a timeout, which it may write after that.
     fn close(&mut self, shared: &Shared, offer: &Offer, epoch: u16, limit: Limit) {
-        let next = self.next_epoch();
-        let sender = shared.other();
-        shared.word(sender.request(offer.index)).store(0, Ordering::Relaxed);
-        let claims = shared.word(sender.claims(offer.index));
-        let claimed = claims.swap(protocol::claims(next, 0, 0), Ordering::AcqRel) & ((1 << 24) - 1);
+        shared.mine.word(layout::request(offer.index)).store(0, Ordering::Relaxed);
+        shared.mine.word(layout::front(offer.index)).store(protocol::all_claimed(epoch), Ordering::Relaxed);
+        <AtomicU64 as Word>::fence();
+        let claimed = protocol::claimed(&shared.theirs.word(layout::back(offer.index)), epoch).unwrap_or(0);
         if !limit.is_none() || claimed == 0 {
             return;
         }
-        let done = shared.word(sender.progress(offer.index));
-        let ends = [offer::progress(epoch, claimed), offer::progress(epoch, FAILED)];
+        let done = shared.theirs.word(layout::progress(offer.index));
         // If that fails, nobody is there who would copy.
         let _ = wait(shared, &mut self.pulse, &mut Limit::new(None), "the peer's part of a message", |_| {
-            Ok(ends.contains(&done.load(Ordering::Acquire)).then_some(()))
+            Ok((copied(done.load(Ordering::Acquire), epoch) >= claimed).then_some(()))
         });
     }
+}
+
+/// How many chunks the sender says to have copied, or [`FAILED`].
+const fn copied(progress: u64, epoch: u16) -> u64 {
+    if (progress >> 48) as u16 == epoch { progress & FAILED } else { 0 }
 }
 
 /// The memory of a pool that all of a list lies in, if others may write it.

@@ -7,9 +7,10 @@ use umf_core::Access;
 use umf_sync::failpoint;
 
 use super::incoming::{Incoming, LATE, Receiving};
-use super::pull::{Pulled, is_withdrawn};
-use crate::layout::{CHUNK, CHUNKS};
+use super::pull::Pulled;
+use crate::layout::{self, CHUNK, CHUNKS};
 use crate::offer::{self, BOUNCE, Offer};
+use crate::protocol::Load;
 use crate::queue::Body;
 use crate::shared::Shared;
 use crate::{Engine, Result};
@@ -47,9 +48,8 @@ impl Incoming {
     pub(super) fn begin_bounce(&mut self, shared: &Shared, id: u64) -> Option<Bouncing> {
         let Body::Offered(offer) = &self.queue.get(id)?.body else { return None };
         let (offer, epoch) = (offer.clone(), self.next_epoch());
-        let sender = shared.other();
-        shared.word(sender.argument(offer.index, 0)).store(0, Ordering::Relaxed);
-        let request = shared.word(sender.request(offer.index));
+        shared.mine.word(layout::argument(offer.index, 0)).store(0, Ordering::Relaxed);
+        let request = shared.mine.word(layout::request(offer.index));
         request.store(offer::request(offer.number, BOUNCE, epoch), Ordering::Release);
         failpoint!("link.bounce_asked");
         shared.notify();
@@ -67,9 +67,9 @@ impl Incoming {
         receiving: &mut Receiving<'_>,
     ) -> Result<Option<Pulled>> {
         let Some(bouncing) = &mut receiving.bouncing else { return Ok(None) };
-        let (sender, offer) = (shared.other(), &bouncing.offer);
+        let offer = &bouncing.offer;
         let all = offer.length.div_ceil(CHUNK) as u64;
-        let progress = shared.word(sender.progress(offer.index)).load(Ordering::Acquire);
+        let progress = shared.theirs.word(layout::progress(offer.index)).load(Ordering::Acquire);
         let filled = if (progress >> 48) as u16 == bouncing.epoch { progress & ((1 << 48) - 1) } else { 0 };
         if filled > all || filled > bouncing.count + CHUNKS {
             return Err(shared.misbehaved("it says to have filled buffers that were not empty"));
@@ -80,18 +80,18 @@ impl Incoming {
         while bouncing.count < filled {
             let start = bouncing.count as usize * CHUNK;
             let length = CHUNK.min(offer.length - start);
-            let from = shared.segment.bytes(sender.chunk(bouncing.count), length);
+            let from = shared.theirs.bytes(layout::chunk(bouncing.count), length);
             let mut to = receiving.into.0.cursor_at(start);
             // SAFETY: a chunk that is filled, and the caller's memory, which has all of the message's length.
-            unsafe { to.copy_in(from.as_ptr(), length) };
+            unsafe { to.copy_in(from, length) };
             bouncing.count += 1;
-            shared.word(sender.argument(offer.index, 0)).store(bouncing.count, Ordering::Release);
+            shared.mine.word(layout::argument(offer.index, 0)).store(bouncing.count, Ordering::Release);
             failpoint!("link.emptied");
             shared.notify();
         }
         drop(time);
         let is_whole = bouncing.count == all;
-        if !is_whole && !is_withdrawn(shared, offer) {
+        if !is_whole && !shared.is_withdrawn(offer.index, offer.number) {
             return Ok(None);
         }
         let Some(bouncing) = receiving.bouncing.take() else { return Ok(None) };

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::incoming::{Found, Incoming};
-use super::view::give_back;
 use super::{Receives, View};
 use crate::queue::Body;
 use crate::shared::Shared;
@@ -61,8 +60,7 @@ impl Incoming {
                 tracing::debug!(%error, "memory of a rank cannot be opened");
                 self.statistics.refused_mapped += 1;
                 self.queue.remove(id);
-                give_back(shared, index);
-                shared.notify();
+                shared.give_back(index);
                 Ok(Some(Form::Unopened { tag, length }))
             }
         }

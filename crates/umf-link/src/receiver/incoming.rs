@@ -8,13 +8,12 @@ use umf_sync::failpoint;
 
 use super::bounce::Bouncing;
 use super::pull::Pulled;
-use super::view::give_back;
 use super::{Probed, Received};
 use crate::board::{Board, Known};
-use crate::layout::{FIRST, FIRST_PAYLOAD, MAX_INLINE, NEXT, NEXT_PAYLOAD, QUARTER};
-use crate::offer::{self, INLINE, LEND, OFFER, ONE_RANGE, Offer};
+use crate::layout::{self, FIRST, FIRST_PAYLOAD, NEXT, NEXT_PAYLOAD, Ring};
+use crate::offer::{self, GROWN, INLINE, LEND, OFFER, ONE_RANGE, Offer};
 use crate::parts::{Destination, List};
-use crate::protocol::{self, Header, Outcome};
+use crate::protocol::{self, Header, Load};
 use crate::queue::{Body, Queue};
 use crate::shared::Shared;
 use crate::wait::{Limit, Pulse};
@@ -54,6 +53,7 @@ pub(crate) enum Found {
 /// The receiving half's own state: no other process can write it.
 #[derive(Debug)]
 pub(crate) struct Incoming {
+    ring: Ring,
     /// The slot that is looked at next.
     next: u64,
     /// What the sender was told to be consumed.
@@ -75,6 +75,7 @@ pub(crate) struct Incoming {
 impl Incoming {
     pub(crate) fn new() -> Self {
         Self {
+            ring: Ring::Small,
             next: 0,
             told: 0,
             queue: Queue::default(),
@@ -139,23 +140,29 @@ impl Incoming {
             return Ok(Some(Found::Queued(entry.id)));
         }
         loop {
-            let at = shared.other().slot(self.next);
-            let Some(header) = protocol::arrived(shared.word(at), self.next) else {
+            let at = self.ring.slot(self.next);
+            let Some(header) = protocol::arrived(&shared.theirs.word(at), self.next) else {
                 if asleep && self.told != self.next {
                     self.tell(shared);
                 }
                 return Ok(None);
             };
-            let (length, tag) = (usize::from(header.length), shared.word(at + 8).load(Ordering::Relaxed));
-            if length > MAX_INLINE {
+            let (length, tag) =
+                (usize::from(header.length), shared.theirs.word(at + 8).load(Ordering::Relaxed));
+            if length > self.ring.longest() {
                 return Err(shared.misbehaved("a message in its ring is longer than any can be"));
+            }
+            if header.kind == GROWN && self.ring == Ring::Small {
+                self.next += 1;
+                self.ring = Ring::Large;
+                continue;
             }
             let fits = wanted.fits(tag);
             match (header.kind, into) {
                 (INLINE, Some(into)) if fits && into.takes(length) => {
                     let time = into.touch(Access::ReadWrite)?;
                     let mut cursor = into.cursor();
-                    // SAFETY: the caller's memory, of at least that length; `read` yields memory of the segment.
+                    // SAFETY: the caller's memory, of at least that length; `read` yields memory of the lane.
                     self.read(shared, length, |from, count| unsafe { cursor.copy_in(from, count) });
                     drop(time);
                     self.statistics.add_received(Engine::Inline, length);
@@ -178,11 +185,11 @@ impl Incoming {
         if !self.queue.is_empty() {
             return None;
         }
-        let at = shared.other().slot(self.next);
-        let header = protocol::arrived(shared.word(at), self.next)?;
-        let tag = shared.word(at + 8).load(Ordering::Relaxed);
+        let at = self.ring.slot(self.next);
+        let header = protocol::arrived(&shared.theirs.word(at), self.next)?;
+        let tag = shared.theirs.word(at + 8).load(Ordering::Relaxed);
         let is_it = header == Header { kind: LEND, length: 8 * ONE_RANGE as u16 } && wanted.fits(tag);
-        let word = |number| shared.word(at + FIRST + 8 * number).load(Ordering::Relaxed);
+        let word = |number| shared.theirs.word(at + FIRST + 8 * number).load(Ordering::Relaxed);
         is_it.then(|| (tag, core::array::from_fn(word)))
     }
 
@@ -190,7 +197,7 @@ impl Incoming {
     #[inline]
     pub(super) fn pass(&mut self, shared: &Shared) {
         self.next += 1;
-        if self.next - self.told >= QUARTER {
+        if self.next - self.told >= self.ring.quarter() {
             self.tell(shared);
         }
     }
@@ -237,7 +244,7 @@ impl Incoming {
                 let offer =
                     offer::decode(words).ok_or(shared.misbehaved("it offers what there cannot be"))?;
                 // It is looked at soon, and its sender has it.
-                shared.segment.fetch_ahead(shared.other().outcome(offer.index));
+                shared.theirs.fetch_ahead(layout::offered(offer.index));
                 Body::Offered(Offer { lent: kind == LEND, ..offer })
             }
             _ => return Err(shared.misbehaved("a message in its ring is of no kind that there is")),
@@ -251,18 +258,18 @@ impl Incoming {
     /// Copies the message that is next out of the ring, piece by piece, and goes on behind it.
     #[inline]
     fn read(&mut self, shared: &Shared, length: usize, mut copy: impl FnMut(*const u8, usize)) {
-        let other = shared.other();
+        let (lane, ring) = (&shared.theirs, self.ring);
         let count = length.min(FIRST_PAYLOAD);
-        copy(shared.segment.bytes(other.slot(self.next) + FIRST, count).as_ptr(), count);
+        copy(lane.bytes(ring.slot(self.next) + FIRST, count), count);
         let mut left = length - count;
         self.next += 1;
         while left > 0 {
             let count = left.min(NEXT_PAYLOAD);
-            copy(shared.segment.bytes(other.slot(self.next) + NEXT, count).as_ptr(), count);
+            copy(lane.bytes(ring.slot(self.next) + NEXT, count), count);
             left -= count;
             self.next += 1;
         }
-        if self.next - self.told >= QUARTER {
+        if self.next - self.told >= self.ring.quarter() {
             self.tell(shared);
         }
     }
@@ -270,7 +277,7 @@ impl Incoming {
     /// Tells the sender what was consumed.
     #[cold]
     fn tell(&mut self, shared: &Shared) {
-        shared.word(shared.other().consumed()).store(self.next, Ordering::Release);
+        shared.mine.word(layout::CONSUMED).store(self.next, Ordering::Release);
         self.told = self.next;
         failpoint!("link.consumed");
         shared.notify();
@@ -314,20 +321,15 @@ impl Incoming {
     /// Ends a message that was copied: it is received, unless its sender took it back meanwhile.
     pub(super) fn end(&mut self, shared: &Shared, id: u64, offer: &Offer, engine: Engine) -> Pulled {
         // First of all: the sender waits for it.
-        let word = shared.word(shared.other().outcome(offer.index));
-        let is_taken = if offer.lent {
-            give_back(shared, offer.index);
-            true
-        } else {
-            protocol::settle(word, offer.number, Outcome::Taken) == Some(Outcome::Taken)
-        };
+        let is_taken = offer.lent || shared.take(offer.index, offer.number);
+        if offer.lent {
+            shared.give_back(offer.index);
+        }
         let tag = self.queue.remove(id).map_or(0, |entry| entry.tag);
         if !is_taken {
             self.statistics.withdrawn += 1;
             return Pulled::Late;
         }
-        failpoint!("link.taken");
-        shared.notify();
         self.statistics.add_received(engine, offer.length);
         Pulled::Received(Received { tag, length: offer.length, engine })
     }

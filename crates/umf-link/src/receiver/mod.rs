@@ -84,7 +84,7 @@ impl<S> Link<S, Receives> {
         wanted: impl Into<TagMatch>,
         into: impl Into<Destination<'d>>,
     ) -> Result<Received> {
-        if !self.shared.segment.is_here() {
+        if !self.shared.mine.is_here() {
             return Err(Error::Forked);
         }
         let mut limit = Limit::new(self.timeout);
@@ -152,7 +152,7 @@ impl<S> Link<S, Receives> {
     }
 
     fn own_recv(&self, request: &RecvRequest<'_>) -> Result<()> {
-        if !self.shared.segment.is_here() {
+        if !self.shared.mine.is_here() {
             return Err(Error::Forked);
         }
         if request.is_of(&self.shared) { Ok(()) } else { Err(Error::OtherLink) }
@@ -166,7 +166,7 @@ impl<S> Link<S, Receives> {
     /// As [`Link::recv`]; [`Error::OtherForm`] if the first message that fits is none such, and [`Error::Open`]: the message
     /// stays.
     pub fn recv_view(&mut self, wanted: impl Into<TagMatch>) -> Result<View> {
-        if !self.shared.segment.is_here() {
+        if !self.shared.mine.is_here() {
             return Err(Error::Forked);
         }
         let wanted = wanted.into();
@@ -188,7 +188,7 @@ impl<S> Link<S, Receives> {
     /// # Errors
     /// As [`Link::recv`].
     pub fn probe(&mut self, wanted: impl Into<TagMatch>) -> Result<Option<Probed>> {
-        if !self.shared.segment.is_here() {
+        if !self.shared.mine.is_here() {
             return Err(Error::Forked);
         }
         let wanted = wanted.into();

@@ -10,9 +10,9 @@ use super::both::From;
 use super::incoming::{Incoming, Receiving};
 use crate::board::Told;
 use crate::gaps;
+use crate::layout::OFFERS;
 use crate::offer::{Offer, Ranges};
 use crate::parts::{Cursor, List, Part, Parts};
-use crate::protocol::{self, Outcome};
 use crate::queue::Body;
 use crate::shared::Shared;
 use crate::sys::Iov;
@@ -80,6 +80,7 @@ impl Incoming {
             self.statistics.withdrawn += 1;
             return Ok(Pulled::Withdrawn);
         }
+        shared.populate(OFFERS)?;
         let forced = match (shared.settings.engine, offer.engine) {
             _ if offer.lent => Some(Engine::Mapped),
             (Some(mine), Some(theirs)) if mine != theirs => {
@@ -142,7 +143,7 @@ impl Incoming {
         let told = told.zip(shared.importer);
         let impossible = |why: &str| cannot(Engine::Mapped, why);
         let (told, importer) = told.ok_or_else(|| impossible("this process's endpoint has no importer"))?;
-        let handle = self.known.handle(&shared.segment, shared.other(), told);
+        let handle = self.known.handle(shared, told);
         let handle = handle.ok_or_else(|| impossible("the peer names a handle that it does not tell"))?;
         let access = if handle.is_read_only() { Access::ReadOnly } else { Access::ReadWrite };
         let opened = importer.open_bytes(handle.as_bytes(), access);
@@ -237,11 +238,7 @@ impl Incoming {
 
 pub(super) fn is_withdrawn(shared: &Shared, offer: &Offer) -> bool {
     // What is lent cannot be taken back.
-    if offer.lent {
-        return false;
-    }
-    let now = shared.word(shared.other().outcome(offer.index)).load(Ordering::Acquire);
-    now != protocol::outcome(offer.number, Outcome::Open)
+    !offer.lent && shared.is_withdrawn(offer.index, offer.number)
 }
 
 /// Where the message is in a mapping; `None` if it is not all in there.

@@ -10,8 +10,8 @@ use umf_sync::failpoint;
 use super::incoming::Incoming;
 use super::pull::is_withdrawn;
 use crate::TagMatch;
+use crate::layout::OFFERS;
 use crate::offer::{self, Offer};
-use crate::protocol::{self, Outcome};
 use crate::queue::Body;
 use crate::shared::Shared;
 use crate::{Error, Result};
@@ -118,23 +118,15 @@ impl Drop for View {
     fn drop(&mut self) {
         // The lease ends before the peer hears of it.
         self.mapping = None;
-        if self.shared.segment.is_here() {
+        if self.shared.mine.is_here() {
             if self.lent {
-                give_back(&self.shared, self.index);
+                self.shared.give_back(self.index);
             } else {
-                let outcome = self.shared.word(self.shared.other().outcome(self.index));
-                protocol::settle(outcome, self.number, Outcome::Taken);
-                self.shared.notify();
+                self.shared.take(self.index, self.number);
             }
             failpoint!("link.given_back");
         }
     }
-}
-
-/// Tells the sender that what was lent in this descriptor is not used any more, and wakes it.
-#[inline]
-pub(super) fn give_back(shared: &Shared, index: usize) {
-    shared.turn_and_notify(shared.other().given_back(), 1 << index);
 }
 
 impl fmt::Debug for View {
@@ -174,6 +166,7 @@ impl Incoming {
             self.statistics.withdrawn += 1;
             return Ok(None);
         }
+        shared.populate(OFFERS)?;
         let (mapping, offset) = match self.open(shared, offer.told, offer.offset) {
             Err(_) if is_withdrawn(shared, &offer) => return Ok(None),
             opened => opened?,

@@ -7,9 +7,9 @@ use umf_core::Access;
 use umf_sync::failpoint;
 
 use super::{Asking, Span, Transfer, Way};
-use crate::layout::{CALL_BYTES, CALL_SPANS, CALLS};
+use crate::layout::{self, ASKING, CALL_BYTES, CALL_SPANS, CALLS};
 use crate::parts::Cursor;
-use crate::protocol::{self, Outcome};
+use crate::protocol::{self, Load, Offered};
 use crate::shared::Shared;
 use crate::wait::wait;
 use crate::{Error, Result};
@@ -86,6 +86,7 @@ impl Calls {
     /// Copies all of it, or fails; what was copied until then stays copied.
     pub(super) fn transfer(&mut self, asking: &mut Asking<'_>, transfer: &Transfer<'_>) -> Result<()> {
         let shared = asking.shared;
+        shared.populate(ASKING)?;
         let access = if transfer.way == Way::Get { Access::ReadWrite } else { Access::ReadOnly };
         let time = transfer.local.touch(access)?;
         let mut next = Piece { span: 0, skipped: 0, start: 0 };
@@ -102,10 +103,10 @@ impl Calls {
                 let Some(status) = status(shared, self.answered) else { break };
                 open[(self.answered % CALLS) as usize] = (0, 0);
                 if status == DONE && transfer.way == Way::Get {
-                    let from = shared.segment.bytes(shared.me.call_bytes(self.answered), length);
+                    let from = shared.theirs.bytes(layout::answer_bytes(self.answered), length);
                     let mut to = Cursor::at(transfer.local.parts(), start);
-                    // SAFETY: bytes of the segment, and the caller's memory, which has that many from there on.
-                    unsafe { to.copy_in(from.as_ptr(), length) };
+                    // SAFETY: bytes of the lane, and the caller's memory, which has that many from there on.
+                    unsafe { to.copy_in(from, length) };
                 } else if length > 0 && status != DONE {
                     failed.get_or_insert(status);
                 }
@@ -155,24 +156,25 @@ impl Calls {
         spans: &[Span],
         (start, length): (usize, usize),
     ) {
-        let (me, call) = (shared.me, self.made);
+        let (lane, call) = (&shared.mine, self.made);
         if transfer.way == Way::Put {
-            let to = shared.segment.bytes(me.call_bytes(call), length);
-            // SAFETY: the caller's memory, which has that many bytes from there on; room in the segment that the other side reads after
+            let to = lane.bytes(layout::asked_bytes(call), length);
+            // SAFETY: the caller's memory, which has that many bytes from there on; room in the lane that the other side reads after
             // the request alone.
             unsafe { Cursor::at(transfer.local.parts(), start).copy_out(to.as_ptr(), length) };
         }
         for (index, span) in spans.iter().enumerate() {
-            let at = me.call_span(call, index);
-            shared.word(at).store(span.offset as u64, Ordering::Relaxed);
-            shared.word(at + 8).store(span.length as u64, Ordering::Relaxed);
+            let at = layout::asked_span(call, index);
+            lane.word(at).store(span.offset as u64, Ordering::Relaxed);
+            lane.word(at + 8).store(span.length as u64, Ordering::Relaxed);
         }
         let asked = question(transfer.way, transfer.key.slot, spans.len());
         for (word, value) in [asked, transfer.key.generation].into_iter().enumerate() {
-            shared.word(me.call_word(call, word)).store(value, Ordering::Relaxed);
+            lane.word(layout::asked_word(call, word)).store(value, Ordering::Relaxed);
         }
         // Release: all of the above comes before it.
-        shared.word(me.call(call)).store(protocol::outcome(number(call), Outcome::Open), Ordering::Release);
+        lane.word(layout::asked(call))
+            .store(protocol::offered(number(call), Offered::Open), Ordering::Release);
         self.made += 1;
         failpoint!("link.asked");
         shared.notify();
@@ -181,7 +183,7 @@ impl Calls {
     /// Takes back what the other side has not begun.
     fn withdraw(&self, shared: &Shared) {
         for call in self.answered..self.made {
-            protocol::settle(shared.word(shared.me.call(call)), number(call), Outcome::Withdrawn);
+            protocol::withdraw(shared.mine.word(layout::asked(call)), number(call));
         }
         shared.notify();
     }
@@ -189,7 +191,7 @@ impl Calls {
 
 /// What was answered to a request, if it was.
 fn status(shared: &Shared, call: u64) -> Option<u64> {
-    let now = shared.word(shared.me.call_answer(call)).load(Ordering::Acquire);
+    let now = shared.theirs.word(layout::answer(call)).load(Ordering::Acquire);
     (now as u32 == number(call) && now >> 32 != 0).then_some(now >> 32)
 }
 

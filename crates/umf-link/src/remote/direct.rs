@@ -10,8 +10,9 @@ use super::registry::{HAS_HANDLE, READ_ONLY};
 use super::{Asking, Transfer, Way};
 use crate::gaps;
 use crate::key::{KeyError, RemoteAccess};
+use crate::layout::{self, OFFERS};
 use crate::parts::Cursor;
-use crate::protocol;
+use crate::protocol::{self, Load};
 use crate::shared::Shared;
 use crate::sys::{self, Direction, Iov};
 use crate::{Engine, Error, Result};
@@ -25,19 +26,18 @@ struct Inside<'s> {
 
 impl<'s> Inside<'s> {
     fn enter(shared: &'s Shared, slot: usize, generation: u64) -> Option<Self> {
-        let owner = shared.other();
-        let (inside, current) = (shared.word(owner.inside()), shared.word(owner.range(slot)));
-        protocol::enter(inside, current, slot, generation).then_some(Self { shared, slot, generation })
+        let (inside, current) = (shared.mine.word(layout::INSIDE), shared.theirs.word(layout::range(slot)));
+        protocol::enter(inside, &current, slot, generation).then_some(Self { shared, slot, generation })
     }
 }
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        let (shared, owner) = (self.shared, self.shared.other());
-        protocol::leave(shared.word(owner.inside()));
+        let shared = self.shared;
+        protocol::leave(shared.mine.word(layout::INSIDE));
         failpoint!("link.range_left");
         // Whoever ends the registration waits for this, and looks by itself from time to time; nobody else has to be woken.
-        if shared.word(owner.range(self.slot)).load(Ordering::Relaxed) != self.generation {
+        if shared.theirs.word(layout::range(self.slot)).load(Ordering::Relaxed) != self.generation {
             shared.notify();
         }
     }
@@ -59,9 +59,10 @@ pub(super) fn by_itself(
 ) -> Result<Result<Engine, String>> {
     let shared = asking.shared;
     let key = &transfer.key;
+    shared.populate(OFFERS)?;
     let inside = Inside::enter(shared, key.slot, key.generation).ok_or_else(|| transfer.expired())?;
     failpoint!("link.range_entered");
-    let word = |number| shared.word(shared.other().range_word(key.slot, number)).load(Ordering::Relaxed);
+    let word = |number| shared.theirs.word(layout::range_word(key.slot, number)).load(Ordering::Relaxed);
     let [address, length, flags, offset] = [0, 1, 2, 3].map(word);
     if length != key.length {
         return Err(KeyError::Field { field: "length" }.into());
@@ -113,9 +114,9 @@ fn by_mapping(shared: &Shared, transfer: &Transfer<'_>, said: Said) -> Result<()
     let impossible = |why: &str| Error::EngineImpossible { engine: Engine::Mapped, why: why.to_owned() };
     let importer = shared.importer.ok_or_else(|| impossible("this process's endpoint has no importer"))?;
     let mut bytes = [0; HANDLE_SIZE];
-    let from = shared.segment.bytes(shared.other().range_handle(transfer.key.slot), HANDLE_SIZE);
+    let from = shared.theirs.bytes(layout::range_handle(transfer.key.slot), HANDLE_SIZE);
     // SAFETY: both have that many bytes; what comes is checked by who opens it.
-    unsafe { core::ptr::copy(from.as_ptr(), bytes.as_mut_ptr(), HANDLE_SIZE) };
+    unsafe { core::ptr::copy(from, bytes.as_mut_ptr(), HANDLE_SIZE) };
     let opens = if said.flags & READ_ONLY != 0 { Access::ReadOnly } else { Access::ReadWrite };
     let mapping = importer.open_bytes(&bytes, opens).map_err(|error| shared.not_opened(error))?;
     let base = mapping.address().as_ptr().filter(|_| mapping.is_host_accessible());

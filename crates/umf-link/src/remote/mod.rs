@@ -20,7 +20,9 @@ pub(crate) use registry::Registry;
 use core::sync::atomic::Ordering;
 
 use crate::key::RemoteKey;
+use crate::layout;
 use crate::parts::List;
+use crate::protocol::Load;
 use crate::shared::Shared;
 use crate::wait::{Limit, Pulse};
 use crate::{Engine, Error, LinkStatistics, Result};
@@ -52,7 +54,7 @@ pub(super) struct Transfer<'t> {
 impl Transfer<'_> {
     /// Whether the range is registered, as its owner says.
     fn is_current(&self, shared: &Shared) -> bool {
-        let word = shared.word(shared.other().range(self.key.slot));
+        let word = shared.theirs.word(layout::range(self.key.slot));
         word.load(Ordering::Acquire) == self.key.generation
     }
 
@@ -90,7 +92,7 @@ impl Remote {
         local: &List<'_>,
     ) -> Result<Engine> {
         let shared = asking.shared;
-        if key.owner != shared.other() || key.nonce != shared.segment.nonce() {
+        if key.owner != shared.me.other() || key.nonce != shared.mine.nonce() {
             return Err(Error::OtherKey);
         }
         if local.reduction().is_some() {

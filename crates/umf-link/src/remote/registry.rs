@@ -10,7 +10,7 @@ use umf_ipc::HANDLE_SIZE;
 use umf_sync::failpoint;
 
 use crate::key::{RemoteAccess, RemoteKey};
-use crate::layout::RANGES;
+use crate::layout::{self, INSIDE, RANGES, REGISTERED};
 use crate::parts::List;
 use crate::protocol;
 use crate::shared::Shared;
@@ -83,10 +83,11 @@ impl<'d> Registration<'d> {
         if list.reduction().is_some() {
             return Err(Error::NotCombined);
         }
-        let (me, enforce) = (shared.me, shared.settings.enforce);
+        let enforce = shared.settings.enforce;
+        shared.populate(REGISTERED)?;
         let mut registry = shared.registry();
         let free = (0..RANGES).find(|slot| {
-            registry.ranges[*slot].is_none() && !protocol::is_inside(shared.word(me.inside()), *slot)
+            registry.ranges[*slot].is_none() && !protocol::is_inside(&shared.theirs.word(INSIDE), *slot)
         });
         let slot = free.ok_or(Error::TooManyRanges { most: RANGES })?;
         registry.generation += 1;
@@ -97,30 +98,30 @@ impl<'d> Registration<'d> {
         if let Some(memory) = memory {
             flags |= HAS_HANDLE | if memory.handle().is_read_only() { READ_ONLY } else { 0 };
             offset = part.base.addr() - memory.base().addr();
-            let to = shared.segment.bytes(me.range_handle(slot), HANDLE_SIZE);
+            let to = shared.mine.bytes(layout::range_handle(slot), HANDLE_SIZE);
             // SAFETY: `to` has room for a handle, in memory that this side alone writes, under the lock.
             unsafe { core::ptr::copy_nonoverlapping(memory.bytes().as_ptr(), to.as_ptr(), HANDLE_SIZE) };
         }
         let address = if enforce { 0 } else { part.iov().address };
         let words = [address, part.length as u64, flags, offset as u64];
         for (number, value) in words.into_iter().enumerate() {
-            shared.word(me.range_word(slot, number)).store(value, Ordering::Relaxed);
+            shared.mine.word(layout::range_word(slot, number)).store(value, Ordering::Relaxed);
         }
         // SAFETY: the lifetime alone differs; by this function's contract the memory is there until the range is taken out of the
         // registry, which dropping does.
         let list = unsafe { mem::transmute::<List<'d>, List<'static>>(list) };
         registry.ranges[slot] = Some(Registered { generation, access, list });
         shared.has_ranges.store(true, Ordering::Relaxed);
-        shared.word(me.range(slot)).store(generation, Ordering::Release);
+        shared.mine.word(layout::range(slot)).store(generation, Ordering::Release);
         drop(registry);
         failpoint!("link.registered");
         let key = RemoteKey {
             access,
-            owner: me,
+            owner: shared.me,
             slot,
             generation,
             length: part.length as u64,
-            nonce: shared.segment.nonce(),
+            nonce: shared.mine.nonce(),
         };
         let is_told = address != 0 || flags & HAS_HANDLE != 0;
         Ok(Self { shared: Arc::clone(shared), key, is_told, has_ended: false, memory: PhantomData })
@@ -137,7 +138,7 @@ impl<'d> Registration<'d> {
     /// # Errors
     /// [`Error::TimedOut`]: the peer has not finished a copy that it had begun; no other one begins.
     pub fn end(&mut self, timeout: Option<Duration>) -> Result<()> {
-        if self.has_ended || !self.shared.segment.is_here() {
+        if self.has_ended || !self.shared.mine.is_here() {
             return Ok(());
         }
         let (shared, slot) = (&*self.shared, self.key.slot);
@@ -146,12 +147,12 @@ impl<'d> Registration<'d> {
         // In a second call it may be another one's.
         if registry.find(slot, self.key.generation).is_some() {
             registry.ranges[slot] = None;
-            protocol::expire(shared.word(shared.me.range(slot)));
+            protocol::expire(shared.mine.word(layout::range(slot)));
             failpoint!("link.expired");
         }
         drop(registry);
-        let inside = shared.word(shared.me.inside());
-        let is_out = || !self.is_told || !protocol::is_inside(inside, slot);
+        let inside = shared.theirs.word(INSIDE);
+        let is_out = || !self.is_told || !protocol::is_inside(&inside, slot);
         if !is_out() {
             let (mut pulse, mut limit) = (Pulse::default(), Limit::new(timeout));
             let waited =

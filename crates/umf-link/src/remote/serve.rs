@@ -11,9 +11,9 @@ use super::calls::{DONE, EXPIRED, FAILED, NOT_ALLOWED, OUTSIDE, WITHDRAWN, answe
 use super::registry::Registry;
 use super::{Span, Way};
 use crate::Result;
-use crate::layout::{CALL_BYTES, CALL_SPANS, CALLS};
+use crate::layout::{self, ANSWERING, CALL_BYTES, CALL_SPANS, CALLS};
 use crate::parts::Cursor;
-use crate::protocol::{self, Outcome};
+use crate::protocol::{self, Load, Offered};
 use crate::shared::Shared;
 
 impl Shared {
@@ -23,18 +23,18 @@ impl Shared {
         if self.has_ranges.load(Ordering::Relaxed) { self.serve_calls() } else { Ok(()) }
     }
 
-    /// Whether the next request is there.
-    fn is_asked(&self, call: u64) -> bool {
-        let now = self.word(self.other().call(call)).load(Ordering::Acquire);
-        [Outcome::Open, Outcome::Withdrawn]
-            .map(|outcome| protocol::outcome(number(call), outcome))
-            .contains(&now)
+    /// What is said of the next request, if it is there.
+    fn asked(&self, call: u64) -> Option<Offered> {
+        let now = self.theirs.word(layout::asked(call)).load(Ordering::Acquire);
+        [Offered::Open, Offered::Withdrawn]
+            .into_iter()
+            .find(|said| protocol::offered(number(call), *said) == now)
     }
 
     fn serve_calls(&self) -> Result<()> {
         // No more than there can be at a time: who asks without end keeps nobody from what it was about.
         for _ in 0..CALLS {
-            if !self.is_asked(self.next_call.load(Ordering::Relaxed)) {
+            if self.asked(self.next_call.load(Ordering::Relaxed)).is_none() {
                 break;
             }
             let registry = match self.registry.try_lock() {
@@ -45,16 +45,13 @@ impl Shared {
             };
             // It may be another one by now.
             let call = self.next_call.load(Ordering::Relaxed);
-            if !self.is_asked(call) {
-                return Ok(());
-            }
-            let word = self.word(self.other().call(call));
-            let status = match protocol::settle(word, number(call), Outcome::Taken) {
-                Some(Outcome::Taken) => self.carry_out(&registry, call),
-                Some(_) => WITHDRAWN,
-                None => return Err(self.misbehaved("it asks and takes that back in no order that there is")),
+            let Some(asked) = self.asked(call) else { return Ok(()) };
+            self.populate(ANSWERING)?;
+            let status = match asked {
+                Offered::Open => self.carry_out(&registry, call),
+                Offered::Withdrawn => WITHDRAWN,
             };
-            self.word(self.other().call_answer(call)).store(answer(call, status), Ordering::Release);
+            self.mine.word(layout::answer(call)).store(answer(call, status), Ordering::Release);
             self.next_call.store(call + 1, Ordering::Relaxed);
             drop(registry);
             failpoint!("link.served");
@@ -64,9 +61,8 @@ impl Shared {
     }
 
     fn carry_out(&self, registry: &Registry, call: u64) -> u64 {
-        let other = self.other();
-        let word = |at| self.word(at).load(Ordering::Relaxed);
-        let [asked, generation] = [0, 1].map(|number| word(other.call_word(call, number)));
+        let word = |at| self.theirs.word(at).load(Ordering::Relaxed);
+        let [asked, generation] = [0, 1].map(|number| word(layout::asked_word(call, number)));
         let (slot, count) = ((asked >> 8 & 0xffff) as usize, (asked >> 32) as usize);
         let way = match asked & 0xff {
             1 => Way::Get,
@@ -83,7 +79,7 @@ impl Shared {
         let Some(spans) = spans.get_mut(..count) else { return OUTSIDE };
         let mut length = 0_usize;
         for (index, span) in spans.iter_mut().enumerate() {
-            let at = other.call_span(call, index);
+            let at = layout::asked_span(call, index);
             let [offset, bytes] =
                 [word(at), word(at + 8)].map(|value| usize::try_from(value).unwrap_or(usize::MAX));
             *span = Span { offset, length: bytes };
@@ -95,17 +91,19 @@ impl Shared {
         }
         let access = if way == Way::Get { Access::ReadOnly } else { Access::ReadWrite };
         let Ok(time) = range.list.touch(access) else { return FAILED };
-        let mut at = self.segment.bytes(other.call_bytes(call), CALL_BYTES).as_ptr();
+        let mut from = self.theirs.bytes(layout::asked_bytes(call), CALL_BYTES);
+        let mut to = self.mine.bytes(layout::answer_bytes(call), CALL_BYTES).as_ptr();
         for span in &*spans {
             let mut here = Cursor::at(range.list.parts(), span.offset);
             match way {
                 // SAFETY: inside of the range, as was just checked, which is there as long as it is in the registry, whose lock is held;
-                // and the bytes of the request in the segment, of which all spans together have no more.
-                Way::Get => unsafe { here.copy_out(at, span.length) },
+                // and the bytes of the answer in this side's lane, of which all spans together have no more.
+                Way::Get => unsafe { here.copy_out(to, span.length) },
                 // SAFETY: as above.
-                Way::Put => unsafe { here.copy_in(at, span.length) },
+                Way::Put => unsafe { here.copy_in(from, span.length) },
             }
-            at = at.wrapping_add(span.length);
+            from = from.wrapping_add(span.length);
+            to = to.wrapping_add(span.length);
         }
         drop(time);
         self.served[0].fetch_add(1, Ordering::Relaxed);

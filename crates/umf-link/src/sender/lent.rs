@@ -26,7 +26,7 @@ impl Lent<'_> {
     /// Whether the peer has given it back: no view of it is left there.
     #[must_use]
     pub fn is_back(&self) -> bool {
-        self.shared.segment.is_here() && !self.place.is_open(&self.shared)
+        self.shared.mine.is_here() && !self.place.is_open(&self.shared)
     }
 
     /// Waits until the peer has given it back; `None` waits until then or until the peer is gone.

@@ -6,11 +6,13 @@ use umf_core::Access;
 use umf_sync::failpoint;
 
 use crate::board::{Board, Told};
-use crate::layout::{self, DESCRIPTORS, FIRST, FIRST_PAYLOAD, MOST_RANGES, NEXT, NEXT_PAYLOAD, SLOTS};
+use crate::layout::{
+    self, DESCRIPTORS, FIRST, FIRST_PAYLOAD, LARGE_RING, MOST_RANGES, NEXT, NEXT_PAYLOAD, OFFERS, Ring,
+};
 use crate::memory::Memory;
-use crate::offer::{self, INLINE, LEND, OFFER, ONE_RANGE, Offer, Ranges};
+use crate::offer::{self, GROWN, INLINE, LEND, OFFER, ONE_RANGE, Offer, Ranges};
 use crate::parts::{Cursor, List, Part, Source};
-use crate::protocol::{self, Header, Outcome};
+use crate::protocol::{self, Header, Load, Offered, Taken};
 use crate::shared::Shared;
 use crate::sys::Iov;
 use crate::{Engine, Error, LinkStatistics, Result};
@@ -48,11 +50,13 @@ impl Place {
         if let Some(before) = self.lent {
             // Only what is back leaves its descriptor to the next.
             let is_latest = shared.numbers[self.index].load(Ordering::Relaxed) == self.number;
-            let bits = shared.word(shared.me.given_back()).load(Ordering::Acquire);
+            let bits = shared.theirs.word(layout::GIVEN_BACK).load(Ordering::Acquire);
             return is_latest && (bits >> self.index & 1 == 1) == before;
         }
-        let now = shared.word(shared.me.outcome(self.index)).load(Ordering::Acquire);
-        now == protocol::outcome(self.number, Outcome::Open)
+        let offered = shared.mine.word(layout::offered(self.index)).load(Ordering::Relaxed);
+        let taken = shared.theirs.word(layout::taken(self.index)).load(Ordering::Acquire);
+        offered == protocol::offered(self.number, Offered::Open)
+            && taken != protocol::taken(self.number, Taken::Taken)
     }
 }
 
@@ -71,14 +75,7 @@ impl<'d> Sending<'d> {
         match state {
             State::New => true,
             State::Done => false,
-            State::Offered(place, _) => {
-                let word = shared.word(shared.me.outcome(place.index));
-                let withdrawn =
-                    protocol::settle(word, place.number, Outcome::Withdrawn) == Some(Outcome::Withdrawn);
-                failpoint!("link.withdrawn");
-                shared.notify();
-                withdrawn
-            }
+            State::Offered(place, _) => shared.withdraw(place.index, place.number),
         }
     }
 }
@@ -92,6 +89,7 @@ struct Use {
 /// The sending half's own state: no other process can write it.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
+    ring: Ring,
     /// Slots that were used.
     sent: u64,
     /// Those that are known to be consumed.
@@ -110,6 +108,7 @@ pub(crate) struct Outgoing {
 impl Outgoing {
     pub(crate) fn new() -> Self {
         Self {
+            ring: Ring::Small,
             sent: 0,
             consumed: 0,
             board: Board::new(true),
@@ -131,7 +130,7 @@ impl Outgoing {
         }
         let time = source.touch(Access::ReadOnly)?;
         let mut cursor = Cursor::new(source.parts());
-        // SAFETY: the caller's memory, borrowed by `source`; `write` yields room in the segment.
+        // SAFETY: the caller's memory, borrowed by `source`; `write` yields room in the lane.
         self.write(shared, INLINE, tag, length, |to, count| unsafe { cursor.copy_out(to, count) });
         drop(time);
         self.statistics.sent.add(length);
@@ -140,9 +139,37 @@ impl Outgoing {
 
     #[inline]
     fn has_room(&mut self, shared: &Shared, length: usize) -> Result<bool> {
-        let consumed = shared.word(shared.me.consumed());
-        protocol::room(consumed, &mut self.consumed, self.sent, layout::slots(length), SLOTS)
+        if self.ring == Ring::Large {
+            return self.has_slots(shared, layout::slots(length));
+        }
+        // A slot stays for the word that it is in the large one from then on.
+        let fits = length <= self.ring.longest() && self.has_slots(shared, layout::slots(length) + 1)?;
+        if fits { Ok(true) } else { self.grow(shared, length) }
+    }
+
+    #[inline]
+    fn has_slots(&mut self, shared: &Shared, slots: u64) -> Result<bool> {
+        let consumed = shared.theirs.word(layout::CONSUMED);
+        protocol::room(&consumed, &mut self.consumed, self.sent, slots, self.ring.slots())
             .ok_or(shared.misbehaved("it says to have consumed what was not sent"))
+    }
+
+    /// Goes on in the large ring; `false` if that cannot be just now.
+    #[cold]
+    fn grow(&mut self, shared: &Shared, length: usize) -> Result<bool> {
+        match shared.populate(LARGE_RING) {
+            Ok(()) => {}
+            // There will be room in the small one.
+            Err(error) if length <= Ring::Small.longest() => {
+                tracing::debug!(%error, "a ring stays small");
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+        self.write(shared, GROWN, 0, 0, |_, _| {});
+        self.ring = Ring::Large;
+        failpoint!("link.grown");
+        self.has_slots(shared, layout::slots(length))
     }
 
     /// Writes a message for which there is room; `fill` is asked for its bytes, piece by piece.
@@ -155,22 +182,22 @@ impl Outgoing {
         length: usize,
         mut fill: impl FnMut(*mut u8, usize),
     ) {
-        let (me, first) = (shared.me, self.sent);
-        let at = me.slot(first);
-        shared.word(at + 8).store(tag, Ordering::Relaxed);
+        let (lane, ring, first) = (&shared.mine, self.ring, self.sent);
+        let at = ring.slot(first);
+        lane.word(at + 8).store(tag, Ordering::Relaxed);
         let count = length.min(FIRST_PAYLOAD);
-        fill(shared.segment.bytes(at + FIRST, count).as_ptr(), count);
+        fill(lane.bytes(at + FIRST, count).as_ptr(), count);
         let mut left = length - count;
         let mut number = first + 1;
         while left > 0 {
-            let at = me.slot(number);
-            protocol::go_on(shared.word(at), number);
+            let at = ring.slot(number);
+            protocol::go_on(lane.word(at), number);
             let count = left.min(NEXT_PAYLOAD);
-            fill(shared.segment.bytes(at + NEXT, count).as_ptr(), count);
+            fill(lane.bytes(at + NEXT, count).as_ptr(), count);
             left -= count;
             number += 1;
         }
-        protocol::announce(shared.word(at), first, Header { kind, length: length as u16 });
+        protocol::announce(lane.word(at), first, Header { kind, length: length as u16 });
         self.sent = number;
         failpoint!("link.sent");
         shared.notify();
@@ -224,7 +251,7 @@ impl Outgoing {
             return Ok(None);
         }
         let Some(index) = self.free_descriptor(shared) else { return Ok(None) };
-        let Some(told) = self.board.tell(&shared.segment, shared.me, memory) else { return Ok(None) };
+        let Some(told) = self.board.tell(shared, memory)? else { return Ok(None) };
         self.board.pin(told);
         // What was lent here before is back, so that the bit stays as it is until this is.
         let place = self.place(shared, index, Some(told), Some(self.given_back >> index & 1 == 1));
@@ -259,7 +286,7 @@ impl Outgoing {
                 Some(Place { lent: Some(before), .. }) => {
                     let is_away = |bits: u64| (bits >> index & 1 == 1) == before;
                     if is_away(self.given_back) {
-                        self.given_back = shared.word(shared.me.given_back()).load(Ordering::Acquire);
+                        self.given_back = shared.theirs.word(layout::GIVEN_BACK).load(Ordering::Acquire);
                     }
                     is_away(self.given_back)
                 }
@@ -327,8 +354,9 @@ impl Outgoing {
             return Ok(None);
         }
         let Some(index) = self.free_descriptor(shared) else { return Ok(None) };
+        shared.populate(OFFERS)?;
         let memory = list.memory().filter(|_| may_map && is_told);
-        let told = memory.and_then(|memory| self.board.tell(&shared.segment, shared.me, memory));
+        let told = memory.map(|memory| self.board.tell(shared, memory)).transpose()?.flatten();
         let offset = match (memory, parts) {
             (Some(memory), [first, ..]) => first.base.addr() - memory.base().addr(),
             _ => 0,
@@ -337,8 +365,12 @@ impl Outgoing {
             self.board.pin(told);
         }
         let place = self.place(shared, index, told, None);
-        let outcome = shared.word(shared.me.outcome(index));
-        outcome.store(protocol::outcome(place.number, Outcome::Open), Ordering::Relaxed);
+        // What was said of messages before this one may look like a word of its attempts.
+        for word in [layout::progress(index), layout::back(index)] {
+            shared.mine.word(word).store(0, Ordering::Relaxed);
+        }
+        let offered = protocol::offered(place.number, Offered::Open);
+        shared.mine.word(layout::offered(index)).store(offered, Ordering::Relaxed);
         let offer = Offer {
             index,
             number: place.number,
@@ -355,7 +387,7 @@ impl Outgoing {
         offer::encode(&offer, &mut words);
         let mut from = words.as_ptr().cast::<u8>();
         self.write(shared, OFFER, tag, 8 * words.len(), |to, count| {
-            // SAFETY: `write` asks for all bytes of `words` once, in order, and yields room for them in the segment.
+            // SAFETY: `write` asks for all bytes of `words` once, in order, and yields room for them in the lane.
             unsafe { core::ptr::copy_nonoverlapping(from, to, count) };
             from = from.wrapping_add(count);
         });

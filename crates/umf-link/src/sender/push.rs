@@ -8,10 +8,10 @@ use umf_sync::failpoint;
 
 use super::outgoing::Place;
 use crate::board::{self, Told};
-use crate::layout::{CHUNK, CHUNKS, MOST_RANGES};
+use crate::layout::{self, CHUNK, CHUNKS, MOST_RANGES};
 use crate::offer::{self, BOUNCE, PUSH};
 use crate::parts::{Cursor, List};
-use crate::protocol::{self, Claim, End, MOST_CHUNKS};
+use crate::protocol::{self, Claim, Load, MOST_CHUNKS};
 use crate::ranges::part_of;
 use crate::shared::Shared;
 use crate::sys::{self, Direction, Iov};
@@ -54,7 +54,7 @@ impl Attempt {
         list: &List<'_>,
         statistics: &mut LinkStatistics,
     ) -> Result<()> {
-        let request = shared.word(shared.me.request(place.index)).load(Ordering::Acquire);
+        let request = shared.theirs.word(layout::request(place.index)).load(Ordering::Acquire);
         let epoch = (request >> 48) as u16;
         if request as u32 != place.number || epoch == 0 {
             return Ok(());
@@ -73,9 +73,8 @@ impl Attempt {
     }
 
     fn say(&self, shared: &Shared, place: Place, count: u64) {
-        shared
-            .word(shared.me.progress(place.index))
-            .store(offer::progress(self.epoch, count), Ordering::Release);
+        let progress = offer::progress(self.epoch, count);
+        shared.mine.word(layout::progress(place.index)).store(progress, Ordering::Release);
     }
 
     fn fill(
@@ -87,7 +86,7 @@ impl Attempt {
     ) -> Result<()> {
         let all = list.len().div_ceil(CHUNK) as u64;
         // Acquire: what was there is read before it is overwritten.
-        let emptied = shared.word(shared.me.argument(place.index, 0)).load(Ordering::Acquire);
+        let emptied = shared.theirs.word(layout::argument(place.index, 0)).load(Ordering::Acquire);
         if emptied > self.count {
             return Err(shared.misbehaved("it says to have emptied buffers that were not filled"));
         }
@@ -98,7 +97,8 @@ impl Attempt {
         while self.count < all && self.count < emptied + CHUNKS {
             let start = self.count as usize * CHUNK;
             let length = CHUNK.min(list.len() - start);
-            let to = shared.segment.bytes(shared.me.chunk(self.count), length);
+            shared.populate((layout::chunk(self.count), length))?;
+            let to = shared.mine.bytes(layout::chunk(self.count), length);
             // SAFETY: the caller's memory, borrowed by the list; a chunk that the receiver has emptied.
             unsafe { Cursor::at(list.parts(), start).copy_out(to.as_ptr(), length) };
             self.count += 1;
@@ -116,12 +116,21 @@ impl Attempt {
             Some(push) => push,
             None => target(shared, place, list.len(), statistics),
         };
-        let claims = shared.word(shared.me.claims(place.index));
+        let (back, front) =
+            (shared.mine.word(layout::back(place.index)), shared.theirs.word(layout::front(place.index)));
         let chunks = list.len().div_ceil(push.chunk) as u64;
         let before = self.count;
         if let Some(to) = &push.to {
-            while let Claim::Chunk(chunk) = protocol::claim(claims, self.epoch, chunks, End::Back, self.count)
-            {
+            loop {
+                let chunk = match protocol::claim_back(back, &front, self.epoch, chunks, self.count) {
+                    Claim::Chunk(chunk) => chunk,
+                    Claim::Theirs => {
+                        self.count += 1;
+                        self.say(shared, place, self.count);
+                        break;
+                    }
+                    Claim::None => break,
+                };
                 let start = chunk as usize * push.chunk;
                 let length = push.chunk.min(list.len() - start);
                 // Told that it is touched for each: nobody else does anything then.
@@ -148,7 +157,7 @@ impl Attempt {
 
 /// What the receiver says of its memory, checked.
 fn target(shared: &Shared, place: Place, length: usize, statistics: &mut LinkStatistics) -> Push {
-    let argument = |number| shared.word(shared.me.argument(place.index, number)).load(Ordering::Relaxed);
+    let argument = |number| shared.theirs.word(layout::argument(place.index, number)).load(Ordering::Relaxed);
     let told = Told::from_word(argument(0));
     let chunk = usize::try_from(argument(2)).unwrap_or(0);
     let is_possible = chunk >= 4096 && (length.div_ceil(chunk.max(1)) as u64) <= MOST_CHUNKS;
@@ -172,8 +181,8 @@ fn ranges(shared: &Shared, place: u64, count: u64, length: u64) -> Option<Vec<Io
     let list = if count == 0 {
         vec![Iov { address: place, length }]
     } else {
-        let word = |at| shared.word(at).load(Ordering::Relaxed);
-        let range = |index| shared.other().into_range(index);
+        let word = |at| shared.theirs.word(at).load(Ordering::Relaxed);
+        let range = layout::into_range;
         (0..count).map(|index| Iov { address: word(range(index)), length: word(range(index) + 8) }).collect()
     };
     let is_there = |range: &Iov| range.address.checked_add(range.length).is_some();
@@ -182,7 +191,7 @@ fn ranges(shared: &Shared, place: u64, count: u64, length: u64) -> Option<Vec<Io
 }
 
 fn open(shared: &Shared, told: Told, ranges: Vec<Iov>) -> Option<To> {
-    let handle = board::read(&shared.segment, shared.other(), told)?;
+    let handle = board::read(shared, told)?;
     let mapping = shared.importer?.open_bytes(handle.as_bytes(), Access::ReadWrite).ok()?;
     let fits = ranges.iter().all(|range| range.address + range.length <= mapping.len() as u64);
     (fits && mapping.is_host_accessible()).then_some(To::Mapped(mapping, ranges))

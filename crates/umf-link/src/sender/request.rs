@@ -31,7 +31,7 @@ impl<'d> SendRequest<'d> {
 
 impl Drop for SendRequest<'_> {
     fn drop(&mut self) {
-        if self.shared.segment.is_here() {
+        if self.shared.mine.is_here() {
             self.sending.withdraw(&self.shared);
         }
     }

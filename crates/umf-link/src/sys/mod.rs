@@ -1,12 +1,10 @@
 //! System calls of this crate.
 
 mod copies;
-mod memory;
 mod sockets;
 mod waits;
 
 pub(crate) use copies::{Direction, Iov, across};
-pub(crate) use memory::{Mapping, is_sealed_memory, memfd};
 pub(crate) use sockets::{connect, drain, is_free, listen, new_socket, poke, receive, send};
 pub(crate) use waits::{
     coarse_milliseconds, either_is_ready, event_fd, is_ready, new_event, processor, processors, reset_event,

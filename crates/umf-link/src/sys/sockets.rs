@@ -56,12 +56,11 @@ pub(crate) fn connect(socket: &OwnedFd, name: &[u8], deadline: Deadline) -> Resu
     }
 }
 
-/// Sends one packet, with an fd or without.
-pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// Sends one packet, with up to four fds.
+pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = fd.map(|fd| [fd]);
-    if let Some(fds) = &fds {
+    if !fds.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(fds));
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
