@@ -23,6 +23,7 @@ use crate::engines::Engines;
 use crate::key::Side;
 use crate::lane::{Bell, OwnLane, PeerLane};
 use crate::shared::{Fds, Lanes, Shared};
+use crate::sys::CloseOnFork;
 use crate::wire::{self, Here, Kind, Packet};
 use crate::{Error, Link, LinkAddress, LinkSettings, Result, sys};
 
@@ -50,6 +51,15 @@ use crate::{Error, Link, LinkAddress, LinkSettings, Result, sys};
 pub struct LinkBuilder {
     settings: LinkSettings,
     importer: Option<&'static Importer>,
+    /// Where one thread waits for all of them.
+    bell: Option<Arc<SharedBell>>,
+}
+
+/// A bell of several links, and the fd to send.
+#[derive(Debug)]
+struct SharedBell {
+    bell: Arc<Bell>,
+    fd: CloseOnFork,
 }
 
 impl LinkBuilder {
@@ -120,7 +130,7 @@ impl LinkBuilder {
         failpoint!("link.connected");
         let pid = trusted(&socket)?;
         let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
-        let made = Made::new(nonce)?;
+        let made = Made::new(self, nonce)?;
         failpoint!("link.lane_made");
         made.send(&socket, Kind::Hello).map_err(late)?;
         failpoint!("link.proposed");
@@ -159,11 +169,15 @@ impl LinkBuilder {
         Ok(Some(pid))
     }
 
-    /// As it is for this many processes that all talk to each other.
-    pub(crate) fn among(&self, size: usize) -> Self {
+    /// As it is for this many processes that all talk to each other: one bell for all links.
+    pub(crate) fn among(&self, size: usize) -> Result<(Self, Arc<Bell>)> {
         let mut among = self.clone();
         among.settings.is_crowded = size > sys::processors();
-        among
+        let failed = Error::system("making the memory of a fabric");
+        let (bell, fd) = Bell::create().map_err(&failed)?;
+        let (bell, fd) = (Arc::new(bell), CloseOnFork::new(fd).map_err(failed)?);
+        among.bell = Some(Arc::new(SharedBell { bell: Arc::clone(&bell), fd }));
+        Ok((among, bell))
     }
 
     pub(crate) const fn set(&self) -> &LinkSettings {
@@ -183,23 +197,40 @@ impl LinkBuilder {
 }
 
 /// What one process makes for a link, and sends to the other one.
-struct Made {
+struct Made<'b> {
     lane: OwnLane,
-    bell: Bell,
-    fds: [OwnedFd; 2],
+    lane_fd: OwnedFd,
+    bell: Arc<Bell>,
+    bell_fd: BellFd<'b>,
 }
 
-impl Made {
-    fn new(nonce: u128) -> Result<Self> {
+/// The fd of a bell: of one that several links have, or of this one's.
+enum BellFd<'b> {
+    Shared(&'b CloseOnFork),
+    Own(OwnedFd),
+}
+
+impl<'b> Made<'b> {
+    fn new(builder: &'b LinkBuilder, nonce: u128) -> Result<Self> {
         let failed = Error::system("making the memory of a link");
         let (lane, lane_fd) = OwnLane::create(nonce).map_err(&failed)?;
-        let (bell, bell_fd) = Bell::create().map_err(failed)?;
-        Ok(Self { lane, bell, fds: [lane_fd, bell_fd] })
+        let (bell, bell_fd) = match &builder.bell {
+            Some(shared) => (Arc::clone(&shared.bell), BellFd::Shared(&shared.fd)),
+            None => {
+                let (bell, fd) = Bell::create().map_err(failed)?;
+                (Arc::new(bell), BellFd::Own(fd))
+            }
+        };
+        Ok(Self { lane, lane_fd, bell, bell_fd })
     }
 
     fn send(&self, socket: &OwnedFd, kind: Kind) -> sys::Result<()> {
         let packet = Packet { base: self.lane.base(), nonce: self.lane.nonce() }.encode(kind);
-        sys::send(socket.as_fd(), &packet, &self.fds.each_ref().map(AsFd::as_fd))
+        let bell = match &self.bell_fd {
+            BellFd::Shared(fd) => fd.as_fd(),
+            BellFd::Own(fd) => fd.as_fd(),
+        };
+        sys::send(socket.as_fd(), &packet, &[self.lane_fd.as_fd(), bell])
     }
 
     /// With what the other one has sent; `None` if that is no lane and no bell.
@@ -208,12 +239,7 @@ impl Made {
         let failed = Error::system("mapping the memory of a link");
         let theirs = PeerLane::adopt(lane, nonce).map_err(&failed)?;
         let their_bell = Bell::adopt(bell).map_err(failed)?;
-        let joined = |(theirs, their_bell)| Lanes {
-            mine: self.lane,
-            theirs,
-            my_bell: Arc::new(self.bell),
-            their_bell,
-        };
+        let joined = |(theirs, their_bell)| Lanes { mine: self.lane, theirs, my_bell: self.bell, their_bell };
         Ok(theirs.zip(their_bell).map(joined))
     }
 }
@@ -402,7 +428,7 @@ impl Endpoint {
         let Some(hello) = Packet::decode(&bytes[..length], Kind::Hello) else {
             return nobody(&"it did not say hello with the memory of a link");
         };
-        let made = Made::new(hello.nonce)?;
+        let made = Made::new(&self.builder, hello.nonce)?;
         let answered = made.send(&socket, Kind::Welcome);
         failpoint!("link.lane_sent");
         let Some(lanes) = made.join(&fds, hello.nonce)? else {

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use umf_os::memfd::{self, SharedMapping};
 
 use crate::layout::{MAGIC, MAGIC_WORD, NONCE_WORDS, PAGE, Part, SIZE};
-use crate::protocol::Load;
-use crate::sys::Result;
+use crate::protocol::{self, ASLEEP, Load};
+use crate::sys::{self, Result};
 
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 const PAGES: usize = SIZE / PAGE;
@@ -34,23 +34,44 @@ fn make(name: &str, size: usize) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-fn word(mapping: &SharedMapping, offset: usize) -> &AtomicU64 {
-    assert!(offset <= SIZE - 8 && offset.is_multiple_of(8), "offset");
-    // SAFETY: inside of the mapping, of `SIZE` bytes, by the line above, aligned as the mapping begins at a page, and there as long as
-    // it; atomics may be written by others at the same time.
-    unsafe { mapping.base().add(offset).cast().as_ref() }
+/// A mapping of `SIZE` bytes, and where it begins: a call of another crate would cost as much as what is done with it.
+#[derive(Debug)]
+struct Mapped {
+    base: NonNull<u8>,
+    _mapping: SharedMapping,
 }
 
-fn bytes(mapping: &SharedMapping, offset: usize, length: usize) -> NonNull<u8> {
-    assert!(offset <= SIZE && length <= SIZE - offset, "offset");
-    // SAFETY: inside of the mapping, of `SIZE` bytes, by the line above.
-    unsafe { mapping.base().add(offset) }
+// SAFETY: as of the mapping, to which the pointer belongs.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    fn new(fd: impl AsFd, is_writable: bool) -> Result<Self> {
+        let mapping = map(fd, SIZE, is_writable)?;
+        Ok(Self { base: mapping.base(), _mapping: mapping })
+    }
+
+    #[inline(always)]
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset <= SIZE - 8 && offset.is_multiple_of(8), "offset");
+        // SAFETY: inside of the mapping, of `SIZE` bytes, by the line above, aligned as it begins at a page, and there as long as
+        // `self`; atomics may be written by others at the same time.
+        unsafe { self.base.add(offset).cast().as_ref() }
+    }
+
+    #[inline(always)]
+    fn bytes(&self, offset: usize, length: usize) -> NonNull<u8> {
+        assert!(offset <= SIZE && length <= SIZE - offset, "offset");
+        // SAFETY: inside of the mapping, of `SIZE` bytes, by the line above.
+        unsafe { self.base.add(offset) }
+    }
 }
 
 /// The lane that this process writes, and no other one.
 #[derive(Debug)]
 pub(crate) struct OwnLane {
-    mapping: SharedMapping,
+    mapped: Mapped,
     nonce: u128,
     /// A bit for each page that has its memory.
     populated: [AtomicU64; PAGES.div_ceil(64)],
@@ -65,7 +86,7 @@ impl OwnLane {
         let populated = [const { AtomicU64::new(0) }; PAGES.div_ceil(64)];
         populated[0].store(1, Ordering::Relaxed);
         let process = umf_sync::fork::generation();
-        let lane = Self { mapping: map(&fd, SIZE, true)?, nonce, populated, process };
+        let lane = Self { mapped: Mapped::new(&fd, true)?, nonce, populated, process };
         memfd::add_seals(&fd, SIZE_SEALS | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
         for (at, half) in NONCE_WORDS.into_iter().zip([nonce as u64, (nonce >> 64) as u64]) {
             lane.word(at).store(half, Ordering::Relaxed);
@@ -87,19 +108,19 @@ impl OwnLane {
 
     /// Where it is in this process.
     pub(crate) fn base(&self) -> u64 {
-        self.mapping.base().addr().get() as u64
+        self.mapped.base.addr().get() as u64
     }
 
     /// The word at an offset, which [`crate::layout`] yields.
     #[inline(always)]
     pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
-        word(&self.mapping, offset)
+        self.mapped.word(offset)
     }
 
     /// `length` bytes at an offset that [`crate::layout`] yields: to be written by this process, not to be referred to.
     #[inline(always)]
     pub(crate) fn bytes(&self, offset: usize, length: usize) -> NonNull<u8> {
-        bytes(&self.mapping, offset, length)
+        self.mapped.bytes(offset, length)
     }
 
     /// Gives a part its memory, unless it has it. What is written without this may have none, and end the process.
@@ -131,7 +152,7 @@ impl OwnLane {
 /// The lane that the peer writes, at any time: words are read once and then checked, and what is copied out is data.
 #[derive(Debug)]
 pub(crate) struct PeerLane {
-    mapping: SharedMapping,
+    mapped: Mapped,
 }
 
 /// A word that the peer writes.
@@ -154,7 +175,7 @@ impl PeerLane {
         if !is_it {
             return Ok(None);
         }
-        let lane = Self { mapping: map(fd, SIZE, false)? };
+        let lane = Self { mapped: Mapped::new(fd, false)? };
         let word = |offset| lane.word(offset).load(Ordering::Acquire);
         let is_it =
             word(MAGIC_WORD) == MAGIC && NONCE_WORDS.map(word) == [nonce as u64, (nonce >> 64) as u64];
@@ -164,19 +185,19 @@ impl PeerLane {
     /// The word at an offset, which [`crate::layout`] yields.
     #[inline(always)]
     pub(crate) fn word(&self, offset: usize) -> PeerWord<'_> {
-        PeerWord(word(&self.mapping, offset))
+        PeerWord(self.mapped.word(offset))
     }
 
     /// `length` bytes at an offset that [`crate::layout`] yields: to be copied out of, not to be referred to.
     #[inline(always)]
     pub(crate) fn bytes(&self, offset: usize, length: usize) -> *const u8 {
-        bytes(&self.mapping, offset, length).as_ptr()
+        self.mapped.bytes(offset, length).as_ptr()
     }
 
     /// Has the processor fetch the line of a word, and does not wait for it.
     #[inline(always)]
     pub(crate) fn fetch_ahead(&self, offset: usize) {
-        let word = word(&self.mapping, offset);
+        let word = self.mapped.word(offset);
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
             use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -188,18 +209,38 @@ impl PeerLane {
     }
 }
 
-/// What a process sleeps on, which all that send to it may ring.
+/// What threads of a process sleep on, which all that send to it may ring.
 #[derive(Debug)]
 pub(crate) struct Bell {
-    mapping: SharedMapping,
+    base: NonNull<AtomicU32>,
+    _mapping: SharedMapping,
+    /// The process that has it, as [`umf_sync::fork::generation`] counts.
+    process: u32,
 }
+
+// SAFETY: as of the mapping, to which the pointer belongs.
+unsafe impl Send for Bell {}
+// SAFETY: as above.
+unsafe impl Sync for Bell {}
 
 impl Bell {
     /// A new one, and the fd to send.
     pub(crate) fn create() -> Result<(Self, OwnedFd)> {
         let fd = make("umf-link-bell", PAGE)?;
         memfd::add_seals(&fd, SIZE_SEALS | SealFlags::SEAL)?;
-        Ok((Self { mapping: map(&fd, PAGE, true)? }, fd))
+        Ok((Self::map(&fd)?, fd))
+    }
+
+    fn map(fd: impl AsFd) -> Result<Self> {
+        let mapping = map(fd, PAGE, true)?;
+        Ok(Self { base: mapping.base().cast(), _mapping: mapping, process: umf_sync::fork::generation() })
+    }
+
+    /// Wakes all that sleep on it: for who changes something in this process that they wait for.
+    pub(crate) fn ring(&self) {
+        if self.process == umf_sync::fork::generation() && protocol::rings(self.word()) & ASLEEP != 0 {
+            sys::wake(self.word());
+        }
     }
 
     /// The one that a peer has sent; `None` if that is none.
@@ -207,14 +248,14 @@ impl Bell {
         if memfd::of_sealed_size(&fd)?.is_none_or(|(_, size)| size != PAGE as u64) {
             return Ok(None);
         }
-        Ok(Some(Self { mapping: map(fd, PAGE, true)? }))
+        Self::map(fd).map(Some)
     }
 
     /// The futex.
     #[inline(always)]
     pub(crate) fn word(&self) -> &AtomicU32 {
         // SAFETY: the mapping is a page, and there as long as `self`; atomics may be written by others at the same time.
-        unsafe { self.mapping.base().cast().as_ref() }
+        unsafe { self.base.as_ref() }
     }
 }
 
@@ -252,7 +293,7 @@ mod tests {
         assert_eq!(umf_os::file::punch(&fd, 0, PAGE as u64), Err(Errno::PERM));
         assert_eq!(rustix::fs::ftruncate(&fd, 0), Err(Errno::PERM));
         assert!(rustix::io::write(&fd, b"x").is_err());
-        own.mapping.punch(0);
+        own.mapped._mapping.punch(0);
         assert_eq!(own.word(MAGIC_WORD).load(Ordering::Relaxed), MAGIC);
     }
 

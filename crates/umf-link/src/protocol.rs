@@ -185,7 +185,7 @@ pub(crate) const fn offered(number: u32, offered: Offered) -> u64 {
 
 /// What its receiver says of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum Verdict {
     /// It is about to be decided.
     Deciding = 1,
     /// The receiver has it.
@@ -194,8 +194,8 @@ pub(crate) enum Taken {
     Left = 3,
 }
 
-pub(crate) const fn taken(number: u32, taken: Taken) -> u64 {
-    number as u64 | (taken as u64) << 32
+pub(crate) const fn taken(number: u32, verdict: Verdict) -> u64 {
+    number as u64 | (verdict as u64) << 32
 }
 
 /// Takes a message, unless its sender was first to take it back. One thread of the receiver does this at a time. Of this fence and the one
@@ -206,10 +206,10 @@ pub(crate) fn take<W: Word>(mine: &W, theirs: &impl Load, number: u32) -> bool {
         // By now another message may be in the descriptor, of which this says nothing.
         return false;
     }
-    mine.store(taken(number, Taken::Deciding), Ordering::Relaxed);
+    mine.store(taken(number, Verdict::Deciding), Ordering::Relaxed);
     W::fence();
     let is_mine = theirs.load(Ordering::Relaxed) == open;
-    mine.store(taken(number, if is_mine { Taken::Taken } else { Taken::Left }), Ordering::Release);
+    mine.store(taken(number, if is_mine { Verdict::Taken } else { Verdict::Left }), Ordering::Release);
     is_mine
 }
 
@@ -222,7 +222,7 @@ pub(crate) fn withdraw<W: Word>(mine: &W, number: u32) {
 /// Whether a message that was taken back is the sender's; if not, its receiver has it. `None` as long as that decides.
 pub(crate) fn is_withdrawn(theirs: &impl Load, number: u32) -> Option<bool> {
     let now = theirs.load(Ordering::Acquire);
-    if now == taken(number, Taken::Deciding) { None } else { Some(now != taken(number, Taken::Taken)) }
+    if now == taken(number, Verdict::Deciding) { None } else { Some(now != taken(number, Verdict::Taken)) }
 }
 
 const COUNT: u64 = (1 << 24) - 1;

@@ -173,9 +173,9 @@ impl Shared {
         failpoint!("link.woken");
     }
 
-    /// What this process sleeps on.
-    pub(crate) fn bell(&self) -> &AtomicU32 {
-        self.my_bell.word()
+    /// What threads of this process sleep on that wait for the peer.
+    pub(crate) fn bell(&self) -> &Bell {
+        &self.my_bell
     }
 
     /// Takes a message of the peer, unless that was first to withdraw it.

@@ -141,7 +141,7 @@ fn wait_long<T>(
             break;
         }
     }
-    let bell = shared.bell();
+    let bell = shared.bell().word();
     loop {
         let seen = protocol::fall_asleep(bell);
         failpoint!("link.asleep");

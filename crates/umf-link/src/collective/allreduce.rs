@@ -111,8 +111,8 @@ impl Group {
         let mut views = Vec::with_capacity(self.size);
         let mut is_whole = true;
         for rank in self.others() {
-            let (links, spin) = self.links();
-            let form = wait_many(links, None, spin, limit, "a collective", |links, asleep| {
+            let (links, bell, spin) = self.links();
+            let form = wait_many(links, bell, spin, limit, "a collective", |links, asleep| {
                 let Some(link) = &mut links[rank] else { return Err(Error::GivenUp { rank }) };
                 link.form(tag.any_kind(), asleep)
             })?;

@@ -85,8 +85,8 @@ impl Group {
         in_order: bool,
         limit: &mut Limit,
     ) -> Result<()> {
-        let (links, spin) = self.links();
-        wait_many(links, None, spin, limit, "a collective", |links, asleep| {
+        let (links, bell, spin) = self.links();
+        wait_many(links, bell, spin, limit, "a collective", |links, asleep| {
             let mut is_done = true;
             for (to, request) in &mut *going {
                 if let Some(link) = &mut links[*to] {

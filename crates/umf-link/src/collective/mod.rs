@@ -11,9 +11,11 @@ mod tag;
 
 pub(crate) use part::share;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::fabric::Links;
+use crate::lane::Bell;
 use crate::spin::Spin;
 use crate::wait::Limit;
 use crate::{Error, Link, LinkSettings, Result, TagMatch};
@@ -30,6 +32,7 @@ pub(crate) struct Group {
     /// As [`crate::LinkSettings::enforce`].
     enforce: bool,
     links: Vec<Option<Link>>,
+    bell: Arc<Bell>,
     /// How many collectives were begun.
     number: u64,
     broken: Option<Error>,
@@ -38,11 +41,11 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    pub(crate) fn new(me: usize, size: usize, settings: &LinkSettings) -> Self {
+    pub(crate) fn new(me: usize, size: usize, settings: &LinkSettings, bell: Arc<Bell>) -> Self {
         let (most, enforce) = (settings.spin, settings.enforce);
         let links = (0..size).map(|_| None).collect();
         let spin = Spin::default();
-        Self { me, size, spin, most, enforce, links, number: 0, broken: None, scratch: Vec::new() }
+        Self { me, size, spin, most, enforce, links, bell, number: 0, broken: None, scratch: Vec::new() }
     }
 
     /// Adds a link, unless there is one, or collectives are over.
@@ -122,8 +125,8 @@ impl Group {
     }
 
     /// The links of the others, and what waiting for them needs.
-    fn links(&mut self) -> (&mut Links, (&mut Spin, Duration)) {
-        (&mut self.links, (&mut self.spin, self.most))
+    fn links(&mut self) -> (&mut Links, &Bell, (&mut Spin, Duration)) {
+        (&mut self.links, &self.bell, (&mut self.spin, self.most))
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {

@@ -30,9 +30,9 @@ impl Fabric {
         }
         loop {
             self.take_in();
-            let Self { me, points, told, next, lookout, door, spin, most, .. } = self;
-            let (size, news) = (points.len(), Some(door.news()));
-            let found = wait_many(points, news, (spin, *most), &mut limit, "receiving", |links, asleep| {
+            let Self { me, points, told, next, lookout, door, spin, most, bell, .. } = self;
+            let size = points.len();
+            let found = wait_many(points, bell, (spin, *most), &mut limit, "receiving", |links, asleep| {
                 let (mut left, only) = (None, begun);
                 for rank in (*next..size).chain(0..*next).filter(|rank| only.is_none_or(|only| only == *rank))
                 {

@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use super::lookout::Seen;
 use super::name::Job;
 use super::roster::{Member, Roster, Sight};
 use crate::endpoint::Arrival;
+use crate::lane::Bell;
 use crate::wait::Limit;
 use crate::wire::{DIGITS, Here};
 use crate::{Endpoint, Error, Link, LinkAddress, LinkBuilder, Result, sys};
@@ -57,9 +58,9 @@ struct Inner {
     me: usize,
     size: usize,
     state: Mutex<State>,
-    /// Whether something was put into `met`; then the fd is readable, too.
+    /// Whether something was put into `met`; then the bell is rung.
     has_news: AtomicBool,
-    news: OwnedFd,
+    bell: Arc<Bell>,
     /// Whether this rank has given collectives up.
     is_over: AtomicBool,
 }
@@ -73,11 +74,16 @@ pub(super) struct Door {
 }
 
 impl Door {
-    pub(super) fn open(builder: &LinkBuilder, job: Job, me: usize, size: usize) -> Result<Self> {
+    pub(super) fn open(
+        builder: &LinkBuilder,
+        bell: &Arc<Bell>,
+        job: Job,
+        me: usize,
+        size: usize,
+    ) -> Result<Self> {
         let digits = Job::digits()?;
         let endpoint = builder.listen(&job.socket(me, digits))?;
         let others = others(builder, &job, me, digits)?;
-        let news = sys::new_event().map_err(Error::system("eventfd"))?;
         let state = State {
             ways: vec![Default::default(); size],
             links: vec![[0; 2]; size],
@@ -94,7 +100,7 @@ impl Door {
             size,
             state,
             has_news: AtomicBool::new(false),
-            news,
+            bell: Arc::clone(bell),
             is_over: AtomicBool::new(false),
         });
         let serving = Arc::clone(&inner);
@@ -132,12 +138,7 @@ impl Door {
         self.process == fork::generation()
     }
 
-    /// An fd that is readable when there is something to [`Door::take`].
-    pub(super) fn news(&self) -> BorrowedFd<'_> {
-        self.inner.news.as_fd()
-    }
-
-    /// Whether there is.
+    /// Whether there is something to [`Door::take`].
     pub(super) fn has_news(&self) -> bool {
         self.inner.has_news.load(Ordering::Acquire)
     }
@@ -147,7 +148,6 @@ impl Door {
         if !self.inner.has_news.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
-        sys::reset_event(&self.inner.news);
         core::mem::take(&mut self.inner.state().met)
     }
 
@@ -412,7 +412,7 @@ impl Inner {
         state.met.push((rank, channel, link));
         drop(state);
         self.has_news.store(true, Ordering::Release);
-        sys::set_event(&self.news);
+        self.bell.ring();
     }
 }
 
@@ -439,7 +439,9 @@ mod tests {
     #[test]
     fn ranks_that_join_and_go_are_news_once() {
         let job = Job::new(&format!("news-{}", std::process::id())).unwrap();
-        let open = |rank| Door::open(&LinkBuilder::new(), job.clone(), rank, 2).unwrap();
+        let (bell, _) = Bell::create().unwrap();
+        let bell = Arc::new(bell);
+        let open = |rank| Door::open(&LinkBuilder::new(), &bell, job.clone(), rank, 2).unwrap();
         let first = open(0);
         let (mut seen, mut socket) = (Seen::default(), None);
         let mut has_news = || first.has_news_of(1, &mut seen, &mut socket);

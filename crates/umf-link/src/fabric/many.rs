@@ -1,20 +1,21 @@
 //! Waiting for something on any of several links: as [`crate::wait::wait`] does for one.
 
-use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use crate::lane::Bell;
+use crate::protocol;
 use crate::spin::{Awake, Spin};
 use crate::wait::{BATCH, EAGER, Limit, SLICE};
-use crate::{Error, Link, Result, sys};
+use crate::{Link, Result, sys};
 
 /// Links by rank.
 pub(crate) type Links = [Option<Link>];
 
-/// Polls until there is something, or the limit is reached; `poll` says if a link has ended. Sleeps in `poll(2)`, on the links
-/// and on `news`. `spin`: what whoever waits has learned, and the most that it spins.
+/// Polls until there is something, or the limit is reached; `poll` says if a link has ended. Sleeps on the bell that all links
+/// have. `spin`: what whoever waits has learned, and the most that it spins.
 pub(crate) fn wait_many<T>(
     links: &mut Links,
-    news: Option<BorrowedFd<'_>>,
+    bell: &Bell,
     (spin, most): (&mut Spin, Duration),
     limit: &mut Limit,
     what: &'static str,
@@ -46,14 +47,11 @@ pub(crate) fn wait_many<T>(
         }
     }
     loop {
-        for link in links.iter().flatten() {
-            // Of one that has ended `poll` tells.
-            let _ = link.arm();
-        }
+        let seen = protocol::fall_asleep(bell.word());
         if let Some(found) = poll(links, true)? {
             return Ok(found);
         }
-        sleep(links, news, limit.left(Instant::now()).unwrap_or(SLICE).min(SLICE))?;
+        sys::sleep(bell.word(), seen, limit.left(Instant::now()).unwrap_or(SLICE).min(SLICE));
         if let Some(found) = poll(links, true)? {
             spin.slept(awake.waited(), most);
             return Ok(found);
@@ -65,33 +63,20 @@ pub(crate) fn wait_many<T>(
     }
 }
 
-fn sleep(links: &Links, news: Option<BorrowedFd<'_>>, most: Duration) -> Result<()> {
-    let mut fds: Vec<_> = news.into_iter().collect();
-    for link in links.iter().flatten() {
-        match link.event_fd() {
-            Ok(fd) => fds.push(fd),
-            Err(error @ Error::System { .. }) => return Err(error),
-            // It has ended; whatever comes of the others is news.
-            Err(_) => {}
-        }
-    }
-    sys::sleep_on(&fds, most);
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::LinkBuilder;
+    use crate::{Error, LinkBuilder};
 
     #[test]
     fn waits_are_learned_from() {
         const HOUR: Duration = Duration::from_secs(3600);
         let [link, _peer] = LinkBuilder::new().pair();
         let (mut links, mut spin) = ([Some(link), None], Spin::default());
+        let (bell, _) = Bell::create().unwrap();
         let first = spin.length(HOUR);
         let (mut looks, mut limit) = (0, Limit::new(None));
-        wait_many(&mut links, None, (&mut spin, HOUR), &mut limit, "a test", |_, asleep| {
+        wait_many(&mut links, &bell, (&mut spin, HOUR), &mut limit, "a test", |_, asleep| {
             looks += u32::from(asleep);
             Ok((looks == 2).then_some(()))
         })
@@ -99,7 +84,7 @@ mod tests {
         assert_eq!(spin.length(HOUR), 2 * first);
         let mut limit = Limit::new(Some(Duration::from_millis(1)));
         let over =
-            wait_many(&mut links, None, (&mut spin, HOUR), &mut limit, "a test", |_, _| Ok(None::<()>));
+            wait_many(&mut links, &bell, (&mut spin, HOUR), &mut limit, "a test", |_, _| Ok(None::<()>));
         assert!(matches!(over, Err(Error::TimedOut { .. })));
         assert_eq!(spin.length(HOUR), first);
     }

@@ -10,10 +10,13 @@ mod roster;
 
 pub(crate) use many::{Links, wait_many};
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::collective::Group;
+use crate::lane::Bell;
 use crate::parts::{Destination, Source};
+use crate::protocol;
 use crate::receiver::Received;
 use crate::spin::Spin;
 use crate::wait::Limit;
@@ -77,6 +80,7 @@ pub struct Fabric {
     group: Group,
     /// Links of processes that came in the place of others, which are not forgotten yet.
     spare: Vec<Met>,
+    bell: Arc<Bell>,
     door: Door,
 }
 
@@ -91,10 +95,10 @@ impl LinkBuilder {
         if rank >= size || size > MOST_RANKS {
             return Err(Error::BadRank { rank, size });
         }
-        let builder = self.among(size);
+        let (builder, bell) = self.among(size)?;
         let settings = builder.set();
         let (most, timeout) = (settings.spin, settings.timeout);
-        let door = Door::open(&builder, job, rank, size)?;
+        let door = Door::open(&builder, &bell, job, rank, size)?;
         Ok(Fabric {
             me: rank,
             size,
@@ -105,7 +109,8 @@ impl LinkBuilder {
             told: vec![false; size],
             next: 0,
             lookout: Lookout::new(size),
-            group: Group::new(rank, size, settings),
+            group: Group::new(rank, size, settings, Arc::clone(&bell)),
+            bell,
             spare: Vec::new(),
             door,
         })
@@ -248,7 +253,10 @@ impl Fabric {
         if limit.at_most(*pause).is_zero() {
             return Err(lookout.failure().unwrap_or_else(|| self.door.absent(rank, limit)));
         }
-        sys::sleep_on(&[self.door.news()], limit.at_most(*pause));
+        let seen = protocol::fall_asleep(self.bell.word());
+        if !self.door.has_news() {
+            sys::sleep(self.bell.word(), seen, limit.at_most(*pause));
+        }
         *pause = (*pause * 2).min(PAUSES[1]);
         Ok(())
     }

@@ -233,7 +233,7 @@ fn loom_a_descriptor_is_used_again() {
         take(&words.1, &words.0, 7);
         if take(&words.1, &words.0, 8) {
             in_model.reach("the next one");
-            assert_eq!(words.1.load(Ordering::Acquire), taken(8, Taken::Taken));
+            assert_eq!(words.1.load(Ordering::Acquire), taken(8, Verdict::Taken));
         }
         sender.join().unwrap();
     });

@@ -12,7 +12,7 @@ use crate::layout::{
 use crate::memory::Memory;
 use crate::offer::{self, GROWN, INLINE, LEND, OFFER, ONE_RANGE, Offer, Ranges};
 use crate::parts::{Cursor, List, Part, Source};
-use crate::protocol::{self, Header, Load, Offered, Taken};
+use crate::protocol::{self, Header, Load, Offered, Verdict};
 use crate::shared::Shared;
 use crate::sys::Iov;
 use crate::{Engine, Error, LinkStatistics, Result};
@@ -56,7 +56,7 @@ impl Place {
         let offered = shared.mine.word(layout::offered(self.index)).load(Ordering::Relaxed);
         let taken = shared.theirs.word(layout::taken(self.index)).load(Ordering::Acquire);
         offered == protocol::offered(self.number, Offered::Open)
-            && taken != protocol::taken(self.number, Taken::Taken)
+            && taken != protocol::taken(self.number, Verdict::Taken)
     }
 }
 

@@ -7,8 +7,7 @@ mod waits;
 pub(crate) use copies::{Direction, Iov, across};
 pub(crate) use sockets::{connect, drain, is_free, listen, new_socket, poke, receive, send};
 pub(crate) use waits::{
-    coarse_milliseconds, either_is_ready, event_fd, is_ready, new_event, processor, processors, reset_event,
-    set_event, sleep, sleep_on, wake,
+    coarse_milliseconds, either_is_ready, event_fd, is_ready, processor, processors, sleep, wake,
 };
 
 pub(crate) use umf_os::CloseOnFork;

@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::epoll;
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::thread::futex;
@@ -52,28 +51,6 @@ pub(crate) fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags, most: Option<Durati
         Err(Errno::INTR) => Ok(false),
         Err(errno) => Err(errno),
     }
-}
-
-/// Sleeps until one of these is ready, and no longer than `most`. Returns early when signals come.
-pub(crate) fn sleep_on(fds: &[BorrowedFd<'_>], most: Duration) {
-    let most = Timespec::try_from(most).ok();
-    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-    // Whatever it says, the caller looks again.
-    let _ = poll(&mut fds, most.as_ref());
-}
-
-/// An fd that is readable from [`set_event`] to [`reset_event`].
-pub(crate) fn new_event() -> Result<OwnedFd> {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-}
-
-pub(crate) fn set_event(event: &OwnedFd) {
-    // It is set already, if that fails.
-    let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
-}
-
-pub(crate) fn reset_event(event: &OwnedFd) {
-    let _ = rustix::io::read(event, &mut [0; 8]);
 }
 
 /// Whether the other end of `socket` was closed, and whether the process of `pidfd` has ended. Never waits.
