@@ -4,6 +4,7 @@ use crate::Engine;
 use crate::board::Told;
 use crate::layout::{DESCRIPTORS, MOST_RANGES};
 use crate::sys::Iov;
+use crate::tag::Context;
 
 /// Kinds of messages in a ring.
 pub(crate) const INLINE: u8 = 1;
@@ -11,6 +12,24 @@ pub(crate) const OFFER: u8 = 2;
 pub(crate) const LEND: u8 = 3;
 /// What comes after this one is in the large ring.
 pub(crate) const GROWN: u8 = 4;
+
+/// Set in the kind of a message of [`Context::Collectives`].
+const COLLECTIVE: u8 = 0x80;
+
+/// As a header has it.
+#[inline]
+pub(crate) const fn kind_in(kind: u8, context: Context) -> u8 {
+    match context {
+        Context::Messages => kind,
+        Context::Collectives => kind | COLLECTIVE,
+    }
+}
+
+/// What [`kind_in`] was given.
+#[inline]
+pub(crate) const fn kind_of(kind: u8) -> (u8, Context) {
+    (kind & !COLLECTIVE, if kind & COLLECTIVE == 0 { Context::Messages } else { Context::Collectives })
+}
 
 /// What a receiver asks the sender of an offered message for.
 pub(crate) const BOUNCE: u8 = 1;

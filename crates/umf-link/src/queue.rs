@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::TagMatch;
 use crate::offer::Offer;
+use crate::tag::Context;
 
 /// What is kept of a message.
 #[derive(Debug)]
@@ -37,6 +38,7 @@ pub(crate) struct Entry {
     /// Never used twice.
     pub id: u64,
     pub tag: u64,
+    context: Context,
     /// Whether a receive is at it already.
     pub busy: bool,
     pub body: Body,
@@ -60,16 +62,16 @@ impl Queue {
         self.weight
     }
 
-    pub(crate) fn push(&mut self, tag: u64, body: Body) -> u64 {
+    pub(crate) fn push(&mut self, tag: u64, context: Context, body: Body) -> u64 {
         self.next += 1;
         self.weight += body.weight();
-        self.entries.push_back(Entry { id: self.next, tag, busy: false, body });
+        self.entries.push_back(Entry { id: self.next, tag, context, busy: false, body });
         self.next
     }
 
     /// The first that a receive takes.
     pub(crate) fn find(&self, wanted: TagMatch) -> Option<&Entry> {
-        self.entries.iter().find(|entry| !entry.busy && wanted.fits(entry.tag))
+        self.entries.iter().find(|entry| !entry.busy && wanted.takes(entry.tag, entry.context))
     }
 
     fn place(&self, id: u64) -> Option<usize> {
@@ -106,7 +108,8 @@ mod tests {
             let (mut queue, mut model) = (Queue::default(), Vec::<(u64, u64)>::new());
             for (number, (is_push, tag, mask)) in steps.into_iter().enumerate() {
                 if is_push {
-                    queue.push(tag, Body::Kept(Box::from((number as u64).to_le_bytes())));
+                    queue.push(tag, Context::Messages, Body::Kept(Box::from((number as u64).to_le_bytes())));
+                    queue.push(tag, Context::Collectives, Body::Kept(Box::default()));
                     model.push((tag, number as u64));
                     continue;
                 }
@@ -120,6 +123,10 @@ mod tests {
                     prop_assert_eq!(entry.tag, tag);
                     prop_assert!(matches!(&entry.body, Body::Kept(bytes) if **bytes == number.to_le_bytes()));
                 }
+            }
+            // What others sent is there still.
+            while let Some(id) = queue.find(TagMatch::ANY.within(Context::Collectives)).map(|entry| entry.id) {
+                queue.remove(id);
             }
             prop_assert_eq!(queue.is_empty(), model.is_empty());
             prop_assert_eq!(queue.weight() == 0, model.is_empty());

@@ -6,13 +6,14 @@
 use umf_ipc::Access;
 
 use super::Group;
-use super::messages::{Coming, Going, KIND};
+use super::messages::{Coming, Going, KIND, still_there};
 use super::part::share_of_bytes;
 use super::tag::{Kind, Tag};
 use crate::fabric::wait_many;
 use crate::parts::{Destination, List, Source};
 use crate::receiver::{Form, View};
 use crate::sender::Lent;
+use crate::tag::Context;
 use crate::wait::Limit;
 use crate::{Error, Reduction, Result};
 
@@ -100,7 +101,7 @@ impl Group {
                 continue;
             }
             let Some(link) = &mut self.links[to] else { return Err(Error::GivenUp { rank: to }) };
-            lent.push(link.hand_over(tag.value(), Source(memory.clone()))?);
+            lent.push(link.hand_over_in((tag.value(), Context::Collectives), Source(memory.clone()))?);
         }
         self.finish(&mut going, &mut [], false, limit)?;
         Ok(lent)
@@ -114,7 +115,11 @@ impl Group {
             let (links, bell, spin) = self.links();
             let form = wait_many(links, bell, spin, limit, "a collective", |links, asleep| {
                 let Some(link) = &mut links[rank] else { return Err(Error::GivenUp { rank }) };
-                link.form(tag.any_kind(), asleep)
+                let form = link.form(tag.any_kind(), asleep)?;
+                if form.is_none() {
+                    still_there(rank, link)?;
+                }
+                Ok(form)
             })?;
             let (is, theirs) = match &form {
                 Form::View(view) => (view.tag(), Some(view.len() as u64)),

@@ -6,6 +6,7 @@ use crate::fabric::wait_many;
 use crate::parts::{Destination, List, Source};
 use crate::receiver::{Received, Receiving};
 use crate::sender::SendRequest;
+use crate::tag::Context;
 use crate::wait::Limit;
 use crate::{Error, Link, Result};
 
@@ -60,7 +61,7 @@ impl<'d> Coming<'d> {
                 self.check(received)?;
                 self.is_here = true;
             }
-            Ok(None) => {}
+            Ok(None) => still_there(self.from, link)?,
             Err(Error::Truncated { .. } | Error::NotWhole { .. }) => {
                 return Err(Error::Mismatch { rank: self.from, what: LENGTH });
             }
@@ -70,11 +71,27 @@ impl<'d> Coming<'d> {
     }
 }
 
+/// Why a rank has given collectives up, if it has.
+///
+/// # Errors
+/// [`Error::GivenUp`], or the end of the rank that it gave up for.
+pub(super) fn still_there(rank: usize, link: &mut Link) -> Result<()> {
+    let mut bytes = [0; 8];
+    let mut receiving = Receiving::new(Tag::given_up(), Destination::from(&mut bytes), None);
+    let received = link.attempt(&mut receiving, false)?;
+    drop(receiving);
+    match (received, u64::from_le_bytes(bytes) as i32) {
+        (None, _) => Ok(()),
+        (Some(_), 0) => Err(Error::GivenUp { rank }),
+        (Some(_), pid) => Err(Error::PeerGone { pid }),
+    }
+}
+
 impl Group {
     /// Begins to send to a rank.
     pub(super) fn start<'d>(&mut self, to: usize, tag: Tag, list: List<'d>) -> Result<Going<'d>> {
         let link = self.links[to].as_mut().ok_or(Error::GivenUp { rank: to })?;
-        Ok((to, link.start_send(tag.value(), Source(list))?))
+        Ok((to, link.start_send_in((tag.value(), Context::Collectives), Source(list))?))
     }
 
     /// Waits for all of these at once. `in_order`: what comes is taken in the order of the list.
@@ -90,7 +107,11 @@ impl Group {
             let mut is_done = true;
             for (to, request) in &mut *going {
                 if let Some(link) = &mut links[*to] {
-                    is_done &= link.test_send(request)?;
+                    let is_sent = link.test_send(request)?;
+                    if !is_sent {
+                        still_there(*to, link)?;
+                    }
+                    is_done &= is_sent;
                 }
             }
             for one in &mut *coming {

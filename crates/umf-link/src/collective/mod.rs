@@ -1,6 +1,6 @@
 //! What all ranks of a job do together.
 //!
-//! Every rank has a link with every other one for this alone. All ranks call the same collectives in the same order, so that a
+//! Their messages have a context of their own on the links of the ranks. All ranks call the same collectives in the same order, so that a
 //! collective's number, which each counts, names it in the tags of its messages.
 
 mod allreduce;
@@ -16,9 +16,11 @@ use std::time::Duration;
 
 use crate::fabric::Links;
 use crate::lane::Bell;
+use crate::parts::Source;
 use crate::spin::Spin;
+use crate::tag::Context;
 use crate::wait::Limit;
-use crate::{Error, Link, LinkSettings, Result, TagMatch};
+use crate::{Error, Link, LinkSettings, Result};
 use tag::{GIVEN_UP, Kind, Tag};
 
 /// The ranks, as one of them has them.
@@ -48,39 +50,26 @@ impl Group {
         Self { me, size, spin, most, enforce, links, bell, number: 0, broken: None, scratch: Vec::new() }
     }
 
-    /// Adds a link, unless there is one, or collectives are over.
-    pub(crate) fn enter(&mut self, rank: usize, mut link: Link) {
-        link.set_timeout(None);
-        if self.broken.is_some() {
-            say_given_up(&mut link, None);
-        } else if self.links[rank].as_ref().is_none_or(|link| link.look().is_err()) {
-            self.links[rank] = Some(link);
+    /// The links that it has for the length of a collective.
+    pub(crate) const fn links_mut(&mut self) -> &mut Vec<Option<Link>> {
+        &mut self.links
+    }
+
+    /// Tells who is linked now, if collectives are over.
+    pub(crate) fn meet(&self, link: &mut Link) {
+        if let Some(error) = &self.broken {
+            say_given_up(link, gone(error));
         }
     }
 
-    /// Ranks that it has no link with.
-    pub(crate) fn missing(&self) -> impl Iterator<Item = usize> + use<> {
-        let missing: Vec<usize> = (0..self.size).filter(|rank| self.lacks(*rank)).collect();
-        missing.into_iter()
-    }
-
-    fn lacks(&self, rank: usize) -> bool {
-        rank != self.me && self.links[rank].is_none()
-    }
-
-    /// Whether it has a link with everybody.
-    pub(crate) fn is_whole(&self) -> bool {
-        !(0..self.size).any(|rank| self.lacks(rank))
+    /// Whether there was any.
+    pub(crate) const fn has_begun(&self) -> bool {
+        self.number > 0
     }
 
     /// Whether collectives are not over.
     pub(crate) fn usable(&self) -> Result<()> {
         self.broken.clone().map_or(Ok(()), Err)
-    }
-
-    /// Whether all that it has a link with are there.
-    pub(crate) fn look(&self) -> Result<()> {
-        self.links.iter().flatten().try_for_each(Link::look)
     }
 
     /// Ends collectives for good, and tells everybody; returns the reason.
@@ -90,32 +79,27 @@ impl Group {
             Error::Closed { .. } => self.what_was_said().unwrap_or(error),
             error => error,
         };
-        let gone = match &error {
-            Error::PeerGone { pid } => Some(*pid),
-            _ => None,
-        };
-        for link in &mut self.links {
-            if let Some(mut link) = link.take() {
-                say_given_up(&mut link, gone);
-            }
+        for link in self.links.iter_mut().flatten() {
+            say_given_up(link, gone(&error));
         }
         self.broken = Some(error.clone());
         error
     }
 
     fn what_was_said(&mut self) -> Option<Error> {
-        for (rank, link) in self.links.iter_mut().enumerate() {
-            let Some(link) = link else { continue };
-            let mut bytes = [0; 8];
-            let mut request = link.start_recv(TagMatch::masked(GIVEN_UP, u64::MAX), &mut bytes);
-            let received = link.test_recv(&mut request);
-            drop(request);
-            if matches!(received, Ok(Some(_))) {
-                let pid = u64::from_le_bytes(bytes) as i32;
-                return Some(if pid == 0 { Error::GivenUp { rank } } else { Error::PeerGone { pid } });
-            }
-        }
-        None
+        let mut links = self.links.iter_mut().enumerate();
+        links.find_map(|(rank, link)| match messages::still_there(rank, link.as_mut()?) {
+            Err(said @ (Error::GivenUp { .. } | Error::PeerGone { .. })) => Some(said),
+            _ => None,
+        })
+    }
+
+    /// Whether all that it is linked with are there, and have not given up.
+    pub(crate) fn look(links: &mut Links) -> Result<()> {
+        let mut links = links.iter_mut().enumerate();
+        links.try_for_each(|(rank, link)| {
+            link.as_mut().map_or(Ok(()), |link| messages::still_there(rank, link))
+        })
     }
 
     /// The tag of the messages of the next collective's first step.
@@ -153,5 +137,13 @@ impl Group {
 fn say_given_up(link: &mut Link, gone: Option<i32>) {
     let pid = u64::from(gone.unwrap_or(0).cast_unsigned());
     // Who is gone does not hear it.
-    let _ = link.start_send(GIVEN_UP, &pid.to_le_bytes());
+    let _ = link.start_send_in((GIVEN_UP, Context::Collectives), Source::from(&pid.to_le_bytes()));
+}
+
+/// The process because of whose end collectives are over.
+const fn gone(error: &Error) -> Option<i32> {
+    match error {
+        Error::PeerGone { pid } => Some(*pid),
+        _ => None,
+    }
 }

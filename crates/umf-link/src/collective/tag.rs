@@ -1,6 +1,7 @@
 //! [`Tag`]: which collective a message belongs to.
 
 use crate::TagMatch;
+use crate::tag::Context;
 
 /// Which collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,13 +31,18 @@ impl Tag {
         Self(self.0 & !(0xff << 40) | (step as u64) << 40)
     }
 
+    /// Which messages say that their sender gave up.
+    pub(super) const fn given_up() -> TagMatch {
+        TagMatch::tag(GIVEN_UP).within(Context::Collectives)
+    }
+
     pub(super) const fn value(self) -> u64 {
         self.0
     }
 
     /// Messages of the same step of the same number, whichever collective it is to their senders.
     pub(super) const fn any_kind(self) -> TagMatch {
-        TagMatch::masked(self.0, (1 << 48) - 1)
+        TagMatch::masked(self.0, (1 << 48) - 1).within(Context::Collectives)
     }
 }
 

@@ -1,6 +1,5 @@
 //! Receiving from whoever sends.
 
-use super::intro::Channel;
 use super::{Fabric, wait_many};
 use crate::parts::Destination;
 use crate::receiver::{Received, Receiving};
@@ -58,7 +57,7 @@ impl Fabric {
                     let is_known = door.knows_any(unmet());
                     let sight = if is_known { lookout.look(door, unmet(), now) } else { None };
                     for rank in sight.iter().flat_map(|_| unmet()) {
-                        let end = sight.and_then(|sight| door.end(sight, rank, Channel::Points));
+                        let end = sight.and_then(|sight| door.end(sight, rank));
                         let Some(error) = end else { continue };
                         if !core::mem::replace(&mut told[rank], true) {
                             return Err(error);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use umf_os::background;
 use umf_sync::fork;
 
-use super::intro::{Channel, Intro, Reply};
+use super::intro::{Intro, Reply};
 use super::lookout::Seen;
 use super::name::Job;
 use super::roster::{Member, Roster, Sight};
@@ -37,13 +37,13 @@ enum Way {
 }
 
 /// A link that another rank has made.
-pub(super) type Met = (usize, Channel, Link);
+pub(super) type Met = (usize, Link);
 
 #[derive(Debug)]
 struct State {
-    ways: Vec<[Way; 2]>,
+    ways: Vec<Way>,
     /// How many links there have been.
-    links: Vec<[u32; 2]>,
+    links: Vec<u32>,
     met: Vec<Met>,
     roster: Roster,
     /// Whether the thread is to end.
@@ -61,8 +61,6 @@ struct Inner {
     /// Whether something was put into `met`; then the bell is rung.
     has_news: AtomicBool,
     bell: Arc<Bell>,
-    /// Whether this rank has given collectives up.
-    is_over: AtomicBool,
 }
 
 /// Where other ranks connect, until dropped.
@@ -85,8 +83,8 @@ impl Door {
         let endpoint = builder.listen(&job.socket(me, digits))?;
         let others = others(builder, &job, me, digits)?;
         let state = State {
-            ways: vec![Default::default(); size],
-            links: vec![[0; 2]; size],
+            ways: vec![Way::None; size],
+            links: vec![0; size],
             met: Vec::new(),
             roster: Roster::new(size),
             is_closed: false,
@@ -101,7 +99,6 @@ impl Door {
             state,
             has_news: AtomicBool::new(false),
             bell: Arc::clone(bell),
-            is_over: AtomicBool::new(false),
         });
         let serving = Arc::clone(&inner);
         let thread =
@@ -151,14 +148,9 @@ impl Door {
         core::mem::take(&mut self.inner.state().met)
     }
 
-    /// Links for collectives are not made any more.
-    pub(super) fn give_up(&self) {
-        self.inner.is_over.store(true, Ordering::Release);
-    }
-
     /// A link with this rank is not used any more: another one may be made.
-    pub(super) fn forget(&self, rank: usize, channel: Channel) {
-        self.inner.state().ways[rank][channel as usize] = Way::None;
+    pub(super) fn forget(&self, rank: usize) {
+        self.inner.state().ways[rank] = Way::None;
     }
 
     /// Nobody is told of the end of who was this rank any more: the process `pid`, or one that is gone.
@@ -204,11 +196,11 @@ impl Door {
     }
 
     /// How who was this rank has gone, if that is so, nobody took its place, and no link of it is on its way.
-    pub(super) fn end(&self, sight: &Sight, rank: usize, channel: Channel) -> Option<Error> {
+    pub(super) fn end(&self, sight: &Sight, rank: usize) -> Option<Error> {
         let inner = &**self.inner;
         let member = sight.missed(rank).filter(|member| inner.is_gone(member))?;
         // Looked at last: from here on it begins none.
-        let is_coming = matches!(inner.state().ways[rank][channel as usize], Way::Made(_));
+        let is_coming = matches!(inner.state().ways[rank], Way::Made(_));
         (!is_coming).then(|| member.end())
     }
 
@@ -218,36 +210,36 @@ impl Door {
         ranks.any(|rank| state.roster.member(rank).is_some())
     }
 
-    /// Tries once to link a rank, for at most `patience`; `None` if that is not there yet, or comes by itself: [`Door::take`].
+    /// Tries once to link a rank, for at most `patience`; `None` if that is not there yet, or comes by itself: [`Door::take`]. Without a
+    /// `sight`, the one that is known to have joined.
     ///
     /// # Errors
     /// That of [`Door::end`], too.
     pub(super) fn call(
         &self,
-        sight: &Sight,
+        sight: Option<&Sight>,
         rank: usize,
-        channel: Channel,
         patience: Duration,
     ) -> Result<Option<Link>> {
         let inner = &**self.inner;
         let links = {
             let mut state = inner.state();
-            let links = state.links[rank][channel as usize];
-            let way = &mut state.ways[rank][channel as usize];
+            let links = state.links[rank];
+            let way = &mut state.ways[rank];
             if matches!(way, Way::Made(_)) {
                 return Ok(None);
             }
             *way = Way::Connecting;
             links
         };
-        let intro = Intro { rank: inner.me, size: inner.size, channel, links };
+        let intro = Intro { rank: inner.me, size: inner.size, links };
         let called = inner.connect(sight, rank, intro, patience);
         let mut state = inner.state();
-        let way = &mut state.ways[rank][channel as usize];
+        let way = &mut state.ways[rank];
         match &called {
             Ok(Some(link)) => {
                 *way = Way::Made(link.peer_pid());
-                state.links[rank][channel as usize] += 1;
+                state.links[rank] += 1;
             }
             // Unless it has called meanwhile.
             _ if *way == Way::Connecting => *way = Way::None,
@@ -255,7 +247,7 @@ impl Door {
         }
         drop(state);
         match called {
-            Ok(None) => self.end(sight, rank, channel).map_or(Ok(None), Err),
+            Ok(None) => sight.and_then(|sight| self.end(sight, rank)).map_or(Ok(None), Err),
             called => called,
         }
     }
@@ -294,24 +286,28 @@ impl Inner {
         matches!(self.builder.who(&member.address, KNOCK, None), Ok(None))
     }
 
-    fn connect(&self, sight: &Sight, rank: usize, intro: Intro, patience: Duration) -> Result<Option<Link>> {
+    fn connect(
+        &self,
+        sight: Option<&Sight>,
+        rank: usize,
+        intro: Intro,
+        patience: Duration,
+    ) -> Result<Option<Link>> {
+        let Some(sight) = sight else {
+            let known = self.state().roster.member(rank).map(|member| member.address);
+            return known.map_or(Ok(None), |address| self.connect_to(&address, intro, patience));
+        };
         // The kernel's table may leave out who listens, as others come and go.
         let left_out = sight.missed(rank).map(|member| &member.address);
         for address in sight.of(rank).iter().chain(left_out) {
-            if let Some(link) = self.connect_to(address, rank, intro, patience)? {
+            if let Some(link) = self.connect_to(address, intro, patience)? {
                 return Ok(Some(link));
             }
         }
         Ok(None)
     }
 
-    fn connect_to(
-        &self,
-        address: &LinkAddress,
-        rank: usize,
-        intro: Intro,
-        patience: Duration,
-    ) -> Result<Option<Link>> {
+    fn connect_to(&self, address: &LinkAddress, intro: Intro, patience: Duration) -> Result<Option<Link>> {
         let mut link = match self.builder.connect(address, Some(patience)) {
             Ok(link) => link,
             Err(error @ Error::System { .. }) => return Err(error),
@@ -331,7 +327,6 @@ impl Inner {
                 Ok(Some(link))
             }
             Ok(Some(Reply::Size(theirs))) => Err(Error::OtherSize { theirs, mine: self.size }),
-            Ok(Some(Reply::Over)) => Err(Error::GivenUp { rank }),
             Ok(Some(Reply::No) | None) | Err(_) => Ok(None),
         }
     }
@@ -360,6 +355,7 @@ impl Inner {
         if size == self.size && rank < size && rank != self.me {
             let member = Member::new(self.job.address(rank, digits), pid);
             self.state().roster.enter(rank, member);
+            self.bell.ring();
         } else {
             tracing::warn!(pid, rank, size, "a process joined the job as a rank that there is not");
         }
@@ -368,7 +364,7 @@ impl Inner {
     fn welcome(&self, mut link: Link) {
         link.set_timeout(Some(self.builder.set().handshake));
         let pid = link.peer_pid();
-        let Ok(Some(Intro { rank, size, channel, links })) = Intro::hear(&mut link) else {
+        let Ok(Some(Intro { rank, size, links })) = Intro::hear(&mut link) else {
             tracing::warn!(pid, "a process connected, and was no rank of the job");
             return;
         };
@@ -376,14 +372,10 @@ impl Inner {
             let _ = Reply::Size(self.size).tell(&mut link);
             return;
         }
-        if channel == Channel::Group && self.is_over.load(Ordering::Acquire) {
-            let _ = Reply::Over.tell(&mut link);
-            return;
-        }
         let is_mine = {
             let mut state = self.state();
-            let had = state.links[rank][channel as usize];
-            let way = &mut state.ways[rank][channel as usize];
+            let had = state.links[rank];
+            let way = &mut state.ways[rank];
             let is_mine = match *way {
                 Way::None => true,
                 Way::Connecting => rank < self.me,
@@ -402,14 +394,14 @@ impl Inner {
         let is_agreed = Reply::Yes.tell(&mut link).is_ok() && Intro::is_agreed(&mut link);
         let mut state = self.state();
         if !is_agreed {
-            if state.ways[rank][channel as usize] == Way::Made(pid) {
-                state.ways[rank][channel as usize] = Way::None;
+            if state.ways[rank] == Way::Made(pid) {
+                state.ways[rank] = Way::None;
             }
             return;
         }
         link.set_timeout(self.builder.set().timeout);
-        state.links[rank][channel as usize] += 1;
-        state.met.push((rank, channel, link));
+        state.links[rank] += 1;
+        state.met.push((rank, link));
         drop(state);
         self.has_news.store(true, Ordering::Release);
         self.bell.ring();

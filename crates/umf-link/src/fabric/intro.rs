@@ -3,17 +3,8 @@
 use crate::error::Result;
 use crate::{Error, Link, TagMatch};
 
-/// What a link is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Channel {
-    /// Messages of the application.
-    Points = 0,
-    /// Collectives.
-    Group = 1,
-}
-
 const MAGIC: u32 = u32::from_le_bytes(*b"UMFR");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const LENGTH: usize = 24;
 const ASKS: u64 = u64::from_le_bytes(*b"umfrank?");
 const ANSWERS: u64 = u64::from_le_bytes(*b"umfrank!");
@@ -24,7 +15,6 @@ const AGREES: u64 = u64::from_le_bytes(*b"umfrank.");
 pub(super) struct Intro {
     pub rank: usize,
     pub size: usize,
-    pub channel: Channel,
     /// How many links it has had with the other side already.
     pub links: u32,
 }
@@ -38,8 +28,6 @@ pub(super) enum Reply {
     No,
     /// The job has so many ranks.
     Size(usize),
-    /// Its collectives are over.
-    Over,
 }
 
 fn pack(words: [u32; 6]) -> [u8; LENGTH] {
@@ -62,18 +50,13 @@ fn unpack(bytes: &[u8]) -> Option<[u32; 4]> {
 
 impl Intro {
     fn encode(self) -> [u8; LENGTH] {
-        pack([MAGIC, VERSION, self.rank as u32, self.size as u32, self.channel as u32, self.links])
+        pack([MAGIC, VERSION, self.rank as u32, self.size as u32, self.links, 0])
     }
 
     /// `None` of what no rank says.
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let [rank, size, channel, links] = unpack(bytes)?;
-        let channel = match channel {
-            0 => Channel::Points,
-            1 => Channel::Group,
-            _ => return None,
-        };
-        Some(Self { rank: rank as usize, size: size as usize, channel, links })
+        let [rank, size, links, 0] = unpack(bytes)? else { return None };
+        Some(Self { rank: rank as usize, size: size as usize, links })
     }
 
     /// Says who this is, and yields what the other side says to it; `None` if that is no rank.
@@ -115,7 +98,6 @@ impl Reply {
             Self::Yes => (0, 0),
             Self::No => (1, 0),
             Self::Size(size) => (2, size),
-            Self::Over => (3, 0),
         };
         pack([MAGIC, VERSION, code, size as u32, 0, 0])
     }
@@ -125,7 +107,6 @@ impl Reply {
             [0, 0, 0, 0] => Some(Self::Yes),
             [1, 0, 0, 0] => Some(Self::No),
             [2, size, 0, 0] => Some(Self::Size(size as usize)),
-            [3, 0, 0, 0] => Some(Self::Over),
             _ => None,
         }
     }
@@ -152,11 +133,9 @@ mod tests {
 
     #[test]
     fn what_is_said_is_heard() {
-        for channel in [Channel::Points, Channel::Group] {
-            let intro = Intro { rank: 3, size: 4096, channel, links: 9 };
-            assert_eq!(Intro::decode(&intro.encode()), Some(intro));
-        }
-        for reply in [Reply::Yes, Reply::No, Reply::Size(7), Reply::Over] {
+        let intro = Intro { rank: 3, size: 4096, links: 9 };
+        assert_eq!(Intro::decode(&intro.encode()), Some(intro));
+        for reply in [Reply::Yes, Reply::No, Reply::Size(7)] {
             assert_eq!(Reply::decode(&reply.encode()), Some(reply));
         }
     }

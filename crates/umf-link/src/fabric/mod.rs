@@ -22,7 +22,6 @@ use crate::spin::Spin;
 use crate::wait::Limit;
 use crate::{Error, Link, LinkBuilder, Reduction, Result, TagMatch, sys};
 use door::{Door, Met};
-use intro::Channel;
 use lookout::Lookout;
 use name::{Job, MOST_RANKS};
 
@@ -35,8 +34,8 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(2
 /// The ranks of a job: processes of one user on one machine, each with a number. Messages from each to each, and collectives
 /// of all of them.
 ///
-/// Two ranks are linked when one of them first sends to the other or waits for it, and their links for collectives are made by
-/// the first collective. Each link takes about 1 MiB of shared memory, and three or four fds on either side.
+/// Two ranks are linked when one of them first sends to the other or waits for it, and all by the first collective. Each link takes
+/// 8 KiB of shared memory, 136 KiB where many messages are on their way at once, and two fds on either side.
 ///
 /// Ranks find each other by the name of the job (abstract sockets, so that nothing is left in a file system); processes of other
 /// users are passed over. The thread `umf-fabric` lets ranks in while this one computes. One thread at a time uses a fabric;
@@ -154,6 +153,8 @@ impl Fabric {
         self.check(rank)?;
         let mut limit = Limit::new(self.timeout);
         let (mut pause, mut lookout) = (PAUSES[0], Lookout::new(self.size));
+        self.take_in();
+        self.call_known(rank, limit.at_most(TRY))?;
         while self.points[rank].is_none() {
             self.take_in();
             if self.points[rank].is_some() {
@@ -162,7 +163,7 @@ impl Fabric {
             let now = sys::coarse_milliseconds();
             lookout.look(&self.door, core::iter::once(rank), now);
             let called = match lookout.sight(now)? {
-                Some(sight) => self.door.call(sight, rank, Channel::Points, limit.at_most(TRY))?,
+                Some(sight) => self.door.call(Some(sight), rank, limit.at_most(TRY))?,
                 None => None,
             };
             match called {
@@ -189,14 +190,22 @@ impl Fabric {
     pub fn forget(&mut self, rank: usize) -> Result<()> {
         self.check(rank)?;
         let link = self.points[rank].take();
+        let end = link.as_ref().and_then(|link| link.look().err());
         self.told[rank] = false;
         self.door.strike(rank, link.map(|link| link.peer_pid()));
-        match self.spare.iter().position(|(other, ..)| *other == rank) {
+        if let Some(end) = end
+            && self.group.has_begun()
+            && self.group.usable().is_ok()
+        {
+            // Who takes its place knows nothing of collectives before it.
+            self.over(end);
+        }
+        match self.spare.iter().position(|(other, _)| *other == rank) {
             Some(place) => {
-                let (_, _, link) = self.spare.swap_remove(place);
+                let (_, link) = self.spare.swap_remove(place);
                 self.enter(rank, link);
             }
-            None => self.door.forget(rank, Channel::Points),
+            None => self.door.forget(rank),
         }
         Ok(())
     }
@@ -222,6 +231,20 @@ impl Fabric {
         self.link(from)?.recv(wanted, into)
     }
 
+    /// Links a rank that has said that it joined, if it is there: the kernel's table need not be read for that.
+    fn call_known(&mut self, rank: usize, patience: Duration) -> Result<()> {
+        if self.points[rank].is_some() {
+            return Ok(());
+        }
+        match self.door.call(None, rank, patience) {
+            Ok(Some(link)) => self.enter(rank, link),
+            // It is tried again.
+            Ok(None) | Err(Error::System { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
     fn check(&self, rank: usize) -> Result<()> {
         if !self.door.is_here() {
             return Err(Error::Forked);
@@ -234,16 +257,17 @@ impl Fabric {
 
     fn enter(&mut self, rank: usize, mut link: Link) {
         link.set_timeout(self.timeout);
+        self.group.meet(&mut link);
         self.points[rank] = Some(link);
     }
 
     /// Takes the links in that others have made.
     fn take_in(&mut self) {
-        for (rank, channel, link) in self.door.take() {
-            match channel {
-                Channel::Group => self.group.enter(rank, link),
-                Channel::Points if self.points[rank].is_none() => self.enter(rank, link),
-                Channel::Points => self.spare.push((rank, channel, link)),
+        for (rank, link) in self.door.take() {
+            if self.points[rank].is_none() {
+                self.enter(rank, link);
+            } else {
+                self.spare.push((rank, link));
             }
         }
     }
@@ -261,37 +285,54 @@ impl Fabric {
         Ok(())
     }
 
-    /// Links all ranks for collectives.
+    /// Ranks that it is not linked with.
+    fn missing(&self) -> impl Iterator<Item = usize> + use<> {
+        let missing: Vec<usize> =
+            (0..self.size).filter(|rank| *rank != self.me && self.points[*rank].is_none()).collect();
+        missing.into_iter()
+    }
+
+    /// Links all ranks, for collectives.
     fn gather(&mut self, limit: &mut Limit) -> Result<()> {
-        if !self.door.is_here() {
-            return Err(Error::Forked);
-        }
         let (mut pause, mut patience) = (PAUSES[0], FIRST_TRY);
         let mut lookout = Lookout::new(self.size);
-        loop {
+        self.take_in();
+        // Each calls the half of them that comes after it, of those that are known: nobody calls who is calling it.
+        for distance in 1..=self.size / 2 {
+            self.call_known((self.me + distance) % self.size, limit.at_most(patience))?;
             self.take_in();
+        }
+        while let Some(missing) = self.missing().next() {
+            self.pause(missing, &lookout, &mut pause, limit)?;
+            self.take_in();
+            // Others may have learnt of an end that nobody else sees.
+            Group::look(&mut self.points)?;
+            if pause < PAUSES[1] {
+                continue;
+            }
             let now = sys::coarse_milliseconds();
-            lookout.look(&self.door, self.group.missing(), now);
+            lookout.look(&self.door, self.missing(), now);
             if let Some(sight) = lookout.sight(now)? {
-                if let Some(end) =
-                    self.group.missing().find_map(|rank| self.door.end(sight, rank, Channel::Group))
-                {
+                if let Some(end) = self.missing().find_map(|rank| self.door.end(sight, rank)) {
                     return Err(end);
                 }
-                for rank in self.group.missing() {
-                    if let Some(link) =
-                        self.door.call(sight, rank, Channel::Group, limit.at_most(patience))?
-                    {
-                        self.group.enter(rank, link);
+                for rank in self.missing() {
+                    if let Some(link) = self.door.call(Some(sight), rank, limit.at_most(patience))? {
+                        self.enter(rank, link);
                     }
                 }
             }
-            let Some(missing) = self.group.missing().next() else { return Ok(()) };
-            // Who has met everybody may have gone on, and have learnt of an end that nobody else sees.
-            self.group.look()?;
-            self.pause(missing, &lookout, &mut pause, limit)?;
             patience = (patience * 2).min(TRY);
         }
+        Ok(())
+    }
+
+    /// Collectives are over, and why.
+    fn over(&mut self, error: Error) -> Error {
+        core::mem::swap(&mut self.points, self.group.links_mut());
+        let error = self.group.give_up(error);
+        core::mem::swap(&mut self.points, self.group.links_mut());
+        error
     }
 
     /// One collective: with everybody, or broken for good.
@@ -301,16 +342,14 @@ impl Fabric {
             return Err(Error::Forked);
         }
         self.group.usable()?;
-        let done = if self.group.is_whole() { Ok(()) } else { self.gather(&mut limit) };
-        match done.and_then(|()| run(&mut self.group, &mut limit)) {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                let error = self.group.give_up(error);
-                self.door.give_up();
-                self.take_in();
-                Err(error)
-            }
-        }
+        let done = if self.missing().next().is_none() { Ok(()) } else { self.gather(&mut limit) };
+        let done = done.and_then(|()| {
+            core::mem::swap(&mut self.points, self.group.links_mut());
+            let done = run(&mut self.group, &mut limit);
+            core::mem::swap(&mut self.points, self.group.links_mut());
+            done
+        });
+        done.map_err(|error| self.over(error))
     }
 
     /// Waits until all ranks have called it.

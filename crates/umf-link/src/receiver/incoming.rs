@@ -13,9 +13,10 @@ use crate::board::{Board, Known};
 use crate::layout::{self, FIRST, FIRST_PAYLOAD, NEXT, NEXT_PAYLOAD, Ring};
 use crate::offer::{self, GROWN, INLINE, LEND, OFFER, ONE_RANGE, Offer};
 use crate::parts::{Destination, List};
-use crate::protocol::{self, Header, Load};
+use crate::protocol::{self, Load};
 use crate::queue::{Body, Queue};
 use crate::shared::Shared;
+use crate::tag::Context;
 use crate::wait::{Limit, Pulse};
 use crate::{Engine, Error, LinkStatistics, Result, TagMatch};
 
@@ -152,13 +153,14 @@ impl Incoming {
             if length > self.ring.longest() {
                 return Err(shared.misbehaved("a message in its ring is longer than any can be"));
             }
-            if header.kind == GROWN && self.ring == Ring::Small {
+            let (kind, context) = offer::kind_of(header.kind);
+            if kind == GROWN && self.ring == Ring::Small {
                 self.next += 1;
                 self.ring = Ring::Large;
                 continue;
             }
-            let fits = wanted.fits(tag);
-            match (header.kind, into) {
+            let fits = wanted.takes(tag, context);
+            match (kind, into) {
                 (INLINE, Some(into)) if fits && into.takes(length) => {
                     let time = into.touch(Access::ReadWrite)?;
                     let mut cursor = into.cursor();
@@ -169,7 +171,7 @@ impl Incoming {
                     return Ok(Some(Found::Whole(Received { tag, length, engine: Engine::Inline })));
                 }
                 _ => {
-                    let id = self.keep(shared, header.kind, tag, length, fits)?;
+                    let id = self.keep(shared, (kind, context), tag, length, fits)?;
                     if fits {
                         return Ok(Some(Found::Queued(id)));
                     }
@@ -188,7 +190,8 @@ impl Incoming {
         let at = self.ring.slot(self.next);
         let header = protocol::arrived(&shared.theirs.word(at), self.next)?;
         let tag = shared.theirs.word(at + 8).load(Ordering::Relaxed);
-        let is_it = header == Header { kind: LEND, length: 8 * ONE_RANGE as u16 } && wanted.fits(tag);
+        let (kind, context) = offer::kind_of(header.kind);
+        let is_it = kind == LEND && header.length == 8 * ONE_RANGE as u16 && wanted.takes(tag, context);
         let word = |number| shared.theirs.word(at + FIRST + 8 * number).load(Ordering::Relaxed);
         is_it.then(|| (tag, core::array::from_fn(word)))
     }
@@ -204,7 +207,14 @@ impl Incoming {
 
     /// Puts the message that is next in the ring into the queue.
     #[cold]
-    fn keep(&mut self, shared: &Shared, kind: u8, tag: u64, length: usize, fits: bool) -> Result<u64> {
+    fn keep(
+        &mut self,
+        shared: &Shared,
+        (kind, context): (u8, Context),
+        tag: u64,
+        length: usize,
+        fits: bool,
+    ) -> Result<u64> {
         // What is asked for is looked at, whatever is kept.
         let (held, limit) = (self.queue.weight(), shared.settings.max_unexpected);
         if !fits && held.saturating_add(length as u64) > limit {
@@ -252,7 +262,7 @@ impl Incoming {
         if !fits {
             self.statistics.unexpected.add(body.len());
         }
-        Ok(self.queue.push(tag, body))
+        Ok(self.queue.push(tag, context, body))
     }
 
     /// Copies the message that is next out of the ring, piece by piece, and goes on behind it.

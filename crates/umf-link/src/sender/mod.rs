@@ -15,6 +15,7 @@ use crate::key::{RemoteAccess, RemoteKey};
 use crate::link::Half;
 use crate::parts::{Destination, List, Source};
 use crate::remote::{Asking, Places, Registration, Remote, Way};
+use crate::tag::Context;
 use crate::wait::{Limit, Pulse, wait};
 use crate::{Engine, Error, Link, LinkStatistics, Result};
 use outgoing::{Outgoing, Sending};
@@ -57,7 +58,7 @@ impl<R> Link<Sends, R> {
         let source = source.into();
         self.may_send()?;
         if source.len() <= self.shared.settings.inline_max()
-            && self.sends.outgoing.send_inline(&self.shared, tag, &source.0)?
+            && self.sends.outgoing.send_inline(&self.shared, (tag, Context::Messages), &source.0)?
         {
             return Ok(());
         }
@@ -65,7 +66,7 @@ impl<R> Link<Sends, R> {
     }
 
     fn send_and_wait(&mut self, tag: u64, source: Source<'_>) -> Result<()> {
-        let mut sending = Sending::new(tag, source, true);
+        let mut sending = Sending::new(tag, Context::Messages, source, true);
         let mut limit = Limit::new(self.timeout);
         let Self { shared, sends: Sends { pulse, outgoing, .. }, .. } = self;
         let sent = wait(shared, pulse, &mut limit, "sending", |_| outgoing.poll(shared, &mut sending));
@@ -88,8 +89,17 @@ impl<R> Link<Sends, R> {
     /// # Errors
     /// As [`Link::send`].
     pub fn start_send<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<SendRequest<'d>> {
+        self.start_send_in((tag, Context::Messages), source.into())
+    }
+
+    pub(crate) fn start_send_in<'d>(
+        &mut self,
+        (tag, context): (u64, Context),
+        source: Source<'d>,
+    ) -> Result<SendRequest<'d>> {
         self.may_send()?;
-        let mut request = SendRequest::new(Arc::clone(&self.shared), Sending::new(tag, source.into(), false));
+        let sending = Sending::new(tag, context, source, false);
+        let mut request = SendRequest::new(Arc::clone(&self.shared), sending);
         self.test_send(&mut request)?;
         Ok(request)
     }
@@ -136,7 +146,11 @@ impl<R> Link<Sends, R> {
     /// # Errors
     /// As [`Link::send`]; [`Error::EngineImpossible`] if `source` is no [`crate::Memory`] or a part of one.
     pub fn hand_over<'d>(&mut self, tag: u64, source: impl Into<Source<'d>>) -> Result<Lent<'d>> {
-        let source = source.into();
+        self.hand_over_in((tag, Context::Messages), source.into())
+    }
+
+    #[inline]
+    pub(crate) fn hand_over_in<'d>(&mut self, tag: (u64, Context), source: Source<'d>) -> Result<Lent<'d>> {
         self.may_send()?;
         let (Some(memory), &[part]) = (source.0.memory(), source.0.parts()) else {
             let why =

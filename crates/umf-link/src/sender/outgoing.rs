@@ -15,6 +15,7 @@ use crate::parts::{Cursor, List, Part, Source};
 use crate::protocol::{self, Header, Load, Offered, Verdict};
 use crate::shared::Shared;
 use crate::sys::Iov;
+use crate::tag::Context;
 use crate::{Engine, Error, LinkStatistics, Result};
 
 use super::push::Attempt;
@@ -23,6 +24,7 @@ use super::push::Attempt;
 #[derive(Debug)]
 pub(crate) struct Sending<'d> {
     tag: u64,
+    context: Context,
     pub source: Source<'d>,
     attended: bool,
     state: State,
@@ -61,8 +63,8 @@ impl Place {
 }
 
 impl<'d> Sending<'d> {
-    pub(crate) const fn new(tag: u64, source: Source<'d>, attended: bool) -> Self {
-        Self { tag, source, attended, state: State::New }
+    pub(crate) const fn new(tag: u64, context: Context, source: Source<'d>, attended: bool) -> Self {
+        Self { tag, context, source, attended, state: State::New }
     }
 
     pub(crate) const fn is_done(&self) -> bool {
@@ -123,7 +125,12 @@ impl Outgoing {
 
     /// Sends a message that fits into the ring; `false` if there is no room just now.
     #[inline]
-    pub(crate) fn send_inline(&mut self, shared: &Shared, tag: u64, source: &List<'_>) -> Result<bool> {
+    pub(crate) fn send_inline(
+        &mut self,
+        shared: &Shared,
+        (tag, context): (u64, Context),
+        source: &List<'_>,
+    ) -> Result<bool> {
         let length = source.len();
         if !self.has_room(shared, length)? {
             return Ok(false);
@@ -131,7 +138,9 @@ impl Outgoing {
         let time = source.touch(Access::ReadOnly)?;
         let mut cursor = Cursor::new(source.parts());
         // SAFETY: the caller's memory, borrowed by `source`; `write` yields room in the lane.
-        self.write(shared, INLINE, tag, length, |to, count| unsafe { cursor.copy_out(to, count) });
+        self.write(shared, offer::kind_in(INLINE, context), tag, length, |to, count| unsafe {
+            cursor.copy_out(to, count)
+        });
         drop(time);
         self.statistics.sent.add(length);
         Ok(true)
@@ -208,12 +217,14 @@ impl Outgoing {
         if matches!(sending.state, State::New) {
             let list = &sending.source.0;
             if list.len() <= shared.settings.inline_max() {
-                if !self.send_inline(shared, sending.tag, list)? {
+                if !self.send_inline(shared, (sending.tag, sending.context), list)? {
                     return Ok(None);
                 }
                 sending.state = State::Done;
             } else {
-                let Some(place) = self.offer(shared, sending.tag, list, sending.attended)? else {
+                let Some(place) =
+                    self.offer(shared, (sending.tag, sending.context), list, sending.attended)?
+                else {
                     return Ok(None);
                 };
                 sending.state = State::Offered(place, Attempt::default());
@@ -242,7 +253,7 @@ impl Outgoing {
     pub(crate) fn lend(
         &mut self,
         shared: &Shared,
-        tag: u64,
+        (tag, context): (u64, Context),
         memory: &Memory<'_>,
         part: Part,
     ) -> Result<Option<Place>> {
@@ -257,7 +268,7 @@ impl Outgoing {
         let place = self.place(shared, index, Some(told), Some(self.given_back >> index & 1 == 1));
         let offset = part.base.addr() - memory.base().addr();
         let words = offer::encode_lent(place.number, index, part.length, told.to_word(), offset as u64);
-        self.write(shared, LEND, tag, LENGTH, |to, _| {
+        self.write(shared, offer::kind_in(LEND, context), tag, LENGTH, |to, _| {
             // SAFETY: it all goes in one slot, in which `write` yields room for it.
             unsafe { to.cast::<[u64; ONE_RANGE]>().write_unaligned(words) };
         });
@@ -305,7 +316,13 @@ impl Outgoing {
         None
     }
 
-    fn offer(&mut self, shared: &Shared, tag: u64, list: &List<'_>, attended: bool) -> Result<Option<Place>> {
+    fn offer(
+        &mut self,
+        shared: &Shared,
+        (tag, context): (u64, Context),
+        list: &List<'_>,
+        attended: bool,
+    ) -> Result<Option<Place>> {
         let engine = shared.settings.engine;
         let impossible = |engine, why: &str| Err(Error::EngineImpossible { engine, why: why.to_owned() });
         match engine {
@@ -386,7 +403,7 @@ impl Outgoing {
         let mut words = core::mem::take(&mut self.words);
         offer::encode(&offer, &mut words);
         let mut from = words.as_ptr().cast::<u8>();
-        self.write(shared, OFFER, tag, 8 * words.len(), |to, count| {
+        self.write(shared, offer::kind_in(OFFER, context), tag, 8 * words.len(), |to, count| {
             // SAFETY: `write` asks for all bytes of `words` once, in order, and yields room for them in the lane.
             unsafe { core::ptr::copy_nonoverlapping(from, to, count) };
             from = from.wrapping_add(count);
