@@ -15,7 +15,6 @@ use umf_os::process::random;
 use umf_os::socket::Peer;
 use umf_os::socket::peer;
 use umf_os::socket::peer_of;
-use umf_os::socket::so_peerpidfd;
 use umf_sync::{failpoint, fork};
 
 use crate::address::{SOCKET, is_plain};
@@ -185,8 +184,7 @@ impl LinkBuilder {
     }
 
     fn link(&self, lanes: Lanes, me: Side, socket: OwnedFd, pid: i32, base: u64) -> Result<Link> {
-        let pidfd = pidfd_of(&socket, pid);
-        let fds = Fds::new(socket, pidfd)?;
+        let fds = Fds::new(socket)?;
         let engines = Engines::probe(&lanes.mine, (pid, base), &self.settings, self.importer.is_some());
         tracing::debug!(pid, %engines, "a link was made");
         let given = (self.settings.clone(), self.importer);
@@ -257,13 +255,6 @@ fn trusted(socket: &OwnedFd) -> Result<i32> {
     if is_trusted { Ok(pid) } else { Err(Error::OtherUser { pid, uid, mine: sys::effective_uid() }) }
 }
 
-fn pidfd_of(socket: &OwnedFd, pid: i32) -> Option<OwnedFd> {
-    so_peerpidfd(socket.as_fd()).ok().or_else(|| {
-        let pid = rustix::process::Pid::from_raw(pid)?;
-        rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
-    })
-}
-
 /// The socket of a named endpoint.
 fn socket_of(name: &str) -> Result<String> {
     const LONGEST: usize = 48;
@@ -323,7 +314,7 @@ impl Endpoint {
         let address = LinkAddress::new(boot_id_bytes(), pid, name);
         Ok(Self {
             builder,
-            listener: Fds::new(socket, None)?,
+            listener: Fds::new(socket)?,
             address,
             process: fork::generation(),
             turns_away: AtomicBool::new(false),

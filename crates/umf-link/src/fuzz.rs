@@ -120,7 +120,7 @@ pub fn hostile_peer(data: &[u8]) {
     else {
         return;
     };
-    let Ok(fds) = Fds::new(socket, None) else { return };
+    let Ok(fds) = Fds::new(socket) else { return };
     let mut settings = LinkSettings::default();
     settings.spin = Duration::ZERO;
     settings.timeout = Some(Duration::ZERO);

@@ -28,7 +28,7 @@ impl Shared {
         if let Err(end) = self.look() {
             return end;
         }
-        // Its memory goes before its pidfd tells.
+        // Its memory goes before its socket is closed.
         if errno == Errno::SRCH {
             return Error::PeerGone { pid: self.pid };
         }

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use umf_ipc::Importer;
@@ -18,29 +18,20 @@ use crate::sys::CloseOnFork;
 use crate::wait::Limit;
 use crate::{Error, LinkSettings, Result, sys};
 
-/// The descriptors of a link, which a forked child closes: as long as one is open somewhere, the peer
-/// does not learn of an end.
+/// The socket of a link, which a forked child closes: as long as it is open somewhere, the peer does not learn of an end by it.
 #[derive(Debug)]
 pub(crate) struct Fds {
     socket: CloseOnFork,
-    pidfd: Option<CloseOnFork>,
-    /// That of [`Shared::event_fd`], if it was asked for.
-    events: OnceLock<CloseOnFork>,
 }
 
 impl Fds {
-    pub(crate) fn new(socket: OwnedFd, pidfd: Option<OwnedFd>) -> Result<Arc<Self>> {
-        let close_on_fork = |fd| CloseOnFork::new(fd).map_err(Error::system("fstat of a link's descriptor"));
-        let (socket, pidfd) = (close_on_fork(socket)?, pidfd.map(close_on_fork).transpose()?);
-        Ok(Arc::new(Self { socket, pidfd, events: OnceLock::new() }))
+    pub(crate) fn new(socket: OwnedFd) -> Result<Arc<Self>> {
+        let socket = CloseOnFork::new(socket).map_err(Error::system("fstat of a link's descriptor"))?;
+        Ok(Arc::new(Self { socket }))
     }
 
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
-    }
-
-    pub(crate) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
-        self.pidfd.as_ref().map(AsFd::as_fd)
     }
 }
 
@@ -256,11 +247,12 @@ impl Shared {
     /// Asks the kernel whether the peer is there. An end is remembered.
     pub(crate) fn look(&self) -> Result<()> {
         self.known()?;
-        let (hung_up, ended) = sys::either_is_ready(self.fds.socket(), self.fds.pidfd());
+        // (A child that it made without telling the C library may have its socket still.)
+        let is_gone = || sys::has_hung_up(self.fds.socket()) || sys::has_ended(self.pid);
         // It says so before it hangs up.
         let end = if self.has_closed() {
             CLOSED
-        } else if hung_up || ended {
+        } else if is_gone() {
             GONE
         } else {
             return Ok(());
@@ -273,14 +265,7 @@ impl Shared {
     /// An fd that is readable when the peer is gone, and when it rang after [`Shared::arm`].
     pub(crate) fn event_fd(&self) -> Result<BorrowedFd<'_>> {
         self.known()?;
-        if let Some(events) = self.fds.events.get() {
-            return Ok(events.as_fd());
-        }
-        let made = CloseOnFork::make(|| sys::event_fd(self.fds.socket(), self.fds.pidfd()));
-        let made = made.map_err(Error::system("epoll_create"))?;
-        failpoint!("link.watched");
-        // (Another thread may have been first; this one's is closed then.)
-        Ok(self.fds.events.get_or_init(|| made).as_fd())
+        Ok(self.fds.socket())
     }
 
     /// Has the peer make the event fd readable when it has something to say.

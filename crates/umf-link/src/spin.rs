@@ -10,6 +10,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::wait::{BATCH, EAGER};
+
 /// Spun by whoever has learned nothing: less than a wake-up costs.
 const BASE: Duration = Duration::from_micros(50);
 
@@ -27,15 +29,31 @@ pub(crate) struct Spin {
     paid: bool,
     /// How many waits are to sleep at once.
     sleeps: u8,
+    /// Whether there are more ranks than processors: who is waited for needs this one.
+    is_crowded: bool,
 }
 
 impl Default for Spin {
     fn default() -> Self {
-        Self { length: BASE, paid: false, sleeps: 0 }
+        Self { length: BASE, paid: false, sleeps: 0, is_crowded: false }
     }
 }
 
 impl Spin {
+    pub(crate) fn new(is_crowded: bool) -> Self {
+        Self { is_crowded, ..Self::default() }
+    }
+
+    /// Whether each wait gives its processor away.
+    pub(crate) const fn is_crowded(&self) -> bool {
+        self.is_crowded
+    }
+
+    /// How often a wait for so many links polls before it looks at the clock, and between two looks.
+    pub(crate) fn polls(&self, links: usize) -> (u32, u32) {
+        if self.is_crowded { (1, 1) } else { (EAGER / links.max(1) as u32, BATCH) }
+    }
+
     /// How long the next wait is to spin, if `most` is the most that any does.
     pub(crate) fn length(&self, most: Duration) -> Duration {
         if self.sleeps > 0 { Duration::ZERO } else { self.length.min(most) }

@@ -103,7 +103,8 @@ pub(crate) fn wait<T>(
         shared.serve()?;
         poll(asleep)
     };
-    for _ in 0..EAGER {
+    // (Who is waited for may need this processor.)
+    for _ in 0..if shared.settings.is_crowded { 1 } else { EAGER } {
         if let Some(found) = poll(false)? {
             return Ok(found);
         }
@@ -123,7 +124,7 @@ fn wait_long<T>(
     let most = shared.settings.spin;
     let mut awake = Awake::new(Instant::now(), pulse.spin.length(most));
     loop {
-        for _ in 0..BATCH {
+        for _ in 0..if shared.settings.is_crowded { 1 } else { BATCH } {
             if let Some(found) = poll(false)? {
                 pulse.spin.spun();
                 return Ok(found);

@@ -57,6 +57,15 @@ impl Group {
             return self.barrier(limit);
         }
         let [own] = *memory.parts() else { return Err(Error::NotOnePiece { pieces: 0 }) };
+        if self.is_crowded {
+            let mut values = vec![0; length];
+            // SAFETY: both have that many bytes; the caller's memory is nobody else's meanwhile, or volatile.
+            unsafe { core::ptr::copy(own.base, values.as_mut_ptr(), length) };
+            self.allreduce_by_tree(tag, &mut values, reduction, limit)?;
+            // SAFETY: as above.
+            unsafe { core::ptr::copy(values.as_ptr(), own.base, length) };
+            return Ok(());
+        }
         let mut scratch = core::mem::take(&mut self.scratch);
         scratch.resize(self.size * length, 0);
         let mut going: Vec<Going<'_>> = Vec::with_capacity(self.size);

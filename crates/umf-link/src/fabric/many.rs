@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::lane::Bell;
 use crate::protocol;
 use crate::spin::{Awake, Spin};
-use crate::wait::{BATCH, EAGER, Limit, SLICE};
+use crate::wait::{Limit, SLICE};
 use crate::{Link, Result, sys};
 
 /// Links by rank.
@@ -21,14 +21,15 @@ pub(crate) fn wait_many<T>(
     what: &'static str,
     mut poll: impl FnMut(&mut Links, bool) -> Result<Option<T>>,
 ) -> Result<T> {
-    for _ in 0..EAGER / links.len().max(1) as u32 {
+    let (eager, batch) = spin.polls(links.len());
+    for _ in 0..eager {
         if let Some(found) = poll(links, false)? {
             return Ok(found);
         }
     }
     let mut awake = Awake::new(Instant::now(), spin.length(most));
     loop {
-        for _ in 0..BATCH {
+        for _ in 0..batch {
             if let Some(found) = poll(links, false)? {
                 spin.spun();
                 return Ok(found);
@@ -41,7 +42,9 @@ pub(crate) fn wait_many<T>(
             return poll(links, true)?.ok_or_else(|| limit.error(what));
         }
         // All are told where this one runs.
-        let gives_way = || links.iter().flatten().fold(false, |any, link| link.gives_way() | any);
+        let is_crowded = spin.is_crowded();
+        let gives_way =
+            || is_crowded || links.iter().flatten().fold(false, |any, link| link.gives_way() | any);
         if awake.is_over(now, gives_way, spin) {
             break;
         }

@@ -101,7 +101,7 @@ impl LinkBuilder {
         Ok(Fabric {
             me: rank,
             size,
-            spin: Spin::default(),
+            spin: Spin::new(settings.is_crowded),
             most,
             timeout,
             points: (0..size).map(|_| None).collect(),

@@ -7,7 +7,7 @@ mod waits;
 pub(crate) use copies::{Direction, Iov, across};
 pub(crate) use sockets::{connect, drain, is_free, listen, new_socket, poke, receive, send};
 pub(crate) use waits::{
-    coarse_milliseconds, either_is_ready, event_fd, is_ready, processor, processors, sleep, wake,
+    coarse_milliseconds, has_ended, has_hung_up, is_ready, processor, processors, sleep, wake,
 };
 
 pub(crate) use umf_os::CloseOnFork;

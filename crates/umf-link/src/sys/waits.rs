@@ -1,10 +1,9 @@
 //! Waiting, and what can be asked without.
 
 use core::sync::atomic::AtomicU32;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::thread::futex;
@@ -53,33 +52,21 @@ pub(crate) fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags, most: Option<Durati
     }
 }
 
-/// Whether the other end of `socket` was closed, and whether the process of `pidfd` has ended. Never waits.
-pub(crate) fn either_is_ready(socket: BorrowedFd<'_>, pidfd: Option<BorrowedFd<'_>>) -> (bool, bool) {
+/// Whether the other end of a socket was closed. Never waits.
+pub(crate) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let hung_up = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
     loop {
-        let mut fds = [
-            PollFd::from_borrowed_fd(socket, PollFlags::RDHUP),
-            PollFd::from_borrowed_fd(pidfd.unwrap_or(socket), PollFlags::IN),
-        ];
-        let count = if pidfd.is_some() { 2 } else { 1 };
-        match poll(&mut fds[..count], Some(&at_once)) {
-            Ok(_) => {
-                let ended = pidfd.is_some() && !fds[1].revents().is_empty();
-                return (fds[0].revents().intersects(hung_up), ended);
-            }
+        let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
+        match poll(&mut fds, Some(&at_once)) {
+            Ok(_) => return fds[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR),
             Err(Errno::INTR) => {}
-            Err(_) => return (false, false),
+            Err(_) => return false,
         }
     }
 }
 
-/// An fd that is readable when one of the others is, or its other end is closed (`epoll(7)`).
-pub(crate) fn event_fd(socket: BorrowedFd<'_>, pidfd: Option<BorrowedFd<'_>>) -> Result<OwnedFd> {
-    let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
-    for (number, fd) in [Some(socket), pidfd].into_iter().flatten().enumerate() {
-        epoll::add(&events, fd.as_fd(), epoll::EventData::new_u64(number as u64), flags)?;
-    }
-    Ok(events)
+/// Whether there is no process with this id any more (`kill(2)`); one that another namespace hides is there.
+pub(crate) fn has_ended(pid: i32) -> bool {
+    let pid = rustix::process::Pid::from_raw(pid).filter(|_| pid > 0);
+    pid.is_some_and(|pid| rustix::process::test_kill_process(pid) == Err(Errno::SRCH))
 }

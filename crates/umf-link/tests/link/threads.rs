@@ -38,7 +38,7 @@ fn a_rank_that_cannot_join_was_never_there() {
             std::thread::sleep(Duration::from_millis(5));
         }
     };
-    let use_one = |_| std::thread::Builder::new().stack_size(64 << 10).spawn(wait).ok();
+    let use_one = |_| std::thread::Builder::new().stack_size(192 << 10).spawn(wait).ok();
     let users: Vec<_> = (0..STACKS).map_while(use_one).collect();
     let joined = Fabric::join(&name, 1, 2);
     setrlimit(Resource::As, before).unwrap();
