@@ -58,7 +58,7 @@ fn measure(bench: &mut Bench) -> Result<()> {
         row("ms", "all_pairs", most(|took| took.all_pairs) / 1e6)?;
         row("us", "barrier", most(|took| took.barrier) / 1e3)?;
         row("us", "allreduce.8b", most(|took| took.allreduce) / 1e3)?;
-        row("MiB", "shared_memory", (shared_memory()? - before) / (1 << 20) as f64)?;
+        row("MiB", "shared_memory", (shared_memory()? - before) / f64::from(1 << 20))?;
         row("", "fds", most(|took| took.fds as f64))?;
         row("", "mappings", most(|took| took.mappings as f64))?;
         drop(end);
@@ -94,23 +94,27 @@ fn run(size: usize, times: usize) -> Result<(f64, Vec<Took>, Vec<Second>)> {
     Ok((until_pairs, took, ranks))
 }
 
+fn nanoseconds(start: Instant) -> f64 {
+    start.elapsed().as_nanos() as f64
+}
+
+fn median(times: usize, mut run: impl FnMut() -> Result<()>) -> Result<f64> {
+    let mut all = Vec::with_capacity(times);
+    for _ in 0..times {
+        let start = Instant::now();
+        run()?;
+        all.push(nanoseconds(start));
+    }
+    all.sort_by(f64::total_cmp);
+    Ok(all[times / 2])
+}
+
 fn rank(order: &Order, kept: &mut Option<(Fabric, Took)>) -> Result<Took> {
-    let nanoseconds = |start: Instant| start.elapsed().as_nanos() as f64;
     if let Some((fabric, took)) = kept {
-        let mut median = |mut run: Box<dyn FnMut(&mut Fabric) -> Result<()> + '_>| -> Result<f64> {
-            let mut all = Vec::with_capacity(order.times);
-            for _ in 0..order.times {
-                let start = Instant::now();
-                run(fabric)?;
-                all.push(nanoseconds(start));
-            }
-            all.sort_by(f64::total_cmp);
-            Ok(all[all.len() / 2])
-        };
-        took.barrier = median(Box::new(|fabric| Ok(fabric.barrier()?)))?;
+        took.barrier = median(order.times, || Ok(fabric.barrier()?))?;
         let sum = Reduction::new(Operation::Sum, Element::F64)?;
         let mut value = [1.0_f64];
-        took.allreduce = median(Box::new(move |fabric| Ok(fabric.allreduce(&mut value[..], sum)?)))?;
+        took.allreduce = median(order.times, || Ok(fabric.allreduce(&mut value[..], sum)?))?;
         took.fds = std::fs::read_dir("/proc/self/fd")?.count();
         took.mappings = std::fs::read_to_string("/proc/self/maps")?.lines().count();
         return Ok(*took);
