@@ -23,7 +23,7 @@ use crate::key::Side;
 use crate::lane::{Bell, OwnLane, PeerLane};
 use crate::shared::{Fds, Lanes, Shared};
 use crate::sys::CloseOnFork;
-use crate::wire::{self, Here, Kind, Packet};
+use crate::wire::{self, Here, Intro, Kind, Packet, Reply};
 use crate::{Error, Link, LinkAddress, LinkSettings, Result, sys};
 
 /// Makes endpoints and links: with which settings, and who opens memory of peers.
@@ -106,6 +106,19 @@ impl LinkBuilder {
     /// [`Error::OtherMachine`], [`Error::NobodyThere`], [`Error::OtherUser`]; [`Error::TimedOut`] if nobody accepts;
     /// [`Error::System`]: no fds, no shared memory left. Nothing stays open after an error.
     pub fn connect(&self, address: &LinkAddress, timeout: Option<Duration>) -> Result<Link> {
+        match self.connect_as(address, timeout, None)? {
+            Ok(link) => Ok(link),
+            Err(_) => Err(Error::Misbehaved { pid: 0, what: "it does not answer as an endpoint does" }),
+        }
+    }
+
+    /// As [`LinkBuilder::connect`], as a rank of a job, which may be refused.
+    pub(crate) fn connect_as(
+        &self,
+        address: &LinkAddress,
+        timeout: Option<Duration>,
+        intro: Option<Intro>,
+    ) -> Result<core::result::Result<Link, Reply>> {
         let (theirs, mine) = (address.boot_id(), boot_id_bytes());
         if theirs != [0; 16] && mine != [0; 16] && theirs != mine {
             return Err(Error::OtherMachine);
@@ -131,15 +144,25 @@ impl LinkBuilder {
         let nonce = u128::from_le_bytes(random().map_err(Error::system("getrandom"))?);
         let made = Made::new(self, nonce)?;
         failpoint!("link.lane_made");
-        made.send(&socket, Kind::Hello).map_err(late)?;
+        made.send(&socket, Kind::Hello, Intro::encode(intro)).map_err(late)?;
         failpoint!("link.proposed");
         let mut bytes = [0; wire::SIZE + 1];
         let (length, fds) = sys::receive(&socket, &mut bytes, deadline).map_err(late)?;
         let odd = Error::Misbehaved { pid, what: "it does not answer as an endpoint does" };
         let welcome = Packet::decode(&bytes[..length], Kind::Welcome).filter(|packet| packet.nonce == nonce);
         let welcome = welcome.ok_or(odd.clone())?;
+        match Reply::decode(welcome.words) {
+            Some(Reply::Yes) => {}
+            Some(refused) => return Ok(Err(refused)),
+            None => return Err(odd),
+        }
         let lanes = made.join(&fds, nonce)?.ok_or(odd)?;
-        self.link(lanes, Side::Connector, socket, pid, welcome.base)
+        let link = self.link(lanes, Side::Connector, socket, pid, welcome.base)?;
+        if intro.is_some() {
+            let agreed = Packet { base: 0, nonce, words: [0; 4] }.encode(Kind::Agreed);
+            link.shared.say(&agreed).map_err(late)?;
+        }
+        Ok(Ok(link))
     }
 
     /// An endpoint at a socket of this name.
@@ -222,8 +245,8 @@ impl<'b> Made<'b> {
         Ok(Self { lane, lane_fd, bell, bell_fd })
     }
 
-    fn send(&self, socket: &OwnedFd, kind: Kind) -> sys::Result<()> {
-        let packet = Packet { base: self.lane.base(), nonce: self.lane.nonce() }.encode(kind);
+    fn send(&self, socket: &OwnedFd, kind: Kind, words: [u32; 4]) -> sys::Result<()> {
+        let packet = Packet { base: self.lane.base(), nonce: self.lane.nonce(), words }.encode(kind);
         let bell = match &self.bell_fd {
             BellFd::Shared(fd) => fd.as_fd(),
             BellFd::Own(fd) => fd.as_fd(),
@@ -280,10 +303,21 @@ impl LinkAddress {
     }
 }
 
+/// Who has said hello, and was not answered yet.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    pub pid: i32,
+    socket: OwnedFd,
+    hello: Packet,
+    fds: Vec<OwnedFd>,
+}
+
 /// Who connected.
 #[derive(Debug)]
 pub(crate) enum Arrival {
     Link(Box<Link>),
+    /// A rank of a job, which is to be answered.
+    Rank(Box<Guest>, Intro),
     /// A process that is a rank of a job.
     Here(i32, Here),
 }
@@ -347,12 +381,16 @@ impl Endpoint {
     pub fn accept(&self, timeout: Option<Duration>) -> Result<Link> {
         // Further off than clocks reach: for ever.
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let is_rank =
+            |pid| tracing::warn!(pid, "a process connected, and was no peer: it is a rank of a job");
         loop {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             match self.arrive(left) {
                 Ok(Arrival::Link(link)) => return Ok(*link),
-                Ok(Arrival::Here(pid, _)) => {
-                    tracing::warn!(pid, "a process connected, and was no peer: it is a rank of a job");
+                Ok(Arrival::Here(pid, _)) => is_rank(pid),
+                Ok(Arrival::Rank(guest, _)) => {
+                    is_rank(guest.pid);
+                    self.refuse(*guest, Reply::No);
                 }
                 Err(Error::TimedOut { .. }) => return Err(timed_out("a connection", timeout)),
                 Err(error) => return Err(error),
@@ -419,18 +457,44 @@ impl Endpoint {
         let Some(hello) = Packet::decode(&bytes[..length], Kind::Hello) else {
             return nobody(&"it did not say hello with the memory of a link");
         };
-        let made = Made::new(&self.builder, hello.nonce)?;
-        let answered = made.send(&socket, Kind::Welcome);
-        failpoint!("link.lane_sent");
-        let Some(lanes) = made.join(&fds, hello.nonce)? else {
-            return nobody(&"what it sent is not the memory of a link");
+        let Some(intro) = Intro::decode(hello.words) else {
+            return nobody(&"it did not say who it is");
         };
-        if let Err(errno) = answered {
-            return nobody(&errno);
+        let guest = Guest { pid, socket, hello, fds };
+        match intro {
+            Some(intro) => Ok(Some(Arrival::Rank(Box::new(guest), intro))),
+            None => Ok(self.welcome(guest)?.map(|link| Arrival::Link(Box::new(link)))),
         }
+    }
+
+    /// Makes the link with who has said hello; `None` if that is nobody to have one with.
+    pub(crate) fn welcome(&self, guest: Guest) -> Result<Option<Link>> {
+        let Guest { pid, socket, hello, fds } = guest;
+        let made = Made::new(&self.builder, hello.nonce)?;
+        let answered = made.send(&socket, Kind::Welcome, Reply::Yes.encode());
+        failpoint!("link.lane_sent");
+        let lanes = made.join(&fds, hello.nonce)?;
+        let (Some(lanes), Ok(())) = (lanes, answered) else {
+            tracing::warn!(pid, "a process connected, and was no peer: it has gone, or sent no lane");
+            return Ok(None);
+        };
         failpoint!("link.welcomed");
-        let link = self.builder.link(lanes, Side::Acceptor, socket, pid, hello.base)?;
-        Ok(Some(Arrival::Link(Box::new(link))))
+        self.builder.link(lanes, Side::Acceptor, socket, pid, hello.base).map(Some)
+    }
+
+    /// Waits for a rank to say that it has not given up meanwhile.
+    pub(crate) fn has_agreed(&self, link: &Link) -> bool {
+        let mut bytes = [0; wire::SIZE];
+        let agreed = link.shared.hear(&mut bytes, Deadline::after(self.builder.settings.handshake));
+        let packet = agreed.ok().and_then(|length| Packet::decode(&bytes[..length], Kind::Agreed));
+        packet.is_some_and(|packet| packet.nonce == link.shared.mine.nonce())
+    }
+
+    /// Tells who has said hello that there is no link, and why.
+    pub(crate) fn refuse(&self, guest: Guest, why: Reply) {
+        let packet = Packet { base: 0, nonce: guest.hello.nonce, words: why.encode() }.encode(Kind::Welcome);
+        // Who is gone does not hear it.
+        let _ = sys::send(guest.socket.as_fd(), &packet, &[]);
     }
 }
 

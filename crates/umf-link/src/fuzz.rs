@@ -14,7 +14,7 @@ use crate::lane::{Bell, OwnLane, PeerLane};
 use crate::layout::{self, DESCRIPTORS, FIRST, FIRST_PAYLOAD, NEXT, NEXT_PAYLOAD, Ring, SIZE, slots};
 use crate::protocol::{self, Header, Offered};
 use crate::shared::{Fds, Lanes, Shared};
-use crate::wire::{Here, Kind, Packet};
+use crate::wire::{Here, Intro, Kind, Packet, Reply};
 use crate::{
     Destination, Element, Engine, Error, Link, LinkSettings, Operation, Reduction, Registration,
     RemoteAccess, RemoteKey, Source, Span, TagMatch, fabric, offer,
@@ -22,9 +22,10 @@ use crate::{
 
 /// Everything that is decoded when processes meet, and what a ring says of long messages.
 pub fn packets(bytes: &[u8]) {
-    for kind in [Kind::Hello, Kind::Welcome, Kind::Here] {
+    for kind in [Kind::Hello, Kind::Welcome, Kind::Here, Kind::Agreed] {
         if let Some(packet) = Packet::decode(bytes, kind) {
             assert_eq!(packet.encode(kind), bytes);
+            let _ = (Intro::decode(packet.words), Reply::decode(packet.words));
         }
     }
     if let Some(here) = Here::decode(bytes) {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use umf_ipc::Importer;
+use umf_ipc::fd_socket::Deadline;
 use umf_sync::failpoint;
 
 use crate::engines::Engines;
@@ -266,6 +267,16 @@ impl Shared {
     pub(crate) fn event_fd(&self) -> Result<BorrowedFd<'_>> {
         self.known()?;
         Ok(self.fds.socket())
+    }
+
+    /// Says something over the socket, before the link is used.
+    pub(crate) fn say(&self, bytes: &[u8]) -> sys::Result<()> {
+        sys::send(self.fds.socket(), bytes, &[])
+    }
+
+    /// Hears something over the socket, before the link is used: its length.
+    pub(crate) fn hear(&self, bytes: &mut [u8], deadline: Deadline) -> sys::Result<usize> {
+        sys::receive(self.fds.socket(), bytes, deadline).map(|(length, _)| length)
     }
 
     /// Has the peer make the event fd readable when it has something to say.

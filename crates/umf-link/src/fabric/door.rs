@@ -12,14 +12,13 @@ use std::time::Duration;
 use umf_os::background;
 use umf_sync::fork;
 
-use super::intro::{Intro, Reply};
 use super::lookout::Seen;
 use super::name::Job;
 use super::roster::{Member, Roster, Sight};
-use crate::endpoint::Arrival;
+use crate::endpoint::{Arrival, Guest};
 use crate::lane::Bell;
 use crate::wait::Limit;
-use crate::wire::{DIGITS, Here};
+use crate::wire::{DIGITS, Here, Intro, Reply};
 use crate::{Endpoint, Error, Link, LinkAddress, LinkBuilder, Result, sys};
 
 /// How long to wait for a place among those that somebody has not let in yet, when nothing is asked of it.
@@ -232,7 +231,7 @@ impl Door {
             *way = Way::Connecting;
             links
         };
-        let intro = Intro { rank: inner.me, size: inner.size, links };
+        let intro = Intro { rank: inner.me as u32, size: inner.size as u32, links };
         let called = inner.connect(sight, rank, intro, patience);
         let mut state = inner.state();
         let way = &mut state.ways[rank];
@@ -308,26 +307,18 @@ impl Inner {
     }
 
     fn connect_to(&self, address: &LinkAddress, intro: Intro, patience: Duration) -> Result<Option<Link>> {
-        let mut link = match self.builder.connect(address, Some(patience)) {
-            Ok(link) => link,
-            Err(error @ Error::System { .. }) => return Err(error),
+        match self.builder.connect_as(address, Some(patience), Some(intro)) {
+            Ok(Ok(link)) => Ok(Some(link)),
+            Ok(Err(Reply::Size(theirs))) => {
+                Err(Error::OtherSize { theirs: theirs as usize, mine: self.size })
+            }
+            Ok(Err(_)) => Ok(None),
+            Err(error @ Error::System { .. }) => Err(error),
             Err(error) => {
                 // A name that a stranger has taken, too.
                 tracing::debug!(%error, "a rank could not be met");
-                return Ok(None);
+                Ok(None)
             }
-        };
-        link.set_timeout(Some(patience));
-        match intro.tell(&mut link) {
-            Ok(Some(Reply::Yes)) => {
-                if Intro::agree(&mut link).is_err() {
-                    return Ok(None);
-                }
-                link.set_timeout(self.builder.set().timeout);
-                Ok(Some(link))
-            }
-            Ok(Some(Reply::Size(theirs))) => Err(Error::OtherSize { theirs, mine: self.size }),
-            Ok(Some(Reply::No) | None) | Err(_) => Ok(None),
         }
     }
 
@@ -338,7 +329,10 @@ impl Inner {
                 return;
             }
             match accepted {
-                Ok(Arrival::Link(link)) => self.welcome(*link),
+                Ok(Arrival::Link(link)) => {
+                    tracing::warn!(pid = link.peer_pid(), "a process connected, and was no rank of the job");
+                }
+                Ok(Arrival::Rank(guest, intro)) => self.welcome(*guest, intro),
                 Ok(Arrival::Here(pid, here)) => self.note(pid, here),
                 Err(error) => {
                     tracing::warn!(%error, "a rank could not be let in");
@@ -361,16 +355,11 @@ impl Inner {
         }
     }
 
-    fn welcome(&self, mut link: Link) {
-        link.set_timeout(Some(self.builder.set().handshake));
-        let pid = link.peer_pid();
-        let Ok(Some(Intro { rank, size, links })) = Intro::hear(&mut link) else {
-            tracing::warn!(pid, "a process connected, and was no rank of the job");
-            return;
-        };
+    fn welcome(&self, guest: Guest, intro: Intro) {
+        let pid = guest.pid.unsigned_abs();
+        let (rank, size) = (intro.rank as usize, intro.size as usize);
         if size != self.size || rank >= size || rank == self.me {
-            let _ = Reply::Size(self.size).tell(&mut link);
-            return;
+            return self.endpoint.refuse(guest, Reply::Size(self.size as u32));
         }
         let is_mine = {
             let mut state = self.state();
@@ -380,7 +369,7 @@ impl Inner {
                 Way::None => true,
                 Way::Connecting => rank < self.me,
                 // Another process in its place; or it has dropped the link, and not called before it knew of it.
-                Way::Made(other) => other != pid || links >= had,
+                Way::Made(other) => other != pid || intro.links >= had,
             };
             if is_mine {
                 *way = Way::Made(pid);
@@ -388,18 +377,22 @@ impl Inner {
             is_mine
         };
         if !is_mine {
-            let _ = Reply::No.tell(&mut link);
-            return;
+            return self.endpoint.refuse(guest, Reply::No);
         }
-        let is_agreed = Reply::Yes.tell(&mut link).is_ok() && Intro::is_agreed(&mut link);
+        let link = match self.endpoint.welcome(guest) {
+            Ok(link) => link.filter(|link| self.endpoint.has_agreed(link)),
+            Err(error) => {
+                tracing::warn!(%error, rank, "a rank could not be let in");
+                None
+            }
+        };
         let mut state = self.state();
-        if !is_agreed {
+        let Some(link) = link else {
             if state.ways[rank] == Way::Made(pid) {
                 state.ways[rank] = Way::None;
             }
             return;
-        }
-        link.set_timeout(self.builder.set().timeout);
+        };
         state.links[rank] += 1;
         state.met.push((rank, link));
         drop(state);

@@ -2,7 +2,6 @@
 
 mod any;
 mod door;
-mod intro;
 mod lookout;
 mod many;
 mod name;
@@ -423,6 +422,5 @@ impl Fabric {
 /// What ranks decode when they meet.
 #[cfg(fuzzing)]
 pub(crate) fn fuzz(bytes: &[u8]) {
-    intro::fuzz(bytes);
     name::fuzz(bytes);
 }

@@ -70,7 +70,7 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
 
 /// Waits for one packet; its length and the fds that came with it. `ECONNRESET` if the other side has closed.
 pub(crate) fn receive(
-    socket: &OwnedFd,
+    socket: impl AsFd,
     bytes: &mut [u8],
     deadline: Deadline,
 ) -> Result<(usize, Vec<OwnedFd>)> {
@@ -78,7 +78,7 @@ pub(crate) fn receive(
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     loop {
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
+        match rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
             Ok(received) => {
                 // All that came are owned here, so that surplus ones are closed.
                 let mut fds = Vec::new();
