@@ -2,11 +2,34 @@
 
 use super::{Fabric, wait_many};
 use crate::parts::Destination;
-use crate::receiver::{Received, Receiving};
+use crate::receiver::{Probed, Received, Receiving};
 use crate::wait::Limit;
 use crate::{Error, Result, TagMatch, sys};
 
 impl Fabric {
+    /// What [`Fabric::recv_any`] would take next, and from which rank, if it is there. Never waits. Ends of ranks are told by
+    /// `recv_any` alone.
+    ///
+    /// # Errors
+    /// As [`crate::Link::probe`].
+    pub fn probe_any(&mut self, wanted: impl Into<TagMatch>) -> Result<Option<(usize, Probed)>> {
+        if !self.door.is_here() {
+            return Err(Error::Forked);
+        }
+        self.take_in();
+        let wanted = wanted.into();
+        for rank in (self.next..self.size).chain(0..self.next) {
+            let Some(link) = &mut self.points[rank] else { continue };
+            match link.probe(wanted) {
+                Ok(Some(probed)) => return Ok(Some((rank, probed))),
+                Ok(None) => {}
+                Err(error) if error.is_final() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
     /// Receives a message from any rank, and says from which: of several that have one, each gets its turn. Ranks that this one
     /// is not linked with yet are let in meanwhile.
     ///

@@ -101,6 +101,26 @@ fn any_means_each_in_its_turn() {
     });
 }
 
+#[test]
+fn what_any_rank_has_sent_is_probed() {
+    ranks(3, &LinkSettings::default(), |fabric| {
+        if fabric.rank() > 0 {
+            let bytes = vec![1; fabric.rank()];
+            fabric.send(0, fabric.rank() as u64, &bytes[..]).unwrap();
+            fabric.barrier().unwrap();
+            return;
+        }
+        fabric.barrier().unwrap();
+        let (rank, probed) = fabric.probe_any(2).unwrap().unwrap();
+        assert_eq!((rank, probed.tag, probed.length), (2, 2, 2));
+        let (rank, probed) = fabric.probe_any(TagMatch::ANY).unwrap().unwrap();
+        let mut bytes = [0; 2];
+        let (from, received) = fabric.recv_any(TagMatch::ANY, &mut bytes).unwrap();
+        assert_eq!((from, received.tag, received.length), (rank, probed.tag, probed.length));
+        assert_eq!(fabric.probe_any(rank as u64).unwrap(), None, "it was received");
+    });
+}
+
 /// Memory for a collective, filled with what a rank has.
 enum Place {
     Own(Vec<f64>),
