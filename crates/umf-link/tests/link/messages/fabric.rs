@@ -105,7 +105,7 @@ fn any_means_each_in_its_turn() {
 fn what_any_rank_has_sent_is_probed() {
     ranks(3, &LinkSettings::default(), |fabric| {
         if fabric.rank() > 0 {
-            let bytes = vec![1; fabric.rank()];
+            let bytes = vec![1_u8; fabric.rank()];
             fabric.send(0, fabric.rank() as u64, &bytes[..]).unwrap();
             fabric.barrier().unwrap();
             return;
