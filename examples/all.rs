@@ -36,6 +36,15 @@ fn first() {
 }
 
 #[test]
+fn allreduce() {
+    let program = env!("CARGO_BIN_EXE_allreduce");
+    let output = run(program);
+    assert!(output.starts_with("4 ranks have the sum of 1048576 numbers of each, in "), "{output}");
+    let odd = Command::new(program).arg("two").output().unwrap();
+    assert!(!odd.status.success() && !odd.stderr.is_empty(), "{odd:?}");
+}
+
+#[test]
 fn collections() {
     let output = run(env!("CARGO_BIN_EXE_collections"));
     assert_eq!(output, "sum 332833500 names 2\n2 blocks live\n0 blocks live\n");

@@ -123,6 +123,8 @@ impl Board {
 /// Reads a handle that the peer has told; `None` if the entry holds another one, or none at all.
 pub(crate) fn read(shared: &Shared, told: Told) -> Option<Handle> {
     let index = usize::from(told.index);
+    shared.populate_theirs(OFFERS).ok()?;
+    shared.populate_theirs((layout::handle(index), HANDLE_SIZE)).ok()?;
     let word = shared.theirs.word(layout::generation(index));
     let before = word.load(Ordering::Acquire);
     if before != told.generation || before & 1 == 1 {

@@ -39,6 +39,8 @@ fn make(name: &str, size: usize) -> Result<OwnedFd> {
 struct Mapped {
     base: NonNull<u8>,
     _mapping: SharedMapping,
+    /// A bit for each page that is known to have its memory.
+    populated: [AtomicU64; PAGES.div_ceil(64)],
 }
 
 // SAFETY: as of the mapping, to which the pointer belongs.
@@ -49,7 +51,10 @@ unsafe impl Sync for Mapped {}
 impl Mapped {
     fn new(fd: impl AsFd, is_writable: bool) -> Result<Self> {
         let mapping = map(fd, SIZE, is_writable)?;
-        Ok(Self { base: mapping.base(), _mapping: mapping })
+        let populated = [const { AtomicU64::new(0) }; PAGES.div_ceil(64)];
+        // The first page has it from the beginning.
+        populated[0].store(1, Ordering::Relaxed);
+        Ok(Self { base: mapping.base(), _mapping: mapping, populated })
     }
 
     #[inline(always)]
@@ -58,6 +63,24 @@ impl Mapped {
         // SAFETY: inside of the mapping, of `SIZE` bytes, by the line above, aligned as it begins at a page, and there as long as
         // `self`; atomics may be written by others at the same time.
         unsafe { self.base.add(offset).cast().as_ref() }
+    }
+
+    /// Has `give` give a part its memory, in whole pages, unless it is known to have it.
+    #[inline]
+    fn populate(
+        &self,
+        (offset, length): Part,
+        give: impl FnOnce(NonNull<u8>, usize) -> Result<()>,
+    ) -> Result<()> {
+        let (first, last) = (offset / PAGE, (offset + length.max(1) - 1) / PAGE);
+        let lacks = |page: &usize| self.populated[page / 64].load(Ordering::Relaxed) >> (page % 64) & 1 == 0;
+        let Some(first) = (first..=last).find(lacks) else { return Ok(()) };
+        let size = (last + 1 - first) * PAGE;
+        give(self.bytes(first * PAGE, size), size)?;
+        for page in first..=last {
+            self.populated[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     #[inline(always)]
@@ -73,8 +96,6 @@ impl Mapped {
 pub(crate) struct OwnLane {
     mapped: Mapped,
     nonce: u128,
-    /// A bit for each page that has its memory.
-    populated: [AtomicU64; PAGES.div_ceil(64)],
     /// The process that has it, as [`umf_sync::fork::generation`] counts.
     process: u32,
 }
@@ -83,10 +104,8 @@ impl OwnLane {
     /// A new one, and the fd to send.
     pub(crate) fn create(nonce: u128) -> Result<(Self, OwnedFd)> {
         let fd = make("umf-link", SIZE)?;
-        let populated = [const { AtomicU64::new(0) }; PAGES.div_ceil(64)];
-        populated[0].store(1, Ordering::Relaxed);
         let process = umf_sync::fork::generation();
-        let lane = Self { mapped: Mapped::new(&fd, true)?, nonce, populated, process };
+        let lane = Self { mapped: Mapped::new(&fd, true)?, nonce, process };
         memfd::add_seals(&fd, SIZE_SEALS | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
         for (at, half) in NONCE_WORDS.into_iter().zip([nonce as u64, (nonce >> 64) as u64]) {
             lane.word(at).store(half, Ordering::Relaxed);
@@ -128,24 +147,9 @@ impl OwnLane {
     /// # Errors
     /// `ENOMEM`, `EFAULT`: there is none.
     #[inline]
-    pub(crate) fn populate(&self, (offset, length): Part) -> Result<()> {
-        let (first, last) = (offset / PAGE, (offset + length - 1) / PAGE);
-        let lacks = |page: &usize| self.populated[page / 64].load(Ordering::Relaxed) >> (page % 64) & 1 == 0;
-        match (first..=last).find(lacks) {
-            None => Ok(()),
-            Some(page) => self.populate_pages(page, last),
-        }
-    }
-
-    #[cold]
-    fn populate_pages(&self, first: usize, last: usize) -> Result<()> {
-        let start = self.bytes(first * PAGE, (last + 1 - first) * PAGE);
+    pub(crate) fn populate(&self, part: Part) -> Result<()> {
         // SAFETY: whole pages of this mapping, which may be written.
-        unsafe { memfd::populate(start, (last + 1 - first) * PAGE) }?;
-        for page in first..=last {
-            self.populated[page / 64].fetch_or(1 << (page % 64), Ordering::Relaxed);
-        }
-        Ok(())
+        self.mapped.populate(part, |start, size| unsafe { memfd::populate(start, size) })
     }
 }
 
@@ -192,6 +196,16 @@ impl PeerLane {
     #[inline(always)]
     pub(crate) fn bytes(&self, offset: usize, length: usize) -> *const u8 {
         self.mapped.bytes(offset, length).as_ptr()
+    }
+
+    /// Gives a part its memory, unless it has it, for reading: its writer may have left it without.
+    ///
+    /// # Errors
+    /// `ENOMEM`, `EFAULT`: there is none.
+    #[inline]
+    pub(crate) fn populate(&self, part: Part) -> Result<()> {
+        // SAFETY: whole pages of this mapping, which may be read.
+        self.mapped.populate(part, |start, size| unsafe { memfd::populate_for_reading(start, size) })
     }
 
     /// Has the processor fetch the line of a word, and does not wait for it.
@@ -248,7 +262,10 @@ impl Bell {
         if memfd::of_sealed_size(&fd)?.is_none_or(|(_, size)| size != PAGE as u64) {
             return Ok(None);
         }
-        Self::map(fd).map(Some)
+        let bell = Self::map(fd)?;
+        // SAFETY: the page of the mapping, which may be written.
+        unsafe { memfd::populate(bell.base.cast(), PAGE) }?;
+        Ok(Some(bell))
     }
 
     /// The futex.
@@ -262,7 +279,7 @@ impl Bell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{CONSUMED, LARGE_RING};
+    use crate::layout::{CONSUMED, LARGE_RING, OFFERS};
 
     #[test]
     fn what_is_no_lane_is_refused() {
@@ -306,6 +323,9 @@ mod tests {
         assert_eq!(blocks(), 17);
         own.populate(LARGE_RING).unwrap();
         assert_eq!(blocks(), 17);
+        let theirs = PeerLane::adopt(&fd, 7).unwrap().unwrap();
+        theirs.populate(OFFERS).unwrap();
+        assert_eq!(blocks(), 17 + 5);
     }
 
     #[test]

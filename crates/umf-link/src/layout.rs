@@ -49,6 +49,8 @@ pub(crate) const CLOSED: usize = LINE;
 pub(crate) const PROCESSOR: usize = LINE + 8;
 /// How often this side has asked to be told by its socket.
 pub(crate) const ARMED: usize = LINE + 16;
+/// Not 0 once this side takes no part in collectives any more: the process because of whose end, and bit 32.
+pub(crate) const GIVEN_UP: usize = LINE + 24;
 /// How many slots of the other side's rings this side has consumed.
 pub(crate) const CONSUMED: usize = 2 * LINE;
 /// A bit for each descriptor of the other side, which is turned when what was lent there is given back.
@@ -260,7 +262,8 @@ mod tests {
     #[test]
     fn nothing_overlaps_and_all_is_inside() {
         let mut ranges: Vec<(usize, usize)> = vec![(MAGIC_WORD, 8), (NONCE_WORDS[0], 16)];
-        ranges.extend([CLOSED, PROCESSOR, ARMED, CONSUMED, GIVEN_BACK, INSIDE].map(|word| (word, 8)));
+        ranges
+            .extend([CLOSED, PROCESSOR, ARMED, GIVEN_UP, CONSUMED, GIVEN_BACK, INSIDE].map(|word| (word, 8)));
         for ring in [Ring::Small, Ring::Large] {
             ranges.extend((0..ring.slots()).map(|slot| (ring.slot(slot), SLOT)));
         }

@@ -198,10 +198,11 @@ impl<S: Half, R: Half> Link<S, R> {
         self.shared.look()
     }
 
-    /// An fd to poll: readable when the peer has done something since [`Link::arm`], or is gone. It stays the link's.
+    /// An fd to poll: readable when the peer has done something since [`Link::arm`], or is gone. It stays the link's, and is the same for
+    /// both halves: one thread polls it.
     ///
     /// # Errors
-    /// [`crate::Error::System`]: no fds left. [`crate::Error::PeerGone`], [`crate::Error::Closed`], [`crate::Error::Forked`].
+    /// [`crate::Error::PeerGone`], [`crate::Error::Closed`], [`crate::Error::Forked`].
     pub fn event_fd(&self) -> Result<BorrowedFd<'_>> {
         self.shared.event_fd()
     }

@@ -132,6 +132,25 @@ impl Shared {
         self.mine.populate(part).map_err(Error::system("giving a link its memory"))
     }
 
+    /// The same of the peer's lane, for reading.
+    #[inline]
+    pub(crate) fn populate_theirs(&self, part: layout::Part) -> Result<()> {
+        self.theirs.populate(part).map_err(Error::system("giving a link its memory"))
+    }
+
+    /// Tells the peer that this side takes no part in collectives any more, and because of whose end.
+    pub(crate) fn give_up(&self, gone: Option<i32>) {
+        let pid = u64::from(gone.unwrap_or(0).cast_unsigned());
+        self.mine.word(layout::GIVEN_UP).store(1 << 32 | pid, Ordering::Release);
+        self.notify();
+    }
+
+    /// What the peer has told in that way: a pid, or 0.
+    pub(crate) fn has_given_up(&self) -> Option<i32> {
+        let told = self.theirs.word(layout::GIVEN_UP).load(Ordering::Acquire);
+        (told != 0).then_some(told as i32)
+    }
+
     /// Has the peer look again at what it waits for, if it sleeps. To be called after the change.
     #[inline(always)]
     pub(crate) fn notify(&self) {
@@ -283,7 +302,7 @@ impl Shared {
     pub(crate) fn arm(&self) {
         sys::drain(self.fds.socket());
         let armed = self.mine.word(layout::ARMED);
-        armed.store(armed.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        armed.fetch_add(1, Ordering::Relaxed);
         self.my_bell.word().set(ARMED);
         <AtomicU32 as Futex>::fence();
     }

@@ -245,9 +245,28 @@ pub unsafe fn wipe_on_fork(address: NonNull<u8>, size: usize) -> Result<()> {
 /// # Safety
 /// `address` is the beginning of a page of a mapping that may be written.
 pub unsafe fn populate(address: NonNull<u8>, size: usize) -> Result<()> {
+    // SAFETY: passed on to the caller.
+    unsafe { populate_by(Advice::LinuxPopulateWrite, address, size) }
+}
+
+/// As [`populate`], so that reading there cannot be SIGBUS (`MADV_POPULATE_READ`): a page that is read, too, gets its memory.
+///
+/// # Errors
+/// Those of the call.
+///
+/// # Safety
+/// `address` is the beginning of a page of a mapping that may be read.
+pub unsafe fn populate_for_reading(address: NonNull<u8>, size: usize) -> Result<()> {
+    // SAFETY: passed on to the caller.
+    unsafe { populate_by(Advice::LinuxPopulateRead, address, size) }
+}
+
+/// # Safety
+/// As [`populate`].
+unsafe fn populate_by(advice: Advice, address: NonNull<u8>, size: usize) -> Result<()> {
     loop {
         // SAFETY: passed on to the caller; the contents stay.
-        match unsafe { rustix::mm::madvise(address.as_ptr().cast(), size, Advice::LinuxPopulateWrite) } {
+        match unsafe { rustix::mm::madvise(address.as_ptr().cast(), size, advice) } {
             Err(Errno::INVAL) | Ok(()) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),

@@ -6,7 +6,7 @@
 use umf_ipc::Access;
 
 use super::Group;
-use super::messages::{Coming, Going, KIND, still_there};
+use super::messages::{Coming, Going, KIND, given_up};
 use super::part::share_of_bytes;
 use super::tag::{Kind, Tag};
 use crate::fabric::wait_many;
@@ -124,11 +124,10 @@ impl Group {
             let (links, bell, spin) = self.links();
             let form = wait_many(links, bell, spin, limit, "a collective", |links, asleep| {
                 let Some(link) = &mut links[rank] else { return Err(Error::GivenUp { rank }) };
-                let form = link.form(tag.any_kind(), asleep)?;
-                if form.is_none() {
-                    still_there(rank, link)?;
+                match (link.form(tag.any_kind(), asleep)?, given_up(rank, link)) {
+                    (None, Some(error)) => link.form(tag.any_kind(), asleep)?.map(Some).ok_or(error),
+                    (form, _) => Ok(form),
                 }
-                Ok(form)
             })?;
             let (is, theirs) = match &form {
                 Form::View(view) => (view.tag(), Some(view.len() as u64)),

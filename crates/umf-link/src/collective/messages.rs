@@ -52,38 +52,38 @@ impl<'d> Coming<'d> {
         Err(Error::Mismatch { rank: self.from, what })
     }
 
+    fn attempt(&mut self, link: &mut Link, asleep: bool) -> Result<Option<Received>> {
+        link.attempt(&mut self.receiving, asleep).map_err(|error| match error {
+            Error::Truncated { .. } | Error::NotWhole { .. } => {
+                Error::Mismatch { rank: self.from, what: LENGTH }
+            }
+            error => error,
+        })
+    }
+
     fn poll(&mut self, link: &mut Link, asleep: bool) -> Result<bool> {
         if self.is_here {
             return Ok(true);
         }
-        match link.attempt(&mut self.receiving, asleep) {
-            Ok(Some(received)) => {
-                self.check(received)?;
-                self.is_here = true;
-            }
-            Ok(None) => still_there(self.from, link)?,
-            Err(Error::Truncated { .. } | Error::NotWhole { .. }) => {
-                return Err(Error::Mismatch { rank: self.from, what: LENGTH });
-            }
-            Err(error) => return Err(error),
+        let mut received = self.attempt(link, asleep)?;
+        if received.is_none()
+            && let Some(error) = given_up(self.from, link)
+        {
+            received = Some(self.attempt(link, asleep)?.ok_or(error)?);
+        }
+        if let Some(received) = received {
+            self.check(received)?;
+            self.is_here = true;
         }
         Ok(self.is_here)
     }
 }
 
-/// Why a rank has given collectives up, if it has.
-///
-/// # Errors
-/// [`Error::GivenUp`], or the end of the rank that it gave up for.
-pub(super) fn still_there(rank: usize, link: &mut Link) -> Result<()> {
-    let mut bytes = [0; 8];
-    let mut receiving = Receiving::new(Tag::given_up(), Destination::from(&mut bytes), None);
-    let received = link.attempt(&mut receiving, false)?;
-    drop(receiving);
-    match (received, u64::from_le_bytes(bytes) as i32) {
-        (None, _) => Ok(()),
-        (Some(_), 0) => Err(Error::GivenUp { rank }),
-        (Some(_), pid) => Err(Error::PeerGone { pid }),
+/// Why a rank takes no part in collectives any more, if that is so. What it sent before may have come just now.
+pub(super) fn given_up(rank: usize, link: &Link) -> Option<Error> {
+    match link.shared.has_given_up()? {
+        0 => Some(Error::GivenUp { rank }),
+        pid => Some(Error::PeerGone { pid }),
     }
 }
 
@@ -108,8 +108,11 @@ impl Group {
             for (to, request) in &mut *going {
                 if let Some(link) = &mut links[*to] {
                     let is_sent = link.test_send(request)?;
-                    if !is_sent {
-                        still_there(*to, link)?;
+                    if !is_sent
+                        && let Some(error) = given_up(*to, link)
+                        && !link.test_send(request)?
+                    {
+                        return Err(error);
                     }
                     is_done &= is_sent;
                 }

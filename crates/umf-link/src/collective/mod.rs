@@ -17,12 +17,10 @@ use std::time::Duration;
 
 use crate::fabric::Links;
 use crate::lane::Bell;
-use crate::parts::Source;
 use crate::spin::Spin;
-use crate::tag::Context;
 use crate::wait::Limit;
 use crate::{Error, Link, LinkSettings, Result};
-use tag::{GIVEN_UP, Kind, Tag};
+use tag::{Kind, Tag};
 
 /// The ranks, as one of them has them.
 #[derive(Debug)]
@@ -72,9 +70,9 @@ impl Group {
     }
 
     /// Tells who is linked now, if collectives are over.
-    pub(crate) fn meet(&self, link: &mut Link) {
+    pub(crate) fn meet(&self, link: &Link) {
         if let Some(error) = &self.broken {
-            say_given_up(link, gone(error));
+            link.shared.give_up(gone(error));
         }
     }
 
@@ -95,26 +93,24 @@ impl Group {
             Error::Closed { .. } => self.what_was_said().unwrap_or(error),
             error => error,
         };
-        for link in self.links.iter_mut().flatten() {
-            say_given_up(link, gone(&error));
+        for link in self.links.iter().flatten() {
+            link.shared.give_up(gone(&error));
         }
         self.broken = Some(error.clone());
         error
     }
 
-    fn what_was_said(&mut self) -> Option<Error> {
-        let mut links = self.links.iter_mut().enumerate();
-        links.find_map(|(rank, link)| match messages::still_there(rank, link.as_mut()?) {
-            Err(said @ (Error::GivenUp { .. } | Error::PeerGone { .. })) => Some(said),
-            _ => None,
-        })
+    fn what_was_said(&self) -> Option<Error> {
+        let mut links = self.links.iter().enumerate();
+        links.find_map(|(rank, link)| messages::given_up(rank, link.as_ref()?))
     }
 
     /// Whether all that it is linked with are there, and have not given up.
-    pub(crate) fn look(links: &mut Links) -> Result<()> {
-        let mut links = links.iter_mut().enumerate();
-        links.try_for_each(|(rank, link)| {
-            link.as_mut().map_or(Ok(()), |link| messages::still_there(rank, link))
+    pub(crate) fn look(links: &Links) -> Result<()> {
+        let mut links = links.iter().enumerate();
+        links.try_for_each(|(rank, link)| match link {
+            Some(link) => messages::given_up(rank, link).map_or_else(|| link.look(), Err),
+            None => Ok(()),
         })
     }
 
@@ -150,13 +146,6 @@ impl Group {
         }
         Ok(())
     }
-}
-
-/// Says that collectives are over, and because of whom: the process that ended.
-fn say_given_up(link: &mut Link, gone: Option<i32>) {
-    let pid = u64::from(gone.unwrap_or(0).cast_unsigned());
-    // Who is gone does not hear it.
-    let _ = link.start_send_in((GIVEN_UP, Context::Collectives), Source::from(&pid.to_le_bytes()));
 }
 
 /// The process because of whose end collectives are over.

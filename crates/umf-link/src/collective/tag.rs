@@ -15,9 +15,6 @@ pub(super) enum Kind {
     AllReduce,
 }
 
-/// The tag of a message that says that its sender gave up.
-pub(super) const GIVEN_UP: u64 = u64::MAX;
-
 /// Kind (8 bits), reduction (8), step (8), number of the collective (40).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tag(u64);
@@ -29,11 +26,6 @@ impl Tag {
 
     pub(super) const fn step(self, step: u8) -> Self {
         Self(self.0 & !(0xff << 40) | (step as u64) << 40)
-    }
-
-    /// Which messages say that their sender gave up.
-    pub(super) const fn given_up() -> TagMatch {
-        TagMatch::tag(GIVEN_UP).within(Context::Collectives)
     }
 
     pub(super) const fn value(self) -> u64 {
@@ -56,7 +48,6 @@ mod tests {
         assert!(tag.any_kind().fits(Tag::new(Kind::Barrier, 0, 5).step(3).value()));
         assert!(!tag.any_kind().fits(tag.step(2).value()));
         assert!(!tag.any_kind().fits(Tag::new(Kind::AllReduce, 79, 6).step(3).value()));
-        assert!(!tag.any_kind().fits(GIVEN_UP), "a number is as large only after 10^12 collectives");
         assert_ne!(tag.value(), Tag::new(Kind::AllReduce, 78, 5).step(3).value());
         assert_eq!(tag.step(4).step(3), tag);
     }

@@ -34,7 +34,7 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(2
 /// of all of them.
 ///
 /// Two ranks are linked when one of them first sends to the other or waits for it, and all by the first collective. Each link takes
-/// 8 KiB of shared memory, 136 KiB where many messages are on their way at once, and two fds on either side.
+/// 8 KiB of shared memory, 136 KiB where many messages are on their way at once, and an fd on either side.
 ///
 /// Ranks find each other by the name of the job (abstract sockets, so that nothing is left in a file system); processes of other
 /// users are passed over. The thread `umf-fabric` lets ranks in while this one computes. One thread at a time uses a fabric;
@@ -69,6 +69,8 @@ pub struct Fabric {
     most: Duration,
     timeout: Option<Duration>,
     points: Vec<Option<Link>>,
+    /// The process that was each rank last; 0 if none is known.
+    pids: Vec<u32>,
     /// Ranks whose end was told to whoever receives from any.
     told: Vec<bool>,
     /// Who is looked at first by the next receive from any.
@@ -104,6 +106,7 @@ impl LinkBuilder {
             most,
             timeout,
             points: (0..size).map(|_| None).collect(),
+            pids: vec![0; size],
             told: vec![false; size],
             next: 0,
             lookout: Lookout::new(size),
@@ -182,7 +185,7 @@ impl Fabric {
     }
 
     /// Drops the link with a rank, so that the next call makes a new one: with a process that has taken the place of one that
-    /// ended. (Collectives go on with those who began.)
+    /// ended. (Of a rank that has ended, collectives are over then.)
     ///
     /// # Errors
     /// [`Error::BadRank`], [`Error::Forked`].
@@ -196,7 +199,7 @@ impl Fabric {
             && self.group.has_begun()
             && self.group.usable().is_ok()
         {
-            // Who takes its place knows nothing of collectives before it.
+            // Nobody takes its place in them.
             self.over(end);
         }
         match self.spare.iter().position(|(other, _)| *other == rank) {
@@ -256,8 +259,14 @@ impl Fabric {
 
     fn enter(&mut self, rank: usize, mut link: Link) {
         link.set_timeout(self.timeout);
-        self.group.meet(&mut link);
+        self.group.meet(&link);
+        let before = core::mem::replace(&mut self.pids[rank], link.peer_pid());
+        let is_other = before != 0 && before != link.peer_pid();
         self.points[rank] = Some(link);
+        if is_other && self.group.has_begun() && self.group.usable().is_ok() {
+            // Who takes the place of another one knows nothing of collectives before it.
+            self.over(Error::PeerGone { pid: before.cast_signed() });
+        }
     }
 
     /// Takes the links in that others have made.
@@ -305,7 +314,7 @@ impl Fabric {
             self.pause(missing, &lookout, &mut pause, limit)?;
             self.take_in();
             // Others may have learnt of an end that nobody else sees.
-            Group::look(&mut self.points)?;
+            Group::look(&self.points)?;
             if pause < PAUSES[1] {
                 continue;
             }

@@ -80,6 +80,7 @@ impl Incoming {
         while bouncing.count < filled {
             let start = bouncing.count as usize * CHUNK;
             let length = CHUNK.min(offer.length - start);
+            shared.populate_theirs((layout::chunk(bouncing.count), length))?;
             let from = shared.theirs.bytes(layout::chunk(bouncing.count), length);
             let mut to = receiving.into.0.cursor_at(start);
             // SAFETY: a chunk that is filled, and the caller's memory, which has all of the message's length.

@@ -10,7 +10,7 @@ use super::bounce::Bouncing;
 use super::pull::Pulled;
 use super::{Probed, Received};
 use crate::board::{Board, Known};
-use crate::layout::{self, FIRST, FIRST_PAYLOAD, NEXT, NEXT_PAYLOAD, Ring};
+use crate::layout::{self, FIRST, FIRST_PAYLOAD, LARGE_RING, NEXT, NEXT_PAYLOAD, Ring};
 use crate::offer::{self, GROWN, INLINE, LEND, OFFER, ONE_RANGE, Offer};
 use crate::parts::{Destination, List};
 use crate::protocol::{self, Load};
@@ -155,6 +155,7 @@ impl Incoming {
             }
             let (kind, context) = offer::kind_of(header.kind);
             if kind == GROWN && self.ring == Ring::Small {
+                shared.populate_theirs(LARGE_RING)?;
                 self.next += 1;
                 self.ring = Ring::Large;
                 continue;

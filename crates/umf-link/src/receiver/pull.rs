@@ -75,6 +75,7 @@ impl Incoming {
             return Ok(Pulled::Withdrawn);
         };
         let offer = offer.clone();
+        shared.populate_theirs(OFFERS)?;
         if is_withdrawn(shared, &offer) {
             self.queue.remove(id);
             self.statistics.withdrawn += 1;

@@ -161,6 +161,7 @@ impl Incoming {
             return Err(Error::OtherForm { tag, is: "sent from other memory", wanted });
         }
         let offer = offer.clone();
+        shared.populate_theirs(OFFERS)?;
         if is_withdrawn(shared, &offer) {
             self.queue.remove(id);
             self.statistics.withdrawn += 1;

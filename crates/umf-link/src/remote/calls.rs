@@ -7,7 +7,7 @@ use umf_core::Access;
 use umf_sync::failpoint;
 
 use super::{Asking, Span, Transfer, Way};
-use crate::layout::{self, ASKING, CALL_BYTES, CALL_SPANS, CALLS};
+use crate::layout::{self, ANSWERING, ASKING, CALL_BYTES, CALL_SPANS, CALLS};
 use crate::parts::Cursor;
 use crate::protocol::{self, Load, Offered};
 use crate::shared::Shared;
@@ -87,6 +87,7 @@ impl Calls {
     pub(super) fn transfer(&mut self, asking: &mut Asking<'_>, transfer: &Transfer<'_>) -> Result<()> {
         let shared = asking.shared;
         shared.populate(ASKING)?;
+        shared.populate_theirs(ANSWERING)?;
         let access = if transfer.way == Way::Get { Access::ReadWrite } else { Access::ReadOnly };
         let time = transfer.local.touch(access)?;
         let mut next = Piece { span: 0, skipped: 0, start: 0 };

@@ -20,7 +20,7 @@ pub(crate) use registry::Registry;
 use core::sync::atomic::Ordering;
 
 use crate::key::RemoteKey;
-use crate::layout;
+use crate::layout::{self, REGISTERED};
 use crate::parts::List;
 use crate::protocol::Load;
 use crate::shared::Shared;
@@ -104,6 +104,7 @@ impl Remote {
         if !is_allowed {
             return Err(transfer.not_allowed());
         }
+        shared.populate_theirs(REGISTERED)?;
         if !transfer.is_current(shared) {
             return Err(transfer.expired());
         }

@@ -10,7 +10,7 @@ use umf_ipc::HANDLE_SIZE;
 use umf_sync::failpoint;
 
 use crate::key::{RemoteAccess, RemoteKey};
-use crate::layout::{self, INSIDE, RANGES, REGISTERED};
+use crate::layout::{self, ASKING, INSIDE, OFFERS, RANGES, REGISTERED};
 use crate::parts::List;
 use crate::protocol;
 use crate::shared::Shared;
@@ -85,6 +85,8 @@ impl<'d> Registration<'d> {
         }
         let enforce = shared.settings.enforce;
         shared.populate(REGISTERED)?;
+        shared.populate_theirs(OFFERS)?;
+        shared.populate_theirs(ASKING)?;
         let mut registry = shared.registry();
         let free = (0..RANGES).find(|slot| {
             registry.ranges[*slot].is_none() && !protocol::is_inside(&shared.theirs.word(INSIDE), *slot)

@@ -372,6 +372,7 @@ impl Outgoing {
         }
         let Some(index) = self.free_descriptor(shared) else { return Ok(None) };
         shared.populate(OFFERS)?;
+        shared.populate_theirs(OFFERS)?;
         let memory = list.memory().filter(|_| may_map && is_told);
         let told = memory.map(|memory| self.board.tell(shared, memory)).transpose()?.flatten();
         let offset = match (memory, parts) {

@@ -8,7 +8,7 @@ use umf_sync::failpoint;
 
 use super::outgoing::Place;
 use crate::board::{self, Told};
-use crate::layout::{self, CHUNK, CHUNKS, MOST_RANGES};
+use crate::layout::{self, CHUNK, CHUNKS, MOST_RANGES, RECEIVING};
 use crate::offer::{self, BOUNCE, PUSH};
 use crate::parts::{Cursor, List};
 use crate::protocol::{self, Claim, Load, MOST_CHUNKS};
@@ -181,6 +181,7 @@ fn ranges(shared: &Shared, place: u64, count: u64, length: u64) -> Option<Vec<Io
     let list = if count == 0 {
         vec![Iov { address: place, length }]
     } else {
+        shared.populate_theirs(RECEIVING).ok()?;
         let word = |at| shared.theirs.word(at).load(Ordering::Relaxed);
         let range = layout::into_range;
         (0..count).map(|index| Iov { address: word(range(index)), length: word(range(index) + 8) }).collect()

@@ -121,6 +121,27 @@ fn what_any_rank_has_sent_is_probed() {
     });
 }
 
+/// Who takes no part any more says so even where a ring is full.
+#[test]
+fn a_rank_that_gave_up_is_told_of_past_a_full_ring() {
+    ranks(2, &LinkSettings::default(), |fabric| {
+        fabric.barrier().unwrap();
+        if fabric.rank() == 0 {
+            fabric.set_timeout(Some(Duration::from_millis(50)));
+            while fabric.send(1, 1, &[0; 8]).is_ok() {}
+            fabric.barrier().unwrap_err();
+            fabric.set_timeout(SECOND);
+            // Not before the other one has seen it.
+            fabric.recv(1, 2, &mut []).unwrap();
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        let over = fabric.barrier().unwrap_err();
+        assert!(matches!(over, Error::GivenUp { rank: 0 }), "{over}");
+        fabric.send(0, 2, &[]).unwrap();
+    });
+}
+
 /// Memory for a collective, filled with what a rank has.
 enum Place {
     Own(Vec<f64>),
