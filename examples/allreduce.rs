@@ -55,7 +55,7 @@ fn take_part(job: &str, rank: usize, size: usize) -> Result<()> {
     // Memory of a shared pool is read by the other ranks where it is: nothing is copied on the way.
     let pool = umf::Pool::shared()?;
     let block = pool.allocate(LENGTH * size_of::<f32>())?;
-    let numbers = block.view()?.cast::<f32>()?;
+    let numbers = block.view::<f32>()?;
     let memory = block.linked()?;
     let sum = Reduction::of::<f32>(Operation::Sum)?;
 
