@@ -199,7 +199,8 @@ fn scribble(seed: &str, ms: &str) -> Answer {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let ranges: Vec<(usize, usize)> = maps
         .lines()
-        .filter(|line| line.contains("/memfd:umf-link"))
+        // (What it sends through and what both sleep on: it cannot write what the other side sends through.)
+        .filter(|line| line.contains("/memfd:umf-link") && line.contains(" rw-s "))
         .filter_map(|line| {
             let (start, rest) = line.split_once('-')?;
             let hex = |text: &str| usize::from_str_radix(text, 16).ok();

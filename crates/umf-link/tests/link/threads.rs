@@ -29,7 +29,7 @@ fn a_rank_that_cannot_join_was_never_there() {
     let mut first = Fabric::join(&name, 0, 2).unwrap();
     let before = getrlimit(Resource::As);
     // Too little for the stack of a thread.
-    let less = Rlimit { current: Some(size() + (128 << 10)), maximum: before.maximum };
+    let less = Rlimit { current: Some(size() + (236 << 10)), maximum: before.maximum };
     setrlimit(Resource::As, less).unwrap();
     // The C library keeps the stacks of threads that ended: others use them until none is left.
     let end: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
@@ -38,7 +38,7 @@ fn a_rank_that_cannot_join_was_never_there() {
             std::thread::sleep(Duration::from_millis(5));
         }
     };
-    let use_one = |_| std::thread::Builder::new().stack_size(192 << 10).spawn(wait).ok();
+    let use_one = |_| std::thread::Builder::new().stack_size(240 << 10).spawn(wait).ok();
     let users: Vec<_> = (0..STACKS).map_while(use_one).collect();
     let joined = Fabric::join(&name, 1, 2);
     setrlimit(Resource::As, before).unwrap();
