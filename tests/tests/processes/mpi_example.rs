@@ -26,7 +26,11 @@ fn has_libclang() -> bool {
     let folders = std::env::var("LIBCLANG_PATH").into_iter().collect::<Vec<_>>();
     let is_it = |path: &Path| {
         path.file_name().and_then(|name| name.to_str()).is_some_and(|name| {
-            (name.starts_with("libclang.so") || name.starts_with("libclang-")) && name.contains(".so")
+            // (`libclang-cpp` is another one.)
+            let rest = name.strip_prefix("libclang");
+            let version = rest.and_then(|rest| rest.strip_prefix('-'));
+            rest.is_some_and(|rest| rest.starts_with(".so"))
+                || version.is_some_and(|rest| rest.starts_with(char::is_numeric) && rest.contains(".so"))
         })
     };
     let holds = |folder: &Path| {
