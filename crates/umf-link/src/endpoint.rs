@@ -51,14 +51,21 @@ pub struct LinkBuilder {
     settings: LinkSettings,
     importer: Option<&'static Importer>,
     /// Where one thread waits for all of them.
-    bell: Option<Arc<SharedBell>>,
+    bell: Option<SharedBell>,
 }
 
-/// A bell of several links, and the fd to send.
-#[derive(Debug)]
+/// A bell, which several links may have, and the fd to send.
+#[derive(Clone, Debug)]
 struct SharedBell {
     bell: Arc<Bell>,
-    fd: CloseOnFork,
+    fd: Arc<CloseOnFork>,
+}
+
+impl SharedBell {
+    fn make() -> sys::Result<Self> {
+        let (bell, fd) = Bell::create()?;
+        Ok(Self { bell: Arc::new(bell), fd: Arc::new(CloseOnFork::new(fd)?) })
+    }
 }
 
 impl LinkBuilder {
@@ -108,7 +115,7 @@ impl LinkBuilder {
     pub fn connect(&self, address: &LinkAddress, timeout: Option<Duration>) -> Result<Link> {
         match self.connect_as(address, timeout, None)? {
             Ok(link) => Ok(link),
-            Err(_) => Err(Error::Misbehaved { pid: 0, what: "it does not answer as an endpoint does" }),
+            Err(_) => Err(odd(address.pid().cast_signed())),
         }
     }
 
@@ -148,7 +155,7 @@ impl LinkBuilder {
         failpoint!("link.proposed");
         let mut bytes = [0; wire::SIZE + 1];
         let (length, fds) = sys::receive(&socket, &mut bytes, deadline).map_err(late)?;
-        let odd = Error::Misbehaved { pid, what: "it does not answer as an endpoint does" };
+        let odd = odd(pid);
         let welcome = Packet::decode(&bytes[..length], Kind::Welcome).filter(|packet| packet.nonce == nonce);
         let welcome = welcome.ok_or(odd.clone())?;
         match Reply::decode(welcome.words) {
@@ -195,10 +202,9 @@ impl LinkBuilder {
     pub(crate) fn among(&self, size: usize) -> Result<(Self, Arc<Bell>)> {
         let mut among = self.clone();
         among.settings.is_crowded = size > sys::processors();
-        let failed = Error::system("making the memory of a fabric");
-        let (bell, fd) = Bell::create().map_err(&failed)?;
-        let (bell, fd) = (Arc::new(bell), CloseOnFork::new(fd).map_err(failed)?);
-        among.bell = Some(Arc::new(SharedBell { bell: Arc::clone(&bell), fd }));
+        let shared = SharedBell::make().map_err(Error::system("making the memory of a fabric"))?;
+        let bell = Arc::clone(&shared.bell);
+        among.bell = Some(shared);
         Ok((among, bell))
     }
 
@@ -218,40 +224,23 @@ impl LinkBuilder {
 }
 
 /// What one process makes for a link, and sends to the other one.
-struct Made<'b> {
+struct Made {
     lane: OwnLane,
     lane_fd: OwnedFd,
-    bell: Arc<Bell>,
-    bell_fd: BellFd<'b>,
+    bell: SharedBell,
 }
 
-/// The fd of a bell: of one that several links have, or of this one's.
-enum BellFd<'b> {
-    Shared(&'b CloseOnFork),
-    Own(OwnedFd),
-}
-
-impl<'b> Made<'b> {
-    fn new(builder: &'b LinkBuilder, nonce: u128) -> Result<Self> {
+impl Made {
+    fn new(builder: &LinkBuilder, nonce: u128) -> Result<Self> {
         let failed = Error::system("making the memory of a link");
         let (lane, lane_fd) = OwnLane::create(nonce).map_err(&failed)?;
-        let (bell, bell_fd) = match &builder.bell {
-            Some(shared) => (Arc::clone(&shared.bell), BellFd::Shared(&shared.fd)),
-            None => {
-                let (bell, fd) = Bell::create().map_err(failed)?;
-                (Arc::new(bell), BellFd::Own(fd))
-            }
-        };
-        Ok(Self { lane, lane_fd, bell, bell_fd })
+        let bell = builder.bell.clone().map_or_else(SharedBell::make, Ok).map_err(failed)?;
+        Ok(Self { lane, lane_fd, bell })
     }
 
     fn send(&self, socket: &OwnedFd, kind: Kind, words: [u32; 4]) -> sys::Result<()> {
         let packet = Packet { base: self.lane.base(), nonce: self.lane.nonce(), words }.encode(kind);
-        let bell = match &self.bell_fd {
-            BellFd::Shared(fd) => fd.as_fd(),
-            BellFd::Own(fd) => fd.as_fd(),
-        };
-        sys::send(socket.as_fd(), &packet, &[self.lane_fd.as_fd(), bell])
+        sys::send(socket.as_fd(), &packet, &[self.lane_fd.as_fd(), self.bell.fd.as_fd()])
     }
 
     /// With what the other one has sent; `None` if that is no lane and no bell.
@@ -260,9 +249,14 @@ impl<'b> Made<'b> {
         let failed = Error::system("mapping the memory of a link");
         let theirs = PeerLane::adopt(lane, nonce).map_err(&failed)?;
         let their_bell = Bell::adopt(bell).map_err(failed)?;
-        let joined = |(theirs, their_bell)| Lanes { mine: self.lane, theirs, my_bell: self.bell, their_bell };
+        let (mine, my_bell) = (self.lane, self.bell.bell);
+        let joined = |(theirs, their_bell)| Lanes { mine, theirs, my_bell, their_bell };
         Ok(theirs.zip(their_bell).map(joined))
     }
+}
+
+fn odd(pid: i32) -> Error {
+    Error::Misbehaved { pid, what: "it does not answer as an endpoint does" }
 }
 
 fn timed_out(what: &'static str, timeout: Option<Duration>) -> Error {
@@ -467,7 +461,7 @@ impl Endpoint {
         }
     }
 
-    /// Makes the link with who has said hello; `None` if that is nobody to have one with.
+    /// Makes the link with who has said hello; `None` if it has gone, or sent no lane.
     pub(crate) fn welcome(&self, guest: Guest) -> Result<Option<Link>> {
         let Guest { pid, socket, hello, fds } = guest;
         let made = Made::new(&self.builder, hello.nonce)?;

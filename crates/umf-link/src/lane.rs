@@ -1,7 +1,7 @@
 //! [`OwnLane`] and [`PeerLane`]: the files that two sides of a link send through, each of which one process alone can write.
 //!
-//! Whoever makes a lane maps it and then seals it (`F_SEAL_FUTURE_WRITE`, Linux 5.1, `fcntl(2)`): no other mapping of it can be
-//! written, and nobody can make a hole in it. [`Bell`] is the one page that others may write: what it says is a hint.
+//! The maker of a lane maps it and then seals it (`F_SEAL_FUTURE_WRITE`, Linux 5.1, `fcntl(2)`): no other mapping of it can be
+//! written, and no process can make a hole in it. [`Bell`] is the one page that others may write: what it says is a hint.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -228,8 +228,6 @@ impl PeerLane {
 pub(crate) struct Bell {
     base: NonNull<AtomicU32>,
     _mapping: SharedMapping,
-    /// The process that has it, as [`umf_sync::fork::generation`] counts.
-    process: u32,
 }
 
 // SAFETY: as of the mapping, to which the pointer belongs.
@@ -247,12 +245,12 @@ impl Bell {
 
     fn map(fd: impl AsFd) -> Result<Self> {
         let mapping = map(fd, PAGE, true)?;
-        Ok(Self { base: mapping.base().cast(), _mapping: mapping, process: umf_sync::fork::generation() })
+        Ok(Self { base: mapping.base().cast(), _mapping: mapping })
     }
 
-    /// Wakes all that sleep on it: for who changes something in this process that they wait for.
+    /// Wakes all that sleep on it, after something was changed in this process that they wait for.
     pub(crate) fn ring(&self) {
-        if self.process == umf_sync::fork::generation() && protocol::rings(self.word()) & ASLEEP != 0 {
+        if protocol::rings(self.word()) & ASLEEP != 0 {
             sys::wake(self.word());
         }
     }
@@ -302,7 +300,7 @@ mod tests {
         assert!(Bell::adopt(&small).unwrap().is_none());
     }
 
-    /// Nobody but its maker writes a lane, and nobody makes holes in it, its maker included.
+    /// Only its maker writes a lane, and no process makes holes in it, its maker included.
     #[test]
     fn a_lane_has_one_writer() {
         let (own, fd) = OwnLane::create(7).unwrap();

@@ -7,7 +7,7 @@
 //! | [`room`] | the same | a slot is written again when it was consumed, not before |
 //! | [`fall_asleep`], [`rings`] | who waits and who changes what is waited for | no wake-up is lost |
 //! | [`take`], [`withdraw`] | the receiver of a message and its sender | both agree which of the two was done |
-//! | [`claim_front`], [`claim_back`] | two that copy one message from its two ends | each chunk is copied, and nobody copies after the receiver has ended |
+//! | [`claim_front`], [`claim_back`] | two that copy one message from its two ends | each chunk is copied, and the sender copies nothing after the receiver has ended |
 //! | [`enter`], [`expire`] | who copies in a registered range and who ends its registration | nobody copies when that has ended |
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -146,7 +146,7 @@ pub(crate) const ASLEEP: u32 = 1;
 pub(crate) const ARMED: u32 = 2;
 
 /// Says that this thread is going to sleep. What it waits for has to be looked at once more afterwards: of this fence and the
-/// one in [`rings`] one comes first. What the bell says as long as nobody has rung it.
+/// one in [`rings`] one comes first. Returns what the bell says until it is rung.
 pub(crate) fn fall_asleep<F: Futex>(bell: &F) -> u32 {
     let seen = bell.set(ASLEEP) | ASLEEP;
     F::fence();

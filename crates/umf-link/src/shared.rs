@@ -81,7 +81,7 @@ pub(crate) struct Shared {
     pub next_call: AtomicU64,
     /// Requests that were carried out, and their bytes.
     pub served: [AtomicU64; 2],
-    /// Whoever takes a message decides that alone, as views may be dropped in any thread.
+    /// Held by the thread that takes a message, as views may be dropped in any thread.
     taking: Mutex<()>,
     peer: AtomicU8,
     fds: Arc<Fds>,

@@ -10,8 +10,6 @@
 
 use std::time::{Duration, Instant};
 
-use crate::wait::{BATCH, EAGER};
-
 /// Spun by whoever has learned nothing: less than a wake-up costs.
 const BASE: Duration = Duration::from_micros(50);
 
@@ -47,11 +45,6 @@ impl Spin {
     /// Whether each wait gives its processor away.
     pub(crate) const fn is_crowded(&self) -> bool {
         self.is_crowded
-    }
-
-    /// How often a wait for so many links polls before it looks at the clock, and between two looks.
-    pub(crate) fn polls(&self, links: usize) -> (u32, u32) {
-        if self.is_crowded { (1, 1) } else { (EAGER / links.max(1) as u32, BATCH) }
     }
 
     /// How long the next wait is to spin, if `most` is the most that any does.

@@ -10,9 +10,9 @@ use crate::spin::{Awake, Spin};
 use crate::{Error, Result, sys};
 
 /// Polls that cost nothing but themselves: an answer that is on its way is here before a processor could rest.
-pub(crate) const EAGER: u32 = 2000;
+const EAGER: u32 = 2000;
 /// Polls between two looks at the clock.
-pub(crate) const BATCH: u32 = 64;
+const BATCH: u32 = 64;
 /// The longest that anybody sleeps without looking after the peer.
 pub(crate) const SLICE: Duration = Duration::from_millis(25);
 /// How old the news of a peer may be.
@@ -88,6 +88,12 @@ impl Limit {
     }
 }
 
+/// How often a wait for so many links polls before it first looks at the clock, and between two looks. With more ranks than processors
+/// the rank that is waited for may need this one's.
+pub(crate) const fn polls(is_crowded: bool, links: usize) -> (u32, u32) {
+    if is_crowded || links == 0 { (1, 1) } else { (EAGER / links as u32, BATCH) }
+}
+
 /// Polls until there is something, the peer is gone, or the limit is reached. `poll` is told whether this side is about to
 /// sleep, so that it says all that the peer may wait for.
 #[inline]
@@ -103,8 +109,7 @@ pub(crate) fn wait<T>(
         shared.serve()?;
         poll(asleep)
     };
-    // (Who is waited for may need this processor.)
-    for _ in 0..if shared.settings.is_crowded { 1 } else { EAGER } {
+    for _ in 0..polls(shared.settings.is_crowded, 1).0 {
         if let Some(found) = poll(false)? {
             return Ok(found);
         }
@@ -124,7 +129,7 @@ fn wait_long<T>(
     let most = shared.settings.spin;
     let mut awake = Awake::new(Instant::now(), pulse.spin.length(most));
     loop {
-        for _ in 0..if shared.settings.is_crowded { 1 } else { BATCH } {
+        for _ in 0..polls(shared.settings.is_crowded, 1).1 {
             if let Some(found) = poll(false)? {
                 pulse.spin.spun();
                 return Ok(found);

@@ -34,7 +34,7 @@ impl Intro {
         intro.map_or([0; 4], |Self { rank, size, links }| [1, rank, size, links])
     }
 
-    /// `None` of what nobody says.
+    /// `None` of words that are no such thing.
     pub(crate) fn decode(words: [u32; 4]) -> Option<Option<Self>> {
         match words {
             [0, 0, 0, 0] => Some(None),
@@ -64,7 +64,7 @@ impl Reply {
         }
     }
 
-    /// `None` of what nobody says.
+    /// `None` of words that are no such thing.
     pub(crate) const fn decode(words: [u32; 4]) -> Option<Self> {
         match words {
             [0, 0, 0, 0] => Some(Self::Yes),

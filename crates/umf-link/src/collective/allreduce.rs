@@ -57,7 +57,7 @@ impl Group {
             return self.barrier(limit);
         }
         let [own] = *memory.parts() else { return Err(Error::NotOnePiece { pieces: 0 }) };
-        if self.is_crowded {
+        if self.spin.is_crowded() {
             let mut values = vec![0; length];
             // SAFETY: both have that many bytes; the caller's memory is nobody else's meanwhile, or volatile.
             unsafe { core::ptr::copy(own.base, values.as_mut_ptr(), length) };

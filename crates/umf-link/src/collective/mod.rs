@@ -8,7 +8,6 @@ mod messages;
 mod moves;
 mod part;
 mod tag;
-mod tree;
 
 pub(crate) use part::share;
 
@@ -30,8 +29,6 @@ pub(crate) struct Group {
     /// What it has learned of waiting, and the most that it spins.
     spin: Spin,
     most: Duration,
-    /// Whether there are more ranks than processors: what counts then is how often ranks wait, and not in how many steps.
-    is_crowded: bool,
     /// As [`crate::LinkSettings::enforce`].
     enforce: bool,
     links: Vec<Option<Link>>,
@@ -47,21 +44,8 @@ impl Group {
     pub(crate) fn new(me: usize, size: usize, settings: &LinkSettings, bell: Arc<Bell>) -> Self {
         let (most, enforce) = (settings.spin, settings.enforce);
         let links = (0..size).map(|_| None).collect();
-        let is_crowded = settings.is_crowded;
-        let spin = Spin::new(is_crowded);
-        Self {
-            me,
-            size,
-            spin,
-            most,
-            is_crowded,
-            enforce,
-            links,
-            bell,
-            number: 0,
-            broken: None,
-            scratch: Vec::new(),
-        }
+        let spin = Spin::new(settings.is_crowded);
+        Self { me, size, spin, most, enforce, links, bell, number: 0, broken: None, scratch: Vec::new() }
     }
 
     /// The links that it has for the length of a collective.
@@ -76,9 +60,9 @@ impl Group {
         }
     }
 
-    /// Whether there was any.
-    pub(crate) const fn has_begun(&self) -> bool {
-        self.number > 0
+    /// Whether there was any, and they are not over.
+    pub(crate) const fn goes_on(&self) -> bool {
+        self.number > 0 && self.broken.is_none()
     }
 
     /// Whether collectives are not over.
@@ -133,7 +117,8 @@ impl Group {
     /// Waits until all ranks have called it: in each step twice as many know of each other.
     pub(crate) fn barrier(&mut self, limit: &mut Limit) -> Result<()> {
         let tag = self.begin(Kind::Barrier, 0);
-        if self.is_crowded {
+        // With more ranks than processors it counts how often ranks wait, and not in how many steps.
+        if self.spin.is_crowded() {
             return self.barrier_by_tree(tag, limit);
         }
         let mut distance = 1;

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use crate::lane::Bell;
 use crate::protocol;
 use crate::spin::{Awake, Spin};
-use crate::wait::{Limit, SLICE};
+use crate::wait::{Limit, SLICE, polls};
 use crate::{Link, Result, sys};
 
 /// Links by rank.
 pub(crate) type Links = [Option<Link>];
 
 /// Polls until there is something, or the limit is reached; `poll` says if a link has ended. Sleeps on the bell that all links
-/// have. `spin`: what whoever waits has learned, and the most that it spins.
+/// have. `spin`: what this waiter has learned, and the most that it spins.
 pub(crate) fn wait_many<T>(
     links: &mut Links,
     bell: &Bell,
@@ -21,7 +21,7 @@ pub(crate) fn wait_many<T>(
     what: &'static str,
     mut poll: impl FnMut(&mut Links, bool) -> Result<Option<T>>,
 ) -> Result<T> {
-    let (eager, batch) = spin.polls(links.len());
+    let (eager, batch) = polls(spin.is_crowded(), links.len());
     for _ in 0..eager {
         if let Some(found) = poll(links, false)? {
             return Ok(found);

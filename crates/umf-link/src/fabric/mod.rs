@@ -196,10 +196,9 @@ impl Fabric {
         self.told[rank] = false;
         self.door.strike(rank, link.map(|link| link.peer_pid()));
         if let Some(end) = end
-            && self.group.has_begun()
-            && self.group.usable().is_ok()
+            && self.group.goes_on()
         {
-            // Nobody takes its place in them.
+            // No other process can take its place in them.
             self.over(end);
         }
         match self.spare.iter().position(|(other, _)| *other == rank) {
@@ -263,7 +262,7 @@ impl Fabric {
         let before = core::mem::replace(&mut self.pids[rank], link.peer_pid());
         let is_other = before != 0 && before != link.peer_pid();
         self.points[rank] = Some(link);
-        if is_other && self.group.has_begun() && self.group.usable().is_ok() {
+        if is_other && self.group.goes_on() {
             // Who takes the place of another one knows nothing of collectives before it.
             self.over(Error::PeerGone { pid: before.cast_signed() });
         }
@@ -305,7 +304,7 @@ impl Fabric {
         let (mut pause, mut patience) = (PAUSES[0], FIRST_TRY);
         let mut lookout = Lookout::new(self.size);
         self.take_in();
-        // Each calls the half of them that comes after it, of those that are known: nobody calls who is calling it.
+        // Each calls the half of them that comes after it, of those that are known, and is called by the other half.
         for distance in 1..=self.size / 2 {
             self.call_known((self.me + distance) % self.size, limit.at_most(patience))?;
             self.take_in();
@@ -313,7 +312,7 @@ impl Fabric {
         while let Some(missing) = self.missing().next() {
             self.pause(missing, &lookout, &mut pause, limit)?;
             self.take_in();
-            // Others may have learnt of an end that nobody else sees.
+            // Others may have learnt of an end that this rank does not see.
             Group::look(&self.points)?;
             if pause < PAUSES[1] {
                 continue;
