@@ -13,7 +13,7 @@ use umf_os::ReceivedFd;
 use umf_os::socket::peer;
 use umf_sync::failpoint;
 
-use crate::knock::{Knock, knock};
+use crate::knock::{Knock, knock_with};
 use crate::name::Name;
 use crate::{Error, Result};
 
@@ -40,10 +40,12 @@ pub(crate) enum Asked<T> {
 }
 
 /// Asks those in `places`, one after the other without waiting long for any, until one gives an fd that `check` takes.
-/// All of it takes no longer than `deadline`, whoever is stopped.
+/// All of it takes no longer than `deadline`, whoever is stopped. After `most_free` places without a participant, if no
+/// place before has one, it returns [`Asked::Nowhere`].
 pub(crate) fn ask<T>(
     name: &Name,
     places: impl IntoIterator<Item = u16>,
+    most_free: usize,
     request: Request,
     deadline: Deadline,
     mut check: impl FnMut(ReceivedFd) -> Result<Option<T>>,
@@ -54,10 +56,21 @@ pub(crate) fn ask<T>(
     let mut waiting: Vec<OwnedFd> = Vec::new();
     let mut dead = Vec::new();
     let mut misbehaved = None;
+    let mut spare = None;
     loop {
         while let Some(place) = queue.pop_front() {
-            match knock(&name.place(place)).map_err(Error::system("connect to a participant"))? {
-                Knock::Nobody => dead.push(place),
+            let knock = knock_with(&mut spare, &name.place(place));
+            match knock.map_err(Error::system("connect to a participant"))? {
+                Knock::Nobody => {
+                    dead.push(place);
+                    if dead.len() >= most_free
+                        && waiting.is_empty()
+                        && busy.is_empty()
+                        && misbehaved.is_none()
+                    {
+                        return Ok(Asked::Nowhere { dead });
+                    }
+                }
                 Knock::Stranger { .. } => {}
                 Knock::Busy => busy.push_back(place),
                 Knock::Open(connection) => {

@@ -105,6 +105,19 @@ impl Domain {
         self.participant.create(size, kind)
     }
 
+    /// Returns the object of this kind with the lowest slot that has a living registrant, or creates one.
+    ///
+    /// Processes that call it at the same time get the same object, also when one of them dies meanwhile. An object
+    /// that exists keeps its size: compare [`Object::len`]. This process is registered as by [`Domain::register`] or
+    /// [`Domain::create`].
+    ///
+    /// # Errors
+    /// Those of [`Domain::create`], and [`crate::Error::TimedOut`] if all registrants are stopped;
+    /// [`crate::Error::Misbehaved`].
+    pub fn find_or_create(&self, size: usize, kind: u32) -> Result<Object> {
+        self.participant.find_or_create(size, kind)
+    }
+
     /// Registers this process for an object, and maps it. If it is registered already, nothing changes.
     ///
     /// The memory comes from any process that is registered, whether its creator is still there or not.

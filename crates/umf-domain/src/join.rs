@@ -10,14 +10,17 @@ use umf_sync::{failpoint, fork};
 
 use crate::arbiter::{Turn, turn};
 use crate::ask::{Asked, PROTOCOL, ask};
-use crate::knock::is_still_there;
+use crate::knock::{is_still_there, knock_with};
 use crate::name::Name;
-use crate::participant::{Participant, is_alive, timed_out};
+use crate::participant::{Participant, timed_out};
 use crate::registrations::{Registrations, Source};
-use crate::sockets::bind;
+use crate::sockets::bind_first;
 use crate::sys::CloseOnFork;
 use crate::table::{PLACES, Rules, Table};
 use crate::{DomainSettings, Error, Result, sys};
+
+/// Participants take the lowest free place, so that most domains have one among so many.
+const NEAR: usize = 8;
 
 impl Participant {
     /// Joins, as somebody new.
@@ -25,18 +28,23 @@ impl Participant {
         let timeout = settings.timeout;
         let deadline = Deadline::after(timeout);
         let nonce = sys::random().map_err(Error::system("getrandom"))?;
+        // The place that is asked first, and how many free places are enough to look at all of them in the turn.
+        let (mut first, mut most_free) = (0, NEAR);
         loop {
             // Without the turn, since it may take long.
-            let found = fetch(&name, settings, deadline)?;
+            let found = fetch(&name, first, most_free, settings, deadline)?;
             let turn = turn(&name, deadline, timeout)?;
             let table = match found {
                 // Its sender is in the domain now, so that the table is the domain's.
                 Some((table, sender)) if is_still_there(&sender) => Some(table),
-                None if is_deserted(&name)? => {
-                    Some(Table::new(name.as_str(), name.tag(), settings.max_objects)?)
-                }
-                // Somebody came or went meanwhile: once more.
-                _ => None,
+                Some(_) => None,
+                None => match first_occupied(&name)? {
+                    Some(place) => {
+                        (first, most_free) = (place, usize::from(PLACES));
+                        None
+                    }
+                    None => Some(Table::new(name.as_str(), name.tag(), settings.max_objects)?),
+                },
             };
             if let Some(table) = table {
                 let (place, listener) = enter(&name, &turn, &table, nonce)?;
@@ -67,9 +75,17 @@ impl Participant {
     }
 }
 
-/// The table and the connection to its sender, or `None` if nobody is there.
-fn fetch(name: &Name, settings: &DomainSettings, deadline: Deadline) -> Result<Option<(Table, OwnedFd)>> {
-    match ask(name, 0..PLACES, Request::Ledger, deadline, |fd| Table::open(fd, name.tag()))? {
+/// Returns the table and the connection to its sender, or `None` if no participant was found.
+fn fetch(
+    name: &Name,
+    first: u16,
+    most_free: usize,
+    settings: &DomainSettings,
+    deadline: Deadline,
+) -> Result<Option<(Table, OwnedFd)>> {
+    let places = (first..PLACES).chain(0..first);
+    let check = |fd| Table::open(fd, name.tag());
+    match ask(name, places, most_free, Request::Ledger, deadline, check)? {
         Asked::Found(table, sender) => Ok(Some((table, sender))),
         Asked::Nowhere { .. } => Ok(None),
         Asked::Silent { pids } => Err(timed_out(name, pids, settings.timeout)),
@@ -77,25 +93,25 @@ fn fetch(name: &Name, settings: &DomainSettings, deadline: Deadline) -> Result<O
     }
 }
 
-/// Whether there is no participant at all. Each place is looked at: no list that the kernel gives of sockets is sure to
-/// have all that were there all the time, and a second table for a domain that lives would be two domains.
-fn is_deserted(name: &Name) -> Result<bool> {
+/// Returns the first place with a living participant. Each place is looked at: no list that the kernel gives of sockets
+/// is sure to have all that were there all the time, and a second table for a domain that lives would be two domains.
+fn first_occupied(name: &Name) -> Result<Option<u16>> {
+    let mut spare = None;
     for place in 0..PLACES {
-        if is_alive(name, place)? {
-            return Ok(false);
+        let knock = knock_with(&mut spare, &name.place(place));
+        if knock.map_err(Error::system("connect to a participant"))?.is_alive() {
+            return Ok(Some(place));
         }
     }
-    Ok(true)
+    Ok(None)
 }
 
 /// Takes the first place whose name can be bound: who was there before is dead, or it is free.
 fn enter(name: &Name, turn: &Turn, table: &Table, nonce: [u64; 2]) -> Result<(u16, CloseOnFork)> {
-    for place in 0..PLACES {
-        let bound = bind(&name.place(place));
-        if let Some(listener) = bound.map_err(Error::system("bind of a participant's name"))? {
-            Rules::new(table, turn).enter(place, nonce);
-            return Ok((place, listener));
-        }
+    let bound = bind_first((0..PLACES).map(|place| (place, name.place(place))));
+    if let Some((place, listener)) = bound.map_err(Error::system("bind of a participant's name"))? {
+        Rules::new(table, turn).enter(place, nonce);
+        return Ok((place, listener));
     }
     Err(Error::Full {
         domain: name.as_str().to_owned(),

@@ -141,6 +141,54 @@ impl Participant {
 
     pub(crate) fn register(self: &Arc<Self>, number: Number, kind: u32) -> Result<Object> {
         let deadline = self.begin()?;
+        self.register_until(deadline, None, number, kind)
+    }
+
+    /// Registers this process for the first object of a kind, and creates that object if there is none. The table is
+    /// searched and changed in one turn, so that of several processes only one creates.
+    pub(crate) fn find_or_create(self: &Arc<Self>, size: usize, kind: u32) -> Result<Object> {
+        let deadline = self.begin()?;
+        let mut region = None;
+        let mut is_purged = false;
+        loop {
+            let turn = self.turn(deadline)?;
+            if let Some(number) = self.rules(&turn).first_of_kind(kind) {
+                match self.register_until(deadline, Some(turn), number, kind) {
+                    // Its registrants unregistered or died after the search.
+                    Err(Error::NoSuchNumber { .. }) => {}
+                    found => return found,
+                }
+            } else if let Some((fd, file, memory)) = region.take() {
+                let entry = Entry { kind, file };
+                match self.rules(&turn).create(self.place, &entry) {
+                    Ok(number) => return Ok(self.keep(&turn, number, entry, fd, memory)),
+                    Err(NoRoom::Full) if !is_purged => {
+                        drop(turn);
+                        drop(self.bury_the_dead(deadline)?);
+                        is_purged = true;
+                        region = Some((fd, file, memory));
+                    }
+                    Err(why) => return Err(self.no_room(why)),
+                }
+            } else {
+                // Other processes do not wait for these system calls.
+                drop(turn);
+                region = Some(region::create(self.name(), size)?);
+            }
+            if deadline.left().is_err() {
+                return Err(self.timed_out(Vec::new()));
+            }
+        }
+    }
+
+    /// Registers this process. The first search of the table is made in `turn`, if the caller has one.
+    fn register_until(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        mut turn: Option<Turn>,
+        number: Number,
+        kind: u32,
+    ) -> Result<Object> {
         if number.tag() != self.table.tag() {
             return Err(self.refuse(number, kind, Refused::WrongDomain));
         }
@@ -148,7 +196,10 @@ impl Participant {
             return Ok(again);
         }
         loop {
-            let turn = self.turn(deadline)?;
+            let turn = match turn.take() {
+                Some(turn) => turn,
+                None => self.turn(deadline)?,
+            };
             if let Some(again) = self.again(&turn, number, kind)? {
                 return Ok(again);
             }
@@ -161,7 +212,7 @@ impl Participant {
             places.rotate_left(usize::from(self.place) % count);
             let request = Request::Data { slot: u32::from(number.slot()), generation: number.into() };
             let check = |fd| region::open(fd, entry.file);
-            match ask(&self.name, places, request, deadline, check)? {
+            match ask(&self.name, places, usize::MAX, request, deadline, check)? {
                 Asked::Found((fd, memory), _) => {
                     let turn = self.turn(deadline)?;
                     if let Some(again) = self.again(&turn, number, kind)? {
@@ -339,6 +390,97 @@ mod tests {
         assert!(second.objects().unwrap().is_empty());
         assert!(matches!(second.register(number, 1), Err(Error::NoSuchNumber { .. })));
         assert_eq!(object.view::<u8>().unwrap().len(), object.len());
+    }
+
+    #[test]
+    fn join_finds_participant_behind_free_places() {
+        let name = format!("join-behind-{}", std::process::id());
+        let mut all: Vec<_> = (0..20).map(|_| join(&name)).collect();
+        let last = all.pop().unwrap();
+        drop(all);
+        let object = last.create(1, 1).unwrap();
+        let newcomer = join(&name);
+        assert_eq!((last.place, newcomer.place), (19, 0));
+        assert_eq!(newcomer.register(object.number(), 1).unwrap().number(), object.number());
+    }
+
+    #[test]
+    fn find_or_create_returns_first_object_of_kind() {
+        let (first, second) = pair("find");
+        let _other = first.create(1, 1).unwrap();
+        let found = first.find_or_create(5000, 2).unwrap();
+        let _later = first.create(1, 2).unwrap();
+        let number = found.number();
+        let size = found.len();
+        for participant in [&first, &second, &second] {
+            let again = participant.find_or_create(1, 2).unwrap();
+            assert_eq!((again.number(), again.kind(), again.len()), (number, 2, size));
+        }
+        let listed = first.objects().unwrap();
+        assert_eq!(listed.iter().map(|object| object.registrants).collect::<Vec<_>>(), [1, 1, 1]);
+        assert_eq!(second.find_or_create(1, 3).unwrap().number().slot(), 3);
+        assert!(matches!(second.find_or_create(0, 4), Err(Error::BadSize { size: 0, .. })));
+    }
+
+    /// Enters a participant that no process stands for, as a killed one leaves it, with an object.
+    fn create_as_dead(participant: &Participant, place: u16, kind: u32) -> Number {
+        let turn = participant.turn(Deadline::after(participant.timeout)).unwrap();
+        let rules = participant.rules(&turn);
+        rules.enter(place, [1, 2]);
+        let file = crate::sys::File { device: 1, inode: 1, size: 4096 };
+        rules.create(place, &Entry { kind, file }).unwrap()
+    }
+
+    #[test]
+    fn find_or_create_skips_objects_of_dead_registrants() {
+        let (first, second) = pair("find-dead");
+        let dead = create_as_dead(&first, 9, 1);
+        let found = first.find_or_create(1, 1).unwrap();
+        assert_ne!(found.number(), dead);
+        let later = create_as_dead(&first, 10, 1);
+        assert_eq!(second.find_or_create(1, 1).unwrap().number(), found.number());
+        drop(found);
+        assert_ne!(second.find_or_create(1, 1).unwrap().number(), later);
+    }
+
+    #[test]
+    fn find_or_create_in_full_domain_takes_slot_of_dead() {
+        let name = format!("find-full-{}", std::process::id());
+        let settings = DomainSettings { max_objects: 1, ..DomainSettings::default() };
+        let name = Name::new(&name, crate::sys::effective_uid()).unwrap();
+        let participant = Participant::join(name, &settings).unwrap();
+        create_as_dead(&participant, 9, 1);
+        let found = participant.find_or_create(1, 2).unwrap();
+        assert!(matches!(participant.find_or_create(1, 3), Err(Error::Full { limit: 1, .. })));
+        assert_eq!(participant.find_or_create(1, 2).unwrap().number(), found.number());
+    }
+
+    #[test]
+    fn participants_that_find_or_create_at_once_get_one_object() {
+        let (first, second) = pair("find-race");
+        let third = join(first.name());
+        let all = [first, second, third];
+        let (meet, numbers) = (std::sync::Barrier::new(all.len()), std::sync::Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            for participant in &all {
+                scope.spawn(|| {
+                    for round in 0..200 {
+                        meet.wait();
+                        let object = participant.find_or_create(1, 1).unwrap();
+                        numbers.lock().unwrap().push((round, object.number()));
+                        // In odd rounds the first ones leave while others come.
+                        if round % 2 == 0 {
+                            meet.wait();
+                        }
+                    }
+                });
+            }
+        });
+        let mut numbers = numbers.into_inner().unwrap();
+        numbers.retain(|(round, _)| round % 2 == 0);
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), 100, "one object a round");
     }
 
     /// A bit that nobody stands for, as a participant could write it.

@@ -53,10 +53,15 @@ pub(crate) fn sealed_file(fd: impl AsFd) -> Result<Option<File>> {
 
 /// A socket that no call waits for, and the abstract address of this name.
 pub(crate) fn socket(name: &[u8]) -> Result<(OwnedFd, SocketAddrUnix)> {
-    let address = SocketAddrUnix::new_abstract_name(name)?;
+    let address = address(name)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     Ok((socket, address))
+}
+
+/// Returns the abstract address of this name.
+pub(crate) fn address(name: &[u8]) -> Result<SocketAddrUnix> {
+    SocketAddrUnix::new_abstract_name(name)
 }
 
 /// Whether the process that listens at a connection's other end has ended, though its socket has not: a child that does

@@ -178,6 +178,16 @@ impl<'t> Rules<'t> {
         Ok((entry, places))
     }
 
+    /// Returns the object of this kind with the lowest slot. Its registrants may be dead.
+    pub(crate) fn first_of_kind(&self, kind: u32) -> Option<Number> {
+        bits::members(&self.table.header().used).find_map(|number| {
+            let slot = self.table.slot(number)?;
+            let is_found = slot.kind.load(Ordering::Relaxed) == kind && !bits::is_empty(&slot.registrants);
+            let reuse = Reuse::from_bits(slot.reuse.load(Ordering::Relaxed));
+            is_found.then(|| Number::new(number as u16, self.table.tag(), reuse))
+        })
+    }
+
     /// Registers a participant; if it is registered already, nothing changes.
     pub(crate) fn register(&self, place: u16, number: Number, kind: u32) -> Result<Entry, Refused> {
         let slot = self.find(number)?;

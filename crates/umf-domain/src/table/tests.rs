@@ -45,6 +45,11 @@ impl Reference {
         Ok(())
     }
 
+    fn first_of_kind(&self, kind: u32) -> Option<Number> {
+        let found = self.live.iter().filter(|(_, (entry, _))| entry.kind == kind).map(|(&number, _)| number);
+        found.min_by_key(|number| number.slot())
+    }
+
     fn reclaim(&mut self, place: u16) {
         self.live.retain(|_, (_, places)| {
             places.remove(&place);
@@ -121,6 +126,9 @@ proptest! {
             let expected: BTreeMap<_, _> =
                 reference.live.iter().map(|(number, (entry, places))| (*number, (*entry, places.len() as u32))).collect();
             prop_assert_eq!(listed, expected);
+            for kind in 0..2 {
+                prop_assert_eq!(rules.first_of_kind(kind), reference.first_of_kind(kind));
+            }
             for (number, (entry, places)) in &reference.live {
                 let places = places.iter().copied().collect::<Vec<_>>();
                 prop_assert_eq!(rules.look_up(*number, entry.kind), Ok((*entry, places)));
@@ -158,7 +166,7 @@ proptest! {
             };
             prop_assert!(rules.objects().len() <= 4);
             prop_assert!(table.occupied().iter().all(|&place| place < PLACES));
-            let _ = rules.look_up(number, 0);
+            let _ = (rules.look_up(number, 0), rules.first_of_kind(0));
         }
     }
 }
